@@ -1,0 +1,141 @@
+"""The models file: which models there are, where they come from, what they allow.
+
+A `models.toml` holds one `[[model]]` table per model; `models.toml` at the top of the repository shows every key.
+Unknown keys are errors, so that a misspelt limit does not go unnoticed.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shared.errors import ConfigurationError, UnknownModel
+from shared.job import Task
+
+ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+Dimension = Annotated[int, Field(ge=16, le=8192)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Defaults(_Table):
+    """What a job gets where its client is silent."""
+
+    width: Dimension = 512
+    height: Dimension = 512
+    steps: Annotated[int, Field(ge=1)] = 30
+    guidance_scale: Annotated[float, Field(ge=0)] = 5.0
+    strength: Annotated[float, Field(gt=0, le=1)] = 0.6
+    negative_prompt: str = ""
+
+
+class Limits(_Table):
+    """What a client may ask for. `multiple_of` binds both sides; prompts are counted in characters."""
+
+    min_side: Dimension = 64
+    max_side: Dimension = 2048
+    max_pixels: Annotated[int, Field(gt=0)] = 2048 * 2048
+    multiple_of: Annotated[int, Field(gt=0)] = 8
+    min_steps: Annotated[int, Field(ge=1)] = 1
+    max_steps: Annotated[int, Field(ge=1)] = 150
+    max_guidance_scale: Annotated[float, Field(ge=0)] = 30.0
+    max_frames: Annotated[int, Field(ge=1)] = 1
+    max_images: Annotated[int, Field(ge=1, le=64)] = 8
+    max_prompt_chars: Annotated[int, Field(ge=1)] = 4000
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Limits:
+        if self.min_side > self.max_side:
+            raise ValueError("min_side is above max_side")
+        if self.min_steps > self.max_steps:
+            raise ValueError("min_steps is above max_steps")
+        return self
+
+
+class ModelSpec(_Table):
+    """One model. `source` is a hub id or a folder; `window_ms` is how long a job may wait for company, counted
+    from its arrival; `max_batch` bounds the rows of a fused forward.
+    """
+
+    id: ModelId
+    source: str
+    revision: str | None = None
+    variant: str | None = None
+    tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = (Task.TEXT_TO_IMAGE,)
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    offload: Literal["none", "group"] = "none"
+    window_ms: Annotated[int, Field(ge=0, le=60_000)] = 50
+    max_batch: Annotated[int, Field(ge=1, le=256)] = 8
+    safety_checker: bool = True
+    schedulers: tuple[str, ...] = ()
+    defaults: Defaults = Defaults()
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _images_fit(self) -> ModelSpec:
+        if self.limits.max_images > self.max_batch:
+            raise ValueError(f"limits.max_images {self.limits.max_images} is above max_batch {self.max_batch}")
+        return self
+
+    @property
+    def is_folder(self) -> bool:
+        return Path(self.source).is_absolute()
+
+
+class Catalog:
+    """The models of one deployment, by id."""
+
+    def __init__(self, specs: tuple[ModelSpec, ...]) -> None:
+        self._specs = {spec.id: spec for spec in specs}
+
+    def __iter__(self) -> Iterator[ModelSpec]:
+        return iter(self._specs.values())
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def get(self, model: str) -> ModelSpec:
+        """Return the model called `model`, or raise `UnknownModel` naming those there are."""
+        try:
+            return self._specs[model]
+        except KeyError:
+            known = ", ".join(sorted(self._specs))
+            raise UnknownModel(f"model {model!r} is not served here; there are: {known}", param="model") from None
+
+
+class _File(_Table):
+    model: Annotated[tuple[ModelSpec, ...], Field(min_length=1)]
+
+
+def load(path: Path) -> Catalog:
+    """Read a models file; a relative `source` that exists beside the file is taken as that folder.
+
+    Raises `ConfigurationError` that names the file and the key.
+    """
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}; set FUSEQUEUE_MODELS to a models file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    try:
+        specs = _File.model_validate(tables).model
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        raise ConfigurationError(f"{path}: {faults}") from error
+    ids = [spec.id for spec in specs]
+    twice = sorted({name for name in ids if ids.count(name) > 1})
+    if twice:
+        raise ConfigurationError(f"{path}: model ids appear twice: {', '.join(twice)}")
+    return Catalog(tuple(_rooted(spec, path.parent) for spec in specs))
+
+
+def _rooted(spec: ModelSpec, folder: Path) -> ModelSpec:
+    beside = (folder / spec.source).resolve()
+    return spec.model_copy(update={"source": str(beside)}) if beside.is_dir() else spec

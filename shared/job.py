@@ -1,0 +1,246 @@
+"""A job, and what is known of it: the words that every part of fusequeue speaks.
+
+A `Job` is frozen: the API resolves every default (the seed too) once, and nothing changes it afterwards.
+What happens to it is kept beside it in a `JobRecord`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+
+class Sharing(StrEnum):
+    """Whether jobs must agree on a field to share a fused forward."""
+
+    SHARED = "shared"
+    PER_JOB = "per_job"
+
+
+SHARED = Sharing.SHARED
+PER_JOB = Sharing.PER_JOB
+
+
+class State(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    EXPIRED = "expired"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (State.QUEUED, State.RUNNING)
+
+
+class Phase(StrEnum):
+    """What a running job is doing."""
+
+    LOADING = "loading"
+    DENOISING = "denoising"
+    DECODING = "decoding"
+    UPLOADING = "uploading"
+
+
+class Priority(StrEnum):
+    """Lanes in the order in which they are served."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BULK = "bulk"
+
+
+class Task(StrEnum):
+    TEXT_TO_IMAGE = "text_to_image"
+    IMAGE_TO_IMAGE = "image_to_image"
+
+
+class OutputFormat(StrEnum):
+    PNG = "png"
+    JPEG = "jpeg"
+    WEBP = "webp"
+
+    @property
+    def content_type(self) -> str:
+        return f"image/{self.value}"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class InputRef(_Frozen):
+    """A picture the job starts from: stored already, validated, known by its content."""
+
+    id: str
+    key: str
+    content_type: str
+    bytes: int
+    width: int
+    height: int
+
+
+class Adapter(_Frozen):
+    """A LoRA of the model's allow-list and the weight it is mixed in with."""
+
+    id: str
+    scale: float = 1.0
+
+
+class Job(_Frozen):
+    """What a client asked for, with nothing left to decide.
+
+    Every field is marked with its `Sharing`. An unmarked field counts as shared: a forgotten mark costs
+    speed, never a wrong picture. Sizes are in pixels, times in milliseconds since the epoch.
+    """
+
+    schema_version: Annotated[Literal[1], PER_JOB] = 1
+    id: Annotated[str, PER_JOB]
+    tenant: Annotated[str, PER_JOB]
+    created_at_ms: Annotated[int, PER_JOB]
+    priority: Annotated[Priority, PER_JOB] = Priority.STANDARD
+    deadline_at_ms: Annotated[int | None, PER_JOB] = None
+    metadata: Annotated[dict[str, str], PER_JOB] = Field(default_factory=dict)
+    batch_id: Annotated[str | None, PER_JOB] = None
+
+    model: Annotated[str, SHARED]
+    width: Annotated[int, SHARED]
+    height: Annotated[int, SHARED]
+    frames: Annotated[int, SHARED] = 1
+    adapters: Annotated[tuple[Adapter, ...], SHARED] = ()
+
+    task: Annotated[Task, PER_JOB] = Task.TEXT_TO_IMAGE
+    prompt: Annotated[str, PER_JOB]
+    negative_prompt: Annotated[str, PER_JOB] = ""
+    n: Annotated[int, PER_JOB] = 1
+    seed: Annotated[int, PER_JOB]
+    steps: Annotated[int, PER_JOB]
+    guidance_scale: Annotated[float, PER_JOB]
+    scheduler: Annotated[str | None, PER_JOB] = None
+    strength: Annotated[float | None, PER_JOB] = None
+    image: Annotated[InputRef | None, PER_JOB] = None
+    reproducible: Annotated[bool, PER_JOB] = False
+    output_format: Annotated[OutputFormat, PER_JOB] = OutputFormat.PNG
+    output_quality: Annotated[int, PER_JOB] = 90
+    embed_parameters: Annotated[bool, PER_JOB] = False
+
+    @property
+    def seats(self) -> int:
+        """Rows the job takes in a fused forward, guidance's doubling not counted: one a picture."""
+        return self.n
+
+
+def sharing(name: str) -> Sharing:
+    """Return how the `Job` field called `name` is marked; an unmarked one is shared."""
+    for mark in Job.model_fields[name].metadata:
+        if isinstance(mark, Sharing):
+            return mark
+    return SHARED
+
+
+class Artifact(_Frozen):
+    """One finished picture in storage."""
+
+    index: int
+    key: str
+    content_type: str
+    bytes: int
+    width: int
+    height: int
+    seed: int
+    flagged: bool = False
+
+
+class Failure(_Frozen):
+    """Why a job did not succeed, as its client is told."""
+
+    code: str
+    message: str
+    param: str | None = None
+    retryable: bool = False
+
+
+class Progress(_Frozen):
+    """Denoising steps done of those to do, over all of the job's pictures."""
+
+    step: int = 0
+    total: int = 0
+
+    @property
+    def percent(self) -> int:
+        return 100 * self.step // self.total if self.total else 0
+
+
+class Fusing(_Frozen):
+    """How much company a job had, counted over its denoiser forwards.
+
+    `max_jobs` is the largest number of jobs in one forward, this one included; `mean_rows` the mean rows a
+    forward, guidance's doubling not counted. `alone_reason` says why it never had company, None if it had.
+    """
+
+    forwards: int = 0
+    max_jobs: int = 1
+    mean_rows: float = 1.0
+    alone_reason: str | None = None
+
+
+class Timings(_Frozen):
+    """Where the time went, in milliseconds; None means not reached."""
+
+    queue_ms: int | None = None
+    load_ms: int | None = None
+    inference_ms: int | None = None
+    upload_ms: int | None = None
+
+
+class Outcome(_Frozen):
+    """What a worker settles a job with: a terminal state and all that belongs to it.
+
+    `gpu_seconds` is the job's share of the forwards it took part in: the tenant is charged with it.
+    """
+
+    state: State
+    artifacts: tuple[Artifact, ...] = ()
+    error: Failure | None = None
+    fusing: Fusing = Fusing()
+    timings: Timings = Timings()
+    gpu_seconds: float = 0.0
+
+
+class JobRecord(_Frozen):
+    """A job and everything known of it at the moment of reading."""
+
+    job: Job
+    state: State
+    phase: Phase | None = None
+    progress: Progress = Progress()
+    attempts: int = 0
+    losses: int = 0
+    epoch: int = 0
+    worker: str | None = None
+    cancel_requested: bool = False
+    started_at_ms: int | None = None
+    finished_at_ms: int | None = None
+    expires_at_ms: int | None = None
+    artifacts: tuple[Artifact, ...] = ()
+    error: Failure | None = None
+    fusing: Fusing | None = None
+    timings: Timings = Timings()
+    event_id: str = "0-0"
+
+
+def encode(job: Job) -> str:
+    """Return the job's wire form, JSON with its schema version."""
+    return job.model_dump_json()
+
+
+def decode(wire: str | bytes) -> Job:
+    """Read a job's wire form; a `pydantic.ValidationError` (a ValueError) means it is not one of ours."""
+    return Job.model_validate_json(wire)
+
+

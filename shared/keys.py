@@ -1,0 +1,127 @@
+"""The names of all keys in the queue's Redis; their only other spelling is the mirror in `queue/lua/prelude.lua`.
+
+Every name begins with the prefix `{fq:<namespace>}:`. The braces are a hash tag: all keys of a namespace lie in one
+cluster slot, so the scripts take the prefix as KEYS[1] and may build the other names from it. `<sig>` is a signature,
+`<priority>` a name of `Priority`; names hold no `|`, so it parts them. TTL `-` means none: the bound is told instead.
+
+| key                            | type    | TTL               | bound, when there is no TTL      | writer            |
+|--------------------------------|---------|-------------------|----------------------------------|-------------------|
+| schema                         | string  | -                 | one number                       | check             |
+| job:<id>                       | hash    | once it has ended | max_waiting_jobs, and what runs  | all               |
+| lane:<sig>|<priority>|<tenant> | stream  | -                 | holds work; deleted when empty   | submit, claim     |
+| lanes:<sig>|<priority>         | zset    | -                 | lanes with waiting jobs          | submit, claim     |
+| front:<sig>                    | zset    | -                 | waiting: given back, passed over | release, claim    |
+| alone:<sig>                    | zset    | -                 | waiting jobs that were lost      | reclaim, redrive  |
+| sig:<sig>                      | hash    | -                 | deleted when nothing waits, runs | all               |
+| signatures                     | zset    | -                 | live signatures, by seats        | all               |
+| ripe:<model>|<priority>        | zset    | -                 | signatures with waiting jobs     | all               |
+| rhythm:<sig>                   | hash    | 1 h               |                                  | submit, settle    |
+| paying:<sig>                   | string  | 1 d               |                                  | learn_paying      |
+| pace                           | hash    | 1 h               |                                  | settle            |
+| waiting                        | hash    | -                 | tenants with waiting jobs, `*`   | all               |
+| service                        | zset    | 1 d               | decayed GPU-seconds, pruned      | settle            |
+| leases                         | zset    | -                 | running jobs, by end of lease    | claim, settle     |
+| holding                        | hash    | -                 | workers that hold running jobs   | claim, settle     |
+| deadlines                      | zset    | -                 | waiting jobs with a deadline     | submit, claim     |
+| jobs:<tenant>                  | zset    | -                 | kept jobs: retention             | submit, retained  |
+| batch:<tenant>|<batch>         | zset    | -                 | kept jobs: retention             | submit, retained  |
+| idem:<tenant>|<digest>         | string  | idempotency_s     |                                  | submit            |
+| events                         | stream  | -                 | about 100,000 entries            | all               |
+| wakeup                         | stream  | -                 | 16 entries                       | submit, release   |
+| input:<tenant>|<id>            | hash    | while unused      | live jobs that use an input      | put_input         |
+| retention                      | zset    | -                 | what storage holds, by its end   | settle, put_input |
+| worker:<id>                    | hash    | 30 s              |                                  | heartbeat         |
+| workers                        | zset    | 1 h               | pruned at each beat              | heartbeat         |
+| curve:<device>|<model>|<shape> | hash    | 30 d              |                                  | learn             |
+| dead                           | zset    | -                 | 10,000 rows                      | reclaim           |
+| dead:<id>                      | hash    | 7 d               |                                  | reclaim           |
+| reconciling                    | string  | 1 min             |                                  | reconcile         |
+| progress                       | channel | -                 | no key: one message a forward    | report            |
+"""
+
+from __future__ import annotations
+
+import re
+
+GROUP = "workers"
+"""The one consumer group of every lane. It has one consumer, of the same name: who runs a job is told by its hash."""
+
+_BOUNDED = re.compile(
+    r"(schema|waiting|signatures|leases|holding|deadlines|events|wakeup|retention|dead"
+    r"|(lane|lanes|front|alone|sig|ripe|jobs|batch):.+)"
+)
+
+
+class Keys:
+    """The key names of one namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        prefix = f"{{fq:{namespace}}}:"
+        self.prefix = prefix
+        self.schema = prefix + "schema"
+        self.signatures = prefix + "signatures"
+        self.pace = prefix + "pace"
+        self.waiting = prefix + "waiting"
+        self.service = prefix + "service"
+        self.leases = prefix + "leases"
+        self.holding = prefix + "holding"
+        self.deadlines = prefix + "deadlines"
+        self.events = prefix + "events"
+        self.wakeup = prefix + "wakeup"
+        self.retention = prefix + "retention"
+        self.workers = prefix + "workers"
+        self.dead = prefix + "dead"
+        self.reconciling = prefix + "reconciling"
+        self.progress = prefix + "progress"
+
+    def job(self, job_id: str) -> str:
+        return f"{self.prefix}job:{job_id}"
+
+    def lane(self, signature: str, priority: str, tenant: str) -> str:
+        return f"{self.prefix}lane:{signature}|{priority}|{tenant}"
+
+    def lanes(self, signature: str, priority: str) -> str:
+        return f"{self.prefix}lanes:{signature}|{priority}"
+
+    def front(self, signature: str) -> str:
+        return f"{self.prefix}front:{signature}"
+
+    def alone(self, signature: str) -> str:
+        return f"{self.prefix}alone:{signature}"
+
+    def sig(self, signature: str) -> str:
+        return f"{self.prefix}sig:{signature}"
+
+    def ripe(self, model: str, priority: str) -> str:
+        return f"{self.prefix}ripe:{model}|{priority}"
+
+    def rhythm(self, signature: str) -> str:
+        return f"{self.prefix}rhythm:{signature}"
+
+    def paying(self, signature: str) -> str:
+        return f"{self.prefix}paying:{signature}"
+
+    def jobs(self, tenant: str) -> str:
+        return f"{self.prefix}jobs:{tenant}"
+
+    def batch(self, tenant: str, batch_id: str) -> str:
+        return f"{self.prefix}batch:{tenant}|{batch_id}"
+
+    def idem(self, tenant: str, digest: str) -> str:
+        return f"{self.prefix}idem:{tenant}|{digest}"
+
+    def input(self, tenant: str, input_id: str) -> str:
+        return f"{self.prefix}input:{tenant}|{input_id}"
+
+    def worker(self, worker: str) -> str:
+        return f"{self.prefix}worker:{worker}"
+
+    def curve(self, device: str, model: str, shape: str) -> str:
+        return f"{self.prefix}curve:{device}|{model}|{shape}"
+
+    def dead_letter(self, letter: str) -> str:
+        return f"{self.prefix}dead:{letter}"
+
+    def bounded(self, name: str) -> bool:
+        """Return whether the key may be without a TTL whatever it holds."""
+        return _BOUNDED.fullmatch(name.removeprefix(self.prefix)) is not None

@@ -1,0 +1,46 @@
+"""Log lines: JSON for machines, colours for a terminal; the standard library's loggers speak the same way."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+from structlog.typing import Processor
+
+
+def configure(level: str, *, stream: TextIO | None = None) -> None:
+    """Send every log line of this process to `stream` (standard error), as one JSON object unless it is a terminal."""
+    stream = sys.stderr if stream is None else stream
+    terminal = stream.isatty()
+    common: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    if not terminal:
+        common.append(structlog.processors.format_exc_info)
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, *common, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    # The plain traceback: the one with local variables would show prompts, and takes seconds to draw.
+    console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    rendered: Processor = console if terminal else structlog.processors.JSONRenderer()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=common, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, rendered]
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for chatty in ("botocore", "boto3", "urllib3", "s3transfer", "httpx", "httpcore", "PIL", "python_multipart"):
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLevelName(level)))

@@ -1,0 +1,118 @@
+"""What an input picture must be before a job may start from it.
+
+The file comes from anywhere: its size is judged by its header before anything is decoded, and it is known by its
+content, whatever its name says. A file that claims more pixels than it may have costs us no memory.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from io import BytesIO
+
+from PIL import Image
+
+from shared.errors import InputRejected
+
+_KINDS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
+_KNOWN_OTHERS = (
+    (b"GIF8", "a GIF"),
+    (b"BM", "a BMP"),
+    (b"II*\0", "a TIFF"),
+    (b"MM\0*", "a TIFF"),
+    (b"%PDF", "a PDF"),
+    (b"<", "text or SVG"),
+    (b"{", "JSON"),
+)
+# A progressive JPEG may name thousands of scans over the whole picture, a few bytes each: seconds of CPU per kilobyte.
+# Encoders write about 10. Within a scan 0xFF is followed by 0, so that counting the marker counts no pixels.
+_MAX_SCANS = 64
+_ORIENTATION = 0x0112
+_SIDEWAYS = (5, 6, 7, 8)
+# What Pillow's decoders raise for broken files (OSError holds UnidentifiedImageError, SyntaxError is its "broken PNG").
+_BROKEN = (OSError, SyntaxError, ValueError, struct.error, zlib.error, EOFError, IndexError, KeyError, TypeError)
+_BROKEN_ODDLY = (AttributeError, RuntimeError, OverflowError, ZeroDivisionError, MemoryError)
+_BOMB = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+
+
+@dataclass(frozen=True)
+class PictureInfo:
+    """A picture that can be decoded; width and height are those it is seen with, its EXIF orientation applied."""
+
+    content_type: str
+    width: int
+    height: int
+
+
+def inspect(data: bytes, *, max_bytes: int, max_pixels: int, param: str = "image") -> PictureInfo:
+    """Return what picture `data` holds, or raise `InputRejected` naming `param`.
+
+    Blocks for as long as it takes to decode at most `max_pixels`. Bytes after the picture's end do not matter.
+    """
+    if len(data) > max_bytes:
+        raise InputRejected(f"the picture has {len(data)} bytes; at most {max_bytes} are allowed", param=param)
+    kind = _kind(data, param)
+    declared = _declared_size(data, kind)
+    if declared is not None:
+        _check_pixels(declared, max_pixels, param)
+    try:
+        with Image.open(BytesIO(data), formats=[kind]) as picture:
+            _check_pixels(picture.size, max_pixels, param)
+            if kind != "JPEG" and getattr(picture, "n_frames", 1) > 1:  # a JPEG's further frames are a phone's extras
+                raise InputRejected("the picture is animated; send a single frame", param=param)
+            if kind == "JPEG" and data.count(b"\xff\xda") > _MAX_SCANS:
+                raise InputRejected(f"the JPEG has more than {_MAX_SCANS} scans; save it anew", param=param)
+            width, height = picture.size
+            picture.draft(None, (1, 1))  # a JPEG is read whole, but made at an eighth: 1/64 of the memory
+            picture.load()
+            if picture.getexif().get(_ORIENTATION) in _SIDEWAYS:
+                width, height = height, width
+    except _BOMB as error:
+        raise InputRejected(f"the picture has more than {max_pixels} pixels", param=param) from error
+    except (*_BROKEN, *_BROKEN_ODDLY) as error:
+        raise InputRejected(f"the {kind} cannot be decoded; it is damaged or cut short", param=param) from error
+    return PictureInfo(_KINDS[kind], width, height)
+
+
+def _kind(data: bytes, param: str) -> str:
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return "WEBP"
+    if not data:
+        raise InputRejected("the picture is empty", param=param)
+    other = next((name for magic, name in _KNOWN_OTHERS if data[:64].lstrip().startswith(magic)), None)
+    if data[4:8] == b"ftyp":
+        other = "HEIC, AVIF or a video"
+    raise InputRejected(f"a PNG, JPEG or WebP is needed{f', not {other}' if other else ''}", param=param)
+
+
+def _declared_size(data: bytes, kind: str) -> tuple[int, int] | None:
+    """Return the size that the header tells, None where it is for Pillow to find.
+
+    Pillow's WebP decoder allocates its canvas on opening, hence not left to it; it reads a JPEG's size lazily.
+    """
+    if kind == "PNG" and data[12:16] == b"IHDR" and len(data) >= 24:
+        return struct.unpack(">II", data[16:24])
+    if kind == "WEBP" and len(data) >= 30:
+        chunk = data[12:16]
+        if chunk == b"VP8X":
+            return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
+        if chunk == b"VP8L":
+            bits = int.from_bytes(data[21:25], "little")
+            return (bits & 0x3FFF) + 1, ((bits >> 14) & 0x3FFF) + 1
+        if chunk == b"VP8 ":
+            return (
+                int.from_bytes(data[26:28], "little") & 0x3FFF,
+                int.from_bytes(data[28:30], "little") & 0x3FFF,
+            )
+    return None
+
+
+def _check_pixels(size: tuple[int, int], max_pixels: int, param: str) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise InputRejected(f"the picture has {width}x{height} pixels; at most {max_pixels} are allowed", param=param)

@@ -1,0 +1,31 @@
+"""The queue: the only place that speaks to its Redis."""
+
+from shared.queue.facade import Queue
+from shared.queue.feed import EventFeed
+from shared.queue.values import (
+    Claim,
+    DeadLetter,
+    Doomed,
+    Event,
+    Place,
+    QueueDepth,
+    Renewal,
+    Submission,
+    Submitted,
+    WorkerInfo,
+)
+
+__all__ = [
+    "Claim",
+    "DeadLetter",
+    "Doomed",
+    "Event",
+    "EventFeed",
+    "Place",
+    "Queue",
+    "QueueDepth",
+    "Renewal",
+    "Submission",
+    "Submitted",
+    "WorkerInfo",
+]

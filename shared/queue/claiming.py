@@ -1,0 +1,151 @@
+"""The worker's side: claiming jobs, keeping them, and settling them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
+
+from shared.errors import RedisUnavailable
+from shared.job import Failure, Job, Outcome, Phase, Priority, Progress, State, decode
+from shared.queue.client import MAX_BLOCK_MS, Connected, translated
+from shared.queue.feed import progress_message
+from shared.queue.records import outcome_fields
+from shared.queue.values import RANKS, Claim, Renewal
+
+log = structlog.get_logger()
+
+
+class Claiming(Connected):
+    _woken_at: str | None = None
+
+    async def claim(
+        self, worker: str, models: Sequence[str], seats: int, *, lowest: Priority = Priority.BULK
+    ) -> list[Claim]:
+        """Start a batch: claim jobs of one ripe signature of `models`, up to `seats` seats; [] when there are none.
+
+        `lowest` is the least urgent priority to take. A job that was lost comes alone (`Claim.alone`).
+        """
+        if seats < 1 or not models:
+            return []
+        return await self._claimed(worker, "claim", worker, seats, RANKS.index(lowest), *models)
+
+    async def join(
+        self,
+        worker: str,
+        signature: str,
+        seats: int,
+        *,
+        models: Sequence[str] = (),
+        lowest: Priority = Priority.BULK,
+    ) -> list[Claim]:
+        """Claim more jobs of a running batch's signature, ripe or not, up to `seats` seats.
+
+        While another signature of `models` is overdue, only jobs more urgent than its own are given. Never gives a
+        job that is to run alone.
+        """
+        if seats < 1:
+            return []
+        return await self._claimed(worker, "join", worker, signature, seats, RANKS.index(lowest), *models)
+
+    async def _claimed(self, worker: str, script: str, *args: str | int) -> list[Claim]:
+        # A claim cut off on its way would leave jobs in nobody's hands until their lease ends: it runs to its end, and
+        # what nobody waits for any more is given back.
+        task = asyncio.ensure_future(self.run(script, *args, once=True))
+        try:
+            rows = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            giving_back = asyncio.ensure_future(self._give_back(worker, task))
+            self.unfinished.add(giving_back)
+            giving_back.add_done_callback(self.unfinished.discard)
+            raise
+        claims = []
+        for row in rows:
+            job = await self._decoded(worker, row)
+            if job is not None:
+                _, _, signature, epoch, alone, waited_ms = row
+                claims.append(Claim(job, signature, epoch, epoch, bool(alone), waited_ms))
+        return claims
+
+    async def _give_back(self, worker: str, claimed: asyncio.Future[Any]) -> None:
+        try:
+            rows = await claimed
+            await self.release(worker, {str(row[0]): int(row[3]) for row in rows})
+        except RedisUnavailable as error:
+            log.warning("claims_not_given_back", worker=worker, reason=error.message)
+
+    async def _decoded(self, worker: str, row: list[Any]) -> Job | None:
+        job_id, wire, _, epoch, _, _ = row
+        try:
+            return decode(wire)
+        except ValidationError as error:
+            log.error("job_undecodable", job_id=job_id, faults=error.error_count())
+            failure = Failure(code="undecodable", message="the job's record cannot be read by this version")
+            if await self.settle(worker, job_id, epoch, Outcome(state=State.FAILED, error=failure)):
+                await self.run("bury", job_id, "undecodable", failure.message)
+            return None
+
+    async def next_ripening(self, models: Sequence[str]) -> int | None:
+        """Return ms until something of `models` may be started: 0 when something is ripe, None when nothing waits.
+
+        0 is no promise of a claim: another worker may be faster, or what is ripe may need more seats than are free.
+        """
+        answer = await self.run("next_ripening", *models)
+        return None if answer is None else int(answer)
+
+    async def wait_wakeup(self, timeout_s: float) -> None:
+        """Wait until jobs come that may change what can be claimed, for at most `timeout_s` and at most 2 s.
+
+        No wake-up since the last call is missed; the first call returns at once.
+        """
+        with translated():
+            if self._woken_at is None:
+                last = await self.blocking.xrevrange(self.keys.wakeup, count=1)
+                self._woken_at = last[0][0] if last else "0-0"
+                return
+            block_ms = max(1, min(MAX_BLOCK_MS, round(timeout_s * 1000)))
+            reply = await self.blocking.xread({self.keys.wakeup: self._woken_at}, block=block_ms)
+        for _, entries in reply or ():
+            self._woken_at = entries[-1][0]
+
+    async def renew(self, worker: str, claims: Mapping[str, int]) -> Renewal:
+        """Renew the leases of `claims` (job id to epoch) that are still this worker's."""
+        answers = [await self.run("renew", worker, *pairs) for pairs in _pairs(claims)]
+        return Renewal(
+            lost=frozenset(job_id for lost, _ in answers for job_id in lost),
+            cancel=frozenset(job_id for _, cancel in answers for job_id in cancel),
+        )
+
+    async def settle(self, worker: str, job_id: str, epoch: int, outcome: Outcome) -> bool:
+        """End a job with its outcome. False, and nothing is written: the claim is not ours, or the job has ended."""
+        token = secrets.token_hex(8)
+        return bool(await self.run("settle", worker, job_id, epoch, token, *outcome_fields(outcome)))
+
+    async def report(self, job_id: str, epoch: int, phase: Phase, progress: Progress) -> bool:
+        """Write phase and progress to the job's record and tell all who listen; False: the claim is not current."""
+        message = progress_message(job_id, phase, progress)
+        return bool(await self.run("report", job_id, epoch, phase.value, progress.step, progress.total, message))
+
+    async def publish_progress(self, job_id: str, phase: Phase, progress: Progress) -> None:
+        """Tell all who listen, and write nothing."""
+        with translated():
+            await self.redis.publish(self.keys.progress, progress_message(job_id, phase, progress))
+
+    async def release(self, worker: str, claims: Mapping[str, int]) -> int:
+        """Give unfinished jobs back to the front of their line, no loss counted; returns how many were still ours."""
+        return sum([int(await self.run("release", worker, *pairs)) for pairs in _pairs(claims)])
+
+    async def learn_paying(self, signature: str, seats: int) -> None:
+        """Remember for a day that more than `seats` seats of `signature` do not pay: as many make it ripe at once."""
+        with translated():
+            await self.redis.set(self.keys.paying(signature), max(1, seats), ex=86_400)
+
+
+def _pairs(claims: Mapping[str, int]) -> list[list[str | int]]:
+    """Return job ids and epochs as scripts take them, at most 100 jobs a script."""
+    flat = [part for pair in claims.items() for part in pair]
+    return [flat[first : first + 200] for first in range(0, len(flat), 200)]

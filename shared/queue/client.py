@@ -1,0 +1,167 @@
+"""Connections to the queue's Redis, its scripts, and the one place where its errors become ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import RedisError, ResponseError
+
+from shared.errors import IncompatibleRedis, RedisUnavailable
+from shared.job import SCHEMA_VERSION
+from shared.keys import Keys
+from shared.settings import Settings
+
+if TYPE_CHECKING:
+    from redis.commands.core import AsyncScript
+
+log = structlog.get_logger()
+
+COMMAND_TIMEOUT_S = 5.0
+"""Bound on one command or script: far above what any takes, so that only a lost server reaches it."""
+
+MAX_BLOCK_MS = 2000
+"""Longest blocking read."""
+
+BLOCK_MARGIN_S = 3.0
+"""What the socket waits beyond a blocking read, so that the read always ends first."""
+
+DEAD_LETTERS_MS = 7 * 86_400_000
+DEAD_LETTERS_CAP = 10_000
+
+_PARTS = {"line": "line.lua", "ending": "ending.lua", "filling": "filling.lua"}
+_FOLDER = resources.files("shared.queue") / "lua"
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn every error of the Redis client into `RedisUnavailable`."""
+    try:
+        yield
+    except (RedisError, OSError, TimeoutError) as error:
+        raise _unavailable(error) from error
+
+
+def _unavailable(error: Exception) -> RedisUnavailable:
+    return RedisUnavailable(f"the queue's Redis does not serve: {error!s}")
+
+
+def connect_commands(url: str) -> Redis:
+    """Return a client for commands and those scripts that may be sent twice: short timeout, one retry."""
+    return Redis.from_url(
+        url,
+        decode_responses=True,
+        encoding_errors="replace",
+        socket_timeout=COMMAND_TIMEOUT_S,
+        socket_connect_timeout=COMMAND_TIMEOUT_S,
+        health_check_interval=30,
+        protocol=2,
+        retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 1),
+    )
+
+
+def connect_blocking(url: str) -> Redis:
+    """Return a client for blocking reads and for claims: what it sends is sent once."""
+    return Redis.from_url(
+        url,
+        decode_responses=True,
+        encoding_errors="replace",
+        socket_timeout=MAX_BLOCK_MS / 1000 + BLOCK_MARGIN_S,
+        socket_connect_timeout=COMMAND_TIMEOUT_S,
+        health_check_interval=30,
+        protocol=2,
+        retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 0),
+    )
+
+
+def script_text(name: str, settings: Settings) -> str:
+    """Return a script as it is sent: settings, the common part, the parts that its `NEEDS` line names, itself."""
+    body = (_FOLDER / f"{name}.lua").read_text("utf-8")
+    first = body.splitlines()[0]
+    needed = first.removeprefix("-- NEEDS ").split() if first.startswith("-- NEEDS ") else []
+    parts = [(_FOLDER / file).read_text("utf-8") for file in ("prelude.lua", *(_PARTS[part] for part in needed))]
+    return "\n".join([_conf(settings), *parts, body])
+
+
+def _conf(settings: Settings) -> str:
+    numbers = {
+        "retention_ms": settings.retention_s * 1000,
+        "input_retention_ms": settings.input_retention_s * 1000,
+        "idempotency_ms": settings.idempotency_s * 1000,
+        "max_waiting": settings.max_waiting_jobs,
+        "max_waiting_of_tenant": settings.max_waiting_jobs_per_tenant,
+        "max_attempts": settings.max_attempts,
+        "lease_ms": settings.lease_ms,
+        "overdue_ms": settings.overdue_ms,
+        "dead_ms": DEAD_LETTERS_MS,
+        "dead_cap": DEAD_LETTERS_CAP,
+    }
+    return f"local conf = {{{', '.join(f'{name} = {number}' for name, number in numbers.items())}}}"
+
+
+class Connected:
+    """What every part of the queue stands on: two clients, the key names, the settings, and the scripts."""
+
+    def __init__(self, client: Redis, *, namespace: str, settings: Settings, blocking: Redis | None = None) -> None:
+        # Any: redis-py types every answer for bytes and text both, whatever decode_responses says.
+        self.redis: Any = client
+        self.blocking: Any = client if blocking is None else blocking
+        self.keys = Keys(namespace)
+        self.settings = settings
+        self.unfinished: set[asyncio.Future[None]] = set()
+        """What must still be done for calls that nobody waits for any more; `close` does."""
+        self._scripts: dict[str, AsyncScript] = {}
+
+    async def run(self, name: str, *args: str | int, once: bool = False) -> Any:
+        """Run the script `name`. `once`: a script that must not be sent twice goes by the client that never retries."""
+        script = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = self.redis.register_script(script_text(name, self.settings))
+        with translated():
+            return await script(keys=[self.keys.prefix], args=args, client=self.blocking if once else self.redis)
+
+    async def ping(self) -> None:
+        with translated():
+            await self.redis.ping()
+
+    async def check(self) -> None:
+        """Raise `IncompatibleRedis` when this Redis would lose jobs, or holds those of a newer fusequeue."""
+        policy = await self._eviction_policy()
+        with translated():
+            await self.redis.set(self.keys.schema, SCHEMA_VERSION, nx=True)
+            version = int(await self.redis.get(self.keys.schema) or 0)
+            if version < SCHEMA_VERSION:
+                await self.redis.set(self.keys.schema, SCHEMA_VERSION)
+        if policy != "noeviction":
+            raise IncompatibleRedis(
+                f"Redis may evict jobs: its maxmemory-policy is {policy!r}. "
+                "Run `redis-cli CONFIG SET maxmemory-policy noeviction`, and set it in its configuration."
+            )
+        if version > SCHEMA_VERSION:
+            raise IncompatibleRedis(
+                f"the queue is of schema {version}, this program knows {SCHEMA_VERSION}: upgrade this program"
+            )
+
+    async def _eviction_policy(self) -> str:
+        try:
+            memory = await self.redis.info("memory")
+        except ResponseError as error:  # refused to this user, as some services do
+            log.warning("eviction_policy_unknown", reason=str(error))
+            return "noeviction"
+        except (RedisError, OSError, TimeoutError) as error:
+            raise _unavailable(error) from error
+        return str(memory.get("maxmemory_policy", "noeviction"))
+
+    async def close(self) -> None:
+        await asyncio.gather(*self.unfinished)
+        with translated():
+            await self.redis.aclose()
+            if self.blocking is not self.redis:
+                await self.blocking.aclose()

@@ -1,0 +1,25 @@
+"""The queue, as the rest of fusequeue sees it."""
+
+from __future__ import annotations
+
+from shared.queue.claiming import Claiming
+from shared.queue.client import connect_blocking, connect_commands
+from shared.queue.reading import Reading
+from shared.queue.submission import Submitting
+from shared.queue.upkeep import Upkeep
+from shared.settings import Settings
+
+
+class Queue(Submitting, Reading, Claiming, Upkeep):
+    """The jobs of one namespace. Every method raises `RedisUnavailable` when Redis does not serve.
+
+    Times are Redis' own. A job is in line, in one worker's hands, or ended; each move between is one script.
+    """
+
+    @classmethod
+    def connect(cls, settings: Settings) -> Queue:
+        """Return a queue with clients of its own: one for commands, one for what may block. `close` closes both."""
+        url = settings.redis_url
+        return cls(
+            connect_commands(url), namespace=settings.namespace, settings=settings, blocking=connect_blocking(url)
+        )

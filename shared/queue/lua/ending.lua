@@ -1,0 +1,126 @@
+-- Part of the scripts that end jobs or give them back.
+
+local ending = {}
+local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'seats', 'src', 'entry', 'batch', 'input', 'alone', 'cancel',
+  'losses', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job'}
+
+-- What the scripts need to know of a job, or nil when there is none.
+function ending.load(id)
+  local values = redis.call('HMGET', key.job(id), unpack(FACTS))
+  if not values[1] or not values[2] or not values[3] then return nil end
+  local job = {}
+  for at, name in ipairs(FACTS) do job[name] = values[at] or nil end
+  job.rank, job.seats = tonumber(job.rank), tonumber(job.seats)
+  return job
+end
+
+-- Tell a change of state to all who listen; returns the event's id.
+function ending.event(id, tenant, state)
+  return redis.call('XADD', key.events, 'MAXLEN', '~', 100000, '*', 'job', id, 'tenant', tenant, 'state', state)
+end
+
+function ending.row(tenant, id, batch) return 'job|' .. tenant .. '|' .. id .. '|' .. (batch or '') end
+
+-- Let go of a job's input picture: unused from now on, it is kept for its own retention.
+function ending.release_input(tenant, input, now)
+  local name = key.input(tenant, input)
+  if redis.call('HINCRBY', name, 'live', -1) > 0 then return end
+  redis.call('HSET', name, 'live', 0)
+  redis.call('PEXPIRE', name, conf.input_retention_ms)
+  local object = redis.call('HGET', name, 'object')
+  if not object then return end -- forgotten before the job came: its object has a row already, or is gone
+  redis.call('ZADD', key.retention, whole(now + conf.input_retention_ms + 60000),
+    'input|' .. tenant .. '|' .. input .. '|' .. object)
+end
+
+function ending.hold_input(tenant, input)
+  local name = key.input(tenant, input)
+  redis.call('HINCRBY', name, 'live', 1)
+  redis.call('PERSIST', name)
+end
+
+-- Make a job that is neither in line nor running any more terminal.
+function ending.finish(id, job, state, now, keep_ms)
+  local keep = keep_ms or conf.retention_ms
+  local event = ending.event(id, job.tenant, state)
+  redis.call('HSET', key.job(id), 'state', state, 'finished', whole(now), 'expires', whole(now + keep), 'event', event)
+  redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned')
+  redis.call('PEXPIRE', key.job(id), keep)
+  redis.call('ZREM', key.deadlines, id)
+  redis.call('ZADD', key.retention, whole(now + keep), ending.row(job.tenant, id, job.batch))
+  if job.input then ending.release_input(job.tenant, job.input, now) end
+end
+
+function ending.bury(id, reason, detail, now)
+  redis.call('ZADD', key.dead, whole(now), id)
+  redis.call('HSET', key.dead_letter(id), 'at', whole(now), 'reason', reason, 'detail', detail)
+  redis.call('PEXPIRE', key.dead_letter(id), conf.dead_ms)
+  local surplus = redis.call('ZCARD', key.dead) - conf.dead_cap
+  if surplus > 0 then
+    for _, old in ipairs(redis.call('ZRANGE', key.dead, 0, surplus - 1)) do redis.call('DEL', key.dead_letter(old)) end
+    redis.call('ZREMRANGEBYRANK', key.dead, 0, surplus - 1)
+  end
+end
+
+-- Put a job back in line: 'front' before its lane, 'alone' to be run without company.
+function ending.queue_again(id, job, src, now)
+  local arrived = tonumber(job.arrived) or now
+  redis.call('HSET', key.job(id), 'state', 'queued', 'src', src, 'entry', '', 'returned', whole(now),
+    'event', ending.event(id, job.tenant, 'queued'))
+  redis.call('HDEL', key.job(id), 'phase', 'worker', 'step', 'total')
+  redis.call('ZADD', src == 'alone' and key.alone(job.sig) or key.front(job.sig), line.score(job.rank, arrived), id)
+  if job.deadline then redis.call('ZADD', key.deadlines, job.deadline, id) end
+  redis.call('HSET', key.sig(job.sig), 'model', job.model)
+  redis.call('HSETNX', key.sig(job.sig), 'window', 0)
+  redis.call('HSETNX', key.sig(job.sig), 'batch', 1)
+  line.count(job.sig, job.rank, job.tenant, 1, job.seats)
+end
+
+-- Take a running job out of its worker's hands: lease, entry and counters. The caller decides what becomes of it.
+function ending.take_back(id, job)
+  redis.call('ZREM', key.leases, id)
+  if redis.call('HINCRBY', key.holding, job.worker or '', -1) <= 0 then redis.call('HDEL', key.holding, job.worker or '') end
+  if redis.call('HINCRBY', key.sig(job.sig), 'running', -1) <= 0 then redis.call('HDEL', key.sig(job.sig), 'running') end
+  if job.src == 'lane' and job.entry then
+    local lane = key.lane(job.sig, job.rank, job.tenant)
+    line.acknowledge(lane, job.entry)
+    if line.sweep_lane(lane) then redis.call('ZREM', key.lanes(job.sig, job.rank), job.tenant) end
+  end
+end
+
+-- Take a waiting job out of line.
+function ending.leave_line(id, job)
+  if job.src == 'lane' and job.entry then
+    local lane = key.lane(job.sig, job.rank, job.tenant)
+    line.acknowledge(lane, job.entry)
+    line.settle_head(job.sig, job.rank, job.tenant, line.head(lane))
+  else
+    redis.call('ZREM', key.front(job.sig), id)
+    redis.call('ZREM', key.alone(job.sig), id)
+  end
+  line.count(job.sig, job.rank, job.tenant, -1, -job.seats)
+end
+
+-- A worker lost this job (its lease ran out). Only a loss while alone counts as the job's own fault.
+function ending.lost(id, job, now)
+  ending.take_back(id, job)
+  if job.cancel then return ending.finish(id, job, 'canceled', now) end
+  if job.alone then
+    local losses = redis.call('HINCRBY', key.job(id), 'losses', 1)
+    if losses >= conf.max_attempts then
+      local told = 'the worker was lost ' .. losses .. ' times while it ran this job alone'
+      redis.call('HSET', key.job(id), 'error',
+        cjson.encode({code = 'worker_lost', message = told, retryable = false}))
+      ending.finish(id, job, 'failed', now, math.max(conf.retention_ms, conf.dead_ms))
+      return ending.bury(id, 'worker_lost', told, now)
+    end
+  end
+  redis.call('HSET', key.job(id), 'alone', 1)
+  ending.queue_again(id, job, 'alone', now)
+end
+
+function ending.given_back(id, job, now)
+  ending.take_back(id, job)
+  if job.cancel then return ending.finish(id, job, 'canceled', now) end
+  ending.queue_again(id, job, job.alone and 'alone' or 'front', now)
+end

@@ -1,0 +1,27 @@
+-- NEEDS line ending filling
+-- Let a running batch take jobs of its signature, ripe or not, where no other signature is overdue.
+-- KEYS[1]  prefix
+-- ARGV     worker, signature, seats, lowest rank that may be claimed, then the models
+-- Returns  as claim
+local worker, sig, seats, lowest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local now = clock_ms()
+
+-- The most urgent rank in which another signature, or a lost job of this one, is overdue: only more urgent jobs than that
+-- may still join.
+local function overdue_rank()
+  for rank = 0, lowest do
+    local lost = line.first(key.alone(sig), rank)
+    local since = lost and tonumber(redis.call('HGET', key.job(lost), 'returned') or nil)
+    if since and since <= now - conf.overdue_ms then return rank end
+    for at = 5, #ARGV do
+      local found = redis.call('ZRANGEBYSCORE', key.ripe(ARGV[at], rank), '-inf', whole(now - conf.overdue_ms), 'LIMIT', 0, 2)
+      for _, other in ipairs(found) do if other ~= sig then return rank end end
+    end
+  end
+  return 3
+end
+
+if redis.call('EXISTS', key.sig(sig)) == 0 then return {} end
+lowest = math.min(lowest, overdue_rank() - 1)
+if lowest < 0 then return {} end
+return filling.fill({sig = sig, worker = worker, left = seats, lowest = lowest, now = now, starting = false})

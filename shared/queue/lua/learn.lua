@@ -1,0 +1,11 @@
+-- Take one measured forward into a learned curve.
+-- KEYS[1]  prefix
+-- ARGV     device, model, shape, rows, seconds
+-- Returns  1
+local name = key.curve(ARGV[1], ARGV[2], ARGV[3])
+local seconds = tonumber(ARGV[5])
+local mean = tonumber(redis.call('HGET', name, ARGV[4]) or nil)
+if mean then seconds = mean + 0.2 * (seconds - mean) end
+redis.call('HSET', name, ARGV[4], string.format('%.9g', seconds))
+redis.call('PEXPIRE', name, 30 * 86400000)
+return 1

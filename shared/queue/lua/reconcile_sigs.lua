@@ -1,0 +1,11 @@
+-- NEEDS line ending
+-- Put right the counters of signatures: what waits is what stands in line.
+-- KEYS[1]  prefix
+-- ARGV     signatures
+-- Returns  how many counters were put right
+local now, repaired = clock_ms(), 0
+for _, sig in ipairs(ARGV) do
+  repaired = repaired + line.recount(sig)
+  line.refresh(sig, now)
+end
+return repaired

@@ -1,0 +1,40 @@
+-- NEEDS line ending
+-- Put right how many jobs wait in all and of each tenant, where that disagrees with the signatures' lines.
+-- KEYS[1]  prefix
+-- Returns  1 when it was put right, else 0
+local MANY = 1000
+local total, told = 0, 0
+local signatures = redis.call('ZRANGE', key.signatures, 0, MANY - 1)
+for _, sig in ipairs(signatures) do
+  for rank = 0, 2 do total = total + math.max(0, tonumber(redis.call('HGET', key.sig(sig), 'jobs:' .. rank) or 0) or 0) end
+end
+local counted = redis.call('HGETALL', key.waiting)
+for at = 1, #counted, 2 do if counted[at] ~= '*' then told = told + tonumber(counted[at + 1]) end end
+if #signatures == MANY then return 0 end
+if told == total and total == (tonumber(redis.call('HGET', key.waiting, '*') or 0) or 0) then return 0 end
+local tenants = {}
+local function add(tenant, jobs) tenants[tenant] = (tenants[tenant] or 0) + jobs end
+for _, sig in ipairs(signatures) do
+  for rank = 0, 2 do
+    for _, tenant in ipairs(redis.call('ZRANGE', key.lanes(sig, rank), 0, MANY - 1)) do
+      local lane = key.lane(sig, rank, tenant)
+      add(tenant, redis.call('XLEN', lane) - redis.call('XPENDING', lane, 'workers')[1])
+    end
+  end
+  for _, name in ipairs({key.front(sig), key.alone(sig)}) do
+    for _, id in ipairs(redis.call('ZRANGE', name, 0, MANY - 1)) do
+      local tenant = redis.call('HGET', key.job(id), 'tenant')
+      if tenant then add(tenant, 1) end
+    end
+  end
+end
+redis.call('DEL', key.waiting)
+local sum = 0
+for tenant, jobs in pairs(tenants) do
+  if jobs > 0 then
+    redis.call('HSET', key.waiting, tenant, jobs)
+    sum = sum + jobs
+  end
+end
+if sum > 0 then redis.call('HSET', key.waiting, '*', sum) end
+return 1

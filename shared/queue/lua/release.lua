@@ -1,0 +1,17 @@
+-- NEEDS line ending
+-- Give unfinished jobs back to the front of their line, no loss counted.
+-- KEYS[1]  prefix
+-- ARGV     worker, then pairs of job id and epoch
+-- Returns  how many were still this worker's
+local worker, now, count, touched = ARGV[1], clock_ms(), 0, {}
+for at = 2, #ARGV, 2 do
+  local job = ending.load(ARGV[at])
+  if job and job.state == 'running' and job.worker == worker and job.epoch == ARGV[at + 1] then
+    ending.given_back(ARGV[at], job, now)
+    touched[job.sig] = true
+    count = count + 1
+  end
+end
+for sig in pairs(touched) do line.refresh(sig, now) end
+if count > 0 then line.wake() end
+return count

@@ -1,0 +1,16 @@
+-- Forget what storage does not hold any more.
+-- KEYS[1]  prefix
+-- ARGV     a row of due_retention
+-- Returns  1
+local row = ARGV[1]
+local kind, tenant, id, batch = string.match(row, '^(%a+)|([^|]*)|([^|]*)|(.*)$')
+local due = tonumber(redis.call('ZSCORE', key.retention, row) or nil)
+-- Stored anew in the meantime: then there is a new row, with a time of its own.
+if not due or due > clock_ms() then return 0 end
+redis.call('ZREM', key.retention, row)
+if kind == 'job' then
+  redis.call('DEL', key.job(id))
+  redis.call('ZREM', key.jobs(tenant), id)
+  if batch ~= '' then redis.call('ZREM', key.batch(tenant, batch), id) end
+end
+return 1

@@ -1,0 +1,50 @@
+-- NEEDS line ending
+-- Write a job's result and end it, if the claim is still this worker's: result first, then state, then acknowledgement.
+-- KEYS[1]  prefix
+-- ARGV     worker, job id, epoch, token of this call (a call sent twice answers the same), state, artifacts, error | '',
+--          fusing, timings, GPU-seconds
+-- Returns  1, or 0 when the claim is somebody else's by now or the job has ended
+local worker, id, epoch, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local now = clock_ms()
+local HALF_LIFE_MS = 300000
+
+-- GPU-seconds of a tenant, decayed, kept as log2 on a scale that moves with time: one number that never overflows and
+-- orders tenants whenever it is read.
+local function charge(tenant, seconds)
+  if seconds <= 0 then return end
+  local scale = now / HALF_LIFE_MS
+  local served = math.log(seconds) / math.log(2) + scale
+  local known = tonumber(redis.call('ZSCORE', key.service, tenant) or nil)
+  if known then
+    local high, low = math.max(known, served), math.min(known, served)
+    served = high + math.log(1 + 2 ^ (low - high)) / math.log(2)
+  end
+  redis.call('ZADD', key.service, string.format('%.17g', served), tenant)
+  redis.call('ZREMRANGEBYSCORE', key.service, '-inf', whole(scale - 30))
+  redis.call('PEXPIRE', key.service, 86400000)
+end
+
+-- The mean time between ends of jobs, idle time left out.
+local function keep_pace(name, started)
+  local known = redis.call('HMGET', name, 'done_gap', 'done')
+  local gap = math.max(0, now - math.max(started, tonumber(known[2] or 0) or 0))
+  local mean = tonumber(known[1] or nil)
+  if mean then gap = mean + 0.1 * (gap - mean) end
+  redis.call('HSET', name, 'done_gap', string.format('%.3f', gap), 'done', whole(now))
+  redis.call('PEXPIRE', name, 3600000)
+end
+
+local job = ending.load(id)
+if not job then return 0 end
+if redis.call('HGET', key.job(id), 'settled') == token then return 1 end
+if job.state ~= 'running' or job.worker ~= worker or job.epoch ~= epoch then return 0 end
+redis.call('HSET', key.job(id), 'settled', token, 'artifacts', ARGV[6], 'fusing', ARGV[8], 'timings', ARGV[9])
+if ARGV[7] ~= '' then redis.call('HSET', key.job(id), 'error', ARGV[7]) else redis.call('HDEL', key.job(id), 'error') end
+ending.finish(id, job, ARGV[5], now)
+ending.take_back(id, job)
+charge(job.tenant, tonumber(ARGV[10]))
+local started = tonumber(job.started) or now
+keep_pace(key.rhythm(job.sig), started)
+keep_pace(key.pace, started)
+line.refresh(job.sig, now)
+return 1

@@ -1,0 +1,101 @@
+"""The API's side: putting jobs in line, canceling and forgetting them, and the pictures they start from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
+from shared.job import InputRef, JobRecord, encode
+from shared.queue.client import Connected, translated
+from shared.queue.records import paired, record
+from shared.queue.values import RANKS, Submission, Submitted
+
+MAX_SUBMISSIONS = 500
+"""Jobs a script: more would keep Redis from others for longer than some 5 ms."""
+
+
+class Submitting(Connected):
+    async def submit(self, submissions: Sequence[Submission]) -> list[Submitted | FusequeueError]:
+        """Put 1 to 500 jobs in line by one script, and return what became of each, in order.
+
+        An outcome may be `QueueFull` or `IdempotencyMismatch`. A job is in line whole or not at all. Sending the same
+        jobs again is safe: a job that is known by its id is not put in line a second time.
+        """
+        if not 1 <= len(submissions) <= MAX_SUBMISSIONS:
+            raise ValueError(f"submit takes 1 to {MAX_SUBMISSIONS} jobs, not {len(submissions)}")
+        args: list[str | int] = [len(submissions)]
+        for submission in submissions:
+            args += _fields(submission)
+        answers = await self.run("submit", *args)
+        return [self._outcome(answer, submission) for answer, submission in zip(answers, submissions, strict=True)]
+
+    def _outcome(self, answer: list[Any], submission: Submission) -> Submitted | FusequeueError:
+        code, detail = answer
+        if code in ("ok", "replayed"):
+            return Submitted(job_id=str(detail), replayed=code == "replayed")
+        if code == "mismatch":
+            return IdempotencyMismatch("this Idempotency-Key came with another body before; use a new key")
+        whose = f"tenant {submission.job.tenant!r}" if code == "tenant_full" else "the queue"
+        return QueueFull(f"{whose} has as many jobs waiting as are allowed", retry_after_s=-(-int(detail) // 1000))
+
+    async def cancel(self, job_id: str) -> JobRecord | None:
+        """Cancel a job and return it as it is then; None when there is no such job.
+
+        A waiting job is canceled at once. A running one is marked: its worker is told when it renews its lease, and
+        settles it. A job that has ended stays as it is.
+        """
+        return record(paired(await self.run("cancel", job_id)))
+
+    async def forget(self, job_id: str) -> bool:
+        """Delete a job that has ended; its pictures go at the next sweep. False: no such job, or it has not ended."""
+        return bool(await self.run("forget", job_id))
+
+    async def put_input(self, tenant: str, ref: InputRef, ttl_s: int) -> InputRef:
+        """Remember a picture for `ttl_s`, and for as long as a job that has not ended uses it.
+
+        Returns the one to use: that which is known under its id already, if there is one. From here on its object is
+        removed when its time is over, so that one that is stored next cannot be forgotten.
+        """
+        name = ref.key.removeprefix(f"inputs/{tenant}/{ref.id}").strip("/")
+        wire = await self.run("put_input", tenant, ref.id, ref.model_dump_json(), ttl_s * 1000, name)
+        return _input(wire) or ref
+
+    async def get_input(self, tenant: str, input_id: str) -> InputRef | None:
+        with translated():
+            wire = await self.redis.hget(self.keys.input(tenant, input_id), "ref")
+        return _input(wire)
+
+
+def _input(wire: str | None) -> InputRef | None:
+    try:
+        return None if wire is None else InputRef.model_validate_json(wire)
+    except ValidationError:
+        return None
+
+
+def _fields(submission: Submission) -> list[str | int]:
+    job = submission.job
+    once = ""
+    if submission.idempotency_key is not None:
+        digest = hashlib.sha256(submission.idempotency_key.encode()).hexdigest()[:40]
+        once = f"{digest} {submission.fingerprint or ''}"
+    return [
+        job.id,
+        job.tenant,
+        RANKS.index(job.priority),
+        job.seats,
+        submission.signature,
+        job.model,
+        submission.window_ms,
+        submission.max_batch,
+        encode(job),
+        job.created_at_ms,
+        "" if job.deadline_at_ms is None else job.deadline_at_ms,
+        job.batch_id or "",
+        "" if job.image is None else job.image.id,
+        once,
+    ]

@@ -1,0 +1,147 @@
+"""What goes into the queue and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.job import Job, JobRecord, Phase, Priority, Progress, State
+
+RANKS = tuple(Priority)
+"""Priorities by rank: the scripts know them as 0, 1, 2."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job to put in line.
+
+    `window_ms` is how long it may wait for company; `max_batch` the seats that make its signature ripe at once, unless
+    the workers have learned that fewer pay. `fingerprint` is of the raw body that came with `idempotency_key`.
+    """
+
+    job: Job
+    signature: str
+    window_ms: int
+    max_batch: int
+    idempotency_key: str | None = None
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job in line; `job_id` is that of the first submission when this one only repeats it."""
+
+    job_id: str
+    replayed: bool
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A job in this worker's hands until its lease ends.
+
+    `attempt` counts every claim from 1, so that object keys made of it never collide. `alone`: it was lost once and
+    is to run without company.
+    """
+
+    job: Job
+    signature: str
+    epoch: int
+    attempt: int
+    alone: bool
+    waited_ms: int
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """What a worker is told when it renews: jobs that are not its own any more, and jobs to stop."""
+
+    lost: frozenset[str]
+    cancel: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a waiting job stands among its signature's: 0 is next. `eta_s` estimates its end; None: not known."""
+
+    position: int
+    eta_s: float | None
+
+
+@dataclass(frozen=True)
+class QueueDepth:
+    """What waits and runs of one signature. `eta_s` estimates when the line as it stands is done; None: not known."""
+
+    signature: str
+    model: str
+    jobs: dict[Priority, int]
+    seats: dict[Priority, int]
+    running: int
+    oldest_age_ms: int | None
+    eta_s: float | None
+
+    @property
+    def waiting_jobs(self) -> int:
+        return sum(self.jobs.values())
+
+    @property
+    def waiting_seats(self) -> int:
+        return sum(self.seats.values())
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """What a worker tells of itself at each heartbeat. `beat_at_ms` is set by the queue, by Redis time.
+
+    `forwards` counts denoiser forwards since the start, `forward_rows` the pictures in them, each counted in each.
+    """
+
+    id: str
+    models: tuple[str, ...]
+    state: Literal["starting", "ready", "draining"] = "ready"
+    seats: int = 0
+    free_seats: int = 0
+    running: int = 0
+    device: str = ""
+    loaded: tuple[str, ...] = ()
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    started_at_ms: int = 0
+    forwards: int = 0
+    forward_rows: int = 0
+    beat_at_ms: int = 0
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A job that was given up, or an entry that stood for none (`record` is None)."""
+
+    id: str
+    at_ms: int
+    reason: str
+    detail: str
+    record: JobRecord | None
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """Something whose time is over: remove all below `prefix` in storage, then hand it to `retained`."""
+
+    kind: Literal["job", "input"]
+    tenant: str
+    id: str
+    prefix: str
+    row: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """A change of a job's state, or progress within one. `id` orders a job's changes; progress bears the last one's."""
+
+    id: str
+    job_id: str
+    tenant: str
+    kind: Literal["state", "progress"]
+    state: State | None = None
+    phase: Phase | None = None
+    progress: Progress | None = None

@@ -1,0 +1,120 @@
+"""Settings, read from the environment once, in the entry point, and passed down.
+
+Each name is prefixed `FUSEQUEUE_`. `None` means unlimited or unset; names carry their unit.
+`docs/operations.md` holds the table of them, made by `python -m shared.settings`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from shared.errors import ConfigurationError
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """Everything an operator can set without touching `models.toml`."""
+
+    model_config = SettingsConfigDict(env_prefix="FUSEQUEUE_", frozen=True, extra="ignore")
+
+    redis_url: Annotated[str, Field(description="The queue's Redis.")] = "redis://127.0.0.1:6379/0"
+    rq_redis_url: Annotated[
+        str | None, Field(description="Redis of the chores (rq); a plain one, not a cluster. Unset: as redis_url.")
+    ] = None
+    namespace: Annotated[
+        str, Field(description="Pool this process belongs to; part of every key.", pattern=r"^[a-z0-9-]{1,32}$")
+    ] = "default"
+    models: Annotated[Path, Field(description="The models file.")] = Path("models.toml")
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Least severe line logged.")] = (
+        "INFO"
+    )
+
+    storage_dir: Annotated[
+        Path, Field(description="Folder for inputs and results, when no S3 bucket is set.")
+    ] = Path("data/storage")
+    s3_bucket: Annotated[str | None, Field(description="S3 bucket for inputs and results.")] = None
+    s3_endpoint_url: Annotated[str | None, Field(description="S3 endpoint, for servers other than AWS.")] = None
+    s3_public_endpoint_url: Annotated[
+        str | None, Field(description="Endpoint that clients reach, for presigned URLs. Unset: as s3_endpoint_url.")
+    ] = None
+    s3_region: Annotated[str, Field(description="S3 region.")] = "us-east-1"
+    s3_access_key_id: Annotated[str | None, Field(description="Unset: boto3's own chain of credentials.")] = None
+    s3_secret_access_key: Annotated[SecretStr | None, Field(description="Secret of s3_access_key_id.")] = None
+    s3_prefix: Annotated[str, Field(description="Prefix of every object key.")] = ""
+    storage_timeout_s: Annotated[float, Field(gt=0, description="Bound on one storage request.")] = 10.0
+    presign_expires_s: Annotated[Positive, Field(description="Life of a presigned URL.")] = 3600
+
+    retention_s: Annotated[Positive, Field(description="How long finished jobs and their pictures are kept.")] = 86_400
+    input_retention_s: Annotated[Positive, Field(description="How long an uploaded input is kept unused.")] = 86_400
+    idempotency_s: Annotated[Positive, Field(description="How long an Idempotency-Key is remembered.")] = 86_400
+    max_waiting_jobs: Annotated[Positive, Field(description="Jobs that may wait; more get 429.")] = 100_000
+    max_waiting_jobs_per_tenant: Annotated[Positive, Field(description="The same, for one tenant.")] = 100_000
+    max_attempts: Annotated[Positive, Field(description="Losses while running alone before the dead letters.")] = 3
+
+    lease_ms: Annotated[Positive, Field(description="Life of a claim that is not renewed.")] = 30_000
+    overdue_ms: Annotated[
+        Positive, Field(description="Ripe for longer than this, a signature stops admissions to the running one.")
+    ] = 2_000
+    stall_factor: Annotated[
+        float, Field(gt=1, description="A forward longer than this many learned ones counts as hung.")
+    ] = 20.0
+    stall_floor_s: Annotated[float, Field(gt=0, description="No forward counts as hung sooner.")] = 60.0
+    drain_timeout_s: Annotated[
+        float, Field(gt=0, description="Time a stopping worker has to finish what runs; the rest is given back.")
+    ] = 25.0
+    spool_bytes: Annotated[
+        Positive, Field(description="Finished pictures a worker holds while storage is down.")
+    ] = 512 * 1024 * 1024
+    gpu_memory_bytes: Annotated[
+        int | None, Field(description="Budget for loaded models on one device. Unset: one model at a time fits all.")
+    ] = None
+    device: Annotated[str | None, Field(description="Torch device. Unset: cuda if there is one, else cpu.")] = None
+    torch_threads: Annotated[int | None, Field(description="CPU threads of torch. Unset: torch's choice.")] = None
+
+    max_body_bytes: Annotated[Positive, Field(description="Largest request body but for uploads and bulk.")] = 1_048_576
+    max_input_bytes: Annotated[Positive, Field(description="Largest input image, as a file.")] = 20 * 1024 * 1024
+    max_input_pixels: Annotated[Positive, Field(description="Largest input image, decoded.")] = 40_000_000
+    fetch_timeout_s: Annotated[float, Field(gt=0, description="Bound on fetching an image URL.")] = 15.0
+    fetch_allow_networks: Annotated[
+        tuple[str, ...], Field(description="Private networks (CIDR) that image URLs may point into.")
+    ] = ()
+    fetch_allow_http: Annotated[bool, Field(description="Let image URLs be plain http.")] = False
+    fetch_ports: Annotated[tuple[int, ...], Field(description="Ports that image URLs may name.")] = (443, 8443)
+    max_wait_s: Annotated[Positive, Field(description="Longest wait that a request may ask for.")] = 60
+    max_bulk_lines: Annotated[Positive, Field(description="Lines that one bulk request may carry.")] = 100_000
+    public_url: Annotated[
+        str | None, Field(description="Where clients reach the API, for the URLs it tells. Unset: the request's own.")
+    ] = None
+    trusted_proxies: Annotated[
+        str | None, Field(description="Addresses of proxies whose X-Forwarded-* headers are believed, by commas.")
+    ] = None
+    sse_keepalive_s: Annotated[float, Field(gt=0, description="Silence on an event stream before a comment.")] = 15.0
+
+
+def load() -> Settings:
+    """Read the settings from the environment, or raise `ConfigurationError` naming each variable at fault."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        faults = "; ".join(
+            f"FUSEQUEUE_{'.'.join(str(part) for part in fault['loc']).upper()}: {fault['msg']}" for fault in error.errors()
+        )
+        raise ConfigurationError(f"settings in the environment: {faults}") from error
+
+
+def table() -> str:
+    """Return the Markdown table of all settings."""
+    rows = ["| variable | default | what it sets |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default in (None, ()) else f"`{field.default}`"
+        rows.append(f"| `FUSEQUEUE_{name.upper()}` | {default} | {field.description} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,222 @@
+"""Storage in a folder, for one machine or a shared file system."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from shared.errors import NotFound, StorageUnavailable
+from shared.storage.keys import CHUNK_BYTES, ObjectInfo, check_key, check_prefix, span
+
+T = TypeVar("T")
+
+_TYPES = {
+    ".png": "image/png",
+    ".jpeg": "image/jpeg",
+    ".jpg": "image/jpeg",
+    ".webp": "image/webp",
+    ".mp4": "video/mp4",
+    ".json": "application/json",
+    ".jsonl": "application/jsonl",
+}
+_UNKNOWN_TYPE = "application/octet-stream"
+_ASIDE = ".aside"  # half-written files; no key begins with a dot
+_ASIDE_LIFE_S = 3600  # older ones were left by a process that was killed
+_TYPE_SUFFIX = "~type"  # beside an object whose extension does not tell its type; no key holds a tilde
+_THREADS = 8
+_ADVICE = {
+    errno.ENOSPC: "free some space or shorten FUSEQUEUE_RETENTION_S",
+    errno.EDQUOT: "raise the quota or shorten FUSEQUEUE_RETENTION_S",
+    errno.EACCES: "give this user the right to write there, or set FUSEQUEUE_STORAGE_DIR",
+    errno.EROFS: "mount it writable, or set FUSEQUEUE_STORAGE_DIR",
+}
+_REMAKES = 5  # a sweep may remove the emptied directory between our mkdir and our rename
+
+
+class FolderStorage:
+    """Objects as files below `root`, written aside, flushed to the disk and renamed into place."""
+
+    def __init__(self, root: Path, *, timeout_s: float) -> None:
+        self._root = root.absolute()
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(_THREADS, "folder-storage")
+
+    async def put(self, key: str, data: bytes, content_type: str) -> None:
+        path = self._path(key)
+        await self._run(lambda: self._write(path, data, content_type))
+
+    async def head(self, key: str) -> ObjectInfo:
+        path = self._path(key)
+        return await self._run_reading(lambda: _describe(path))
+
+    async def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        path, size = self._path(key), span(start, end)
+
+        def read() -> bytes:
+            with open(path, "rb") as file:
+                file.seek(start)
+                return file.read(-1 if size is None else size)
+
+        return await self._run_reading(read)
+
+    async def stream(self, key: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
+        path, left = self._path(key), span(start, end)
+        file = await self._run_reading(lambda: _open_at(path, start))
+        try:
+            while left is None or left > 0:
+                size = CHUNK_BYTES if left is None else min(CHUNK_BYTES, left)
+                chunk = await self._run(lambda: file.read(size))  # noqa: B023 - awaited before `size` changes
+                if not chunk:
+                    return
+                left = None if left is None else left - len(chunk)
+                yield chunk
+        finally:
+            file.close()
+
+    async def delete_prefix(self, prefix: str) -> int:
+        path = self._root / check_prefix(prefix)
+        return await self._run(lambda: self._remove(path))
+
+    async def presigned_url(self, key: str, expires_s: int) -> str | None:
+        check_key(key)
+        return None
+
+    async def check(self) -> None:
+        def probe() -> None:
+            aside = self._write_aside(b"")
+            aside.unlink()
+            self._drop_stale()
+
+        await self._run(probe)
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _path(self, key: str) -> Path:
+        return self._root / check_key(key)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await loop.run_in_executor(self._threads, work)
+        except TimeoutError as error:
+            raise StorageUnavailable(
+                f"storage folder {self._root} did not answer within {self._timeout_s:g} s; check its disk or mount"
+            ) from error
+        except OSError as error:
+            advice = _ADVICE.get(error.errno or 0, "check its disk, or set FUSEQUEUE_STORAGE_DIR")
+            raise StorageUnavailable(f"storage folder {self._root}: {error.strerror or error}; {advice}") from error
+
+    async def _run_reading(self, work: Callable[[], T]) -> T:
+        try:
+            return await self._run(work)
+        except StorageUnavailable as error:
+            if isinstance(error.__cause__, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+                raise NotFound("no such object in storage") from error
+            raise
+
+    def _write(self, path: Path, data: bytes, content_type: str) -> None:
+        aside = self._write_aside(data)
+        try:
+            for remake in range(_REMAKES + 1):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    self._write_type(path, content_type)
+                    os.replace(aside, path)
+                    break
+                except FileNotFoundError:
+                    if remake == _REMAKES:
+                        raise
+            _flush_directory(path.parent)
+        except IsADirectoryError as error:
+            raise ValueError(f"{path} is a prefix of other keys and no key") from error
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def _write_aside(self, data: bytes) -> Path:
+        folder = self._root / _ASIDE
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = folder / uuid.uuid4().hex
+        with open(aside, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return aside
+
+    def _write_type(self, path: Path, content_type: str) -> None:
+        beside = path.with_name(path.name + _TYPE_SUFFIX)
+        if content_type == _TYPES.get(path.suffix, _UNKNOWN_TYPE):
+            beside.unlink(missing_ok=True)
+        else:
+            os.replace(self._write_aside(content_type.encode()), beside)
+
+    def _remove(self, path: Path) -> int:
+        count = 0
+        if path.is_file():
+            count += _unlink(path)
+        elif path.is_dir():
+            for folder, _, names in os.walk(path, topdown=False):
+                count += sum(_unlink(Path(folder, name)) for name in names if not name.endswith(_TYPE_SUFFIX))
+            shutil.rmtree(path, ignore_errors=True)
+        self._remove_empty(path.parent)
+        return count
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove the directories that a deletion left empty, up to the root."""
+        while folder != self._root and self._root in folder.parents:
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+            folder = folder.parent
+
+    def _drop_stale(self) -> None:
+        for aside in (self._root / _ASIDE).iterdir():
+            try:
+                if time.time() - aside.stat().st_mtime > _ASIDE_LIFE_S:
+                    aside.unlink()
+            except FileNotFoundError:
+                continue
+
+
+def _describe(path: Path) -> ObjectInfo:
+    facts = path.stat()
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    try:
+        content_type = path.with_name(path.name + _TYPE_SUFFIX).read_text("utf-8")
+    except FileNotFoundError:
+        content_type = _TYPES.get(path.suffix, _UNKNOWN_TYPE)
+    return ObjectInfo(facts.st_size, content_type, f"{facts.st_mtime_ns:x}-{facts.st_ino:x}-{facts.st_size:x}")
+
+
+def _open_at(path: Path, start: int) -> BinaryIO:
+    file = open(path, "rb")  # noqa: SIM115 - the stream closes it
+    file.seek(start)
+    return file
+
+
+def _unlink(path: Path) -> int:
+    path.with_name(path.name + _TYPE_SUFFIX).unlink(missing_ok=True)
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    return 1
+
+
+def _flush_directory(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,238 @@
+"""Storage in an S3 bucket, or in one of a server that speaks S3: the only module that does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+from shared.errors import ConfigurationError, NotFound, StorageUnavailable
+from shared.settings import Settings
+from shared.storage.keys import CHUNK_BYTES, ObjectInfo, check_key, check_prefix, span
+
+T = TypeVar("T")
+
+_THREADS = 16
+_ATTEMPTS = 3
+_LONGEST_CONNECT_S = 5.0
+_PAGE_KEYS = 1000  # the most that S3 lists, and deletes, at once
+_PROBE = "health/probe"
+_MISSING = {"NoSuchKey", "404", "NotFound"}
+_DENIED = {"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
+
+
+class S3Storage:
+    """Objects of one bucket, each request bounded by `timeout_s` with its retries.
+
+    boto3 blocks, so its calls run on a few threads of our own; its client is safe to share among them.
+    """
+
+    def __init__(self, client: Any, presigner: Any, *, bucket: str, prefix: str, timeout_s: float) -> None:
+        self._client = client
+        self._presigner = presigner
+        self._bucket = bucket
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(_THREADS, "s3-storage")
+
+    @classmethod
+    def connect(cls, settings: Settings) -> S3Storage:
+        """Build the clients of the settings' bucket; the first request comes later."""
+        assert settings.s3_bucket is not None
+        session = boto3.session.Session()
+        public = settings.s3_public_endpoint_url
+        try:
+            client = _client(session, settings, settings.s3_endpoint_url)
+            presigner = client if public is None else _client(session, settings, public)
+        except ValueError as error:
+            raise ConfigurationError(f"FUSEQUEUE_S3_ENDPOINT_URL or its public one: {error}") from error
+        return cls(
+            client,
+            presigner,
+            bucket=settings.s3_bucket,
+            prefix=settings.s3_prefix,
+            timeout_s=settings.storage_timeout_s,
+        )
+
+    async def put(self, key: str, data: bytes, content_type: str) -> None:
+        name = self._name(key)
+        await self._run(
+            lambda: self._client.put_object(Bucket=self._bucket, Key=name, Body=data, ContentType=content_type)
+        )
+
+    async def head(self, key: str) -> ObjectInfo:
+        name = self._name(key)
+        found = await self._run(lambda: self._client.head_object(Bucket=self._bucket, Key=name))
+        return ObjectInfo(found["ContentLength"], found["ContentType"], found["ETag"].strip('"'))
+
+    async def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        name, size = self._name(key), span(start, end)
+        if size == 0:
+            await self.head(key)
+            return b""
+        return await self._run(lambda: _read_all(self._open(name, start, end)))
+
+    async def stream(self, key: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
+        name, size = self._name(key), span(start, end)
+        if size == 0:
+            await self.head(key)
+            return
+        body = await self._run(lambda: self._open(name, start, end))
+        if body is None:
+            return
+        try:
+            while chunk := await self._run(lambda: body.read(CHUNK_BYTES)):
+                yield chunk
+        finally:
+            body.close()
+
+    async def delete_prefix(self, prefix: str) -> int:
+        name = self._prefix + check_prefix(prefix)
+        count, token = 0, None
+        while True:
+            deleted, token = await self._run(lambda: self._delete_page(name, token))  # noqa: B023 - awaited here
+            count += deleted
+            if token is None:
+                return count
+
+    async def presigned_url(self, key: str, expires_s: int) -> str | None:
+        wanted = {"Bucket": self._bucket, "Key": self._name(key)}
+        url: str = await self._run(
+            lambda: self._presigner.generate_presigned_url("get_object", Params=wanted, ExpiresIn=expires_s)
+        )
+        return url
+
+    async def check(self) -> None:
+        def probe() -> None:
+            self._client.head_bucket(Bucket=self._bucket)
+            name = self._prefix + _PROBE
+            self._client.put_object(Bucket=self._bucket, Key=name, Body=b"")
+            self._client.delete_object(Bucket=self._bucket, Key=name)
+
+        try:
+            await self._run(probe)
+        except NotFound as error:
+            raise self._no_bucket() from error
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+        self._presigner.close()
+
+    def _name(self, key: str) -> str:
+        return self._prefix + check_key(key)
+
+    def _open(self, name: str, start: int, end: int | None) -> Any:
+        """Return the body's stream, or None where the range begins past the object's end."""
+        ranged = {} if start == 0 and end is None else {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
+        try:
+            return self._client.get_object(Bucket=self._bucket, Key=name, **ranged)["Body"]
+        except ClientError as error:
+            if error.response["Error"]["Code"] in {"InvalidRange", "416"}:
+                return None
+            raise
+
+    def _delete_page(self, name: str, token: str | None) -> tuple[int, str | None]:
+        """Delete one page of objects; also return the token of the next, None after the last."""
+        after = {} if token is None else {"ContinuationToken": token}
+        page = self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=_PAGE_KEYS, **after)
+        doomed = [
+            {"Key": found["Key"]}
+            for found in page.get("Contents", ())
+            if found["Key"] == name or found["Key"].startswith(f"{name}/")
+        ]
+        if doomed:
+            answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": doomed, "Quiet": True})
+            for fault in answer.get("Errors", ()):
+                raise ClientError({"Error": {"Code": fault["Code"], "Message": fault["Message"]}}, "DeleteObjects")
+        return len(doomed), page.get("NextContinuationToken")
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await loop.run_in_executor(self._threads, work)
+        except TimeoutError as error:
+            raise StorageUnavailable(
+                f"{self._place} did not answer within {self._timeout_s:g} s; check the network and the server, "
+                "or raise FUSEQUEUE_STORAGE_TIMEOUT_S"
+            ) from error
+        except ClientError as error:
+            raise await self._translated(error) from error
+        except NoCredentialsError as error:
+            raise StorageUnavailable(
+                f"{self._place}: no credentials; set FUSEQUEUE_S3_ACCESS_KEY_ID and FUSEQUEUE_S3_SECRET_ACCESS_KEY"
+            ) from error
+        except BotoCoreError as error:
+            raise StorageUnavailable(
+                f"{self._place} cannot be reached: {error}; check FUSEQUEUE_S3_ENDPOINT_URL and the server"
+            ) from error
+
+    async def _translated(self, error: ClientError) -> NotFound | StorageUnavailable:
+        code = error.response.get("Error", {}).get("Code", "")
+        if code == "NoSuchBucket":
+            return self._no_bucket()
+        if code in _MISSING:
+            # A HEAD has no body to tell a missing bucket from a missing object.
+            return self._no_bucket() if await self._bucket_is_missing() else NotFound("no such object in storage")
+        if code in _DENIED:
+            return StorageUnavailable(
+                f"{self._place}: {code}; check FUSEQUEUE_S3_ACCESS_KEY_ID and that it may list, read, write "
+                "and delete there"
+            )
+        return StorageUnavailable(f"{self._place} answers {code or 'an error'}; see the server's log")
+
+    async def _bucket_is_missing(self) -> bool:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await loop.run_in_executor(self._threads, lambda: self._client.head_bucket(Bucket=self._bucket))
+        except ClientError as error:
+            return error.response.get("Error", {}).get("Code", "") in _MISSING | {"NoSuchBucket"}
+        except (BotoCoreError, TimeoutError):
+            return False
+        return False
+
+    def _no_bucket(self) -> StorageUnavailable:
+        return StorageUnavailable(f"{self._place} does not exist; create the bucket or set FUSEQUEUE_S3_BUCKET")
+
+    @property
+    def _place(self) -> str:
+        return f"bucket {self._bucket!r} at {self._client.meta.endpoint_url}"
+
+
+def _read_all(body: Any) -> bytes:
+    if body is None:
+        return b""
+    try:
+        data: bytes = body.read()
+        return data
+    finally:
+        body.close()
+
+
+def _client(session: boto3.session.Session, settings: Settings, endpoint_url: str | None) -> Any:
+    secret = settings.s3_secret_access_key
+    return session.client(
+        "s3",
+        endpoint_url=endpoint_url,
+        region_name=settings.s3_region,
+        aws_access_key_id=settings.s3_access_key_id,
+        aws_secret_access_key=None if secret is None else secret.get_secret_value(),
+        config=Config(
+            connect_timeout=min(_LONGEST_CONNECT_S, settings.storage_timeout_s),
+            read_timeout=settings.storage_timeout_s / 2,  # so that one silent request leaves time for a second
+            retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+            max_pool_connections=_THREADS,
+            signature_version="s3v4",
+            # Names of buckets as host names need DNS that only AWS is sure to have.
+            s3={"addressing_style": "auto" if endpoint_url is None else "path"},
+            request_checksum_calculation="when_supported",
+            response_checksum_validation="when_supported",
+        ),
+    )

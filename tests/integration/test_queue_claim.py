@@ -1,0 +1,394 @@
+"""Claiming: which signature, whose jobs, how many, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from line_up import MODELS, a_moment, claim, claim_ids, end, lose, put, state_of
+
+from shared.job import Job, Priority, State
+from shared.queue import Claim, Queue, Submission
+from shared.signature import signature
+
+Make = Callable[..., Submission]
+Eventually = Callable[..., Awaitable[None]]
+LONG_MS = 60_000
+
+
+def sig(make_job: Callable[..., Job], **fields: object) -> str:
+    return signature(make_job(**fields))
+
+
+async def test_a_claim_says_all_a_worker_needs(queue: Queue, make_submission: Make) -> None:
+    """Job, signature, epoch and attempt; and the record says who runs it."""
+    one = make_submission()
+    await put(queue, one)
+    (claimed,) = await claim(queue, worker="w7")
+    assert claimed.job == one.job
+    assert (claimed.signature, claimed.epoch, claimed.attempt, claimed.alone) == (one.signature, 1, 1, False)
+    assert claimed.waited_ms >= 0
+    record = await queue.get(one.job.id)
+    assert record is not None
+    assert (record.state, record.worker, record.epoch, record.attempts) == (State.RUNNING, "w7", 1, 1)
+    assert record.started_at_ms is not None
+
+
+async def test_the_lease_starts_at_the_claim(queue: Queue, make_submission: Make) -> None:
+    """A claim that its worker never starts comes back as soon as any other."""
+    (job_id,) = await put(queue, make_submission())
+    await claim(queue)
+    seconds, microseconds = await queue.redis.time()
+    left = await queue.redis.zscore(queue.keys.leases, job_id) - (seconds * 1000 + microseconds / 1000)
+    assert queue.settings.lease_ms - 5000 < left <= queue.settings.lease_ms
+
+
+async def test_nothing_waits_nothing_is_claimed(queue: Queue, make_submission: Make) -> None:
+    """No jobs, no seats, no models, or another model's jobs: nothing, and no error."""
+    assert await claim(queue) == []
+    await put(queue, make_submission(model="other"))
+    assert await claim(queue) == []
+    assert await queue.claim("w1", ["other"], 0) == []
+    assert await queue.claim("w1", [], 8) == []
+    assert len(await queue.claim("w1", ["demo", "other"], 8)) == 1
+
+
+async def test_one_signature_a_batch(queue: Queue, make_submission: Make) -> None:
+    """COUNT would be per stream: a claim over many lanes still keeps to one signature and to its seats."""
+    for width in (64, 128, 192):
+        await put(queue, *[make_submission(width=width, tenant=f"t{at}") for at in range(5)])
+    claimed = await claim(queue, 4)
+    assert len(claimed) == 4
+    assert len({one.signature for one in claimed}) == 1
+
+
+async def test_a_batch_is_filled_by_priority(queue: Queue, make_submission: Make) -> None:
+    """Interactive, then standard, then bulk, within one batch; bulk fills the seats left over."""
+    order = [Priority.BULK, Priority.STANDARD, Priority.INTERACTIVE]
+    ids = {}
+    for priority in order:
+        ids[priority] = await put(queue, *[make_submission(priority=priority) for _ in range(2)])
+    assert await claim_ids(queue, 5) == [*ids[Priority.INTERACTIVE], *ids[Priority.STANDARD], ids[Priority.BULK][0]]
+
+
+async def test_the_most_urgent_signature_is_chosen(queue: Queue, make_submission: Make) -> None:
+    """A signature with an interactive job goes before one that has waited longer for less urgent ones."""
+    await put(queue, make_submission(width=64, priority=Priority.STANDARD))
+    await a_moment(3)
+    (urgent,) = await put(queue, make_submission(width=128, priority=Priority.INTERACTIVE))
+    assert await claim_ids(queue) == [urgent]
+
+
+async def test_among_equals_the_earliest_ripe_goes_first(queue: Queue, make_submission: Make) -> None:
+    """Age decides between signatures of one priority."""
+    ids = []
+    for width in (256, 64, 128):
+        ids += await put(queue, make_submission(width=width))
+        await a_moment(3)
+    assert [(await claim_ids(queue))[0] for _ in ids] == ids
+
+
+async def test_lower_priorities_can_be_left_out(queue: Queue, make_submission: Make) -> None:
+    """A full worker takes interactive jobs only."""
+    await put(queue, make_submission(priority=Priority.STANDARD))
+    assert await claim(queue, lowest=Priority.INTERACTIVE) == []
+    (urgent,) = await put(queue, make_submission(priority=Priority.INTERACTIVE))
+    assert await claim_ids(queue, lowest=Priority.INTERACTIVE) == [urgent]
+
+
+async def test_a_lone_job_waits_for_nothing(queue: Queue, make_submission: Make) -> None:
+    """However long the window: where nobody is known to come, nobody is waited for."""
+    (job_id,) = await put(queue, make_submission(window_ms=LONG_MS))
+    assert await queue.next_ripening(MODELS) == 0
+    assert await claim_ids(queue) == [job_id]
+
+
+async def test_jobs_of_one_request_are_no_sign_of_more(queue: Queue, make_submission: Make) -> None:
+    """Three jobs sent together arrive once: they do not wait for a fourth."""
+    await put(queue, *[make_submission(window_ms=LONG_MS) for _ in range(3)])
+    assert len(await claim(queue)) == 3
+
+
+async def test_jobs_wait_for_likely_company(queue: Queue, make_submission: Make) -> None:
+    """Arrivals close to each other: the next one waits, in nobody's hands, until its seats are full."""
+    await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
+    assert len(await claim(queue)) == 1
+    await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
+    assert await claim(queue) == []
+    ripening = await queue.next_ripening(MODELS)
+    assert ripening is not None
+    assert LONG_MS - 5000 < ripening <= LONG_MS
+    await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
+    assert await claim(queue) == []
+    await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
+    assert await queue.next_ripening(MODELS) == 0
+    assert len(await claim(queue)) == 3
+
+
+async def test_the_window_counts_from_the_arrival(queue: Queue, make_submission: Make, eventually: Eventually) -> None:
+    """Company that does not come keeps a job for its window and no longer."""
+    await put(queue, make_submission(window_ms=80))
+    assert len(await claim(queue)) == 1
+    await put(queue, make_submission(window_ms=80))
+    began = asyncio.get_running_loop().time()
+    assert await claim(queue) == []
+    found: list[object] = []
+
+    async def claimed() -> bool:
+        found.extend(await claim(queue))
+        return bool(found)
+
+    await eventually(claimed, "the window has passed")
+    assert 0.05 < asyncio.get_running_loop().time() - began < 2
+
+
+async def test_the_window_ripens_all_that_waits(queue: Queue, make_submission: Make) -> None:
+    """Ripeness is the line's: whoever waits when it ripens goes along."""
+    first = make_submission(window_ms=LONG_MS, max_batch=8)
+    await put(queue, first)
+    await put(queue, *[make_submission(window_ms=LONG_MS) for _ in range(2)])
+    assert len(await claim(queue)) == 3  # the first was ripe at its arrival, and nobody was there
+
+
+async def test_what_the_workers_learned_decides_how_many_pay(queue: Queue, make_submission: Make) -> None:
+    """Fewer seats than the model's largest batch may be all that pays."""
+    one = make_submission(window_ms=LONG_MS, max_batch=64)
+    await queue.learn_paying(one.signature, 2)
+    await put(queue, one)
+    await claim(queue)
+    await put(queue, make_submission(window_ms=LONG_MS, max_batch=64))
+    assert await claim(queue) == []
+    await put(queue, make_submission(window_ms=LONG_MS, max_batch=64))
+    assert len(await claim(queue)) == 2
+
+
+async def test_a_job_may_need_several_seats(queue: Queue, make_submission: Make) -> None:
+    """Seats are counted, not jobs."""
+    ids = await put(queue, make_submission(n=3), make_submission(n=2), make_submission(n=1))
+    assert await claim_ids(queue, 6) == ids
+    depth = (await queue.queues())[0]
+    assert (depth.waiting_seats, depth.running) == (0, 3)
+
+
+async def test_what_does_not_fit_is_left_and_leads_the_next_batch(queue: Queue, make_submission: Make) -> None:
+    """Smaller jobs behind a large one fill the seats; the large one is first as soon as it fits."""
+    small, large, other = await put(queue, make_submission(), make_submission(n=4), make_submission())
+    assert await claim_ids(queue, 3) == [small, other]
+    later = await put(queue, make_submission(), make_submission())
+    assert await claim_ids(queue, 5) == [large, later[0]]
+
+
+async def test_a_large_job_at_the_head_of_an_empty_batch_is_taken(queue: Queue, make_submission: Make) -> None:
+    """As many seats as it needs are enough."""
+    large, _ = await put(queue, make_submission(n=4), make_submission())
+    assert await claim_ids(queue, 4) == [large]
+
+
+async def test_a_large_job_is_not_starved_by_small_ones(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """Passed over for longer than overdue_ms, it holds the seats of a busy worker free until it fits."""
+    queue = queue_with(overdue_ms=30)
+    (small,) = await put(queue, make_submission())
+    (running,) = await claim(queue, 4)
+    assert running.job.id == small
+    (large,) = await put(queue, make_submission(n=4))
+    await put(queue, *[make_submission() for _ in range(6)])
+    joined = await queue.join("w1", running.signature, 1, models=MODELS)
+    assert len(joined) == 1  # it does not fit; others may go, for now
+    await a_moment(40)
+    assert await queue.join("w1", running.signature, 2, models=MODELS) == []
+    assert await claim(queue, 2) == []
+    for one in (running, joined[0]):
+        await end(queue, one)
+    assert await claim_ids(queue, 4) == [large]
+
+
+async def test_a_worker_too_small_for_a_job_serves_the_others(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """An idle worker that could never take the large job is not stopped by it."""
+    queue = queue_with(overdue_ms=20)
+    large, small = await put(queue, make_submission(n=4), make_submission())
+    assert await claim_ids(queue, 1, "small") == [small]
+    await end(queue, (await _running(queue, small)), "small")
+    await a_moment(30)
+    (next_one,) = await put(queue, make_submission())
+    assert await claim_ids(queue, 1, "small") == [next_one]
+    assert await state_of(queue, large) is State.QUEUED
+
+
+async def _running(queue: Queue, job_id: str) -> Claim:
+    """Return the claim that a job is held by, from its record."""
+    record = await queue.get(job_id)
+    assert record is not None
+    return Claim(record.job, "", record.epoch, record.epoch, False, 0)
+
+
+async def test_a_signature_that_does_not_fit_does_not_hide_the_next(queue: Queue, make_submission: Make) -> None:
+    """A worker with few free seats starts what fits."""
+    await put(queue, make_submission(n=4, width=64))
+    await a_moment(3)
+    (other,) = await put(queue, make_submission(width=128))
+    assert await claim_ids(queue, 2) == [other]
+
+
+async def test_a_running_batch_takes_jobs_ripe_or_not(queue: Queue, make_submission: Make) -> None:
+    """Ripeness gates the start only."""
+    await put(queue, make_submission(window_ms=LONG_MS))
+    (running,) = await claim(queue)
+    ids = await put(queue, make_submission(window_ms=LONG_MS), make_submission(window_ms=LONG_MS))
+    assert await claim(queue) == []
+    joined = await queue.join("w1", running.signature, 1, models=MODELS)
+    assert [one.job.id for one in joined] == ids[:1]
+    assert await queue.join("w1", running.signature, 0, models=MODELS) == []
+
+
+async def test_joining_takes_its_own_signature_only(queue: Queue, make_submission: Make) -> None:
+    """Nothing of another one, and nothing where nothing is known."""
+    await put(queue, make_submission(width=128))
+    assert await queue.join("w1", make_submission(width=64).signature, 8, models=MODELS) == []
+
+
+async def test_joining_stops_while_another_signature_is_overdue(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """One popular signature cannot keep the worker for ever."""
+    queue = queue_with(overdue_ms=30)
+    await put(queue, make_submission(width=64))
+    (running,) = await claim(queue)
+    await put(queue, make_submission(width=128))
+    ids = await put(queue, *[make_submission(width=64) for _ in range(3)])
+    joined = await queue.join("w1", running.signature, 1, models=MODELS)
+    assert [one.job.id for one in joined] == ids[:1]
+    await a_moment(40)
+    assert await queue.join("w1", running.signature, 8, models=MODELS) == []
+    (urgent,) = await put(queue, make_submission(width=64, priority=Priority.INTERACTIVE))
+    joined = await queue.join("w1", running.signature, 8, models=MODELS)
+    assert [one.job.id for one in joined] == [urgent]  # it would go first in any case
+    await claim(queue)
+    assert len(await queue.join("w1", running.signature, 8, models=MODELS)) == 2
+
+
+async def test_another_models_overdue_jobs_are_not_this_workers_matter(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """Only models that the worker serves count."""
+    queue = queue_with(overdue_ms=20)
+    await put(queue, make_submission(model="other"), make_submission())
+    (running,) = await claim(queue)
+    await put(queue, make_submission())
+    await a_moment(30)
+    assert len(await queue.join("w1", running.signature, 8, models=MODELS)) == 1
+
+
+async def test_a_lost_job_comes_alone(queue: Queue, make_submission: Make) -> None:
+    """It has no company from its own claim, and joins no batch."""
+    ids = await put(queue, *[make_submission() for _ in range(3)])
+    await claim(queue, 1)
+    await lose(queue, ids[0])
+    assert await queue.reclaim() == [ids[0]]
+    joined = await queue.join("w2", make_submission().signature, 1, models=MODELS)
+    assert [one.job.id for one in joined] == [ids[1]]
+    (again,) = await claim(queue, 8, "w2")
+    assert (again.job.id, again.alone, again.attempt) == (ids[0], True, 2)
+    (last,) = await claim(queue, 8, "w2")
+    assert (last.job.id, last.alone) == (ids[2], False)
+
+
+async def test_a_lost_bulk_job_lets_urgent_ones_pass_for_a_while(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """Priority holds, but not for longer than overdue_ms."""
+    queue = queue_with(overdue_ms=40)
+    (bulk,) = await put(queue, make_submission(priority=Priority.BULK))
+    await claim(queue)
+    await lose(queue, bulk)
+    await queue.reclaim()
+    urgent = await put(queue, *[make_submission(priority=Priority.INTERACTIVE) for _ in range(2)])
+    assert await claim_ids(queue, 1) == urgent[:1]
+    await a_moment(50)
+    assert await claim_ids(queue, 1) == [bulk]
+
+
+async def test_a_worker_waits_for_the_next_wakeup(queue: Queue, make_submission: Make) -> None:
+    """A blocked worker is told of a submit at once, and none between two waits is missed."""
+    await queue.wait_wakeup(2)  # the first returns at once
+    began = asyncio.get_running_loop().time()
+    waiting = asyncio.create_task(queue.wait_wakeup(2))
+    await a_moment(20)
+    await put(queue, make_submission())
+    await waiting
+    await claim(queue)
+    await put(queue, make_submission())
+    await queue.wait_wakeup(2)
+    assert asyncio.get_running_loop().time() - began < 1.5
+
+
+async def test_a_wait_ends_by_itself(queue: Queue) -> None:
+    """At its timeout, with nothing to tell."""
+    await queue.wait_wakeup(1)
+    began = asyncio.get_running_loop().time()
+    await queue.wait_wakeup(0.05)
+    assert 0.03 < asyncio.get_running_loop().time() - began < 1
+
+
+async def test_a_submit_that_changes_nothing_wakes_nobody(queue: Queue, make_submission: Make) -> None:
+    """Workers that can do nothing more are left alone; the wake-up stream stays small."""
+    await put(queue, make_submission())
+    before = await queue.redis.xrevrange(queue.keys.wakeup, count=1)
+    await put(queue, make_submission())
+    assert await queue.redis.xrevrange(queue.keys.wakeup, count=1) == before
+    for width in range(64, 64 + 16 * 40, 16):
+        await put(queue, make_submission(width=width))
+    assert await queue.redis.xlen(queue.keys.wakeup) <= 16
+
+
+async def test_a_line_whose_group_is_lost_is_found_again(queue: Queue, make_submission: Make) -> None:
+    """A failover may lose the group: made again from 0, it skips nothing and runs nothing twice."""
+    ids = await put(queue, *[make_submission() for _ in range(3)])
+    (running,) = await claim(queue, 1)
+    lane = queue.keys.lane(running.signature, "standard", "default")
+    await queue.redis.xgroup_destroy(lane, "workers")
+    assert await claim_ids(queue, 8) == ids[1:]
+    assert await end(queue, running)
+
+
+async def test_rubbish_in_a_lane_goes_to_the_dead_letters(queue: Queue, make_submission: Make) -> None:
+    """An entry without a record, or none of ours, is dropped and told of; the line goes on."""
+    gone, good = await put(queue, make_submission(), make_submission())
+    lane = queue.keys.lane(make_submission().signature, "standard", "default")
+    await queue.redis.delete(queue.keys.job(gone))
+    await queue.redis.xadd(lane, {"what": "is this"})
+    assert await claim_ids(queue) == [good]
+    letters, more = await queue.dead_letters()
+    assert more is None
+    assert {letter.reason for letter in letters} == {"no_record"}
+    assert gone in {letter.id for letter in letters}
+    assert len(letters) == 2
+    await end(queue, await _running(queue, good))
+    assert await queue.queues() == []
+
+
+async def test_an_unreadable_job_fails_and_the_others_run(queue: Queue, make_submission: Make) -> None:
+    """A wire form of another version ends in the dead letters, with a word to its client."""
+    bad, good = await put(queue, make_submission(), make_submission())
+    await queue.redis.hset(queue.keys.job(bad), "job", '{"schema_version": 99}')
+    assert await claim_ids(queue) == [good]
+    assert await queue.redis.hget(queue.keys.job(bad), "state") == "failed"
+    letters, _ = await queue.dead_letters()
+    assert [(letter.id, letter.reason) for letter in letters] == [(bad, "undecodable")]
+
+
+async def test_bytes_that_are_no_text_do_not_stop_a_claim(queue: Queue, make_submission: Make) -> None:
+    """Whatever lies in a hash, the claim answers."""
+    bad, good = await put(queue, make_submission(), make_submission())
+    await queue.redis.hset(queue.keys.job(bad), "job", b"\xff\xfe{")
+    assert await claim_ids(queue) == [good]
+
+
+async def test_a_passed_deadline_is_not_run(queue: Queue, make_submission: Make) -> None:
+    """It expires instead, and the seats go to the next."""
+    late, good = await put(queue, make_submission(deadline_at_ms=1), make_submission())
+    assert await claim_ids(queue) == [good]
+    assert await state_of(queue, late) is State.EXPIRED

@@ -1,0 +1,64 @@
+"""A job's hash, read as a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shared.job import Artifact, Failure, Fusing, Job, Outcome, Phase, Progress, State, Timings, encode
+from shared.queue.records import outcome_fields, paired, record
+
+
+def test_a_fresh_job_has_no_result(make_job: Callable[..., Job]) -> None:
+    """What a submit writes is enough for a record."""
+    job = make_job()
+    made = record({"job": encode(job), "state": "queued", "event": "5-0"})
+    assert made is not None
+    assert (made.job, made.state, made.event_id) == (job, State.QUEUED, "5-0")
+    assert (made.artifacts, made.error, made.fusing, made.started_at_ms) == ((), None, None, None)
+
+
+def test_an_outcome_comes_back_as_it_went_in(make_job: Callable[..., Job]) -> None:
+    """Nothing of a result is lost between the settle script and a reader."""
+    outcome = Outcome(
+        state=State.FAILED,
+        artifacts=(Artifact(index=0, key="k", content_type="image/png", bytes=3, width=8, height=8, seed=7),),
+        error=Failure(code="inference_failed", message='a "quoted"\nreason', retryable=True),
+        fusing=Fusing(forwards=3, max_jobs=2, mean_rows=1.5, alone_reason=None),
+        timings=Timings(queue_ms=1, load_ms=2, inference_ms=3, upload_ms=4),
+        gpu_seconds=0.1,
+    )
+    state, artifacts, error, fusing, timings, seconds = outcome_fields(outcome)
+    made = record(
+        {
+            "job": encode(make_job()),
+            "state": state,
+            "artifacts": artifacts,
+            "error": error,
+            "fusing": fusing,
+            "timings": timings,
+        }
+    )
+    assert made is not None
+    assert (made.state, made.artifacts, made.error) == (outcome.state, outcome.artifacts, outcome.error)
+    assert (made.fusing, made.timings, float(seconds)) == (outcome.fusing, outcome.timings, 0.1)
+
+
+def test_progress_and_phase_are_read(make_job: Callable[..., Job]) -> None:
+    """Numbers come as text from Redis."""
+    fields = {"job": encode(make_job()), "state": "running", "phase": "denoising", "step": "3", "total": "8"}
+    made = record(fields)
+    assert made is not None
+    assert (made.phase, made.progress) == (Phase.DENOISING, Progress(step=3, total=8))
+
+
+def test_what_cannot_be_read_is_no_record() -> None:
+    """Another version's job, or rubbish, never raises into a listing."""
+    assert record({}) is None
+    assert record({"state": "queued"}) is None
+    assert record({"job": "{not json", "state": "queued"}) is None
+    assert record({"job": '{"schema_version": 2}', "state": "queued"}) is None
+
+
+def test_flat_answers_are_paired() -> None:
+    """Scripts answer a hash as a flat list."""
+    assert paired(["a", "1", "b", "2"]) == {"a": "1", "b": "2"}

@@ -1,0 +1,72 @@
+"""The signature: equal exactly when all shared fields are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import pytest
+
+from shared.job import PER_JOB, Adapter, InputRef, Job, OutputFormat, Priority, Sharing, sharing
+from shared.signature import signature
+
+OTHER: dict[str, Any] = {
+    "id": "job_other",
+    "tenant": "other",
+    "created_at_ms": 1,
+    "priority": Priority.BULK,
+    "deadline_at_ms": 5,
+    "metadata": {"a": "b"},
+    "batch_id": "b1",
+    "model": "other",
+    "width": 128,
+    "height": 128,
+    "frames": 2,
+    "adapters": (Adapter(id="lora"),),
+    "task": "image_to_image",
+    "prompt": "another",
+    "negative_prompt": "blurry",
+    "n": 3,
+    "seed": 99,
+    "steps": 30,
+    "guidance_scale": 9.5,
+    "scheduler": "ddim",
+    "strength": 0.4,
+    "image": InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=8, height=8),
+    "reproducible": True,
+    "output_format": OutputFormat.WEBP,
+    "output_quality": 50,
+    "embed_parameters": True,
+}
+
+
+def test_every_field_is_tried() -> None:
+    """A new field of Job must be added to the table above."""
+    assert set(OTHER) == set(Job.model_fields) - {"schema_version"}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_only_a_shared_field_changes_the_signature(name: str, make_job: Callable[..., Job]) -> None:
+    """Jobs that differ in one field part ways exactly when that field is shared by a fused forward."""
+    job = make_job()
+    other = job.model_copy(update={name: OTHER[name]})
+    assert (signature(job) != signature(other)) == (sharing(name) is Sharing.SHARED)
+
+
+def test_an_unmarked_field_counts_as_shared() -> None:
+    """A forgotten mark costs speed, never a wrong picture."""
+
+    class Extended(Job):
+        unmarked: int = 0
+        marked: Annotated[int, PER_JOB] = 0
+
+    marks = {name: field.metadata for name, field in Extended.model_fields.items()}
+    assert not [mark for mark in marks["unmarked"] if isinstance(mark, Sharing)]
+    assert PER_JOB in marks["marked"]
+
+
+def test_the_signature_can_stand_in_a_key(make_job: Callable[..., Job]) -> None:
+    """It holds no bar, which parts the names in a key, and tells an operator what waits."""
+    made = signature(make_job(model="org/model-1.0", width=512, height=768))
+    assert "|" not in made
+    assert made.startswith("org/model-1.0:512x768x1:")
