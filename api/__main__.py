@@ -1,0 +1,89 @@
+"""`python -m api`: one API process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from socket import socket
+from types import FrameType
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from api.app import create_app
+from shared import log, settings
+from shared.errors import FusequeueError
+from shared.settings import Settings
+
+MAX_HEAD_BYTES = 64 * 1024
+KEEP_ALIVE_S = 15
+DRAIN_S = 20
+BACKLOG = 1024
+
+
+class Server(uvicorn.Server):
+    """Tells the streams to end before it waits for the connections to close."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        services = getattr(self._app.state, "services", None)
+        if services is not None:
+            services.closing.set()
+        await super().shutdown(sockets)
+
+
+def server(configured: Settings, *, host: str, port: int) -> Server:
+    """Return a server that is ready to be run, with bounds on what a client can make it hold."""
+    app = create_app(configured)
+    proxies = configured.trusted_proxies
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=proxies is not None,
+        forwarded_allow_ips=proxies,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=DRAIN_S,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+    )
+    return Server(config, app)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; an error of the set-up is told in one line."""
+    parser = argparse.ArgumentParser(prog="python -m api", description="One API process of fusequeue.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    asked = parser.parse_args(arguments)
+    try:
+        configured = settings.load()
+        log.configure(configured.log_level)
+        serving = server(configured, host=asked.host, port=asked.port)
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, _nothing)  # once it has stopped, the server raises again what stopped it
+        asyncio.run(serving.serve())
+    except FusequeueError as error:
+        structlog.get_logger().error("api_stopped", code=error.code, error=error.message)
+        return 1
+    return 0 if serving.started else 1
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """Being told to stop is no error: the exit status stays 0."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

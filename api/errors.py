@@ -1,0 +1,231 @@
+"""What a client is told when something is wrong: one table from error code to HTTP status, one body for all.
+
+Every error of every path is `application/problem+json` (RFC 9457), with an `error` object that OpenAI's SDKs read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from shared.errors import FusequeueError, InvalidRequest, NotFound, QueueFull, Unavailable
+
+log = structlog.get_logger()
+
+UNAVAILABLE_RETRY_S = 2
+MAX_DETAIL_CHARS = 1_000
+MAX_PARAM_CHARS = 128
+
+
+class InvalidJson(InvalidRequest):
+    code = "invalid_json"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    code = "unsupported_media_type"
+
+
+class MethodNotAllowed(InvalidRequest):
+    code = "method_not_allowed"
+
+
+class RequestTimeout(InvalidRequest):
+    code = "request_timeout"
+
+
+class TooManyLines(InvalidRequest):
+    code = "too_many_lines"
+
+
+class TooManyStreams(Unavailable):
+    code = "too_many_streams"
+
+
+class NotReady(Unavailable):
+    code = "not_ready"
+
+
+class RangeNotSatisfiable(InvalidRequest):
+    """The range asked for lies outside of an artifact of `size` bytes."""
+
+    code = "range_not_satisfiable"
+
+    def __init__(self, message: str, *, size: int) -> None:
+        super().__init__(message, param="Range")
+        self.size = size
+
+
+# code -> (HTTP status, title). A code that is not here is an internal error.
+STATUSES: Mapping[str, tuple[int, str]] = {
+    "invalid_json": (400, "The body is not JSON"),
+    "bad_request": (400, "The request cannot be read"),
+    "not_found": (404, "Not found"),
+    "model_not_found": (404, "No such model"),
+    "method_not_allowed": (405, "The method is not allowed here"),
+    "request_timeout": (408, "The request body did not arrive in time"),
+    "conflict": (409, "The state does not allow this"),
+    "payload_too_large": (413, "The body is too large"),
+    "unsupported_media_type": (415, "The content type is not supported"),
+    "range_not_satisfiable": (416, "The range cannot be served"),
+    "invalid_request": (422, "The request is invalid"),
+    "too_many_lines": (422, "The bulk request has too many lines"),
+    "invalid_input_image": (422, "The input image cannot be used"),
+    "idempotency_key_reused": (422, "The Idempotency-Key was used with another body"),
+    "queue_full": (429, "The queue is full"),
+    "internal_error": (500, "Internal error"),
+    "unavailable": (503, "Temporarily unavailable"),
+    "redis_unavailable": (503, "The queue is temporarily unavailable"),
+    "storage_unavailable": (503, "The storage is temporarily unavailable"),
+    "too_many_streams": (503, "Too many clients are waiting on streams"),
+    "not_ready": (503, "Not ready"),
+    "incompatible_redis": (503, "The queue's Redis is not usable"),
+}
+
+_CODES_BY_STATUS = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
+_TYPES_BY_STATUS = {404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error", 503: "unavailable_error"}
+
+
+class ErrorObject(BaseModel):
+    """The same error as OpenAI's SDKs read it."""
+
+    message: str
+    type: str = Field(examples=["invalid_request_error"])
+    param: str | None = Field(description="The field, parameter or header at fault.", examples=["width"])
+    code: str = Field(examples=["invalid_request"])
+
+
+class Problem(BaseModel):
+    """Every error of this API."""
+
+    type: str = Field(examples=["urn:fusequeue:error:invalid_request"])
+    title: str
+    status: int
+    detail: str = Field(examples=["width must be 64 to 128, not 4096"])
+    code: str = Field(description="Stable, for programs.", examples=["invalid_request"])
+    request_id: str
+    error: ErrorObject
+
+
+def status_of(code: str) -> int:
+    """Return the HTTP status of an error code."""
+    return STATUSES.get(code, STATUSES["internal_error"])[0]
+
+
+def describe(error: FusequeueError) -> dict[str, Any]:
+    """Return the error as one line of a bulk answer tells it."""
+    known = error.code in STATUSES
+    told: dict[str, Any] = {
+        "code": error.code if known else "internal_error",
+        "message": error.message[:MAX_DETAIL_CHARS] if known else "internal error",
+        "param": None if error.param is None else error.param[:MAX_PARAM_CHARS],
+        "status": status_of(error.code),
+        "retryable": error.retryable,
+    }
+    if isinstance(error, QueueFull):
+        told["retry_after_s"] = error.retry_after_s
+    return told
+
+
+def problem(
+    scope: Mapping[str, Any],
+    code: str,
+    detail: str,
+    *,
+    param: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return the answer that tells of an error; an unknown `code` is told as an internal error, without its words."""
+    if code not in STATUSES:
+        code, detail, param = "internal_error", "something went wrong on our side", None
+    status, title = STATUSES[code]
+    detail = detail[:MAX_DETAIL_CHARS]
+    param = None if param is None else param[:MAX_PARAM_CHARS]
+    kind = _TYPES_BY_STATUS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    body = Problem(
+        type=f"urn:fusequeue:error:{code}",
+        title=title,
+        status=status,
+        detail=_printable(detail),
+        code=code,
+        request_id=str(scope.get("request_id", "")),
+        error=ErrorObject(message=_printable(detail), type=kind, param=param and _printable(param), code=code),
+    )
+    return Response(
+        body.model_dump_json(),
+        status,
+        media_type="application/problem+json",
+        headers={**({"x-should-retry": "false"} if status == 409 else {}), **(headers or {})},
+    )
+
+
+def for_error(scope: Mapping[str, Any], error: FusequeueError) -> Response:
+    """Return the answer that tells a client of one of our own errors."""
+    headers = {}
+    if isinstance(error, QueueFull):
+        headers["Retry-After"] = str(max(1, error.retry_after_s))
+    elif isinstance(error, Unavailable):
+        headers["Retry-After"] = str(UNAVAILABLE_RETRY_S)
+    elif isinstance(error, RangeNotSatisfiable):
+        headers["Content-Range"] = f"bytes */{error.size}"
+    if status_of(error.code) >= 500:
+        log.warning("request_failed", code=error.code, reason=error.message)
+    return problem(scope, error.code, error.message, param=error.param, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of `app` a problem."""
+    app.add_exception_handler(FusequeueError, _own)
+    app.add_exception_handler(RequestValidationError, _parameters)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientDisconnect, _gone)
+
+
+async def _own(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FusequeueError)
+    return for_error(request.scope, error)
+
+
+async def _parameters(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    fault = error.errors()[0]
+    param = str(fault["loc"][-1]) if fault["loc"] else None
+    if fault["loc"][:1] == ("path",):
+        return for_error(request.scope, NotFound(f"there is nothing here: {param}: {fault['msg']}", param=param))
+    return for_error(request.scope, InvalidRequest(f"{param}: {fault['msg']}", param=param))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _CODES_BY_STATUS.get(error.status_code, "internal_error" if error.status_code >= 500 else "bad_request")
+    detail = error.detail
+    if code == "not_found":
+        detail = f"there is no {request.scope['path'][:200]} here; GET /docs lists the paths"
+    elif code == "method_not_allowed":
+        detail = f"{request.method[:20]} is not allowed on {request.scope['path'][:200]}"
+        return problem(request.scope, code, detail, headers={**(error.headers or {}), **_allowed(request)})
+    return problem(request.scope, code, detail, headers=error.headers)
+
+
+def _allowed(request: Request) -> dict[str, str]:
+    """Return all methods of the path: the router tells those of the first route that it found."""
+    path = getattr(request.scope.get("route"), "path", "")
+    methods = request.app.openapi()["paths"].get(path)
+    return {"Allow": ", ".join(sorted(method.upper() for method in methods))} if methods else {}
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """The client left while its body was being read: nobody will see this."""
+    return problem(request.scope, "bad_request", "the client disconnected")
+
+
+def _printable(text: str) -> str:
+    """Lone surrogates cannot be encoded; a client's own words may hold them."""
+    return text.encode("utf-8", "replace").decode("utf-8")

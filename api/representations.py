@@ -1,0 +1,188 @@
+"""How a job looks from outside."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.job import Artifact, InputRef, Job, JobRecord, OutputFormat, Phase, Priority, State, Task
+from shared.queue import Place
+
+_EXAMPLE_ID = "job_01ja3v5c8zq3m7x2r4t6w8y0ab"
+
+
+class ProgressObject(BaseModel):
+    """Denoising steps done of those to do, over all of the job's pictures."""
+
+    step: int
+    total: int
+    percent: int = Field(ge=0, le=100)
+
+
+class QueueObject(BaseModel):
+    """A waiting job's place; position 0 is next. None where it is not known."""
+
+    position: int | None
+    eta_s: float | None = Field(description="Seconds until the job is expected to be finished.")
+
+
+class ImageObject(BaseModel):
+    """The stored picture that a job starts from."""
+
+    id: str
+    content_type: str
+    bytes: int
+    width: int
+    height: int
+
+
+class ArtifactObject(BaseModel):
+    """One finished picture; `flagged` by the model's safety checker."""
+
+    index: int
+    url: str
+    content_type: str
+    bytes: int
+    width: int
+    height: int
+    seed: int
+    flagged: bool
+
+
+class FailureObject(BaseModel):
+    """Why a job did not succeed; `retryable` says whether the same job may succeed later."""
+
+    code: str
+    message: str
+    param: str | None
+    retryable: bool
+
+
+class MetricsObject(BaseModel):
+    """Where the time went, in milliseconds; null means not reached."""
+
+    queue_ms: int | None
+    load_ms: int | None
+    inference_ms: int | None
+    upload_ms: int | None
+
+
+class FusingObject(BaseModel):
+    """The job's company over its denoiser forwards; `alone_reason` says why it never had any."""
+
+    forwards: int
+    max_jobs: int
+    mean_rows: float
+    alone_reason: str | None
+
+
+class UrlsObject(BaseModel):
+    self: str
+    cancel: str
+    events: str
+
+
+class JobObject(BaseModel):
+    """A job: what was asked for, with every default resolved, and what has become of it.
+
+    Times are ISO 8601 in UTC with milliseconds.
+    """
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+    id: str = Field(examples=[_EXAMPLE_ID])
+    object: Literal["job"] = "job"
+    status: State
+    phase: Phase | None = Field(description="What a running job is doing.")
+    model: str
+    task: Task
+    created_at: str = Field(examples=["2026-01-31T12:00:00.000Z"])
+    started_at: str | None
+    finished_at: str | None
+    expires_at: str | None = Field(description="When the job and its pictures will be deleted.")
+    deadline_at: str | None
+    cancel_requested: bool
+    attempts: int
+    progress: ProgressObject
+    queue: QueueObject | None = Field(description="Only while the job waits.")
+    prompt: str
+    negative_prompt: str
+    width: int
+    height: int
+    steps: int
+    guidance_scale: float
+    seed: int
+    n: int
+    scheduler: str | None
+    image: ImageObject | None
+    strength: float | None
+    reproducible: bool
+    output_format: OutputFormat
+    output_quality: int
+    embed_parameters: bool
+    priority: Priority
+    metadata: dict[str, str]
+    batch_id: str | None
+    artifacts: list[ArtifactObject]
+    error: FailureObject | None
+    metrics: MetricsObject
+    fusing: FusingObject | None = Field(description="Null until the job has run.")
+    urls: UrlsObject
+
+
+def iso(at_ms: int | None) -> str | None:
+    """Return a moment as ISO 8601 in UTC."""
+    if at_ms is None:
+        return None
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def job_object(record: JobRecord, base_url: str, place: Place | None = None) -> JobObject:
+    """Return `record` as its client sees it, with URLs below `base_url`."""
+    job, here = record.job, f"{base_url}/v1/jobs/{record.job.id}"
+    timings, fusing = record.timings, record.fusing
+    return JobObject(
+        **_request(job),
+        status=record.state,
+        phase=record.phase if record.state is State.RUNNING else None,
+        created_at=iso(job.created_at_ms) or "",
+        started_at=iso(record.started_at_ms),
+        finished_at=iso(record.finished_at_ms),
+        expires_at=iso(record.expires_at_ms),
+        deadline_at=iso(job.deadline_at_ms),
+        cancel_requested=record.cancel_requested,
+        attempts=record.attempts,
+        progress=ProgressObject(
+            step=record.progress.step, total=record.progress.total, percent=min(100, record.progress.percent)
+        ),
+        queue=_queue(place) if record.state is State.QUEUED else None,
+        image=_image(job.image),
+        artifacts=[_artifact(artifact, here) for artifact in record.artifacts],
+        error=None if record.error is None else FailureObject(**record.error.model_dump()),
+        metrics=MetricsObject(**timings.model_dump()),
+        fusing=None if fusing is None else FusingObject(**fusing.model_dump()),
+        urls=UrlsObject(self=here, cancel=f"{here}/cancel", events=f"{here}/events"),
+    )
+
+
+_SAID_AGAIN = frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - {"image"}
+
+
+def _request(job: Job) -> dict[str, Any]:
+    return {name: getattr(job, name) for name in _SAID_AGAIN}
+
+
+def _queue(place: Place | None) -> QueueObject:
+    if place is None:
+        return QueueObject(position=None, eta_s=None)
+    return QueueObject(position=place.position, eta_s=place.eta_s)
+
+
+def _image(image: InputRef | None) -> ImageObject | None:
+    return None if image is None else ImageObject(**image.model_dump(exclude={"key"}))
+
+
+def _artifact(artifact: Artifact, job_url: str) -> ArtifactObject:
+    return ArtifactObject(url=f"{job_url}/artifacts/{artifact.index}", **artifact.model_dump(exclude={"key"}))

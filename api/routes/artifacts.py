@@ -1,0 +1,108 @@
+"""Finished pictures."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, Field
+from starlette.responses import RedirectResponse, Response
+
+from api import ranges
+from api.answers import find
+from api.documented import problems
+from api.streaming import Streamed
+from api.visit import Here
+from shared.errors import NotFound
+from shared.job import Artifact, JobRecord
+from shared.storage import Storage
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+_BYTES = {"content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}
+_IMMUTABLE = "private, max-age=86400, immutable"
+
+
+class Conditions(BaseModel):
+    """What a client has already, and which part it wants."""
+
+    range: str | None = Field(None, examples=["bytes=0-1023"])
+    if_range: str | None = None
+    if_none_match: str | None = None
+
+
+@router.head("/{job_id}/artifacts/{index}", include_in_schema=False)
+@router.get(
+    "/{job_id}/artifacts/{index}",
+    responses=problems(404, 416, 422, 503)
+    | {
+        200: {"description": "The picture.", **_BYTES},
+        206: {"description": "The part of it that `Range` asks for.", **_BYTES},
+        304: {"description": "As the client has it already."},
+        307: {"description": "With `redirect=true`: where the storage itself serves it, for a while."},
+    },
+)
+async def artifact(
+    request: Request,
+    job_id: str,
+    index: int,
+    here: Here,
+    asked: Annotated[Conditions, Header()],
+    redirect: Annotated[bool, Query(description="Answer 307 to a signed URL, where the storage has them.")] = False,
+) -> Response:
+    """Read one picture of a job, or a part of it."""
+    found = _pick(await find(job_id, here), index)
+    if redirect:
+        url = await here.parts.storage.presigned_url(found.key, here.parts.settings.presign_expires_s)
+        if url is not None:
+            return RedirectResponse(url, 307, {"Cache-Control": "no-store"})
+    etag = f'"{hashlib.sha256(found.key.encode()).hexdigest()[:32]}"'  # a key is written once
+    headers = {
+        "ETag": etag,
+        "Accept-Ranges": "bytes",
+        "Cache-Control": _IMMUTABLE,
+        "Content-Type": found.content_type,
+        "Content-Disposition": f'inline; filename="{job_id}-{index}.{found.key.rpartition(".")[2]}"',
+        "X-Content-Type-Options": "nosniff",
+    }
+    if asked.if_none_match is not None and etag in asked.if_none_match:
+        return Response(status_code=304, headers=headers)
+    part = ranges.requested(asked.range, found.bytes) if asked.if_range in (None, etag) else None
+    start, end = part or (0, found.bytes)
+    headers["Content-Length"] = str(end - start)
+    if part:
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{found.bytes}"
+    if request.method == "HEAD":
+        return Response(status_code=206 if part else 200, headers=headers)
+    pieces = await _opened(here.parts.storage, found.key, start, end)
+    return Streamed(pieces, status_code=206 if part else 200, headers=headers)
+
+
+def _pick(record: JobRecord, index: int) -> Artifact:
+    for found in record.artifacts:
+        if found.index == index:
+            return found
+    raise NotFound(
+        f"job {record.job.id} is {record.state.value} and has {len(record.artifacts)} artifacts, none number {index}",
+        param="index",
+    )
+
+
+async def _opened(storage: Storage, key: str, start: int, end: int) -> AsyncGenerator[bytes]:
+    """Return the pieces with the first one read, so that what is missing or away can still be told by a status."""
+    pieces = storage.stream(key, start, end)
+    try:
+        first = await anext(pieces)
+    except StopAsyncIteration:
+        first = b""
+    except NotFound:
+        raise NotFound("the picture is no longer in storage", param="index") from None
+
+    async def whole() -> AsyncGenerator[bytes]:
+        yield first
+        async for piece in pieces:
+            yield piece
+
+    return whole()

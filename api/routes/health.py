@@ -1,0 +1,66 @@
+"""Whether this API is alive, and whether it can do its work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from api.documented import problems
+from api.errors import NotReady
+from api.services import Parts, Services
+from shared import metrics
+from shared.errors import FusequeueError
+from shared.queue import QueueDepth
+
+router = APIRouter(tags=["operations"])
+
+CHECK_TIMEOUT_S = 5.0
+
+
+@router.get("/healthz", responses=problems())
+async def alive() -> dict[str, str]:
+    """Say that the process answers; it asks nothing of Redis or the storage."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", responses=problems(503))
+async def ready(parts: Parts) -> dict[str, str]:
+    """Say that jobs can be taken: Redis is there and usable, the storage can be written, the API is not stopping."""
+    if parts.closing.is_set():
+        raise NotReady("the API is stopping")
+    faults = await asyncio.gather(_fault("redis", parts.queue.check()), _fault("storage", parts.storage.check()))
+    told = [fault for fault in faults if fault is not None]
+    if told:
+        raise NotReady("; ".join(told))
+    return {"status": "ready", "redis": "ok", "storage": "ok"}
+
+
+@router.get("/metrics", include_in_schema=False)
+async def prometheus(parts: Parts) -> Response:
+    """Return the metrics of this process, with the queue's depth as of now."""
+    await _read_depths(parts)
+    return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
+
+
+async def _fault(part: str, check: Awaitable[None]) -> str | None:
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            await check
+    except FusequeueError as error:
+        return f"{part}: {error.message}"
+    except TimeoutError:
+        return f"{part}: no answer within {CHECK_TIMEOUT_S:.0f} s"
+    return None
+
+
+async def _read_depths(parts: Services) -> None:
+    """Set the gauges of the queue; without Redis they are empty, and the scrape still tells the rest."""
+    depths: list[QueueDepth] = []
+    with contextlib.suppress(FusequeueError, TimeoutError):
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            depths = await parts.queue.queues()
+    metrics.show_depths(depths)

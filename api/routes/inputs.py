@@ -1,0 +1,59 @@
+"""Pictures to start from."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.datastructures import UploadFile
+from starlette.responses import Response
+
+from api.bodies import UPLOAD_TYPES, require_type
+from api.documented import problems, upload_body
+from api.representations import iso
+from api.services import Parts
+from api.tenancy import Tenant
+from shared import inputs
+from shared.clock import now_ms
+from shared.errors import InputRejected, InvalidRequest
+
+router = APIRouter(prefix="/v1/inputs", tags=["inputs"])
+
+# What a multipart body holds beside the file itself: boundaries and the heads of a few parts.
+OVERHEAD_BYTES = 64 * 1024
+
+
+class InputObject(BaseModel):
+    """A stored picture; its `id` goes into `image` of a job. The same picture has the same id."""
+
+    id: str = Field(examples=["in_0123456789abcdef0123456789abcdef"])
+    object: str = "input"
+    width: int
+    height: int
+    content_type: str
+    bytes: int
+    expires_at: str = Field(description="When it is deleted, unless it is uploaded or used again before.")
+
+
+@router.post(
+    "",
+    status_code=201,
+    openapi_extra=upload_body(),
+    responses=problems(400, 408, 413, 415, 422, 503) | {201: {"model": InputObject}},
+)
+async def upload(request: Request, tenant: Tenant, parts: Parts) -> Response:
+    """Upload a PNG, JPEG or WebP as the multipart field `file`."""
+    require_type(request, UPLOAD_TYPES)
+    async with request.form(max_files=1, max_fields=4, max_part_size=OVERHEAD_BYTES) as form:
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise InvalidRequest("file: the multipart body has no file in a field of this name", param="file")
+        if not file.size:
+            raise InputRejected("file: it is empty", param="file")
+        data = await file.read()
+    ref = await inputs.store_input(
+        data, tenant=tenant, queue=parts.queue, storage=parts.storage, settings=parts.settings, param="file"
+    )
+    shown = InputObject(
+        **ref.model_dump(exclude={"key"}), expires_at=iso(now_ms() + parts.settings.input_retention_s * 1000) or ""
+    )
+    return Response(shown.model_dump_json(), 201, media_type="application/json")

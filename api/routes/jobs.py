@@ -1,0 +1,103 @@
+"""One job: submit, read, cancel, delete."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.responses import Response
+
+from api import following, intake
+from api.answers import find, job_answer, of_replay, placed, still_there
+from api.bodies import JSON_TYPES, require_type
+from api.documented import job_answers, json_body, problems
+from api.idempotency import Key, once
+from api.representations import job_object
+from api.services import Services
+from api.visit import Here
+from shared.errors import Conflict, FusequeueError, Unavailable
+from shared.job import JobRecord, State
+from shared.queue import Submission, Submitted
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+Prefer = Annotated[str | None, Header(description="`wait=n`: answer 200 if the job ends within n seconds.")]
+Wait = Annotated[
+    float | None,
+    Query(ge=0, allow_inf_nan=False, description="Answer when the job has ended, at the latest after so many seconds."),
+]
+
+
+@router.post(
+    "",
+    status_code=202,
+    openapi_extra=json_body(),
+    responses=job_answers(200, 202) | problems(400, 404, 408, 409, 413, 415, 422, 429, 503),
+)
+async def submit_job(request: Request, here: Here, key: Key = None, prefer: Prefer = None) -> Response:
+    """Submit a job. It is kept once this answers; with `Prefer: wait=n` the answer may be the finished job."""
+    parts = here.parts
+    require_type(request, JSON_TYPES)
+    raw = await request.body()
+    item = await intake.submission(raw, here.tenant, parts, once(key, raw))
+    outcome = (await intake.submit([item], parts))[0]
+    if isinstance(outcome, FusequeueError):
+        raise outcome
+    headers = {"Location": f"{here.base_url}/v1/jobs/{outcome.job_id}"}
+    if outcome.replayed:
+        headers["Idempotent-Replayed"] = "true"
+    wait_s = following.preferred_wait_s(prefer, parts.settings.max_wait_s)
+    if wait_s is not None:
+        headers["Preference-Applied"] = f"wait={wait_s:.0f}"
+    record = await _after_submit(item, outcome, wait_s, parts)
+    status = 200 if record.state.terminal else 202
+    return job_answer(job_object(record, here.base_url, await placed(record, parts)), status=status, headers=headers)
+
+
+async def _after_submit(item: Submission, outcome: Submitted, wait_s: float | None, parts: Services) -> JobRecord:
+    """Return the job as it stands after the wait; the job is accepted, so what is unavailable now is no error."""
+    fresh = JobRecord(job=item.job, state=State.QUEUED)
+    if outcome.replayed:
+        found = of_replay(await parts.queue.get(outcome.job_id))
+        if found.state.terminal:
+            return found
+        fresh = found
+    if not wait_s:
+        return fresh
+    with contextlib.suppress(Unavailable):
+        await following.until_terminal(outcome.job_id, wait_s, parts)
+        return await parts.queue.get(outcome.job_id) or fresh
+    return fresh
+
+
+@router.get("/{job_id}", responses=job_answers(200, 304) | problems(404, 422, 503))
+async def get_job(
+    job_id: str, here: Here, wait: Wait = None, if_none_match: Annotated[str | None, Header()] = None
+) -> Response:
+    """Read a job; while it has not ended, `Retry-After` says when to ask again."""
+    parts = here.parts
+    record = await find(job_id, here)
+    if wait and not record.state.terminal:
+        await following.until_terminal(job_id, min(wait, parts.settings.max_wait_s), parts)
+        record = still_there(await parts.queue.get(job_id), job_id)
+    return job_answer(job_object(record, here.base_url, await placed(record, parts)), if_none_match=if_none_match)
+
+
+@router.post("/{job_id}/cancel", responses=job_answers(200) | problems(404, 503))
+async def cancel_job(job_id: str, here: Here) -> Response:
+    """Cancel a job: at once while it waits, at its next step while it runs; one that has ended stays as it is."""
+    await find(job_id, here)
+    record = still_there(await here.parts.queue.cancel(job_id), job_id)
+    return job_answer(job_object(record, here.base_url, await placed(record, here.parts)))
+
+
+@router.delete("/{job_id}", status_code=204, responses=problems(404, 409, 503))
+async def delete_job(job_id: str, here: Here) -> Response:
+    """Delete a job that has ended, its pictures first; one that has not must be canceled before (409)."""
+    record = await find(job_id, here)
+    if not record.state.terminal:
+        raise Conflict(f"job {job_id} is {record.state.value}; cancel it first", param="id")
+    await here.parts.storage.delete_prefix(f"jobs/{job_id}/")
+    await here.parts.queue.forget(job_id)
+    return Response(status_code=204)

@@ -1,0 +1,59 @@
+"""The models that jobs may ask for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from api.documented import problems
+from api.services import Parts
+from shared.catalog import Defaults, Limits, ModelSpec
+from shared.job import Task
+
+router = APIRouter(prefix="/v1/models", tags=["models"])
+
+
+class ModelObject(BaseModel):
+    """A model as OpenAI's clients list it, with what a job may ask of it."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="Always 0; OpenAI's clients expect it.", default=0)
+    owned_by: str = "fusequeue"
+    tasks: tuple[Task, ...]
+    defaults: Defaults
+    limits: Limits
+    schedulers: tuple[str, ...] = Field(description="What `scheduler` may be; empty: only the model's own.")
+    max_batch: int = Field(description="Most pictures in one fused forward.")
+    window_ms: int = Field(description="How long a job may wait for company.")
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelObject]
+
+
+@router.get("", responses=problems())
+async def list_models(parts: Parts) -> ModelList:
+    """List the models, with their tasks, defaults and limits."""
+    return ModelList(data=[_object(spec) for spec in parts.catalog])
+
+
+@router.get("/{model:path}", responses=problems(404))
+async def get_model(model: str, parts: Parts) -> ModelObject:
+    """Read one model."""
+    return _object(parts.catalog.get(model))
+
+
+def _object(spec: ModelSpec) -> ModelObject:
+    return ModelObject(
+        id=spec.id,
+        tasks=spec.tasks,
+        defaults=spec.defaults,
+        limits=spec.limits,
+        schedulers=spec.schedulers,
+        max_batch=spec.max_batch,
+        window_ms=spec.window_ms,
+    )

@@ -1,0 +1,100 @@
+"""Finished pictures over HTTP: whole, in parts, from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from serving import BODY, finish, png, serving
+
+from shared.queue import Queue
+from shared.storage.folder import FolderStorage
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(fake_queue, tmp_path) as client:
+        yield client
+
+
+@pytest.fixture
+async def url(api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path) -> str:
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    await finish(fake_queue, tmp_path, job_id)
+    return f"/v1/jobs/{job_id}/artifacts/0"
+
+
+async def test_a_picture_comes_as_it_was_stored(api: httpx.AsyncClient, url: str) -> None:
+    answer = await api.get(url)
+    job_id = url.split("/")[3]
+    assert answer.status_code == 200
+    assert answer.content == png()
+    assert answer.headers["content-type"] == "image/png"
+    assert answer.headers["content-length"] == str(len(png()))
+    assert answer.headers["content-disposition"] == f'inline; filename="{job_id}-0.png"'
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["accept-ranges"] == "bytes"
+
+
+async def test_a_part_of_a_picture_can_be_asked_for(api: httpx.AsyncClient, url: str) -> None:
+    whole = png()
+    answer = await api.get(url, headers={"Range": "bytes=10-19"})
+    assert (answer.status_code, answer.content) == (206, whole[10:20])
+    assert answer.headers["content-range"] == f"bytes 10-19/{len(whole)}"
+    last = await api.get(url, headers={"Range": "bytes=-7"})
+    assert last.content == whole[-7:]
+
+
+async def test_a_range_beyond_the_picture_tells_its_size(api: httpx.AsyncClient, url: str) -> None:
+    answer = await api.get(url, headers={"Range": "bytes=100000-"})
+    assert (answer.status_code, answer.json()["code"]) == (416, "range_not_satisfiable")
+    assert answer.headers["content-range"] == f"bytes */{len(png())}"
+
+
+async def test_a_range_of_another_version_gets_the_whole(api: httpx.AsyncClient, url: str) -> None:
+    etag = (await api.get(url)).headers["etag"]
+    same = await api.get(url, headers={"Range": "bytes=0-3", "If-Range": etag})
+    other = await api.get(url, headers={"Range": "bytes=0-3", "If-Range": '"other"'})
+    assert (same.status_code, other.status_code) == (206, 200)
+
+
+async def test_a_picture_that_the_client_has_is_not_sent_again(api: httpx.AsyncClient, url: str) -> None:
+    etag = (await api.get(url)).headers["etag"]
+    answer = await api.get(url, headers={"If-None-Match": etag})
+    assert (answer.status_code, answer.content) == (304, b"")
+
+
+async def test_a_head_tells_all_but_the_bytes(api: httpx.AsyncClient, url: str) -> None:
+    answer = await api.head(url)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-length"] == str(len(png()))
+
+
+async def test_a_picture_there_is_not_says_what_there_is(api: httpx.AsyncClient, url: str) -> None:
+    answer = await api.get(url.removesuffix("0") + "1")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "index")
+    assert "has 1 artifacts" in answer.json()["detail"]
+    assert (await api.get(url.removesuffix("0") + "-1")).status_code == 404
+
+
+async def test_a_picture_whose_file_is_gone_is_not_found(api: httpx.AsyncClient, url: str, tmp_path: Path) -> None:
+    for file in (tmp_path / "storage").rglob("*.png"):
+        file.unlink()
+    assert (await api.get(url)).status_code == 404
+
+
+async def test_a_redirect_leads_to_the_storage_where_it_can_sign(
+    api: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await api.get(url, params={"redirect": "true"})).status_code == 200, "a folder cannot sign"
+
+    async def signed(self: FolderStorage, key: str, expires_s: int) -> str:
+        return f"https://storage.example/{key}?signature=x&expires={expires_s}"
+
+    monkeypatch.setattr(FolderStorage, "presigned_url", signed)
+    answer = await api.get(url, params={"redirect": "true"})
+    assert answer.status_code == 307
+    assert answer.headers["location"].startswith("https://storage.example/jobs/")
+    assert (await api.get(url)).status_code == 200, "nobody asked"
