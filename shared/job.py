@@ -209,6 +209,7 @@ class Outcome(_Frozen):
     error: Failure | None = None
     fusing: Fusing = Fusing()
     timings: Timings = Timings()
+    progress: Progress = Progress()
     gpu_seconds: float = 0.0
 
 

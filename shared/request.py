@@ -77,9 +77,7 @@ def parse(body: Any) -> JobRequest:
         raise InvalidRequest(f"{param or 'body'}: {fault['msg']}", param=param) from error
 
 
-def resolve(
-    request: JobRequest, catalog: Catalog, *, tenant: str, now_ms: int, image: InputRef | None = None
-) -> Job:
+def resolve(request: JobRequest, catalog: Catalog, *, tenant: str, now_ms: int, image: InputRef | None = None) -> Job:
     """Return the job that `request` means, with every default filled in, or raise `InvalidRequest`.
 
     `image` is the stored input that `request.image` names; storing it is the caller's part.
@@ -130,7 +128,8 @@ def check_limits(request: JobRequest, spec: ModelSpec, task: Task) -> None:
         if side % limits.multiple_of:
             raise InvalidRequest(f"{param} must be a multiple of {limits.multiple_of}, not {side}", param=param)
     if width * height > limits.max_pixels:
-        raise InvalidRequest(f"width x height is at most {limits.max_pixels} pixels, not {width * height}", param="width")
+        pixels = width * height
+        raise InvalidRequest(f"width x height is at most {limits.max_pixels} pixels, not {pixels}", param="width")
     steps = _or(request.steps, spec.defaults.steps)
     if not limits.min_steps <= steps <= limits.max_steps:
         raise InvalidRequest(f"steps must be {limits.min_steps} to {limits.max_steps}, not {steps}", param="steps")

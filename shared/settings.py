@@ -30,13 +30,13 @@ class Settings(BaseSettings):
         str, Field(description="Pool this process belongs to; part of every key.", pattern=r"^[a-z0-9-]{1,32}$")
     ] = "default"
     models: Annotated[Path, Field(description="The models file.")] = Path("models.toml")
-    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Least severe line logged.")] = (
-        "INFO"
-    )
+    log_level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Least severe line logged.")
+    ] = "INFO"
 
-    storage_dir: Annotated[
-        Path, Field(description="Folder for inputs and results, when no S3 bucket is set.")
-    ] = Path("data/storage")
+    storage_dir: Annotated[Path, Field(description="Folder for inputs and results, when no S3 bucket is set.")] = Path(
+        "data/storage"
+    )
     s3_bucket: Annotated[str | None, Field(description="S3 bucket for inputs and results.")] = None
     s3_endpoint_url: Annotated[str | None, Field(description="S3 endpoint, for servers other than AWS.")] = None
     s3_public_endpoint_url: Annotated[
@@ -67,12 +67,10 @@ class Settings(BaseSettings):
     drain_timeout_s: Annotated[
         float, Field(gt=0, description="Time a stopping worker has to finish what runs; the rest is given back.")
     ] = 25.0
-    spool_bytes: Annotated[
-        Positive, Field(description="Finished pictures a worker holds while storage is down.")
-    ] = 512 * 1024 * 1024
-    gpu_memory_bytes: Annotated[
-        int | None, Field(description="Budget for loaded models on one device. Unset: one model at a time fits all.")
-    ] = None
+    spool_bytes: Annotated[Positive, Field(description="Finished pictures a worker holds while storage is down.")] = (
+        512 * 1024 * 1024
+    )
+    gpu_memory_bytes: Annotated[int | None, Field(description="Budget for loaded models on one device.")] = None
     device: Annotated[str | None, Field(description="Torch device. Unset: cuda if there is one, else cpu.")] = None
     torch_threads: Annotated[int | None, Field(description="CPU threads of torch. Unset: torch's choice.")] = None
 
@@ -102,7 +100,7 @@ def load() -> Settings:
         return Settings()
     except ValidationError as error:
         faults = "; ".join(
-            f"FUSEQUEUE_{'.'.join(str(part) for part in fault['loc']).upper()}: {fault['msg']}" for fault in error.errors()
+            f"FUSEQUEUE_{'.'.join(map(str, fault['loc'])).upper()}: {fault['msg']}" for fault in error.errors()
         )
         raise ConfigurationError(f"settings in the environment: {faults}") from error
 

@@ -29,7 +29,7 @@ def paired(flat: Sequence[str]) -> dict[str, str]:
 
 
 def outcome_fields(outcome: Outcome) -> list[str]:
-    """Return an outcome as the settle script takes it: state, artifacts, error, fusing, timings, GPU-seconds."""
+    """Return an outcome as the settle script takes it: state, artifacts, error, fusing, timings, GPU-seconds, steps."""
     return [
         outcome.state.value,
         _ARTIFACTS.dump_json(outcome.artifacts).decode(),
@@ -37,6 +37,8 @@ def outcome_fields(outcome: Outcome) -> list[str]:
         outcome.fusing.model_dump_json(),
         outcome.timings.model_dump_json(),
         repr(outcome.gpu_seconds),
+        str(outcome.progress.step),
+        str(outcome.progress.total),
     ]
 
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from line_up import MODELS, a_moment, claim, claim_ids, end, lose, put, state_of
+from line_up import MODELS, a_moment, claim, claim_ids, end, put, state_of
 
-from shared.job import Job, Priority, State
+from shared.job import Priority, State
 from shared.queue import Claim, Queue, Submission
-from shared.signature import signature
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
 LONG_MS = 60_000
-
-
-def sig(make_job: Callable[..., Job], **fields: object) -> str:
-    return signature(make_job(**fields))
 
 
 async def test_a_claim_says_all_a_worker_needs(queue: Queue, make_submission: Make) -> None:
@@ -170,6 +165,15 @@ async def test_a_job_may_need_several_seats(queue: Queue, make_submission: Make)
     assert (depth.waiting_seats, depth.running) == (0, 3)
 
 
+async def test_what_is_not_claimed_stays_in_its_lane(queue: Queue, make_submission: Make) -> None:
+    """A claim reads no further than it can take."""
+    await put(queue, *[make_submission(n=2) for _ in range(10)])
+    assert len(await claim(queue, 4)) == 2
+    lane = queue.keys.lane(make_submission().signature, "standard", "default")
+    assert (await queue.redis.xpending(lane, "workers"))["pending"] == 2
+    assert await queue.redis.exists(queue.keys.front(make_submission().signature)) == 0
+
+
 async def test_what_does_not_fit_is_left_and_leads_the_next_batch(queue: Queue, make_submission: Make) -> None:
     """Smaller jobs behind a large one fill the seats; the large one is first as soon as it fits."""
     small, large, other = await put(queue, make_submission(), make_submission(n=4), make_submission())
@@ -233,117 +237,6 @@ async def test_a_signature_that_does_not_fit_does_not_hide_the_next(queue: Queue
     assert await claim_ids(queue, 2) == [other]
 
 
-async def test_a_running_batch_takes_jobs_ripe_or_not(queue: Queue, make_submission: Make) -> None:
-    """Ripeness gates the start only."""
-    await put(queue, make_submission(window_ms=LONG_MS))
-    (running,) = await claim(queue)
-    ids = await put(queue, make_submission(window_ms=LONG_MS), make_submission(window_ms=LONG_MS))
-    assert await claim(queue) == []
-    joined = await queue.join("w1", running.signature, 1, models=MODELS)
-    assert [one.job.id for one in joined] == ids[:1]
-    assert await queue.join("w1", running.signature, 0, models=MODELS) == []
-
-
-async def test_joining_takes_its_own_signature_only(queue: Queue, make_submission: Make) -> None:
-    """Nothing of another one, and nothing where nothing is known."""
-    await put(queue, make_submission(width=128))
-    assert await queue.join("w1", make_submission(width=64).signature, 8, models=MODELS) == []
-
-
-async def test_joining_stops_while_another_signature_is_overdue(
-    queue_with: Callable[..., Queue], make_submission: Make
-) -> None:
-    """One popular signature cannot keep the worker for ever."""
-    queue = queue_with(overdue_ms=30)
-    await put(queue, make_submission(width=64))
-    (running,) = await claim(queue)
-    await put(queue, make_submission(width=128))
-    ids = await put(queue, *[make_submission(width=64) for _ in range(3)])
-    joined = await queue.join("w1", running.signature, 1, models=MODELS)
-    assert [one.job.id for one in joined] == ids[:1]
-    await a_moment(40)
-    assert await queue.join("w1", running.signature, 8, models=MODELS) == []
-    (urgent,) = await put(queue, make_submission(width=64, priority=Priority.INTERACTIVE))
-    joined = await queue.join("w1", running.signature, 8, models=MODELS)
-    assert [one.job.id for one in joined] == [urgent]  # it would go first in any case
-    await claim(queue)
-    assert len(await queue.join("w1", running.signature, 8, models=MODELS)) == 2
-
-
-async def test_another_models_overdue_jobs_are_not_this_workers_matter(
-    queue_with: Callable[..., Queue], make_submission: Make
-) -> None:
-    """Only models that the worker serves count."""
-    queue = queue_with(overdue_ms=20)
-    await put(queue, make_submission(model="other"), make_submission())
-    (running,) = await claim(queue)
-    await put(queue, make_submission())
-    await a_moment(30)
-    assert len(await queue.join("w1", running.signature, 8, models=MODELS)) == 1
-
-
-async def test_a_lost_job_comes_alone(queue: Queue, make_submission: Make) -> None:
-    """It has no company from its own claim, and joins no batch."""
-    ids = await put(queue, *[make_submission() for _ in range(3)])
-    await claim(queue, 1)
-    await lose(queue, ids[0])
-    assert await queue.reclaim() == [ids[0]]
-    joined = await queue.join("w2", make_submission().signature, 1, models=MODELS)
-    assert [one.job.id for one in joined] == [ids[1]]
-    (again,) = await claim(queue, 8, "w2")
-    assert (again.job.id, again.alone, again.attempt) == (ids[0], True, 2)
-    (last,) = await claim(queue, 8, "w2")
-    assert (last.job.id, last.alone) == (ids[2], False)
-
-
-async def test_a_lost_bulk_job_lets_urgent_ones_pass_for_a_while(
-    queue_with: Callable[..., Queue], make_submission: Make
-) -> None:
-    """Priority holds, but not for longer than overdue_ms."""
-    queue = queue_with(overdue_ms=40)
-    (bulk,) = await put(queue, make_submission(priority=Priority.BULK))
-    await claim(queue)
-    await lose(queue, bulk)
-    await queue.reclaim()
-    urgent = await put(queue, *[make_submission(priority=Priority.INTERACTIVE) for _ in range(2)])
-    assert await claim_ids(queue, 1) == urgent[:1]
-    await a_moment(50)
-    assert await claim_ids(queue, 1) == [bulk]
-
-
-async def test_a_worker_waits_for_the_next_wakeup(queue: Queue, make_submission: Make) -> None:
-    """A blocked worker is told of a submit at once, and none between two waits is missed."""
-    await queue.wait_wakeup(2)  # the first returns at once
-    began = asyncio.get_running_loop().time()
-    waiting = asyncio.create_task(queue.wait_wakeup(2))
-    await a_moment(20)
-    await put(queue, make_submission())
-    await waiting
-    await claim(queue)
-    await put(queue, make_submission())
-    await queue.wait_wakeup(2)
-    assert asyncio.get_running_loop().time() - began < 1.5
-
-
-async def test_a_wait_ends_by_itself(queue: Queue) -> None:
-    """At its timeout, with nothing to tell."""
-    await queue.wait_wakeup(1)
-    began = asyncio.get_running_loop().time()
-    await queue.wait_wakeup(0.05)
-    assert 0.03 < asyncio.get_running_loop().time() - began < 1
-
-
-async def test_a_submit_that_changes_nothing_wakes_nobody(queue: Queue, make_submission: Make) -> None:
-    """Workers that can do nothing more are left alone; the wake-up stream stays small."""
-    await put(queue, make_submission())
-    before = await queue.redis.xrevrange(queue.keys.wakeup, count=1)
-    await put(queue, make_submission())
-    assert await queue.redis.xrevrange(queue.keys.wakeup, count=1) == before
-    for width in range(64, 64 + 16 * 40, 16):
-        await put(queue, make_submission(width=width))
-    assert await queue.redis.xlen(queue.keys.wakeup) <= 16
-
-
 async def test_a_line_whose_group_is_lost_is_found_again(queue: Queue, make_submission: Make) -> None:
     """A failover may lose the group: made again from 0, it skips nothing and runs nothing twice."""
     ids = await put(queue, *[make_submission() for _ in range(3)])
@@ -392,3 +285,22 @@ async def test_a_passed_deadline_is_not_run(queue: Queue, make_submission: Make)
     late, good = await put(queue, make_submission(deadline_at_ms=1), make_submission())
     assert await claim_ids(queue) == [good]
     assert await state_of(queue, late) is State.EXPIRED
+
+
+async def test_a_batch_starts_with_no_more_than_its_model_takes(queue: Queue, make_submission: Make) -> None:
+    """A worker of several models offers the seats of the largest; each signature takes what its own model allows."""
+    await put(queue, *[make_submission(max_batch=3) for _ in range(5)])
+    assert len(await claim(queue, 8)) == 3
+
+
+async def test_a_batch_starts_with_no_more_than_pays(queue: Queue, make_submission: Make) -> None:
+    """What workers have learned bounds a start; a job of several pictures still gets the seats it needs."""
+    many = [make_submission() for _ in range(5)]
+    await put(queue, *many)
+    await queue.learn_paying(many[0].signature, 2)
+    assert len(await claim(queue, 8)) == 2
+    await claim(queue, 8)
+    large = make_submission(n=4)
+    await put(queue, large)
+    await claim(queue, 8)
+    assert await state_of(queue, large.job.id) is State.RUNNING

@@ -97,22 +97,17 @@ async def test_a_redis_that_hangs_is_given_up(
     await impatient.close()
 
 
-async def test_a_claim_is_sent_once(
-    own_queue: Queue, make_submission: Make, durable_server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sent again after a timeout, it would claim other jobs, and leave the first to their leases."""
-    monkeypatch.setattr(client, "BLOCK_MARGIN_S", 0.2 - client.MAX_BLOCK_MS / 1000)
-    impatient = Queue.connect(own_queue.settings)
-    await put(own_queue, make_submission())
-    await claim_ids(impatient)
-    await own_queue.redis.config_resetstat()
-    durable_server.pause()
+async def test_claims_go_by_the_client_that_never_retries(queue: Queue, make_submission: Make) -> None:
+    """Sent again after a timeout, a claim would take other jobs and leave the first to their leases."""
+    ids = await put(queue, make_submission(), make_submission())
+    dead = client.connect_commands("redis://127.0.0.1:1/0")
+    half = Queue(dead, namespace=queue.settings.namespace, settings=queue.settings, blocking=queue.blocking)
+    (one,) = await half.claim("w1", ["demo"], 1)
+    (two,) = await half.join("w1", one.signature, 1, models=["demo"])
+    assert [one.job.id, two.job.id] == ids
     with pytest.raises(RedisUnavailable):
-        await impatient.claim("w1", ["demo"], 1)
-    durable_server.resume()
-    stats = await own_queue.redis.info("commandstats")
-    assert stats.get("cmdstat_evalsha", {"calls": 0})["calls"] <= 1
-    await impatient.close()
+        await half.get(ids[0])
+    await dead.aclose()
 
 
 async def test_clients_are_set_as_measured(settings_for: Callable[..., Settings]) -> None:

@@ -64,7 +64,7 @@ async def test_a_settle_sent_twice_answers_the_same(queue: Queue, make_submissio
     """redis-py may re-send the very same call: its worker must not take that for a lost lease."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
-    args = ["w1", job_id, one.epoch, "token", "succeeded", "[]", "", "{}", "{}", "1.0"]
+    args: list[str | int] = ["w1", job_id, one.epoch, "token", "succeeded", "[]", "", "{}", "{}", "1.0", "4", "4"]
     assert [await queue.run("settle", *args), await queue.run("settle", *args)] == [1, 1]
     assert await queue.redis.xlen(queue.keys.events) == 3
 
@@ -111,7 +111,10 @@ async def test_the_same_worker_is_fenced_from_its_own_past(queue: Queue, make_su
     await lose(queue, job_id)
     await queue.reclaim()
     (second,) = await claim(queue)
+    assert (await queue.renew("w1", {job_id: first.epoch})).lost == {job_id}
+    assert await queue.release("w1", {job_id: first.epoch}) == 0
     assert not await end(queue, first)
+    assert not (await queue.renew("w1", {job_id: second.epoch})).lost
     assert await end(queue, second)
 
 

@@ -27,7 +27,7 @@ async def test_a_job_is_on_record_as_it_was_sent(queue: Queue, make_submission: 
 
 async def test_many_jobs_go_by_one_script(queue: Queue, make_submission: Make) -> None:
     """Five hundred at once, each of them in line once, in order."""
-    ids = await put(queue, *[make_submission() for _ in range(500)])
+    ids = await put(queue, *[make_submission(max_batch=500) for _ in range(500)])
     depth = (await queue.queues())[0]
     assert (depth.waiting_jobs, depth.waiting_seats) == (500, 500)
     assert await claim_ids(queue, 500) == ids

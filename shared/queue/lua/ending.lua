@@ -72,7 +72,6 @@ function ending.queue_again(id, job, src, now)
   if job.deadline then redis.call('ZADD', key.deadlines, job.deadline, id) end
   redis.call('HSET', key.sig(job.sig), 'model', job.model)
   redis.call('HSETNX', key.sig(job.sig), 'window', 0)
-  redis.call('HSETNX', key.sig(job.sig), 'batch', 1)
   line.count(job.sig, job.rank, job.tenant, 1, job.seats)
 end
 

@@ -216,8 +216,25 @@ function filling.put_off(b, above)
   return false
 end
 
+-- The seats of a batch that starts: no more than its model takes, nor than pay. Where a job needs several seats, those
+-- that pay are no bound: it could never start.
+local function seats_to_start(b)
+  local names = {'batch'}
+  for rank = 0, b.lowest do
+    table.insert(names, 'jobs:' .. rank)
+    table.insert(names, 'seats:' .. rank)
+  end
+  local state = redis.call('HMGET', key.sig(b.sig), unpack(names))
+  local most = math.min(b.left, tonumber(state[1] or nil) or b.left)
+  for at = 2, #state, 2 do
+    if state[at] ~= state[at + 1] then return most end
+  end
+  return math.min(most, tonumber(redis.call('GET', key.paying(b.sig)) or nil) or most)
+end
+
 -- Fill a batch of b.sig with up to b.left seats, priorities no lower than b.lowest; b.starting: it may be one lost job.
 function filling.fill(b)
+  if b.starting then b.left = seats_to_start(b) end
   b.claims, b.taken, b.leases = {}, {}, {}
   if not (b.starting and filling.alone(b)) then
     for rank = 0, b.lowest do

@@ -55,7 +55,8 @@ function line.returned_at(sig, rank)
 end
 
 -- Set when the waiting jobs of a signature ripen; forget the signature when nothing of it waits or runs.
--- `arrived`: called for arrivals only, which never put off what is ripe already. Returns whether anything ripens sooner.
+-- `arrived`: called for arrivals only, which never put off what is ripe already. Returns whether a worker may want to know:
+-- something ripens sooner, or arrived while its signature runs and may join.
 function line.refresh(sig, now, arrived)
   local state = redis.call('HMGET', key.sig(sig), 'model', 'window', 'batch', 'running', 'jobs:0', 'jobs:1', 'jobs:2',
     'seats:0', 'seats:1', 'seats:2')
@@ -73,7 +74,7 @@ function line.refresh(sig, now, arrived)
     if (tonumber(state[5 + rank] or 0) or 0) > 0 then
       if not shared_facts then
         local gap = redis.call('HGET', key.rhythm(sig), 'gap')
-        local batch = tonumber(state[3] or 1) or 1
+        local batch = tonumber(state[3] or nil) or math.huge
         shared_facts = {gap = gap and tonumber(gap) or nil,
           paying = math.min(batch, tonumber(redis.call('GET', key.paying(sig)) or batch) or batch)}
       end
@@ -103,7 +104,7 @@ function line.refresh(sig, now, arrived)
   else
     redis.call('ZADD', key.signatures, seats, sig)
   end
-  return sooner
+  return sooner or (arrived and (tonumber(state[4]) or 0) > 0)
 end
 
 function line.wake()

@@ -2,7 +2,7 @@
 -- Write a job's result and end it, if the claim is still this worker's: result first, then state, then acknowledgement.
 -- KEYS[1]  prefix
 -- ARGV     worker, job id, epoch, token of this call (a call sent twice answers the same), state, artifacts, error | '',
---          fusing, timings, GPU-seconds
+--          fusing, timings, GPU-seconds, steps done, steps to do
 -- Returns  1, or 0 when the claim is somebody else's by now or the job has ended
 local worker, id, epoch, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local now = clock_ms()
@@ -38,7 +38,8 @@ local job = ending.load(id)
 if not job then return 0 end
 if redis.call('HGET', key.job(id), 'settled') == token then return 1 end
 if job.state ~= 'running' or job.worker ~= worker or job.epoch ~= epoch then return 0 end
-redis.call('HSET', key.job(id), 'settled', token, 'artifacts', ARGV[6], 'fusing', ARGV[8], 'timings', ARGV[9])
+redis.call('HSET', key.job(id), 'settled', token, 'artifacts', ARGV[6], 'fusing', ARGV[8], 'timings', ARGV[9],
+  'step', ARGV[11], 'total', ARGV[12])
 if ARGV[7] ~= '' then redis.call('HSET', key.job(id), 'error', ARGV[7]) else redis.call('HDEL', key.job(id), 'error') end
 ending.finish(id, job, ARGV[5], now)
 ending.take_back(id, job)

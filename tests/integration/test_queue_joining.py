@@ -1,0 +1,155 @@
+"""Company for a running batch, jobs that are to have none, and waking up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from line_up import MODELS, a_moment, claim, claim_ids, lose, put
+
+from shared.job import Priority
+from shared.queue import Queue, Submission
+
+Make = Callable[..., Submission]
+LONG_MS = 60_000
+
+
+async def test_a_running_batch_takes_jobs_ripe_or_not(queue: Queue, make_submission: Make) -> None:
+    """Ripeness gates the start only."""
+    await put(queue, make_submission(window_ms=LONG_MS))
+    (running,) = await claim(queue)
+    ids = await put(queue, make_submission(window_ms=LONG_MS), make_submission(window_ms=LONG_MS))
+    assert await claim(queue) == []
+    joined = await queue.join("w1", running.signature, 1, models=MODELS)
+    assert [one.job.id for one in joined] == ids[:1]
+    assert await queue.join("w1", running.signature, 0, models=MODELS) == []
+
+
+async def test_joining_takes_its_own_signature_only(queue: Queue, make_submission: Make) -> None:
+    """Nothing of another one, and nothing where nothing is known."""
+    await put(queue, make_submission(width=128))
+    assert await queue.join("w1", make_submission(width=64).signature, 8, models=MODELS) == []
+
+
+async def test_joining_stops_while_another_signature_is_overdue(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """One popular signature cannot keep the worker for ever."""
+    queue = queue_with(overdue_ms=30)
+    await put(queue, make_submission(width=64))
+    (running,) = await claim(queue)
+    await put(queue, make_submission(width=128))
+    ids = await put(queue, *[make_submission(width=64) for _ in range(3)])
+    joined = await queue.join("w1", running.signature, 1, models=MODELS)
+    assert [one.job.id for one in joined] == ids[:1]
+    await a_moment(40)
+    assert await queue.join("w1", running.signature, 8, models=MODELS) == []
+    (urgent,) = await put(queue, make_submission(width=64, priority=Priority.INTERACTIVE))
+    joined = await queue.join("w1", running.signature, 8, models=MODELS)
+    assert [one.job.id for one in joined] == [urgent]  # it would go first in any case
+    await claim(queue)
+    assert len(await queue.join("w1", running.signature, 8, models=MODELS)) == 2
+
+
+async def test_another_models_overdue_jobs_are_not_this_workers_matter(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """Only models that the worker serves count."""
+    queue = queue_with(overdue_ms=20)
+    await put(queue, make_submission(model="other"), make_submission())
+    (running,) = await claim(queue)
+    await put(queue, make_submission())
+    await a_moment(30)
+    assert len(await queue.join("w1", running.signature, 8, models=MODELS)) == 1
+
+
+async def test_a_lost_job_comes_alone(queue: Queue, make_submission: Make) -> None:
+    """It has no company from its own claim, and joins no batch."""
+    ids = await put(queue, *[make_submission() for _ in range(3)])
+    await claim(queue, 1)
+    await lose(queue, ids[0])
+    assert await queue.reclaim() == [ids[0]]
+    joined = await queue.join("w2", make_submission().signature, 1, models=MODELS)
+    assert [one.job.id for one in joined] == [ids[1]]
+    (again,) = await claim(queue, 8, "w2")
+    assert (again.job.id, again.alone, again.attempt) == (ids[0], True, 2)
+    (last,) = await claim(queue, 8, "w2")
+    assert (last.job.id, last.alone) == (ids[2], False)
+
+
+async def test_a_lost_job_is_not_kept_waiting_by_joiners(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """It joins no batch: so after overdue_ms nobody else joins either, and the batch comes to its end."""
+    queue = queue_with(overdue_ms=30)
+    lost, _ = await put(queue, make_submission(), make_submission())
+    await claim(queue, 1, "dies")
+    (running,) = await claim(queue, 1)
+    await lose(queue, lost)
+    await queue.reclaim()
+    await put(queue, *[make_submission() for _ in range(3)])
+    assert len(await queue.join("w1", running.signature, 1, models=MODELS)) == 1
+    await a_moment(40)
+    assert await queue.join("w1", running.signature, 1, models=MODELS) == []
+
+
+async def test_a_lost_bulk_job_lets_urgent_ones_pass_for_a_while(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """Priority holds, but not for longer than overdue_ms."""
+    queue = queue_with(overdue_ms=40)
+    (bulk,) = await put(queue, make_submission(priority=Priority.BULK))
+    await claim(queue)
+    await lose(queue, bulk)
+    await queue.reclaim()
+    urgent = await put(queue, *[make_submission(priority=Priority.INTERACTIVE) for _ in range(2)])
+    assert await claim_ids(queue, 1) == urgent[:1]
+    await a_moment(50)
+    assert await claim_ids(queue, 1) == [bulk]
+
+
+async def test_a_worker_waits_for_the_next_wakeup(queue: Queue, make_submission: Make) -> None:
+    """A blocked worker is told of a submit at once, and none between two waits is missed."""
+    await queue.wait_wakeup(2)  # the first returns at once
+    began = asyncio.get_running_loop().time()
+    waiting = asyncio.create_task(queue.wait_wakeup(2))
+    await a_moment(20)
+    await put(queue, make_submission())
+    await waiting
+    await claim(queue)
+    await put(queue, make_submission())
+    await queue.wait_wakeup(2)
+    assert asyncio.get_running_loop().time() - began < 1.5
+
+
+async def test_a_job_that_may_join_wakes_the_worker(queue: Queue, make_submission: Make) -> None:
+    """One more job of a running signature ripens no sooner than the last, and yet its worker has a seat for it."""
+    first = make_submission(window_ms=60_000)
+    await put(queue, first)
+    await queue.wait_wakeup(2)
+    assert len(await claim(queue)) == 1
+    await put(queue, make_submission(window_ms=60_000))
+    await queue.wait_wakeup(2)
+    began = asyncio.get_running_loop().time()
+    await put(queue, make_submission(window_ms=60_000))
+    await queue.wait_wakeup(2)
+    assert asyncio.get_running_loop().time() - began < 1.5
+
+
+async def test_a_wait_ends_by_itself(queue: Queue) -> None:
+    """At its timeout, with nothing to tell."""
+    await queue.wait_wakeup(1)
+    began = asyncio.get_running_loop().time()
+    await queue.wait_wakeup(0.05)
+    assert 0.03 < asyncio.get_running_loop().time() - began < 1
+
+
+async def test_a_submit_that_changes_nothing_wakes_nobody(queue: Queue, make_submission: Make) -> None:
+    """Workers that can do nothing more are left alone; the wake-up stream stays small."""
+    await put(queue, make_submission())
+    before = await queue.redis.xrevrange(queue.keys.wakeup, count=1)
+    await put(queue, make_submission())
+    assert await queue.redis.xrevrange(queue.keys.wakeup, count=1) == before
+    for width in range(64, 64 + 16 * 40, 16):
+        await put(queue, make_submission(width=width))
+    assert await queue.redis.xlen(queue.keys.wakeup) <= 16
