@@ -1,0 +1,136 @@
+"""What the engine's tests share: jobs, a listener that keeps what it hears, an engine on tiny models."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from shared.catalog import Catalog, Defaults, Limits, ModelSpec
+from shared.job import InputRef, Job, Task
+from shared.settings import Settings
+from worker.engine import Engine, Finished, ForwardFacts, Seat
+
+SIDE = 64
+TIMEOUT_S = 60.0
+DIFFUSERS_AND_NUMPY = "ignore:__array__ implementation:DeprecationWarning"  # some schedulers, under numpy 2.4
+BOTH_TASKS = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE)
+
+
+def a_spec(source: Path, model: str = "tiny", **fields: Any) -> ModelSpec:
+    values: dict[str, Any] = {
+        "id": model,
+        "source": str(source),
+        "tasks": BOTH_TASKS,
+        "max_batch": 8,
+        "limits": Limits(multiple_of=16, max_images=min(8, fields.get("max_batch", 8))),
+        "defaults": Defaults(width=SIDE, height=SIDE, steps=4, guidance_scale=4.0),
+    }
+    return ModelSpec(**(values | fields))
+
+
+def a_job(name: str, **fields: Any) -> Job:
+    values: dict[str, Any] = {
+        "id": name,
+        "tenant": "default",
+        "created_at_ms": 0,
+        "model": "tiny",
+        "width": SIDE,
+        "height": SIDE,
+        "prompt": f"a picture of {name}",
+        "seed": sum(name.encode()),
+        "steps": 4,
+        "guidance_scale": 4.0,
+    }
+    if "strength" in fields:
+        ref = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=SIDE, height=SIDE)
+        values |= {"task": Task.IMAGE_TO_IMAGE, "image": ref}
+    return Job(**(values | fields))
+
+
+def a_picture_file(shade: int = 90, size: tuple[int, int] = (96, 80)) -> bytes:
+    """A PNG with something to see in it, not of the size that jobs ask for."""
+    picture = Image.radial_gradient("L").resize(size).convert("RGB").point(lambda value: (value + shade) % 256)
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
+
+
+@dataclass
+class Recorder:
+    """A listener that keeps everything it hears, on the engine's thread."""
+
+    heard: list[tuple[Any, ...]] = field(default_factory=list)
+    pictures: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    ended: dict[str, Finished] = field(default_factory=dict)
+    facts: list[ForwardFacts] = field(default_factory=list)
+    change: threading.Condition = field(default_factory=threading.Condition)
+
+    def loading(self, key: str) -> None:
+        self.heard.append(("loading", key))
+
+    def progress(self, key: str, step: int, total: int) -> None:
+        self.heard.append(("progress", key, step, total))
+
+    def decoding(self, key: str) -> None:
+        self.heard.append(("decoding", key))
+
+    def picture(self, key: str, index: int, pixels: np.ndarray, flagged: bool) -> None:
+        assert (key, index) not in self.pictures
+        self.heard.append(("picture", key, index, flagged))
+        self.pictures[key, index] = pixels
+
+    def finished(self, key: str, finished: Finished) -> None:
+        assert key not in self.ended
+        with self.change:
+            self.ended[key] = finished
+            self.change.notify_all()
+
+    def forward(self, facts: ForwardFacts) -> None:
+        self.facts.append(facts)
+
+    @property
+    def rows(self) -> list[int]:
+        return [facts.rows for facts in self.facts]
+
+    def wait_for(self, keys: Sequence[str]) -> None:
+        with self.change:
+            done = self.change.wait_for(lambda: set(keys) <= set(self.ended), TIMEOUT_S)
+        assert done, f"not finished in time: {sorted(set(keys) - set(self.ended))}"
+
+
+class Room:
+    """An engine, its listener and its models."""
+
+    def __init__(self, *specs: ModelSpec, recorder: Recorder | None = None, **settings: Any) -> None:
+        self.recorder = recorder or Recorder()
+        self.specs = {spec.id: spec for spec in specs}
+        self.engine = Engine(Catalog(specs), self.recorder, Settings(device="cpu", torch_threads=1, **settings))
+
+    def seat(self, job: Job, *, alone: bool = False, image: bytes | None = None) -> None:
+        if image is None and job.task is Task.IMAGE_TO_IMAGE:
+            image = a_picture_file(shade=job.seed % 100)
+        self.engine.seat(Seat(job.id, job, self.specs[job.model], image, alone))
+
+    def run(self, *jobs: Job, alone: Sequence[str] = ()) -> Recorder:
+        """Seat all jobs before the engine starts, so that they begin together, and wait for them."""
+        for job in sorted(jobs, key=lambda job: job.task is Task.TEXT_TO_IMAGE):  # pictures take time to decode
+            self.seat(job, alone=job.id in alone)
+        with self.started():
+            self.recorder.wait_for([job.id for job in jobs])
+        return self.recorder
+
+    @contextmanager
+    def started(self) -> Iterator[Engine]:
+        self.engine.start()
+        try:
+            yield self.engine
+        finally:
+            self.engine.stop(TIMEOUT_S)

@@ -1,0 +1,231 @@
+"""Jobs come and go while others run, and nobody's picture shows it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_room import TIMEOUT_S, Recorder, Room, a_job, a_spec
+from waiting import wait_until
+
+from shared.catalog import ModelSpec
+from shared.job import Job, Priority
+
+
+def alone(folder: Path, job: Job) -> dict[int, np.ndarray]:
+    heard = Room(a_spec(folder)).run(job)
+    return {index: pixels for (_, index), pixels in heard.pictures.items()}
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    return int(np.abs(one.astype(int) - other.astype(int)).max()) <= 1
+
+
+class Script(Recorder):
+    """A listener that acts once a job has come to a step, on the engine's thread: as early as anyone could."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actions: dict[str, tuple[int, Callable[[], None]]] = {}
+
+    def at(self, key: str, step: int, action: Callable[[], None]) -> None:
+        self.actions[key] = (step, action)
+
+    def progress(self, key: str, step: int, total: int) -> None:
+        super().progress(key, step, total)
+        due, action = self.actions.get(key, (total + 1, None))
+        if step >= due and action is not None:
+            del self.actions[key]
+            action()
+
+
+class Stage(Room):
+    """A room whose listener is a script."""
+
+    def __init__(self, *specs: ModelSpec) -> None:
+        self.script = Script()
+        super().__init__(*specs, recorder=self.script)
+
+
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_a_job_joins_a_running_batch_at_its_next_step(family: str, tiny_models: Path) -> None:
+    """The newcomer shares every forward from its arrival on, whatever step the others are at."""
+    folder = tiny_models / family
+    first, late = a_job("first", steps=8), a_job("late", steps=4, strength=1.0)
+    room = Stage(a_spec(folder))
+    room.script.at("first", 3, lambda: room.seat(late))
+    room.seat(first)
+    with room.started():
+        room.recorder.wait_for(["first", "late"])
+
+    assert room.recorder.rows[:3] == [1, 1, 1]
+    assert room.recorder.rows.count(2) >= 3
+    assert sum(room.recorder.rows) == 8 + 4
+    for job in (first, late):
+        assert same(room.recorder.pictures[job.id, 0], alone(folder, job)[0])
+
+
+def test_sixteen_arrivals_at_random_steps_all_get_their_lone_pictures(tiny_models: Path) -> None:
+    """Continuous batching at its busiest: every step somebody may come or go."""
+    chance = random.Random(5)
+    folder = tiny_models / "sd"
+    jobs = [
+        a_job(
+            f"job{at}",
+            steps=chance.randint(2, 7),
+            guidance_scale=chance.choice([1.0, 3.0, 8.0]),
+            n=chance.choice([1, 1, 2]),
+        )
+        for at in range(16)
+    ]
+    room = Stage(a_spec(folder, max_batch=6))
+    for before, job in pairwise(jobs):
+        room.script.at(before.id, chance.randint(1, before.steps) * before.n, lambda job=job: room.seat(job))
+    room.seat(jobs[0])
+    with room.started():
+        room.recorder.wait_for([job.id for job in jobs])
+    heard = room.recorder
+    assert max(heard.rows) > 1
+    assert sum(heard.rows) == sum(job.steps * job.n for job in jobs), "no step is run twice"
+    for job in jobs[::3]:
+        for index, expected in alone(folder, job).items():
+            assert same(heard.pictures[job.id, index], expected)
+
+
+def test_a_cancel_takes_effect_at_the_next_step_and_disturbs_nobody(tiny_models: Path) -> None:
+    """The job that leaves is told canceled, without a picture; the others finish as if it had never been."""
+    folder = tiny_models / "sd"
+    stays, leaves = a_job("stays", steps=6), a_job("leaves", steps=6)
+    room = Stage(a_spec(folder))
+    room.script.at("leaves", 2, lambda: room.engine.cancel("leaves"))
+    heard = room.run(stays, leaves)
+
+    assert heard.ended["leaves"].canceled
+    assert heard.ended["leaves"].error is None
+    assert ("leaves", 0) not in heard.pictures
+    assert heard.rows in ([2, 2, 1, 1, 1, 1], [2, 2, 2, 1, 1, 1])
+    assert same(heard.pictures["stays", 0], alone(folder, stays)[0])
+
+
+def test_canceling_before_a_job_has_begun_leaves_nothing_behind(tiny_models: Path) -> None:
+    """A cancel that overtakes the decoding of the job's picture still ends it."""
+    room = Room(a_spec(tiny_models / "sd"))
+    room.seat(a_job("gone", strength=0.5))
+    room.engine.cancel("gone")
+    room.engine.cancel("never-heard-of")
+    with room.started():
+        room.recorder.wait_for(["gone"])
+    assert room.recorder.ended["gone"].canceled
+    assert room.engine.running() == ()
+
+
+def test_an_interactive_job_sets_bulk_rows_aside_and_they_resume(tiny_models: Path) -> None:
+    """It starts at the next step of a full batch; the bulk job loses no step and gets the same picture."""
+    folder = tiny_models / "sd"
+    bulk = [a_job(f"bulk{at}", steps=6, priority=Priority.BULK) for at in range(2)]
+    urgent = a_job("urgent", steps=3, priority=Priority.INTERACTIVE)
+    room = Stage(a_spec(folder, max_batch=2))
+    room.script.at("bulk0", 2, lambda: room.seat(urgent))
+    for job in bulk:
+        room.seat(job)
+    with room.started():
+        room.recorder.wait_for(["bulk0", "bulk1", "urgent"])
+    heard = room.recorder
+
+    ends = [entry[1] for entry in heard.heard if entry[0] == "picture"]
+    assert ends == ["urgent", "bulk0", "bulk1"]
+    assert sum(heard.rows) == 6 + 6 + 3
+    for job in (*bulk, urgent):
+        assert same(heard.pictures[job.id, 0], alone(folder, job)[0])
+
+
+def test_jobs_that_do_not_fit_run_one_after_the_other_by_age(tiny_models: Path) -> None:
+    """Two sizes in turns would make both late; the older one ends first."""
+    room = Room(a_spec(tiny_models / "sd"))
+    heard = room.run(a_job("wide", width=96), a_job("square"), a_job("wide-too", width=96))
+    assert [entry[1] for entry in heard.heard if entry[0] == "picture"] == ["wide", "wide-too", "square"]
+    assert heard.ended["square"].fusing.alone_reason == "no companion arrived"
+    assert heard.ended["wide"].fusing.max_jobs == 2
+
+
+def test_a_job_that_was_lost_once_runs_without_company_and_says_why(tiny_models: Path) -> None:
+    """Should it take the process down again, it takes nobody with it."""
+    heard = Room(a_spec(tiny_models / "sd")).run(a_job("suspect"), a_job("one"), a_job("two"), alone=["suspect"])
+    assert heard.ended["suspect"].fusing.max_jobs == 1
+    assert heard.ended["suspect"].fusing.alone_reason == "ran alone after a lost worker"
+    assert heard.ended["one"].fusing.max_jobs == 2
+    assert heard.ended["one"].fusing.alone_reason is None
+
+
+def test_release_all_throws_everyone_out_where_they_stand(tiny_models: Path) -> None:
+    """At the end of a drain's time the jobs are given back; the engine takes new ones afterwards."""
+    room = Stage(a_spec(tiny_models / "sd"))
+    room.script.at("one", 1, room.engine.release_all)
+    heard = room.run(a_job("one", steps=50), a_job("two", steps=50))
+    assert heard.ended["one"].canceled
+    assert heard.ended["two"].canceled
+    assert heard.pictures == {}
+
+
+def test_stop_ends_the_thread_in_mid_run(tiny_models: Path) -> None:
+    """Stopping waits for the present forward, not for the jobs."""
+    room = Room(a_spec(tiny_models / "sd"))
+    room.seat(a_job("long", steps=500))
+    with room.started() as engine:
+        wait_until(lambda: room.recorder.rows, "a forward has run", TIMEOUT_S)
+        assert engine.activity().busy
+    assert engine.join(0)
+    assert room.recorder.ended["long"].canceled
+    assert len(room.recorder.rows) < 500
+
+
+def test_progress_counts_all_pictures_and_comes_in_order(tiny_models: Path) -> None:
+    """Loading, then every step of both pictures, then decoding, the pictures and the end."""
+    heard = Room(a_spec(tiny_models / "sd")).run(a_job("pair", n=2, steps=3))
+    kinds = [entry[0] for entry in heard.heard]
+    assert kinds == ["loading", *["progress"] * (len(kinds) - 4), "decoding", "picture", "picture"]
+    steps = [(step, total) for kind, _, step, total in heard.heard[1:-3] if kind == "progress"]
+    assert steps == sorted(steps)
+    assert steps[-1] == (6, 6)
+    assert {total for _, total in steps} == {6}
+    fusing = heard.ended["pair"].fusing
+    assert (fusing.forwards, fusing.max_jobs, fusing.mean_rows) == (3, 1, 2.0)
+    assert heard.ended["pair"].gpu_seconds > 0
+    assert heard.ended["pair"].load_ms is not None
+
+
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_reproducible_pictures_have_the_same_bits_in_any_company(family: str, tiny_models: Path) -> None:
+    """Alone, among their like, beside ordinary jobs: not one bit differs."""
+    folder = tiny_models / family
+    job = a_job("exact", reproducible=True)
+    expected = alone(folder, job)[0]
+    chance = random.Random(3)
+    for _ in range(4):
+        others = [
+            a_job(
+                f"other{at}",
+                reproducible=chance.random() < 0.7,
+                steps=chance.randint(2, 6),
+                guidance_scale=chance.choice([1.0, 5.0]),
+            )
+            for at in range(chance.randint(1, 7))
+        ]
+        company = [*others, job]
+        chance.shuffle(company)
+        heard = Room(a_spec(folder)).run(*company)
+        assert np.array_equal(heard.pictures["exact", 0], expected)
+
+
+def test_the_global_generator_and_grad_mode_are_left_alone(tiny_models: Path) -> None:
+    """Each picture draws from a generator of its own; what the process draws elsewhere does not change."""
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    Room(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two", strength=0.7))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.is_grad_enabled()

@@ -1,0 +1,140 @@
+"""From a job to a pipeline call, and from its result to pixels."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDIMScheduler, EulerDiscreteScheduler
+from engine_room import a_job
+from PIL import Image
+
+from shared.errors import InferenceFailed, ModelUnavailable, NonFiniteLatents
+from worker.engine.calls import arguments_for, fit_picture, least_strength, scheduler_named, to_pixels
+from worker.engine.copies import Steps
+
+
+class Narrow:
+    """A pipeline that takes few arguments."""
+
+    def __call__(self, prompt: str, generator: Any, num_inference_steps: int = 1) -> None: ...
+
+
+class Wide:
+    """A pipeline that takes all of them."""
+
+    def __call__(
+        self,
+        prompt: str,
+        negative_prompt: str | None = None,
+        image: Any = None,
+        strength: float = 0.5,
+        width: int = 1,
+        **_more: Any,
+    ) -> None: ...
+
+
+def file_of(image: Image.Image, file_format: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, file_format, **options)
+    return file.getvalue()
+
+
+def test_a_pipeline_is_given_what_it_takes() -> None:
+    """Arguments that a class does not have are left out, and an empty negative prompt is not given."""
+    assert set(arguments_for(Narrow(), a_job("x"), 0, None)) == {"prompt", "generator", "num_inference_steps"}
+    assert set(arguments_for(Wide(), a_job("x"), 0, None)) == {"prompt", "width"}
+    with_picture = arguments_for(Wide(), a_job("x", negative_prompt="no", strength=0.7), 0, Image.new("RGB", (8, 8)))
+    assert with_picture["negative_prompt"] == "no"
+    assert with_picture["strength"] == 0.7
+
+
+def test_picture_i_is_made_with_seed_plus_i() -> None:
+    """So that a picture of several can be made again by itself."""
+    third = arguments_for(Narrow(), a_job("x", seed=40, n=3), 2, None)["generator"]
+    assert torch.equal(torch.randn(4, generator=third), torch.randn(4, generator=torch.Generator().manual_seed(42)))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 10, 49, 100, 150])
+def test_a_weak_strength_still_does_one_step(steps: int) -> None:
+    """Pipelines fail on no steps at all; whole steps are counted by int(steps * strength)."""
+    assert int(steps * least_strength(a_job("x", steps=steps, strength=0.001))) == 1
+    assert least_strength(a_job("x", steps=steps, strength=1.0)) == 1.0
+
+
+def test_an_input_picture_covers_the_size_and_is_cropped_in_the_middle() -> None:
+    """A wide picture loses its sides, in equal parts."""
+    wide = Image.new("RGB", (300, 100), "red")
+    wide.paste("blue", (100, 0, 200, 100))
+    fitted = fit_picture(file_of(wide), 50, 50)
+    assert fitted.size == (50, 50)
+    assert fitted.getpixel((25, 25)) == (0, 0, 255)
+    assert fitted.getpixel((4, 25)) == (0, 0, 255)
+
+
+def test_an_input_picture_is_turned_upright_and_loses_its_transparency() -> None:
+    """A camera's orientation is applied; what can be seen through is white."""
+    sideways = Image.new("RGB", (80, 40), "red")
+    sideways.paste("blue", (0, 0, 40, 40))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter, clockwise
+    upright = fit_picture(file_of(sideways, exif=exif), 40, 80)
+    assert upright.getpixel((20, 10)) == (0, 0, 255)
+    assert fit_picture(file_of(Image.new("RGBA", (8, 8), (0, 0, 0, 0))), 8, 8).getpixel((4, 4)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("data", [b"", b"no picture", file_of(Image.new("RGB", (64, 64)))[:60]])
+def test_what_cannot_be_decoded_is_an_error_of_the_image(data: bytes) -> None:
+    """It names the field."""
+    with pytest.raises(InferenceFailed) as caught:
+        fit_picture(data, 8, 8)
+    assert caught.value.param == "image"
+
+
+def test_pixels_are_rounded_like_diffusers_does() -> None:
+    """0 to 1 becomes 0 to 255, height x width x 3."""
+    image = torch.zeros(3, 2, 5)
+    image[0, 1, 4] = 1.0
+    image[2, 0, 0] = 0.5
+    pixels = to_pixels(image)
+    assert pixels.shape == (2, 5, 3)
+    assert pixels.dtype == np.uint8
+    assert pixels[1, 4].tolist() == [255, 0, 0]
+    assert pixels[0, 0].tolist() == [0, 0, 128]
+
+
+def test_a_picture_with_values_that_are_no_numbers_is_an_error() -> None:
+    """Black where a decoder overflowed would pass for a picture."""
+    with pytest.raises(NonFiniteLatents):
+        to_pixels(torch.full((3, 2, 2), float("nan")))
+
+
+def test_a_scheduler_by_name_has_the_models_own_configuration() -> None:
+    """Only the method changes, not the model's noise schedule."""
+    own = DDIMScheduler(beta_start=0.002, prediction_type="v_prediction")
+    named = scheduler_named("EulerDiscreteScheduler", own)
+    assert isinstance(named, EulerDiscreteScheduler)
+    assert named.config["beta_start"] == 0.002
+    assert named.config["prediction_type"] == "v_prediction"
+
+
+@pytest.mark.parametrize("name", ["DiffusionPipeline", "os", "Nothing", "__version__"])
+def test_a_name_that_is_no_scheduler_is_refused(name: str) -> None:
+    """Nothing else of diffusers can be had by this way."""
+    with pytest.raises(ModelUnavailable):
+        scheduler_named(name, DDIMScheduler())
+
+
+def test_steps_are_counted_from_bars_and_from_loops() -> None:
+    """Pipelines use a progress bar in both ways; several add up."""
+    changes = []
+    steps = Steps(lambda: changes.append(1))
+    with steps(total=2) as bar:
+        bar.update()
+        bar.set_postfix(loss=1)
+        bar.update()
+    assert list(steps("abc")) == ["a", "b", "c"]
+    assert (steps.step, steps.total, len(changes)) == (5, 5, 5)

@@ -1,0 +1,39 @@
+"""What a worker learns from its forwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker import curves
+from worker.curves import TRUSTED_SAMPLES, Curves
+from worker.engine import ForwardFacts
+
+
+def learned(seconds: dict[int, float], samples: int = TRUSTED_SAMPLES) -> Curves:
+    made = Curves()
+    for rows, each in seconds.items():
+        for _ in range(samples):
+            made.measure("s", ForwardFacts("demo", rows, rows, each, "cpu", "4x8x8"))
+    return made
+
+
+def test_an_unknown_signature_takes_what_the_operator_allows() -> None:
+    """Nothing measured means the cap."""
+    assert Curves().rows("s", 8) == 8
+
+
+def test_rows_that_do_not_pay_are_not_seated() -> None:
+    """Two rows that take twice the time of one bring nothing."""
+    assert learned({1: 1.0, 2: 2.0}).rows("s", 8) == 1
+
+
+def test_a_few_forwards_are_no_proof() -> None:
+    """A count is believed after several measurements, so that a hiccup decides nothing."""
+    assert learned({1: 1.0, 2: 2.0}, samples=TRUSTED_SAMPLES - 1).rows("s", 8) == 8
+
+
+def test_what_did_not_pay_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old measurements are forgotten: the machine may have been busy with something else."""
+    made = learned({1: 1.0, 2: 2.0})
+    monkeypatch.setattr(curves, "MEMORY_S", -1.0)
+    assert made.rows("s", 8) == 8

@@ -1,0 +1,47 @@
+"""`python -m worker`: one worker process, for one device."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+import structlog
+
+from shared import catalog, log, settings
+from shared.errors import FusequeueError
+from shared.queue import Queue
+from shared.settings import Settings
+from shared.storage import connect
+from worker.loop import Worker
+
+
+async def serve(configured: Settings) -> int:
+    """Work until SIGTERM or SIGINT, then drain; returns the exit status."""
+    models = catalog.load(configured.models)
+    queue = Queue.connect(configured)
+    storage = connect(configured)
+    try:
+        worker = Worker(models, queue, storage, configured)
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, worker.drain)
+        return await worker.run()
+    finally:
+        await storage.close()
+        await queue.close()
+
+
+def main() -> int:
+    """Run one worker; an error of the set-up is told in one line."""
+    try:
+        configured = settings.load()
+        log.configure(configured.log_level)
+        return asyncio.run(serve(configured))
+    except FusequeueError as error:
+        structlog.get_logger().error("worker_stopped", code=error.code, error=error.message)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

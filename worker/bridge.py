@@ -1,0 +1,69 @@
+"""From the engine's thread to the event loop: every callback is handed over, none does work on the GPU thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+
+from shared.job import Phase, Progress
+from worker.deliver import Delivery
+from worker.engine import Finished, ForwardFacts
+from worker.run import Run
+
+
+class Bridge:
+    """The engine's `Listener`. `runs` is read on the loop only; a callback for a run that is gone is dropped."""
+
+    def __init__(
+        self,
+        runs: dict[str, Run],
+        delivery: Delivery,
+        *,
+        on_change: Callable[[Run], None],
+        on_forward: Callable[[ForwardFacts], None],
+    ) -> None:
+        self._runs = runs
+        self._delivery = delivery
+        self._on_change = on_change
+        self._on_forward = on_forward
+        self._loop = asyncio.get_running_loop()
+
+    def loading(self, key: str) -> None:
+        self._hand_over(self._advance, key, Phase.LOADING, None)
+
+    def progress(self, key: str, step: int, total: int) -> None:
+        self._hand_over(self._advance, key, Phase.DENOISING, Progress(step=step, total=total))
+
+    def decoding(self, key: str) -> None:
+        self._hand_over(self._advance, key, Phase.DECODING, None)
+
+    def picture(self, key: str, index: int, pixels: np.ndarray, flagged: bool) -> None:
+        self._hand_over(self._deliver, key, index, pixels, flagged)
+
+    def finished(self, key: str, finished: Finished) -> None:
+        self._hand_over(self._finish, key, finished)
+
+    def forward(self, facts: ForwardFacts) -> None:
+        self._hand_over(self._on_forward, facts)
+
+    def _hand_over(self, function: Callable[..., None], *arguments: object) -> None:
+        # A closed loop means that the process is leaving: there is nobody to tell.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _advance(self, key: str, phase: Phase, progress: Progress | None) -> None:
+        if run := self._runs.get(key):
+            run.advance(phase, progress)
+            self._on_change(run)
+
+    def _deliver(self, key: str, index: int, pixels: np.ndarray, flagged: bool) -> None:
+        if run := self._runs.get(key):
+            run.deliver(self._delivery, index, pixels, flagged)
+
+    def _finish(self, key: str, finished: Finished) -> None:
+        if (run := self._runs.get(key)) and not run.engine_done.done():
+            run.engine_done.set_result(finished)
+            run.advance(Phase.UPLOADING)
+            self._on_change(run)

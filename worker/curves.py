@@ -1,0 +1,66 @@
+"""Seconds per forward by rows, as measured on this worker."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+
+from shared.queue import Queue
+from worker.engine import ForwardFacts
+from worker.policy import paying_rows
+
+SAMPLES = 15
+TRUSTED_SAMPLES = 5
+MEMORY_S = 600.0
+
+Shape = tuple[str, str, str]  # device, model, tensor shape
+
+
+class Curves:
+    """Learns how long forwards of each shape take, and says how many rows pay.
+
+    A measurement is forgotten after `MEMORY_S`: a row count that once did not pay is tried again. The median of
+    the last few stands for a count, so that a hiccup of the machine does not.
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[Shape, dict[int, deque[tuple[float, float]]]] = {}
+        self._untold: dict[tuple[Shape, int], list[float]] = {}
+        self._shape_of: dict[str, Shape] = {}
+        self._paying: dict[str, int] = {}
+        self._told: dict[str, int] = {}
+
+    def measure(self, signature: str, facts: ForwardFacts) -> None:
+        """Take in one forward of the jobs of `signature`."""
+        shape = (facts.device, facts.model, facts.shape)
+        self._shape_of[signature] = shape
+        rows = self._samples.setdefault(shape, {}).setdefault(facts.rows, deque(maxlen=SAMPLES))
+        rows.append((time.monotonic(), facts.seconds))
+        self._untold.setdefault((shape, facts.rows), []).append(facts.seconds)
+
+    def rows(self, signature: str, cap: int) -> int:
+        """Return how many rows a forward of `signature` should have at most."""
+        shape = self._shape_of.get(signature)
+        rows = cap if shape is None else paying_rows(self._curve(shape), cap)
+        self._paying[signature] = rows
+        return rows
+
+    def _curve(self, shape: Shape) -> dict[int, float]:
+        fresh = time.monotonic() - MEMORY_S
+        curve = {}
+        for rows, samples in self._samples[shape].items():
+            recent = [seconds for at, seconds in samples if at > fresh]
+            if len(recent) >= TRUSTED_SAMPLES:
+                curve[rows] = statistics.median(recent)
+        return curve
+
+    async def teach(self, queue: Queue) -> None:
+        """Write what was measured since the last call where the API and later workers find it."""
+        untold, self._untold = self._untold, {}
+        for (shape, rows), seconds in untold.items():
+            await queue.learn(*shape, rows, statistics.median(seconds))
+        for signature, rows in self._paying.items():
+            if self._told.get(signature) != rows:
+                await queue.learn_paying(signature, rows)
+                self._told[signature] = rows

@@ -1,0 +1,6 @@
+"""The engine: fuses the forwards of many jobs' unmodified pipelines. Only this package knows diffusers."""
+
+from worker.engine.engine import Engine
+from worker.engine.interface import Activity, Finished, ForwardFacts, Listener, Pixels, RunningJob, Seat
+
+__all__ = ["Activity", "Engine", "Finished", "ForwardFacts", "Listener", "Pixels", "RunningJob", "Seat"]

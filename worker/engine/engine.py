@@ -1,0 +1,212 @@
+"""The engine: one thread that seats jobs, lets them meet, and tells a listener how each is doing."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+import torch
+from diffusers.utils import logging as diffusers_logging
+from transformers.utils import logging as transformers_logging
+
+from shared.catalog import Catalog, ModelSpec
+from shared.errors import JobError
+from shared.settings import Settings
+from worker.engine.calls import fit_picture
+from worker.engine.interface import Activity, Listener, RunningJob, Seat
+from worker.engine.models import LoadedModel, Models
+from worker.engine.pace import Pace
+from worker.engine.rounds import Rounds
+from worker.engine.seated import SeatedJob
+from worker.engine.selfcheck import check_fusing
+
+log = structlog.get_logger()
+
+
+class Engine:
+    """Puts seated jobs through fused forwards on a thread of its own.
+
+    `seat`, `cancel`, `release_all` and the views may be called from any thread and return at once. An error that
+    is no job's fault (a lost device, a fault in the engine) ends the thread: `activity` then tells a hang.
+    """
+
+    def __init__(self, catalog: Catalog, listener: Listener, settings: Settings) -> None:
+        self._catalog = catalog
+        self._listener = listener
+        self._threads = settings.torch_threads
+        self.device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._models = Models(self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_arrived)
+        self._pace = Pace(self.device)
+        self._rounds = Rounds(self.device, self._models, self._pace, listener, self._forget)
+        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare-input")
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._seats: dict[str, Seat] = {}  # every job between seat() and finished()
+        self._guard = threading.Lock()
+        self._arrivals = 0
+        self._stopping = False
+        self._dead = False
+        self._loads: dict[str, threading.Event] = {}
+
+    def start(self) -> None:
+        # They would print a prompt that is too long, and bars.
+        for library in (diffusers_logging, transformers_logging):
+            library.set_verbosity_error()
+            library.disable_progress_bar()
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """End the thread after its present forward, throwing out what is unfinished; waits up to `timeout_s`."""
+        self._inbox.put(self._begin_stop)
+        self._thread.join(timeout_s)
+        self._preparer.shutdown(wait=False, cancel_futures=True)
+        self._models.close()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end; False if it has not come."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def seat(self, seat: Seat) -> None:
+        """Take a job in; the listener hears of it from now on, and at last that it finished."""
+        with self._guard:
+            self._arrivals += 1
+            age = self._arrivals
+            self._seats[seat.claim_key] = seat
+        if seat.image is None:
+            self._inbox.put(lambda: self._admit(SeatedJob(seat, age, None)))
+        else:
+            self._preparer.submit(self._prepare, seat, age, seat.image)
+
+    def cancel(self, claim_key: str) -> None:
+        """Let a job leave at its next step; unknown keys are ignored."""
+        with self._guard:
+            self._seats.pop(claim_key, None)
+        self._inbox.put(lambda: self._rounds.throw_out(claim_key))
+
+    def release_all(self) -> None:
+        """Throw every unfinished job out; each finishes as canceled."""
+        with self._guard:
+            self._seats.clear()
+        self._inbox.put(self._rounds.release_all)
+
+    def free_seats(self, spec: ModelSpec) -> int:
+        """Return how many more rows of a model would run together now."""
+        with self._guard:
+            taken = sum(seat.job.seats for seat in self._seats.values() if seat.spec.id == spec.id)
+        return max(0, min(spec.max_batch, self._rounds.cap(spec.id) or spec.max_batch) - taken)
+
+    def running(self) -> tuple[RunningJob, ...]:
+        """Return a view of all seated jobs."""
+        with self._guard:
+            seats = list(self._seats.values())
+        views = []
+        for seat in seats:
+            step, total = self._rounds.progress_of(seat.claim_key)
+            views.append(RunningJob(seat.claim_key, seat.spec.id, seat.job.seats, step, total))
+        return tuple(views)
+
+    def activity(self) -> Activity:
+        """Return what tells a working engine from a hanging one."""
+        if self._dead:
+            return Activity(busy=True, since_s=float("-inf"))
+        forwards = self._rounds.under_way
+        loading = self._models.loading
+        return Activity(
+            busy=forwards or loading,
+            since_s=self._pace.last_progress,
+            loading=loading and not forwards,
+            expected_s=self._pace.expected_s,
+        )
+
+    @property
+    def loaded_models(self) -> tuple[str, ...]:
+        return tuple(self._models.loaded)
+
+    def warm_up(self, specs: Sequence[ModelSpec] | None = None) -> None:
+        """Load models, those of the catalog unless told, and wait until each has come or failed.
+
+        It stops where the memory budget is full, so that the first of the catalog stay in memory.
+        """
+        for spec in self._catalog if specs is None else specs:
+            with self._guard:
+                arrived = self._loads.setdefault(spec.id, threading.Event())
+            self._inbox.put(lambda spec=spec: self._warm(spec))  # type: ignore[misc]
+            while self._thread.is_alive() and not arrived.wait(0.1):
+                pass
+
+    def _warm(self, spec: ModelSpec) -> None:
+        if self._models.get(spec.id) is not None:
+            with self._guard:
+                self._loads.pop(spec.id).set()
+        else:
+            self._models.request(spec, push_out=False)
+
+    # From here on, everything runs on the engine's thread.
+
+    def _run(self) -> None:
+        torch.set_grad_enabled(False)
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        try:
+            while not self._stopping:
+                self._models.make_room(self._rounds.models_in_use())
+                self._take_messages(wait=not self._rounds.runnable())
+                self._rounds.run_one()
+        except Exception:
+            self._dead = True
+            log.exception("engine_died", jobs=len(self._seats))
+        finally:
+            for arrived in self._loads.values():
+                arrived.set()
+
+    def _take_messages(self, wait: bool) -> None:
+        if wait:
+            self._inbox.get()()
+            self._pace.start_work()
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            message()
+
+    def _begin_stop(self) -> None:
+        self._stopping = True
+        self._rounds.release_all()
+
+    def _prepare(self, seat: Seat, age: int, data: bytes) -> None:
+        """Decode an input picture, beside the engine's thread."""
+        try:
+            image = fit_picture(data, seat.job.width, seat.job.height)
+        except JobError as error:
+            failure = error
+            self._inbox.put(lambda: self._rounds.refuse(SeatedJob(seat, age, None), failure))
+            return
+        self._inbox.put(lambda: self._admit(SeatedJob(seat, age, image)))
+
+    def _admit(self, job: SeatedJob) -> None:
+        with self._guard:
+            wanted = job.key in self._seats
+        if not wanted:  # canceled while its input was being decoded
+            self._rounds.refuse(job, None)
+        elif self._rounds.admit(job):
+            self._models.request(job.seat.spec)
+
+    def _forget(self, key: str) -> None:
+        with self._guard:
+            self._seats.pop(key, None)
+
+    def _model_arrived(self, model: str, outcome: LoadedModel | JobError) -> None:
+        if isinstance(outcome, LoadedModel):
+            check_fusing(outcome, self.device)
+        else:
+            log.error("model_unavailable", model=model, error=outcome.message)
+        self._rounds.model_arrived(model, outcome)
+        with self._guard:
+            arrived = self._loads.pop(model, None)
+        if arrived is not None:
+            arrived.set()

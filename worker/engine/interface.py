@@ -1,0 +1,92 @@
+"""What the rest of the worker hands to the engine and hears from it; nothing here imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.catalog import ModelSpec
+from shared.errors import JobError
+from shared.job import Fusing, Job
+
+Pixels = npt.NDArray[np.uint8]  # [height, width, 3]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One job handed to the engine, under a key that no other claim of it has."""
+
+    claim_key: str
+    job: Job
+    spec: ModelSpec
+    image: bytes | None = None
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a job left the engine. `canceled` is also set for one that was thrown out to be given back."""
+
+    error: JobError | None = None
+    canceled: bool = False
+    fusing: Fusing = field(default_factory=Fusing)
+    load_ms: int | None = None
+    inference_ms: int | None = None
+    gpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ForwardFacts:
+    """One denoiser forward that succeeded. `rows` counts pictures: guidance's doubling is not in it."""
+
+    model: str
+    rows: int
+    jobs: int
+    seconds: float
+    device: str
+    shape: str
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a hang detector needs. `since_s` is `time.monotonic()` of the last sign of life while `busy`: the end of
+    a forward, or the start of the work.
+
+    `loading` says that only loading a model is under way; `expected_s` is how long the present forward took in
+    the past, None if it is the first of its kind. An engine whose thread has died is busy since minus infinity.
+    """
+
+    busy: bool
+    since_s: float
+    loading: bool = False
+    expected_s: float | None = None
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A view of a job inside the engine."""
+
+    claim_key: str
+    model: str
+    seats: int
+    step: int
+    total: int
+
+
+class Listener(Protocol):
+    """Hears from the engine, on the engine's thread: it must only hand over, and never block."""
+
+    def loading(self, key: str) -> None: ...
+
+    def progress(self, key: str, step: int, total: int) -> None: ...
+
+    def decoding(self, key: str) -> None: ...
+
+    def picture(self, key: str, index: int, pixels: Pixels, flagged: bool) -> None: ...
+
+    def finished(self, key: str, finished: Finished) -> None: ...
+
+    def forward(self, facts: ForwardFacts) -> None: ...

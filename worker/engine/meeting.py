@@ -1,0 +1,166 @@
+"""Meeting points: where the greenlets of several pictures wait for each other.
+
+A picture's pipeline sees a `Proxy` in the place of each module. Calling it parks the picture's greenlet with its
+arguments; the hub runs the real module for all that fit together and resumes each with its own rows.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import IntEnum
+from functools import partial
+from typing import Any
+
+import greenlet
+import torch
+
+from worker.engine.architectures import ARCHITECTURES, DENOISERS
+from worker.engine.stacking import Stacker, count_rows, fit_key
+
+
+class Stage(IntEnum):
+    """What a module does for a picture, in the order in which the hub serves those who wait.
+
+    Encoding goes first, so that a newcomer reaches the denoiser while its companions wait there; decoding next,
+    so that a finished picture leaves at once.
+    """
+
+    ENCODE = 0
+    DECODE = 1
+    DENOISE = 2
+
+
+class Point:
+    """One method of one shared module, and how calls of it are fused.
+
+    `alone_reason` says why they are not, None if they are. `cast` is the dtype that floating inputs are brought to.
+    """
+
+    def __init__(self, component: str, method: str, module: torch.nn.Module, cast: torch.dtype | None = None) -> None:
+        self.component = component
+        self.method = method
+        self.module = module
+        self.cast = cast
+        self.architecture = type(module).__name__
+        self.stage = _stage(component, method)
+        rules = ARCHITECTURES.get(self.architecture, {}).get(method)
+        self.stacker = None if rules is None else Stacker(rules)
+        self.alone_reason = None if rules else f"{self.architecture} has no stacking rule"
+        self._real: Callable[..., Any] = module if method == "forward" else getattr(module, method)
+        parameters = inspect.signature(getattr(module, method)).parameters.values()
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self._names = [item.name for item in parameters if item.kind in positional]
+        self._defaults = {item.name: item.default for item in parameters}
+
+    def __str__(self) -> str:
+        return f"{self.component}.{self.method} ({self.architecture})"
+
+    def refuse(self, reason: str) -> None:
+        """Run the calls of this point one by one from now on."""
+        self.stacker = None
+        self.alone_reason = reason
+
+    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a call's arguments by name, without those that are at their default."""
+        arguments = dict(zip(self._names, args, strict=False))
+        arguments.update(kwargs)
+        return {name: value for name, value in arguments.items() if value is not self._defaults.get(name, self)}
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the real module."""
+        if self.cast is not None:
+            args = tuple(_cast(value, self.cast) for value in args)
+            kwargs = {name: _cast(value, self.cast) for name, value in kwargs.items()}
+        return self._real(*args, **kwargs)
+
+
+def _stage(component: str, method: str) -> Stage:
+    if component in DENOISERS:
+        return Stage.DENOISE
+    return Stage.DECODE if method == "decode" or component == "safety_checker" else Stage.ENCODE
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+class Call:
+    """A parked call: the arguments as the pipeline gave them, how many rows they are, whom they fit with."""
+
+    def __init__(self, point: Point, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.point = point
+        self.args = args
+        self.kwargs = kwargs
+        self.autocast: tuple[str, torch.dtype] | None = None
+        self.rows = 1
+        self.arguments: dict[str, Any] = {}
+        self.fit: Hashable = (id(point), id(self))
+        if point.stacker is not None:
+            self.arguments = point.named(args, kwargs)
+            self.rows = count_rows(point.stacker.rules, self.arguments)
+            self.fit = (id(point), fit_key(point.stacker.rules, self.arguments))
+
+    def run(self) -> Any:
+        """Run this call by itself, exactly as the pipeline made it."""
+        return self.point.run(*self.args, **self.kwargs)
+
+
+def _meet(point: Point, *args: Any, **kwargs: Any) -> Any:
+    hub = greenlet.getcurrent().parent
+    if hub is None:  # not inside a picture: nobody to meet
+        return point.run(*args, **kwargs)
+    return hub.switch(Call(point, args, kwargs))
+
+
+class Proxy:
+    """Stands for a shared module inside one picture's pipeline.
+
+    It passes for the module's class, gives out its attributes, meets the others at its methods, and does not let
+    a pipeline move, cast or reset what others use. `dtype` is what pipelines take for the module's.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, points: Mapping[str, Point], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._module = module
+        self.device = device
+        self.dtype = dtype
+        for name, point in points.items():
+            setattr(self, name, partial(_meet, point))
+
+    @property  # type: ignore[misc]  # isinstance() asks for it
+    def __class__(self) -> type:
+        return type(self._module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def modules(self) -> Iterator[torch.nn.Module]:
+        """Show none: pipelines walk them to find hooks and adapters, which are the engine's affair."""
+        return iter(())
+
+    def to(self, *_args: Any, **_kwargs: Any) -> Proxy:
+        return self
+
+    half = float = cpu = cuda = eval = train = requires_grad_ = to
+
+    @contextmanager
+    def cache_context(self, _name: str) -> Iterator[None]:
+        """Do nothing: caches between steps assume one caller."""
+        yield
+
+    def _reset_stateful_cache(self, recurse: bool = True) -> None:
+        del recurse
+
+
+METHODS = ("forward", "encode", "decode")
+
+
+def points_of(component: str, module: torch.nn.Module, cast: torch.dtype | None = None) -> dict[str, Point]:
+    """Return the meeting points of a module: its forward, and encode and decode where it has them."""
+    return {method: Point(component, method, module, cast) for method in METHODS if hasattr(module, method)}

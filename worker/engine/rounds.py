@@ -1,0 +1,282 @@
+"""The rounds of the engine's thread: choose those who go on, run their forward, let each go on with its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from shared.errors import JobError
+from worker.engine.calls import non_finite
+from worker.engine.hub import Execution, Picture
+from worker.engine.interface import ForwardFacts, Listener
+from worker.engine.meeting import Call, Stage
+from worker.engine.models import LoadedModel, Models, empty_cache
+from worker.engine.pace import Pace
+from worker.engine.policy import Waiting, next_group
+from worker.engine.seated import SeatedJob
+
+# A VAE's activations grow with the pixels of all rows: so many pixels at once, at most.
+DECODE_PIXELS = 4 * 1024 * 1024
+
+Member = tuple[SeatedJob, Picture, Call]
+Kind = tuple[str, str, str]  # model, shape, meeting point
+
+
+class Rounds:
+    """The jobs of one device, going on one forward at a time. All on the engine's thread, but for the views."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        models: Models,
+        pace: Pace,
+        listener: Listener,
+        left: Callable[[str], None],
+    ) -> None:
+        self._device = device
+        self._models = models
+        self._pace = pace
+        self._listener = listener
+        self._left = left
+        self._jobs: dict[str, SeatedJob] = {}
+        self._caps: dict[Kind, int] = {}
+        self.retries = 0
+
+    # Views, from any thread.
+
+    @property
+    def under_way(self) -> bool:
+        return any(job.started for job in list(self._jobs.values()))
+
+    def progress_of(self, key: str) -> tuple[int, int]:
+        job = self._jobs.get(key)
+        return (0, 0) if job is None else job.progress()
+
+    def cap(self, model: str, shape: str | None = None) -> int | None:
+        """Return the most denoiser rows that memory allowed for a model, None if it never ran out."""
+        known = [
+            most
+            for (of, at, point), most in list(self._caps.items())
+            if of == model and shape in (None, at) and point.endswith(".forward")
+        ]
+        return min(known, default=None)
+
+    # Coming and going.
+
+    def admit(self, job: SeatedJob) -> bool:
+        """Take a job in; True if its model must be loaded first."""
+        self._jobs[job.key] = job
+        model = self._models.get(job.seat.spec.id)
+        if model is not None:
+            self._begin(job, model)
+            return False
+        if job.wait_for_load():
+            self._listener.loading(job.key)
+        return True
+
+    def model_arrived(self, model: str, outcome: LoadedModel | JobError) -> None:
+        """Begin the jobs that waited for a model, or end them if it did not come."""
+        for job in [job for job in self._jobs.values() if job.seat.spec.id == model and not job.started]:
+            if isinstance(outcome, JobError):
+                self._end(job, error=outcome)
+            else:
+                self._begin(job, outcome)
+
+    def refuse(self, job: SeatedJob, error: JobError | None) -> None:
+        """End a job before it began: with an error, or as canceled."""
+        self._end(job, error=error, canceled=error is None)
+
+    def throw_out(self, key: str) -> None:
+        """End a job where it stands, as canceled; an unknown one has ended already."""
+        job = self._jobs.get(key)
+        if job is not None:
+            self._end(job, canceled=True)
+
+    def release_all(self) -> None:
+        for key in list(self._jobs):
+            self.throw_out(key)
+
+    def models_in_use(self) -> set[str]:
+        return {job.seat.spec.id for job in self._jobs.values() if job.started}
+
+    def _begin(self, job: SeatedJob, model: LoadedModel) -> None:
+        job.begin(model)
+        for picture in job.pictures:
+            if job.key in self._jobs:  # an earlier picture may have ended it
+                picture.start(self._device)
+                self._look_after(job, picture)
+
+    def _end(self, job: SeatedJob, error: JobError | None = None, canceled: bool = False) -> None:
+        self._jobs.pop(job.key, None)
+        job.throw_out()
+        self._pace.settle()
+        self._left(job.key)
+        self._listener.finished(job.key, job.finish(error, canceled))
+        model = self._models.get(job.seat.spec.id)
+        if model is not None and model.spec.id not in self.models_in_use():
+            model.forget()
+
+    # One round.
+
+    def runnable(self) -> bool:
+        return any(picture.call is not None for job in self._jobs.values() for picture in job.pictures)
+
+    def run_one(self) -> None:
+        """Run one forward for those who are due, and let each go on to its next meeting point."""
+        members = self._choose()
+        if members and members[0][2].point.method == "decode":
+            members = self._drop_non_finite(members)
+        if not members:
+            return
+        outcomes = self._execute(members)
+        for (job, picture, _), outcome in zip(members, outcomes, strict=True):
+            if not picture.done:
+                picture.resume(self._device, outcome)
+                self._look_after(job, picture)
+        self._tell_progress({job.key: job for job, _, _ in members})
+
+    def _choose(self) -> list[Member]:
+        parked = [
+            (job, picture, picture.call)
+            for job in self._jobs.values()
+            for picture in job.pictures
+            if picture.call is not None
+        ]
+        if not parked:
+            return []
+        waiting = [_waiting(job, call) for job, _, call in parked]
+        group = next_group(waiting, lambda at: self._limit(parked[at][0], parked[at][2]))
+        members = [parked[at] for at in group]
+        self._note_misfits(parked, waiting, members, waiting[group[0]])
+        return members
+
+    def _limit(self, job: SeatedJob, call: Call) -> int:
+        """Return how many calls may run together."""
+        if job.fixed_rows is not None:
+            return self._fixed(job, call) or 1
+        most = min(job.seat.spec.max_batch, self._caps.get(_kind(job, call), job.seat.spec.max_batch))
+        return min(most, _chunk(job)) if call.point.component == "vae" else most
+
+    def _fixed(self, job: SeatedJob, call: Call) -> int | None:
+        if job.fixed_rows is None:
+            return None
+        return min(job.fixed_rows, _chunk(job)) if call.point.component == "vae" else job.fixed_rows
+
+    def _note_misfits(
+        self, parked: Sequence[Member], waiting: Sequence[Waiting], members: Sequence[Member], lead: Waiting
+    ) -> None:
+        if lead.stage != Stage.DENOISE or len(members) == len(parked):
+            return
+        chosen = {job.key for job, _, _ in members}
+        apart = [
+            job
+            for (job, _, _), call in zip(parked, waiting, strict=True)
+            if call.cohort == lead.cohort and call.stage == lead.stage and job.key not in chosen
+        ]
+        for job in apart:
+            job.met_misfit = True
+        for job, _, _ in members if apart else ():
+            job.met_misfit = True
+
+    def _drop_non_finite(self, members: list[Member]) -> list[Member]:
+        """Fail the jobs whose latents are not finite; one wait for the device for all of them."""
+        sound = torch.stack([_is_finite(call) for _, _, call in members]).tolist()
+        for (job, picture, _), fine in zip(members, sound, strict=True):
+            if not fine and not picture.done:
+                picture.resume(self._device, non_finite())
+                self._look_after(job, picture)
+        return [member for member, fine in zip(members, sound, strict=True) if fine and not member[1].done]
+
+    def _execute(self, members: Sequence[Member]) -> list[Any]:
+        job, _, call = members[0]
+        kind = _kind(job, call)
+        for other, _, at in members:
+            if at.point.stage is Stage.DECODE and not other.told_decoding:
+                other.told_decoding = True
+                self._listener.decoding(other.key)
+
+        def measure(run: Callable[[], list[Any]], which: Sequence[int]) -> list[Any]:
+            jobs = [members[at][0] for at in which]
+            return self._pace.measure((*kind, len(jobs)), run, lambda seconds: self._account(jobs, call, seconds))
+
+        execution = Execution(
+            [member[2] for member in members], fixed=self._fixed(job, call), measure=measure, free=self._free
+        )
+        outcomes = execution.run()
+        self.retries += execution.retries
+        if execution.fitted is not None:
+            self._caps[kind] = execution.fitted
+        return outcomes
+
+    def _account(self, jobs: Sequence[SeatedJob], call: Call, seconds: float) -> None:
+        """Charge a forward's time to its jobs by their pictures in it, and tell of it if it was a denoiser's."""
+        company = {job.key: job for job in jobs}
+        for job in jobs:
+            job.charge(seconds / len(jobs))
+        if call.point.stage is not Stage.DENOISE:
+            return
+        for job in company.values():
+            job.note_forward(len(jobs), len(company))
+        first = jobs[0]
+        self._listener.forward(
+            ForwardFacts(
+                model=first.seat.spec.id,
+                rows=len(jobs),
+                jobs=len(company),
+                seconds=seconds,
+                device=device_name(self._device),
+                shape=first.shape,
+            )
+        )
+
+    def _free(self) -> None:
+        while self._models.evict_one(self.models_in_use()):
+            pass
+        empty_cache(self._device)
+
+    def _look_after(self, job: SeatedJob, picture: Picture) -> None:
+        """Hand over a picture that is done; end its job if that was the last one or it failed."""
+        if not picture.done or job.key not in self._jobs:
+            return
+        if picture.error is not None:
+            return self._end(job, error=picture.error)
+        made, index = picture.result, job.pictures.index(picture)
+        self._tell_progress({job.key: job})
+        self._listener.picture(job.key, index, made.pixels, made.flagged)
+        picture.result = None
+        if job.done():
+            self._end(job)
+        return None
+
+    def _tell_progress(self, jobs: dict[str, SeatedJob]) -> None:
+        for key, job in jobs.items():
+            if job.changed and key in self._jobs:
+                job.changed = False
+                self._listener.progress(key, *job.progress())
+
+
+def device_name(device: torch.device) -> str:
+    """Return what a device is called where seconds are learned for it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _waiting(job: SeatedJob, call: Call) -> Waiting:
+    fit = (call.fit, call.rows) if job.fixed_rows is not None else call.fit
+    return Waiting(job.cohort, job.urgency, job.age, call.point.stage, fit)
+
+
+def _kind(job: SeatedJob, call: Call) -> Kind:
+    return (job.seat.spec.id, job.shape, f"{call.point.component}.{call.point.method}")
+
+
+def _chunk(job: SeatedJob) -> int:
+    return max(1, DECODE_PIXELS // (job.seat.job.width * job.seat.job.height * job.seat.job.frames))
+
+
+def _is_finite(call: Call) -> torch.Tensor:
+    checks = [
+        torch.isfinite(value).all() for value in (*call.args, *call.kwargs.values()) if isinstance(value, torch.Tensor)
+    ]
+    return checks[0] if checks else torch.tensor(True)

@@ -1,0 +1,146 @@
+"""A job inside the engine: its pictures, what they took part in, and how it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+
+from PIL import Image
+
+from shared.errors import JobError
+from shared.job import Fusing
+from worker.engine.copies import Steps
+from worker.engine.hub import Picture
+from worker.engine.interface import Finished, Seat
+from worker.engine.models import LoadedModel
+from worker.engine.policy import URGENCY
+
+# Rows of a reproducible job's forwards, fewer only where the model allows fewer: few enough to be cheap for a
+# lone job, and the same whatever the load.
+REPRODUCIBLE_ROWS = 4
+
+
+class SeatedJob:
+    """One job, from `begin` until all its pictures are done or it is thrown out. `age` orders by arrival."""
+
+    def __init__(self, seat: Seat, age: int, image: Image.Image | None) -> None:
+        self.seat = seat
+        self.age = age
+        self.urgency = URGENCY[seat.job.priority]
+        self.image = image
+        self.pictures: list[Picture] = []
+        self.delivered: set[int] = set()
+        self.changed = False
+        self.met_misfit = False
+        self.told_decoding = False
+        self.gpu_seconds = 0.0
+        self._steps: list[Steps] = []
+        self._arrived_s = time.monotonic()
+        self._loaded_s: float | None = None
+        self._waited_for_load = False
+        self._unfused: str | None = None
+        self._forwards = 0
+        self._rows = 0
+        self._max_jobs = 1
+
+    @property
+    def key(self) -> str:
+        return self.seat.claim_key
+
+    @property
+    def cohort(self) -> Hashable:
+        """Those who may have company in each other: which of them do, their tensors decide."""
+        job = self.seat.job
+        if self.seat.alone:
+            return self.key
+        return (job.model, job.width, job.height, job.frames, job.adapters, job.reproducible)
+
+    @property
+    def shape(self) -> str:
+        job = self.seat.job
+        return f"{job.width}x{job.height}" if job.frames == 1 else f"{job.width}x{job.height}x{job.frames}"
+
+    @property
+    def fixed_rows(self) -> int | None:
+        """The number of calls that each of its forwards is filled up to, None for as many as there are."""
+        return min(REPRODUCIBLE_ROWS, self.seat.spec.max_batch) if self.seat.job.reproducible else None
+
+    @property
+    def started(self) -> bool:
+        return bool(self.pictures)
+
+    def wait_for_load(self) -> bool:
+        """Note that the model has to be loaded; True the first time."""
+        first, self._waited_for_load = not self._waited_for_load, True
+        return first
+
+    def begin(self, model: LoadedModel) -> None:
+        """Make a picture, not yet started, for each that the job asks for."""
+        self._loaded_s = time.monotonic()
+        self._unfused = model.alone_reason
+        for index in range(self.seat.job.n):
+            steps = Steps(self._note_change)
+            self._steps.append(steps)
+            self.pictures.append(model.picture(self.seat.job, index, self.image, steps))
+
+    def _note_change(self) -> None:
+        self.changed = True
+
+    def progress(self) -> tuple[int, int]:
+        """Return steps done and steps to do, over all pictures; those not begun count as the longest."""
+        longest = max((steps.total for steps in self._steps), default=0)
+        return sum(steps.step for steps in self._steps), sum(steps.total or longest for steps in self._steps)
+
+    def charge(self, seconds: float) -> None:
+        """Add the job's share of a forward's time."""
+        self.gpu_seconds += seconds
+
+    def note_forward(self, rows: int, jobs: int) -> None:
+        """Count a denoiser forward that the job took part in."""
+        self._forwards += 1
+        self._rows += rows
+        self._max_jobs = max(self._max_jobs, jobs)
+
+    def error(self) -> JobError | None:
+        return next((picture.error for picture in self.pictures if picture.error is not None), None)
+
+    def done(self) -> bool:
+        return self.started and all(picture.done for picture in self.pictures)
+
+    def throw_out(self) -> None:
+        for picture in self.pictures:
+            picture.throw_out()
+
+    def finish(self, error: JobError | None = None, canceled: bool = False) -> Finished:
+        """Return how the job left."""
+        now = time.monotonic()
+        began = self._loaded_s
+        load_ms = round(1000 * ((began or now) - self._arrived_s)) if self._waited_for_load else None
+        return Finished(
+            error=error,
+            canceled=canceled,
+            fusing=self._fusing(),
+            load_ms=load_ms,
+            inference_ms=None if began is None else round(1000 * (now - began)),
+            gpu_seconds=self.gpu_seconds,
+        )
+
+    def _fusing(self) -> Fusing:
+        return Fusing(
+            forwards=self._forwards,
+            max_jobs=self._max_jobs,
+            mean_rows=round(self._rows / self._forwards, 2) if self._forwards else 1.0,
+            alone_reason=None if self._max_jobs > 1 else self._alone_reason(),
+        )
+
+    def _alone_reason(self) -> str:
+        job, spec = self.seat.job, self.seat.spec
+        if self.seat.alone:
+            return "ran alone after a lost worker"
+        if self._unfused is not None:
+            return self._unfused
+        if job.n >= (self.fixed_rows or spec.max_batch):
+            return f"its own pictures fill a forward, which holds {self.fixed_rows or spec.max_batch}"
+        if self.met_misfit:
+            return "its tensors did not fit a companion's, or memory held no more"
+        return "no companion arrived"

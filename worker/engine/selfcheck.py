@@ -1,0 +1,127 @@
+"""The check at load: do fused rows come out as the same rows alone? What fails it runs unfused, and says so."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+import torch
+from PIL import Image
+
+from shared.errors import JobError
+from shared.job import Job, Task
+from worker.engine.calls import fit_picture
+from worker.engine.copies import Steps
+from worker.engine.hub import Picture, forward
+from worker.engine.meeting import Call, Point
+from worker.engine.models import LoadedModel
+
+log = structlog.get_logger()
+
+# Largest difference allowed, relative to the largest value. Kernels sum in another order for another number of
+# rows; what that does depends on the precision alone, while a wrong rule is off by much more.
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+PROMPTS = ("a lighthouse", "a very small red boat beside two lighthouses in the morning", "rain", "seven cats, sitting")
+
+
+def check_fusing(model: LoadedModel, device: torch.device) -> None:
+    """Make a few small pictures with every ruled forward run both ways; refuse the rules that do not hold."""
+    verified: set[Point] = set()
+    pictures = _pictures(model)
+    for picture in pictures:
+        picture.start(device)
+    while parked := [picture for picture in pictures if picture.call is not None]:
+        calls = [picture.call for picture in parked if picture.call is not None]
+        together = [at for at, call in enumerate(calls) if call.fit == calls[0].fit]
+        outcomes = _both_ways([calls[at] for at in together], verified)
+        for at, outcome in zip(together, outcomes, strict=True):
+            parked[at].resume(device, outcome)
+    error = next((picture.error for picture in pictures if picture.error is not None), None)
+    if error is not None:
+        _refuse_unverified(model, verified, error)
+    model.forget()
+
+
+def _pictures(model: LoadedModel) -> list[Picture]:
+    limits = model.spec.limits
+    side = -(-limits.min_side // limits.multiple_of) * limits.multiple_of
+    tasks = [task for task in (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE) if task in model.templates]
+    pictures = []
+    for at, prompt in enumerate(PROMPTS):
+        task = tasks[at % len(tasks)]
+        job = Job(
+            id=f"self-check-{at}",
+            tenant="self-check",
+            created_at_ms=0,
+            model=model.spec.id,
+            width=side,
+            height=side,
+            task=task,
+            prompt=prompt,
+            seed=at,
+            steps=2 + at // len(tasks),
+            guidance_scale=model.spec.defaults.guidance_scale,
+            strength=1.0 if task is Task.IMAGE_TO_IMAGE else None,
+        )
+        image = _any_picture(side) if task is Task.IMAGE_TO_IMAGE else None
+        pictures.append(model.picture(job, 0, image, Steps(lambda: None)))
+    return pictures
+
+
+def _any_picture(side: int) -> Image.Image:
+    file = io.BytesIO()
+    Image.radial_gradient("L").save(file, "PNG")
+    return fit_picture(file.getvalue(), side, side)
+
+
+def _both_ways(calls: Sequence[Call], verified: set[Point]) -> list[Any]:
+    try:
+        alone = [call.run() for call in calls]
+    except (RuntimeError, ValueError, TypeError) as error:
+        return [JobError(f"{calls[0].point}: {error}")] * len(calls)
+    point = calls[0].point
+    if point.stacker is not None and len(calls) > 1:
+        reason = _difference(calls, alone)
+        if reason is None:
+            verified.add(point)
+        else:
+            point.refuse(f"{point.architecture} failed its self-check: {reason}")
+            log.warning("runs_unfused", point=str(point), reason=reason)
+    return alone
+
+
+def _difference(calls: Sequence[Call], alone: Sequence[Any]) -> str | None:
+    try:
+        fused = forward(calls)
+    except Exception as error:  # whatever a wrong rule provokes, the model still runs unfused
+        return f"the fused forward raised {type(error).__name__}"
+    for mine, theirs in zip(_leaves(alone), _leaves(fused), strict=True):
+        if mine.shape != theirs.shape:
+            return f"fused rows have shape {tuple(theirs.shape)} instead of {tuple(mine.shape)}"
+        if mine.numel() and mine.is_floating_point():
+            largest = max(float(mine.abs().max()), 1e-6)
+            off = float((mine.float() - theirs.float()).abs().max()) / largest
+            if not off <= TOLERANCE.get(mine.dtype, TOLERANCE[torch.bfloat16]):
+                return f"fused rows are off by {off:.1e} of the largest value"
+    return None
+
+
+def _leaves(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if hasattr(tree, "parameters"):  # a distribution
+        return _leaves(tree.parameters)
+    if isinstance(tree, dict):
+        return [leaf for item in tree.values() for leaf in _leaves(item)]
+    if isinstance(tree, list | tuple):
+        return [leaf for item in tree for leaf in _leaves(item)]
+    return []
+
+
+def _refuse_unverified(model: LoadedModel, verified: set[Point], error: JobError) -> None:
+    log.warning("self_check_incomplete", model=model.spec.id, error=error.message)
+    for point in model.points:
+        if point.stacker is not None and point not in verified:
+            point.refuse(f"the self-check of {point.architecture} could not run")

@@ -1,0 +1,224 @@
+"""The worker's event loop: it claims jobs for free seats, sees each through, and drains when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from shared.catalog import Catalog
+from shared.clock import new_id
+from shared.errors import RedisUnavailable
+from shared.queue import Claim, Queue
+from shared.settings import Settings
+from shared.storage import Storage
+from worker.bridge import Bridge
+from worker.curves import Curves
+from worker.deliver import Delivery
+from worker.engine import Engine, ForwardFacts
+from worker.keeper import Keeper
+from worker.reporter import Reporter
+from worker.run import Run, StopReason
+from worker.serving import Service
+
+log = structlog.get_logger()
+
+LONGEST_PAUSE_S = 2.0
+LONGEST_RETRY_S = 5.0
+EXIT_HUNG = 70
+
+
+def worker_name() -> str:
+    """Return a name that tells host and process, and is new at every start."""
+    return f"{socket.gethostname()[:40]}-{os.getpid()}-{new_id('w')[-6:]}"
+
+
+class Worker:
+    """Serves the catalog's models until `drain` is called.
+
+    A job's walk: `_claim` here, then `Service.serve` (input, seat, pictures, settle). The engine computes on its
+    own thread; this loop does everything else, so leases are renewed and pictures uploaded while a forward runs.
+    """
+
+    def __init__(self, catalog: Catalog, queue: Queue, storage: Storage, settings: Settings) -> None:
+        self.name = worker_name()
+        self._catalog = catalog
+        self._queue = queue
+        self._storage = storage
+        self._settings = settings
+        self._models = [spec.id for spec in catalog]
+        self._largest_batch = max(spec.max_batch for spec in catalog)
+        self._runs: dict[str, Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stirred = asyncio.Event()
+        self._draining = asyncio.Event()
+        self._delivery = Delivery(storage, settings.spool_bytes)
+        self._curves = Curves()
+        self._reporter = Reporter(queue, self._runs, self._curves, self.name, catalog)
+        bridge = Bridge(self._runs, self._delivery, on_change=self._changed, on_forward=self._measured)
+        self._engine = Engine(catalog, bridge, settings)
+        self._service = Service(queue, storage, self._engine, self.name)
+        self._keeper = Keeper(queue, self._engine, self._runs, self.name, settings)
+
+    def drain(self) -> None:
+        """Claim nothing more, finish what runs, give back what does not finish in time, and leave."""
+        log.info("draining", running=len(self._runs))
+        self._reporter.become("draining")
+        self._draining.set()
+        self._stirred.set()
+
+    async def run(self) -> int:
+        """Work until drained; returns the process's exit status, not 0 when the GPU thread hung."""
+        await self._until_redis(self._queue.check)
+        self._engine.start()
+        upkeep = [
+            asyncio.create_task(duty)
+            for duty in (
+                self._keeper.renew_leases(),
+                self._keeper.reclaim_losses(),
+                self._keeper.watch_deadlines(),
+                self._reporter.report_progress(),
+                self._reporter.beat(self._engine),
+                self._listen(),
+            )
+        ]
+        try:
+            await asyncio.to_thread(self._engine.warm_up)
+            self._reporter.become("ready")
+            log.info("ready", worker=self.name, models=self._models)
+            return await self._until_drained_or_hung(upkeep)
+        finally:
+            for task in upkeep:
+                task.cancel()
+            await asyncio.gather(*upkeep, return_exceptions=True)
+            self._delivery.close()
+
+    async def _until_drained_or_hung(self, upkeep: list[asyncio.Task[None]]) -> int:
+        claiming = asyncio.create_task(self._claim_until_drained())
+        hung = asyncio.create_task(self._keeper.hung.wait())
+        done, _ = await asyncio.wait({claiming, hung, *upkeep}, return_when=asyncio.FIRST_COMPLETED)
+        if hung in done:
+            # The thread cannot be stopped; its jobs are reclaimed when their leases run out.
+            os._exit(EXIT_HUNG)
+        hung.cancel()
+        for task in done - {claiming}:
+            task.result()
+        await claiming
+        await self._finish_runs()
+        await asyncio.to_thread(self._engine.stop, self._settings.drain_timeout_s)
+        return 0
+
+    async def _claim_until_drained(self) -> None:
+        retry_s = 0.1
+        while not self._draining.is_set():
+            self._stirred.clear()
+            try:
+                claims = await self._claim()
+                pause_s = 0.0 if claims else await self._idle_s()
+                retry_s = 0.1
+            except RedisUnavailable as error:
+                log.warning("claiming_waits_for_redis", error=error.message)
+                await asyncio.sleep(random.uniform(retry_s / 2, retry_s))
+                retry_s = min(2 * retry_s, LONGEST_RETRY_S)
+                continue
+            for claim in claims:
+                self._start(claim)
+            if pause_s:
+                await self._stir(pause_s)
+
+    async def _claim(self) -> list[Claim]:
+        """Claim for the free seats: of the running signature, or of any when nothing runs."""
+        if self._delivery.full:
+            return []
+        seated = [run for run in self._runs.values() if run.occupies_seats]
+        if not seated:
+            return await self._queue.claim(self.name, self._models, self._largest_batch)
+        first = seated[0]
+        rows = self._curves.rows(first.claim.signature, first.spec.max_batch)
+        free = rows - sum(run.claim.job.seats for run in seated)
+        if free <= 0 or first.claim.alone:
+            return []
+        return await self._queue.join(self.name, first.claim.signature, free, models=self._models)
+
+    async def _idle_s(self) -> float:
+        """Return how long to wait for a wake-up before looking again."""
+        if any(run.occupies_seats for run in self._runs.values()):
+            return LONGEST_PAUSE_S
+        ripens_in_ms = await self._queue.next_ripening(self._models)
+        return LONGEST_PAUSE_S if ripens_in_ms is None else min(max(ripens_in_ms, 1) / 1000, LONGEST_PAUSE_S)
+
+    async def _stir(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._stirred.wait()
+        except TimeoutError:
+            pass
+
+    async def _listen(self) -> None:
+        """Turn wake-ups in Redis into a stir of this loop."""
+        while True:
+            try:
+                await self._queue.wait_wakeup(LONGEST_PAUSE_S)
+                self._stirred.set()
+            except RedisUnavailable:
+                await asyncio.sleep(random.uniform(0.5, 1.0))
+
+    def _measured(self, facts: ForwardFacts) -> None:
+        self._reporter.count_forward(facts)
+        running = next((run for run in self._runs.values() if run.spec.id == facts.model), None)
+        if running is not None:
+            self._curves.measure(running.claim.signature, facts)
+
+    def _changed(self, run: Run) -> None:
+        self._reporter.note(run)
+        if not run.occupies_seats:
+            self._stirred.set()
+
+    def _start(self, claim: Claim) -> None:
+        run = Run(claim, self._catalog.get(claim.job.model))
+        self._runs[run.key] = run
+        task = asyncio.create_task(self._see_through(run), name=run.key)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _see_through(self, run: Run) -> None:
+        try:
+            await self._service.serve(run)
+        except Exception:
+            # The lease runs out and the job is tried again, alone: better than an answer nobody planned.
+            log.exception("run_failed", job_id=run.claim.job.id)
+        finally:
+            self._runs.pop(run.key, None)
+            self._stirred.set()
+
+    async def _finish_runs(self) -> None:
+        """Let what runs end within the drain's time; give the rest back, to be claimed elsewhere at once."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=self._settings.drain_timeout_s)
+        left = list(self._runs.values())
+        if not left:
+            return
+        for run in left:
+            run.stop(StopReason.RELEASED)
+        self._engine.release_all()
+        try:
+            released = await self._queue.release(self.name, {run.claim.job.id: run.claim.epoch for run in left})
+            log.info("released", jobs=released)
+        except RedisUnavailable as error:
+            log.warning("release_failed", jobs=len(left), error=error.message, remedy="their leases will run out")
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _until_redis(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Run `action` until Redis answers: a worker may be up before its Redis is."""
+        while True:
+            try:
+                return await action()
+            except RedisUnavailable as error:
+                log.warning("waiting_for_redis", error=error.message)
+                await asyncio.sleep(random.uniform(0.5, 1.5))

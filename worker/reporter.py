@@ -1,0 +1,111 @@
+"""What others see of this worker: how far its jobs are, how long its forwards take, and that it is alive."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from dataclasses import replace
+from typing import Literal
+
+import structlog
+
+from shared.catalog import Catalog
+from shared.clock import now_ms
+from shared.errors import RedisUnavailable
+from shared.job import Phase
+from shared.queue import Queue, WorkerInfo
+from shared.version import VERSION
+from worker.curves import Curves
+from worker.engine import Engine, ForwardFacts
+from worker.run import Run
+
+log = structlog.get_logger()
+
+FLUSH_EVERY_S = 0.1
+STORE_EVERY_S = 1.0
+BEAT_EVERY_S = 0.5
+LEARN_EVERY_S = 5.0
+
+
+class Reporter:
+    """Publishes progress at most ten times a second, stores it once a second and at a new phase, beats twice a second.
+
+    What it tells may be lost while Redis is away: the next telling says it anew.
+    """
+
+    def __init__(self, queue: Queue, runs: dict[str, Run], curves: Curves, worker: str, catalog: Catalog) -> None:
+        self._queue = queue
+        self._runs = runs
+        self._curves = curves
+        self._seats = max(spec.max_batch for spec in catalog)
+        self._changed: set[str] = set()
+        self._stored: dict[str, tuple[Phase, float]] = {}  # phase and time.monotonic()
+        self._unstored: set[str] = set()
+        self._info = WorkerInfo(
+            id=worker,
+            models=tuple(spec.id for spec in catalog),
+            state="starting",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=VERSION,
+            started_at_ms=now_ms(),
+        )
+
+    def note(self, run: Run) -> None:
+        """Remember that a run has got further; it is told with the next flush."""
+        self._changed.add(run.key)
+
+    def count_forward(self, facts: ForwardFacts) -> None:
+        """Add one forward to the worker's counters."""
+        self._info = replace(
+            self._info, forwards=self._info.forwards + 1, forward_rows=self._info.forward_rows + facts.rows
+        )
+
+    def become(self, state: Literal["starting", "ready", "draining"]) -> None:
+        self._info = replace(self._info, state=state)
+
+    async def report_progress(self) -> None:
+        """Tell those who listen how far the runs are, for as long as the worker lives."""
+        while True:
+            await asyncio.sleep(FLUSH_EVERY_S)
+            changed, self._changed = self._changed, set()
+            try:
+                for key in changed | self._unstored:
+                    if run := self._runs.get(key):
+                        await self._report(run, news=key in changed)
+            except RedisUnavailable as error:
+                log.debug("progress_not_told", error=error.message)
+            for key in self._stored.keys() - self._runs.keys():
+                del self._stored[key]
+            self._unstored &= self._runs.keys()
+
+    async def _report(self, run: Run, news: bool) -> None:
+        now = time.monotonic()
+        phase, at = self._stored.get(run.key, (None, 0.0))
+        if phase is not run.phase or now - at >= STORE_EVERY_S:
+            self._stored[run.key] = (run.phase, now)
+            self._unstored.discard(run.key)
+            await self._queue.report(run.claim.job.id, run.claim.epoch, run.phase, run.progress)
+        elif news:
+            self._unstored.add(run.key)
+            await self._queue.publish_progress(run.claim.job.id, run.phase, run.progress)
+
+    async def beat(self, engine: Engine) -> None:
+        """Say that this worker is there, for as long as it lives."""
+        learned_at = time.monotonic()
+        while True:
+            try:
+                await self.beat_once(engine)
+                if time.monotonic() - learned_at > LEARN_EVERY_S:
+                    learned_at = time.monotonic()
+                    await self._curves.teach(self._queue)
+            except RedisUnavailable as error:
+                log.debug("heartbeat_missed", error=error.message)
+            await asyncio.sleep(BEAT_EVERY_S)
+
+    async def beat_once(self, engine: Engine) -> None:
+        seated = sum(run.claim.job.seats for run in self._runs.values() if run.occupies_seats)
+        info = replace(self._info, running=len(self._runs), seats=self._seats, free_seats=max(0, self._seats - seated))
+        await self._queue.heartbeat(replace(info, device=str(engine.device), loaded=engine.loaded_models))

@@ -1,0 +1,116 @@
+"""One claimed job on its way through this worker: from the seat it is given to the outcome it is settled with."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from shared.catalog import ModelSpec
+from shared.errors import FusequeueError
+from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
+from shared.queue import Claim
+from worker.deliver import Delivery
+from worker.engine import Finished
+
+
+class StopReason(StrEnum):
+    """Why a run ends before its pictures are done."""
+
+    CANCELED = "canceled"
+    EXPIRED = "expired"
+    LOST = "lost"
+    RELEASED = "released"
+
+
+class Run:
+    """A claim, how far it has come, and the pictures it is uploading.
+
+    The engine's callbacks arrive on the loop; the worker awaits `engine_done`, then `pictures`.
+    """
+
+    def __init__(self, claim: Claim, spec: ModelSpec) -> None:
+        self.claim = claim
+        self.spec = spec
+        self.key = f"{claim.job.id}:{claim.epoch}"
+        self.phase = Phase.LOADING
+        self.progress = Progress()
+        self.engine_done: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        self.stop_reason: StopReason | None = None
+        self.stopped = asyncio.Event()
+        self.in_engine = False
+        self._uploads: dict[int, asyncio.Task[Artifact]] = {}
+
+    @property
+    def occupies_seats(self) -> bool:
+        """False once the last forward is under way: its seats may be filled, and are free when it ends."""
+        leaving = self.progress.total > 1 and self.progress.step >= self.progress.total - self.claim.job.n
+        return not self.engine_done.done() and not leaving
+
+    def advance(self, phase: Phase, progress: Progress | None = None) -> None:
+        """Note how far the engine has come."""
+        self.phase = phase
+        if progress is not None:
+            self.progress = progress
+
+    def stop(self, reason: StopReason) -> None:
+        """Ask for an early end; the first reason stands."""
+        if self.stop_reason is None:
+            self.stop_reason = reason
+            self.stopped.set()
+
+    def deliver(self, delivery: Delivery, index: int, pixels: np.ndarray, flagged: bool) -> None:
+        """Start encoding and uploading picture `index`."""
+        task = asyncio.create_task(delivery.deliver(self.claim, index, pixels, flagged))
+        self._uploads[index] = task
+
+    async def pictures(self) -> tuple[Artifact, ...]:
+        """Return the uploaded pictures in order; empty when the run was stopped first."""
+        uploads = asyncio.gather(*(self._uploads[index] for index in sorted(self._uploads)))
+        stopping = asyncio.ensure_future(self.stopped.wait())
+        either: set[asyncio.Future[Any]] = {uploads, stopping}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            return tuple(uploads.result()) if uploads.done() else ()
+        finally:
+            for future in either:
+                future.cancel()
+            await asyncio.gather(*either, return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Drop what is still being uploaded."""
+        for task in self._uploads.values():
+            task.cancel()
+
+    def outcome(self, finished: Finished, artifacts: tuple[Artifact, ...], upload_ms: int | None) -> Outcome:
+        """Return what the job is settled with, given how the engine and the uploads ended."""
+        timings = Timings(
+            queue_ms=self.claim.waited_ms,
+            load_ms=finished.load_ms,
+            inference_ms=finished.inference_ms,
+            upload_ms=upload_ms,
+        )
+        state, error = State.SUCCEEDED, None
+        if self.stop_reason is StopReason.EXPIRED:
+            state = State.EXPIRED
+            error = Failure(code="deadline_exceeded", message="the deadline passed while the job was running")
+        elif self.stop_reason is StopReason.CANCELED:
+            state = State.CANCELED
+        elif finished.error is not None:
+            state, error = State.FAILED, failure(finished.error)
+        return Outcome(
+            state=state,
+            artifacts=artifacts if state is State.SUCCEEDED else (),
+            error=error,
+            fusing=finished.fusing,
+            timings=timings,
+            progress=self.progress,
+            gpu_seconds=finished.gpu_seconds,
+        )
+
+
+def failure(error: FusequeueError) -> Failure:
+    """Return an error as the job's client is told it."""
+    return Failure(code=error.code, message=error.message, param=error.param, retryable=error.retryable)

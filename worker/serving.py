@@ -1,0 +1,102 @@
+"""What this worker does for one claimed job: fetch its input, seat it, upload its pictures, settle it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+
+from shared.errors import NotFound, Unavailable
+from shared.job import Failure, Outcome, State, Timings
+from shared.queue import Queue
+from shared.storage import Storage
+from worker.engine import Engine, Finished, Seat
+from worker.run import Run, StopReason
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+FIRST_RETRY_S = 0.1
+LONGEST_RETRY_S = 5.0
+
+
+class Service:
+    """Sees one run through, from its claim to its settling."""
+
+    def __init__(self, queue: Queue, storage: Storage, engine: Engine, worker: str) -> None:
+        self._queue = queue
+        self._storage = storage
+        self._engine = engine
+        self._worker = worker
+
+    async def serve(self, run: Run) -> None:
+        """Make the job's pictures and settle it, unless it stops being this worker's on the way."""
+        try:
+            outcome = await self._make(run)
+            if run.stop_reason in (StopReason.LOST, StopReason.RELEASED):
+                log.info("job_given_up", job_id=run.claim.job.id, reason=run.stop_reason.value)
+                return
+            settled = await self._patiently(
+                run, lambda: self._queue.settle(self._worker, run.claim.job.id, run.claim.epoch, outcome)
+            )
+            self._tell(run, outcome, bool(settled))
+        finally:
+            run.abandon()
+
+    async def _make(self, run: Run) -> Outcome:
+        try:
+            image = await self._input(run)
+        except NotFound:
+            return Outcome(
+                state=State.FAILED,
+                error=Failure(code="input_missing", message="the input image is no longer stored", param="image"),
+                timings=Timings(queue_ms=run.claim.waited_ms),
+            )
+        if run.stop_reason is not None:
+            return run.outcome(Finished(), (), None)
+        self._engine.seat(Seat(run.key, run.claim.job, run.spec, image, run.claim.alone))
+        finished = await run.engine_done
+        if finished.error is not None or run.stop_reason is not None:
+            return run.outcome(finished, (), None)
+        started = time.monotonic()
+        # The result is in storage before the state says so: a visible result is a whole one.
+        artifacts = await run.pictures()
+        return run.outcome(finished, artifacts, round(1000 * (time.monotonic() - started)))
+
+    async def _input(self, run: Run) -> bytes | None:
+        image = run.claim.job.image
+        return None if image is None else await self._patiently(run, lambda: self._storage.read(image.key))
+
+    async def _patiently(self, run: Run, action: Callable[[], Awaitable[T]]) -> T | None:
+        """Repeat `action` while something outside is away, until the run is stopped; then return None."""
+        ceiling = FIRST_RETRY_S
+        while True:
+            try:
+                return await action()
+            except Unavailable as error:
+                log.warning("job_waits", job_id=run.claim.job.id, code=error.code, error=error.message)
+            if run.stop_reason in (StopReason.LOST, StopReason.RELEASED):
+                return None
+            await asyncio.sleep(random.uniform(ceiling / 2, ceiling))
+            ceiling = min(2 * ceiling, LONGEST_RETRY_S)
+
+    def _tell(self, run: Run, outcome: Outcome, settled: bool) -> None:
+        """Write the one log line of a job."""
+        log.info(
+            "job" if settled else "job_lost_before_settle",
+            job_id=run.claim.job.id,
+            signature=run.claim.signature,
+            state=outcome.state.value,
+            jobs_fused=outcome.fusing.max_jobs,
+            mean_rows=outcome.fusing.mean_rows,
+            alone_reason=outcome.fusing.alone_reason,
+            wait_ms=outcome.timings.queue_ms,
+            inference_ms=outcome.timings.inference_ms,
+            upload_ms=outcome.timings.upload_ms,
+            error=outcome.error.code if outcome.error else None,
+        )
