@@ -1,0 +1,1 @@
+"""The command `fusequeue`: it starts processes and speaks HTTP."""

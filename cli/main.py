@@ -1,0 +1,72 @@
+"""The command line of fusequeue."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import up as running
+from shared import settings
+from shared.errors import FusequeueError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+EXIT_CONFIGURATION = 2
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(min=1, max=65_535, help="Port to listen on.")]
+
+
+@app.command()
+def up(
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    data_dir: Annotated[Path, typer.Option(help="Where Redis, pictures and logs live.")] = Path("data"),
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    models: Annotated[Path | None, typer.Option(help="The models file. Unset: ./models.toml, or the demo's.")] = None,
+) -> None:
+    """Run everything on this machine: Redis, the API, workers and chores. Ctrl-C drains and stops it."""
+    options = running.Options(host=host, port=port, data_dir=data_dir.resolve(), workers=workers, models=models)
+    try:
+        status = asyncio.run(running.up(options, settings.load(), os.environ))
+    except FusequeueError as error:
+        running.tell(f"fusequeue: {error.message}")
+        status = EXIT_CONFIGURATION
+    raise typer.Exit(status)
+
+
+@app.command()
+def api(host: Host = "127.0.0.1", port: Port = 8000) -> None:
+    """Run one API process."""
+    _become("api", "--host", host, "--port", str(port))
+
+
+@app.command()
+def worker() -> None:
+    """Run one worker process."""
+    _become("worker")
+
+
+@app.command()
+def chores() -> None:
+    """Run one chores worker."""
+    _become("worker.chores")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(importlib.metadata.version("fusequeue"))
+
+
+def _become(module: str, *arguments: str) -> None:
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
+
+
+if __name__ == "__main__":
+    app()

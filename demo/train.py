@@ -1,0 +1,86 @@
+"""Trains the demo model: `python -m demo.train --out demo/model --state /tmp/demo-training`.
+
+First the autoencoder, then the denoiser with the text encoder. A run that was stopped goes on where it was when
+it is started again with the same `--state` folder.
+"""
+
+import argparse
+import random
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL
+
+from demo.autoencoder import new_autoencoder, train_autoencoder
+from demo.denoiser import Captions, Training, new_pools, new_training, train_denoiser
+from demo.parts import assemble, new_denoiser, new_scheduler, new_text_encoder, new_tokenizer, save
+from demo.pictures import split_prompts
+
+SEED = 1
+STATE_SECONDS = 120.0
+
+
+class Checkpoints:
+    """Writes the run's state every so many seconds of training, and the pipeline less often."""
+
+    def __init__(self, vae: AutoencoderKL, state: Path, out: Path, export_seconds: float) -> None:
+        self._vae, self._state, self._out = vae, state, out
+        self._export_seconds = export_seconds
+        self._tokenizer = new_tokenizer()
+        self._state_due, self._export_due = STATE_SECONDS, 0.0
+
+    def __call__(self, training: Training) -> None:
+        if training.seconds >= self._state_due:
+            training.save(self._state)
+            self._state_due = training.seconds + STATE_SECONDS
+        if training.seconds >= self._export_due:
+            self.export(training)
+            self._export_due = training.seconds + self._export_seconds
+
+    def export(self, training: Training) -> None:
+        """Writes the pipeline with the averaged weights."""
+        save(assemble(self._vae, training.mean_text, self._tokenizer, training.mean_unet), self._out)
+        print(f"saved step={training.step} out={self._out}", flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the pipeline")
+    parser.add_argument("--state", type=Path, required=True, help="folder of the run's own state")
+    parser.add_argument("--vae-minutes", type=float, default=16, help="of the autoencoder")
+    parser.add_argument("--minutes", type=float, default=65, help="of the denoiser")
+    parser.add_argument("--export-minutes", type=float, default=10, help="between two savings of the pipeline")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Trains both parts, or what is left of them."""
+    args = arguments()
+    args.state.mkdir(parents=True, exist_ok=True)
+    prompts, _ = split_prompts()
+    torch.manual_seed(SEED)
+
+    vae_folder = args.state / "vae"
+    if vae_folder.exists():
+        vae = AutoencoderKL.from_pretrained(vae_folder)
+    else:
+        vae = new_autoencoder()
+        train_autoencoder(vae, prompts, args.vae_minutes * 60, SEED)
+        vae.save_pretrained(vae_folder)
+    vae.eval().requires_grad_(False)
+
+    tokenizer = new_tokenizer()
+    training = new_training(new_denoiser(), new_text_encoder(tokenizer))
+    state = args.state / "denoiser.pt"
+    if state.exists():
+        training.load(state)
+    checkpoints = Checkpoints(vae, state, args.out, args.export_minutes * 60)
+    pools = new_pools(vae, prompts, random.Random(SEED + training.step))
+    train_denoiser(training, new_scheduler(), pools, Captions(tokenizer, prompts), args.minutes * 60, checkpoints)
+    training.save(state)
+    checkpoints.export(training)
+
+
+if __name__ == "__main__":
+    main()
