@@ -243,5 +243,3 @@ def encode(job: Job) -> str:
 def decode(wire: str | bytes) -> Job:
     """Read a job's wire form; a `pydantic.ValidationError` (a ValueError) means it is not one of ours."""
     return Job.model_validate_json(wire)
-
-

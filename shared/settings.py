@@ -70,7 +70,9 @@ class Settings(BaseSettings):
     spool_bytes: Annotated[Positive, Field(description="Finished pictures a worker holds while storage is down.")] = (
         512 * 1024 * 1024
     )
-    gpu_memory_bytes: Annotated[int | None, Field(description="Budget for loaded models on one device.")] = None
+    gpu_memory_bytes: Annotated[
+        int | None, Field(description="Budget for loaded models on one device. Unset: 0.7 of its memory.")
+    ] = None
     device: Annotated[str | None, Field(description="Torch device. Unset: cuda if there is one, else cpu.")] = None
     torch_threads: Annotated[int | None, Field(description="CPU threads of torch. Unset: torch's choice.")] = None
 

@@ -41,6 +41,9 @@ def main() -> int:
     except FusequeueError as error:
         structlog.get_logger().error("worker_stopped", code=error.code, error=error.message)
         return 1
+    except Exception:
+        structlog.get_logger().exception("worker_crashed", remedy="its jobs are claimed again after their leases")
+        return 1
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +15,14 @@ from worker.engine.hub import Execution, Picture
 from worker.engine.meeting import Call, Point, Proxy, points_of
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def grad_mode() -> Iterator[None]:
+    """Pictures turn gradients off for their thread, which here is that of all tests."""
+    with torch.no_grad():
+        yield
+    torch.set_grad_enabled(True)
 
 
 class Doubler(torch.nn.Module):

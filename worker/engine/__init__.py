@@ -1,5 +1,10 @@
 """The engine: fuses the forwards of many jobs' unmodified pipelines. Only this package knows diffusers."""
 
+import os
+
+# Before transformers is imported: it tells at every start which of its optional parts are missing.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
 from worker.engine.engine import Engine
 from worker.engine.interface import Activity, Finished, ForwardFacts, Listener, Pixels, RunningJob, Seat
 

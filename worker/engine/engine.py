@@ -16,6 +16,7 @@ from shared.catalog import Catalog, ModelSpec
 from shared.errors import JobError
 from shared.settings import Settings
 from worker.engine.calls import fit_picture
+from worker.engine.host import keep_freed_memory
 from worker.engine.interface import Activity, Listener, RunningJob, Seat
 from worker.engine.models import LoadedModel, Models
 from worker.engine.pace import Pace
@@ -149,6 +150,8 @@ class Engine:
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         try:

@@ -147,7 +147,8 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
         cast = torch.float32 if name == "vae" and full_precision else None
         if cast is not None:
             module.to(cast)
-        met = points_of(name, module, cast)
+        # Offloading swaps weights inside forwards; made in inference mode, they could not be swapped outside.
+        met = points_of(name, module, cast=cast, lean=spec.offload == "none")
         points.extend(met.values())
         proxies[name] = Proxy(module, met, device, own_dtype)
     templates = {task: make_template(pipeline_for(task, pipeline), proxies, device) for task in spec.tasks}

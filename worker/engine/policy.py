@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.job import Priority
 
 URGENCY = {Priority.INTERACTIVE: 0, Priority.STANDARD: 1, Priority.BULK: 2}
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(NamedTuple):
     """One picture parked at a meeting point.
 
     `cohort` names those that may have company in each other; `urgency` and `age` count from 0, less going first;

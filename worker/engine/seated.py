@@ -27,6 +27,7 @@ class SeatedJob:
         self.seat = seat
         self.age = age
         self.urgency = URGENCY[seat.job.priority]
+        self.cohort = _cohort(seat)
         self.image = image
         self.pictures: list[Picture] = []
         self.delivered: set[int] = set()
@@ -46,14 +47,6 @@ class SeatedJob:
     @property
     def key(self) -> str:
         return self.seat.claim_key
-
-    @property
-    def cohort(self) -> Hashable:
-        """Those who may have company in each other: which of them do, their tensors decide."""
-        job = self.seat.job
-        if self.seat.alone:
-            return self.key
-        return (job.model, job.width, job.height, job.frames, job.adapters, job.reproducible)
 
     @property
     def shape(self) -> str:
@@ -144,3 +137,11 @@ class SeatedJob:
         if self.met_misfit:
             return "its tensors did not fit a companion's, or memory held no more"
         return "no companion arrived"
+
+
+def _cohort(seat: Seat) -> Hashable:
+    """Return what those share who may have company in each other: which of them do, their tensors decide."""
+    job = seat.job
+    if seat.alone:
+        return seat.claim_key
+    return (job.model, job.width, job.height, job.frames, job.adapters, job.reproducible)

@@ -6,7 +6,7 @@ trailing shapes and dtypes, same values where values are not stacked.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from worker.engine.architectures import Argument, Kind, Rules
 
 _EQUAL = Argument(Kind.EQUAL)
-_FREE = (Kind.MASK, Kind.UNUSED)
 Arguments = Mapping[str, Any]
 
 
@@ -39,25 +38,10 @@ def fit_key(rules: Rules, arguments: Arguments) -> Hashable:
     key = []
     for name, value in arguments.items():
         rule = rules.arguments.get(name, _EQUAL)
-        if rule.kind not in _FREE:  # one call may have them and another not
-            key.append((name, _fit(rule, value)))
+        fit = _FITS.get(rule.kind)
+        if fit is not None:
+            key.append((name, fit(value) if rule.dtype is None else rule.dtype))
     return frozenset(key)
-
-
-def _fit(rule: Argument, value: Any) -> Hashable:
-    match rule.kind:
-        case Kind.STACKED:
-            return _tree_fit(value)
-        case Kind.SHARED:
-            return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else _value_fit(value)
-        case Kind.PADDED:
-            return (value.shape[2:], value.dtype)
-        case Kind.LISTED:
-            return frozenset((item.ndim, item.dtype) for item in value)
-        case Kind.ROWS:
-            return rule.dtype or (value.dtype if isinstance(value, torch.Tensor) else "number")
-        case _:
-            return _value_fit(value)
 
 
 def _tree_fit(value: Any) -> Hashable:
@@ -70,6 +54,22 @@ def _tree_fit(value: Any) -> Hashable:
     return _value_fit(value)
 
 
+def _whole_fit(value: Any) -> Hashable:
+    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else _value_fit(value)
+
+
+def _padded_fit(value: torch.Tensor) -> Hashable:
+    return (value.shape[2:], value.dtype)
+
+
+def _listed_fit(value: Sequence[torch.Tensor]) -> Hashable:
+    return frozenset((item.ndim, item.dtype) for item in value)
+
+
+def _rows_fit(value: Any) -> Hashable:
+    return value.dtype if isinstance(value, torch.Tensor) else "number"
+
+
 def _value_fit(value: Any) -> Hashable:
     if isinstance(value, Mapping):
         return ("dict", frozenset((name, _value_fit(item)) for name, item in value.items()))
@@ -78,6 +78,17 @@ def _value_fit(value: Any) -> Hashable:
     if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
         return (type(value), value)
     return ("object", id(value))  # a tensor too: only the very same one is surely equal
+
+
+# What has no entry may be there in one call and not in another.
+_FITS: dict[Kind, Callable[[Any], Hashable]] = {
+    Kind.STACKED: _tree_fit,
+    Kind.SHARED: _whole_fit,
+    Kind.PADDED: _padded_fit,
+    Kind.LISTED: _listed_fit,
+    Kind.ROWS: _rows_fit,
+    Kind.EQUAL: _value_fit,
+}
 
 
 class Stacker:
@@ -100,7 +111,7 @@ class Stacker:
         stacked: dict[str, Any] = {}
         for name, first in calls[0].items():
             rule = self.rules.arguments.get(name, _EQUAL)
-            if rule.kind in _FREE:
+            if rule.kind not in _FITS:
                 continue
             values = [call[name] for call in calls]
             match rule.kind:
