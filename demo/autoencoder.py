@@ -19,6 +19,7 @@ WIDE_EVERY = 4
 # Halves a step's time where the processor has it; the rest settles the colours at full precision.
 BFLOAT16_SHARE = 0.75
 LOG_EVERY = 50
+SCALE_PICTURES = 256
 
 
 def new_autoencoder() -> AutoencoderKL:
@@ -77,7 +78,7 @@ def train_autoencoder(model: AutoencoderKL, prompts: list[Prompt], seconds: floa
             print(f"autoencoder step={step} seconds={elapsed:.0f} l1={recent / LOG_EVERY:.4f}", flush=True)
             recent = 0.0
     model.eval()
-    pictures = torch.cat([next(batches) for _ in range(WIDE_EVERY - 1)])
+    pictures = picture_tensor(draw_batch(random.Random(seed).sample(prompts, SCALE_PICTURES), SQUARE_SIZE, seed))
     model.register_to_config(scaling_factor=latent_scale(model, pictures))
 
 

@@ -76,7 +76,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=Path(__file__).parent / "model")
     parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--guidance", type=float, default=4.0)
+    parser.add_argument("--guidance", type=float, default=2.0)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scheduler", help="a scheduler class of diffusers, in place of the model's own")

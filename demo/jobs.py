@@ -48,7 +48,7 @@ def _job(
         "width": size[0],
         "height": size[1],
         "steps": rng.randint(10, 20),
-        "guidance_scale": rng.choice((3.0, 4.0, 5.0, 6.0)),
+        "guidance_scale": rng.choice((1.5, 2.0, 2.5, 3.0)),
         "seed": rng.randrange(2**32),
         "n": pictures,
         "priority": rng.choice(PRIORITIES),

@@ -64,6 +64,8 @@ def main() -> None:
     vae_folder = args.state / "vae"
     if vae_folder.exists():
         vae = AutoencoderKL.from_pretrained(vae_folder)
+        # Else the saved model would name a folder of this machine.
+        vae.register_to_config(_name_or_path=None)
     else:
         vae = new_autoencoder()
         train_autoencoder(vae, prompts, args.vae_minutes * 60, SEED)

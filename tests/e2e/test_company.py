@@ -50,7 +50,7 @@ def test_each_of_64_clients_gets_its_own_picture_as_if_alone(make_stack: Any) ->
         together = list(clients.map(lambda body: ask(stack, body), bodies))
     assert max(job["fusing"]["max_jobs"] for job, _ in together) >= 8, "nothing was fused"
     right = sum(matches(made, body["prompt"]) for (_, made), body in zip(together, bodies, strict=True))
-    assert right >= 0.9 * CLIENTS, f"{right} of {CLIENTS} pictures show their prompt"
+    assert right >= 0.95 * CLIENTS, f"{right} of {CLIENTS} pictures show their prompt"
     for (_, made), body in zip(together, bodies, strict=True):
         job, alone = ask(stack, body)
         assert job["fusing"]["max_jobs"] == 1

@@ -30,7 +30,7 @@ async def test_a_job_is_accepted_with_all_its_defaults_resolved(api: httpx.Async
     assert answer.status_code == 202
     assert answer.headers["location"] == job["urls"]["self"] == f"http://api.test/v1/jobs/{job['id']}"
     assert (job["object"], job["status"], job["model"], job["task"]) == ("job", "queued", "demo", "text_to_image")
-    assert (job["width"], job["height"], job["steps"], job["guidance_scale"]) == (64, 64, 12, 4.0)
+    assert (job["width"], job["height"], job["steps"], job["guidance_scale"]) == (64, 64, 12, 2.0)
     assert isinstance(job["seed"], int)
     assert job["queue"] == {"position": 0, "eta_s": None}
     assert job["metadata"] == {"order": "1"}
