@@ -27,7 +27,7 @@ from demo.summary import Rate, Summary, same
 # One at a time takes long on a slow machine; what fits into this time is compared, and the summary says how many.
 ALONE_BUDGET_S = 60.0
 # The model draws better than this; below it, pictures have gone to the wrong clients.
-LEAST_FITTING = 0.85
+LEAST_FITTING = 0.95
 STOP_PATIENCE_S = 90.0
 
 
