@@ -1,0 +1,65 @@
+"""Tiny FLUX.1 pipelines for edit and fill; image-to-image and inpaint are made of the parts of the edit pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    FluxFillPipeline,
+    FluxKontextPipeline,
+    FluxTransformer2DModel,
+)
+from diffusers.pipelines.flux import pipeline_flux_kontext
+from tiny import parts, tokens
+from transformers import CLIPTextModel
+
+
+def _parts(in_channels: int) -> dict[str, Any]:
+    first, second = tokens.clip(), tokens.t5(64)
+    return {
+        "scheduler": FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        "vae": parts.flow_vae(),
+        "text_encoder": CLIPTextModel(parts.clip_config(first)),
+        "tokenizer": first,
+        "text_encoder_2": parts.t5_encoder(second),
+        "tokenizer_2": second,
+        "transformer": FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=in_channels,
+            out_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=tokens.WIDTH,
+            pooled_projection_dim=tokens.WIDTH,
+            axes_dims_rope=(4, 4, 8),
+            guidance_embeds=True,
+        ),
+    }
+
+
+def flux_kontext() -> FluxKontextPipeline:
+    return FluxKontextPipeline(**_parts(16))
+
+
+def flux_fill() -> FluxFillPipeline:
+    """The denoiser sees noise, the masked picture and the mask: 16 + 16 + 4 * 64 channels."""
+    return FluxFillPipeline(**_parts(288))
+
+
+@contextmanager
+def small_pictures() -> Iterator[None]:
+    """Let Kontext work on small pictures: it scales every input to one of a list of sizes of a megapixel."""
+    whole = pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS
+    pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS = [(64, 64), (48, 96), (96, 48)]
+    try:
+        yield
+    finally:
+        pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS = whole
+
+
+PIPELINES = {"flux-kontext": flux_kontext, "flux-fill": flux_fill}

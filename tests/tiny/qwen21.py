@@ -1,0 +1,77 @@
+"""Tiny Qwen-Image 2.1; its processor needs torchvision (see `tiny.vision`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.models import AutoencoderKLQwenImage21, QwenImage21Transformer2DModel
+from diffusers.pipelines.qwenimage21 import QwenImage21Pipeline
+from tiny import tokens
+from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+CHANNELS = 8
+
+
+def qwen_image_2_1() -> QwenImage21Pipeline:
+    tokenizer = tokens.qwen()
+    token: Callable[[str], Any] = tokenizer.convert_tokens_to_ids
+    return QwenImage21Pipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=AutoencoderKLQwenImage21(
+            base_dim=8,
+            decoder_base_dim=8,
+            z_dim=CHANNELS,
+            dim_mult=[1, 1, 2, 2, 2],
+            num_res_blocks=1,
+            latents_mean=[0.1] * CHANNELS,
+            latents_std=[0.5] * CHANNELS,
+        ),
+        text_encoder=Qwen3VLForConditionalGeneration(
+            Qwen3VLConfig(
+                text_config={
+                    "vocab_size": len(tokenizer),
+                    "hidden_size": tokens.WIDTH,
+                    "intermediate_size": 37,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 2,
+                    "num_key_value_heads": 1,
+                    "head_dim": 16,
+                    "rope_parameters": {
+                        "rope_type": "default",
+                        "rope_theta": 1e6,
+                        "mrope_section": [2, 3, 3],
+                        "mrope_interleaved": True,
+                    },
+                },
+                vision_config={
+                    "depth": 2,
+                    "hidden_size": 16,
+                    "intermediate_size": 24,
+                    "num_heads": 2,
+                    "patch_size": 16,
+                    "out_hidden_size": tokens.WIDTH,
+                    "num_position_embeddings": 16,
+                    "deepstack_visual_indexes": [0],
+                },
+                image_token_id=token("<|image_pad|>"),
+                video_token_id=token("<|video_pad|>"),
+                vision_start_token_id=token("<|vision_start|>"),
+                vision_end_token_id=token("<|vision_end|>"),
+            )
+        ),
+        processor=tokens.qwen3_vl(tokenizer),
+        transformer=QwenImage21Transformer2DModel(
+            in_channels=CHANNELS,
+            out_channels=CHANNELS,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            context_in_dim=tokens.WIDTH,
+            axes_dims_rope=(4, 6, 6),
+        ),
+    )
+
+
+PIPELINES = {"qwen-image-2.1": qwen_image_2_1}

@@ -1,0 +1,34 @@
+"""Every tiny pipeline by name; only the module of the one asked for is imported, for diffusers imports slowly."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from tiny.weights import save
+
+MODULES = {
+    "zimage": ("z-image",),
+    "qwen": ("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
+    "qwen21": ("qwen-image-2.1",),
+    "wan": ("wan-2.1-t2v", "wan-2.2-t2v", "wan-2.2-ti2v", "wan-2.1-i2v", "wan-2.2-i2v"),
+    "flux": ("flux-kontext", "flux-fill"),
+    "flux2": ("flux-2-dev", "flux-2-klein", "flux-2-klein-base"),
+    "sana": ("sana", "sana-1.5", "sana-sprint"),
+    "ernie": ("ernie-image",),
+    "hunyuan": ("hunyuan-video", "hunyuan-video-i2v", "hunyuan-video-1.5", "hunyuan-video-1.5-i2v"),
+    "ltx2": ("ltx-2", "ltx-2.3"),
+    "helios": ("helios", "helios-mid", "helios-distilled"),
+    "glm": ("glm-image",),
+    "inpaint": ("sd-inpaint", "sdxl-inpaint", "sd3-16"),
+    "strangers": ("pixart-sigma", "aura-flow", "lumina-2", "chroma"),
+}
+NEEDS_TORCHVISION = frozenset(
+    {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
+)
+
+
+def put(name: str, folder: Path) -> Path:
+    """Save the tiny pipeline called `name` in `folder`."""
+    module = next(module for module, names in MODULES.items() if name in names)
+    return save(import_module(f"tiny.{module}").PIPELINES[name], folder)

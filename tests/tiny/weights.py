@@ -1,0 +1,45 @@
+"""Seeded weights for tiny pipelines, scaled so that what goes in is seen in what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SEED = 7
+
+
+def save(build: Callable[[], Any], folder: Path) -> Path:
+    """Write what `build` makes into `folder`, the same weights every time; the global generator is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        pipeline = build()
+    generator = torch.Generator().manual_seed(SEED)
+    for _, part in sorted(pipeline.components.items()):
+        if isinstance(part, torch.nn.Module):
+            spread(part, generator)
+    pipeline.save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
+@torch.no_grad()
+def spread(module: torch.nn.Module, generator: torch.Generator) -> None:
+    """Draw every matrix anew, at a scale that keeps the size of activations, and give weight to what starts at zero.
+
+    Layers that start at zero (gates, output projections) would hide whatever goes wrong before them.
+    """
+    for name, parameter in sorted(module.named_parameters()):
+        if parameter.ndim >= 2:
+            gain = 1.2 if parameter.ndim >= 4 else 1.1  # activations after a convolution lose more than half
+            if name.endswith(("q_proj.weight", "k_proj.weight")):
+                gain = 2.5  # flat attention would see the same in every prompt
+            if name.endswith("lm_head.weight"):
+                gain = 8.0  # what an autoregressive model draws shall depend on what it reads
+            std = gain * parameter[0].numel() ** -0.5
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+        elif name.endswith(("norm_q.weight", "norm_k.weight")):
+            parameter.fill_(1.4)  # as above, where queries and keys are normalised
+        elif parameter.numel() and not bool(parameter.any()):
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)

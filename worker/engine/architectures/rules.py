@@ -1,0 +1,50 @@
+"""The vocabulary of stacking rules: what becomes of each argument when calls of one method are fused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What becomes of one argument when calls are fused."""
+
+    STACKED = "stacked"  # dim 0 is rows; a dict, list or tuple is stacked leaf by leaf
+    LISTED = "listed"  # a list with one entry a row, each of its own shape
+    SHARED = "shared"  # a function of shapes only: that of the first call serves all
+    ROWS = "rows"  # a number, a 0-dim tensor or one entry a row: becomes one entry a row
+    PADDED = "padded"  # as stacked, but dim 1 may differ: padded with zeros and masked
+    MASK = "mask"  # the mask of a padded argument; made where the pipeline left it out
+    EQUAL = "equal"  # must be the same in all calls
+    UNUSED = "unused"  # accepted by the signature and ignored by the code: left out
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument's rule. `dtype` is what ROWS and a made MASK are cast to; `mask` names a PADDED's mask."""
+
+    kind: Kind
+    dtype: str | None = None
+    mask: str | None = None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of one method. `rows` names the argument whose length of dim 0 (or whose length) is the rows.
+
+    An argument that is not named must be equal. `listed_output` says that the result is a list of one a row.
+    """
+
+    rows: str
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
+    listed_output: bool = False
+
+
+Architectures = Mapping[str, Mapping[str, Rules]]  # class name -> method -> rules
+
+STACKED = Argument(Kind.STACKED)
+LISTED = Argument(Kind.LISTED)
+SHARED = Argument(Kind.SHARED)
+ROWS = Argument(Kind.ROWS)
+UNUSED = Argument(Kind.UNUSED)

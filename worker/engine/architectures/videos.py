@@ -1,0 +1,7 @@
+"""The denoisers of the video families."""
+
+from __future__ import annotations
+
+from worker.engine.architectures.rules import Architectures
+
+VIDEOS: Architectures = {}
