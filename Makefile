@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test lint bench clean
+.PHONY: demo up test lint bench bench-engine bench-gpu clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -27,6 +27,13 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m bench
+
+bench-engine: $(READY)
+	$(BIN)/python -m bench.engine
+
+# Where a GPU is at hand: models of real size; keeps bench/results/engine-gpu.json.
+bench-gpu: $(READY)
+	$(BIN)/python -m bench.engine --gpu
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist

@@ -1,0 +1,73 @@
+"""What was measured on what: a benchmark's figures in a file, with all that it takes to measure them again."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("torch", "diffusers", "transformers", "redis")
+
+
+def about(**more: Any) -> dict[str, Any]:
+    """Return hardware, versions, commit and command of this run, and `more`."""
+    found: dict[str, Any] = {
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
+        "commit": commit(),
+        "hardware": hardware(),
+        "python": platform.python_version(),
+    }
+    return found | {name: _version(name) for name in PACKAGES} | more
+
+
+def write(path: Path, figures: Mapping[str, Any], **more: Any) -> None:
+    """Write figures and what they were measured on to `path`."""
+    path.write_text(json.dumps({"about": about(**more), **figures}, indent=1) + "\n", "utf-8")
+
+
+def hardware() -> str:
+    """Return the GPUs, the processor as lscpu tells it, the cores that this process may use, and the memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    gpus = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
+    return ", ".join([*gpus, f"{cores} cores of {_processor()}", f"{memory:.0f} GiB"])
+
+
+def _processor() -> str:
+    told: dict[str, str] = {}
+    for line in _output("lscpu").splitlines():
+        name, _, value = line.partition(":")
+        told[name.strip()] = value.strip()
+    if "Model name" not in told:
+        return platform.processor() or platform.machine()
+    return f"{told['Model name']} (family {told.get('CPU family')}, model {told.get('Model')})"
+
+
+def commit() -> str:
+    """Return the commit that the working tree stands on, marked where it has changes; `unknown` outside of one."""
+    short = _output("git", "rev-parse", "--short", "HEAD")
+    changed = _output("git", "status", "--porcelain", "--untracked-files=no")
+    return f"{short}, with changes" if short and changed else short or "unknown"
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"

@@ -1,0 +1,249 @@
+"""Pipelines with random weights in the shapes that the benchmarks run: small ones for a CPU, real ones for a GPU.
+
+Speed does not depend on what the weights are, but for the tokenizers, which spell with single letters. The text
+encoders of the real shapes are real as well, but for SD3's largest, which its pipeline can do without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    DDIMScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
+from diffusers.utils import logging as diffusers_logging
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
+)
+from transformers.utils import logging as transformers_logging
+
+Pipeline = Any  # diffusers' pipelines carry no types
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789,.-"
+SMALL_WIDTH = 32  # of the small shapes' text encoders
+
+
+def _clip_tokenizer() -> Any:
+    pieces = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), "<|startoftext|>", "<|endoftext|>"]
+    return CLIPTokenizer(vocab={piece: at for at, piece in enumerate(pieces)}, merges=[], model_max_length=77)
+
+
+def _t5_tokenizer() -> Any:
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -10.0), ("▁", -2.0), *((letter, -3.0) for letter in LETTERS)]
+    return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=64)
+
+
+def _clip_config(tokenizer: Any, width: int, layers: int, heads: int, inner: int) -> Any:
+    return CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        projection_dim=width,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _clip_l(tokenizer: Any) -> Any:
+    return _clip_config(tokenizer, 768, 12, 12, 3072)
+
+
+def _clip_g(tokenizer: Any) -> Any:
+    return _clip_config(tokenizer, 1280, 32, 20, 5120)
+
+
+def _small_clip(tokenizer: Any) -> Any:
+    return _clip_config(tokenizer, SMALL_WIDTH, 2, 4, 37)
+
+
+def _vae(channels: tuple[int, ...], layers: int, groups: int, latent_channels: int = 4, **more: Any) -> Any:
+    return AutoencoderKL(
+        block_out_channels=channels,
+        down_block_types=("DownEncoderBlock2D",) * len(channels),
+        up_block_types=("UpDecoderBlock2D",) * len(channels),
+        layers_per_block=layers,
+        latent_channels=latent_channels,
+        norm_num_groups=groups,
+        **more,
+    )
+
+
+def _small_vae(**more: Any) -> Any:
+    return _vae((8, 8, 16, 16), 1, 4, **more)
+
+
+def _real_vae(**more: Any) -> Any:
+    return _vae((128, 256, 512, 512), 2, 32, **more)
+
+
+def _scheduler(kind: Any, **config: Any) -> Any:
+    with torch.device("cpu"):  # where schedulers compute, wherever the weights are drawn
+        return kind(**config)
+
+
+def small_sd() -> Pipeline:
+    """Stable Diffusion 1.x, small: about 60 ms for a forward of 8 pictures with guidance at 64², one CPU thread."""
+    tokenizer = _clip_tokenizer()
+    unet = UNet2DConditionModel(
+        block_out_channels=(64, 128),
+        layers_per_block=1,
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=8,
+        norm_num_groups=8,
+        cross_attention_dim=SMALL_WIDTH,
+    )
+    return _stable_diffusion(_small_vae(), CLIPTextModel(_small_clip(tokenizer)), tokenizer, unet)
+
+
+def real_sd15() -> Pipeline:
+    """Stable Diffusion 1.5."""
+    tokenizer = _clip_tokenizer()
+    unet = UNet2DConditionModel(sample_size=64, cross_attention_dim=768)  # the class's defaults are its shape
+    return _stable_diffusion(_real_vae(), CLIPTextModel(_clip_l(tokenizer)), tokenizer, unet)
+
+
+def _stable_diffusion(vae: Any, encoder: Any, tokenizer: Any, unet: Any) -> Pipeline:
+    return StableDiffusionPipeline(
+        vae=vae,
+        text_encoder=encoder,
+        tokenizer=tokenizer,
+        unet=unet,
+        scheduler=_scheduler(DDIMScheduler, clip_sample=False, set_alpha_to_one=False, steps_offset=1),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def real_sdxl() -> Pipeline:
+    """Stable Diffusion XL."""
+    first, second = _clip_tokenizer(), _clip_tokenizer()
+    unet = UNet2DConditionModel(
+        sample_size=128,
+        block_out_channels=(320, 640, 1280),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=(5, 10, 20),
+        transformer_layers_per_block=(1, 2, 10),
+        cross_attention_dim=768 + 1280,
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=256,
+        projection_class_embeddings_input_dim=6 * 256 + 1280,
+    )
+    return StableDiffusionXLPipeline(
+        vae=_real_vae(),
+        text_encoder=CLIPTextModel(_clip_l(first)),
+        text_encoder_2=CLIPTextModelWithProjection(_clip_g(second)),
+        tokenizer=first,
+        tokenizer_2=second,
+        unet=unet,
+        scheduler=_scheduler(EulerDiscreteScheduler, timestep_spacing="leading", steps_offset=1),
+    )
+
+
+def real_sd3() -> Pipeline:
+    """Stable Diffusion 3 Medium, without its T5."""
+    first, second = _clip_tokenizer(), _clip_tokenizer()
+    transformer = SD3Transformer2DModel(
+        sample_size=128,
+        patch_size=2,
+        in_channels=16,
+        out_channels=16,
+        num_layers=24,
+        attention_head_dim=64,
+        num_attention_heads=24,
+        joint_attention_dim=4096,
+        caption_projection_dim=1536,
+        pooled_projection_dim=768 + 1280,
+        pos_embed_max_size=192,
+    )
+    return StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=_scheduler(FlowMatchEulerDiscreteScheduler, shift=3.0),
+        vae=_real_vae(latent_channels=16, shift_factor=0.0609, scaling_factor=1.5305),
+        text_encoder=CLIPTextModelWithProjection(_clip_l(first)),
+        tokenizer=first,
+        text_encoder_2=CLIPTextModelWithProjection(_clip_g(second)),
+        tokenizer_2=second,
+        text_encoder_3=None,
+        tokenizer_3=None,
+    )
+
+
+def small_flux() -> Pipeline:
+    """FLUX.1, small."""
+    first, second = _clip_tokenizer(), _t5_tokenizer()
+    t5 = T5Config(vocab_size=len(second), d_model=SMALL_WIDTH, d_ff=37, d_kv=8, num_heads=4, num_layers=2)
+    return FluxPipeline(
+        transformer=FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=4,
+            joint_attention_dim=SMALL_WIDTH,
+            pooled_projection_dim=SMALL_WIDTH,
+            axes_dims_rope=(4, 4, 8),
+            guidance_embeds=True,
+        ),
+        scheduler=_scheduler(FlowMatchEulerDiscreteScheduler),
+        vae=_small_vae(shift_factor=0.06, scaling_factor=1.5),
+        text_encoder=CLIPTextModel(_small_clip(first)),
+        tokenizer=first,
+        text_encoder_2=T5EncoderModel(t5),
+        tokenizer_2=second,
+    )
+
+
+SHAPES: dict[str, Callable[[], Pipeline]] = {
+    "sd": small_sd,
+    "flux": small_flux,
+    "sd15": real_sd15,
+    "sdxl": real_sdxl,
+    "sd3": real_sd3,
+}
+
+
+def hush() -> None:
+    """Keep the libraries from drawing bars into what a benchmark prints."""
+    for library in (diffusers_logging, transformers_logging):
+        library.set_verbosity_error()
+        library.disable_progress_bar()
+
+
+def save(shape: str, folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    """Write a pipeline of a shape into `folder`; `device` is where its weights are drawn."""
+    with torch.random.fork_rng(), torch.device(device):
+        torch.manual_seed(7)
+        pipeline = SHAPES[shape]()
+    for part in pipeline.components.values():
+        if isinstance(part, torch.nn.Module):
+            part.to(device, dtype)
+    pipeline.save_pretrained(folder, safe_serialization=True)
