@@ -25,9 +25,10 @@ def test_an_outcome_comes_back_as_it_went_in(make_job: Callable[..., Job]) -> No
         error=Failure(code="inference_failed", message='a "quoted"\nreason', retryable=True),
         fusing=Fusing(forwards=3, max_jobs=2, mean_rows=1.5, alone_reason=None),
         timings=Timings(queue_ms=1, load_ms=2, inference_ms=3, upload_ms=4),
+        progress=Progress(step=3, total=8),
         gpu_seconds=0.1,
     )
-    state, artifacts, error, fusing, timings, seconds = outcome_fields(outcome)
+    state, artifacts, error, fusing, timings, seconds, step, total = outcome_fields(outcome)
     made = record(
         {
             "job": encode(make_job()),
@@ -36,11 +37,14 @@ def test_an_outcome_comes_back_as_it_went_in(make_job: Callable[..., Job]) -> No
             "error": error,
             "fusing": fusing,
             "timings": timings,
+            "step": step,
+            "total": total,
         }
     )
     assert made is not None
     assert (made.state, made.artifacts, made.error) == (outcome.state, outcome.artifacts, outcome.error)
-    assert (made.fusing, made.timings, float(seconds)) == (outcome.fusing, outcome.timings, 0.1)
+    assert (made.fusing, made.timings, made.progress) == (outcome.fusing, outcome.timings, outcome.progress)
+    assert float(seconds) == 0.1
 
 
 def test_progress_and_phase_are_read(make_job: Callable[..., Job]) -> None:
