@@ -17,7 +17,7 @@ import greenlet
 import torch
 
 from worker.engine.architectures import ARCHITECTURES, DENOISERS
-from worker.engine.stacking import Stacker, count_rows, fit_key
+from worker.engine.stacking import Stacker, complete, count_rows, fit_key
 
 
 class Stage(IntEnum):
@@ -123,7 +123,7 @@ class Call:
         self.arguments: dict[str, Any] = {}
         self.fit: Hashable = (id(point), id(self))
         if point.stacker is not None:
-            self.arguments = point.named(args, kwargs)
+            self.arguments = complete(point.stacker.rules, point.named(args, kwargs))
             self.rows = count_rows(point.stacker.rules, self.arguments)
             self.fit = (id(point), fit_key(point.stacker.rules, self.arguments))
 
@@ -175,7 +175,7 @@ class Proxy:
     half = float = cpu = cuda = eval = train = requires_grad_ = to
 
     @contextmanager
-    def cache_context(self, _name: str) -> Iterator[None]:
+    def cache_context(self, _name: str, **_facts: Any) -> Iterator[None]:
         """Do nothing: caches between steps assume one caller."""
         yield
 

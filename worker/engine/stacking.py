@@ -23,6 +23,15 @@ class StackingError(Exception):
     """The calls, or their output, are not what the rules say they are."""
 
 
+def complete(rules: Rules, arguments: Arguments) -> dict[str, Any]:
+    """Return a call's arguments with those added that stand for others where they are left out."""
+    completed = dict(arguments)
+    for name, rule in rules.arguments.items():
+        if rule.like is not None and name not in completed and rule.like in completed:
+            completed[name] = completed[rule.like]
+    return completed
+
+
 def count_rows(rules: Rules, arguments: Arguments) -> int:
     """Return how many rows a call brings."""
     value = arguments.get(rules.rows)
@@ -172,15 +181,17 @@ def _device_of(value: Any) -> torch.device:
 
 
 def _to_rows(values: Sequence[Any], rows: Sequence[int], rule: Argument, device: torch.device) -> torch.Tensor:
+    """Join `values` to one entry a row; where one of them has several a row (a time for each token), all have."""
     dtype = None if rule.dtype is None else getattr(torch, rule.dtype)
+    entries = [torch.as_tensor(value, dtype=dtype, device=device) for value in values]
+    row_shape = max((entry.shape[1:] for entry in entries), key=len)
     parts = []
-    for value, count in zip(values, rows, strict=True):
-        part = torch.as_tensor(value, dtype=dtype, device=device)
-        if part.ndim == 0 or part.shape[0] == 1:
-            part = part.expand(count)
-        elif part.shape[0] != count:
-            raise StackingError(f"{part.shape[0]} entries for {count} rows")
-        parts.append(part)
+    for entry, count in zip(entries, rows, strict=True):
+        given = entry.shape[0] if entry.ndim else 1
+        if given not in (1, count):
+            raise StackingError(f"{given} entries for {count} rows")
+        spread = entry.reshape(given, *entry.shape[1:], *[1] * (len(row_shape) - max(0, entry.ndim - 1)))
+        parts.append(spread.expand(count, *row_shape))
     return torch.cat(parts)
 
 

@@ -13,7 +13,7 @@ class Kind(StrEnum):
     STACKED = "stacked"  # dim 0 is rows; a dict, list or tuple is stacked leaf by leaf
     LISTED = "listed"  # a list with one entry a row, each of its own shape
     SHARED = "shared"  # a function of shapes only: that of the first call serves all
-    ROWS = "rows"  # a number, a 0-dim tensor or one entry a row: becomes one entry a row
+    ROWS = "rows"  # a number, a 0-dim tensor or one entry a row: becomes one entry a row, or several a row in all
     PADDED = "padded"  # as stacked, but dim 1 may differ: padded with zeros and masked
     MASK = "mask"  # the mask of a padded argument; made where the pipeline left it out
     EQUAL = "equal"  # must be the same in all calls
@@ -22,11 +22,15 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument's rule. `dtype` is what ROWS and a made MASK are cast to; `mask` names a PADDED's mask."""
+    """One argument's rule. `dtype` is what ROWS and a made MASK are cast to; `mask` names a PADDED's mask.
+
+    `like` names the argument whose value the code takes where this one is left out.
+    """
 
     kind: Kind
     dtype: str | None = None
     mask: str | None = None
+    like: str | None = None
 
 
 @dataclass(frozen=True)
