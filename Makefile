@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test lint bench bench-engine bench-gpu clean
+.PHONY: demo up test parity lint bench bench-engine bench-gpu clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -18,6 +18,18 @@ up: $(READY)
 
 test: $(READY)
 	$(BIN)/pytest -q
+
+# The grid of all architectures (docs/compatibility.md). The processors of five of them import torchvision, which has no
+# CPU build: its Python side alone, where nothing else finds it, is enough for them (tests/tiny/vision.py).
+TORCHVISION := $(VENV)/torchvision
+
+parity: $(READY) $(TORCHVISION)
+	FUSEQUEUE_TORCHVISION=$(TORCHVISION) $(BIN)/pytest -q -m "not gpu" tests/parity \
+		--compatibility-page docs/compatibility.md
+
+$(TORCHVISION): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ 'torchvision==0.28.*'
+	@touch $@
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -1,0 +1,85 @@
+"""What a cell of the parity grid is: one tiny pipeline, the jobs that run through it together, what is expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine_room import a_job
+from tiny import shelf
+
+from shared.job import Job, Task
+
+Fields = Mapping[str, Any]
+
+LONG = "a very large number of dogs, one behind the other, on their way to the sea in the early morning"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the page.
+
+    `jobs` (name -> fields of a `Job`) begin together, `joining` come in after the first forward. `meet` is how many
+    pictures share the first denoiser forward, all of `jobs` unless told. `limits` says what is not supported, and
+    why. `around` is entered for the whole cell. `quick` cells run in every `make test`.
+    """
+
+    family: str
+    models: str
+    pipelines: str
+    tiny: str
+    jobs: Mapping[str, Fields]
+    joining: Mapping[str, Fields] = field(default_factory=dict)
+    tasks: tuple[Task, ...] = (Task.TEXT_TO_IMAGE,)
+    spec: Fields = field(default_factory=dict)
+    meet: int | None = None
+    limits: str = ""
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    build: Callable[[str, Path], Path] = shelf.put
+    quick: bool = False
+
+    @property
+    def id(self) -> str:
+        return f"{self.tiny}: {self.models}"
+
+    @property
+    def needs_torchvision(self) -> bool:
+        return self.tiny in shelf.NEEDS_TORCHVISION
+
+    def seated(self) -> list[Job]:
+        return [a_job(name, **fields) for name, fields in self.jobs.items()]
+
+    def joiners(self) -> list[Job]:
+        return [a_job(name, **fields) for name, fields in self.joining.items()]
+
+    @property
+    def first_rows(self) -> int:
+        return sum(job.n for job in self.seated()) if self.meet is None else self.meet
+
+
+# Prompts of different lengths, seeds, steps, guidance and numbers of pictures: what every text-to-image row mixes.
+TEXT: Mapping[str, Fields] = {
+    "plain": {"prompt": "a dog", "steps": 5},
+    "long": {"prompt": LONG, "steps": 6, "guidance_scale": 7.5},
+    "short": {"prompt": "fog", "steps": 4, "guidance_scale": 1.0},
+    "negative": {"prompt": "a town at night", "negative_prompt": "rain, snow", "guidance_scale": 2.5, "steps": 5},
+    "two": {"prompt": "a boat on a lake", "n": 2, "steps": 5},
+    "few-steps": {"prompt": "a mill", "steps": 3, "guidance_scale": 6.0},
+}
+PICTURES: Mapping[str, Fields] = {
+    "from-picture": {"prompt": "a hill", "strength": 0.5, "steps": 8},
+    "from-picture-strongly": {"prompt": "another hill under clouds", "strength": 0.9, "guidance_scale": 6.0},
+}
+LATE: Mapping[str, Fields] = {
+    "late": {"prompt": "a bridge", "steps": 3},
+    "late-and-long": {"prompt": f"{LONG}, and back", "steps": 6, "guidance_scale": 3.0},
+}
+TEXT_AND_PICTURES = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE)
+
+
+def without(jobs: Mapping[str, Fields], *fields: str) -> dict[str, Fields]:
+    """Return `jobs` with `fields` left out, for pipelines that do not take them."""
+    return {name: {key: value for key, value in given.items() if key not in fields} for name, given in jobs.items()}

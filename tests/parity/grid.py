@@ -1,0 +1,8 @@
+"""The whole grid, in the order of the page."""
+
+from __future__ import annotations
+
+from parity import images, videos
+from parity.cells import Cell
+
+GRID: tuple[Cell, ...] = (*images.CELLS, *videos.CELLS)

@@ -1,0 +1,129 @@
+"""Runs a cell: its jobs together through a whole engine, and each by itself through the bare pipeline."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from engine_room import Recorder, Room, a_picture_file, a_spec
+from parity.cells import Cell
+
+from shared.job import Job, Task
+from worker.engine import ForwardFacts
+from worker.engine.calls import arguments_for, fit_picture, make_picture, pipeline_for, scheduler_named
+
+TOLERANCE = 1e-4  # of the picture's range, before it becomes 8 bits
+ALIKE = 5e-3  # pictures that differ by less would prove nothing
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the page tells of a cell. `rows` are the pictures in each denoiser forward, in order."""
+
+    largest_difference: float
+    rows: list[int]
+    tasks: list[str]
+    joined: int
+
+
+@dataclass
+class Joining(Recorder):
+    """A listener that has more jobs seated once the first forward is done."""
+
+    seat: Callable[[], None] = lambda: None
+    seated_after: int | None = field(default=None)
+
+    def forward(self, facts: ForwardFacts) -> None:
+        super().forward(facts)
+        if self.seated_after is None:
+            self.seated_after = len(self.facts)
+            self.seat()
+
+
+def run(cell: Cell, folder: Path) -> Outcome:
+    """Run a cell in `folder` and check all that it promises; raises `AssertionError` where that does not hold."""
+    with cell.around(), as_floats():
+        source = folder if (folder / "model_index.json").exists() else cell.build(cell.tiny, folder)
+        heard = _together(cell, source)
+        jobs = [*cell.seated(), *cell.joiners()]
+        failed = {job.id: error.message for job in jobs if (error := heard.ended[job.id].error) is not None}
+        assert not failed
+        largest = _compare(heard, _alone(source, jobs))
+    assert heard.rows[0] == cell.first_rows, f"{heard.rows}: {heard.ended[jobs[0].id].fusing}"
+    late = [heard.ended[job.id].fusing for job in cell.joiners()]
+    assert all(fusing.max_jobs > 1 for fusing in late), f"{heard.rows}: joined nobody: {late}"
+    return Outcome(largest, heard.rows, sorted({job.task.value for job in jobs}), len(late))
+
+
+@contextmanager
+def as_floats() -> Iterator[None]:
+    """Let pictures leave the engine as floats of 0 to 1: 8 bits would hide small differences."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("worker.engine.calls.to_pixels", _floats)
+        yield
+
+
+def _floats(image: torch.Tensor) -> np.ndarray:
+    return image.float().cpu().numpy()
+
+
+def _together(cell: Cell, source: Path) -> Joining:
+    spec = a_spec(source, tasks=cell.tasks, **({"max_batch": 16} | dict(cell.spec)))
+    heard = Joining()
+    room = Room(spec, recorder=heard)
+
+    def join() -> None:
+        for job in cell.joiners():
+            room.seat(job)
+
+    heard.seat = join
+    jobs = cell.seated()
+    for job in sorted(jobs, key=lambda job: job.task is Task.TEXT_TO_IMAGE):  # pictures take time to decode
+        room.seat(job)
+    with room.started():
+        heard.wait_for([job.id for job in jobs])
+        heard.wait_for([job.id for job in cell.joiners()])
+    return heard
+
+
+def _alone(source: Path, jobs: list[Job]) -> dict[tuple[str, int], np.ndarray]:
+    """Make every picture by itself, with nothing but diffusers between its arguments and its pixels."""
+    loaded: Any = DiffusionPipeline.from_pretrained(source, local_files_only=True)
+    loaded.set_progress_bar_config(disable=True)
+    first_scheduler = loaded.scheduler
+    pictures = {}
+    for job in jobs:
+        pipeline = pipeline_for(job.task, loaded)
+        pipeline.set_progress_bar_config(disable=True)
+        own = scheduler_named(job.scheduler or type(first_scheduler).__name__, first_scheduler)
+        image = None
+        if "image" in inspect.signature(pipeline.__call__).parameters and job.image is not None:
+            image = fit_picture(a_picture_file(shade=job.seed % 100), job.width, job.height)
+        for index in range(job.n):
+            pipeline.scheduler = type(own).from_config(own.config)
+            with torch.no_grad():
+                made = make_picture(pipeline, arguments_for(pipeline, job, index, image))
+            pictures[job.id, index] = made.pixels
+    return pictures
+
+
+def _compare(heard: Recorder, alone: dict[tuple[str, int], np.ndarray]) -> float:
+    assert heard.pictures.keys() == alone.keys()
+    off = {key: float(np.abs(heard.pictures[key] - expected).max()) for key, expected in alone.items()}
+    assert max(off.values()) <= TOLERANCE, off
+    same = [
+        (one, other)
+        for at, one in enumerate(alone)
+        for other in list(alone)[:at]
+        if alone[one].shape == alone[other].shape and np.abs(alone[one] - alone[other]).max() < ALIKE
+    ]
+    assert not same, f"pictures that are alike prove nothing: {same}"
+    return max(off.values())

@@ -1,0 +1,34 @@
+"""Every architecture: jobs of all kinds share forwards, and every picture is what it would have been alone."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engine_room import DIFFUSERS_AND_NUMPY
+from parity.cells import Cell
+from parity.grid import GRID
+from parity.running import run
+
+pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+
+
+def _params() -> list[object]:
+    return [pytest.param(cell, id=cell.id, marks=[] if cell.quick else pytest.mark.parity) for cell in GRID]
+
+
+@pytest.mark.parametrize("cell", _params())
+def test_a_mixed_batch_gives_every_job_the_picture_it_gets_alone(
+    cell: Cell, shelf_folder: Path, keep: Callable[[str, object], None]
+) -> None:
+    """Steps, guidance, prompts, tasks and arrivals mixed in shared forwards change nothing."""
+    if cell.needs_torchvision and importlib.util.find_spec("torchvision") is None:
+        pytest.skip("its processor needs torchvision: run `make parity`, which installs it")
+    keep(cell.id, run(cell, shelf_folder / cell.tiny))
+
+
+def test_every_row_has_a_name_of_its_own() -> None:
+    """The page is put together by it."""
+    assert len({cell.id for cell in GRID}) == len(GRID)
