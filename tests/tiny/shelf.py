@@ -12,7 +12,7 @@ MODULES = {
     "zimage": ("z-image",),
     "qwen": ("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
     "qwen21": ("qwen-image-2.1",),
-    "wan": ("wan-2.1-t2v", "wan-2.2-t2v", "wan-2.2-ti2v", "wan-2.1-i2v", "wan-2.2-i2v"),
+    "wan": ("wan-2.1-t2v", "wan-2.2-t2v", "wan-2.2-ti2v", "wan-2.1-i2v", "wan-2.1-flf2v", "wan-2.2-i2v"),
     "flux": ("flux-kontext", "flux-fill"),
     "flux2": ("flux-2-dev", "flux-2-klein", "flux-2-klein-base"),
     "sana": ("sana", "sana-1.5", "sana-sprint"),

@@ -78,7 +78,7 @@ def wan_2_2_ti2v() -> WanPipeline:
     return WanPipeline(**_parts(), vae=vae, transformer=_transformer(), expand_timesteps=True)
 
 
-def wan_2_1_image() -> WanImageToVideoPipeline:
+def wan_2_1_image(**transformer: Any) -> WanImageToVideoPipeline:
     """As I2V 480P, 720P and Fun InP: the picture comes as latents beside the noise and through an image encoder."""
     vision: dict[str, Any] = {
         "hidden_size": 16,
@@ -89,10 +89,15 @@ def wan_2_1_image() -> WanImageToVideoPipeline:
     return WanImageToVideoPipeline(
         **_parts(),
         vae=_vae(),
-        transformer=_transformer(12, image_dim=16, added_kv_proj_dim=24),
+        transformer=_transformer(12, image_dim=16, added_kv_proj_dim=24, **transformer),
         image_encoder=CLIPVisionModel(CLIPVisionConfig(image_size=16, patch_size=8, **vision)),
         image_processor=CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}),
     )
+
+
+def wan_2_1_first_last() -> WanImageToVideoPipeline:
+    """As FLF2V: the first and the last picture, each of five tokens, go through the image encoder together."""
+    return wan_2_1_image(pos_embed_seq_len=10)
 
 
 def wan_2_2_image() -> WanImageToVideoPipeline:
@@ -107,5 +112,6 @@ PIPELINES = {
     "wan-2.2-t2v": wan_2_2_text,
     "wan-2.2-ti2v": wan_2_2_ti2v,
     "wan-2.1-i2v": wan_2_1_image,
+    "wan-2.1-flf2v": wan_2_1_first_last,
     "wan-2.2-i2v": wan_2_2_image,
 }

@@ -69,6 +69,20 @@ def test_times_of_the_wrong_number_are_refused() -> None:
         Stacker(LTX).stack([ltx_call(2, torch.zeros(3, TOKENS)), ltx_call(1, torch.zeros(1))], [2, 1])
 
 
+def wan_call(rows: int, pictures: int) -> dict[str, Any]:
+    marks = torch.arange(rows * pictures).float()[:, None, None].expand(-1, 5, 16)
+    return {"hidden_states": torch.zeros(rows, 4, 3, 8, 8), "encoder_hidden_states_image": marks}
+
+
+def test_a_first_and_a_last_picture_stay_with_their_row() -> None:
+    """The embedding has two entries a row; whoever has one does not fit."""
+    assert fit_key(WAN, wan_call(1, 2)) == fit_key(WAN, wan_call(2, 2)) != fit_key(WAN, wan_call(2, 1))
+    stacked = Stacker(WAN).stack([wan_call(1, 2), wan_call(2, 2)], [1, 2])
+    assert stacked["encoder_hidden_states_image"][:, 0, 0].tolist() == [0, 1, 0, 1, 2, 3]
+    with pytest.raises(StackingError):
+        Stacker(WAN).stack([wan_call(1, 2), wan_call(2, 1)], [1, 2])
+
+
 def test_what_was_given_is_not_stood_in_for() -> None:
     """Only what is left out takes another's value, and nothing is made of nothing."""
     rules = Rules("x", {"x": Argument(Kind.STACKED), "y": Argument(Kind.ROWS, like="x")})

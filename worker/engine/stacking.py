@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import is_dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ def fit_key(rules: Rules, arguments: Arguments) -> Hashable:
         fit = _FITS.get(rule.kind)
         if fit is not None:
             key.append((name, fit(value) if rule.dtype is None else rule.dtype))
+        if rule.kind is Kind.GROUPED:
+            key.append((f"{name}, entries a row", Fraction(value.shape[0], count_rows(rules, arguments))))
     return frozenset(key)
 
 
@@ -92,6 +95,7 @@ def _value_fit(value: Any) -> Hashable:
 # What has no entry may be there in one call and not in another.
 _FITS: dict[Kind, Callable[[Any], Hashable]] = {
     Kind.STACKED: _tree_fit,
+    Kind.GROUPED: _tree_fit,
     Kind.SHARED: _whole_fit,
     Kind.PADDED: _padded_fit,
     Kind.LISTED: _listed_fit,
@@ -126,6 +130,8 @@ class Stacker:
             match rule.kind:
                 case Kind.STACKED:
                     stacked[name] = self._stack_tree(name, values, rows)
+                case Kind.GROUPED:
+                    stacked[name] = self._stack_groups(name, values, rows)
                 case Kind.LISTED:
                     stacked[name] = [item for value in values for item in value]
                 case Kind.ROWS:
@@ -150,6 +156,13 @@ class Stacker:
             columns = zip(*values, strict=True)
             return type(first)(self._stack_tree(f"{path}.{at}", column, rows) for at, column in enumerate(columns))
         return first
+
+    def _stack_groups(self, name: str, values: Sequence[torch.Tensor], rows: Sequence[int]) -> torch.Tensor:
+        several = values[0].shape[0] // rows[0]
+        for value, count in zip(values, rows, strict=True):
+            if value.shape[0] != several * count:
+                raise StackingError(f"{name} has {value.shape[0]} entries, not {several} for each of {count} rows")
+        return self._join(name, values)
 
     def _join(self, path: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         if path == self.rules.rows:

@@ -11,6 +11,7 @@ class Kind(StrEnum):
     """What becomes of one argument when calls are fused."""
 
     STACKED = "stacked"  # dim 0 is rows; a dict, list or tuple is stacked leaf by leaf
+    GROUPED = "grouped"  # as stacked, but with several entries a row, as many in all calls
     LISTED = "listed"  # a list with one entry a row, each of its own shape
     SHARED = "shared"  # a function of shapes only: that of the first call serves all
     ROWS = "rows"  # a number, a 0-dim tensor or one entry a row: becomes one entry a row, or several a row in all
@@ -48,6 +49,7 @@ class Rules:
 Architectures = Mapping[str, Mapping[str, Rules]]  # class name -> method -> rules
 
 STACKED = Argument(Kind.STACKED)
+GROUPED = Argument(Kind.GROUPED)
 LISTED = Argument(Kind.LISTED)
 SHARED = Argument(Kind.SHARED)
 ROWS = Argument(Kind.ROWS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.engine.architectures.rules import SHARED, STACKED, Architectures, Argument, Kind, Rules
+from worker.engine.architectures.rules import GROUPED, SHARED, STACKED, Architectures, Argument, Kind, Rules
 
 _TIMES = Argument(Kind.ROWS, dtype="float32")  # integers by some schedulers; embedded as float32 all the same
 
@@ -20,7 +20,7 @@ VIDEOS: Architectures = {
                 "hidden_states": STACKED,
                 "timestep": _TIMES,
                 "encoder_hidden_states": STACKED,
-                "encoder_hidden_states_image": STACKED,
+                "encoder_hidden_states_image": GROUPED,  # first and last picture are two entries of one row
             },
         )
     },
