@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -17,77 +14,16 @@ from typing import Any
 
 import httpx
 import pytest
+from api_process import Server
 from redis import Redis
-from serving import BODY, ROOT, claimed, deliver
+from serving import BODY, claimed, deliver
 from waiting import wait_until
 
 from shared.job import Phase, Progress
 from shared.queue import Queue
-from shared.settings import Settings
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 LINE = json.dumps(BODY).encode() + b"\n"
-
-
-class Server:
-    """One `python -m api` process."""
-
-    def __init__(self, redis_url: str, folder: Path, **settings: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self.url = f"http://127.0.0.1:{self.port}"
-        own = {
-            "redis_url": redis_url,
-            "namespace": f"t{os.urandom(6).hex()}",
-            "models": str(ROOT / "models.toml"),
-            "storage_dir": str(folder / "storage"),
-            "sse_keepalive_s": "0.2",
-            **settings,
-        }
-        self.settings = Settings(**own)  # type: ignore[arg-type]
-        self.log = folder / "api.log"
-        env = {**os.environ, **{f"FUSEQUEUE_{name.upper()}": value for name, value in own.items()}}
-        command = [sys.executable, "-m", "api", "--port", str(self.port)]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
-
-    def answers(self, path: str, status: int = 200) -> bool:
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(self.url + path, timeout=10).status_code == status
-        return self.process.poll() is not None
-
-    def peak_kb(self) -> int:
-        """Return the most memory the process has had since `forget_peak`."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0])
-
-    def forget_peak(self) -> int:
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
-        return self.peak_kb()
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(15)
-
-
-@pytest.fixture
-def start(durable_server: Any, tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """Start API processes; what they logged is shown when the test fails."""
-    started: list[Server] = []
-
-    def build(**settings: str) -> Server:
-        server = Server(durable_server.url, tmp_path, **settings)
-        started.append(server)
-        wait_until(lambda: server.answers("/readyz"), "the API is ready", 30)
-        return server
-
-    yield build
-    for server in started:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait(10)
-        print(server.log.read_text()[-4000:])
 
 
 @pytest.fixture

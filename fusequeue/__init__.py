@@ -1,0 +1,45 @@
+"""The Python client of fusequeue.
+
+from fusequeue import Client
+
+with Client() as client:
+    job = client.submit("demo", "a red circle on a blue ground, left", seed=7)
+    client.download(client.wait(job.id).require_success(), Path("pictures"))
+"""
+
+from fusequeue.aio import AsyncClient, Picture
+from fusequeue.errors import (
+    Busy,
+    ClientError,
+    Invalid,
+    JobFailed,
+    NotFound,
+    RefusedError,
+    Unauthorized,
+    Unreachable,
+    WaitTimeout,
+)
+from fusequeue.models import Artifact, Event, Failure, Job, LineResult, Place, Progress
+from fusequeue.sync import Client
+
+__all__ = [
+    "Artifact",
+    "AsyncClient",
+    "Busy",
+    "Client",
+    "ClientError",
+    "Event",
+    "Failure",
+    "Invalid",
+    "Job",
+    "JobFailed",
+    "LineResult",
+    "NotFound",
+    "Picture",
+    "Place",
+    "Progress",
+    "RefusedError",
+    "Unauthorized",
+    "Unreachable",
+    "WaitTimeout",
+]

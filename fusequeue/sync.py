@@ -1,0 +1,98 @@
+"""The client for plain scripts: `AsyncClient` behind a loop on a thread of its own, one line a method."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from anyio.from_thread import start_blocking_portal
+
+from fusequeue.aio import AsyncClient
+from fusequeue.models import Event, Job, LineResult
+
+T = TypeVar("T")
+
+
+class Client:
+    """A fusequeue service; see `AsyncClient`, whose methods these are. May be used from several threads."""
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 5,
+    ) -> None:
+        self._open = ExitStack()
+        self._portal = self._open.enter_context(start_blocking_portal())
+        self._client = AsyncClient(base_url, api_key=api_key, timeout_s=timeout_s, retries=retries)
+        self._open.callback(self._portal.call, self._client.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and end the thread."""
+        self._open.close()
+
+    def submit(self, model: str, prompt: str, *, idempotency_key: str | None = None, **fields: Any) -> Job:
+        return self._run(lambda: self._client.submit(model, prompt, idempotency_key=idempotency_key, **fields))
+
+    def submit_many(
+        self, bodies: Iterable[Mapping[str, Any]], *, idempotency_key: str | None = None
+    ) -> Iterator[LineResult]:
+        return self._each(self._client.submit_many(bodies, idempotency_key=idempotency_key))
+
+    def upload(self, picture: Path | bytes) -> str:
+        return self._run(lambda: self._client.upload(picture))
+
+    def get(self, job_id: str, *, wait_s: float | None = None) -> Job:
+        return self._run(lambda: self._client.get(job_id, wait_s=wait_s))
+
+    def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
+        return self._run(lambda: self._client.wait(job_id, timeout_s=timeout_s))
+
+    def events(self, job_id: str) -> Iterator[Event]:
+        return self._each(self._client.events(job_id))
+
+    def jobs(self, *, limit: int | None = None, **filters: Any) -> Iterator[Job]:
+        return self._each(self._client.jobs(limit=limit, **filters))
+
+    def cancel(self, job_id: str) -> Job:
+        return self._run(lambda: self._client.cancel(job_id))
+
+    def delete(self, job_id: str) -> None:
+        self._run(lambda: self._client.delete(job_id))
+
+    def download(self, job: Job, folder: Path, *, name: str | None = None) -> list[Path]:
+        return self._run(lambda: self._client.download(job, folder, name=name))
+
+    def read(self, url: str) -> bytes:
+        return self._run(lambda: self._client.read(url))
+
+    def models(self) -> list[dict[str, Any]]:
+        return self._run(self._client.models)
+
+    def queues(self) -> list[dict[str, Any]]:
+        return self._run(self._client.queues)
+
+    def workers(self) -> list[dict[str, Any]]:
+        return self._run(self._client.workers)
+
+    def _run(self, make: Callable[[], Awaitable[T]]) -> T:
+        return self._portal.call(make)
+
+    def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
+        done = object()
+
+        async def following() -> T | object:
+            return await anext(items, done)
+
+        while (item := self._portal.call(following)) is not done:
+            yield item  # type: ignore[misc]  # the sentinel is the only other thing
