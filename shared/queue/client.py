@@ -9,7 +9,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
@@ -26,6 +26,9 @@ log = structlog.get_logger()
 
 COMMAND_TIMEOUT_S = 5.0
 """Bound on one command or script: far above what any takes, so that only a lost server reaches it."""
+
+CONNECTIONS = 32
+"""Of one process, for commands. In a burst callers wait for one to come free: redis-py's own pool would refuse them."""
 
 MAX_BLOCK_MS = 2000
 """Longest blocking read."""
@@ -55,8 +58,10 @@ def _unavailable(error: Exception) -> RedisUnavailable:
 
 def connect_commands(url: str) -> Redis:
     """Return a client for commands and those scripts that may be sent twice: short timeout, one retry."""
-    return Redis.from_url(
+    pool = BlockingConnectionPool.from_url(
         url,
+        max_connections=CONNECTIONS,
+        timeout=COMMAND_TIMEOUT_S,
         decode_responses=True,
         encoding_errors="replace",
         socket_timeout=COMMAND_TIMEOUT_S,
@@ -65,6 +70,7 @@ def connect_commands(url: str) -> Redis:
         protocol=2,
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 1),
     )
+    return Redis.from_pool(pool)
 
 
 def connect_blocking(url: str) -> Redis:

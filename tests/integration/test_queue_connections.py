@@ -78,6 +78,15 @@ async def test_a_redis_that_is_not_there(settings_for: Callable[..., Settings], 
     await queue.close()
 
 
+async def test_a_burst_waits_for_connections(own_queue: Queue, make_submission: Make) -> None:
+    """More calls at once than connections are no lost Redis: each is served, by a bounded number of connections."""
+    one = make_submission()
+    await own_queue.submit([one])
+    answers = await asyncio.gather(*(own_queue.get(one.job.id) for _ in range(8 * client.CONNECTIONS)))
+    assert {answer and answer.job.id for answer in answers} == {one.job.id}
+    assert len(await own_queue.redis.client_list()) <= client.CONNECTIONS + 1
+
+
 async def test_a_redis_that_hangs_is_given_up(
     own_queue: Queue, durable_server: Any, make_submission: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
