@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from socket import socket
@@ -71,6 +72,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         configured = settings.load()
         log.configure(configured.log_level)
+        for told in settings.misspelt(os.environ):
+            structlog.get_logger().warning("setting_unknown", told=told)
         serving = server(configured, host=asked.host, port=asked.port)
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, _nothing)  # once it has stopped, the server raises again what stopped it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import os
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 from cli import up as running
 from shared import settings
 from shared.errors import FusequeueError
+from shared.version import VERSION
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -32,8 +32,11 @@ def up(
 ) -> None:
     """Run everything on this machine: Redis, the API, workers and chores. Ctrl-C drains and stops it."""
     options = running.Options(host=host, port=port, data_dir=data_dir.resolve(), workers=workers, models=models)
+    environ = {name: value for name, value in os.environ.items() if value or not name.startswith(settings.PREFIX)}
+    for told in settings.misspelt(environ):
+        running.tell(told)
     try:
-        status = asyncio.run(running.up(options, settings.load(), os.environ))
+        status = asyncio.run(running.up(options, settings.load(), environ))
     except FusequeueError as error:
         running.tell(f"fusequeue: {error.message}")
         status = EXIT_CONFIGURATION
@@ -61,7 +64,7 @@ def chores() -> None:
 @app.command()
 def version() -> None:
     """Print the version."""
-    print(importlib.metadata.version("fusequeue"))
+    print(VERSION)
 
 
 def _become(module: str, *arguments: str) -> None:

@@ -57,13 +57,16 @@ async def up(options: Options, settings: Settings, environ: Mapping[str, str]) -
         env = child_environment(options, models, settings, environ)
         parts: list[Part] = []
         if "FUSEQUEUE_REDIS_URL" not in environ:
-            redis, redis_url = redis_part(options.data_dir)
+            with writing_to(options.data_dir):
+                redis, redis_url = redis_part(options.data_dir)
             parts.append(redis)
             env["FUSEQUEUE_REDIS_URL"] = redis_url
         tell(f"models: {', '.join(spec.id for spec in served)} ({models}); data and logs: {options.data_dir}")
         async with httpx.AsyncClient(base_url=url, timeout=5.0, trust_env=False) as client:
             parts += program_parts(options, port, Probes(client), settings.drain_timeout_s, needs_redis=bool(parts))
-            return await supervise(Supervisor(parts, env=env, log_dir=options.data_dir / "logs", tell=tell), url)
+            with writing_to(options.data_dir):
+                supervisor = Supervisor(parts, env=env, log_dir=options.data_dir / "logs", tell=tell)
+            return await supervise(supervisor, url)
 
 
 async def supervise(supervisor: Supervisor, url: str) -> int:
@@ -88,11 +91,25 @@ async def supervise(supervisor: Supervisor, url: str) -> int:
 
 
 @contextmanager
+def writing_to(data_dir: Path) -> Iterator[None]:
+    """Turn an error of the file system into a `ConfigurationError` that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"{error.filename or data_dir}: {error.strerror or error}; "
+            "--data-dir must name a folder that this user may write"
+        ) from error
+
+
+@contextmanager
 def locked(data_dir: Path) -> Iterator[None]:
     """Hold `data_dir` for this process alone; raises `ConfigurationError` while another has it."""
-    data_dir.mkdir(parents=True, exist_ok=True)
-    # Opened for appending: whoever comes second must not wipe the holder's process id.
-    with (data_dir / "lock").open("a+", encoding="ascii") as lock:
+    with writing_to(data_dir):
+        data_dir.mkdir(parents=True, exist_ok=True)
+        # Opened for appending: whoever comes second must not wipe the holder's process id.
+        lock = (data_dir / "lock").open("a+", encoding="ascii")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -19,7 +19,7 @@ from functools import cache, partial
 
 import httpx
 
-from shared.errors import ConfigurationError, FetchFailed, FetchRefused
+from shared.errors import FetchFailed, FetchRefused
 from shared.settings import Settings
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -116,17 +116,13 @@ class Rules:
 
     @classmethod
     def of(cls, settings: Settings) -> Rules:
-        """Return the rules for input images; `ConfigurationError` names a network that is none."""
-        try:
-            networks = tuple(ipaddress.ip_network(cidr) for cidr in settings.fetch_allow_networks)
-        except ValueError as error:
-            raise ConfigurationError(f"FUSEQUEUE_FETCH_ALLOW_NETWORKS: {error}") from error
+        """Return the rules for input images."""
         return cls(
             timeout_s=settings.fetch_timeout_s,
             max_bytes=settings.max_input_bytes,
             ports=settings.fetch_ports,
             allow_http=settings.fetch_allow_http,
-            networks=networks,
+            networks=settings.fetch_allow_networks,
         )
 
 

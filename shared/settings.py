@@ -6,25 +6,56 @@ Each name is prefixed `FUSEQUEUE_`. `None` means unlimited or unset; names carry
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shared.errors import ConfigurationError
 
+PREFIX = "FUSEQUEUE_"
+# Of clients; and what Kubernetes sets in every pod where a service's name begins with `fusequeue`.
+_NO_SETTINGS = re.compile(r"API_KEY|URL|(.*_)?(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)")
+
+
+def _redis_url(url: str) -> str:
+    """Return `url`, or raise `ValueError` without its words: it may hold a password."""
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("a URL must begin with redis://, rediss:// or unix://")
+    try:
+        port = urlsplit(url).port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise ValueError("the URL's port must be a number from 1 to 65535")
+    return url
+
+
+def _by_commas(value: Any) -> Any:
+    return [word for part in value.split(",") if (word := part.strip())] if isinstance(value, str) else value
+
+
 Positive = Annotated[int, Field(gt=0)]
+PortNumber = Annotated[int, Field(ge=1, le=65_535)]
+RedisUrl = Annotated[str, AfterValidator(_redis_url)]
+ByCommas = BeforeValidator(_by_commas)
 
 
 class Settings(BaseSettings):
     """Everything an operator can set without touching `models.toml`."""
 
-    model_config = SettingsConfigDict(env_prefix="FUSEQUEUE_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True, enable_decoding=False
+    )
 
-    redis_url: Annotated[str, Field(description="The queue's Redis.")] = "redis://127.0.0.1:6379/0"
+    redis_url: Annotated[RedisUrl, Field(description="The queue's Redis.")] = "redis://127.0.0.1:6379/0"
     rq_redis_url: Annotated[
-        str | None, Field(description="Redis of the chores (rq); a plain one, not a cluster. Unset: as redis_url.")
+        RedisUrl | None, Field(description="Redis of the chores (rq); a plain one, not a cluster. Unset: as redis_url.")
     ] = None
     namespace: Annotated[
         str, Field(description="Pool this process belongs to; part of every key.", pattern=r"^[a-z0-9-]{1,32}$")
@@ -81,10 +112,14 @@ class Settings(BaseSettings):
     max_input_pixels: Annotated[Positive, Field(description="Largest input image, decoded.")] = 40_000_000
     fetch_timeout_s: Annotated[float, Field(gt=0, description="Bound on fetching an image URL.")] = 15.0
     fetch_allow_networks: Annotated[
-        tuple[str, ...], Field(description="Private networks (CIDR) that image URLs may point into.")
+        tuple[IPvAnyNetwork, ...],
+        ByCommas,
+        Field(description="Private networks (CIDR) that image URLs may point into, by commas."),
     ] = ()
     fetch_allow_http: Annotated[bool, Field(description="Let image URLs be plain http.")] = False
-    fetch_ports: Annotated[tuple[int, ...], Field(description="Ports that image URLs may name.")] = (443, 8443)
+    fetch_ports: Annotated[
+        tuple[PortNumber, ...], ByCommas, Field(description="Ports that image URLs may name, by commas.")
+    ] = (443, 8443)
     max_wait_s: Annotated[Positive, Field(description="Longest wait that a request may ask for.")] = 60
     max_bulk_lines: Annotated[Positive, Field(description="Lines that one bulk request may carry.")] = 100_000
     public_url: Annotated[
@@ -102,17 +137,29 @@ def load() -> Settings:
         return Settings()
     except ValidationError as error:
         faults = "; ".join(
-            f"FUSEQUEUE_{'.'.join(map(str, fault['loc'])).upper()}: {fault['msg']}" for fault in error.errors()
+            f"{PREFIX}{'.'.join(map(str, fault['loc'])).upper()}: {fault['msg']}" for fault in error.errors()
         )
         raise ConfigurationError(f"settings in the environment: {faults}") from error
+
+
+def misspelt(variables: Iterable[str]) -> list[str]:
+    """Return a sentence on each of `variables` that is named like a setting and is none."""
+    known = [f"{PREFIX}{name.upper()}" for name in Settings.model_fields]
+    told = []
+    for name in sorted(set(variables) - set(known)):
+        if name.startswith(PREFIX) and not _NO_SETTINGS.fullmatch(name.removeprefix(PREFIX)):
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            told.append(f"{name} is no setting and changes nothing" + "".join(f"; is it {one}?" for one in nearest))
+    return told
 
 
 def table() -> str:
     """Return the Markdown table of all settings."""
     rows = ["| variable | default | what it sets |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        default = "" if field.default in (None, ()) else f"`{field.default}`"
-        rows.append(f"| `FUSEQUEUE_{name.upper()}` | {default} | {field.description} |")
+        default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+        shown = "" if default in (None, "") else f"`{default}`"
+        rows.append(f"| `{PREFIX}{name.upper()}` | {shown} | {field.description} |")
     return "\n".join(rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 
@@ -37,6 +38,8 @@ def main() -> int:
     try:
         configured = settings.load()
         log.configure(configured.log_level)
+        for told in settings.misspelt(os.environ):
+            structlog.get_logger().warning("setting_unknown", told=told)
         return asyncio.run(serve(configured))
     except FusequeueError as error:
         structlog.get_logger().error("worker_stopped", code=error.code, error=error.message)

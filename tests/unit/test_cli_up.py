@@ -107,6 +107,14 @@ def test_two_do_not_share_a_data_folder(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_data_folder_that_cannot_be_is_an_error_that_names_it(tmp_path, name):
+    """What is no folder, or cannot be made or written, is said in one line with the option to change."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=f"{tmp_path / 'file'}.*--data-dir"), up.locked(tmp_path / name):
+        pass
+
+
 @pytest.mark.parametrize(("cores", "workers", "threads"), [(1, 1, 1), (2, 1, 1), (8, 1, 7), (8, 2, 3), (4, 16, 1)])
 def test_torch_leaves_a_core_to_the_rest(cores, workers, threads):
     """Workers share the cores but one; more threads than cores make all of them slower."""

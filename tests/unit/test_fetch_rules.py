@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from shared.errors import ConfigurationError, FetchFailed, FetchRefused
+from shared.errors import FetchFailed, FetchRefused
 from shared.fetch import Guard, Rules, refusal
-from shared.settings import Settings
 
 PUBLIC = "93.184.216.34"
 PRIVATE_LAN = (ipaddress.ip_network("10.0.0.0/8"),)
@@ -173,9 +172,3 @@ async def test_the_systems_resolver_is_judged_alike() -> None:
     """`localhost` resolves without our help, and is refused all the same."""
     with pytest.raises(FetchRefused, match="loopback"):
         await Guard(Rules(timeout_s=5, max_bytes=1000)).vet("https://localhost/")
-
-
-def test_a_network_that_is_none_is_a_configuration_error() -> None:
-    """The setting at fault is named."""
-    with pytest.raises(ConfigurationError, match="FUSEQUEUE_FETCH_ALLOW_NETWORKS"):
-        Rules.of(Settings(fetch_allow_networks=("10.0.0.1/8",)))

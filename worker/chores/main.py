@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -90,6 +91,8 @@ def main() -> int:
     try:
         configured = settings.load()
         logging.configure(configured.log_level)
+        for told in settings.misspelt(os.environ):
+            log.warning("setting_unknown", told=told)
         ChoresWorker(configured).run()
     except FusequeueError as error:
         log.error("chores_stopped", code=error.code, error=error.message)
