@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from api import strict_json
 from api.idempotency import Once
 from api.services import Services
-from shared import inputs, metrics
+from shared import metrics
 from shared.clock import now_ms
 from shared.errors import FusequeueError
-from shared.job import InputRef, Task
+from shared.inputs import PictureStore
+from shared.job import InputRef
 from shared.queue import Submission, Submitted
-from shared.request import JobRequest, check_limits, parse, resolve
+from shared.request import Inputs, JobRequest, check, parse, resolve
 from shared.signature import signature
 
 _submitting: set[asyncio.Task[list[Submitted | FusequeueError]]] = set()
@@ -22,12 +23,13 @@ _submitting: set[asyncio.Task[list[Submitted | FusequeueError]]] = set()
 async def submission(raw: bytes, tenant: str, services: Services, once: Once) -> Submission:
     """Return the job that `raw` asks for, ready to be submitted, or raise what is wrong with it.
 
-    A picture it starts from is stored by then.
+    The pictures it starts from are stored by then.
     """
     request = parse(strict_json.decode(raw))
     spec = services.catalog.get(request.model)
-    image = await _stored_image(request, tenant, services)
-    job = resolve(request, services.catalog, tenant=tenant, now_ms=now_ms(), image=image)
+    check(request, spec)  # before anything is fetched or stored for a job that would be refused anyway
+    inputs = await _stored_inputs(request, tenant, services)
+    job = resolve(request, services.catalog, tenant=tenant, now_ms=now_ms(), inputs=inputs)
     return Submission(
         job=job,
         signature=signature(job),
@@ -49,13 +51,19 @@ async def submit(submissions: Sequence[Submission], services: Services) -> list[
     return outcomes
 
 
-async def _stored_image(request: JobRequest, tenant: str, services: Services) -> InputRef | None:
-    if request.image is None:
-        return None
-    # Before anything is fetched or stored for a job that would be refused anyway.
-    check_limits(request, services.catalog.get(request.model), Task.IMAGE_TO_IMAGE)
-    return await inputs.resolve_image(
-        request.image, tenant=tenant, queue=services.queue, storage=services.storage, settings=services.settings
+async def _stored_inputs(request: JobRequest, tenant: str, services: Services) -> Inputs:
+    """Return the pictures that the request names; one after the other, so that a request holds one in memory."""
+    store = PictureStore(tenant, services.queue, services.storage, services.settings)
+
+    async def stored(value: str | None, param: str) -> InputRef | None:
+        return None if value is None else await store.resolve(value, param)
+
+    named = {"image": request.image} if request.image is not None else {}
+    named = named or {f"images.{at}": value for at, value in enumerate(request.images or ())}
+    return Inputs(
+        images=tuple([await store.resolve(value, param) for param, value in named.items()]),
+        mask=await stored(request.mask, "mask"),
+        last_image=await stored(request.last_image, "last_image"),
     )
 
 

@@ -29,7 +29,7 @@ class QueueObject(BaseModel):
 
 
 class ImageObject(BaseModel):
-    """The stored picture that a job starts from."""
+    """A stored picture that a job starts from."""
 
     id: str
     content_type: str
@@ -111,12 +111,19 @@ class JobObject(BaseModel):
     negative_prompt: str
     width: int
     height: int
+    frames: int = Field(description="1 for pictures.")
+    fps: int | None
+    layers: int = Field(description="Pictures that each result is taken apart into; 0 where it is one.")
     steps: int
     guidance_scale: float
+    guidance_scale_2: float | None
     seed: int
     n: int
     scheduler: str | None
-    image: ImageObject | None
+    image: ImageObject | None = Field(description="The first of `images`.")
+    images: list[ImageObject]
+    mask: ImageObject | None
+    last_image: ImageObject | None
     strength: float | None
     reproducible: bool
     output_format: OutputFormat
@@ -158,7 +165,10 @@ def job_object(record: JobRecord, base_url: str, place: Place | None = None) -> 
             step=record.progress.step, total=record.progress.total, percent=min(100, record.progress.percent)
         ),
         queue=_queue(place) if record.state is State.QUEUED else None,
-        image=_image(job.image),
+        image=_image(next(iter(job.images), None)),
+        images=[ImageObject(**image.model_dump(exclude={"key"})) for image in job.images],
+        mask=_image(job.mask),
+        last_image=_image(job.last_image),
         artifacts=[_artifact(artifact, here) for artifact in record.artifacts],
         error=None if record.error is None else FailureObject(**record.error.model_dump()),
         metrics=MetricsObject(**timings.model_dump()),
@@ -167,7 +177,7 @@ def job_object(record: JobRecord, base_url: str, place: Place | None = None) -> 
     )
 
 
-_SAID_AGAIN = frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - {"image"}
+_SAID_AGAIN = frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - {"images", "mask", "last_image"}
 
 
 def _request(job: Job) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from bench import record, shapes
 from shared.catalog import Catalog, Limits, ModelSpec
 from shared.job import Job
 from shared.settings import Settings
-from worker.engine import Engine, Finished, ForwardFacts, Pixels, Seat
+from worker.engine import Engine, Finished, ForwardFacts, Made, Seat
 
 GUIDANCE = 5.0
 PATIENCE_S = 600.0
@@ -130,7 +130,7 @@ class Hall:
 
     def decoding(self, key: str) -> None: ...
 
-    def picture(self, key: str, index: int, pixels: Pixels, flagged: bool) -> None: ...
+    def picture(self, key: str, index: int, made: Made) -> None: ...
 
     def finished(self, key: str, finished: Finished) -> None:
         if finished.error is not None:

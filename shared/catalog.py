@@ -6,6 +6,7 @@ Unknown keys are errors, so that a misspelt limit does not go unnoticed.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from shared.errors import ConfigurationError, UnknownModel
 from shared.job import Task
 
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+MAX_INPUT_IMAGES = 16
+MAX_FPS = 120
 Dimension = Annotated[int, Field(ge=16, le=8192)]
 
 
@@ -25,7 +28,10 @@ class _Table(BaseModel):
 
 
 class Defaults(_Table):
-    """What a job gets where its client is silent."""
+    """What a job gets where its client is silent.
+
+    `guidance_scale_2` is that of a second denoiser, for the less noisy steps: only models that have one name it.
+    """
 
     width: Dimension = 512
     height: Dimension = 512
@@ -33,10 +39,17 @@ class Defaults(_Table):
     guidance_scale: Annotated[float, Field(ge=0)] = 5.0
     strength: Annotated[float, Field(gt=0, le=1)] = 0.6
     negative_prompt: str = ""
+    guidance_scale_2: Annotated[float | None, Field(ge=0)] = None
+    frames: Annotated[int, Field(ge=1)] = 1
+    fps: Annotated[int, Field(ge=1, le=MAX_FPS)] = 24
+    layers: Annotated[int, Field(ge=0)] = 0
 
 
 class Limits(_Table):
-    """What a client may ask for. `multiple_of` binds both sides; prompts are counted in characters."""
+    """What a client may ask for. `multiple_of` binds both sides; prompts are counted in characters.
+
+    Frames are a multiple of `frames_multiple` and one more, as a video's first frame is encoded by itself.
+    """
 
     min_side: Dimension = 64
     max_side: Dimension = 2048
@@ -46,6 +59,9 @@ class Limits(_Table):
     max_steps: Annotated[int, Field(ge=1)] = 150
     max_guidance_scale: Annotated[float, Field(ge=0)] = 30.0
     max_frames: Annotated[int, Field(ge=1)] = 1
+    frames_multiple: Annotated[int, Field(ge=1)] = 1
+    max_layers: Annotated[int, Field(ge=0, le=32)] = 0
+    max_input_images: Annotated[int, Field(ge=1, le=MAX_INPUT_IMAGES)] = 1
     max_images: Annotated[int, Field(ge=1, le=64)] = 8
     max_prompt_chars: Annotated[int, Field(ge=1)] = 4000
 
@@ -56,6 +72,36 @@ class Limits(_Table):
         if self.min_steps > self.max_steps:
             raise ValueError("min_steps is above max_steps")
         return self
+
+    def allows_size(self, width: int, height: int) -> bool:
+        sides = (width, height)
+        fitting = all(self.min_side <= side <= self.max_side and side % self.multiple_of == 0 for side in sides)
+        return fitting and width * height <= self.max_pixels
+
+    def allows_frames(self, frames: int) -> bool:
+        return 1 <= frames <= self.max_frames and (frames - 1) % self.frames_multiple == 0
+
+
+class References(_Table):
+    """How pictures to edit are brought to a size: each becomes tokens of the forward, so that jobs whose pictures
+    end up alike share one.
+
+    A picture keeps its proportions, as far as sides that are multiples of `multiple_of` can, and has about `pixels`
+    pixels; a smaller one stays smaller, unless `enlarge`.
+    """
+
+    pixels: Annotated[int, Field(ge=256, le=4096 * 4096)] = 1024 * 1024
+    multiple_of: Annotated[int, Field(ge=1, le=256)] = 32
+    enlarge: bool = False
+
+    def size_for(self, width: int, height: int) -> tuple[int, int]:
+        """Return the width and height that a picture is brought to."""
+        scale = math.sqrt(self.pixels / (width * height))
+        if not self.enlarge:
+            scale = min(scale, 1.0)
+        step, most = self.multiple_of, max(1, self.pixels // self.multiple_of**2)
+        columns, rows = (min(most, max(1, round(side * scale / step))) for side in (width, height))
+        return columns * step, rows * step
 
 
 class ModelSpec(_Table):
@@ -76,11 +122,24 @@ class ModelSpec(_Table):
     schedulers: tuple[str, ...] = ()
     defaults: Defaults = Defaults()
     limits: Limits = Limits()
+    references: References = References()
 
     @model_validator(mode="after")
     def _images_fit(self) -> ModelSpec:
         if self.limits.max_images > self.max_batch:
             raise ValueError(f"limits.max_images {self.limits.max_images} is above max_batch {self.max_batch}")
+        return self
+
+    @model_validator(mode="after")
+    def _defaults_are_allowed(self) -> ModelSpec:
+        frames, layers = self.defaults.frames, self.defaults.layers
+        if not self.limits.allows_frames(frames):
+            raise ValueError(
+                f"defaults.frames {frames} is not a multiple of limits.frames_multiple {self.limits.frames_multiple} "
+                f"and one more, of at most limits.max_frames {self.limits.max_frames}"
+            )
+        if layers > self.limits.max_layers or (self.limits.max_layers and not layers):
+            raise ValueError(f"defaults.layers {layers} is not 1 to limits.max_layers {self.limits.max_layers}")
         return self
 
     @property

@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -56,20 +57,31 @@ async def store_input(
     return ref
 
 
-async def resolve_image(
-    value: str, *, tenant: str, queue: Queue, storage: Storage, settings: Settings, guard: Guard | None = None
-) -> InputRef:
-    """Return the stored picture that a job's `image` means: an input's id, a data URL or an https URL.
+@dataclass(frozen=True)
+class PictureStore:
+    """Where the pictures of one tenant's jobs come from and are kept. `guard` fetches URLs; unset: by the settings."""
 
-    Its time starts anew. Raises `InputRejected(param="image")`.
-    """
-    if not _ID.fullmatch(value):
-        data = await _bytes_of(value, settings, guard)
-        return await store_input(data, tenant=tenant, queue=queue, storage=storage, settings=settings)
-    ref = await queue.get_input(tenant, value)
-    if ref is None or not await _is_stored(ref, storage):
-        raise InputRejected(f"there is no input {value}, or no longer; upload it again", param="image")
-    return await queue.put_input(tenant, ref, settings.input_retention_s)
+    tenant: str
+    queue: Queue
+    storage: Storage
+    settings: Settings
+    guard: Guard | None = None
+
+    async def resolve(self, value: str, param: str = "image") -> InputRef:
+        """Return the stored picture that a job's field `param` means: an input's id, a data URL or an https URL.
+
+        Its time starts anew. Raises `InputRejected` naming `param`.
+        """
+        settings = self.settings
+        if not _ID.fullmatch(value):
+            data = await _bytes_of(value, settings, self.guard, param)
+            return await store_input(
+                data, tenant=self.tenant, queue=self.queue, storage=self.storage, settings=settings, param=param
+            )
+        ref = await self.queue.get_input(self.tenant, value)
+        if ref is None or not await _is_stored(ref, self.storage):
+            raise InputRejected(f"there is no input {value}, or no longer; upload it again", param=param)
+        return await self.queue.put_input(self.tenant, ref, settings.input_retention_s)
 
 
 def _new_ref(tenant: str, input_id: str, size: int, info: PictureInfo) -> InputRef:
@@ -92,31 +104,31 @@ async def _is_stored(ref: InputRef, storage: Storage) -> bool:
         return False
 
 
-async def _bytes_of(value: str, settings: Settings, guard: Guard | None) -> bytes:
+async def _bytes_of(value: str, settings: Settings, guard: Guard | None, param: str) -> bytes:
     scheme = value[:8].lower()
     if scheme.startswith("data:"):
-        return await _on_thread(lambda: _from_data_url(value, settings.max_input_bytes))
+        return await _on_thread(lambda: _from_data_url(value, settings.max_input_bytes, param))
     if not scheme.startswith(("http:", "https:")):
-        raise InputRejected("image must be an input id (in_...), a data URL or an https URL", param="image")
+        raise InputRejected(f"{param} must be an input id (in_...), a data URL or an https URL", param=param)
     try:
         return await (guard or Guard(Rules.of(settings))).get(value)
     except (FetchRefused, FetchFailed) as error:
-        raise InputRejected(f"image: {error.message}", param="image") from error
+        raise InputRejected(f"{param}: {error.message}", param=param) from error
 
 
-def _from_data_url(value: str, max_bytes: int) -> bytes:
+def _from_data_url(value: str, max_bytes: int, param: str) -> bytes:
     head, comma, payload = value[:200].partition(",")
     if not comma or not _DATA_URL.fullmatch(head):
-        raise InputRejected("image: a data URL must look like data:image/png;base64,...", param="image")
+        raise InputRejected(f"{param}: a data URL must look like data:image/png;base64,...", param=param)
     payload = value[len(head) + 1 :]
     longest = 4 * -(-max_bytes // 3)
     # Judged before it is unescaped, where a character may take three, and again after.
     if len(payload) > 3 * longest or len(encoded := unquote_to_bytes(payload)) > longest:
-        raise InputRejected(f"image: the data URL holds more than {max_bytes} bytes", param="image")
+        raise InputRejected(f"{param}: the data URL holds more than {max_bytes} bytes", param=param)
     try:
         return base64.b64decode(encoded, validate=True)
     except binascii.Error as error:
-        raise InputRejected("image: the data URL is no valid base64", param="image") from error
+        raise InputRejected(f"{param}: the data URL is no valid base64", param=param) from error
 
 
 async def _on_thread(work: Callable[[], T]) -> T:

@@ -56,18 +56,33 @@ class Priority(StrEnum):
 
 
 class Task(StrEnum):
+    """What a model makes of what. A picture with a strength is noised; one to edit is looked at, and stays as it is."""
+
     TEXT_TO_IMAGE = "text_to_image"
     IMAGE_TO_IMAGE = "image_to_image"
+    INPAINT = "inpaint"
+    EDIT = "edit"
+    TEXT_TO_VIDEO = "text_to_video"
+    IMAGE_TO_VIDEO = "image_to_video"
+
+    @property
+    def makes_video(self) -> bool:
+        return self in (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)
+
+    @property
+    def has_strength(self) -> bool:
+        return self in (Task.IMAGE_TO_IMAGE, Task.INPAINT)
 
 
 class OutputFormat(StrEnum):
     PNG = "png"
     JPEG = "jpeg"
     WEBP = "webp"
+    MP4 = "mp4"
 
     @property
     def content_type(self) -> str:
-        return f"image/{self.value}"
+        return f"{'video' if self is OutputFormat.MP4 else 'image'}/{self.value}"
 
 
 class _Frozen(BaseModel):
@@ -97,6 +112,10 @@ class Job(_Frozen):
 
     Every field is marked with its `Sharing`. An unmarked field counts as shared: a forgotten mark costs
     speed, never a wrong picture. Sizes are in pixels, times in milliseconds since the epoch.
+
+    `images` are those of the task: the one to start from, or those to edit. `reference_sizes` are the sizes (width,
+    height) that pictures to edit are brought to, as they become tokens of the forward; empty for all other tasks.
+    `layers` is the number of pictures that each of the `n` results consists of, 0 where the model makes single ones.
     """
 
     schema_version: Annotated[Literal[1], PER_JOB] = 1
@@ -112,6 +131,9 @@ class Job(_Frozen):
     width: Annotated[int, SHARED]
     height: Annotated[int, SHARED]
     frames: Annotated[int, SHARED] = 1
+    fps: Annotated[int | None, SHARED] = None  # positions along time are in seconds where sound goes with the frames
+    layers: Annotated[int, SHARED] = 0
+    reference_sizes: Annotated[tuple[tuple[int, int], ...], SHARED] = ()
     adapters: Annotated[tuple[Adapter, ...], SHARED] = ()
 
     task: Annotated[Task, PER_JOB] = Task.TEXT_TO_IMAGE
@@ -121,9 +143,12 @@ class Job(_Frozen):
     seed: Annotated[int, PER_JOB]
     steps: Annotated[int, PER_JOB]
     guidance_scale: Annotated[float, PER_JOB]
+    guidance_scale_2: Annotated[float | None, PER_JOB] = None
     scheduler: Annotated[str | None, PER_JOB] = None
     strength: Annotated[float | None, PER_JOB] = None
-    image: Annotated[InputRef | None, PER_JOB] = None
+    images: Annotated[tuple[InputRef, ...], PER_JOB] = ()
+    mask: Annotated[InputRef | None, PER_JOB] = None
+    last_image: Annotated[InputRef | None, PER_JOB] = None
     reproducible: Annotated[bool, PER_JOB] = False
     output_format: Annotated[OutputFormat, PER_JOB] = OutputFormat.PNG
     output_quality: Annotated[int, PER_JOB] = 90
@@ -133,6 +158,14 @@ class Job(_Frozen):
     def seats(self) -> int:
         """Rows the job takes in a fused forward, guidance's doubling not counted: one a picture."""
         return self.n
+
+    @property
+    def inputs(self) -> dict[str, InputRef]:
+        """The stored pictures that the job needs, by the name of the request's field."""
+        several = len(self.images) > 1
+        named = {f"images.{at}" if several else "image": ref for at, ref in enumerate(self.images)}
+        more = {"mask": self.mask, "last_image": self.last_image}
+        return named | {name: ref for name, ref in more.items() if ref is not None}
 
 
 def sharing(name: str) -> Sharing:

@@ -16,7 +16,7 @@ from PIL import Image
 from shared.catalog import Catalog, Defaults, Limits, ModelSpec
 from shared.job import InputRef, Job, Task
 from shared.settings import Settings
-from worker.engine import Engine, Finished, ForwardFacts, Seat
+from worker.engine import Engine, Finished, ForwardFacts, InputFiles, Made, Seat
 
 SIDE = 64
 TIMEOUT_S = 60.0
@@ -36,7 +36,7 @@ def a_spec(source: Path, model: str = "tiny", **fields: Any) -> ModelSpec:
     return ModelSpec(**(values | fields))
 
 
-def a_job(name: str, **fields: Any) -> Job:
+def a_job(name: str, pictures: int = 1, **fields: Any) -> Job:
     values: dict[str, Any] = {
         "id": name,
         "tenant": "default",
@@ -50,9 +50,22 @@ def a_job(name: str, **fields: Any) -> Job:
         "guidance_scale": 4.0,
     }
     if "strength" in fields:
-        ref = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=SIDE, height=SIDE)
-        values |= {"task": Task.IMAGE_TO_IMAGE, "image": ref}
-    return Job(**(values | fields))
+        values["task"] = Task.IMAGE_TO_IMAGE
+    job = Job(**(values | fields))
+    return job.model_copy(update=input_fields(job, pictures))
+
+
+def input_fields(job: Job, pictures: int) -> dict[str, Any]:
+    """What a job of its task refers to, so many pictures where they are to be edited, unless it does already."""
+    ref = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=SIDE, height=SIDE)
+    values: dict[str, Any] = {}
+    if job.task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO) and not job.images:
+        values["images"] = (ref,) * pictures
+    if job.task is Task.INPAINT and job.mask is None:
+        values["mask"] = ref
+    if job.task is Task.EDIT and not job.reference_sizes:
+        values["reference_sizes"] = ((SIDE, SIDE),) * (len(job.images) or pictures)
+    return values
 
 
 def a_picture_file(shade: int = 90, size: tuple[int, int] = (96, 80)) -> bytes:
@@ -63,12 +76,31 @@ def a_picture_file(shade: int = 90, size: tuple[int, int] = (96, 80)) -> bytes:
     return file.getvalue()
 
 
+def a_mask_file(size: tuple[int, int] = (96, 80)) -> bytes:
+    """A PNG whose right half is white: it is to be repainted."""
+    mask = Image.new("L", size)
+    mask.paste(255, (size[0] // 2, 0, *size))
+    file = io.BytesIO()
+    mask.save(file, "PNG")
+    return file.getvalue()
+
+
+def input_files(job: Job) -> InputFiles:
+    """The files of the pictures that a job refers to: each differs, and the same job has the same ones."""
+    return InputFiles(
+        images=tuple(a_picture_file(shade=(job.seed + 31 * at) % 100) for at in range(len(job.images))),
+        mask=None if job.mask is None else a_mask_file(),
+        last_image=None if job.last_image is None else a_picture_file(shade=(job.seed + 50) % 100),
+    )
+
+
 @dataclass
 class Recorder:
     """A listener that keeps everything it hears, on the engine's thread."""
 
     heard: list[tuple[Any, ...]] = field(default_factory=list)
     pictures: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    made: dict[tuple[str, int], Made] = field(default_factory=dict)
     ended: dict[str, Finished] = field(default_factory=dict)
     facts: list[ForwardFacts] = field(default_factory=list)
     change: threading.Condition = field(default_factory=threading.Condition)
@@ -82,10 +114,11 @@ class Recorder:
     def decoding(self, key: str) -> None:
         self.heard.append(("decoding", key))
 
-    def picture(self, key: str, index: int, pixels: np.ndarray, flagged: bool) -> None:
+    def picture(self, key: str, index: int, made: Made) -> None:
         assert (key, index) not in self.pictures
-        self.heard.append(("picture", key, index, flagged))
-        self.pictures[key, index] = pixels
+        self.heard.append(("picture", key, index, made.flagged))
+        self.pictures[key, index] = made.pixels
+        self.made[key, index] = made
 
     def finished(self, key: str, finished: Finished) -> None:
         assert key not in self.ended
@@ -115,9 +148,9 @@ class Room:
         self.engine = Engine(Catalog(specs), self.recorder, Settings(device="cpu", torch_threads=1, **settings))
 
     def seat(self, job: Job, *, alone: bool = False, image: bytes | None = None) -> None:
-        if image is None and job.task is Task.IMAGE_TO_IMAGE:
-            image = a_picture_file(shade=job.seed % 100)
-        self.engine.seat(Seat(job.id, job, self.specs[job.model], image, alone))
+        """Seat a job; its input pictures are made from its seed, but for `image`, if there is one."""
+        inputs = input_files(job) if image is None else InputFiles(images=(image,))
+        self.engine.seat(Seat(job.id, job, self.specs[job.model], inputs, alone))
 
     def run(self, *jobs: Job, alone: Sequence[str] = ()) -> Recorder:
         """Seat all jobs before the engine starts, so that they begin together, and wait for them."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import numpy as np
-
 from shared.job import Phase, Progress
 from worker.deliver import Delivery
-from worker.engine import Finished, ForwardFacts
+from worker.engine import Finished, ForwardFacts, Made
 from worker.run import Run
 
 
@@ -39,8 +37,8 @@ class Bridge:
     def decoding(self, key: str) -> None:
         self._hand_over(self._advance, key, Phase.DECODING, None)
 
-    def picture(self, key: str, index: int, pixels: np.ndarray, flagged: bool) -> None:
-        self._hand_over(self._deliver, key, index, pixels, flagged)
+    def picture(self, key: str, index: int, made: Made) -> None:
+        self._hand_over(self._deliver, key, index, made)
 
     def finished(self, key: str, finished: Finished) -> None:
         self._hand_over(self._finish, key, finished)
@@ -58,9 +56,9 @@ class Bridge:
             run.advance(phase, progress)
             self._on_change(run)
 
-    def _deliver(self, key: str, index: int, pixels: np.ndarray, flagged: bool) -> None:
+    def _deliver(self, key: str, index: int, made: Made) -> None:
         if run := self._runs.get(key):
-            run.deliver(self._delivery, index, pixels, flagged)
+            run.deliver(self._delivery, index, made)
 
     def _finish(self, key: str, finished: Finished) -> None:
         if (run := self._runs.get(key)) and not run.engine_done.done():

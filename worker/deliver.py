@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import numpy as np
 import structlog
 
 from shared.errors import StorageUnavailable
@@ -16,6 +15,7 @@ from shared.job import Artifact, Job
 from shared.queue import Claim
 from shared.storage import Storage
 from worker.encode import encode
+from worker.engine import Made
 
 log = structlog.get_logger()
 
@@ -41,8 +41,10 @@ class Delivery:
     def full(self) -> bool:
         return self.held_bytes >= self._spool_bytes
 
-    async def deliver(self, claim: Claim, index: int, pixels: np.ndarray, flagged: bool) -> Artifact:
-        """Return the stored picture. `pixels` is uint8, height x width x 3."""
+    async def deliver(self, claim: Claim, index: int, made: Made) -> Artifact:
+        """Return the stored picture."""
+        pixels, flagged = made.pixels, made.flagged
+        del made
         height, width = pixels.shape[:2]
         with self._holding(pixels.nbytes):
             loop = asyncio.get_running_loop()
@@ -58,7 +60,7 @@ class Delivery:
             bytes=len(data),
             width=width,
             height=height,
-            seed=claim.job.seed + index,
+            seed=claim.job.seed + index // max(1, claim.job.layers),
             flagged=flagged,
         )
 

@@ -25,11 +25,14 @@ _LONGEST_TEXT = 7000
 def encode(pixels: np.ndarray[Any, np.dtype[np.uint8]], job: Job, index: int) -> tuple[bytes, str]:
     """Return the file of picture `index` of `job`, and its content type.
 
-    `pixels` is height x width x 3. Metadata is written exactly when `job.embed_parameters` is set.
+    `pixels` is height x width x 3, or x 4 with transparency, which a JPEG gets on white. Metadata is written exactly
+    when `job.embed_parameters` is set.
     """
     picture = Image.fromarray(np.ascontiguousarray(pixels, dtype=np.uint8))
     parameters = parameters_of(job, index) if job.embed_parameters else None
     out = BytesIO()
+    if picture.mode == "RGBA" and job.output_format is OutputFormat.JPEG:
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
     match job.output_format:
         case OutputFormat.PNG:
             picture.save(out, "PNG", pnginfo=_png_text(parameters), **_PNG)

@@ -6,14 +6,12 @@ import asyncio
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
-
 from shared.catalog import ModelSpec
 from shared.errors import FusequeueError
 from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
 from shared.queue import Claim
 from worker.deliver import Delivery
-from worker.engine import Finished
+from worker.engine import Finished, Made
 
 
 class StopReason(StrEnum):
@@ -61,9 +59,9 @@ class Run:
             self.stop_reason = reason
             self.stopped.set()
 
-    def deliver(self, delivery: Delivery, index: int, pixels: np.ndarray, flagged: bool) -> None:
+    def deliver(self, delivery: Delivery, index: int, made: Made) -> None:
         """Start encoding and uploading picture `index`."""
-        task = asyncio.create_task(delivery.deliver(self.claim, index, pixels, flagged))
+        task = asyncio.create_task(delivery.deliver(self.claim, index, made))
         self._uploads[index] = task
 
     async def pictures(self) -> tuple[Artifact, ...]:

@@ -1,4 +1,4 @@
-"""What this worker does for one claimed job: fetch its input, seat it, upload its pictures, settle it."""
+"""What this worker does for one claimed job: fetch its inputs, seat it, upload its pictures, settle it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.errors import NotFound, Unavailable
 from shared.job import Failure, Outcome, State, Timings
 from shared.queue import Queue
 from shared.storage import Storage
-from worker.engine import Engine, Finished, Seat
+from worker.engine import Engine, Finished, InputFiles, Seat
 from worker.run import Run, StopReason
 
 log = structlog.get_logger()
@@ -23,6 +23,12 @@ T = TypeVar("T")
 
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
+
+
+class _InputMissing(Exception):
+    def __init__(self, param: str) -> None:
+        super().__init__(param)
+        self.param = param
 
 
 class Service:
@@ -50,16 +56,16 @@ class Service:
 
     async def _make(self, run: Run) -> Outcome:
         try:
-            image = await self._input(run)
-        except NotFound:
+            inputs = await self._inputs(run)
+        except _InputMissing as missing:
             return Outcome(
                 state=State.FAILED,
-                error=Failure(code="input_missing", message="the input image is no longer stored", param="image"),
+                error=Failure(code="input_missing", message="the input image is no longer stored", param=missing.param),
                 timings=Timings(queue_ms=run.claim.waited_ms),
             )
         if run.stop_reason is not None:
             return run.outcome(Finished(), (), None)
-        self._engine.seat(Seat(run.key, run.claim.job, run.spec, image, run.claim.alone))
+        self._engine.seat(Seat(run.key, run.claim.job, run.spec, inputs, run.claim.alone))
         finished = await run.engine_done
         if finished.error is not None or run.stop_reason is not None:
             return run.outcome(finished, (), None)
@@ -68,9 +74,21 @@ class Service:
         artifacts = await run.pictures()
         return run.outcome(finished, artifacts, round(1000 * (time.monotonic() - started)))
 
-    async def _input(self, run: Run) -> bytes | None:
-        image = run.claim.job.image
-        return None if image is None else await self._patiently(run, lambda: self._storage.read(image.key))
+    async def _inputs(self, run: Run) -> InputFiles:
+        """Fetch the job's input pictures; none when the run is stopped first."""
+        job = run.claim.job
+        files = {name: await self._fetched(run, name, ref.key) for name, ref in job.inputs.items()}
+        return InputFiles(
+            images=tuple(data or b"" for name, data in files.items() if name.partition(".")[0] in ("image", "images")),
+            mask=files.get("mask"),
+            last_image=files.get("last_image"),
+        )
+
+    async def _fetched(self, run: Run, name: str, key: str) -> bytes | None:
+        try:
+            return await self._patiently(run, lambda: self._storage.read(key))
+        except NotFound:
+            raise _InputMissing(name) from None
 
     async def _patiently(self, run: Run, action: Callable[[], Awaitable[T]]) -> T | None:
         """Repeat `action` while something outside is away, until the run is stopped; then return None."""

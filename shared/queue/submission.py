@@ -96,6 +96,6 @@ def _fields(submission: Submission) -> list[str | int]:
         job.created_at_ms,
         "" if job.deadline_at_ms is None else job.deadline_at_ms,
         job.batch_id or "",
-        "" if job.image is None else job.image.id,
+        " ".join(sorted({ref.id for ref in job.inputs.values()})),
         once,
     ]

@@ -81,7 +81,7 @@ async def test_an_input_that_a_waiting_job_uses_is_kept(queue: Queue, storage: S
     ref = InputRef(id="in_1", key="inputs/default/in_1/a.png", content_type="image/png", bytes=1, width=1, height=1)
     await storage.put(ref.key, b"x", "image/png")
     await queue.put_input("default", ref, 60)
-    submission = make_submission(image=ref)
+    submission = make_submission(images=(ref,))
     await queue.submit([submission])
     await _age(queue)
     assert (await sweep_piece(queue, storage)).removed == 0

@@ -15,7 +15,7 @@ from diffusers import AutoPipelineForImage2Image, DiffusionPipeline
 from engine_room import DIFFUSERS_AND_NUMPY, SIDE, Room, a_job, a_picture_file, a_spec
 
 from shared.job import Job, Task
-from worker.engine.calls import fit_picture
+from worker.engine.inputs import fit_picture
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 

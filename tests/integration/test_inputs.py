@@ -14,7 +14,7 @@ from PIL import Image
 
 from shared.errors import InputRejected, NotFound, StorageUnavailable
 from shared.fetch import Guard, Rules
-from shared.inputs import resolve_image, store_input
+from shared.inputs import PictureStore, store_input
 from shared.job import InputRef
 from shared.queue import Queue
 from shared.settings import Settings
@@ -42,7 +42,7 @@ class House:
         return await store_input(data, tenant=tenant, **self.parts, **more)
 
     async def resolve(self, value: str, tenant: str = "default", **more: Any) -> InputRef:
-        return await resolve_image(value, tenant=tenant, **self.parts, **more)
+        return await PictureStore(tenant, **self.parts, **more).resolve(value)
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ async def test_an_input_lives_as_long_as_a_job_uses_it(
     await queue.put_input("default", ref, 100)
     assert await queue.get_input("default", "in_1") == ref
     assert await queue.get_input("other", "in_1") is None
-    one = make_submission(image=ref)
+    one = make_submission(images=(ref,))
     await put(queue, one)
     name, row = queue.keys.input("default", "in_1"), "input|default|in_1|p.png"
     assert await queue.redis.pttl(name) == -1

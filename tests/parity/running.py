@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from engine_room import Recorder, Room, a_picture_file, a_spec
+from engine_room import Recorder, Room, a_spec, input_files
 from parity.cells import Cell
 
 from shared.job import Job, Task
 from worker.engine import ForwardFacts
-from worker.engine.calls import arguments_for, fit_picture, make_picture, pipeline_for, scheduler_named
+from worker.engine.calls import arguments_for, make_results, scheduler_named, set_guidance
+from worker.engine.forms import pipeline_for
+from worker.engine.inputs import prepare
 
 TOLERANCE = 1e-4  # of the picture's range, before it becomes 8 bits
 ALIKE = 5e-3  # pictures that differ by less would prove nothing
@@ -104,14 +105,14 @@ def _alone(source: Path, jobs: list[Job]) -> dict[tuple[str, int], np.ndarray]:
         pipeline = pipeline_for(job.task, loaded)
         pipeline.set_progress_bar_config(disable=True)
         own = scheduler_named(job.scheduler or type(first_scheduler).__name__, first_scheduler)
-        image = None
-        if "image" in inspect.signature(pipeline.__call__).parameters and job.image is not None:
-            image = fit_picture(a_picture_file(shade=job.seed % 100), job.width, job.height)
+        inputs = prepare(job, input_files(job))
+        set_guidance(pipeline, job)
         for index in range(job.n):
             pipeline.scheduler = type(own).from_config(own.config)
             with torch.no_grad():
-                made = make_picture(pipeline, arguments_for(pipeline, job, index, image))
-            pictures[job.id, index] = made.pixels
+                results = make_results(pipeline, arguments_for(pipeline, job, index, inputs))
+            for part, made in enumerate(results):
+                pictures[job.id, index * len(results) + part] = made.pixels
     return pictures
 
 

@@ -13,8 +13,9 @@ from engine_room import a_job
 from PIL import Image
 
 from shared.errors import InferenceFailed, ModelUnavailable, NonFiniteLatents
-from worker.engine.calls import arguments_for, fit_picture, least_strength, scheduler_named, to_pixels
+from worker.engine.calls import arguments_for, least_strength, scheduler_named, to_pixels
 from worker.engine.copies import Steps
+from worker.engine.inputs import Inputs, fit_picture
 
 
 class Narrow:
@@ -45,16 +46,18 @@ def file_of(image: Image.Image, file_format: str = "PNG", **options: Any) -> byt
 
 def test_a_pipeline_is_given_what_it_takes() -> None:
     """Arguments that a class does not have are left out, and an empty negative prompt is not given."""
-    assert set(arguments_for(Narrow(), a_job("x"), 0, None)) == {"prompt", "generator", "num_inference_steps"}
-    assert set(arguments_for(Wide(), a_job("x"), 0, None)) == {"prompt", "width"}
-    with_picture = arguments_for(Wide(), a_job("x", negative_prompt="no", strength=0.7), 0, Image.new("RGB", (8, 8)))
+    assert set(arguments_for(Narrow(), a_job("x"), 0, Inputs())) == {"prompt", "generator", "num_inference_steps"}
+    assert set(arguments_for(Wide(), a_job("x"), 0, Inputs())) == {"prompt", "width"}
+    with_picture = arguments_for(
+        Wide(), a_job("x", negative_prompt="no", strength=0.7), 0, Inputs((Image.new("RGB", (8, 8)),))
+    )
     assert with_picture["negative_prompt"] == "no"
     assert with_picture["strength"] == 0.7
 
 
 def test_picture_i_is_made_with_seed_plus_i() -> None:
     """So that a picture of several can be made again by itself."""
-    third = arguments_for(Narrow(), a_job("x", seed=40, n=3), 2, None)["generator"]
+    third = arguments_for(Narrow(), a_job("x", seed=40, n=3), 2, Inputs())["generator"]
     assert torch.equal(torch.randn(4, generator=third), torch.randn(4, generator=torch.Generator().manual_seed(42)))
 
 

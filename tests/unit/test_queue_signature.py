@@ -10,6 +10,7 @@ import pytest
 from shared.job import PER_JOB, Adapter, InputRef, Job, OutputFormat, Priority, Sharing, sharing
 from shared.signature import signature
 
+A_REF = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=8, height=8)
 OTHER: dict[str, Any] = {
     "id": "job_other",
     "tenant": "other",
@@ -32,7 +33,13 @@ OTHER: dict[str, Any] = {
     "guidance_scale": 9.5,
     "scheduler": "ddim",
     "strength": 0.4,
-    "image": InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=8, height=8),
+    "images": (A_REF,),
+    "mask": A_REF,
+    "last_image": A_REF,
+    "fps": 30,
+    "layers": 3,
+    "reference_sizes": ((64, 64),),
+    "guidance_scale_2": 3.0,
     "reproducible": True,
     "output_format": OutputFormat.WEBP,
     "output_quality": 50,

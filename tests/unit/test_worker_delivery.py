@@ -14,6 +14,7 @@ from shared.job import Job
 from shared.queue import Claim
 from worker import deliver
 from worker.deliver import Delivery, object_key
+from worker.engine import Made
 
 PIXELS = np.zeros((64, 64, 3), np.uint8)
 
@@ -58,7 +59,7 @@ async def delivering() -> AsyncIterator[Any]:
 async def test_a_picture_is_stored_below_its_job_and_attempt(delivering: Any) -> None:
     """The key names job and attempt, and the artifact tells the seed of its own picture."""
     shelf = Shelf(0)
-    artifact = await delivering(shelf).deliver(claim(), 1, PIXELS, False)
+    artifact = await delivering(shelf).deliver(claim(), 1, Made(PIXELS))
     assert artifact.key == object_key(claim().job, 3, 1) == "jobs/job_1/3/1.png"
     assert artifact.seed == 8
     assert len(shelf.kept[artifact.key]) == artifact.bytes
@@ -69,7 +70,7 @@ async def test_an_upload_outlasts_storage_that_is_away(delivering: Any, monkeypa
     monkeypatch.setattr(deliver, "FIRST_RETRY_S", 0.001)
     shelf = Shelf(5)
     delivery = delivering(shelf)
-    await delivery.deliver(claim(), 0, PIXELS, False)
+    await delivery.deliver(claim(), 0, Made(PIXELS))
     assert len(shelf.kept) == 1
     assert delivery.held_bytes == 0
 
@@ -78,7 +79,7 @@ async def test_what_waits_for_storage_fills_the_spool(delivering: Any) -> None:
     """A full spool is told, and giving the job up empties it."""
     shelf = Shelf(10**6)
     delivery = delivering(shelf, spool_bytes=10)
-    upload = asyncio.create_task(delivery.deliver(claim(), 0, PIXELS, False))
+    upload = asyncio.create_task(delivery.deliver(claim(), 0, Made(PIXELS)))
     await shelf.asked.wait()
     assert delivery.full
     upload.cancel()

@@ -6,6 +6,29 @@ import os
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from worker.engine.engine import Engine
-from worker.engine.interface import Activity, Finished, ForwardFacts, Listener, Pixels, RunningJob, Seat
+from worker.engine.interface import (
+    Activity,
+    Finished,
+    ForwardFacts,
+    InputFiles,
+    Listener,
+    Made,
+    Pixels,
+    RunningJob,
+    Seat,
+    Sound,
+)
 
-__all__ = ["Activity", "Engine", "Finished", "ForwardFacts", "Listener", "Pixels", "RunningJob", "Seat"]
+__all__ = [
+    "Activity",
+    "Engine",
+    "Finished",
+    "ForwardFacts",
+    "InputFiles",
+    "Listener",
+    "Made",
+    "Pixels",
+    "RunningJob",
+    "Seat",
+    "Sound",
+]

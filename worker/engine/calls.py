@@ -1,66 +1,88 @@
-"""From a job to the pipeline call that makes one of its pictures, and from that call's result to pixels."""
+"""From a job to the pipeline call that makes one of its results, and from what that gives to pixels and sound."""
 
 from __future__ import annotations
 
 import inspect
-import io
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import diffusers
+import numpy as np
 import torch
-from diffusers import AutoPipelineForImage2Image, AutoPipelineForText2Image
-from PIL import Image, ImageOps
 
 from shared.errors import InferenceFailed, JobError, ModelUnavailable, NonFiniteLatents
 from shared.job import Job, Task
 from worker.engine.copies import Pipeline
-from worker.engine.interface import Pixels
+from worker.engine.forms import accepted_by
+from worker.engine.inputs import Inputs
+from worker.engine.interface import Made, Pixels, Sound
+
+ALWAYS_LISTED = ("GlmImagePipeline",)  # takes a list of pictures even where it is one
+LAYERED_SIDES = (640, 1024)  # the sizes, as the sides of squares, at which Qwen-Image-Layered works
 
 
-@dataclass(frozen=True)
-class Made:
-    """A finished picture."""
-
-    pixels: Pixels
-    flagged: bool
-
-
-def pipeline_for(task: Task, pipeline: Pipeline) -> Pipeline:
-    """Return a pipeline of the same modules that does `task`, or raise `ModelUnavailable`."""
-    from_picture = "image" in _accepted(pipeline.__class__)
-    if task is Task.IMAGE_TO_IMAGE:
-        fits, others = from_picture, AutoPipelineForImage2Image
-    else:  # some take a picture where they are given one; those with a strength need it
-        fits, others = not (from_picture and "strength" in _accepted(pipeline.__class__)), AutoPipelineForText2Image
-    if fits:
-        return pipeline
-    try:
-        return others.from_pipe(pipeline)
-    except ValueError as error:
-        raise ModelUnavailable(f"{type(pipeline).__name__} has no form for {task.value}: {error}") from error
-
-
-def arguments_for(pipeline: Pipeline, job: Job, index: int, image: Image.Image | None) -> dict[str, Any]:
-    """Return the keyword arguments that make picture `index` of `job`, as far as the pipeline takes them."""
+def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: Inputs) -> dict[str, Any]:
+    """Return the keyword arguments that make result `index` of `job`, as far as the pipeline takes them."""
+    accepted = accepted_by(pipeline)
     wanted: dict[str, Any] = {
         "prompt": job.prompt,
         "width": job.width,
         "height": job.height,
         "num_inference_steps": job.steps,
-        "guidance_scale": job.guidance_scale,
         # On the CPU whatever the device: the same seed gives the same noise everywhere.
         "generator": torch.Generator("cpu").manual_seed(job.seed + index),
         "output_type": "pt",
+        **_guided(job, accepted),
+        **_pictured(type(pipeline).__name__, job, inputs),
+        **_of_time(job, accepted),
     }
-    if job.negative_prompt:  # an empty one is not given: XL then zeroes its embedding, as its makers meant
-        wanted["negative_prompt"] = job.negative_prompt
-    if image is not None:
-        wanted["image"] = image
-        wanted["strength"] = least_strength(job)
-    accepted = _accepted(pipeline.__class__)
+    if job.task is Task.EDIT:  # pictures have their size already, and the output is to have the job's
+        wanted |= {"_auto_resize": False, "max_area": job.width * job.height}
+    if job.layers:
+        wanted |= {"layers": job.layers, "resolution": _nearest(LAYERED_SIDES, job.width * job.height)}
     return {name: value for name, value in wanted.items() if name in accepted}
+
+
+def _guided(job: Job, accepted: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """Return guidance and the negative prompt, under the names that the pipeline has for them."""
+    scale = accepted.get("guidance_scale")
+    if "true_cfg_scale" in accepted and (scale is None or scale.default is None):
+        # Guided by a second, negative call, which these make only if there is a negative prompt, be it a blank.
+        negative = job.negative_prompt or (" " if job.guidance_scale > 1 else "")
+        values: dict[str, Any] = {"true_cfg_scale": job.guidance_scale}
+    else:
+        negative, values = job.negative_prompt, {"guidance_scale": job.guidance_scale}
+    if negative:  # an empty one is not given: XL then zeroes its embedding, as its makers meant
+        values["negative_prompt"] = negative
+    if job.guidance_scale_2 is not None:
+        values["guidance_scale_2"] = job.guidance_scale_2
+    return values
+
+
+def _pictured(pipeline: str, job: Job, inputs: Inputs) -> dict[str, Any]:
+    values: dict[str, Any] = {"mask_image": inputs.mask, "last_image": inputs.last_image}
+    if inputs.images:
+        listed = len(inputs.images) > 1 or pipeline in ALWAYS_LISTED
+        values["image"] = list(inputs.images) if listed else inputs.images[0]
+    if job.task.has_strength:
+        values["strength"] = least_strength(job)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _of_time(job: Job, accepted: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """Return a video's length and pace; where steps are told for each stage of a pyramid, they are dealt out."""
+    values: dict[str, Any] = {"num_frames": job.frames}
+    if job.fps is not None:
+        values["frame_rate"] = float(job.fps)
+    stages = accepted.get("pyramid_num_inference_steps_list")
+    if stages is not None:
+        each, more = divmod(job.steps, len(stages.default))
+        values[stages.name] = [max(1, each + (at < more)) for at in range(len(stages.default))]
+    return values
+
+
+def _nearest(sides: Sequence[int], area: int) -> int:
+    return min(sides, key=lambda side: abs(side * side - area))
 
 
 def least_strength(job: Job) -> float:
@@ -68,9 +90,11 @@ def least_strength(job: Job) -> float:
     return min(1.0, max(job.strength or 0.0, (1 + 1e-6) / job.steps))
 
 
-@cache
-def _accepted(pipeline_class: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(pipeline_class.__call__).parameters)
+def set_guidance(pipeline: Pipeline, job: Job) -> None:
+    """Set the job's guidance on the pipeline's guider, its own copy, where a call takes none."""
+    guider = getattr(pipeline, "guider", None)
+    if guider is not None and hasattr(guider, "guidance_scale"):
+        guider.guidance_scale = job.guidance_scale
 
 
 def scheduler_named(name: str, own: Any) -> Any:
@@ -82,36 +106,56 @@ def scheduler_named(name: str, own: Any) -> Any:
     return scheduler_class.from_config(own.config)
 
 
-def fit_picture(data: bytes, width: int, height: int) -> Image.Image:
-    """Decode an input picture, upright and without transparency, scaled to cover `width` x `height` and cropped."""
-    try:
-        with Image.open(io.BytesIO(data)) as opened:
-            upright = ImageOps.exif_transpose(opened)
-            if upright.has_transparency_data:
-                clear = upright.convert("RGBA")
-                upright = Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear)
-            return ImageOps.fit(upright.convert("RGB"), (width, height), Image.Resampling.LANCZOS)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InferenceFailed(f"the input picture cannot be decoded: {error}", param="image") from error
-
-
-def make_picture(pipeline: Pipeline, arguments: dict[str, Any]) -> Made:
-    """Call the pipeline and bring its one picture to the host."""
+def make_results(pipeline: Pipeline, arguments: dict[str, Any]) -> list[Made]:
+    """Call the pipeline and bring what it made to the host: one picture, the layers of one, or a video."""
     result = pipeline(**arguments)
+    frames = getattr(result, "frames", None)
+    if frames is not None:
+        return [Made(to_frames(_only(pipeline, frames, 5)), sound=_sound(pipeline, result))]
     images = result.images
-    if not (isinstance(images, torch.Tensor) and images.ndim == 4 and images.shape[0] == 1):
-        raise InferenceFailed(f"{type(pipeline).__name__} did not give one picture")
+    if isinstance(images, list) and len(images) == 1:  # layers
+        return [Made(to_pixels(layer)) for layer in images[0]]
     flags = getattr(result, "nsfw_content_detected", None)
-    return Made(to_pixels(images[0]), bool(flags and flags[0]))
+    return [Made(to_pixels(_only(pipeline, images, 4)), bool(flags and flags[0]))]
+
+
+def _only(pipeline: Pipeline, batch: Any, dimensions: int) -> torch.Tensor:
+    if not (isinstance(batch, torch.Tensor) and batch.ndim == dimensions and batch.shape[0] == 1):
+        raise InferenceFailed(f"{type(pipeline).__name__} did not give one result")
+    return batch[0]
+
+
+def _sound(pipeline: Pipeline, result: Any) -> Sound | None:
+    audio = getattr(result, "audio", None)
+    if audio is None:
+        return None
+    samples = audio[0].detach().float().cpu()
+    if not bool(samples.isfinite().all()):
+        raise NonFiniteLatents("the vocoder gave values that are not finite")
+    samples = samples.reshape(-1, samples.shape[-1]).clamp(-1, 1)
+    return Sound(samples.numpy(), int(pipeline.vocoder.config.output_sampling_rate))
 
 
 def to_pixels(image: torch.Tensor) -> Pixels:
-    """Return [3, height, width] values of 0 to 1 as uint8 [height, width, 3], in one transfer."""
+    """Return [channels, height, width] values of 0 to 1 as uint8 [height, width, channels], in one transfer."""
     broken = image.isnan().any()
     levels = (image.detach().float() * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
     pixels: Pixels = levels.cpu().numpy()
     if bool(broken):
         raise NonFiniteLatents("the decoder gave values that are not numbers")
+    return pixels
+
+
+def to_frames(video: torch.Tensor) -> Pixels:
+    """Return [frames, 3, height, width] values of 0 to 1 as uint8 [frames, height, width, 3].
+
+    One frame after the other, as bytes into their place: a video is not held a second time.
+    """
+    first = to_pixels(video[0])
+    pixels: Pixels = np.empty((len(video), *first.shape), first.dtype)
+    pixels[0] = first
+    for at in range(1, len(video)):
+        pixels[at] = to_pixels(video[at])
     return pixels
 
 

@@ -15,8 +15,8 @@ from transformers.utils import logging as transformers_logging
 from shared.catalog import Catalog, ModelSpec
 from shared.errors import JobError
 from shared.settings import Settings
-from worker.engine.calls import fit_picture
 from worker.engine.host import keep_freed_memory
+from worker.engine.inputs import Inputs, prepare
 from worker.engine.interface import Activity, Listener, RunningJob, Seat
 from worker.engine.models import LoadedModel, Models
 from worker.engine.pace import Pace
@@ -77,10 +77,10 @@ class Engine:
             self._arrivals += 1
             age = self._arrivals
             self._seats[seat.claim_key] = seat
-        if seat.image is None:
-            self._inbox.put(lambda: self._admit(SeatedJob(seat, age, None)))
+        if seat.inputs.empty:
+            self._inbox.put(lambda: self._admit(SeatedJob(seat, age, Inputs())))
         else:
-            self._preparer.submit(self._prepare, seat, age, seat.image)
+            self._preparer.submit(self._prepare, seat, age)
 
     def cancel(self, claim_key: str) -> None:
         """Let a job leave at its next step; unknown keys are ignored."""
@@ -181,15 +181,15 @@ class Engine:
         self._stopping = True
         self._rounds.release_all()
 
-    def _prepare(self, seat: Seat, age: int, data: bytes) -> None:
-        """Decode an input picture, beside the engine's thread."""
+    def _prepare(self, seat: Seat, age: int) -> None:
+        """Decode a job's input pictures, beside the engine's thread."""
         try:
-            image = fit_picture(data, seat.job.width, seat.job.height)
+            inputs = prepare(seat.job, seat.inputs)
         except JobError as error:
             failure = error
-            self._inbox.put(lambda: self._rounds.refuse(SeatedJob(seat, age, None), failure))
+            self._inbox.put(lambda: self._rounds.refuse(SeatedJob(seat, age, Inputs()), failure))
             return
-        self._inbox.put(lambda: self._admit(SeatedJob(seat, age, image)))
+        self._inbox.put(lambda: self._admit(SeatedJob(seat, age, inputs)))
 
     def _admit(self, job: SeatedJob) -> None:
         with self._guard:

@@ -12,7 +12,45 @@ from shared.catalog import ModelSpec
 from shared.errors import JobError
 from shared.job import Fusing, Job
 
-Pixels = npt.NDArray[np.uint8]  # [height, width, 3]
+Pixels = npt.NDArray[np.uint8]  # [height, width, 3 or 4] of a picture, [frames, height, width, 3] of a video
+
+
+@dataclass(frozen=True)
+class InputFiles:
+    """The files of a job's input pictures."""
+
+    images: tuple[bytes, ...] = ()
+    mask: bytes | None = None
+    last_image: bytes | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not self.images and self.mask is None and self.last_image is None
+
+
+@dataclass(frozen=True)
+class Sound:
+    """What goes with a video's frames: `samples` [channels, samples] of -1 to 1, `rate` of them a second."""
+
+    samples: npt.NDArray[np.float32]
+    rate: int
+
+
+@dataclass(frozen=True)
+class Made:
+    """A finished picture, or a video with its sound, if it has any; `flagged` by the model's safety checker."""
+
+    pixels: Pixels
+    flagged: bool = False
+    sound: Sound | None = None
+
+    @property
+    def is_video(self) -> bool:
+        return self.pixels.ndim == 4
+
+    @property
+    def nbytes(self) -> int:
+        return self.pixels.nbytes + (0 if self.sound is None else self.sound.samples.nbytes)
 
 
 @dataclass(frozen=True)
@@ -22,7 +60,7 @@ class Seat:
     claim_key: str
     job: Job
     spec: ModelSpec
-    image: bytes | None = None
+    inputs: InputFiles = InputFiles()
     alone: bool = False
 
 
@@ -85,7 +123,8 @@ class Listener(Protocol):
 
     def decoding(self, key: str) -> None: ...
 
-    def picture(self, key: str, index: int, pixels: Pixels, flagged: bool) -> None: ...
+    def picture(self, key: str, index: int, made: Made) -> None:
+        """Take result `index` of the job: layers of one picture have consecutive ones."""
 
     def finished(self, key: str, finished: Finished) -> None: ...
 

@@ -15,14 +15,16 @@ from typing import Any, TypeVar
 import structlog
 import torch
 from diffusers import DiffusionPipeline
-from PIL import Image
 
 from shared.catalog import ModelSpec
 from shared.errors import InferenceFailed, JobError, ModelUnavailable
 from shared.job import Job, Task
-from worker.engine.calls import Made, arguments_for, make_picture, pipeline_for, scheduler_named
+from worker.engine.calls import arguments_for, make_results, scheduler_named, set_guidance
 from worker.engine.copies import Pipeline, Steps, copy_pipeline, make_template
+from worker.engine.forms import pipeline_for
 from worker.engine.hub import Picture
+from worker.engine.inputs import Inputs
+from worker.engine.interface import Made
 from worker.engine.meeting import Point, Proxy, Stage, points_of
 
 log = structlog.get_logger()
@@ -63,12 +65,13 @@ class LoadedModel:
                 scheduler = self.schedulers[job.scheduler] = scheduler_named(job.scheduler, template.scheduler)
         return copy_pipeline(template, scheduler, steps)
 
-    def picture(self, job: Job, index: int, image: Image.Image | None, steps: Steps) -> Picture:
+    def picture(self, job: Job, index: int, inputs: Inputs, steps: Steps) -> Picture:
         """Return picture `index` of `job`, not yet started."""
 
-        def make() -> Made:
+        def make() -> list[Made]:
             pipeline = self.copy_for(job, steps)
-            return make_picture(pipeline, arguments_for(pipeline, job, index, image))
+            set_guidance(pipeline, job)
+            return make_results(pipeline, arguments_for(pipeline, job, index, inputs))
 
         return Picture(make)
 

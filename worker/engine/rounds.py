@@ -244,7 +244,8 @@ class Rounds:
             return self._end(job, error=picture.error)
         made, index = picture.result, job.pictures.index(picture)
         self._tell_progress({job.key: job})
-        self._listener.picture(job.key, index, made.pixels, made.flagged)
+        for part, result in enumerate(made):
+            self._listener.picture(job.key, index * len(made) + part, result)
         picture.result = None
         if job.done():
             self._end(job)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable
 
-from PIL import Image
-
 from shared.errors import JobError
 from shared.job import Fusing
+from shared.signature import signature
 from worker.engine.copies import Steps
 from worker.engine.hub import Picture
+from worker.engine.inputs import Inputs
 from worker.engine.interface import Finished, Seat
 from worker.engine.models import LoadedModel
 from worker.engine.policy import URGENCY
@@ -23,12 +23,12 @@ REPRODUCIBLE_ROWS = 4
 class SeatedJob:
     """One job, from `begin` until all its pictures are done or it is thrown out. `age` orders by arrival."""
 
-    def __init__(self, seat: Seat, age: int, image: Image.Image | None) -> None:
+    def __init__(self, seat: Seat, age: int, inputs: Inputs) -> None:
         self.seat = seat
         self.age = age
         self.urgency = URGENCY[seat.job.priority]
         self.cohort = _cohort(seat)
-        self.image = image
+        self.inputs = inputs
         self.pictures: list[Picture] = []
         self.delivered: set[int] = set()
         self.changed = False
@@ -74,7 +74,7 @@ class SeatedJob:
         for index in range(self.seat.job.n):
             steps = Steps(self._note_change)
             self._steps.append(steps)
-            self.pictures.append(model.picture(self.seat.job, index, self.image, steps))
+            self.pictures.append(model.picture(self.seat.job, index, self.inputs, steps))
 
     def _note_change(self) -> None:
         self.changed = True
@@ -144,4 +144,4 @@ def _cohort(seat: Seat) -> Hashable:
     job = seat.job
     if seat.alone:
         return seat.claim_key
-    return (job.model, job.width, job.height, job.frames, job.adapters, job.reproducible)
+    return (signature(job), job.reproducible)

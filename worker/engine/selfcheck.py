@@ -10,11 +10,13 @@ import structlog
 import torch
 from PIL import Image
 
+from shared.catalog import ModelSpec
 from shared.errors import JobError
-from shared.job import Job, Task
-from worker.engine.calls import fit_picture
+from shared.job import InputRef, Job, Task
 from worker.engine.copies import Steps
 from worker.engine.hub import Picture, forward
+from worker.engine.inputs import Inputs, prepare
+from worker.engine.interface import InputFiles
 from worker.engine.meeting import Call, Point
 from worker.engine.models import LoadedModel
 
@@ -45,35 +47,48 @@ def check_fusing(model: LoadedModel, device: torch.device) -> None:
 
 
 def _pictures(model: LoadedModel) -> list[Picture]:
-    limits = model.spec.limits
-    side = -(-limits.min_side // limits.multiple_of) * limits.multiple_of
-    tasks = [task for task in (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE) if task in model.templates]
+    tasks = list(model.templates)
     pictures = []
     for at, prompt in enumerate(PROMPTS):
-        task = tasks[at % len(tasks)]
-        job = Job(
-            id=f"self-check-{at}",
-            tenant="self-check",
-            created_at_ms=0,
-            model=model.spec.id,
-            width=side,
-            height=side,
-            task=task,
-            prompt=prompt,
-            seed=at,
-            steps=2 + at // len(tasks),
-            guidance_scale=model.spec.defaults.guidance_scale,
-            strength=1.0 if task is Task.IMAGE_TO_IMAGE else None,
-        )
-        image = _any_picture(side) if task is Task.IMAGE_TO_IMAGE else None
-        pictures.append(model.picture(job, 0, image, Steps(lambda: None)))
+        job = _job(model.spec, tasks[at % len(tasks)], at, prompt, 2 + at // len(tasks))
+        pictures.append(model.picture(job, 0, _inputs(job), Steps(lambda: None)))
     return pictures
 
 
-def _any_picture(side: int) -> Image.Image:
+def _job(spec: ModelSpec, task: Task, at: int, prompt: str, steps: int) -> Job:
+    limits, defaults = spec.limits, spec.defaults
+    side = -(-limits.min_side // limits.multiple_of) * limits.multiple_of
+    ref = InputRef(id="self-check", key="", content_type="image/png", bytes=0, width=side, height=side)
+    edits, pictured = task is Task.EDIT, task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
+    return Job(
+        id=f"self-check-{at}",
+        tenant="self-check",
+        created_at_ms=0,
+        model=spec.id,
+        width=side,
+        height=side,
+        # A whole group of frames beside the first one, or as many as are allowed.
+        frames=min(limits.frames_multiple + 1, limits.max_frames) if task.makes_video else 1,
+        fps=defaults.fps if task.makes_video else None,
+        layers=0 if task.makes_video else defaults.layers,
+        reference_sizes=(spec.references.size_for(side, side),) if edits else (),
+        task=task,
+        prompt=prompt,
+        seed=at,
+        steps=steps,
+        guidance_scale=defaults.guidance_scale,
+        guidance_scale_2=defaults.guidance_scale_2,
+        strength=1.0 if task.has_strength else None,
+        images=(ref,) if pictured else (),
+        mask=ref if task is Task.INPAINT else None,
+    )
+
+
+def _inputs(job: Job) -> Inputs:
     file = io.BytesIO()
     Image.radial_gradient("L").save(file, "PNG")
-    return fit_picture(file.getvalue(), side, side)
+    data = file.getvalue()
+    return prepare(job, InputFiles(images=(data,) * len(job.images), mask=None if job.mask is None else data))
 
 
 def _both_ways(calls: Sequence[Call], verified: set[Point]) -> list[Any]:

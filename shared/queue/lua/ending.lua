@@ -21,8 +21,8 @@ end
 
 function ending.row(tenant, id, batch) return 'job|' .. tenant .. '|' .. id .. '|' .. (batch or '') end
 
--- Let go of a job's input picture: unused from now on, it is kept for its own retention.
-function ending.release_input(tenant, input, now)
+-- Let go of one of a job's input pictures: unused from now on, it is kept for its own retention.
+local function release_input(tenant, input, now)
   local name = key.input(tenant, input)
   if redis.call('HINCRBY', name, 'live', -1) > 0 then return end
   redis.call('HSET', name, 'live', 0)
@@ -33,10 +33,13 @@ function ending.release_input(tenant, input, now)
     'input|' .. tenant .. '|' .. input .. '|' .. object)
 end
 
-function ending.hold_input(tenant, input)
-  local name = key.input(tenant, input)
-  redis.call('HINCRBY', name, 'live', 1)
-  redis.call('PERSIST', name)
+-- Keep the pictures whose ids are `inputs`, parted by spaces, for as long as a job needs them.
+function ending.hold_inputs(tenant, inputs)
+  for input in string.gmatch(inputs, '%S+') do
+    local name = key.input(tenant, input)
+    redis.call('HINCRBY', name, 'live', 1)
+    redis.call('PERSIST', name)
+  end
 end
 
 -- Make a job that is neither in line nor running any more terminal.
@@ -48,7 +51,7 @@ function ending.finish(id, job, state, now, keep_ms)
   redis.call('PEXPIRE', key.job(id), keep)
   redis.call('ZREM', key.deadlines, id)
   redis.call('ZADD', key.retention, whole(now + keep), ending.row(job.tenant, id, job.batch))
-  if job.input then ending.release_input(job.tenant, job.input, now) end
+  for input in string.gmatch(job.input or '', '%S+') do release_input(job.tenant, input, now) end
 end
 
 function ending.bury(id, reason, detail, now)

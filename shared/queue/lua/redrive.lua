@@ -15,7 +15,7 @@ redis.call('HDEL', key.job(id), 'finished', 'expires', 'error', 'artifacts', 'fu
   'started', 'losses', 'attempts', 'deadline', 'passed')
 redis.call('HSET', key.job(id), 'alone', 1)
 job.deadline = nil
-if job.input then ending.hold_input(job.tenant, job.input) end
+if job.input then ending.hold_inputs(job.tenant, job.input) end
 ending.queue_again(id, job, 'alone', now)
 line.refresh(job.sig, now)
 line.wake()

@@ -3,7 +3,7 @@
 -- KEYS[1]  prefix
 -- ARGV[1]  number of jobs, then for each 14 values:
 --          id, tenant, rank, seats, signature, model, window ms, largest batch, wire form, created ms,
---          deadline ms | '', batch id | '', input id | '', idempotency digest and fingerprint 'digest fingerprint' | ''
+--          deadline ms | '', batch id | '', input ids parted by spaces | '', idempotency digest and fingerprint 'digest fingerprint' | ''
 -- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full', job id | ms until it may fit}
 local STRIDE = 14
 local OPTIONAL = {'deadline', 'batch', 'input'}
@@ -60,7 +60,7 @@ local function enter(job)
   note(key.jobs(job.tenant), job)
   if job.batch ~= '' then note(key.batch(job.tenant, job.batch), job) end
   if job.deadline ~= '' then redis.call('ZADD', key.deadlines, job.deadline, job.id) end
-  if job.input ~= '' then ending.hold_input(job.tenant, job.input) end
+  if job.input ~= '' then ending.hold_inputs(job.tenant, job.input) end
   if not arrivals[job.sig] then
     arrivals[job.sig] = job
     table.insert(arrivals, job)
