@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 from rich.console import Console
 
 from demo.board import Board
@@ -23,6 +22,7 @@ from demo.jobs import Planned, planned
 from demo.service import Ended, Service
 from demo.sheet import Cell, contact_sheet
 from demo.summary import Rate, Summary, same
+from fusequeue import AsyncClient, ClientError
 
 # One at a time takes long on a slow machine; what fits into this time is compared, and the summary says how many.
 ALONE_BUDGET_S = 60.0
@@ -82,7 +82,7 @@ async def run_fused(
     with Board(len(bodies), console) as board:
 
         async def one(body: dict[str, object]) -> Ended:
-            return await service.finish(await service.submit(body), board.note)
+            return await service.run(body, board.note)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(body)) for body in bodies]
@@ -127,7 +127,7 @@ def save(jobs: Sequence[Planned], ended: Sequence[Ended], folder: Path) -> list[
     cells = []
     for number, (planned_job, outcome) in enumerate(zip(jobs, ended, strict=True)):
         job = outcome.job
-        details = f"{job['steps']} steps, guidance {job['guidance_scale']:g}, {job['priority']}"
+        details = f"{job.steps} steps, guidance {job.guidance_scale:g}, {job.priority}"
         for index, picture in enumerate(outcome.pictures):
             picture.save(folder / f"{number:02d}-{index} {planned_job.prompt}.png")
             fits = matches(picture, planned_job.prompt)
@@ -139,7 +139,8 @@ def save(jobs: Sequence[Planned], ended: Sequence[Ended], folder: Path) -> list[
 async def demonstrate(url: str, output: Path, console: Console) -> bool:
     """Run the demo against the fusequeue at `url`; tell whether all ended as it should."""
     jobs = planned()
-    async with Service(url) as service:
+    async with AsyncClient(url) as client:
+        service = Service(client)
         bodies = await bodies_of(service, jobs)
         before = await service.forwards()
         console.print(f"{len(jobs)} jobs to {url}")
@@ -158,7 +159,7 @@ async def demonstrate(url: str, output: Path, console: Console) -> bool:
         signatures=len({(job.body["width"], job.body["height"]) for job in jobs}),
         fitting=sum(cell.fits for cell in cells),
         forwards=forwards,
-        waits_ms=tuple(one.job["metrics"]["queue_ms"] for one in fused if one.succeeded),
+        waits_ms=tuple(one.job.metrics.queue_ms or 0 for one in fused if one.succeeded),
         fused=fused_rate,
         alone=alone_rate,
         same=sum(same(one, other) for one, other in pairs),
@@ -174,7 +175,7 @@ def verdict(summary: Summary, ended: Sequence[Ended], console: Console) -> bool:
     """Tell whether every job ended as it should, naming each that did not."""
     for one in ended:
         if not one.succeeded:
-            console.print(f"{one.job['id']}: {one.job['status']} {one.job['error']}, {len(one.pictures)} pictures")
+            console.print(f"{one.job.id}: {one.job.status} {one.job.error}, {len(one.pictures)} pictures")
     fitting = summary.fitting >= LEAST_FITTING * summary.fused.pictures
     if not fitting:
         console.print(f"too few pictures fit their prompts: {LEAST_FITTING:.0%} are expected")
@@ -193,7 +194,7 @@ async def main(options: argparse.Namespace) -> int:
         else:
             async with started(console) as url:
                 good = await demonstrate(url, options.output, console)
-    except* (RuntimeError, httpx.HTTPError) as errors:
+    except* (RuntimeError, ClientError) as errors:
         first: BaseException = errors
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]

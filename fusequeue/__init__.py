@@ -19,7 +19,7 @@ from fusequeue.errors import (
     Unreachable,
     WaitTimeout,
 )
-from fusequeue.models import Artifact, Event, Failure, Job, LineResult, Place, Progress
+from fusequeue.models import Artifact, Event, Failure, Fusing, Job, LineResult, Metrics, Place, Progress
 from fusequeue.sync import Client
 
 __all__ = [
@@ -30,10 +30,12 @@ __all__ = [
     "ClientError",
     "Event",
     "Failure",
+    "Fusing",
     "Invalid",
     "Job",
     "JobFailed",
     "LineResult",
+    "Metrics",
     "NotFound",
     "Picture",
     "Place",

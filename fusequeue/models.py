@@ -53,6 +53,24 @@ class Failure(_Seen):
     retryable: bool = False
 
 
+class Metrics(_Seen):
+    """Where the time went, in milliseconds; None means not reached."""
+
+    queue_ms: int | None = None
+    load_ms: int | None = None
+    inference_ms: int | None = None
+    upload_ms: int | None = None
+
+
+class Fusing(_Seen):
+    """A job's company over its denoiser forwards; `alone_reason` says why it never had any."""
+
+    forwards: int = 0
+    max_jobs: int = 1
+    mean_rows: float = 1.0
+    alone_reason: str | None = None
+
+
 class Job(_Seen):
     """A job: what was asked for, and what has become of it."""
 
@@ -62,9 +80,11 @@ class Job(_Seen):
     model: str
     prompt: str
     seed: int
-    n: int = 1
+    n: int
     width: int
     height: int
+    steps: int
+    guidance_scale: float
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -75,6 +95,8 @@ class Job(_Seen):
     batch_id: str | None = None
     artifacts: tuple[Artifact, ...] = ()
     error: Failure | None = None
+    metrics: Metrics = Metrics()
+    fusing: Fusing | None = None
 
     @property
     def ended(self) -> bool:

@@ -19,8 +19,11 @@ JOB = {
     "model": "demo",
     "prompt": "x",
     "seed": 1,
+    "n": 1,
     "width": 64,
     "height": 64,
+    "steps": 4,
+    "guidance_scale": 2.0,
     "created_at": "2026-01-31T12:00:00.000Z",
     "error": {"code": "non_finite", "message": "latents are not finite"},
 }

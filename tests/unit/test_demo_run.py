@@ -1,6 +1,7 @@
 """The demo's load, its board, its contact sheet and the arithmetic of its summary."""
 
 import io
+from datetime import UTC, datetime
 
 import pytest
 from PIL import Image
@@ -12,6 +13,7 @@ from demo.pictures import parse
 from demo.service import Ended, Forwards
 from demo.sheet import Cell, contact_sheet
 from demo.summary import Rate, Summary, percentile, same
+from fusequeue import Job
 from shared import catalog
 from shared.job import Task
 from shared.request import check
@@ -98,7 +100,19 @@ def test_pictures_of_other_sizes_are_not_equal():
 )
 def test_a_job_succeeds_with_all_its_pictures(status, sizes, good):
     """A job that says it succeeded but lacks its picture, or has one of another size, has not."""
-    job = {"status": status, "n": 1, "width": 96, "height": 64}
+    job = Job(
+        id="job_1",
+        status=status,
+        model="demo",
+        prompt="a red circle",
+        seed=1,
+        n=1,
+        width=96,
+        height=64,
+        steps=8,
+        guidance_scale=2.0,
+        created_at=datetime.now(UTC),
+    )
     assert Ended(job, tuple(Image.new("RGB", size) for size in sizes)).succeeded is good
 
 
