@@ -8,7 +8,7 @@ from typing import Any
 
 from tiny import stable, weights
 
-FAMILIES: dict[str, Callable[..., Any]] = dict(stable.PIPELINES)
+FAMILIES: dict[str, Callable[..., Any]] = {name: stable.PIPELINES[name] for name in ("sd", "sdxl", "sd3", "flux")}
 
 
 def save(family: str, folder: Path, **sizes: Any) -> Path:

@@ -91,6 +91,7 @@ def _together(cell: Cell, source: Path) -> Joining:
         room.seat(job)
     with room.started():
         heard.wait_for([job.id for job in jobs])
+        assert heard.facts, f"no forward at all: {[heard.ended[job.id].error for job in jobs]}"
         heard.wait_for([job.id for job in cell.joiners()])
     return heard
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from diffusers import (
@@ -13,6 +15,7 @@ from diffusers import (
     SanaTransformer2DModel,
     SCMScheduler,
 )
+from diffusers.pipelines.sana import pipeline_sana, pipeline_sana_sprint
 from tiny import tokens
 from transformers import Gemma2Config, Gemma2Model
 
@@ -77,6 +80,20 @@ def sana_sprint() -> SanaSprintPipeline:
     transformer = _transformer(qk_norm="rms_norm_across_heads", guidance_embeds=True)
     scheduler = SCMScheduler(prediction_type="trigflow", sigma_data=0.5)
     return SanaSprintPipeline(**_parts(), transformer=transformer, scheduler=scheduler)
+
+
+@contextmanager
+def small_pictures() -> Iterator[None]:
+    """Let the pipelines, which work at the nearest of a list of sizes of about a megapixel, work at small ones."""
+    modules = (pipeline_sana, pipeline_sana_sprint)
+    whole = [module.ASPECT_RATIO_1024_BIN for module in modules]
+    for module in modules:
+        module.ASPECT_RATIO_1024_BIN = {"0.5": [64.0, 128.0], "1.0": [64.0, 64.0], "2.0": [128.0, 64.0]}
+    try:
+        yield
+    finally:
+        for module, sizes in zip(modules, whole, strict=True):
+            module.ASPECT_RATIO_1024_BIN = sizes
 
 
 PIPELINES = {"sana": sana, "sana-1.5": sana_1_5, "sana-sprint": sana_sprint}

@@ -8,7 +8,7 @@ from pathlib import Path
 from tiny.weights import save
 
 MODULES = {
-    "stable": ("sd", "sdxl", "sd3", "flux"),
+    "stable": ("sd", "sdxl", "sd3", "sd3.5-medium", "sd3.5-large", "flux", "flux-schnell"),
     "zimage": ("z-image",),
     "qwen": ("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
     "qwen21": ("qwen-image-2.1",),

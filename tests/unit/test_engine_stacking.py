@@ -12,7 +12,8 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKLOutput
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from worker.engine.architectures import ARCHITECTURES, Argument, Kind, Rules
-from worker.engine.stacking import Stacker, StackingError, count_rows, fit_key, split
+from worker.engine.fitting import StackingError, count_rows, exact_key, fit_key
+from worker.engine.stacking import Stacker, split
 
 UNET = ARCHITECTURES["UNet2DConditionModel"]["forward"]
 FLUX = ARCHITECTURES["FluxTransformer2DModel"]["forward"]
@@ -115,6 +116,99 @@ def test_padding_is_masked_even_where_the_pipeline_gave_no_mask() -> None:
     assert stacked["text"].shape == (2, 4, 3)
     assert stacked["text"][0, 2:].abs().sum() == 0
     assert stacked["text_mask"].tolist() == [[True, True, False, False], [True] * 4]
+
+
+def test_a_reproducible_row_is_not_padded_by_its_company() -> None:
+    """Another length of padding sums in another order; so does a mask where there could be none."""
+    calls: list[dict[str, Any]] = [{"x": torch.zeros(1, 2), "text": torch.ones(1, length, 3)} for length in (2, 2, 4)]
+    masked = calls[0] | {"text_mask": torch.ones(1, 2)}
+    keys = [exact_key(PADDED, call) for call in (*calls, masked, dict(masked))]
+    assert keys[0] == keys[1]
+    assert len({keys[0], keys[2], keys[3]}) == 3
+    assert keys[3] == keys[4], "a copy of the call itself"
+    shapes = [exact_key(LISTS, {"x": [torch.zeros(size, 2)], "t": 1.0}) for size in (3, 3, 5)]
+    assert shapes[0] == shapes[1] != shapes[2]
+
+
+POSITIONS = Rules("x", {"x": Argument(Kind.STACKED), "ids": Argument(Kind.SAME)})
+
+
+def test_positions_of_equal_shape_fit_only_if_their_values_are_equal() -> None:
+    """Pictures of 2x8 and of 4x4 tokens have as many positions, and not the same ones."""
+    wide, also_wide, square = torch.arange(6), torch.arange(6), torch.arange(6) % 3
+    keys = [fit_key(POSITIONS, {"x": torch.zeros(1, 2), "ids": ids}) for ids in (wide, also_wide, square)]
+    assert keys[0] == keys[1] != keys[2]
+    square.copy_(wide)
+    assert fit_key(POSITIONS, {"x": torch.zeros(1, 2), "ids": square}) == keys[0], "a change in place is read anew"
+
+
+def test_halves_have_values_too() -> None:
+    """bfloat16 has no counterpart in numpy."""
+    ids = torch.ones(2, dtype=torch.bfloat16)
+    one, other = (fit_key(POSITIONS, {"x": torch.zeros(1, 2), "ids": value}) for value in (ids, ids * 2))
+    assert one != other
+
+
+REPEATED = Rules("x", {"x": Argument(Kind.STACKED), "sizes": Argument(Kind.REPEATED)})
+
+
+def test_a_list_of_sizes_has_an_entry_a_row_and_all_are_equal() -> None:
+    """The code reads the first row's; a call whose own rows differ fits with none."""
+    calls: list[dict[str, Any]] = [
+        {"x": torch.zeros(2, 2), "sizes": [[(1, 4, 4)]] * 2},
+        {"x": torch.zeros(1, 2), "sizes": [[(1, 4, 4)]]},
+        {"x": torch.zeros(1, 2), "sizes": [[(1, 2, 8)]]},
+        {"x": torch.zeros(2, 2), "sizes": [[(1, 4, 4)], [(1, 2, 8)]]},
+    ]
+    keys = [fit_key(REPEATED, call) for call in calls]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+    assert Stacker(REPEATED).stack(calls[:2], [2, 1])["sizes"] == [[(1, 4, 4)]] * 3
+
+
+FORMED = Rules("x", {"x": Argument(Kind.STACKED), "return_dict": Argument(Kind.FORM)})
+
+
+def test_each_call_gets_its_output_in_the_form_it_asked_for() -> None:
+    """The text-to-image pipeline of a family may ask for a tuple where its image-to-image asks for an object."""
+    stacker, output = Stacker(FORMED), AutoencoderKLOutput(latent_dist=torch.zeros(1))  # type: ignore[arg-type]
+    as_tuple, as_object = {"x": torch.zeros(1, 2), "return_dict": False}, {"x": torch.zeros(1, 2)}
+    assert fit_key(FORMED, as_tuple) == fit_key(FORMED, as_object)
+    assert "return_dict" not in stacker.stack([as_tuple, as_object], [1, 1])
+    assert isinstance(stacker.formed(as_tuple, output), tuple)
+    assert stacker.formed(as_object, output) is output
+
+
+def test_no_options_and_an_empty_dict_of_them_are_the_same() -> None:
+    """Pipelines of one family differ in which they give."""
+    none, empty, some = (
+        unet_call(),
+        unet_call(cross_attention_kwargs={}),
+        unet_call(cross_attention_kwargs={"scale": 1}),
+    )
+    assert fit_key(UNET, none) == fit_key(UNET, empty) != fit_key(UNET, some)
+    assert "cross_attention_kwargs" not in Stacker(UNET).stack([empty, none], [2, 2])
+
+
+@dataclass
+class _Layer:
+    mode: str | None = None
+
+
+@dataclass
+class _Cache:
+    caches: list[_Layer]
+
+
+def test_a_cache_that_is_not_in_use_is_left_out() -> None:
+    """One in use belongs to its call alone."""
+    rules = Rules("x", {"x": Argument(Kind.STACKED), "kv": Argument(Kind.CACHE)})
+    idle, skipped, read, also_read = (
+        {"x": torch.zeros(1, 2), "kv": _Cache([_Layer(mode)])} for mode in (None, "skip", "read", "read")
+    )
+    assert fit_key(rules, idle) == fit_key(rules, skipped)
+    assert len({fit_key(rules, call) for call in (idle, read, also_read)}) == 3
+    assert "kv" not in Stacker(rules).stack([idle, skipped], [1, 1])
 
 
 def test_a_mask_that_was_given_keeps_its_holes() -> None:

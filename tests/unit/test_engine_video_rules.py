@@ -13,8 +13,9 @@ import transformers
 
 from worker.engine.architectures import Argument, Kind, Rules
 from worker.engine.architectures.videos import VIDEOS
+from worker.engine.fitting import StackingError, complete, fit_key
 from worker.engine.meeting import Point, Proxy, points_of
-from worker.engine.stacking import Stacker, StackingError, complete, fit_key, split
+from worker.engine.stacking import Stacker, split
 
 LTX = VIDEOS["LTX2VideoTransformer3DModel"]["forward"]
 WAN = VIDEOS["WanTransformer3DModel"]["forward"]

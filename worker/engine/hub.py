@@ -206,7 +206,8 @@ def forward(calls: Sequence[Call], fixed: int | None = None) -> list[Any]:
     rows = [call.rows for call in padded]
     arguments = stacker.stack([call.arguments for call in padded], rows)
     output = _under_autocast(first, lambda: first.point.run(**arguments))
-    return split(output, rows, stacker.rules.listed_output)[: len(calls)]
+    parts = split(output, rows, stacker.rules.listed_output)
+    return [stacker.formed(call.arguments, part) for call, part in zip(calls, parts, strict=False)]
 
 
 def _under_autocast(call: Call, run: Callable[[], Any]) -> Any:

@@ -264,7 +264,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _waiting(job: SeatedJob, call: Call) -> Waiting:
-    fit = (call.fit, call.rows) if job.fixed_rows is not None else call.fit
+    fit = call.exact_fit if job.fixed_rows is not None else call.fit
     return Waiting(job.cohort, job.urgency, job.age, call.point.stage, fit)
 
 

@@ -1,107 +1,16 @@
-"""Putting the arguments of several calls of one method together, and its output apart again.
-
-A call's *fit key* is equal for two calls exactly when they may share a forward: same tree of arguments, same
-trailing shapes and dtypes, same values where values are not stacked.
-"""
+"""Putting the arguments of several calls of one method together, and its output apart again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
-from fractions import Fraction
 from typing import Any
 
 import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from worker.engine.architectures import Argument, Kind, Rules
-
-_EQUAL = Argument(Kind.EQUAL)
-Arguments = Mapping[str, Any]
-
-
-class StackingError(Exception):
-    """The calls, or their output, are not what the rules say they are."""
-
-
-def complete(rules: Rules, arguments: Arguments) -> dict[str, Any]:
-    """Return a call's arguments with those added that stand for others where they are left out."""
-    completed = dict(arguments)
-    for name, rule in rules.arguments.items():
-        if rule.like is not None and name not in completed and rule.like in completed:
-            completed[name] = completed[rule.like]
-    return completed
-
-
-def count_rows(rules: Rules, arguments: Arguments) -> int:
-    """Return how many rows a call brings."""
-    value = arguments.get(rules.rows)
-    if isinstance(value, torch.Tensor) and value.ndim:
-        return value.shape[0]
-    if isinstance(value, list | tuple):
-        return len(value)
-    raise StackingError(f"argument {rules.rows!r} has no rows")
-
-
-def fit_key(rules: Rules, arguments: Arguments) -> Hashable:
-    """Return the fit key of a call; it never reads a tensor's values, which would wait for the device."""
-    key = []
-    for name, value in arguments.items():
-        rule = rules.arguments.get(name, _EQUAL)
-        fit = _FITS.get(rule.kind)
-        if fit is not None:
-            key.append((name, fit(value) if rule.dtype is None else rule.dtype))
-        if rule.kind is Kind.GROUPED:
-            key.append((f"{name}, entries a row", Fraction(value.shape[0], count_rows(rules, arguments))))
-    return frozenset(key)
-
-
-def _tree_fit(value: Any) -> Hashable:
-    if isinstance(value, torch.Tensor):
-        return (value.shape[1:], value.dtype)
-    if isinstance(value, Mapping):
-        return ("dict", frozenset((name, _tree_fit(item)) for name, item in value.items()))
-    if isinstance(value, list | tuple):
-        return ("list", tuple(_tree_fit(item) for item in value))
-    return _value_fit(value)
-
-
-def _whole_fit(value: Any) -> Hashable:
-    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else _value_fit(value)
-
-
-def _padded_fit(value: torch.Tensor) -> Hashable:
-    return (value.shape[2:], value.dtype)
-
-
-def _listed_fit(value: Sequence[torch.Tensor]) -> Hashable:
-    return frozenset((item.ndim, item.dtype) for item in value)
-
-
-def _rows_fit(value: Any) -> Hashable:
-    return value.dtype if isinstance(value, torch.Tensor) else "number"
-
-
-def _value_fit(value: Any) -> Hashable:
-    if isinstance(value, Mapping):
-        return ("dict", frozenset((name, _value_fit(item)) for name, item in value.items()))
-    if isinstance(value, list | tuple):
-        return ("list", tuple(_value_fit(item) for item in value))
-    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
-        return (type(value), value)
-    return ("object", id(value))  # a tensor too: only the very same one is surely equal
-
-
-# What has no entry may be there in one call and not in another.
-_FITS: dict[Kind, Callable[[Any], Hashable]] = {
-    Kind.STACKED: _tree_fit,
-    Kind.GROUPED: _tree_fit,
-    Kind.SHARED: _whole_fit,
-    Kind.PADDED: _padded_fit,
-    Kind.LISTED: _listed_fit,
-    Kind.ROWS: _rows_fit,
-    Kind.EQUAL: _value_fit,
-}
+from worker.engine.fitting import EQUAL, FITS, Arguments, StackingError, is_nothing
 
 
 class Stacker:
@@ -123,8 +32,10 @@ class Stacker:
         """Return the arguments of one forward for all of `calls`, which fit; `rows` counts each one's rows."""
         stacked: dict[str, Any] = {}
         for name, first in calls[0].items():
-            rule = self.rules.arguments.get(name, _EQUAL)
-            if rule.kind not in _FITS:
+            rule = self.rules.arguments.get(name, EQUAL)
+            if rule.kind not in FITS:
+                continue
+            if is_nothing(first) and not all(name in call for call in calls):
                 continue
             values = [call[name] for call in calls]
             match rule.kind:
@@ -132,10 +43,12 @@ class Stacker:
                     stacked[name] = self._stack_tree(name, values, rows)
                 case Kind.GROUPED:
                     stacked[name] = self._stack_groups(name, values, rows)
-                case Kind.LISTED:
+                case Kind.LISTED | Kind.REPEATED:
                     stacked[name] = [item for value in values for item in value]
                 case Kind.ROWS:
                     stacked[name] = _to_rows(values, rows, rule, _device_of(calls[0][self.rules.rows]))
+                case Kind.CACHE:
+                    continue
                 case Kind.PADDED:
                     stacked[name] = _pad(values, max(value.shape[1] for value in values))
                 case _:
@@ -184,6 +97,13 @@ class Stacker:
                 if mask is not None:
                     masks[rule.mask] = mask
         return masks
+
+    def formed(self, arguments: Arguments, part: Any) -> Any:
+        """Return a call's part of the output as a tuple, if the call asked for one where others may not have."""
+        rule = self.rules.arguments.get("return_dict")
+        if rule is None or rule.kind is not Kind.FORM or arguments.get("return_dict", True):
+            return part
+        return part.to_tuple()
 
 
 def _device_of(value: Any) -> torch.device:

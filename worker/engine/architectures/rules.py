@@ -18,6 +18,10 @@ class Kind(StrEnum):
     PADDED = "padded"  # as stacked, but dim 1 may differ: padded with zeros and masked
     MASK = "mask"  # the mask of a padded argument; made where the pipeline left it out
     EQUAL = "equal"  # must be the same in all calls
+    SAME = "same"  # a tensor that must hold the same values in all calls: read once, which waits for the device
+    REPEATED = "repeated"  # a list with one entry a row, all of them equal
+    FORM = "form"  # whether the output is an object or a tuple: each call gets what it asked for
+    CACHE = "cache"  # of keys and values: left out while it has no mode, and a call that uses one runs alone
     UNUSED = "unused"  # accepted by the signature and ignored by the code: left out
 
 
@@ -53,4 +57,8 @@ GROUPED = Argument(Kind.GROUPED)
 LISTED = Argument(Kind.LISTED)
 SHARED = Argument(Kind.SHARED)
 ROWS = Argument(Kind.ROWS)
+SAME = Argument(Kind.SAME)
+REPEATED = Argument(Kind.REPEATED)
+FORM = Argument(Kind.FORM)
+CACHE = Argument(Kind.CACHE)
 UNUSED = Argument(Kind.UNUSED)
