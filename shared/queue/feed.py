@@ -29,6 +29,7 @@ REPLAY_READ = 1000
 """Entries of the stream read to replay one job's past; where they do not reach, its present state is given."""
 
 RESYNC_AT_ONCE = 500
+_LARGEST_NUMBER = 2**64 - 1  # of a stream id's second part; Redis refuses to read after a larger one
 MAX_BACKOFF_S = 5.0
 
 
@@ -39,7 +40,9 @@ def progress_message(job_id: str, phase: Phase, progress: Progress) -> str:
 def _order(event_id: str) -> tuple[int, int]:
     """Return a stream id as a value that sorts; what is not one sorts before all."""
     time, _, number = event_id.partition("-")
-    return (int(time), int(number or 0)) if time.isdigit() and (number or "0").isdigit() else (-1, -1)
+    if not (event_id.isascii() and time.isdecimal() and (number or "0").isdecimal()):
+        return (-1, -1)
+    return (int(time), int(number or 0)) if int(number or 0) <= _LARGEST_NUMBER else (-1, -1)
 
 
 def _present(record: JobRecord) -> Event:
@@ -178,9 +181,9 @@ class EventFeed:
 
     async def _missed(self, record: JobRecord, after: str) -> list[Event] | None:
         """Return the job's changes later than `after`, or None where the stream cannot tell all of them."""
-        if _order(after) < (0, 0):
+        if not (0, 0) <= _order(after) <= _order(record.event_id):  # later than the last: no event of this Redis
             return None
-        if _order(after) >= _order(record.event_id):
+        if _order(after) == _order(record.event_id):
             return []
         keys = self._queue.keys
         with translated():

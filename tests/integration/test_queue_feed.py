@@ -95,15 +95,19 @@ async def test_what_was_missed_is_replayed(queue: Queue, feed: EventFeed, make_s
     assert again == []
 
 
-@pytest.mark.parametrize("after", ["1-0", "rubbish", "", "99-99-99"])
+@pytest.mark.parametrize(
+    "after", ["1-0", "rubbish", "", "99-99-99", "99999999999999-0", "٣-0", "{}-99999999999999999999"]
+)
 async def test_what_cannot_be_replayed_gives_the_present_state(
     queue: Queue, feed: EventFeed, make_submission: Make, after: str
 ) -> None:
-    """An id too old, or none of ours."""
+    """An id too old, or later than all (of another Redis, perhaps), or none of ours. `{}` stands for a time of ours."""
     (job_id,) = await put(queue, make_submission())
+    record = await queue.get(job_id)
+    assert record is not None
     await end(queue, (await claim(queue))[0])
     seen: list[Event] = []
-    async with feed.subscribe(job_id, after=after) as events:
+    async with feed.subscribe(job_id, after=after.format(record.event_id.partition("-")[0])) as events:
         await collect(events, seen)
     assert states(seen) == [State.SUCCEEDED]
 
@@ -119,6 +123,17 @@ async def test_one_who_has_seen_all_waits_for_the_next(queue: Queue, feed: Event
         await queue.cancel(job_id)
         await reader
     assert states(seen) == [State.CANCELED]
+
+
+async def test_an_id_from_the_future_hides_nothing(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
+    """As after Redis lost its events: the client is told how its job stands, and of all that follows."""
+    (job_id,) = await put(queue, make_submission())
+    seen: list[Event] = []
+    async with feed.subscribe(job_id, after="99999999999999-0") as events:
+        reader = asyncio.create_task(collect(events, seen))
+        await queue.cancel(job_id)
+        await reader
+    assert states(seen)[-1] is State.CANCELED
 
 
 async def test_an_unknown_job_is_not_found(feed: EventFeed) -> None:
