@@ -48,7 +48,7 @@ def job_answer(
     }
     if not shown.status.terminal:
         told["Retry-After"] = str(retry_after_s(shown))
-    if if_none_match is not None and _matches(if_none_match, told["ETag"]):
+    if if_none_match is not None and matches(if_none_match, told["ETag"]):
         return Response(status_code=304, headers=told)
     return Response(body, status, told, "application/json")
 
@@ -75,6 +75,7 @@ def of_replay(record: JobRecord | None) -> JobRecord:
     return record
 
 
-def _matches(if_none_match: str, etag: str) -> bool:
+def matches(if_none_match: str, etag: str) -> bool:
+    """Return whether the header `If-None-Match` names what has this ETag."""
     tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
     return "*" in tags or etag in tags

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import RedirectResponse, Response
 
 from api import ranges
-from api.answers import find
+from api.answers import find, matches
 from api.documented import problems
 from api.streaming import Streamed
 from api.visit import Here
@@ -67,7 +67,7 @@ async def artifact(
         "Content-Disposition": f'inline; filename="{job_id}-{index}.{found.key.rpartition(".")[2]}"',
         "X-Content-Type-Options": "nosniff",
     }
-    if asked.if_none_match is not None and etag in asked.if_none_match:
+    if asked.if_none_match is not None and matches(asked.if_none_match, etag):
         return Response(status_code=304, headers=headers)
     part = ranges.requested(asked.range, found.bytes) if asked.if_range in (None, etag) else None
     start, end = part or (0, found.bytes)

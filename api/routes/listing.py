@@ -133,9 +133,13 @@ def _states(status: str | None) -> frozenset[State]:
 
 
 def _metadata(items: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the metadata filter; an unknown parameter is an error, since ignoring it would list the wrong jobs."""
+    """Return the metadata filter; a parameter that is unknown or repeated is an error: it would list the wrong jobs."""
     wanted: dict[str, str] = {}
+    seen: set[str] = set()
     for name, value in items:
+        if name in seen:
+            raise InvalidRequest(f"{name[:64]}: given twice", param=name)
+        seen.add(name)
         if name.startswith(_METADATA):
             wanted[name.removeprefix(_METADATA)] = value
         elif name not in ListQuery.model_fields:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import TypeAdapter, ValidationError
 
+from shared.clock import made_at_ms
 from shared.errors import InvalidRequest
 from shared.job import JobRecord
 from shared.queue.client import Connected, translated
@@ -60,7 +61,8 @@ class Reading(Connected):
     ) -> tuple[list[JobRecord], str | None]:
         """Return up to `limit` of a tenant's jobs, newest first, and what to pass as `after` for more; None: no more.
 
-        `after` is the id of the last job seen. `created_after_ms` is inclusive, `created_before_ms` exclusive.
+        `after` is the id of the last job seen, which may have been deleted since. `created_after_ms` is inclusive,
+        `created_before_ms` exclusive.
         """
         index = self.keys.jobs(tenant) if batch_id is None else self.keys.batch(tenant, batch_id)
         limit = max(1, min(limit, MAX_LISTED))
@@ -84,9 +86,15 @@ class Reading(Connected):
             if after is None:
                 return skipped
             rank = await self.redis.zrevrank(index, after)
-        if rank is None:
-            raise InvalidRequest(f"after: no job {after} in this list", param="after")
-        return max(skipped, int(rank) + 1)
+            if rank is not None:
+                return max(skipped, int(rank) + 1)
+            at_ms = made_at_ms(after)
+            if at_ms is None:
+                raise InvalidRequest("after: it must be the `next_cursor` of a page of this list", param="after")
+            # Deleted since: where it stood, by its time, and among those of the same millisecond by its id.
+            later = int(await self.redis.zcount(index, f"({at_ms}", "+inf"))
+            beside = await self.redis.zrange(index, at_ms, at_ms, byscore=True, offset=0, num=MAX_LISTED)
+            return max(skipped, later + sum(one > after for one in beside))
 
     async def queues(self) -> list[QueueDepth]:
         """Return what waits and runs, signature by signature, the longest lines first, at most 1000."""

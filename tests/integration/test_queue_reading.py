@@ -8,6 +8,7 @@ import pytest
 from line_up import claim, claim_ids, end, lose, put
 from redis.asyncio import Redis
 
+from shared.clock import new_id
 from shared.errors import InvalidRequest
 from shared.job import Priority
 from shared.queue import Place, Queue, Submission, WorkerInfo
@@ -88,6 +89,21 @@ async def test_a_list_leaves_out_what_is_gone(queue: Queue, make_submission: Mak
     await queue.redis.delete(*[queue.keys.job(job_id) for job_id in ids[1:7]])
     records, _ = await queue.list_jobs("default", limit=3)
     assert [record.job.id for record in records] == [ids[0], ids[7], ids[8]]
+
+
+async def test_a_list_goes_on_after_a_job_that_was_deleted(queue: Queue, make_submission: Make) -> None:
+    """Who deletes each page as it comes still sees all jobs once, those of one millisecond too."""
+    made = sorted((1000 + at // 3, new_id("job", 1000 + at // 3)) for at in range(10))
+    await put(queue, *[make_submission(id=job_id, created_at_ms=at_ms) for at_ms, job_id in made])
+    seen: list[str] = []
+    after: str | None = None
+    while len(seen) < 10:
+        records, after = await queue.list_jobs("default", after=after, limit=2)
+        seen += [one.job.id for one in records]
+        for one in records:
+            await queue.cancel(one.job.id)
+            assert await queue.forget(one.job.id)
+    assert seen == [job_id for _, job_id in reversed(made)]
 
 
 async def test_an_unknown_cursor_is_the_callers_fault(queue: Queue, make_submission: Make) -> None:

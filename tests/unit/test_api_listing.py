@@ -82,3 +82,9 @@ async def test_jobs_are_filtered_by_state_and_model(api: httpx.AsyncClient) -> N
     assert await pages(api, status="queued,running") == [[waiting]]
     assert await pages(api, model="other") == [[]]
     assert await pages(api, model="demo", status="queued") == [[waiting]]
+
+
+async def test_a_parameter_given_twice_is_an_error(api: httpx.AsyncClient) -> None:
+    """One of them would be ignored, and the wrong jobs listed."""
+    answer = await api.get("/v1/jobs?status=failed&status=succeeded")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "status")
