@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from shared.errors import ConfigurationError, UnknownModel
 from shared.job import Task
@@ -186,13 +187,19 @@ def load(path: Path) -> Catalog:
     try:
         specs = _File.model_validate(tables).model
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-        raise ConfigurationError(f"{path}: {faults}") from error
+        # Where a model is at fault, that there are too few of them says nothing more.
+        faults = [fault for fault in error.errors() if fault["loc"] != ("model",)] or error.errors()
+        raise ConfigurationError(f"{path}: {'; '.join(map(_told, faults))}") from error
     ids = [spec.id for spec in specs]
     twice = sorted({name for name in ids if ids.count(name) > 1})
     if twice:
         raise ConfigurationError(f"{path}: model ids appear twice: {', '.join(twice)}")
     return Catalog(tuple(_rooted(spec, path.parent) for spec in specs))
+
+
+def _told(fault: ErrorDetails) -> str:
+    said = "there is no such key" if fault["type"] == "extra_forbidden" else fault["msg"]
+    return f"{'.'.join(map(str, fault['loc']))}: {said}"
 
 
 def _rooted(spec: ModelSpec, folder: Path) -> ModelSpec:

@@ -17,6 +17,7 @@ from shared.tasks import Sent, task_of
 T = TypeVar("T")
 MAX_SEED = 2**63 - 1
 MAX_DEADLINE_S = 7 * 86_400
+_IN_PLAIN_WORDS = {"extra_forbidden": "there is no such field", "model_type": "it must be a JSON object"}
 
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
@@ -48,9 +49,10 @@ class JobRequest(BaseModel):
         int | None,
         Field(strict=True, ge=1, validation_alias=AliasChoices("steps", "num_inference_steps")),
     ] = None
-    guidance_scale: Annotated[float | None, Field(ge=0)] = None
+    guidance_scale: Annotated[float | None, Field(strict=True, ge=0)] = None
     guidance_scale_2: Annotated[
-        float | None, Field(ge=0, description="Of a model's second denoiser, which does the less noisy steps.")
+        float | None,
+        Field(strict=True, ge=0, description="Of a model's second denoiser, which does the less noisy steps."),
     ] = None
     scheduler: Annotated[str | None, Field(max_length=64)] = None
     task: Annotated[
@@ -71,7 +73,7 @@ class JobRequest(BaseModel):
     last_image: Annotated[str | None, Field(description="The picture that a video from `image` ends with.")] = None
     strength: Annotated[
         float | None,
-        Field(gt=0, le=1, description="How far to leave `image` behind; with a mask, 1 unless told."),
+        Field(strict=True, gt=0, le=1, description="How far to leave `image` behind; with a mask, 1 unless told."),
     ] = None
     frames: Annotated[int | None, Field(strict=True, ge=1, description="Length of a video.")] = None
     fps: Annotated[int | None, Field(strict=True, ge=1, le=MAX_FPS, description="Frames a second of a video.")] = None
@@ -88,7 +90,7 @@ class JobRequest(BaseModel):
     ] = False
     priority: Priority = Priority.STANDARD
     deadline_s: Annotated[
-        float | None, Field(gt=0, le=MAX_DEADLINE_S, description="Give up this many seconds from now.")
+        float | None, Field(strict=True, gt=0, le=MAX_DEADLINE_S, description="Give up this many seconds from now.")
     ] = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = Field(default_factory=dict)
     batch_id: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = None
@@ -100,8 +102,9 @@ def parse(body: Any) -> JobRequest:
         return JobRequest.model_validate(body)
     except ValidationError as error:
         fault = error.errors()[0]
-        param = ".".join(str(part) for part in fault["loc"]) or None
-        raise InvalidRequest(f"{param or 'body'}: {fault['msg']}", param=param) from error
+        param = ".".join(str(part) for part in fault["loc"] if part != "[key]").rstrip(".") or None
+        said = _IN_PLAIN_WORDS.get(fault["type"], fault["msg"])
+        raise InvalidRequest(f"{param or 'body'}: {said}", param=param) from error
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,9 @@ class Submitting(Connected):
         if code in ("ok", "replayed"):
             return Submitted(job_id=str(detail), replayed=code == "replayed")
         if code == "mismatch":
-            return IdempotencyMismatch("this Idempotency-Key came with another body before; use a new key")
+            return IdempotencyMismatch(
+                "this Idempotency-Key came with another body before; use a new key", param="Idempotency-Key"
+            )
         whose = f"tenant {submission.job.tenant!r}" if code == "tenant_full" else "the queue"
         return QueueFull(f"{whose} has as many jobs waiting as are allowed", retry_after_s=-(-int(detail) // 1000))
 

@@ -60,6 +60,12 @@ def fault(answer: httpx.Response) -> tuple[int, str, str | None]:
         ({"seed": 2**63}, 422, "invalid_request", "seed"),
         ({"guidance_scale": 21}, 422, "invalid_request", "guidance_scale"),
         ({"guidance_scale": 10**400}, 422, "invalid_request", "guidance_scale"),
+        ({"guidance_scale": "2"}, 422, "invalid_request", "guidance_scale"),
+        ({"guidance_scale": True}, 422, "invalid_request", "guidance_scale"),
+        ({"deadline_s": True}, 422, "invalid_request", "deadline_s"),
+        ({"strength": "0.5"}, 422, "invalid_request", "strength"),
+        ({"metadata": {"": "x"}}, 422, "invalid_request", "metadata"),
+        ({"metadata": {"k" * 65: "x"}}, 422, "invalid_request", f"metadata.{'k' * 65}"),
         ({"scheduler": "Nope"}, 422, "invalid_request", "scheduler"),
         ({"strength": 0.5}, 422, "invalid_request", "strength"),
         ({"image": "in_0123456789abcdef0123456789abcdef"}, 422, "invalid_input_image", "image"),
@@ -114,6 +120,13 @@ async def test_a_field_name_of_any_length_does_not_come_back_whole(api: httpx.As
     answer = await api.post("/v1/jobs", json={**BODY, "x" * 500_000: 1})
     assert fault(answer)[0] == 422
     assert len(answer.content) < 4_000
+
+
+async def test_what_is_wrong_is_said_in_plain_words(api: httpx.AsyncClient) -> None:
+    unknown = await api.post("/v1/jobs", json={**BODY, "cfg": 2})
+    assert unknown.json()["detail"] == "cfg: there is no such field"
+    array = await api.post("/v1/jobs", json=[BODY])
+    assert array.json()["detail"] == "body: it must be a JSON object"
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data"])

@@ -145,6 +145,7 @@ async def test_the_same_key_with_another_body_is_refused(api: httpx.AsyncClient)
     await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k1"})
     other = await api.post("/v1/jobs", json={**BODY, "n": 2}, headers={"Idempotency-Key": "k1"})
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
+    assert other.json()["error"]["param"] == "Idempotency-Key"
 
 
 async def test_a_key_is_free_again_once_its_job_is_deleted(api: httpx.AsyncClient) -> None:
