@@ -30,6 +30,9 @@ PIECE_LINES = 250  # a script of so many jobs holds Redis up for less than 5 ms
 _LINES_A_BREATH = 25  # checked without letting others run: about 5 ms
 _PICTURES_AT_ONCE = 8  # fetched, decoded and stored for one bulk request
 
+Checked = Submission | Submitted | FusequeueError
+"""A line that may be submitted, one whose job is known already, or what is wrong with it."""
+
 
 class BulkSubmit:
     """The lines of one bulk request, on their way into the queue."""
@@ -51,12 +54,12 @@ class BulkSubmit:
             told.append(self._tell(line.number, outcome))
         return b"".join(told)
 
-    async def _check(self, lines: list[Line]) -> list[Submission | FusequeueError]:
+    async def _check(self, lines: list[Line]) -> list[Checked]:
         """Check the lines; those with a picture side by side, since theirs may have to be fetched."""
-        checked: list[asyncio.Task[Submission | FusequeueError] | Submission | FusequeueError] = []
+        checked: list[asyncio.Task[Checked] | Checked] = []
         async with asyncio.TaskGroup() as pictures:
             for index, line in enumerate(lines):
-                if line.raw is not None and b'"image"' in line.raw:
+                if line.raw is not None and b'"image' in line.raw:
                     checked.append(pictures.create_task(self._check_picture(line)))
                 else:
                     checked.append(await self._check_one(line))
@@ -64,11 +67,11 @@ class BulkSubmit:
                     await asyncio.sleep(0)
         return [item.result() if isinstance(item, asyncio.Task) else item for item in checked]
 
-    async def _check_picture(self, line: Line) -> Submission | FusequeueError:
+    async def _check_picture(self, line: Line) -> Checked:
         async with self._pictures:
             return await self._check_one(line)
 
-    async def _check_one(self, line: Line) -> Submission | FusequeueError:
+    async def _check_one(self, line: Line) -> Checked:
         if line.raw is None:
             return PayloadTooLarge(
                 f"the line is longer than {self._services.settings.max_body_bytes} bytes", param="line"
@@ -88,11 +91,10 @@ class BulkSubmit:
         except FusequeueError as error:
             return [error] * len(items)
 
-    def _tell(self, number: int, outcome: Submitted | Submission | FusequeueError) -> bytes:
+    def _tell(self, number: int, outcome: Submitted | FusequeueError) -> bytes:
         if isinstance(outcome, FusequeueError):
             metrics.bulk_lines.labels(outcome.code).inc()
             return error_line(number, outcome)
-        assert isinstance(outcome, Submitted)
         metrics.bulk_lines.labels("replayed" if outcome.replayed else "accepted").inc()
         url = f"{self._here.base_url}/v1/jobs/{outcome.job_id}"
         return _encoded({"line": number, "id": outcome.job_id, "replayed": outcome.replayed, "url": url})

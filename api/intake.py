@@ -20,14 +20,20 @@ from shared.signature import signature
 _submitting: set[asyncio.Task[list[Submitted | FusequeueError]]] = set()
 
 
-async def submission(raw: bytes, tenant: str, services: Services, once: Once) -> Submission:
+async def submission(raw: bytes, tenant: str, services: Services, once: Once) -> Submission | Submitted:
     """Return the job that `raw` asks for, ready to be submitted, or raise what is wrong with it.
 
-    The pictures it starts from are stored by then.
+    The pictures it starts from are stored by then, unless the job is known by its Idempotency-Key already: then that
+    one is returned, and nothing is fetched.
     """
     request = parse(strict_json.decode(raw))
     spec = services.catalog.get(request.model)
     check(request, spec)  # before anything is fetched or stored for a job that would be refused anyway
+    if once.key is not None and (request.image is not None or request.images is not None):
+        known = await services.queue.submitted_before(tenant, once.key, once.fingerprint)
+        if known is not None:
+            metrics.submits.labels(spec.id, _word(known)).inc()
+            return known
     inputs = await _stored_inputs(request, tenant, services)
     job = resolve(request, services.catalog, tenant=tenant, now_ms=now_ms(), inputs=inputs)
     return Submission(

@@ -41,7 +41,7 @@ async def submit_job(request: Request, here: Here, key: Key = None, prefer: Pref
     require_type(request, JSON_TYPES)
     raw = await request.body()
     item = await intake.submission(raw, here.tenant, parts, once(key, raw))
-    outcome = (await intake.submit([item], parts))[0]
+    outcome = item if isinstance(item, Submitted) else (await intake.submit([item], parts))[0]
     if isinstance(outcome, FusequeueError):
         raise outcome
     headers = {"Location": f"{here.base_url}/v1/jobs/{outcome.job_id}"}
@@ -55,15 +55,15 @@ async def submit_job(request: Request, here: Here, key: Key = None, prefer: Pref
     return job_answer(job_object(record, here.base_url, await placed(record, parts)), status=status, headers=headers)
 
 
-async def _after_submit(item: Submission, outcome: Submitted, wait_s: float | None, parts: Services) -> JobRecord:
+async def _after_submit(
+    item: Submission | Submitted, outcome: Submitted, wait_s: float | None, parts: Services
+) -> JobRecord:
     """Return the job as it stands after the wait; the job is accepted, so what is unavailable now is no error."""
-    fresh = JobRecord(job=item.job, state=State.QUEUED)
-    if outcome.replayed:
-        found = of_replay(await parts.queue.get(outcome.job_id))
-        if found.state.terminal:
-            return found
-        fresh = found
-    if not wait_s:
+    if outcome.replayed or isinstance(item, Submitted):
+        fresh = of_replay(await parts.queue.get(outcome.job_id))
+    else:
+        fresh = JobRecord(job=item.job, state=State.QUEUED)
+    if fresh.state.terminal or not wait_s:
         return fresh
     with contextlib.suppress(Unavailable):
         await following.until_terminal(outcome.job_id, wait_s, parts)

@@ -94,7 +94,7 @@ class Reading(Connected):
             # Deleted since: where it stood, by its time, and among those of the same millisecond by its id.
             later = int(await self.redis.zcount(index, f"({at_ms}", "+inf"))
             beside = await self.redis.zrange(index, at_ms, at_ms, byscore=True, offset=0, num=MAX_LISTED)
-            return max(skipped, later + sum(one > after for one in beside))
+            return max(skipped, later + sum(str(one) > after for one in beside))
 
     async def queues(self) -> list[QueueDepth]:
         """Return what waits and runs, signature by signature, the longest lines first, at most 1000."""

@@ -33,14 +33,26 @@ class Submitting(Connected):
         answers = await self.run("submit", *args)
         return [self._outcome(answer, submission) for answer, submission in zip(answers, submissions, strict=True)]
 
+    async def submitted_before(self, tenant: str, idempotency_key: str, fingerprint: str | None) -> Submitted | None:
+        """Return the job that the tenant's key stands for, or raise `IdempotencyMismatch`; None: `submit` decides.
+
+        Asked before work that a replay does not need, such as fetching a picture.
+        """
+        with translated():
+            known = await self.redis.get(self.keys.idem(tenant, _digest(idempotency_key)))
+            job_id, _, known_print = (known or "").partition(" ")
+            if not job_id or not await self.redis.exists(self.keys.job(job_id)):
+                return None
+        if known_print != (fingerprint or ""):
+            raise _mismatch()
+        return Submitted(job_id=job_id, replayed=True)
+
     def _outcome(self, answer: list[Any], submission: Submission) -> Submitted | FusequeueError:
         code, detail = answer
         if code in ("ok", "replayed"):
             return Submitted(job_id=str(detail), replayed=code == "replayed")
         if code == "mismatch":
-            return IdempotencyMismatch(
-                "this Idempotency-Key came with another body before; use a new key", param="Idempotency-Key"
-            )
+            return _mismatch()
         whose = f"tenant {submission.job.tenant!r}" if code == "tenant_full" else "the queue"
         return QueueFull(f"{whose} has as many jobs waiting as are allowed", retry_after_s=-(-int(detail) // 1000))
 
@@ -72,6 +84,16 @@ class Submitting(Connected):
         return _input(wire)
 
 
+def _mismatch() -> IdempotencyMismatch:
+    return IdempotencyMismatch(
+        "this Idempotency-Key came with another body before; use a new key", param="Idempotency-Key"
+    )
+
+
+def _digest(idempotency_key: str) -> str:
+    return hashlib.sha256(idempotency_key.encode()).hexdigest()[:40]
+
+
 def _input(wire: str | None) -> InputRef | None:
     try:
         return None if wire is None else InputRef.model_validate_json(wire)
@@ -83,8 +105,7 @@ def _fields(submission: Submission) -> list[str | int]:
     job = submission.job
     once = ""
     if submission.idempotency_key is not None:
-        digest = hashlib.sha256(submission.idempotency_key.encode()).hexdigest()[:40]
-        once = f"{digest} {submission.fingerprint or ''}"
+        once = f"{_digest(submission.idempotency_key)} {submission.fingerprint or ''}"
     return [
         job.id,
         job.tenant,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import shutil
 import struct
 import zlib
 from collections.abc import AsyncIterator
@@ -69,6 +71,26 @@ async def test_a_data_url_is_stored_like_an_upload(api: httpx.AsyncClient) -> No
     job = (await api.post("/v1/jobs", json={**BODY, "image": image})).json()
     uploaded = (await api.post("/v1/inputs", files={"file": png()})).json()
     assert job["image"]["id"] == uploaded["id"]
+
+
+async def test_a_replay_asks_nothing_of_its_picture(api: httpx.AsyncClient, tmp_path: Path) -> None:
+    """The job is known by its key: a picture that is gone by now, or slow to fetch, does not matter any more."""
+    image = (await api.post("/v1/inputs", files={"file": png()})).json()["id"]
+    key = {"Idempotency-Key": "k1"}
+    first = await api.post("/v1/jobs", json={**BODY, "image": image}, headers=key)
+    lines = (json.dumps({**BODY, "image": image}) + "\n").encode()
+    head = {"Content-Type": "application/x-ndjson", **key}
+    first_line = (await api.post("/v1/jobs:bulk", content=lines, headers=head)).json()
+    shutil.rmtree(tmp_path / "storage" / "inputs")
+    again = await api.post("/v1/jobs", json={**BODY, "image": image}, headers=key)
+    assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
+    assert again.headers["idempotent-replayed"] == "true"
+    again_line = (await api.post("/v1/jobs:bulk", content=lines, headers=head)).json()
+    assert again_line == {**first_line, "replayed": True}
+    other = await api.post("/v1/jobs", json={**BODY, "image": image, "n": 2}, headers=key)
+    assert other.json()["code"] == "idempotency_key_reused"
+    without_key = await api.post("/v1/jobs", json={**BODY, "image": image})
+    assert without_key.json()["code"] == "invalid_input_image"
 
 
 async def test_an_upload_that_is_too_large_is_refused(fake_queue: Queue, tmp_path: Path) -> None:
