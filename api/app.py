@@ -14,7 +14,7 @@ from api.limits import BodyLimits
 from api.observe import Observed
 from api.places import Places
 from api.representations import JobObject
-from api.routes import artifacts, bulk, docs, events, health, inputs, jobs, listing, models, queues
+from api.routes import artifacts, bulk, dead, docs, events, health, inputs, jobs, listing, models, queues
 from api.services import Services
 from shared import catalog
 from shared.catalog import Catalog
@@ -61,7 +61,7 @@ def create_app(
         redoc_url=None,
     )
     errors.install(app)
-    for routes in (jobs, listing, bulk, events, artifacts, inputs, models, queues, health, docs):
+    for routes in (jobs, listing, bulk, events, artifacts, inputs, models, queues, dead, health, docs):
         app.include_router(routes.router)
     documented.complete(app, JobObject)
     # The one added last is the outermost: it sees all requests and errors.

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from cli import jobs, service
 from cli import up as running
 from shared import settings
 from shared.errors import FusequeueError
@@ -65,6 +66,11 @@ def chores() -> None:
 def version() -> None:
     """Print the version."""
     print(VERSION)
+
+
+for command in (jobs.submit, jobs.watch, jobs.jobs, jobs.cancel, service.models, service.queues, service.workers):
+    app.command()(command)
+app.add_typer(service.dead, name="dead")
 
 
 def _become(module: str, *arguments: str) -> None:

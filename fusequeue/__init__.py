@@ -19,7 +19,7 @@ from fusequeue.errors import (
     Unreachable,
     WaitTimeout,
 )
-from fusequeue.models import Artifact, Event, Failure, Fusing, Job, LineResult, Metrics, Place, Progress
+from fusequeue.models import Artifact, DeadLetter, Event, Failure, Fusing, Job, LineResult, Metrics, Place, Progress
 from fusequeue.sync import Client
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Busy",
     "Client",
     "ClientError",
+    "DeadLetter",
     "Event",
     "Failure",
     "Fusing",

@@ -17,7 +17,7 @@ import httpx
 from httpx_sse import aconnect_sse
 
 from fusequeue.errors import Unreachable, WaitTimeout
-from fusequeue.models import Event, Job, LineResult, event
+from fusequeue.models import DeadLetter, Event, Job, LineResult, event
 from fusequeue.transport import Transport, refusal, unreachable
 
 Picture: TypeAlias = str | Path | bytes
@@ -188,13 +188,20 @@ class AsyncClient:
 
     async def jobs(self, *, limit: int | None = None, **filters: Any) -> AsyncIterator[Job]:
         """Yield jobs, newest first, up to `limit`; `filters` are those of `GET /v1/jobs`, e.g. `status="failed"`."""
-        query = {name: value for name, value in filters.items() if value is not None}
+        async with aclosing(self._pages("/v1/jobs", limit, filters)) as rows:
+            async for told in rows:
+                yield Job.model_validate(told)
+
+    async def _pages(
+        self, path: str, limit: int | None, filters: Mapping[str, Any] | None = None
+    ) -> AsyncGenerator[dict[str, Any]]:
+        query = {name: value for name, value in (filters or {}).items() if value is not None}
         yielded = 0
         while limit is None or yielded < limit:
             size = 100 if limit is None else min(100, limit - yielded)
-            page = await self._http.json("GET", "/v1/jobs", params={**query, "limit": size})
+            page = await self._http.json("GET", path, params={**query, "limit": size})
             for told in page["data"]:
-                yield Job.model_validate(told)
+                yield told
             yielded += len(page["data"])
             if not page["has_more"]:
                 return
@@ -246,6 +253,24 @@ class AsyncClient:
     async def workers(self) -> list[dict[str, Any]]:
         """Return the workers that are alive."""
         return list((await self._http.json("GET", "/v1/workers"))["data"])
+
+    async def dead_letters(self, *, limit: int | None = None) -> AsyncIterator[DeadLetter]:
+        """Yield jobs that were given up, newest first, up to `limit`."""
+        async with aclosing(self._pages("/v1/dead-letters", limit)) as rows:
+            async for told in rows:
+                yield DeadLetter.model_validate(told)
+
+    async def dead_letter(self, letter_id: str) -> DeadLetter:
+        """Read one dead letter; its id is its job's."""
+        return DeadLetter.model_validate(await self._http.json("GET", f"/v1/dead-letters/{letter_id}"))
+
+    async def redrive(self, letter_id: str) -> None:
+        """Put a dead letter's job back in line."""
+        await self._http.send("POST", f"/v1/dead-letters/{letter_id}/redrive")
+
+    async def purge(self, letter_id: str) -> None:
+        """Delete a dead letter, and the record of its job."""
+        await self._http.send("DELETE", f"/v1/dead-letters/{letter_id}")
 
 
 def _for_now(result: LineResult) -> bool:

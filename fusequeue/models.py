@@ -132,6 +132,16 @@ class LineResult(_Seen):
     error: Failure | None = None
 
 
+class DeadLetter(_Seen):
+    """A job that was given up; `job` is None for an entry of the line that could not be read as one."""
+
+    id: str
+    at: datetime | None = None
+    reason: str
+    detail: str
+    job: Job | None = None
+
+
 def event(data: dict[str, Any]) -> Event:
     """Return an event from its JSON; one of a job that has ended carries the whole job."""
     if data.get("status") in ENDED and "prompt" in data:

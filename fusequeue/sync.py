@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from anyio.from_thread import start_blocking_portal
 
 from fusequeue.aio import AsyncClient
-from fusequeue.models import Event, Job, LineResult
+from fusequeue.models import DeadLetter, Event, Job, LineResult
 
 T = TypeVar("T")
 
@@ -84,6 +84,18 @@ class Client:
 
     def workers(self) -> list[dict[str, Any]]:
         return self._run(self._client.workers)
+
+    def dead_letters(self, *, limit: int | None = None) -> Iterator[DeadLetter]:
+        return self._each(self._client.dead_letters(limit=limit))
+
+    def dead_letter(self, letter_id: str) -> DeadLetter:
+        return self._run(lambda: self._client.dead_letter(letter_id))
+
+    def redrive(self, letter_id: str) -> None:
+        self._run(lambda: self._client.redrive(letter_id))
+
+    def purge(self, letter_id: str) -> None:
+        self._run(lambda: self._client.purge(letter_id))
 
     def _run(self, make: Callable[[], Awaitable[T]]) -> T:
         return self._portal.call(make)

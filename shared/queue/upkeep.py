@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Literal
 
@@ -47,17 +48,27 @@ class Upkeep(Connected):
             ids = await self.redis.zrange(self.keys.dead, start, start + limit, desc=True)
             more = len(ids) > limit
             ids = ids[:limit]
-            async with self.redis.pipeline(transaction=False) as pipe:
-                for letter in ids:
-                    pipe.hgetall(self.keys.dead_letter(letter))
-                    pipe.hgetall(self.keys.job(letter))
-                rows = await pipe.execute() if ids else []
-        letters = [
+            letters = await self._read_letters(ids)
+        return letters, ids[-1] if more else None
+
+    async def dead_letter(self, letter: str) -> DeadLetter | None:
+        """Return one dead letter, None where there is none."""
+        with translated():
+            return next(iter(await self._read_letters([letter])), None)
+
+    async def _read_letters(self, ids: Sequence[str]) -> list[DeadLetter]:
+        if not ids:
+            return []
+        async with self.redis.pipeline(transaction=False) as pipe:
+            for letter in ids:
+                pipe.hgetall(self.keys.dead_letter(letter))
+                pipe.hgetall(self.keys.job(letter))
+            rows = await pipe.execute()
+        return [
             _letter(letter, note, record(job))
             for letter, note, job in zip(ids, rows[0::2], rows[1::2], strict=True)
             if note
         ]
-        return letters, ids[-1] if more else None
 
     async def redrive(self, job_id: str) -> bool:
         """Put a dead letter's job back in line, its attempts and losses forgotten; False where there is none."""
