@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
+from api.exposure import guarded
 from shared import log, settings
 from shared.errors import FusequeueError
 from shared.settings import Settings
@@ -68,12 +69,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m api", description="One API process of fusequeue.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--insecure-no-keys", action="store_true", help="ask nobody for a key, on any address")
     asked = parser.parse_args(arguments)
     try:
         configured = settings.load()
         log.configure(configured.log_level)
         for told in settings.misspelt(os.environ):
             structlog.get_logger().warning("setting_unknown", told=told)
+        if asked.insecure_no_keys:
+            configured = configured.model_copy(update={"auth": "insecure-no-keys"})
+        configured = asyncio.run(guarded(configured, asked.host))
         serving = server(configured, host=asked.host, port=asked.port)
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, _nothing)  # once it has stopped, the server raises again what stopped it

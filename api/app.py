@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import structlog
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from api import documented, errors
+from api.gate import Gate
 from api.limits import BodyLimits
 from api.observe import Observed
 from api.places import Places
 from api.representations import JobObject
 from api.routes import artifacts, bulk, dead, docs, events, health, inputs, jobs, listing, models, queues
 from api.services import Services
+from api.tenancy import ADMIN, JOBS
 from shared import catalog
 from shared.catalog import Catalog
 from shared.errors import RedisUnavailable
@@ -24,6 +28,13 @@ from shared.settings import Settings
 from shared.storage import Storage, connect
 
 log = structlog.get_logger()
+
+# What a page of another origin may read beside the body.
+EXPOSED = (
+    *("ETag", "Idempotent-Replayed", "Location", "Preference-Applied", "RateLimit", "RateLimit-Policy"),
+    *("Retry-After", "WWW-Authenticate", "retry-after-ms", "x-request-id"),
+    *(f"x-ratelimit-{what}-requests" for what in ("limit", "remaining", "reset")),
+)
 
 _DESCRIPTION = """
 Jobs in, pictures out. Submit with `POST /v1/jobs`, then poll `GET /v1/jobs/{id}` or subscribe to its events.
@@ -61,15 +72,39 @@ def create_app(
         redoc_url=None,
     )
     errors.install(app)
-    for routes in (jobs, listing, bulk, events, artifacts, inputs, models, queues, dead, health, docs):
-        app.include_router(routes.router)
+    for routes in (jobs, listing, bulk, events, inputs, models):
+        app.include_router(routes.router, dependencies=[JOBS])
+    for of_operators in (queues, dead):
+        app.include_router(of_operators.router, dependencies=[ADMIN])
+    for open_routes in (artifacts, health, docs):  # a picture's URL may be signed; metrics ask for a key themselves
+        app.include_router(open_routes.router)
     documented.complete(app, JobObject)
     # The one added last is the outermost: it sees all requests and errors.
     uploads = settings.max_input_bytes + inputs.OVERHEAD_BYTES
     caps = {"/v1/inputs": uploads, "/v1/jobs:bulk": None}
     app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=caps)
+    if settings.cors_origins:
+        app.add_middleware(CORSMiddleware, **_cors(settings.cors_origins))
     app.add_middleware(Observed)
     return app
+
+
+def _cors(origins: Sequence[str]) -> dict[str, Any]:
+    """Return what pages of `origins` may do: send keys in a header, and read what our answers tell in theirs."""
+    return {
+        "allow_origins": list(origins),
+        "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
+        "allow_headers": [
+            "Authorization",
+            "Content-Type",
+            "Idempotency-Key",
+            "If-None-Match",
+            "Last-Event-ID",
+            "Prefer",
+        ],
+        "expose_headers": list(EXPOSED),
+        "max_age": 600,
+    }
 
 
 async def _services(
@@ -84,7 +119,7 @@ async def _services(
         stack.push_async_callback(storage.close)
     await _check(queue)
     feed = await stack.enter_async_context(EventFeed(queue))
-    return Services(settings, served, queue, feed, storage, Places(queue))
+    return Services(settings, served, queue, feed, storage, Places(queue), Gate(queue, settings))
 
 
 async def _check(queue: Queue) -> None:

@@ -74,6 +74,21 @@ def job_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
+_OPEN = frozenset(("/healthz", "/readyz"))
+_KEY = "`Authorization: Bearer fq_...`; `Key` and `Token` do as well. Asked for once a key has been made."
+
+
+def _secure(page: dict[str, Any]) -> None:
+    """Say which paths ask for a key, and what they answer without one."""
+    page["components"]["securitySchemes"] = {"ApiKey": {"type": "http", "scheme": "bearer", "description": _KEY}}
+    for path, operations in page["paths"].items():
+        for operation in operations.values():
+            operation["security"] = [] if path in _OPEN else [{"ApiKey": []}]
+            if path not in _OPEN:
+                told = {str(status): answer for status, answer in problems(401, 403, 429).items()}
+                operation["responses"] = told | operation["responses"]
+
+
 def complete(app: FastAPI, *models: type[BaseModel]) -> None:
     """Have the OpenAPI of `app` hold the schemas that bodies and answers refer to."""
     generate = app.openapi
@@ -81,6 +96,7 @@ def complete(app: FastAPI, *models: type[BaseModel]) -> None:
     def openapi() -> dict[str, Any]:
         page = generate()
         schemas = page.setdefault("components", {}).setdefault("schemas", {})
+        _secure(page)
         shown: tuple[type[BaseModel], ...] = (JobRequest, Problem, *models)
         for model in shown:
             schema = model.model_json_schema(

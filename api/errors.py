@@ -16,7 +16,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from shared.errors import FusequeueError, InvalidRequest, NotFound, QueueFull, Unavailable
+from shared.errors import (
+    FusequeueError,
+    InvalidRequest,
+    NotFound,
+    QueueFull,
+    RateLimited,
+    Unauthenticated,
+    Unavailable,
+)
 
 log = structlog.get_logger()
 
@@ -67,6 +75,11 @@ class RangeNotSatisfiable(InvalidRequest):
 STATUSES: Mapping[str, tuple[int, str]] = {
     "invalid_json": (400, "The body is not JSON"),
     "bad_request": (400, "The request cannot be read"),
+    "missing_api_key": (401, "An API key is needed"),
+    "invalid_api_key": (401, "The API key is not valid"),
+    "expired_api_key": (401, "The API key has expired"),
+    "permission_denied": (403, "The API key may not do this"),
+    "invalid_signature": (403, "The signed URL is not valid"),
     "not_found": (404, "Not found"),
     "model_not_found": (404, "No such model"),
     "method_not_allowed": (405, "The method is not allowed here"),
@@ -80,6 +93,7 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "invalid_input_image": (422, "The input image cannot be used"),
     "idempotency_key_reused": (422, "The Idempotency-Key was used with another body"),
     "queue_full": (429, "The queue is full"),
+    "rate_limit_exceeded": (429, "Too many requests"),
     "internal_error": (500, "Internal error"),
     "unavailable": (503, "Temporarily unavailable"),
     "redis_unavailable": (503, "The queue is temporarily unavailable"),
@@ -90,7 +104,14 @@ STATUSES: Mapping[str, tuple[int, str]] = {
 }
 
 _CODES_BY_STATUS = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
-_TYPES_BY_STATUS = {404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error", 503: "unavailable_error"}
+_TYPES_BY_STATUS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+}
 
 
 class ErrorObject(BaseModel):
@@ -171,6 +192,12 @@ def for_error(scope: Mapping[str, Any], error: FusequeueError) -> Response:
     headers = {}
     if isinstance(error, QueueFull):
         headers["Retry-After"] = str(max(1, error.retry_after_s))
+    elif isinstance(error, RateLimited):
+        headers["Retry-After"] = str(-(-error.retry_after_ms // 1000))
+        headers["retry-after-ms"] = str(error.retry_after_ms)
+    elif isinstance(error, Unauthenticated):
+        told = "" if error.code == Unauthenticated.code else ', error="invalid_token"'
+        headers["WWW-Authenticate"] = f'Bearer realm="fusequeue"{told}'
     elif isinstance(error, Unavailable):
         headers["Retry-After"] = str(UNAVAILABLE_RETRY_S)
     elif isinstance(error, RangeNotSatisfiable):

@@ -31,7 +31,7 @@ class Observed:
             await self._app(scope, receive, send)
             return
         scope["request_id"] = _request_id(scope)
-        answer = _Answer(send, scope["request_id"])
+        answer = _Answer(send, scope)
         began = time.perf_counter()
         with (
             structlog.contextvars.bound_contextvars(request_id=scope["request_id"]),
@@ -49,17 +49,19 @@ class Observed:
 
 
 class _Answer:
-    """The sending side of one request: adds the request id and remembers the status."""
+    """The sending side of one request: adds the request id and the tenant's limit, and remembers the status."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, scope: Scope) -> None:
         self._send = send
-        self._header = (b"x-request-id", request_id.encode("ascii"))
+        self._scope = scope
         self.status: int | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), self._header]
+            told = {"x-request-id": self._scope["request_id"], **self._scope.get("rate_headers", {})}
+            added = [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in told.items()]
+            message["headers"] = [*message.get("headers", ()), *added]
         await self._send(message)
 
 

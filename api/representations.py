@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -139,6 +140,10 @@ class JobObject(BaseModel):
     urls: UrlsObject
 
 
+def _unsigned(job_id: str, index: int) -> str:
+    return ""
+
+
 def iso(at_ms: int | None) -> str | None:
     """Return a moment as ISO 8601 in UTC."""
     if at_ms is None:
@@ -146,8 +151,10 @@ def iso(at_ms: int | None) -> str | None:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def job_object(record: JobRecord, base_url: str, place: Place | None = None) -> JobObject:
-    """Return `record` as its client sees it, with URLs below `base_url`."""
+def job_object(
+    record: JobRecord, base_url: str, place: Place | None = None, *, sign: Callable[[str, int], str] = _unsigned
+) -> JobObject:
+    """Return `record` as its client sees it, with URLs below `base_url`; `sign` gives the query of a picture's."""
     job, here = record.job, f"{base_url}/v1/jobs/{record.job.id}"
     timings, fusing = record.timings, record.fusing
     return JobObject(
@@ -169,7 +176,10 @@ def job_object(record: JobRecord, base_url: str, place: Place | None = None) -> 
         images=[ImageObject(**image.model_dump(exclude={"key"})) for image in job.images],
         mask=_image(job.mask),
         last_image=_image(job.last_image),
-        artifacts=[_artifact(artifact, here) for artifact in record.artifacts],
+        artifacts=[
+            _artifact(artifact, here + f"/artifacts/{artifact.index}" + sign(job.id, artifact.index))
+            for artifact in record.artifacts
+        ],
         error=None if record.error is None else FailureObject(**record.error.model_dump()),
         metrics=MetricsObject(**timings.model_dump()),
         fusing=None if fusing is None else FusingObject(**fusing.model_dump()),
@@ -194,5 +204,5 @@ def _image(image: InputRef | None) -> ImageObject | None:
     return None if image is None else ImageObject(**image.model_dump(exclude={"key"}))
 
 
-def _artifact(artifact: Artifact, job_url: str) -> ArtifactObject:
-    return ArtifactObject(url=f"{job_url}/artifacts/{artifact.index}", **artifact.model_dump(exclude={"key"}))
+def _artifact(artifact: Artifact, url: str) -> ArtifactObject:
+    return ArtifactObject(url=url, **artifact.model_dump(exclude={"key"}))

@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from api.followers import Followers
+from api.gate import Gate
 from api.places import Places
 from shared.catalog import Catalog
 from shared.queue import EventFeed, Queue
@@ -26,6 +27,7 @@ class Services:
     feed: EventFeed
     storage: Storage
     places: Places
+    gate: Gate
     followers: Followers = field(default_factory=Followers)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
 

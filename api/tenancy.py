@@ -1,17 +1,50 @@
-"""Whose request it is: the one place that knows."""
+"""Whose request it is, and what it may do: the dependencies that every route but the open ones stands behind."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends
+from fastapi import Depends, Request
 
-DEFAULT_TENANT = "default"
+from api.gate import Caller, rate_headers
+from api.services import Parts
+from shared.access import Scope
+from shared.errors import RateLimited
+
+_READS = frozenset(("GET", "HEAD"))
 
 
-async def tenant() -> str:
-    """Return the tenant of the request; while there are no keys, everybody is the same one."""
-    return DEFAULT_TENANT
+async def caller(request: Request, parts: Parts) -> Caller:
+    """Return whose request it is, counted against its tenant's limit; raises `Unauthenticated` or `RateLimited`."""
+    found = await parts.gate.caller(request.headers.getlist("authorization"))
+    rate = await parts.gate.admit(found)
+    if rate is not None:
+        request.scope["rate_headers"] = rate_headers(rate)
+        if not rate.allowed:
+            raise RateLimited(f"more than {rate.limit} requests in a minute", retry_after_ms=rate.retry_ms)
+    return found
+
+
+Asks = Annotated[Caller, Depends(caller)]
+
+
+async def tenant(asks: Asks) -> str:
+    """Return the tenant of the request."""
+    return asks.tenant
 
 
 Tenant = Annotated[str, Depends(tenant)]
+
+
+async def jobs_guard(request: Request, asks: Asks) -> None:
+    """Let through who may read or, by the method, write jobs."""
+    asks.require(Scope.JOBS_READ if request.method in _READS else Scope.JOBS_WRITE)
+
+
+async def admin_guard(asks: Asks) -> None:
+    """Let through who may see what belongs to no tenant."""
+    asks.require(Scope.ADMIN)
+
+
+JOBS = Depends(jobs_guard)
+ADMIN = Depends(admin_guard)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli import jobs, service
+from cli import jobs, keyring, service
 from cli import up as running
 from shared import settings
 from shared.errors import FusequeueError
@@ -18,9 +18,14 @@ from shared.version import VERSION
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
+app.add_typer(keyring.keys, name="keys")
+app.add_typer(keyring.tenants, name="tenants")
+
 EXIT_CONFIGURATION = 2
+INSECURE = "insecure-no-keys"
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(min=1, max=65_535, help="Port to listen on.")]
+NoKeys = Annotated[bool, typer.Option("--insecure-no-keys", help="Ask nobody for an API key, on any address.")]
 
 
 @app.command()
@@ -30,9 +35,12 @@ def up(
     data_dir: Annotated[Path, typer.Option(help="Where Redis, pictures and logs live.")] = Path("data"),
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
     models: Annotated[Path | None, typer.Option(help="The models file. Unset: ./models.toml, or the demo's.")] = None,
+    insecure_no_keys: NoKeys = False,
 ) -> None:
     """Run everything on this machine: Redis, the API, workers and chores. Ctrl-C drains and stops it."""
     options = running.Options(host=host, port=port, data_dir=data_dir.resolve(), workers=workers, models=models)
+    if insecure_no_keys:
+        os.environ["FUSEQUEUE_AUTH"] = INSECURE
     environ = {name: value for name, value in os.environ.items() if value or not name.startswith(settings.PREFIX)}
     for told in settings.misspelt(environ):
         running.tell(told)
@@ -45,8 +53,10 @@ def up(
 
 
 @app.command()
-def api(host: Host = "127.0.0.1", port: Port = 8000) -> None:
-    """Run one API process."""
+def api(host: Host = "127.0.0.1", port: Port = 8000, insecure_no_keys: NoKeys = False) -> None:
+    """Run one API process. Off the loopback it asks for API keys."""
+    if insecure_no_keys:
+        os.environ["FUSEQUEUE_AUTH"] = INSECURE
     _become("api", "--host", host, "--port", str(port))
 
 

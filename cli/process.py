@@ -14,11 +14,15 @@ from pathlib import Path
 LOG_BYTES = 5 * 1024 * 1024
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 2000
+READY_WORDS = (b"worker_ready", b"chores_ready")  # what a part logs once it is at work
 CHUNK_BYTES = 64 * 1024
 
 
 class BoundedLog:
-    """A log file of at most `max_bytes`; the one before it is kept as `NAME.1`. It remembers its last lines."""
+    """A log file of at most `max_bytes`; the one before it is kept as `NAME.1`. It remembers its last lines.
+
+    `ready` is set once the process that writes now has said that it is at work.
+    """
 
     def __init__(self, path: Path, max_bytes: int = LOG_BYTES) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,6 +31,7 @@ class BoundedLog:
         self._file = path.open("ab")
         self._lines: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._partial = b""
+        self.ready = False
 
     def write(self, data: bytes) -> None:
         """Append `data`; turns the file over first when it would grow past its bound."""
@@ -38,12 +43,14 @@ class BoundedLog:
         self._file.flush()
         *lines, self._partial = (self._partial + data).split(b"\n")
         self._lines.extend(line[:TAIL_LINE_BYTES] for line in lines)
+        self.ready = self.ready or any(word in line for line in lines for word in READY_WORDS)
         self._partial = self._partial[:TAIL_LINE_BYTES]
 
     def begin(self) -> None:
         """Forget the lines so far: another process writes now."""
         self._lines.clear()
         self._partial = b""
+        self.ready = False
 
     def tail(self) -> list[str]:
         """Return the last lines of the process that writes now."""

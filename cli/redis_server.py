@@ -93,6 +93,16 @@ def configure(server: RedisServer, folder: Path, port: int, password: str) -> tu
     return (str(server.path), str(path))
 
 
+def url_of(folder: Path) -> str | None:
+    """Return the URL of the server that was last set up in `folder`; None where there is none, or it is not ours."""
+    try:
+        lines = (folder / "redis.conf").read_text("utf-8").splitlines()
+    except OSError:
+        return None
+    told = dict(line.split(" ", 1) for line in lines if " " in line)
+    return f"redis://:{told['requirepass']}@{HOST}:{told['port']}/0" if {"requirepass", "port"} <= set(told) else None
+
+
 def _check_version(server: RedisServer, path: Path) -> None:
     if path.exists():
         written_by = tuple(int(part) for part in path.read_text("ascii").split("."))

@@ -7,10 +7,16 @@ FusequeueError
 │   ├── FetchRefused          a URL that we do not call
 │   ├── FetchFailed           a URL that gave no usable answer
 │   └── PayloadTooLarge
+├── Unauthenticated           no API key, or none that is good
+│   ├── InvalidApiKey
+│   └── ExpiredApiKey
+├── PermissionDenied          the key lacks a scope; the message names it
+├── UrlRefused                a signed URL that was changed or is too old
 ├── NotFound                  no such job, artifact or input for this tenant
 ├── Conflict                  the job's state does not allow this
 │   └── IdempotencyMismatch   the same Idempotency-Key came with another body
 ├── QueueFull                 carries `retry_after_s`
+├── RateLimited               the tenant asks too often; carries `retry_after_ms`
 ├── Unavailable               something outside does not answer; trying again may help
 │   ├── RedisUnavailable
 │   └── StorageUnavailable
@@ -70,6 +76,26 @@ class PayloadTooLarge(InvalidRequest):
     code = "payload_too_large"
 
 
+class Unauthenticated(FusequeueError):
+    code = "missing_api_key"
+
+
+class InvalidApiKey(Unauthenticated):
+    code = "invalid_api_key"
+
+
+class ExpiredApiKey(Unauthenticated):
+    code = "expired_api_key"
+
+
+class PermissionDenied(FusequeueError):
+    code = "permission_denied"
+
+
+class UrlRefused(FusequeueError):
+    code = "invalid_signature"
+
+
 class NotFound(FusequeueError):
     code = "not_found"
 
@@ -91,6 +117,17 @@ class QueueFull(FusequeueError):
     def __init__(self, message: str, *, retry_after_s: int, param: str | None = None) -> None:
         super().__init__(message, param=param)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(FusequeueError):
+    """The tenant has used its requests up; `retry_after_ms` says when one more is allowed."""
+
+    code = "rate_limit_exceeded"
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_ms: int) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
 
 
 class Unavailable(FusequeueError):

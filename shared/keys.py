@@ -36,6 +36,14 @@ cluster slot, so the scripts take the prefix as KEYS[1] and may build the other 
 | dead                           | zset    | -                 | 10,000 rows                      | reclaim           |
 | dead:<id>                      | hash    | 7 d               |                                  | reclaim           |
 | reconciling                    | string  | 1 min             |                                  | reconcile         |
+| auth                           | string  | -                 | one word: a key has been made    | create_key        |
+| apikeys                        | zset    | -                 | 10,000 rows                      | create_key        |
+| apikey:<id>                    | hash    | -                 | as apikeys; 30 d once it ended   | create_key        |
+| url_secret                     | string  | -                 | one secret                       | url_secret        |
+| limits                         | hash    | -                 | 10,000 tenants                   | set_limits        |
+| rate:<tenant>                  | string  | 1 min             |                                  | admit             |
+| running                        | hash    | -                 | tenants with running jobs        | claim, settle     |
+| held:<tenant>                  | set     | 1 min             |                                  | claim, join       |
 | progress                       | channel | -                 | no key: one message a forward    | report            |
 """
 
@@ -48,7 +56,7 @@ GROUP = "workers"
 
 _BOUNDED = re.compile(
     r"(schema|waiting|signatures|leases|holding|deadlines|events|wakeup|retention|dead"
-    r"|(lane|lanes|front|alone|sig|ripe|jobs|batch):.+)"
+    r"|auth|apikeys|url_secret|limits|running|(lane|lanes|front|alone|sig|ripe|jobs|batch|apikey):.+)"
 )
 
 
@@ -73,6 +81,11 @@ class Keys:
         self.dead = prefix + "dead"
         self.reconciling = prefix + "reconciling"
         self.progress = prefix + "progress"
+        self.auth = prefix + "auth"
+        self.apikeys = prefix + "apikeys"
+        self.url_secret = prefix + "url_secret"
+        self.limits = prefix + "limits"
+        self.running = prefix + "running"
 
     def job(self, job_id: str) -> str:
         return f"{self.prefix}job:{job_id}"
@@ -121,6 +134,15 @@ class Keys:
 
     def dead_letter(self, letter: str) -> str:
         return f"{self.prefix}dead:{letter}"
+
+    def apikey(self, key_id: str) -> str:
+        return f"{self.prefix}apikey:{key_id}"
+
+    def rate(self, tenant: str) -> str:
+        return f"{self.prefix}rate:{tenant}"
+
+    def held(self, tenant: str) -> str:
+        return f"{self.prefix}held:{tenant}"
 
     def bounded(self, name: str) -> bool:
         """Return whether the key may be without a TTL whatever it holds."""

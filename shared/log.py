@@ -10,6 +10,11 @@ import structlog
 from structlog.typing import Processor
 
 
+def announce(event: str, **facts: object) -> None:
+    """Log a line at any level that is configured: whoever started this process waits for it."""
+    structlog.get_logger().log(max(logging.INFO, logging.getLogger().level), event, **facts)
+
+
 def configure(level: str, *, stream: TextIO | None = None) -> None:
     """Send every log line of this process to `stream` (standard error), as one JSON object unless it is a terminal."""
     stream = sys.stderr if stream is None else stream

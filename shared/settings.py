@@ -78,13 +78,23 @@ class Settings(BaseSettings):
     s3_secret_access_key: Annotated[SecretStr | None, Field(description="Secret of s3_access_key_id.")] = None
     s3_prefix: Annotated[str, Field(description="Prefix of every object key.")] = ""
     storage_timeout_s: Annotated[float, Field(gt=0, description="Bound on one storage request.")] = 10.0
-    presign_expires_s: Annotated[Positive, Field(description="Life of a presigned URL.")] = 3600
+    presign_expires_s: Annotated[
+        Positive, Field(description="Life of a presigned URL, and of the signed URLs of pictures.")
+    ] = 3600
 
     retention_s: Annotated[Positive, Field(description="How long finished jobs and their pictures are kept.")] = 86_400
     input_retention_s: Annotated[Positive, Field(description="How long an uploaded input is kept unused.")] = 86_400
     idempotency_s: Annotated[Positive, Field(description="How long an Idempotency-Key is remembered.")] = 86_400
     max_waiting_jobs: Annotated[Positive, Field(description="Jobs that may wait; more get 429.")] = 100_000
-    max_waiting_jobs_per_tenant: Annotated[Positive, Field(description="The same, for one tenant.")] = 100_000
+    max_waiting_jobs_per_tenant: Annotated[
+        Positive, Field(description="The same, for one tenant that has no limit of its own.")
+    ] = 50_000
+    max_running_seats_per_tenant: Annotated[
+        Positive | None, Field(description="Pictures in the making at once for one tenant. Unset: unlimited.")
+    ] = None
+    max_requests_per_minute_per_tenant: Annotated[
+        Positive | None, Field(description="Requests of one tenant over all API processes. Unset: unlimited.")
+    ] = None
     max_attempts: Annotated[Positive, Field(description="Losses while running alone before the dead letters.")] = 3
 
     lease_ms: Annotated[Positive, Field(description="Life of a claim that is not renewed.")] = 30_000
@@ -107,6 +117,15 @@ class Settings(BaseSettings):
     device: Annotated[str | None, Field(description="Torch device. Unset: cuda if there is one, else cpu.")] = None
     torch_threads: Annotated[int | None, Field(description="CPU threads of torch. Unset: torch's choice.")] = None
 
+    auth: Annotated[
+        Literal["auto", "keys", "insecure-no-keys"],
+        Field(description="When API keys are asked for: from the first key made on, always, or never."),
+    ] = "auto"
+    cors_origins: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^https?://[a-z0-9.\[\]:-]+$")], ...],
+        ByCommas,
+        Field(description="Origins whose pages may call the API from a browser, by commas."),
+    ] = ()
     max_body_bytes: Annotated[Positive, Field(description="Largest request body but for uploads and bulk.")] = 1_048_576
     max_input_bytes: Annotated[Positive, Field(description="Largest input image, as a file.")] = 20 * 1024 * 1024
     max_input_pixels: Annotated[Positive, Field(description="Largest input image, decoded.")] = 40_000_000

@@ -13,6 +13,7 @@ import structlog
 from shared.catalog import Catalog
 from shared.clock import new_id
 from shared.errors import RedisUnavailable
+from shared.log import announce
 from shared.queue import Claim, Queue
 from shared.settings import Settings
 from shared.storage import Storage
@@ -89,7 +90,7 @@ class Worker:
         try:
             await asyncio.to_thread(self._engine.warm_up)
             self._reporter.become("ready")
-            log.info("ready", worker=self.name, models=self._models)
+            announce("worker_ready", worker=self.name, models=self._models)
             return await self._until_drained_or_hung(upkeep)
         finally:
             for task in upkeep:

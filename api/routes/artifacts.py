@@ -14,7 +14,7 @@ from api import ranges
 from api.answers import find, matches
 from api.documented import problems
 from api.streaming import Streamed
-from api.visit import Here
+from api.visit import HereByUrl
 from shared.errors import NotFound
 from shared.job import Artifact, JobRecord
 from shared.storage import Storage
@@ -48,7 +48,7 @@ async def artifact(
     request: Request,
     job_id: str,
     index: int,
-    here: Here,
+    here: HereByUrl,
     asked: Annotated[Conditions, Header()],
     redirect: Annotated[bool, Query(description="Answer 307 to a signed URL, where the storage has them.")] = False,
 ) -> Response:

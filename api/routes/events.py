@@ -88,7 +88,7 @@ async def _message(event: Event, here: Visit) -> bytes:
     ended = event.state is not None and event.state.terminal
     record = await here.parts.queue.get(event.job_id) if ended else None
     if record is not None:
-        data = job_object(record, here.base_url).model_dump_json()
+        data = job_object(record, here.base_url, sign=here.sign).model_dump_json()
     else:
         progress = event.progress or Progress()
         told = {"step": progress.step, "total": progress.total, "percent": min(100, progress.percent)}

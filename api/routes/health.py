@@ -12,6 +12,7 @@ from starlette.responses import Response
 from api.documented import problems
 from api.errors import NotReady
 from api.services import Parts, Services
+from api.tenancy import ADMIN
 from shared import metrics
 from shared.errors import FusequeueError
 from shared.queue import QueueDepth
@@ -39,7 +40,7 @@ async def ready(parts: Parts) -> dict[str, str]:
     return {"status": "ready", "redis": "ok", "storage": "ok"}
 
 
-@router.get("/metrics", include_in_schema=False)
+@router.get("/metrics", include_in_schema=False, dependencies=[ADMIN])
 async def prometheus(parts: Parts) -> Response:
     """Return the metrics of this process, with the queue's depth as of now."""
     await _read_depths(parts)

@@ -52,7 +52,9 @@ async def submit_job(request: Request, here: Here, key: Key = None, prefer: Pref
         headers["Preference-Applied"] = f"wait={wait_s:.0f}"
     record = await _after_submit(item, outcome, wait_s, parts)
     status = 200 if record.state.terminal else 202
-    return job_answer(job_object(record, here.base_url, await placed(record, parts)), status=status, headers=headers)
+    return job_answer(
+        job_object(record, here.base_url, await placed(record, parts), sign=here.sign), status=status, headers=headers
+    )
 
 
 async def _after_submit(
@@ -81,7 +83,9 @@ async def get_job(
     if wait and not record.state.terminal:
         await following.until_terminal(job_id, min(wait, parts.settings.max_wait_s), parts)
         record = still_there(await parts.queue.get(job_id), job_id)
-    return job_answer(job_object(record, here.base_url, await placed(record, parts)), if_none_match=if_none_match)
+    return job_answer(
+        job_object(record, here.base_url, await placed(record, parts), sign=here.sign), if_none_match=if_none_match
+    )
 
 
 @router.post("/{job_id}/cancel", responses=job_answers(200) | problems(404, 503))
@@ -89,7 +93,7 @@ async def cancel_job(job_id: str, here: Here) -> Response:
     """Cancel a job: at once while it waits, at its next step while it runs; one that has ended stays as it is."""
     await find(job_id, here)
     record = still_there(await here.parts.queue.cancel(job_id), job_id)
-    return job_answer(job_object(record, here.base_url, await placed(record, here.parts)))
+    return job_answer(job_object(record, here.base_url, await placed(record, here.parts), sign=here.sign))
 
 
 @router.delete("/{job_id}", status_code=204, responses=problems(404, 409, 503))

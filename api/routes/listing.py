@@ -88,7 +88,7 @@ async def list_jobs(request: Request, here: Here, asked: Annotated[ListQuery, Qu
     wanted = Filter(_states(asked.status), asked.model, _metadata(request.query_params.multi_items()))
     scan = Scan(here.tenant, asked.batch_id, _ms(asked.created_after), _ms(asked.created_before))
     records, cursor = await _page(scan, wanted, asked, here.parts)
-    data = [job_object(record, here.base_url) for record in records]
+    data = [job_object(record, here.base_url, sign=here.sign) for record in records]
     page = JobList(
         data=data,
         has_more=cursor is not None,

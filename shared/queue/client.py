@@ -39,7 +39,7 @@ BLOCK_MARGIN_S = 3.0
 DEAD_LETTERS_MS = 7 * 86_400_000
 DEAD_LETTERS_CAP = 10_000
 
-_PARTS = {"line": "line.lua", "ending": "ending.lua", "filling": "filling.lua"}
+_PARTS = {"line": "line.lua", "ending": "ending.lua", "filling": "filling.lua", "rate": "rate.lua"}
 _FOLDER = resources.files("shared.queue") / "lua"
 
 
@@ -103,6 +103,7 @@ def _conf(settings: Settings) -> str:
         "idempotency_ms": settings.idempotency_s * 1000,
         "max_waiting": settings.max_waiting_jobs,
         "max_waiting_of_tenant": settings.max_waiting_jobs_per_tenant,
+        "max_running_of_tenant": settings.max_running_seats_per_tenant or 0,
         "max_attempts": settings.max_attempts,
         "lease_ms": settings.lease_ms,
         "overdue_ms": settings.overdue_ms,

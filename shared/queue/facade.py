@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shared.queue.access import Access
 from shared.queue.claiming import Claiming
 from shared.queue.client import connect_blocking, connect_commands
 from shared.queue.reading import Reading
@@ -10,7 +11,7 @@ from shared.queue.upkeep import Upkeep
 from shared.settings import Settings
 
 
-class Queue(Submitting, Reading, Claiming, Upkeep):
+class Queue(Submitting, Reading, Claiming, Upkeep, Access):
     """The jobs of one namespace. Every method raises `RedisUnavailable` when Redis does not serve.
 
     Times are Redis' own. A job is in line, in one worker's hands, or ended; each move between is one script.

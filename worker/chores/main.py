@@ -71,7 +71,7 @@ class ChoresWorker:
                     log_job_description=False,
                 )
                 if not self._stopping.is_set():
-                    log.info("chores_ready", line=line.name(self._settings.namespace))
+                    logging.announce("chores_ready", line=line.name(self._settings.namespace))
                     self._worker.work(logging_level="WARNING")
         except StopRequested:
             pass

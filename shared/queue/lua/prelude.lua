@@ -9,7 +9,8 @@ local key = {
   service = PREFIX .. 'service', leases = PREFIX .. 'leases', holding = PREFIX .. 'holding',
   deadlines = PREFIX .. 'deadlines', events = PREFIX .. 'events', wakeup = PREFIX .. 'wakeup',
   retention = PREFIX .. 'retention', workers = PREFIX .. 'workers', dead = PREFIX .. 'dead',
-  progress = PREFIX .. 'progress',
+  progress = PREFIX .. 'progress', auth = PREFIX .. 'auth', apikeys = PREFIX .. 'apikeys',
+  url_secret = PREFIX .. 'url_secret', limits = PREFIX .. 'limits', running = PREFIX .. 'running',
 }
 function key.job(id) return PREFIX .. 'job:' .. id end
 function key.lane(sig, rank, tenant) return PREFIX .. 'lane:' .. sig .. '|' .. RANKS[rank] .. '|' .. tenant end
@@ -27,6 +28,9 @@ function key.input(tenant, id) return PREFIX .. 'input:' .. tenant .. '|' .. id 
 function key.worker(worker) return PREFIX .. 'worker:' .. worker end
 function key.curve(device, model, shape) return PREFIX .. 'curve:' .. device .. '|' .. model .. '|' .. shape end
 function key.dead_letter(letter) return PREFIX .. 'dead:' .. letter end
+function key.apikey(id) return PREFIX .. 'apikey:' .. id end
+function key.rate(tenant) return PREFIX .. 'rate:' .. tenant end
+function key.held(tenant) return PREFIX .. 'held:' .. tenant end
 
 -- Lua would write a large number as 1.76e+12.
 local function whole(number) return string.format('%.0f', number) end

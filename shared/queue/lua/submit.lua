@@ -9,11 +9,18 @@ local STRIDE = 14
 local OPTIONAL = {'deadline', 'batch', 'input'}
 local now = clock_ms()
 local total = tonumber(redis.call('HGET', key.waiting, '*') or 0) or 0
-local of_tenant, added, arrivals, indexed, out = {}, {}, {}, {}, {}
+local of_tenant, most_of, added, arrivals, indexed, out = {}, {}, {}, {}, {}, {}
 
 local function waiting_of(tenant)
   if not of_tenant[tenant] then of_tenant[tenant] = tonumber(redis.call('HGET', key.waiting, tenant) or 0) or 0 end
   return of_tenant[tenant]
+end
+
+local function limit_of(tenant)
+  if not most_of[tenant] then
+    most_of[tenant] = tonumber(redis.call('HGET', key.limits, tenant .. '|waiting') or nil) or conf.max_waiting_of_tenant
+  end
+  return most_of[tenant]
 end
 
 -- Time until a hundredth of a full queue has been served, at the pace of late.
@@ -85,9 +92,7 @@ local function submit(job)
       end
     end
   end
-  if waiting_of(job.tenant) >= conf.max_waiting_of_tenant then
-    return {'tenant_full', retry_ms(conf.max_waiting_of_tenant)}
-  end
+  if waiting_of(job.tenant) >= limit_of(job.tenant) then return {'tenant_full', retry_ms(limit_of(job.tenant))} end
   if total >= conf.max_waiting then return {'full', retry_ms(conf.max_waiting)} end
   enter(job)
   if idem then redis.call('SET', idem, job.id .. ' ' .. fingerprint, 'PX', conf.idempotency_ms) end

@@ -1,0 +1,58 @@
+"""Who may reach an API that asks for no key: this machine alone, unless an operator says the word."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+
+import structlog
+
+from shared.errors import ConfigurationError, RedisUnavailable
+from shared.queue import Queue
+from shared.settings import Settings
+
+log = structlog.get_logger()
+
+CHECK_TIMEOUT_S = 10.0
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine reaches `host`; a name other than localhost may be any address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+async def guarded(settings: Settings, host: str) -> Settings:
+    """Return the settings to serve `host` with; raises `ConfigurationError` where that would be open to others.
+
+    Off the loopback `auto` becomes `keys`, once there are any: what is found now must not change to open later.
+    """
+    if is_loopback(host) or settings.auth == "keys":
+        return settings
+    if settings.auth == "insecure-no-keys":
+        log.warning("insecure_no_keys", host=host, told="whoever reaches this address may use all of it")
+        return settings
+    if not await _keys_made(settings):
+        raise ConfigurationError(
+            f"there are no API keys, so {host} would be open to whoever reaches it. Make a key first with "
+            "`fusequeue keys create`, or set FUSEQUEUE_AUTH=keys and make it while the API runs, or listen on "
+            "127.0.0.1. To serve without keys nevertheless: --insecure-no-keys"
+        )
+    return settings.model_copy(update={"auth": "keys"})
+
+
+async def _keys_made(settings: Settings) -> bool:
+    """Return whether there has been a key. A Redis that is away cannot tell: keys are asked for then."""
+    queue = Queue.connect(settings)
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            return await queue.keys_made()
+    except (RedisUnavailable, TimeoutError) as error:
+        log.warning("keys_unknown", reason=str(error), told="the API asks for keys")
+        return True
+    finally:
+        await queue.close()
