@@ -40,9 +40,10 @@ class ImageObject(BaseModel):
 
 
 class ArtifactObject(BaseModel):
-    """One finished picture; `flagged` by the model's safety checker."""
+    """One finished picture or video; `flagged` by the model's safety checker. Fields from `frames` on are a video's."""
 
     index: int
+    kind: Literal["image", "video"]
     url: str
     content_type: str
     bytes: int
@@ -50,6 +51,11 @@ class ArtifactObject(BaseModel):
     height: int
     seed: int
     flagged: bool
+    frames: int | None
+    fps: int | None
+    duration_s: float | None
+    has_audio: bool | None
+    thumbnail_url: str | None = Field(description="A JPEG of a video's first frame.")
 
 
 class FailureObject(BaseModel):
@@ -177,7 +183,7 @@ def job_object(
         mask=_image(job.mask),
         last_image=_image(job.last_image),
         artifacts=[
-            _artifact(artifact, here + f"/artifacts/{artifact.index}" + sign(job.id, artifact.index))
+            _artifact(artifact, f"{here}/artifacts/{artifact.index}", sign(job.id, artifact.index))
             for artifact in record.artifacts
         ],
         error=None if record.error is None else FailureObject(**record.error.model_dump()),
@@ -204,5 +210,10 @@ def _image(image: InputRef | None) -> ImageObject | None:
     return None if image is None else ImageObject(**image.model_dump(exclude={"key"}))
 
 
-def _artifact(artifact: Artifact, url: str) -> ArtifactObject:
-    return ArtifactObject(url=url, **artifact.model_dump(exclude={"key"}))
+def _artifact(artifact: Artifact, url: str, query: str) -> ArtifactObject:
+    return ArtifactObject(
+        url=url + query,
+        # Whoever may see a video may see its still.
+        thumbnail_url=None if artifact.thumbnail is None else f"{url}/thumbnail{query}",
+        **artifact.model_dump(exclude={"key", "thumbnail"}),
+    )

@@ -42,6 +42,12 @@ class Artifact(_Seen):
     height: int
     seed: int
     flagged: bool = False
+    kind: str = "image"
+    frames: int | None = None
+    fps: int | None = None
+    duration_s: float | None = None
+    has_audio: bool | None = None
+    thumbnail_url: str | None = None
 
 
 class Failure(_Seen):

@@ -159,6 +159,10 @@ class Job(_Frozen):
         """Rows the job takes in a fused forward, guidance's doubling not counted: one a picture."""
         return self.n
 
+    def seed_of(self, index: int) -> int:
+        """Return the seed that result `index` is made with: the layers of one picture have the same."""
+        return self.seed + index // max(1, self.layers)
+
     @property
     def inputs(self) -> dict[str, InputRef]:
         """The stored pictures that the job needs, by the name of the request's field."""
@@ -176,10 +180,21 @@ def sharing(name: str) -> Sharing:
     return SHARED
 
 
+class Thumbnail(_Frozen):
+    """A still that stands for a video: its first frame, as a JPEG in storage."""
+
+    key: str
+    content_type: str
+    bytes: int
+    width: int
+    height: int
+
+
 class Artifact(_Frozen):
-    """One finished picture in storage."""
+    """One finished picture or video in storage; the fields from `frames` on are a video's alone."""
 
     index: int
+    kind: Literal["image", "video"] = "image"
     key: str
     content_type: str
     bytes: int
@@ -187,6 +202,11 @@ class Artifact(_Frozen):
     height: int
     seed: int
     flagged: bool = False
+    frames: int | None = None
+    fps: int | None = None
+    duration_s: float | None = None
+    has_audio: bool | None = None
+    thumbnail: Thumbnail | None = None
 
 
 class Failure(_Frozen):

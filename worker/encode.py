@@ -45,11 +45,12 @@ def encode(pixels: np.ndarray[Any, np.dtype[np.uint8]], job: Job, index: int) ->
 
 def parameters_of(job: Job, index: int) -> str:
     """Return, as JSON, what makes picture `index` again; texts beyond `_LONGEST_TEXT` characters are cut."""
-    wanted = {"model", "adapters", "width", "height", "steps", "guidance_scale", "scheduler", "strength"}
+    wanted = {"model", "adapters", "width", "height", "steps", "guidance_scale", "guidance_scale_2", "scheduler"}
+    wanted |= {"strength"} | ({"frames", "fps"} if job.task.makes_video else set())
     values = {
         "prompt": job.prompt[:_LONGEST_TEXT],
         "negative_prompt": job.negative_prompt[:_LONGEST_TEXT],
-        "seed": job.seed + index,
+        "seed": job.seed_of(index),
         **job.model_dump(mode="json", include=wanted, exclude_none=True),
     }
     return json.dumps(values, ensure_ascii=False)

@@ -1,9 +1,10 @@
-"""Finished pictures."""
+"""Finished pictures and videos."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
@@ -14,14 +15,15 @@ from api import ranges
 from api.answers import find, matches
 from api.documented import problems
 from api.streaming import Streamed
-from api.visit import HereByUrl
+from api.visit import HereByUrl, Visit
 from shared.errors import NotFound
-from shared.job import Artifact, JobRecord
+from shared.job import Artifact, JobRecord, Thumbnail
 from shared.storage import Storage
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-_BYTES = {"content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}
+_SCHEMA = {"schema": {"type": "string", "format": "binary"}}
+_BYTES = {"content": {"image/*": _SCHEMA, "video/mp4": _SCHEMA}}
 _IMMUTABLE = "private, max-age=86400, immutable"
 
 
@@ -33,28 +35,60 @@ class Conditions(BaseModel):
     if_none_match: str | None = None
 
 
+Asked = Annotated[Conditions, Header()]
+Redirect = Annotated[bool, Query(description="Answer 307 to a signed URL, where the storage has them.")]
+
+
 @router.head("/{job_id}/artifacts/{index}", include_in_schema=False)
 @router.get(
     "/{job_id}/artifacts/{index}",
     responses=problems(404, 416, 422, 503)
     | {
-        200: {"description": "The picture.", **_BYTES},
+        200: {"description": "The picture or video.", **_BYTES},
         206: {"description": "The part of it that `Range` asks for.", **_BYTES},
         304: {"description": "As the client has it already."},
         307: {"description": "With `redirect=true`: where the storage itself serves it, for a while."},
     },
 )
 async def artifact(
-    request: Request,
-    job_id: str,
-    index: int,
-    here: HereByUrl,
-    asked: Annotated[Conditions, Header()],
-    redirect: Annotated[bool, Query(description="Answer 307 to a signed URL, where the storage has them.")] = False,
+    request: Request, job_id: str, index: int, here: HereByUrl, asked: Asked, redirect: Redirect = False
 ) -> Response:
-    """Read one picture of a job, or a part of it."""
+    """Read one picture or video of a job, or a part of it."""
     found = _pick(await find(job_id, here), index)
-    if redirect:
+    return await _answer(request, here, found, asked, _To(f"{job_id}-{index}", redirect))
+
+
+@router.head("/{job_id}/artifacts/{index}/thumbnail", include_in_schema=False)
+@router.get(
+    "/{job_id}/artifacts/{index}/thumbnail",
+    responses=problems(404, 416, 422, 503)
+    | {
+        200: {"description": "A JPEG of the video's first frame.", **_BYTES},
+        206: {"description": "The part of it that `Range` asks for.", **_BYTES},
+        304: {"description": "As the client has it already."},
+        307: {"description": "With `redirect=true`: where the storage itself serves it, for a while."},
+    },
+)
+async def thumbnail(
+    request: Request, job_id: str, index: int, here: HereByUrl, asked: Asked, redirect: Redirect = False
+) -> Response:
+    """Read the still that stands for a video."""
+    found = _pick(await find(job_id, here), index)
+    if found.thumbnail is None:
+        raise NotFound(f"artifact {index} of job {job_id} is no video and has no thumbnail", param="index")
+    return await _answer(request, here, found.thumbnail, asked, _To(f"{job_id}-{index}-thumbnail", redirect))
+
+
+@dataclass(frozen=True)
+class _To:
+    """How an object is to be given: under which name it is saved, and whether by the storage itself."""
+
+    name: str
+    redirect: bool
+
+
+async def _answer(request: Request, here: Visit, found: Artifact | Thumbnail, asked: Conditions, to: _To) -> Response:
+    if to.redirect:
         url = await here.parts.storage.presigned_url(found.key, here.parts.settings.presign_expires_s)
         if url is not None:
             return RedirectResponse(url, 307, {"Cache-Control": "no-store"})
@@ -64,7 +98,7 @@ async def artifact(
         "Accept-Ranges": "bytes",
         "Cache-Control": _IMMUTABLE,
         "Content-Type": found.content_type,
-        "Content-Disposition": f'inline; filename="{job_id}-{index}.{found.key.rpartition(".")[2]}"',
+        "Content-Disposition": f'inline; filename="{to.name}.{found.key.rpartition(".")[2]}"',
         "X-Content-Type-Options": "nosniff",
     }
     if asked.if_none_match is not None and matches(asked.if_none_match, etag):
@@ -98,7 +132,7 @@ async def _opened(storage: Storage, key: str, start: int, end: int) -> AsyncGene
     except StopAsyncIteration:
         first = b""
     except NotFound:
-        raise NotFound("the picture is no longer in storage", param="index") from None
+        raise NotFound("it is no longer in storage", param="index") from None
 
     async def whole() -> AsyncGenerator[bytes]:
         yield first

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving import BODY, finish, png, serving
+from serving import BODY, WORKER, claimed, finish, png, serving
 
+from shared.job import Artifact, Outcome, State, Thumbnail
 from shared.queue import Queue
 from shared.storage.folder import FolderStorage
 
@@ -99,3 +100,42 @@ async def test_a_redirect_leads_to_the_storage_where_it_can_sign(
     assert answer.status_code == 307
     assert answer.headers["location"].startswith("https://storage.example/jobs/")
     assert (await api.get(url)).status_code == 200, "nobody asked"
+
+
+async def test_a_video_is_played_from_any_place_and_has_a_still(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    """Players ask for parts of it; lists show its thumbnail."""
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    claim = await claimed(fake_queue, job_id)
+    storage = FolderStorage(tmp_path / "storage", timeout_s=10)
+    video, still = bytes(range(256)) * 8, png()
+    await storage.put(f"jobs/{job_id}/1/0.mp4", video, "video/mp4")
+    await storage.put(f"jobs/{job_id}/1/0-thumbnail.jpg", still, "image/jpeg")
+    thumbnail = Thumbnail(
+        key=f"jobs/{job_id}/1/0-thumbnail.jpg", content_type="image/jpeg", bytes=len(still), width=64, height=64
+    )
+    artifact = Artifact(
+        index=0, kind="video", key=f"jobs/{job_id}/1/0.mp4", content_type="video/mp4", bytes=len(video), width=64,
+        height=64, seed=7, frames=9, fps=8, duration_s=1.125, has_audio=False, thumbnail=thumbnail,
+    )  # fmt: skip
+    outcome = Outcome(state=State.SUCCEEDED, artifacts=(artifact,))
+    assert await fake_queue.settle(WORKER, job_id, claim.epoch, outcome)
+
+    (told,) = (await api.get(f"/v1/jobs/{job_id}")).json()["artifacts"]
+    assert (told["kind"], told["frames"], told["fps"], told["duration_s"]) == ("video", 9, 8, 1.125)
+    assert (told["has_audio"], "thumbnail" in told, "key" in told) == (False, False, False)
+    part = await api.get(told["url"], headers={"Range": "bytes=1000-"})
+    assert (part.status_code, part.content, part.headers["content-type"]) == (206, video[1000:], "video/mp4")
+    shown = await api.get(told["thumbnail_url"])
+    assert (shown.status_code, shown.content, shown.headers["content-type"]) == (200, still, "image/jpeg")
+    assert shown.headers["content-disposition"] == f'inline; filename="{job_id}-0-thumbnail.jpg"'
+    assert shown.headers["etag"] != part.headers["etag"]
+    assert (await api.head(told["thumbnail_url"])).headers["content-length"] == str(len(still))
+
+
+async def test_a_picture_has_no_thumbnail(api: httpx.AsyncClient, url: str) -> None:
+    """The error says why."""
+    answer = await api.get(f"{url}/thumbnail")
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+    assert "no video" in answer.json()["detail"]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shared.errors import StorageUnavailable
-from shared.job import Job
+from shared.job import Job, OutputFormat, Task
 from shared.queue import Claim
 from worker import deliver
 from worker.deliver import Delivery, object_key
-from worker.engine import Made
+from worker.engine import Made, Sound
 
 PIXELS = np.zeros((64, 64, 3), np.uint8)
 
@@ -85,3 +86,34 @@ async def test_what_waits_for_storage_fills_the_spool(delivering: Any) -> None:
     upload.cancel()
     await asyncio.gather(upload, return_exceptions=True)
     assert not delivery.full
+
+
+async def test_a_video_is_stored_with_its_thumbnail(delivering: Any) -> None:
+    """The artifact tells what players need, and both objects lie below the job, where retention finds them."""
+    shelf = Shelf(0)
+    frames = np.full((9, 32, 48, 3), 90, np.uint8)
+    made = Made(frames, sound=Sound(np.zeros((2, 24000), np.float32), 24000))
+    clip = claim()
+    job = clip.job.model_copy(
+        update={"task": Task.TEXT_TO_VIDEO, "frames": 9, "fps": 8, "output_format": OutputFormat.MP4}
+    )
+    delivery = delivering(shelf)
+    artifact = await delivery.deliver(replace(clip, job=job), 0, made)
+    assert (artifact.kind, artifact.key, artifact.content_type) == ("video", "jobs/job_1/3/0.mp4", "video/mp4")
+    assert (artifact.width, artifact.height, artifact.frames, artifact.fps) == (48, 32, 9, 8)
+    assert (artifact.duration_s, artifact.has_audio) == (1.125, True)
+    assert artifact.thumbnail is not None
+    assert artifact.thumbnail.key == "jobs/job_1/3/0-thumbnail.jpg"
+    assert {key: len(data) for key, data in shelf.kept.items()} == {
+        artifact.key: artifact.bytes,
+        artifact.thumbnail.key: artifact.thumbnail.bytes,
+    }
+    assert delivery.held_bytes == 0
+
+
+async def test_the_layers_of_a_picture_have_one_seed(delivering: Any) -> None:
+    """Results are counted over all layers; each set of them comes from one run."""
+    one = claim()
+    layered = replace(one, job=one.job.model_copy(update={"layers": 3}))
+    artifacts = [await delivering(Shelf(0)).deliver(layered, index, Made(PIXELS)) for index in range(6)]
+    assert [artifact.seed for artifact in artifacts] == [7, 7, 7, 8, 8, 8]
