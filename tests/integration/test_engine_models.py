@@ -11,6 +11,7 @@ import factory
 import numpy as np
 import pytest
 import torch
+from diffusers import UNet2DConditionModel
 from engine_room import DIFFUSERS_AND_NUMPY, TIMEOUT_S, Room, a_job, a_spec
 from waiting import wait_until
 
@@ -114,23 +115,43 @@ def test_warm_up_loads_what_fits_and_pushes_nothing_out(tiny_models: Path, tmp_p
         assert not engine.activity().busy
 
 
-def test_an_architecture_without_a_rule_runs_alone_and_says_so(
+def without_rules(patch: pytest.MonkeyPatch, architecture: str) -> None:
+    rest = {name: rules for name, rules in ARCHITECTURES.items() if name != architecture}
+    patch.setattr("worker.engine.meeting.ARCHITECTURES", rest)
+
+
+def test_an_architecture_without_a_rule_is_fused_by_inferred_ones(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the arguments of real calls look like is enough for a UNet; the self-check has seen that it holds."""
+    ruled = Room(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
+    without_rules(monkeypatch, "UNet2DConditionModel")
+    inferred = Room(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
+    assert inferred.rows == ruled.rows == [2] * 4
+    for key in ("one", "two"):
+        assert np.abs(inferred.pictures[key, 0].astype(int) - ruled.pictures[key, 0].astype(int)).max() <= 1
+
+
+def test_an_architecture_whose_rows_see_each_other_runs_alone_and_says_so(
     tiny_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Correct all the same: one by one, with the reason on the job's record."""
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "worker.engine.meeting.ARCHITECTURES",
-            {name: rules for name, rules in ARCHITECTURES.items() if name != "UNet2DConditionModel"},
-        )
-        unfused = Room(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
-    fused = Room(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
+    real = UNet2DConditionModel.forward
 
-    assert unfused.rows == [1] * 8
+    def mixing(self: Any, sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        (output,) = real(self, sample, *args, **kwargs)
+        return (output + sample.mean(),)
+
+    monkeypatch.setattr(UNet2DConditionModel, "forward", mixing)
+    without_rules(monkeypatch, "UNet2DConditionModel")
+    together = Room(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
+    apart = Room(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"), alone=("one", "two"))
+    assert together.rows == [1] * 8
     for key in ("one", "two"):
-        assert unfused.ended[key].fusing.alone_reason == "UNet2DConditionModel has no stacking rule"
-        assert np.abs(unfused.pictures[key, 0].astype(int) - fused.pictures[key, 0].astype(int)).max() <= 1
-    assert fused.ended["one"].fusing.alone_reason is None
+        reason = together.ended[key].fusing.alone_reason
+        assert reason is not None
+        assert "has no stacking rule, and with an inferred one failed its self-check" in reason
+        assert np.array_equal(together.pictures[key, 0], apart.pictures[key, 0])
 
 
 def test_a_rule_that_is_wrong_is_found_at_load(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,8 @@ TEXT_AND_PICTURES = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE)
 def without(jobs: Mapping[str, Fields], *fields: str) -> dict[str, Fields]:
     """Return `jobs` with `fields` left out, for pipelines that do not take them."""
     return {name: {key: value for key, value in given.items() if key not in fields} for name, given in jobs.items()}
+
+
+def small(module: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what lets the pipelines of `tiny.<module>` work on small pictures; the module is imported when entered."""
+    return lambda: import_module(f"tiny.{module}").small_pictures()  # type: ignore[no-any-return]

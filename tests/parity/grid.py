@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parity import images, videos
+from parity import images, strangers, videos
 from parity.cells import Cell
 
-GRID: tuple[Cell, ...] = (*images.CELLS, *videos.CELLS)
+GRID: tuple[Cell, ...] = (*images.CELLS, *videos.CELLS, *strangers.CELLS)

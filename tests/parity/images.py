@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from importlib import import_module
-from typing import Any
+from collections.abc import Mapping
 
-from parity.cells import LATE, PICTURES, TEXT, TEXT_AND_PICTURES, Cell, Fields
+from parity.cells import LATE, PICTURES, TEXT, TEXT_AND_PICTURES, Cell, Fields, small
 
 _BOTH = {**TEXT, **PICTURES}
-
-
-def _small(module: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return what lets the pipelines of `tiny.<module>` work on small pictures; the module is imported when entered."""
-    return lambda: import_module(f"tiny.{module}").small_pictures()  # type: ignore[no-any-return]
 
 
 def _turbo(jobs: Mapping[str, Fields]) -> dict[str, Fields]:
@@ -128,7 +120,7 @@ CELLS = (
             tiny=tiny,
             jobs=TEXT,
             joining=LATE,
-            around=_small("sana"),
+            around=small("sana"),
             quick=tiny == "sana",
         )
         for models, pipelines, tiny in (

@@ -12,7 +12,10 @@ from parity.cells import Cell
 from parity.grid import GRID
 from parity.running import run
 
-pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+pytestmark = [
+    pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY),
+    pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning"),  # Chroma imports it
+]
 
 
 def _params() -> list[object]:

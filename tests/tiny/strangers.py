@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from diffusers import (
     AuraFlowPipeline,
     AuraFlowTransformer2DModel,
@@ -14,6 +17,7 @@ from diffusers import (
     PixArtSigmaPipeline,
     PixArtTransformer2DModel,
 )
+from diffusers.pipelines.pixart_alpha import pipeline_pixart_sigma
 from tiny import parts, tokens
 from transformers import Gemma2Config, Gemma2Model, UMT5Config, UMT5EncoderModel
 
@@ -25,7 +29,7 @@ def pixart_sigma() -> PixArtSigmaPipeline:
         text_encoder=parts.t5_encoder(tokenizer),
         vae=parts.vae(),
         transformer=PixArtTransformer2DModel(
-            sample_size=8,
+            sample_size=64,
             num_layers=2,
             num_attention_heads=2,
             attention_head_dim=16,
@@ -113,6 +117,17 @@ def chroma() -> ChromaPipeline:
             approximator_layers=1,
         ),
     )
+
+
+@contextmanager
+def small_pictures() -> Iterator[None]:
+    """Let PixArt-Sigma, which works at the nearest of a list of sizes of about half a megapixel, work at small ones."""
+    whole = pipeline_pixart_sigma.ASPECT_RATIO_512_BIN
+    pipeline_pixart_sigma.ASPECT_RATIO_512_BIN = {"1.0": [64.0, 64.0]}
+    try:
+        yield
+    finally:
+        pipeline_pixart_sigma.ASPECT_RATIO_512_BIN = whole
 
 
 PIPELINES = {"pixart-sigma": pixart_sigma, "aura-flow": aura_flow, "lumina-2": lumina_2, "chroma": chroma}

@@ -85,7 +85,7 @@ class Picture:
             self.call = parked
             if self._autocast is not None:
                 parked.autocast = (device.type, self._autocast)
-                parked.fit = (parked.fit, parked.autocast)
+                parked.read_rules()
 
     def _run(self) -> None:
         try:

@@ -16,7 +16,7 @@ from typing import Any
 import greenlet
 import torch
 
-from worker.engine.architectures import ARCHITECTURES, DENOISERS
+from worker.engine.architectures import ARCHITECTURES, DENOISERS, Rules
 from worker.engine.fitting import complete, count_rows, exact_key, fit_key
 from worker.engine.stacking import Stacker
 
@@ -55,10 +55,11 @@ class Point:
         self.cast = cast
         self.architecture = type(module).__name__
         self.stage = _stage(component, method)
-        rules = ARCHITECTURES.get(self.architecture, {}).get(method)
-        self.stacker = None if rules is None else Stacker(rules)
+        self._rules = ARCHITECTURES.get(self.architecture, {}).get(method)
+        self.stacker = None if self._rules is None else Stacker(self._rules)
+        self.inferred = False
         self.lean = lean and self.stage is Stage.DENOISE
-        self.alone_reason = None if rules else f"{self.architecture} has no stacking rule"
+        self.alone_reason = None if self._rules else f"{self.architecture} has no stacking rule"
         self._real: Callable[..., Any] = module if method == "forward" else getattr(module, method)
         parameters = inspect.signature(getattr(module, method)).parameters.values()
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -67,6 +68,15 @@ class Point:
 
     def __str__(self) -> str:
         return f"{self.component}.{self.method} ({self.architecture})"
+
+    @property
+    def unruled(self) -> bool:
+        """Whether this is a denoiser of an architecture that has no rules, and that were not tried without."""
+        return self.stage is Stage.DENOISE and self.stacker is None and not self.inferred and self._rules is None
+
+    def adopt(self, rules: Rules) -> None:
+        """Fuse by rules that were inferred, until they are refused."""
+        self.stacker, self.inferred, self.alone_reason = Stacker(rules), True, None
 
     def refuse(self, reason: str) -> None:
         """Run the calls of this point one by one from now on."""
@@ -123,10 +133,15 @@ class Call:
         self.rows = 1
         self.arguments: dict[str, Any] = {}
         self.fit: Hashable = (id(point), id(self))
-        if point.stacker is not None:
-            self.arguments = complete(point.stacker.rules, point.named(args, kwargs))
-            self.rows = count_rows(point.stacker.rules, self.arguments)
-            self.fit = (id(point), fit_key(point.stacker.rules, self.arguments))
+        self.read_rules()
+
+    def read_rules(self) -> None:
+        """Work out, by the rules of its point, how many rows the call has and whom it fits with."""
+        stacker = self.point.stacker
+        if stacker is not None:
+            self.arguments = complete(stacker.rules, self.point.named(self.args, self.kwargs))
+            self.rows = count_rows(stacker.rules, self.arguments)
+            self.fit = (id(self.point), fit_key(stacker.rules, self.arguments), self.autocast)
 
     @property
     def exact_fit(self) -> Hashable:

@@ -15,6 +15,7 @@ from shared.errors import JobError
 from shared.job import InputRef, Job, Task
 from worker.engine.copies import Steps
 from worker.engine.hub import Picture, forward
+from worker.engine.inferring import infer_rules
 from worker.engine.inputs import Inputs, prepare
 from worker.engine.interface import InputFiles
 from worker.engine.meeting import Call, Point
@@ -25,17 +26,22 @@ log = structlog.get_logger()
 # Largest difference allowed, relative to the largest value. Kernels sum in another order for another number of
 # rows; what that does depends on the precision alone, while a wrong rule is off by much more.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-PROMPTS = ("a lighthouse", "a very small red boat beside two lighthouses in the morning", "rain", "seven cats, sitting")
+# Two of one length, for architectures that fuse no others.
+PROMPTS = ("a lighthouse", "a very small red boat beside two lighthouses in the morning", "rain", "snow")
 
 
 def check_fusing(model: LoadedModel, device: torch.device) -> None:
-    """Make a few small pictures with every ruled forward run both ways; refuse the rules that do not hold."""
+    """Make a few small pictures with every ruled forward run both ways; refuse the rules that do not hold.
+
+    A denoiser without rules is tried with inferred ones.
+    """
     verified: set[Point] = set()
     pictures = _pictures(model)
     for picture in pictures:
         picture.start(device)
     while parked := [picture for picture in pictures if picture.call is not None]:
         calls = [picture.call for picture in parked if picture.call is not None]
+        _infer_rules(calls)
         together = [at for at, call in enumerate(calls) if call.fit == calls[0].fit]
         outcomes = _both_ways([calls[at] for at in together], verified)
         for at, outcome in zip(together, outcomes, strict=True):
@@ -43,7 +49,28 @@ def check_fusing(model: LoadedModel, device: torch.device) -> None:
     error = next((picture.error for picture in pictures if picture.error is not None), None)
     if error is not None:
         _refuse_unverified(model, verified, error)
+    _settle_inferred(model, verified)
     model.forget()
+
+
+def _infer_rules(calls: Sequence[Call]) -> None:
+    for point in {call.point for call in calls if call.point.unruled}:
+        parked = [call for call in calls if call.point is point]
+        rules = infer_rules([point.named(call.args, call.kwargs) for call in parked]) if len(parked) > 1 else None
+        if rules is not None:
+            point.adopt(rules)
+            for call in parked:
+                call.read_rules()
+
+
+def _settle_inferred(model: LoadedModel, verified: set[Point]) -> None:
+    for point in model.points:
+        if not point.inferred or point.stacker is None:
+            continue
+        if point in verified:
+            log.info("rules_inferred", model=model.spec.id, point=str(point))
+        else:
+            point.refuse(f"{point.architecture} has no stacking rule, and no two calls of it fitted to infer one")
 
 
 def _pictures(model: LoadedModel) -> list[Picture]:
@@ -102,7 +129,8 @@ def _both_ways(calls: Sequence[Call], verified: set[Point]) -> list[Any]:
         if reason is None:
             verified.add(point)
         else:
-            point.refuse(f"{point.architecture} failed its self-check: {reason}")
+            without = "has no stacking rule, and with an inferred one " if point.inferred else ""
+            point.refuse(f"{point.architecture} {without}failed its self-check: {reason}")
             log.warning("runs_unfused", point=str(point), reason=reason)
     return alone
 
