@@ -74,7 +74,8 @@ class Worker:
 
     async def run(self) -> int:
         """Work until drained; returns the process's exit status, not 0 when the GPU thread hung."""
-        await self._until_redis(self._queue.check)
+        if not await self._until_redis(self._queue.check):
+            return 0
         self._engine.start()
         upkeep = [
             asyncio.create_task(duty)
@@ -89,8 +90,9 @@ class Worker:
         ]
         try:
             await asyncio.to_thread(self._engine.warm_up)
-            self._reporter.become("ready")
-            announce("worker_ready", worker=self.name, models=self._models)
+            if not self._draining.is_set():
+                self._reporter.become("ready")
+                announce("worker_ready", worker=self.name, models=self._models)
             return await self._until_drained_or_hung(upkeep)
         finally:
             for task in upkeep:
@@ -215,11 +217,13 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _until_redis(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Run `action` until Redis answers: a worker may be up before its Redis is."""
-        while True:
+    async def _until_redis(self, action: Callable[[], Awaitable[None]]) -> bool:
+        """Run `action` until Redis answers: a worker may be up before its Redis is. False: it was told to leave."""
+        while not self._draining.is_set():
             try:
-                return await action()
+                await action()
+                return True
             except RedisUnavailable as error:
                 log.warning("waiting_for_redis", error=error.message)
-                await asyncio.sleep(random.uniform(0.5, 1.5))
+                await self._stir(random.uniform(0.5, 1.5))
+        return False
