@@ -135,4 +135,9 @@ class Delivery:
 
 def object_key(job: Job, attempt: int, index: int) -> str:
     """Return where a result is stored: below its job and attempt, so that two attempts never meet."""
-    return f"jobs/{job.id}/{attempt}/{index}.{job.output_format.value}"
+    return f"{attempt_prefix(job, attempt)}{index}.{job.output_format.value}"
+
+
+def attempt_prefix(job: Job, attempt: int) -> str:
+    """Return what the keys of all that one attempt stores begin with."""
+    return f"jobs/{job.id}/{attempt}/"

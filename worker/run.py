@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from enum import StrEnum
-from typing import Any
 
 from shared.catalog import ModelSpec
 from shared.errors import FusequeueError
@@ -65,17 +64,21 @@ class Run:
         self._uploads[index] = task
 
     async def pictures(self) -> tuple[Artifact, ...]:
-        """Return the uploaded pictures in order; empty when the run was stopped first."""
-        uploads = asyncio.gather(*(self._uploads[index] for index in sorted(self._uploads)))
-        stopping = asyncio.ensure_future(self.stopped.wait())
-        either: set[asyncio.Future[Any]] = {uploads, stopping}
+        """Return the uploaded pictures in order; empty when the run was stopped first, whose uploads go on."""
+        tasks = [self._uploads[index] for index in sorted(self._uploads)]
+        either = {asyncio.ensure_future(self.uploads_ended()), asyncio.ensure_future(self.stopped.wait())}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            return tuple(uploads.result()) if uploads.done() else ()
+            return tuple(task.result() for task in tasks) if all(task.done() for task in tasks) else ()
         finally:
             for future in either:
                 future.cancel()
             await asyncio.gather(*either, return_exceptions=True)
+
+    async def uploads_ended(self) -> None:
+        """Wait until nothing is under way to storage any more."""
+        if self._uploads:
+            await asyncio.wait(self._uploads.values())
 
     def abandon(self) -> None:
         """Drop what is still being uploaded."""

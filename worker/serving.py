@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -14,6 +15,7 @@ from shared.errors import NotFound, Unavailable
 from shared.job import Failure, Outcome, State, Timings
 from shared.queue import Queue
 from shared.storage import Storage
+from worker.deliver import attempt_prefix
 from worker.engine import Engine, Finished, InputFiles, Seat
 from worker.run import Run, StopReason
 
@@ -23,6 +25,7 @@ T = TypeVar("T")
 
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
+LEFTOVERS_S = 15.0  # a little longer than one request to the storage may take
 
 
 class _InputMissing(Exception):
@@ -46,13 +49,36 @@ class Service:
             outcome = await self._make(run)
             if run.stop_reason in (StopReason.LOST, StopReason.RELEASED):
                 log.info("job_given_up", job_id=run.claim.job.id, reason=run.stop_reason.value)
-                return
-            settled = await self._patiently(
-                run, lambda: self._queue.settle(self._worker, run.claim.job.id, run.claim.epoch, outcome)
-            )
-            self._tell(run, outcome, bool(settled))
+                settled = False
+            else:
+                settled = await self._settle(run, outcome)
+                self._tell(run, outcome, settled)
+            if not settled:
+                await self._remove_leftovers(run)
         finally:
             run.abandon()
+
+    async def _settle(self, run: Run, outcome: Outcome) -> bool:
+        job_id, epoch, token = run.claim.job.id, run.claim.epoch, secrets.token_hex(8)
+        return bool(
+            await self._patiently(run, lambda: self._queue.settle(self._worker, job_id, epoch, outcome, token=token))
+        )
+
+    async def _remove_leftovers(self, run: Run) -> None:
+        """Remove what was uploaded for a claim that is somebody else's by now; the job may have been deleted since.
+
+        Where storage or Redis is away it stays until the job's retention ends.
+        """
+        claim = run.claim
+        try:
+            async with asyncio.timeout(LEFTOVERS_S):
+                await run.uploads_ended()
+                record = await self._queue.get(claim.job.id)
+                # Of the same epoch, the job is given back, or settled after all: its pictures may be told already.
+                if record is None or record.epoch != claim.epoch:
+                    await self._storage.delete_prefix(attempt_prefix(claim.job, claim.attempt))
+        except (Unavailable, TimeoutError) as error:
+            log.warning("leftovers_not_removed", job_id=claim.job.id, error=str(error))
 
     async def _make(self, run: Run) -> Outcome:
         try:
@@ -86,19 +112,24 @@ class Service:
 
     async def _fetched(self, run: Run, name: str, key: str) -> bytes | None:
         try:
-            return await self._patiently(run, lambda: self._storage.read(key))
+            return await self._patiently(run, lambda: self._storage.read(key), until_stopped=True)
         except NotFound:
             raise _InputMissing(name) from None
 
-    async def _patiently(self, run: Run, action: Callable[[], Awaitable[T]]) -> T | None:
-        """Repeat `action` while something outside is away, until the run is stopped; then return None."""
+    async def _patiently(
+        self, run: Run, action: Callable[[], Awaitable[T]], *, until_stopped: bool = False
+    ) -> T | None:
+        """Repeat `action` while something outside is away, until the run is not ours any more; then return None.
+
+        `until_stopped`: until it is stopped for whatever reason.
+        """
         ceiling = FIRST_RETRY_S
         while True:
             try:
                 return await action()
             except Unavailable as error:
                 log.warning("job_waits", job_id=run.claim.job.id, code=error.code, error=error.message)
-            if run.stop_reason in (StopReason.LOST, StopReason.RELEASED):
+            if run.stop_reason in (StopReason.LOST, StopReason.RELEASED) or (until_stopped and run.stop_reason):
                 return None
             await asyncio.sleep(random.uniform(ceiling / 2, ceiling))
             ceiling = min(2 * ceiling, LONGEST_RETRY_S)

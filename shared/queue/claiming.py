@@ -120,9 +120,12 @@ class Claiming(Connected):
             cancel=frozenset(job_id for _, cancel in answers for job_id in cancel),
         )
 
-    async def settle(self, worker: str, job_id: str, epoch: int, outcome: Outcome) -> bool:
-        """End a job with its outcome. False, and nothing is written: the claim is not ours, or the job has ended."""
-        token = secrets.token_hex(8)
+    async def settle(self, worker: str, job_id: str, epoch: int, outcome: Outcome, *, token: str | None = None) -> bool:
+        """End a job with its outcome. False, and nothing is written: the claim is not ours, or the job has ended.
+
+        A caller that repeats a call passes the same `token` each time: then it is told what became of the first.
+        """
+        token = token or secrets.token_hex(8)
         return bool(await self.run("settle", worker, job_id, epoch, token, *outcome_fields(outcome)))
 
     async def report(self, job_id: str, epoch: int, phase: Phase, progress: Progress) -> bool:

@@ -65,7 +65,10 @@ class Submitting(Connected):
         return record(paired(await self.run("cancel", job_id)))
 
     async def forget(self, job_id: str) -> bool:
-        """Delete a job that has ended; its pictures go at the next sweep. False: no such job, or it has not ended."""
+        """Delete a job that has ended, whose pictures the caller has removed. False: no such job, or it has not ended.
+
+        A sweep looks for more a minute after the last lease can have ended: an upload may have been under way.
+        """
         return bool(await self.run("forget", job_id))
 
     async def put_input(self, tenant: str, ref: InputRef, ttl_s: int) -> InputRef:

@@ -137,7 +137,7 @@ async def test_a_job_given_back_past_its_deadline_expires(queue: Queue, make_sub
 
 
 async def test_only_what_has_ended_can_be_forgotten(queue: Queue, make_submission: Make) -> None:
-    """Record and indexes go at once; what storage holds is due at once."""
+    """Record and indexes go at once; storage is looked at once more when no upload can be under way."""
     (job_id,) = await put(queue, make_submission(batch_id="b"))
     assert not await queue.forget(job_id)
     (one,) = await claim(queue)
@@ -148,6 +148,9 @@ async def test_only_what_has_ended_can_be_forgotten(queue: Queue, make_submissio
     assert await queue.get(job_id) is None
     for batch_id in (None, "b"):
         assert await queue.list_jobs("default", batch_id=batch_id) == ([], None)
+    ((row, due),) = await queue.redis.zrange(queue.keys.retention, 0, -1, withscores=True)
+    assert due > now_ms() + queue.settings.lease_ms
+    await queue.redis.zadd(queue.keys.retention, {row: 1})
     (doomed,) = await queue.due_retention()
     assert (doomed.kind, doomed.id, doomed.prefix) == ("job", job_id, f"jobs/{job_id}/")
     await queue.retained(doomed)

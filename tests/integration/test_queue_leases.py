@@ -69,6 +69,16 @@ async def test_a_settle_sent_twice_answers_the_same(queue: Queue, make_submissio
     assert await queue.redis.xlen(queue.keys.events) == 3
 
 
+async def test_a_settle_repeated_by_its_caller_answers_the_same(queue: Queue, make_submission: Make) -> None:
+    """Redis may go away between the write and the answer: with the same token the worker learns that it has settled."""
+    (job_id,) = await put(queue, make_submission())
+    (one,) = await claim(queue)
+    done = Outcome(state=State.SUCCEEDED)
+    assert await queue.settle("w1", job_id, one.epoch, done, token="t")
+    assert await queue.settle("w1", job_id, one.epoch, done, token="t")
+    assert not await queue.settle("w1", job_id, one.epoch, done)
+
+
 async def test_only_the_one_who_holds_it_may_write(queue: Queue, make_submission: Make) -> None:
     """Another worker, another epoch, or an unknown job: nothing is written."""
     (job_id,) = await put(queue, make_submission())

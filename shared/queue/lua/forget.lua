@@ -1,5 +1,6 @@
 -- NEEDS line ending
--- Delete the record of a job that has ended; its pictures are due for removal at once.
+-- Delete the record of a job that has ended. Its pictures were removed by the caller; once no upload of a worker that lost
+-- or left it can be under way any more, a sweep looks again.
 -- KEYS[1]  prefix
 -- ARGV     job id
 -- Returns  1, or 0 when there is no such job or it has not ended
@@ -10,5 +11,5 @@ redis.call('DEL', key.job(id), key.dead_letter(id))
 redis.call('ZREM', key.dead, id)
 redis.call('ZREM', key.jobs(job.tenant), id)
 if job.batch then redis.call('ZREM', key.batch(job.tenant, job.batch), id) end
-redis.call('ZADD', key.retention, whole(clock_ms()), ending.row(job.tenant, id, job.batch))
+redis.call('ZADD', key.retention, whole(clock_ms() + conf.lease_ms + 60000), ending.row(job.tenant, id, job.batch))
 return 1
