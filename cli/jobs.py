@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cli.backfill.prompts import value_of
 from cli.connection import Json, Key, Url, connected
 from cli.output import Screen
 from fusequeue import Client, Event, Job
@@ -45,7 +45,7 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Submit a job, wait with a progress bar, and save what it makes."""
-    fields = {**_pictures(image or [], mask), **_fields(field or [])}
+    fields = {**_pictures(image or [], mask), **fields_of(field or [])}
     with connected(url, api_key, as_json) as (client, screen):
         job = client.submit(model, prompt, **fields)
         if not wait:
@@ -107,17 +107,14 @@ def _pictures(images: Sequence[Path], mask: Path | None) -> dict[str, Any]:
     return found
 
 
-def _fields(settings: Sequence[str]) -> dict[str, Any]:
-    """Read NAME=VALUE; a value that is JSON is taken as such, anything else as text."""
+def fields_of(settings: Sequence[str]) -> dict[str, Any]:
+    """Read NAME=VALUE words as fields of a request."""
     made: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f"{setting!r} is not NAME=VALUE", param_hint="--set")
-        try:
-            made[name] = json.loads(text)
-        except json.JSONDecodeError:
-            made[name] = text
+        made[name] = value_of(name, text)
     return made
 
 

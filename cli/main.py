@@ -12,6 +12,7 @@ import typer
 
 from cli import jobs, keyring, service
 from cli import up as running
+from cli.backfill.command import backfill
 from shared import settings
 from shared.errors import FusequeueError
 from shared.version import VERSION
@@ -78,7 +79,16 @@ def version() -> None:
     print(VERSION)
 
 
-for command in (jobs.submit, jobs.watch, jobs.jobs, jobs.cancel, service.models, service.queues, service.workers):
+for command in (
+    jobs.submit,
+    backfill,
+    jobs.watch,
+    jobs.jobs,
+    jobs.cancel,
+    service.models,
+    service.queues,
+    service.workers,
+):
     app.command()(command)
 app.add_typer(service.dead, name="dead")
 

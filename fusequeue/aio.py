@@ -7,7 +7,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import islice
 from pathlib import Path
@@ -78,7 +78,7 @@ class AsyncClient:
 
     async def submit_many(
         self, bodies: Iterable[Mapping[str, Any]], *, idempotency_key: str | None = None
-    ) -> AsyncIterator[LineResult]:
+    ) -> AsyncGenerator[LineResult]:
         """Submit jobs by the thousand, and yield what became of each, in order.
 
         With the same key and the same bodies again, no job is enqueued twice. `bodies` is read as it is needed.
@@ -149,7 +149,7 @@ class AsyncClient:
                 if left <= 0:
                     raise WaitTimeout(job, timeout_s)
 
-    async def events(self, job_id: str) -> AsyncIterator[Event]:
+    async def events(self, job_id: str) -> AsyncGenerator[Event]:
         """Yield the job's state now, every change and step, and at last the whole job; comes back when cut off."""
         last_id, failures = "", 0
         while True:
@@ -186,7 +186,7 @@ class AsyncClient:
         except httpx.TransportError as error:
             raise unreachable(client.base_url, error) from error
 
-    async def jobs(self, *, limit: int | None = None, **filters: Any) -> AsyncIterator[Job]:
+    async def jobs(self, *, limit: int | None = None, **filters: Any) -> AsyncGenerator[Job]:
         """Yield jobs, newest first, up to `limit`; `filters` are those of `GET /v1/jobs`, e.g. `status="failed"`."""
         async with aclosing(self._pages("/v1/jobs", limit, filters)) as rows:
             async for told in rows:
@@ -254,7 +254,7 @@ class AsyncClient:
         """Return the workers that are alive."""
         return list((await self._http.json("GET", "/v1/workers"))["data"])
 
-    async def dead_letters(self, *, limit: int | None = None) -> AsyncIterator[DeadLetter]:
+    async def dead_letters(self, *, limit: int | None = None) -> AsyncGenerator[DeadLetter]:
         """Yield jobs that were given up, newest first, up to `limit`."""
         async with aclosing(self._pages("/v1/dead-letters", limit)) as rows:
             async for told in rows:

@@ -1,0 +1,91 @@
+"""Files of prompts: JSON lines, CSV with a header, or one prompt a line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+MAX_LINES = 1_000_000
+SLUG_CHARS = 48
+
+
+class PromptsError(Exception):
+    """The file cannot be read as prompts; the message names file and line."""
+
+
+def read(path: Path, common: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, request body) for each prompt of the file; blank lines are passed over.
+
+    `common` holds fields for all lines; a line's own fields win.
+    """
+    readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".csv": _csv_rows, ".txt": _plain}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise PromptsError(f"{path}: the name must end in {', '.join(readers)}")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for number, body in reader(path, file):
+                if number > MAX_LINES:
+                    raise PromptsError(f"{path}: more than {MAX_LINES} lines; split the file")
+                yield number, {**common, **body}
+    except OSError as error:
+        raise PromptsError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise PromptsError(f"{path}: it is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+Bodies = Iterator[tuple[int, dict[str, Any]]]
+
+
+def _plain(_path: Path, file: Iterator[str]) -> Bodies:
+    for number, line in enumerate(file, start=1):
+        if prompt := line.strip():
+            yield number, {"prompt": prompt}
+
+
+def _json_lines(path: Path, file: Iterator[str]) -> Bodies:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            body = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise PromptsError(f"{path}:{number}: {error.msg} at column {error.colno}") from error
+        if not isinstance(body, dict):
+            raise PromptsError(f"{path}:{number}: a line must be a JSON object with the fields of a job")
+        yield number, body
+
+
+def _csv_rows(path: Path, file: Iterator[str]) -> Bodies:
+    rows = csv.DictReader(file, strict=True)
+    try:
+        if "prompt" not in (rows.fieldnames or ()):
+            raise PromptsError(f"{path}:1: the header has no column `prompt`")
+        for row in rows:
+            if None in row:
+                raise PromptsError(f"{path}:{rows.line_num}: more columns than the header has")
+            yield rows.line_num, {name: value_of(name, text) for name, text in row.items() if text not in (None, "")}
+    except csv.Error as error:
+        raise PromptsError(f"{path}:{rows.line_num}: {error}") from error
+
+
+def value_of(name: str, text: str) -> Any:
+    """Return a field from text: what is JSON is taken as such, but for words, which stay words."""
+    if name in ("prompt", "negative_prompt"):
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def file_name(number: int, prompt: str) -> str:
+    """Return a name to save a line's results under: its number, and the first words of its prompt."""
+    plain = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", plain)[:SLUG_CHARS].strip("-")
+    return f"{number:06d}-{slug}" if slug else f"{number:06d}"

@@ -1,0 +1,96 @@
+"""How files of prompts are read, and what a backfill remembers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.backfill.ledger import Ledger, LedgerError, Line
+from cli.backfill.prompts import PromptsError, file_name, read
+
+LINES = [(1, {"prompt": "a"}), (2, {"prompt": "b"}), (4, {"prompt": "c"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "bodies"),
+    [
+        ("p.txt", b"a\n\n  b  \r\n", [(1, {"prompt": "a"}), (3, {"prompt": "b"})]),
+        ("p.txt", b"\xef\xbb\xbfa\n", [(1, {"prompt": "a"})]),  # a byte order mark
+        ("p.jsonl", b'{"prompt": "a", "seed": 3}\n\n', [(1, {"prompt": "a", "seed": 3})]),
+        ("p.csv", b"prompt,steps,scheduler\n7,20,\n", [(2, {"prompt": "7", "steps": 20})]),  # a prompt stays words
+        ("p.csv", b'prompt,seed\n"two\nlines, one prompt",1\n', [(3, {"prompt": "two\nlines, one prompt", "seed": 1})]),
+    ],
+)
+def test_prompts_are_read(tmp_path: Path, name: str, content: bytes, bodies: list[tuple[int, Any]]) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert list(read(tmp_path / name, {})) == bodies
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("p.doc", b"a", "must end in .jsonl"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "p.jsonl:2: "),
+        ("p.jsonl", b"[1]\n", "p.jsonl:1: a line must be a JSON object"),
+        ("p.csv", b"text\na\n", "no column `prompt`"),
+        ("p.csv", b"prompt,seed\na,1,2\n", "p.csv:2: more columns"),
+        ("p.txt", b"\xff\xfe", "not UTF-8"),
+    ],
+)
+def test_what_cannot_be_read_names_file_and_line(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(PromptsError, match=told):
+        list(read(tmp_path / name, {}))
+
+
+def test_a_line_wins_over_what_holds_for_all(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a", "steps": 4}\n')
+    assert list(read(tmp_path / "p.jsonl", {"steps": 9, "seed": 1})) == [(1, {"prompt": "a", "steps": 4, "seed": 1})]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "name"),
+    [
+        ("A red circle, left!", "000012-a-red-circle-left"),
+        ("Ünïcode ✨ prompt", "000012-unicode-prompt"),
+        ("../../etc/passwd", "000012-etc-passwd"),
+        ("画", "000012"),
+    ],
+)
+def test_names_are_readable_and_stay_in_their_folder(prompt: str, name: str) -> None:
+    assert file_name(12, prompt) == name
+
+
+def test_a_ledger_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Lines that never failed come before those that did: their places in a request depend on nobody else."""
+    ledger = Ledger(tmp_path)
+    ledger.begin(LINES)
+    ledger.submitted([(1, "job_1", None), (2, "job_2", None), (4, None, "too long")])
+    ledger.failed(1, "lost", again=True)
+    ledger.done(2, ["b.png"])
+    ledger.close()
+    again = Ledger(tmp_path)
+    again.begin(LINES)
+    assert again.counts() == {Line.NEW: 1, Line.SUBMITTED: 0, Line.DONE: 1, Line.FAILED: 1}
+    assert again.retry_failed() == 1
+    assert [(entry.number, entry.tries) for entry in again.entries(Line.NEW, 10)] == [(1, 1), (4, 1)]
+    with pytest.raises(LedgerError, match="another backfill"):
+        again.begin(LINES[:2])
+    again.close()
+
+
+def test_a_file_at_fault_leaves_no_lines_behind(tmp_path: Path) -> None:
+    """It can be mended, and the same folder used."""
+
+    def broken() -> Any:
+        yield LINES[0]
+        raise PromptsError("line 2")
+
+    ledger = Ledger(tmp_path)
+    with pytest.raises(PromptsError):
+        ledger.begin(broken())
+    ledger.begin(LINES)
+    assert ledger.counts()[Line.NEW] == 3
+    ledger.close()
