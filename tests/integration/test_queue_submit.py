@@ -160,6 +160,32 @@ async def test_an_input_lives_as_long_as_a_job_uses_it(
     assert await queue.get_input("default", "in_1") is None
 
 
+async def test_all_inputs_of_a_job_live_as_long_as_it_uses_them(queue: Queue, make_submission: Make) -> None:
+    """Those to edit, the mask, the last picture; one that two jobs use outlives the first of them."""
+    refs = {
+        name: InputRef(
+            id=f"in_{name}", key=f"inputs/default/in_{name}/p.png", content_type="image/png", bytes=3, width=8, height=8
+        )
+        for name in ("a", "b", "mask", "last")
+    }
+    for ref in refs.values():
+        await queue.put_input("default", ref, 100)
+    a, b, mask, last = refs.values()
+    one = make_submission(images=(a, b, a), mask=mask, last_image=last)
+    two = make_submission(images=(b,))
+    await put(queue, one, two)
+
+    async def held() -> set[str]:
+        names = {name: queue.keys.input("default", f"in_{name}") for name in refs}
+        return {name for name, key in names.items() if await queue.redis.pttl(key) == -1}
+
+    assert await held() == {"a", "b", "mask", "last"}
+    await queue.cancel(one.job.id)
+    assert await held() == {"b"}
+    await queue.cancel(two.job.id)
+    assert await held() == set()
+
+
 async def test_an_idle_queue_holds_nothing_of_its_lines(queue: Queue, make_submission: Make) -> None:
     """When all jobs have ended, no lane, group, index of lanes or signature is left."""
     await put(queue, *[make_submission(priority=priority, width=width) for priority in Priority for width in (64, 128)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
@@ -13,9 +14,12 @@ from engine_room import a_job
 from PIL import Image
 
 from shared.errors import InferenceFailed, ModelUnavailable, NonFiniteLatents
-from worker.engine.calls import arguments_for, least_strength, scheduler_named, to_pixels
+from shared.job import Job, Task
+from worker.engine.calls import arguments_for, least_strength, scheduler_named, to_frames, to_pixels
 from worker.engine.copies import Steps
-from worker.engine.inputs import Inputs, fit_picture
+from worker.engine.forms import does, pipeline_for
+from worker.engine.inputs import Inputs, fit_mask, fit_picture, prepare
+from worker.engine.interface import InputFiles
 
 
 class Narrow:
@@ -95,6 +99,147 @@ def test_what_cannot_be_decoded_is_an_error_of_the_image(data: bytes) -> None:
     with pytest.raises(InferenceFailed) as caught:
         fit_picture(data, 8, 8)
     assert caught.value.param == "image"
+
+
+def test_a_mask_is_cut_as_its_picture_and_white_is_repainted() -> None:
+    """Where a mask can be seen through, that is what is repainted, as OpenAI's clients send it."""
+    wide = Image.new("L", (300, 100))
+    wide.paste(255, (100, 0, 200, 100))
+    mask = fit_mask(file_of(wide), 50, 50)
+    assert (mask.mode, mask.size, mask.getpixel((25, 25))) == ("L", (50, 50), 255)
+    assert fit_mask(file_of(wide), 150, 50).getpixel((10, 25)) == 0
+    holed = Image.new("RGBA", (64, 64), (255, 255, 255, 255))
+    holed.paste((0, 0, 0, 0), (0, 0, 32, 64))
+    seen = fit_mask(file_of(holed), 64, 64)
+    assert (seen.getpixel((10, 30)), seen.getpixel((50, 30))) == (255, 0)
+
+
+def test_a_picture_to_edit_keeps_its_proportions_and_transparency_where_layers_need_it() -> None:
+    """It is brought to the size that the signature has, and is not cut."""
+    halves = Image.new("RGBA", (300, 100), (255, 0, 0, 255))
+    halves.paste((0, 0, 0, 0), (150, 0, 300, 100))
+    job = a_job("x", task=Task.EDIT, reference_sizes=((96, 32), (64, 64)), pictures=2)
+    wide, square = prepare(job, InputFiles(images=(file_of(halves), file_of(halves)))).images
+    assert (wide.size, square.size, wide.mode) == ((96, 32), (64, 64), "RGB")
+    assert wide.getpixel((90, 16)) == (255, 255, 255)
+    layered = a_job("x", task=Task.EDIT, reference_sizes=((96, 32),), layers=3)
+    (clear,) = prepare(layered, InputFiles(images=(file_of(halves),))).images
+    assert clear.getpixel((90, 16)) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("param", ["mask", "last_image"])
+def test_the_input_that_cannot_be_decoded_is_named(param: str) -> None:
+    """There may be several."""
+    job = a_job("x", task=Task.IMAGE_TO_VIDEO)
+    with pytest.raises(InferenceFailed) as caught:
+        prepare(job, InputFiles(images=(file_of(Image.new("RGB", (8, 8))),), **{param: b"broken"}))
+    assert caught.value.param == param
+
+
+def called(pipeline: str, job: Job, inputs: Inputs | None = None) -> dict[str, Any]:
+    """The arguments of a call of diffusers' class, which is not built for it; without those that all get."""
+    made = object.__new__(getattr(diffusers, pipeline))
+    common = {"prompt", "width", "height", "num_inference_steps", "generator", "output_type"}
+    return {
+        name: value for name, value in arguments_for(made, job, 0, inputs or Inputs()).items() if name not in common
+    }
+
+
+PICTURE, OTHER, MASK = Image.new("RGB", (8, 8)), Image.new("RGB", (8, 8), "red"), Image.new("L", (8, 8))
+CLIP: dict[str, Any] = {"task": Task.TEXT_TO_VIDEO, "frames": 9, "fps": 24}
+SCALE = {"guidance_scale": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "fields", "inputs", "expected"),
+    [
+        ("FluxPipeline", {"negative_prompt": "no"}, None, SCALE | {"negative_prompt": "no"}),
+        ("QwenImagePipeline", {}, None, {"true_cfg_scale": 4.0, "negative_prompt": " "}),
+        ("QwenImagePipeline", {"guidance_scale": 1.0}, None, {"true_cfg_scale": 1.0}),
+        ("QwenImagePipeline", {"negative_prompt": "no"}, None, {"true_cfg_scale": 4.0, "negative_prompt": "no"}),
+        ("WanPipeline", CLIP, None, SCALE | {"num_frames": 9}),
+        ("WanPipeline", CLIP | {"guidance_scale_2": 3.0}, None, SCALE | {"num_frames": 9, "guidance_scale_2": 3.0}),
+        (
+            "WanImageToVideoPipeline",
+            CLIP | {"task": Task.IMAGE_TO_VIDEO},
+            Inputs((PICTURE,), last_image=OTHER),
+            SCALE | {"num_frames": 9, "image": PICTURE, "last_image": OTHER},
+        ),
+        ("LTX2Pipeline", CLIP, None, SCALE | {"num_frames": 9, "frame_rate": 24.0}),
+        (
+            "HeliosPyramidPipeline",
+            CLIP | {"steps": 8},
+            None,
+            SCALE | {"num_frames": 9, "pyramid_num_inference_steps_list": [3, 3, 2]},
+        ),
+        (
+            "StableDiffusionInpaintPipeline",
+            {"task": Task.INPAINT, "strength": 1.0},
+            Inputs((PICTURE,), MASK),
+            SCALE | {"image": PICTURE, "mask_image": MASK, "strength": 1.0},
+        ),
+        (
+            "FluxKontextPipeline",
+            {"task": Task.EDIT},
+            Inputs((PICTURE,)),
+            SCALE | {"image": PICTURE, "_auto_resize": False, "max_area": 64 * 64},
+        ),
+        ("Flux2Pipeline", {"task": Task.EDIT}, Inputs((PICTURE, OTHER)), SCALE | {"image": [PICTURE, OTHER]}),
+        ("GlmImagePipeline", {"task": Task.EDIT}, Inputs((PICTURE,)), SCALE | {"image": [PICTURE]}),
+        (
+            "QwenImageLayeredPipeline",
+            {"task": Task.EDIT, "layers": 3, "guidance_scale": 1.0},
+            Inputs((PICTURE,)),
+            {"true_cfg_scale": 1.0, "image": PICTURE, "layers": 3, "resolution": 640},
+        ),
+    ],
+)
+def test_each_pipeline_is_called_by_its_own_names(
+    pipeline: str, fields: dict[str, Any], inputs: Inputs | None, expected: dict[str, Any]
+) -> None:
+    """Guidance, pictures and time have other names in other families."""
+    assert called(pipeline, a_job("x", **fields), inputs) == expected
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "tasks"),
+    [
+        ("StableDiffusionPipeline", {Task.TEXT_TO_IMAGE}),
+        ("StableDiffusionImg2ImgPipeline", {Task.IMAGE_TO_IMAGE}),
+        ("FluxFillPipeline", {Task.INPAINT}),
+        ("FluxKontextPipeline", {Task.TEXT_TO_IMAGE, Task.EDIT}),
+        ("Flux2Pipeline", {Task.TEXT_TO_IMAGE, Task.EDIT}),
+        ("GlmImagePipeline", {Task.TEXT_TO_IMAGE, Task.EDIT}),
+        ("QwenImageEditPlusPipeline", {Task.EDIT}),
+        ("QwenImageLayeredPipeline", {Task.EDIT}),
+        ("WanPipeline", {Task.TEXT_TO_VIDEO}),
+        ("WanImageToVideoPipeline", {Task.IMAGE_TO_VIDEO}),
+        ("HeliosPipeline", {Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO}),
+        ("LTX2ImageToVideoPipeline", {Task.IMAGE_TO_VIDEO}),
+    ],
+)
+def test_a_class_tells_its_tasks_by_what_its_call_takes(pipeline: str, tasks: set[Task]) -> None:
+    """A model's other tasks are for its siblings."""
+    made = object.__new__(getattr(diffusers, pipeline))
+    assert {task for task in Task if does(task, made)} == tasks
+
+
+def test_a_task_that_a_model_has_no_form_for_is_told() -> None:
+    """When it is loaded: the models file promised too much."""
+    with pytest.raises(ModelUnavailable, match="WanPipeline has no form for edit"):
+        pipeline_for(Task.EDIT, object.__new__(diffusers.WanPipeline))
+
+
+def test_a_video_becomes_frames_of_bytes() -> None:
+    """In their order; one with values that are no numbers is an error."""
+    video = torch.zeros(3, 3, 2, 5)
+    video[1, 0] = 1.0
+    frames = to_frames(video)
+    assert (frames.shape, frames.dtype) == ((3, 2, 5, 3), np.uint8)
+    assert frames[:, 0, 0, 0].tolist() == [0, 255, 0]
+    video[2, 1, 1, 1] = float("nan")
+    with pytest.raises(NonFiniteLatents):
+        to_frames(video)
 
 
 def test_pixels_are_rounded_like_diffusers_does() -> None:

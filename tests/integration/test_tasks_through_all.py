@@ -1,0 +1,130 @@
+"""From a request over HTTP to what a client downloads: pictures repainted and videos made by a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import av
+import httpx
+import numpy as np
+import pytest
+from engine_room import DIFFUSERS_AND_NUMPY, a_mask_file, a_picture_file
+from PIL import Image
+from serving import serving
+from tiny import shelf
+
+from shared import catalog
+from shared.queue import Queue
+from shared.storage import connect
+from worker.loop import Worker
+
+pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+
+MODELS = """
+[[model]]
+id = "painter"
+source = "sd"
+tasks = ["text_to_image", "inpaint"]
+[model.defaults]
+width = 64
+height = 64
+steps = 4
+
+[[model]]
+id = "film"
+source = "wan-2.2-ti2v"
+tasks = ["text_to_video", "image_to_video"]
+max_batch = 4
+[model.defaults]
+width = 64
+height = 64
+steps = 2
+frames = 5
+fps = 8
+[model.limits]
+multiple_of = 32
+max_frames = 17
+frames_multiple = 4
+max_images = 4
+"""
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def models_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    for name in ("sd", "wan-2.2-ti2v"):
+        shelf.put(name, folder / name)
+    file = folder / "models.toml"
+    file.write_text(MODELS)
+    return file
+
+
+@pytest.fixture
+async def api(durable_server: Any, settings_for: Any, models_file: Path, tmp_path: Path) -> AsyncIterator[Any]:
+    """A client of an API beside a worker, in this process, over a Redis and a folder."""
+    own = {"models": models_file, "storage_dir": tmp_path / "storage", "device": "cpu", "torch_threads": 1}
+    settings = settings_for(durable_server.url, **own)
+    queue, workers_queue, storage = Queue.connect(settings), Queue.connect(settings), connect(settings)
+    worker = Worker(catalog.load(models_file), workers_queue, storage, settings)
+    working = asyncio.create_task(worker.run())
+    async with serving(queue, tmp_path, models=models_file) as client:
+        yield client
+    worker.drain()
+    assert await asyncio.wait_for(working, WAIT_S) == 0
+    for part in (storage, workers_queue, queue):
+        await part.close()
+
+
+async def finished(api: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    job = (await api.post("/v1/jobs", json=body, headers={"Prefer": f"wait={WAIT_S}"})).json()
+    assert job.get("status") == "succeeded", job
+    return dict(job)
+
+
+async def upload(api: httpx.AsyncClient, data: bytes) -> str:
+    return str((await api.post("/v1/inputs", files={"file": ("a.png", data)})).json()["id"])
+
+
+async def test_what_is_masked_is_repainted_and_the_rest_stays(api: httpx.AsyncClient) -> None:
+    """The job's answer names both pictures; the picture keeps, outside of the mask, what it showed."""
+    picture, mask = await upload(api, a_picture_file()), await upload(api, a_mask_file())
+    common = {"model": "painter", "image": picture, "mask": mask, "seed": 3}
+    jobs = await asyncio.gather(*(finished(api, {**common, "prompt": prompt}) for prompt in ("a cat", "a red house")))
+    for job in jobs:
+        assert (job["task"], job["strength"], job["mask"]["id"]) == ("inpaint", 1.0, mask)
+        assert [image["id"] for image in job["images"]] == [picture]
+    seen = []
+    for job in jobs:
+        file = await api.get(job["artifacts"][0]["url"])
+        seen.append(np.asarray(Image.open(io.BytesIO(file.content)).convert("RGB"), int))
+    different = np.abs(seen[0] - seen[1]).mean(axis=(0, 2))  # of each column
+    assert different[40:].mean() > 3 * different[:16].mean(), "the prompt shows where the mask is white"
+
+
+async def test_videos_from_words_and_from_a_picture_share_forwards_and_play(api: httpx.AsyncClient) -> None:
+    """Both are MP4s of the asked length and rate, with a still; a part of one can be read."""
+    first = await upload(api, a_picture_file())
+    bodies = [
+        {"model": "film", "prompt": "a wave", "steps": 3, "seed": 1},
+        {"model": "film", "prompt": "a ship leaves", "steps": 3, "seed": 2, "image": first},
+    ]
+    jobs = await asyncio.gather(*(finished(api, body) for body in bodies))
+    assert [job["task"] for job in jobs] == ["text_to_video", "image_to_video"]
+    for job in jobs:
+        (artifact,) = job["artifacts"]
+        assert (artifact["kind"], artifact["frames"], artifact["duration_s"]) == ("video", 5, 0.625)
+        data = (await api.get(artifact["url"])).content
+        assert len(data) == artifact["bytes"]
+        with av.open(io.BytesIO(data)) as file:
+            (stream,) = file.streams.video
+            assert (stream.average_rate, stream.frames, stream.width, stream.height) == (8, 5, 64, 64)
+        still = await api.get(artifact["thumbnail_url"])
+        assert Image.open(io.BytesIO(still.content)).size == (64, 64)
+        part = await api.get(artifact["url"], headers={"Range": "bytes=100-199"})
+        assert (part.status_code, part.content) == (206, data[100:200])
+    assert max(job["fusing"]["max_jobs"] for job in jobs) == 2, [job["fusing"] for job in jobs]
