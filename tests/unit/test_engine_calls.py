@@ -82,6 +82,14 @@ def test_an_input_picture_covers_the_size_and_is_cropped_in_the_middle() -> None
     assert fitted.getpixel((4, 25)) == (0, 0, 255)
 
 
+@pytest.mark.parametrize(("deep", "grey"), [(0, 0), (255, 0), (32_896, 128), (65_535, 255)])
+def test_a_grey_of_16_bits_keeps_its_shade(deep: int, grey: int) -> None:
+    """Of a depth map, say, all but the darkest would be white."""
+    data = file_of(Image.new("I;16", (8, 8), deep))
+    assert fit_picture(data, 8, 8).getpixel((4, 4)) == pytest.approx((grey,) * 3, abs=1)
+    assert fit_mask(data, 8, 8).getpixel((4, 4)) == pytest.approx(grey, abs=1)
+
+
 def test_an_input_picture_is_turned_upright_and_loses_its_transparency() -> None:
     """A camera's orientation is applied; what can be seen through is white."""
     sideways = Image.new("RGB", (80, 40), "red")

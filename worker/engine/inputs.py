@@ -69,11 +69,18 @@ def _opaque(picture: Image.Image) -> Image.Image:
     return picture.convert("RGB")
 
 
+def _eight_bits(picture: Image.Image) -> Image.Image:
+    """Scale 16-bit greys, as of depth maps, to 8 bits; Pillow's own conversion would make all above 255 white."""
+    if not picture.mode.startswith("I"):
+        return picture
+    return picture.convert("I").point(lambda value: value * (255 / 65_535)).convert("L")
+
+
 @contextmanager
 def _upright(data: bytes, param: str) -> Iterator[Image.Image]:
     """Give the picture; whatever its file lacks is found while it is used."""
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            yield ImageOps.exif_transpose(opened)
+            yield _eight_bits(ImageOps.exif_transpose(opened))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InferenceFailed(f"the input picture cannot be decoded: {error}", param=param) from error
