@@ -5,16 +5,21 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
+from typing import TypeVar
 
 from shared.queue import Queue
 from worker.engine import ForwardFacts
 from worker.policy import paying_rows
 
+MAX_KEPT = 1000  # shapes, and signatures: clients choose among many sizes, and a worker lives long
+TELL_AGAIN_S = 3600.0  # Redis forgets within a day what is not told again
 SAMPLES = 15
 TRUSTED_SAMPLES = 5
 MEMORY_S = 600.0
 
 Shape = tuple[str, str, str]  # device, model, tensor shape
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Curves:
@@ -29,13 +34,13 @@ class Curves:
         self._untold: dict[tuple[Shape, int], list[float]] = {}
         self._shape_of: dict[str, Shape] = {}
         self._paying: dict[str, int] = {}
-        self._told: dict[str, int] = {}
+        self._told: dict[str, tuple[int, float]] = {}  # rows, time.monotonic()
 
     def measure(self, signature: str, facts: ForwardFacts) -> None:
         """Take in one forward of the jobs of `signature`."""
         shape = (facts.device, facts.model, facts.shape)
-        self._shape_of[signature] = shape
-        rows = self._samples.setdefault(shape, {}).setdefault(facts.rows, deque(maxlen=SAMPLES))
+        _keep(self._shape_of, signature, shape)
+        rows = _keep(self._samples, shape, self._samples.get(shape, {})).setdefault(facts.rows, deque(maxlen=SAMPLES))
         rows.append((time.monotonic(), facts.seconds))
         self._untold.setdefault((shape, facts.rows), []).append(facts.seconds)
 
@@ -49,7 +54,7 @@ class Curves:
     def _curve(self, shape: Shape) -> dict[int, float]:
         fresh = time.monotonic() - MEMORY_S
         curve = {}
-        for rows, samples in self._samples[shape].items():
+        for rows, samples in self._samples.get(shape, {}).items():
             recent = [seconds for at, seconds in samples if at > fresh]
             if len(recent) >= TRUSTED_SAMPLES:
                 curve[rows] = statistics.median(recent)
@@ -60,7 +65,19 @@ class Curves:
         untold, self._untold = self._untold, {}
         for (shape, rows), seconds in untold.items():
             await queue.learn(*shape, rows, statistics.median(seconds))
-        for signature, rows in self._paying.items():
-            if self._told.get(signature) != rows:
+        paying, self._paying = self._paying, {}
+        now = time.monotonic()
+        for signature, rows in paying.items():
+            told, at = self._told.get(signature, (0, 0.0))
+            if told != rows or now - at > TELL_AGAIN_S:
                 await queue.learn_paying(signature, rows)
-                self._told[signature] = rows
+                _keep(self._told, signature, (rows, now))
+
+
+def _keep(known: dict[K, V], name: K, value: V) -> V:
+    """Set `name` to `value` as the newest entry; the oldest goes where there are too many."""
+    known.pop(name, None)
+    known[name] = value
+    if len(known) > MAX_KEPT:
+        del known[next(iter(known))]
+    return value

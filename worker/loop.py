@@ -172,7 +172,10 @@ class Worker:
 
     def _measured(self, facts: ForwardFacts) -> None:
         self._reporter.count_forward(facts)
-        running = next((run for run in self._runs.values() if run.spec.id == facts.model), None)
+        # Not one that is only being uploaded: it may be of another signature than the batch that runs by now.
+        running = next(
+            (run for run in self._runs.values() if run.spec.id == facts.model and not run.engine_done.done()), None
+        )
         if running is not None:
             self._curves.measure(running.claim.signature, facts)
 

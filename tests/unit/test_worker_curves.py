@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.queue import Queue
 from worker import curves
 from worker.curves import TRUSTED_SAMPLES, Curves
 from worker.engine import ForwardFacts
@@ -37,3 +38,37 @@ def test_what_did_not_pay_is_tried_again_after_a_while(monkeypatch: pytest.Monke
     made = learned({1: 1.0, 2: 2.0})
     monkeypatch.setattr(curves, "MEMORY_S", -1.0)
     assert made.rows("s", 8) == 8
+
+
+async def test_what_pays_is_told_when_it_changes_and_before_redis_forgets_it(
+    fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue starts batches of as many seats as pay; its memory of that lasts a day."""
+    name = fake_queue.keys.paying("s")
+    made = learned({1: 1.0, 2: 2.0})
+    made.rows("s", 8)
+    await made.teach(fake_queue)
+    assert await fake_queue.redis.get(name) == "1"
+    await fake_queue.redis.delete(name)
+    made.rows("s", 8)
+    await made.teach(fake_queue)
+    assert await fake_queue.redis.get(name) is None
+    monkeypatch.setattr(curves, "TELL_AGAIN_S", -1.0)
+    made.rows("s", 8)
+    await made.teach(fake_queue)
+    assert await fake_queue.redis.get(name) == "1"
+
+
+async def test_what_is_learned_is_bounded(fake_queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients choose sizes: the newest signatures and shapes are kept."""
+    monkeypatch.setattr(curves, "MAX_KEPT", 5)
+    made = Curves()
+    for at in range(20):
+        for _ in range(TRUSTED_SAMPLES):
+            made.measure(f"s{at}", ForwardFacts("demo", 1, 1, 1.0, "cpu", f"4x8x{at}"))
+            made.measure(f"s{at}", ForwardFacts("demo", 2, 2, 2.0, "cpu", f"4x8x{at}"))
+        assert made.rows(f"s{at}", 8) == 1
+        await made.teach(fake_queue)
+    assert made.rows("s19", 8) == 1
+    assert made.rows("s0", 8) == 8
+    assert all(len(kept) <= 6 for kept in vars(made).values())
