@@ -39,7 +39,13 @@ BLOCK_MARGIN_S = 3.0
 DEAD_LETTERS_MS = 7 * 86_400_000
 DEAD_LETTERS_CAP = 10_000
 
-_PARTS = {"line": "line.lua", "ending": "ending.lua", "filling": "filling.lua", "rate": "rate.lua"}
+_PARTS = {
+    "line": "line.lua",
+    "ending": "ending.lua",
+    "filling": "filling.lua",
+    "quota": "quota.lua",
+    "rate": "rate.lua",
+}
 _FOLDER = resources.files("shared.queue") / "lua"
 
 

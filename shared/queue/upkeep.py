@@ -101,6 +101,7 @@ class Upkeep(Connected):
             repaired = await self._each("job", "reconcile_jobs")
             repaired += await self._each("lane", "reconcile_lanes")
             repaired += await self._each("sig", "reconcile_sigs")
+            repaired += int(await self.run("reconcile_running"))
             return repaired + int(await self.run("reconcile_waiting"))
         finally:
             with translated():

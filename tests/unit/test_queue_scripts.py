@@ -22,7 +22,7 @@ LUA = Path(shared.queue.__file__).parent / "lua"
 PRELUDE = (LUA / "prelude.lua").read_text("utf-8")
 RANKED = {"lane": 1, "lanes": 1, "ripe": 1}
 WHOLE_SCRIPTS = sorted(path.stem for path in LUA.glob("*.lua") if "\n-- KEYS[1]  prefix\n" in f"\n{path.read_text()}")
-PARTS = {"prelude", "line", "ending", "filling", "rate"}
+PARTS = {"prelude", "line", "ending", "filling", "quota", "rate"}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
--- NEEDS line ending filling
+-- NEEDS line ending quota filling
 -- Start a batch: choose one ripe signature and claim up to some seats of it.
 -- KEYS[1]  prefix
 -- ARGV     worker, seats, lowest rank that may be claimed, then the models

@@ -79,10 +79,11 @@ function ending.queue_again(id, job, src, now)
 end
 
 -- Take a running job out of its worker's hands: lease, entry and counters. The caller decides what becomes of it.
-function ending.take_back(id, job)
+function ending.take_back(id, job, now)
   redis.call('ZREM', key.leases, id)
   if redis.call('HINCRBY', key.holding, job.worker or '', -1) <= 0 then redis.call('HDEL', key.holding, job.worker or '') end
   if redis.call('HINCRBY', key.sig(job.sig), 'running', -1) <= 0 then redis.call('HDEL', key.sig(job.sig), 'running') end
+  line.count_running(job.tenant, -job.seats, now)
   if job.src == 'lane' and job.entry then
     local lane = key.lane(job.sig, job.rank, job.tenant)
     line.acknowledge(lane, job.entry)
@@ -105,7 +106,7 @@ end
 
 -- A worker lost this job (its lease ran out). Only a loss while alone counts as the job's own fault.
 function ending.lost(id, job, now)
-  ending.take_back(id, job)
+  ending.take_back(id, job, now)
   if job.cancel then return ending.finish(id, job, 'canceled', now) end
   if job.alone then
     local losses = redis.call('HINCRBY', key.job(id), 'losses', 1)
@@ -122,7 +123,7 @@ function ending.lost(id, job, now)
 end
 
 function ending.given_back(id, job, now)
-  ending.take_back(id, job)
+  ending.take_back(id, job, now)
   if job.cancel then return ending.finish(id, job, 'canceled', now) end
   ending.queue_again(id, job, job.alone and 'alone' or 'front', now)
 end

@@ -4,6 +4,9 @@ local filling = {}
 local LANES_READ = 64
 local PASSES = 4
 local READS = 600
+local FRONT_READ, FRONT_PAGES = 64, 4
+local ALONE_READ = 16
+local LANE_PAGES = 4
 local HOLD_BACK_MS = 60000
 
 -- Move a job to its worker, b.worker. What is counted is noted, and written once a batch.
@@ -21,6 +24,7 @@ function filling.take(b, id, job)
   b.taken[group].jobs = b.taken[group].jobs + 1
   b.taken[group].seats = b.taken[group].seats + job.seats
   b.left = b.left - job.seats
+  quota.take(b, job.tenant, job.seats)
   local waited = math.max(0, math.floor(b.now - (tonumber(job.arrived) or b.now)))
   table.insert(b.claims, {id, job.job or '', job.sig, epoch, job.alone and 1 or 0, waited})
 end
@@ -28,16 +32,20 @@ end
 -- Write what the claims of a batch changed in the counters.
 local function count(b)
   if not b.claims[1] then return end
-  for _, group in pairs(b.taken) do line.count(b.sig, group.rank, group.tenant, -group.jobs, -group.seats) end
+  for _, group in pairs(b.taken) do
+    line.count(b.sig, group.rank, group.tenant, -group.jobs, -group.seats)
+    line.count_running(group.tenant, group.seats, b.now)
+  end
   redis.call('HINCRBY', key.holding, b.worker, #b.claims)
   redis.call('HINCRBY', key.sig(b.sig), 'running', #b.claims)
   line.add_all(key.leases, b.leases)
 end
 
 -- A job left over because it needs more seats than there are: it leads the next batch.
-function filling.pass_over(id, now)
-  redis.call('HSETNX', key.job(id), 'passed', whole(now))
-  redis.call('HSETNX', key.job(id), 'returned', whole(now))
+function filling.pass_over(b, id)
+  b.more = true
+  redis.call('HSETNX', key.job(id), 'passed', whole(b.now))
+  redis.call('HSETNX', key.job(id), 'returned', whole(b.now))
 end
 
 -- Whether seats are to be left free for a job that was passed over: it waits for longer than overdue_ms, this worker has
@@ -56,24 +64,42 @@ function filling.past(id, job, now)
   return true
 end
 
--- Take what fits of the jobs given back or passed over. b: the batch in the making.
-function filling.from_front(b, rank)
-  local waiting = redis.call('ZRANGEBYSCORE', key.front(b.sig), whole(rank * PRIORITY_SPAN),
-    '(' .. whole((rank + 1) * PRIORITY_SPAN), 'LIMIT', 0, 64)
+-- The jobs of front:<sig> or alone:<sig> with that rank, `count` of them after `skipped`.
+local function standing(name, rank, skipped, count)
+  return redis.call('ZRANGEBYSCORE', name, whole(rank * PRIORITY_SPAN), '(' .. whole((rank + 1) * PRIORITY_SPAN),
+    'LIMIT', skipped, count)
+end
+
+-- Take what fits of some jobs given back or passed over. Returns how many were left since their tenants have their seats.
+local function from_standing(b, waiting)
+  local short = 0
   for _, id in ipairs(waiting) do
-    if b.left <= 0 then return end
+    if b.left <= 0 or b.held then return 0 end
     local job = ending.load(id)
     if not job or job.state ~= 'queued' then
       redis.call('ZREM', key.front(b.sig), id)
     elseif not filling.past(id, job, b.now) then
-      if job.seats <= b.left then
+      if not quota.allows(b, job.tenant, job.seats) then
+        short = short + 1
+      elseif job.seats <= b.left then
         redis.call('ZREM', key.front(b.sig), id)
         filling.take(b, id, job)
       else
-        filling.pass_over(id, b.now)
-        if filling.holds_back(id, b.worker, b.now) then b.held = true return end
+        filling.pass_over(b, id)
+        b.held = filling.holds_back(id, b.worker, b.now)
       end
     end
+  end
+  return short
+end
+
+-- Take what fits of the jobs given back or passed over. b: the batch in the making.
+function filling.from_front(b, rank)
+  local skipped = 0
+  for _ = 1, FRONT_PAGES do
+    local short = from_standing(b, standing(key.front(b.sig), rank, skipped, FRONT_READ))
+    if short == 0 then return end
+    skipped = skipped + short
   end
 end
 
@@ -116,8 +142,17 @@ local function treat(b, rank, lane, turn, entry)
     line.acknowledge(lane, entry.id)
     redis.call('HSET', key.job(entry.job), 'src', 'front', 'entry', '')
     redis.call('ZADD', key.front(b.sig), line.score(rank, tonumber(job.arrived) or b.now), entry.job)
-    filling.pass_over(entry.job, b.now)
+    filling.pass_over(b, entry.job)
     turn.passes = turn.passes + 1
+  end
+end
+
+-- The seats that the next entry of a lane needs, nil when there is none or the lane's group was lost.
+local function next_seats(lane, last)
+  local head = last and '(' .. last or line.head(lane)
+  local row = head and redis.call('XRANGE', lane, head, '+', 'COUNT', 1)[1]
+  for place = 1, row and #row[2] or 0, 2 do
+    if row[2][place] == 'seats' then return tonumber(row[2][place + 1]) end
   end
 end
 
@@ -126,7 +161,14 @@ local function from_lane(b, rank, turn, count)
   local lane = key.lane(b.sig, rank, turn.tenant)
   local enough = #b.claims + count
   while #b.claims < enough and b.left > 0 do
-    local entries = read_entries(lane, enough - #b.claims)
+    local at_once = enough - #b.claims
+    if quota.bound(b, turn.tenant) then
+      -- Looked at before it is read: what was read has left the line.
+      local seats = next_seats(lane, turn.last)
+      if seats and not quota.allows(b, turn.tenant, seats) then return false end
+      at_once = 1
+    end
+    local entries = read_entries(lane, at_once)
     if not entries[1] then
       turn.drained = true
       return false
@@ -134,14 +176,34 @@ local function from_lane(b, rank, turn, count)
     for _, entry in ipairs(entries) do treat(b, rank, lane, turn, entry) end
     turn.last = entries[#entries].id
     turn.reads = turn.reads + #entries
-    if turn.passes >= PASSES or turn.reads >= READS then return false end
+    if turn.passes >= PASSES or turn.reads >= READS then
+      b.more = true
+      return false
+    end
   end
   return b.left > 0
 end
 
+-- The tenants that wait longest and may have a seat.
+local function eligible(b, rank)
+  for page = 0, LANE_PAGES - 1 do
+    local tenants = redis.call('ZRANGE', key.lanes(b.sig, rank), page * LANES_READ, (page + 1) * LANES_READ - 1)
+    quota.learn(b, tenants)
+    local free = {}
+    for _, tenant in ipairs(tenants) do if quota.allows(b, tenant, 1) then table.insert(free, tenant) end end
+    if #tenants < LANES_READ then return free end
+    if free[1] then
+      b.more = true
+      return free
+    end
+  end
+  b.more = true
+  return {}
+end
+
 -- Tenants in the order in which they are served: the least served first, among equals the one that waits longest.
-local function turns(sig, rank)
-  local tenants = redis.call('ZRANGE', key.lanes(sig, rank), 0, LANES_READ - 1)
+local function turns(b, rank)
+  local tenants = eligible(b, rank)
   if not tenants[1] then return {} end
   local served = redis.call('ZMSCORE', key.service, unpack(tenants))
   local order = {}
@@ -157,7 +219,7 @@ end
 
 -- Share the seats among the tenants that wait, until they are taken or nothing waits.
 function filling.from_lanes(b, rank)
-  local order = turns(b.sig, rank)
+  local order = turns(b, rank)
   local active = order
   -- Where every job needs one seat, as many as seats can be read at once; else one by one.
   local counted = redis.call('HMGET', key.sig(b.sig), 'jobs:' .. rank, 'seats:' .. rank)
@@ -181,24 +243,31 @@ function filling.from_lanes(b, rank)
   end
 end
 
+-- The first lost job whose tenant may have its seats.
+local function first_alone(b, rank)
+  for _, id in ipairs(standing(key.alone(b.sig), rank, 0, ALONE_READ)) do
+    local job = ending.load(id)
+    if not job or job.state ~= 'queued' then
+      redis.call('ZREM', key.alone(b.sig), id)
+    elseif not filling.past(id, job, b.now) and quota.allows(b, job.tenant, job.seats) then
+      return id, job
+    end
+  end
+end
+
 -- Claim the job that was lost and is first in line, if it is its turn. Returns whether the batch is decided by that.
 function filling.alone(b)
   for rank = 0, b.lowest do
-    local id = line.first(key.alone(b.sig), rank)
+    local id, job = first_alone(b, rank)
     if id then
-      local job = ending.load(id)
-      if not job or job.state ~= 'queued' then
+      if job.seats <= b.left then
         redis.call('ZREM', key.alone(b.sig), id)
-      elseif not filling.past(id, job, b.now) then
-        if job.seats <= b.left then
-          redis.call('ZREM', key.alone(b.sig), id)
-          filling.take(b, id, job)
-          return true
-        end
-        filling.pass_over(id, b.now)
-        b.held = filling.holds_back(id, b.worker, b.now)
-        return b.held
+        filling.take(b, id, job)
+        return true
       end
+      filling.pass_over(b, id)
+      b.held = filling.holds_back(id, b.worker, b.now)
+      return b.held
     end
     -- A more urgent job goes first, unless the lost one was put off for long.
     local jobs = tonumber(redis.call('HGET', key.sig(b.sig), 'jobs:' .. rank) or 0) or 0
@@ -235,8 +304,9 @@ end
 -- Fill a batch of b.sig with up to b.left seats, priorities no lower than b.lowest; b.starting: it may be one lost job.
 function filling.fill(b)
   if b.starting then b.left = seats_to_start(b) end
-  b.claims, b.taken, b.leases = {}, {}, {}
-  if not (b.starting and filling.alone(b)) then
+  b.claims, b.taken, b.leases, b.quotas, b.short = {}, {}, {}, {}, {}
+  local alone = b.starting and filling.alone(b)
+  if not alone then
     for rank = 0, b.lowest do
       if b.left <= 0 or b.held then break end
       filling.from_front(b, rank)
@@ -245,5 +315,6 @@ function filling.fill(b)
   end
   count(b)
   line.refresh(b.sig, b.now)
+  if not alone then quota.put_off(b) end
   return b.claims
 end

@@ -1,4 +1,4 @@
--- NEEDS line ending filling
+-- NEEDS line ending quota filling
 -- Let a running batch take jobs of its signature, ripe or not, where no other signature is overdue.
 -- KEYS[1]  prefix
 -- ARGV     worker, signature, seats, lowest rank that may be claimed, then the models

@@ -16,6 +16,16 @@ function line.count(sig, rank, tenant, jobs, seats)
   if redis.call('HINCRBY', key.waiting, '*', jobs) <= 0 then redis.call('HDEL', key.waiting, '*') end
 end
 
+-- Count `seats` more (or, negative, fewer) as in use by a tenant. Where some come free, signatures that were put off for want
+-- of them ripen again.
+function line.count_running(tenant, seats, now)
+  if redis.call('HINCRBY', key.running, tenant, seats) <= 0 then redis.call('HDEL', key.running, tenant) end
+  if seats >= 0 then return end
+  local held = redis.call('SPOP', key.held(tenant), 16)
+  for _, sig in ipairs(held) do line.refresh(sig, now) end
+  if held[1] then line.wake() end
+end
+
 -- Add many members to a sorted set. rows: score, member, score, member, ...
 function line.add_all(name, rows)
   for first = 1, #rows, 1000 do
@@ -55,9 +65,10 @@ function line.returned_at(sig, rank)
 end
 
 -- Set when the waiting jobs of a signature ripen; forget the signature when nothing of it waits or runs.
--- `arrived`: called for arrivals only, which never put off what is ripe already. Returns whether a worker may want to know:
+-- `arrived`: called for arrivals only, which never put off what is ripe already; nor, where `held`, do they ripen what was
+-- put off for want of the tenant's seats. Returns whether a worker may want to know:
 -- something ripens sooner, or arrived while its signature runs and may join.
-function line.refresh(sig, now, arrived)
+function line.refresh(sig, now, arrived, held)
   local state = redis.call('HMGET', key.sig(sig), 'model', 'window', 'batch', 'running', 'jobs:0', 'jobs:1', 'jobs:2',
     'seats:0', 'seats:1', 'seats:2')
   local model = state[1]
@@ -92,8 +103,9 @@ function line.refresh(sig, now, arrived)
     end
     if at then
       local known = redis.call('ZSCORE', ripe, sig)
-      if not known or tonumber(known) > at or not arrived then redis.call('ZADD', ripe, whole(at), sig) end
-      if not known or tonumber(known) > at then sooner = true end
+      local earlier = not known or (tonumber(known) > at and not held)
+      if earlier or not arrived then redis.call('ZADD', ripe, whole(at), sig) end
+      if earlier then sooner = true end
     else
       redis.call('ZREM', ripe, sig)
     end

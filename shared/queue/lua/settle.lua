@@ -42,7 +42,7 @@ redis.call('HSET', key.job(id), 'settled', token, 'artifacts', ARGV[6], 'fusing'
   'step', ARGV[11], 'total', ARGV[12])
 if ARGV[7] ~= '' then redis.call('HSET', key.job(id), 'error', ARGV[7]) else redis.call('HDEL', key.job(id), 'error') end
 ending.finish(id, job, ARGV[5], now)
-ending.take_back(id, job)
+ending.take_back(id, job, now)
 charge(job.tenant, tonumber(ARGV[10]))
 local started = tonumber(job.started) or now
 keep_pace(key.rhythm(job.sig), started)

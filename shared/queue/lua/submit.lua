@@ -120,6 +120,9 @@ for _, group in ipairs(added) do
   end
 end
 local sooner = false
-for _, job in ipairs(arrivals) do sooner = line.refresh(job.sig, now, true) or sooner end
+for _, job in ipairs(arrivals) do
+  local held = redis.call('SISMEMBER', key.held(job.tenant), job.sig) == 1
+  sooner = line.refresh(job.sig, now, true, held) or sooner
+end
 if sooner then line.wake() end
 return out
