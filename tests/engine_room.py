@@ -20,7 +20,7 @@ from worker.engine import Engine, Finished, ForwardFacts, InputFiles, Made, Seat
 
 SIDE = 64
 TIMEOUT_S = 60.0
-DIFFUSERS_AND_NUMPY = "ignore:__array__ implementation:DeprecationWarning"  # some schedulers, under numpy 2.4
+DIFFUSERS_AND_NUMPY = "ignore:__array_:DeprecationWarning"  # some schedulers, under numpy 2.4
 BOTH_TASKS = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE)
 
 

@@ -11,12 +11,14 @@ import factory
 import numpy as np
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
-from engine_room import DIFFUSERS_AND_NUMPY, TIMEOUT_S, Room, a_job, a_spec
+from diffusers import StableDiffusionPipeline, UNet2DConditionModel
+from engine_room import DIFFUSERS_AND_NUMPY, SIDE, TIMEOUT_S, Room, a_job, a_spec
+from tiny import shelf
 from waiting import wait_until
 
+from shared.catalog import Limits
 from shared.errors import ModelUnavailable
-from shared.job import Task
+from shared.job import InputRef, Task
 from worker.engine import models
 from worker.engine.architectures import ARCHITECTURES, Argument, Kind, Rules
 
@@ -178,6 +180,36 @@ def test_a_rule_that_is_wrong_in_values_only_is_found_too(tiny_models: Path, mon
     reason = heard.ended["one"].fusing.alone_reason
     assert reason is not None
     assert "off by" in reason
+
+
+def test_a_pipeline_that_fails_at_the_smallest_size_is_checked_at_its_usual_one(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the limits allow is not always what the code bears; that must not cost all jobs their company."""
+    own_check = StableDiffusionPipeline.check_inputs
+
+    def strict(self: Any, prompt: Any, height: int, *args: Any, **kwargs: Any) -> None:
+        if height < SIDE:
+            raise ValueError("too small")
+        own_check(self, prompt, height, *args, **kwargs)
+
+    monkeypatch.setattr(StableDiffusionPipeline, "check_inputs", strict)
+    spec = a_spec(tiny_models / "sd", tasks=(Task.TEXT_TO_IMAGE,), limits=Limits(min_side=SIDE // 2))
+    heard = Room(spec).run(a_job("one"), a_job("two"))
+    assert heard.ended["one"].fusing.max_jobs == 2
+
+
+def test_a_model_of_videos_between_two_pictures_is_checked_with_both(tmp_path: Path) -> None:
+    """It cannot do with less."""
+    last = InputRef(id="in_2", key="k", content_type="image/png", bytes=1, width=SIDE, height=SIDE)
+    limits = Limits(multiple_of=16, max_frames=9, frames_multiple=4)
+    spec = a_spec(shelf.put("wan-2.1-flf2v", tmp_path), tasks=(Task.IMAGE_TO_VIDEO,), limits=limits)
+    jobs = [
+        a_job(name, task=Task.IMAGE_TO_VIDEO, frames=5, fps=16, steps=2, last_image=last) for name in ("one", "two")
+    ]
+    heard = Room(spec).run(*jobs)
+    assert heard.ended["one"].fusing.max_jobs == 2
+    assert heard.made["one", 0].pixels.shape == (5, SIDE, SIDE, 3)
 
 
 def test_a_task_that_the_pipeline_has_no_form_for_is_told(tiny_models: Path) -> None:

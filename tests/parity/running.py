@@ -15,8 +15,8 @@ from diffusers import DiffusionPipeline
 from engine_room import Recorder, Room, a_spec, input_files
 from parity.cells import Cell
 
-from shared.job import Job, Task
-from worker.engine import ForwardFacts
+from shared.job import Job
+from worker.engine import ForwardFacts, Made
 from worker.engine.calls import arguments_for, make_results, scheduler_named, set_guidance
 from worker.engine.forms import pipeline_for
 from worker.engine.inputs import prepare
@@ -69,6 +69,7 @@ def as_floats() -> Iterator[None]:
     """Let pictures leave the engine as floats of 0 to 1: 8 bits would hide small differences."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("worker.engine.calls.to_pixels", _floats)
+        patch.setattr("worker.engine.calls.to_frames", _floats)
         yield
 
 
@@ -87,7 +88,7 @@ def _together(cell: Cell, source: Path) -> Joining:
 
     heard.seat = join
     jobs = cell.seated()
-    for job in sorted(jobs, key=lambda job: job.task is Task.TEXT_TO_IMAGE):  # pictures take time to decode
+    for job in sorted(jobs, key=lambda job: not job.images):  # pictures take time to decode
         room.seat(job)
     with room.started():
         heard.wait_for([job.id for job in jobs])
@@ -96,7 +97,7 @@ def _together(cell: Cell, source: Path) -> Joining:
     return heard
 
 
-def _alone(source: Path, jobs: list[Job]) -> dict[tuple[str, int], np.ndarray]:
+def _alone(source: Path, jobs: list[Job]) -> dict[tuple[str, int], Made]:
     """Make every picture by itself, with nothing but diffusers between its arguments and its pixels."""
     loaded: Any = DiffusionPipeline.from_pretrained(source, local_files_only=True)
     loaded.set_progress_bar_config(disable=True)
@@ -113,19 +114,31 @@ def _alone(source: Path, jobs: list[Job]) -> dict[tuple[str, int], np.ndarray]:
             with torch.no_grad():
                 results = make_results(pipeline, arguments_for(pipeline, job, index, inputs))
             for part, made in enumerate(results):
-                pictures[job.id, index * len(results) + part] = made.pixels
+                pictures[job.id, index * len(results) + part] = made
     return pictures
 
 
-def _compare(heard: Recorder, alone: dict[tuple[str, int], np.ndarray]) -> float:
+def _compare(heard: Recorder, alone: dict[tuple[str, int], Made]) -> float:
     assert heard.pictures.keys() == alone.keys()
-    off = {key: float(np.abs(heard.pictures[key] - expected).max()) for key, expected in alone.items()}
+    off = {key: _difference(heard.made[key], expected) for key, expected in alone.items()}
     assert max(off.values()) <= TOLERANCE, off
     same = [
         (one, other)
         for at, one in enumerate(alone)
         for other in list(alone)[:at]
-        if alone[one].shape == alone[other].shape and np.abs(alone[one] - alone[other]).max() < ALIKE
+        if alone[one].pixels.shape == alone[other].pixels.shape
+        and np.abs(alone[one].pixels - alone[other].pixels).max() < ALIKE
     ]
     assert not same, f"pictures that are alike prove nothing: {same}"
     return max(off.values())
+
+
+def _difference(made: Made, expected: Made) -> float:
+    """Return the largest difference of two results, in parts of the range of their pixels and of their sound."""
+    assert made.pixels.shape == expected.pixels.shape
+    off = float(np.abs(made.pixels - expected.pixels).max())
+    assert (made.sound is None) == (expected.sound is None)
+    if made.sound is None or expected.sound is None:
+        return off
+    assert made.sound.rate == expected.sound.rate
+    return max(off, float(np.abs(made.sound.samples - expected.sound.samples).max()))

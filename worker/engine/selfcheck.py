@@ -13,7 +13,7 @@ from PIL import Image
 from shared.catalog import ModelSpec
 from shared.errors import JobError
 from shared.job import InputRef, Job, Task
-from worker.engine.copies import Steps
+from worker.engine.copies import Pipeline, Steps
 from worker.engine.hub import Picture, forward
 from worker.engine.inferring import infer_rules
 from worker.engine.inputs import Inputs, prepare
@@ -31,12 +31,27 @@ PROMPTS = ("a lighthouse", "a very small red boat beside two lighthouses in the 
 
 
 def check_fusing(model: LoadedModel, device: torch.device) -> None:
-    """Make a few small pictures with every ruled forward run both ways; refuse the rules that do not hold.
+    """Make a few pictures with every ruled forward run both ways; refuse the rules that do not hold.
 
-    A denoiser without rules is tried with inferred ones.
+    They are the smallest that are allowed or, where a pipeline fails at those, of the model's usual size. A denoiser
+    without rules is tried with inferred ones.
     """
+    limits, usual = model.spec.limits, model.spec.defaults
+    side = -(-limits.min_side // limits.multiple_of) * limits.multiple_of
     verified: set[Point] = set()
-    pictures = _pictures(model)
+    error: JobError | None = None
+    for size in dict.fromkeys(((side, side), (usual.width, usual.height))):
+        error = _run_both_ways(_pictures(model, size), device, verified)
+        if error is None:
+            break
+    if error is not None:
+        _refuse_unverified(model, verified, error)
+    _settle_inferred(model, verified)
+    model.forget()
+
+
+def _run_both_ways(pictures: Sequence[Picture], device: torch.device, verified: set[Point]) -> JobError | None:
+    """Run `pictures` to their ends, adding to `verified` what held; returns the error of one that failed."""
     for picture in pictures:
         picture.start(device)
     while parked := [picture for picture in pictures if picture.call is not None]:
@@ -46,11 +61,7 @@ def check_fusing(model: LoadedModel, device: torch.device) -> None:
         outcomes = _both_ways([calls[at] for at in together], verified)
         for at, outcome in zip(together, outcomes, strict=True):
             parked[at].resume(device, outcome)
-    error = next((picture.error for picture in pictures if picture.error is not None), None)
-    if error is not None:
-        _refuse_unverified(model, verified, error)
-    _settle_inferred(model, verified)
-    model.forget()
+    return next((picture.error for picture in pictures if picture.error is not None), None)
 
 
 def _infer_rules(calls: Sequence[Call]) -> None:
@@ -73,36 +84,45 @@ def _settle_inferred(model: LoadedModel, verified: set[Point]) -> None:
             point.refuse(f"{point.architecture} has no stacking rule, and no two calls of it fitted to infer one")
 
 
-def _pictures(model: LoadedModel) -> list[Picture]:
+def _pictures(model: LoadedModel, size: tuple[int, int]) -> list[Picture]:
     tasks = list(model.templates)
     pictures = []
     for at, prompt in enumerate(PROMPTS):
-        job = _job(model.spec, tasks[at % len(tasks)], at, prompt, 2 + at // len(tasks))
+        task = tasks[at % len(tasks)]
+        job = _job(model.spec, task, at, prompt, size).model_copy(update={"steps": 2 + at // len(tasks)})
+        if _wants_both_ends(model.templates[task]):
+            job = job.model_copy(update={"last_image": job.images[0]})
         pictures.append(model.picture(job, 0, _inputs(job), Steps(lambda: None)))
     return pictures
 
 
-def _job(spec: ModelSpec, task: Task, at: int, prompt: str, steps: int) -> Job:
+def _wants_both_ends(pipeline: Pipeline) -> bool:
+    """Tell whether a video model takes a first and a last picture, and no less."""
+    config = getattr(getattr(pipeline, "transformer", None), "config", None)
+    return getattr(config, "pos_embed_seq_len", None) is not None
+
+
+def _job(spec: ModelSpec, task: Task, at: int, prompt: str, size: tuple[int, int]) -> Job:
     limits, defaults = spec.limits, spec.defaults
-    side = -(-limits.min_side // limits.multiple_of) * limits.multiple_of
-    ref = InputRef(id="self-check", key="", content_type="image/png", bytes=0, width=side, height=side)
+    width, height = size
+    ref = InputRef(id="self-check", key="", content_type="image/png", bytes=0, width=width, height=height)
     edits, pictured = task is Task.EDIT, task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
     return Job(
         id=f"self-check-{at}",
         tenant="self-check",
         created_at_ms=0,
         model=spec.id,
-        width=side,
-        height=side,
+        width=width,
+        height=height,
         # A whole group of frames beside the first one, or as many as are allowed.
         frames=min(limits.frames_multiple + 1, limits.max_frames) if task.makes_video else 1,
         fps=defaults.fps if task.makes_video else None,
         layers=0 if task.makes_video else defaults.layers,
-        reference_sizes=(spec.references.size_for(side, side),) if edits else (),
+        reference_sizes=(spec.references.size_for(width, height),) if edits else (),
         task=task,
         prompt=prompt,
         seed=at,
-        steps=steps,
+        steps=2,
         guidance_scale=defaults.guidance_scale,
         guidance_scale_2=defaults.guidance_scale_2,
         strength=1.0 if task.has_strength else None,
@@ -115,7 +135,8 @@ def _inputs(job: Job) -> Inputs:
     file = io.BytesIO()
     Image.radial_gradient("L").save(file, "PNG")
     data = file.getvalue()
-    return prepare(job, InputFiles(images=(data,) * len(job.images), mask=None if job.mask is None else data))
+    mask, last = (None if ref is None else data for ref in (job.mask, job.last_image))
+    return prepare(job, InputFiles(images=(data,) * len(job.images), mask=mask, last_image=last))
 
 
 def _both_ways(calls: Sequence[Call], verified: set[Point]) -> list[Any]:
