@@ -21,6 +21,24 @@ _EXAMPLES = {
         "n": 2,
         "metadata": {"order": "1234"},
     },
+    "repaint where a mask is white": {
+        "model": "demo",
+        "prompt": "a blue square on a white ground, left",
+        "image": "in_0123456789abcdef0123456789abcdef",
+        "mask": "in_fedcba9876543210fedcba9876543210",
+    },
+    "edit several pictures into one": {
+        "model": "qwen-image-edit-plus",
+        "prompt": "the woman in the first picture wears the hat of the second",
+        "images": ["in_0123456789abcdef0123456789abcdef", "in_fedcba9876543210fedcba9876543210"],
+    },
+    "video from a picture": {
+        "model": "wan-2.2-ti2v",
+        "prompt": "a wave breaks",
+        "image": "in_0123456789abcdef0123456789abcdef",
+        "frames": 81,
+        "fps": 24,
+    },
     "image to image": {
         "model": "demo",
         "prompt": "a yellow star on a black ground, right",

@@ -11,6 +11,7 @@ import pytest
 from serving import BODY, serving
 
 from shared.queue import Queue, WorkerInfo
+from shared.request import parse
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ async def test_models_are_listed_as_openai_clients_expect_and_with_their_limits(
     (model,) = page["data"]
     assert (model["id"], model["object"], model["owned_by"]) == ("demo", "model", "fusequeue")
     assert isinstance(model["created"], int)
-    assert model["tasks"] == ["text_to_image", "image_to_image"]
+    assert model["tasks"] == ["text_to_image", "image_to_image", "inpaint"]
     assert (model["defaults"]["width"], model["limits"]["max_side"]) == (64, 128)
     assert "source" not in model
     assert (await api.get("/v1/models/demo")).json() == model
@@ -71,4 +72,6 @@ async def test_the_documentation_is_there_with_examples(api: httpx.AsyncClient) 
     page = (await api.get("/openapi.json")).json()
     submit = page["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]
     assert submit["examples"]["text to image"]["value"]["model"] == "demo"
+    for name, example in submit["examples"].items():
+        assert parse(example["value"]).prompt, f"{name} is a body that is taken"
     assert {"/v1/jobs:bulk", "/v1/inputs", "/v1/jobs/{job_id}/events", "/readyz"} <= set(page["paths"])
