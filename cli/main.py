@@ -13,6 +13,7 @@ import typer
 from cli import jobs, keyring, service
 from cli import up as running
 from cli.backfill.command import backfill
+from cli.doctor import doctor
 from shared import settings
 from shared.errors import FusequeueError
 from shared.version import VERSION
@@ -88,6 +89,7 @@ for command in (
     service.models,
     service.queues,
     service.workers,
+    doctor,
 ):
     app.command()(command)
 app.add_typer(service.dead, name="dead")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from api_process import Server
+from s3_process import admin, free_port, wait_until_listening
 from waiting import wait_until
 
 
@@ -39,3 +42,21 @@ def start(durable_server: Any, tmp_path: Path) -> Iterator[Callable[..., Server]
             server.process.kill()
             server.process.wait(10)
         print(server.log.read_text()[-4000:])
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    log = tmp_path_factory.mktemp("moto") / "log"
+    with open(log, "wb") as out:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=out, stderr=out
+        )
+    try:
+        wait_until_listening(url, server, log)
+        admin(url).create_bucket(Bucket="pictures")
+        yield url
+    finally:
+        server.terminate()
+        server.wait(10)

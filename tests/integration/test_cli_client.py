@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from api_process import Server
 from click.testing import Result
-from serving import claimed, deliver, png
+from serving import ROOT, claimed, deliver, png
 from typer.testing import CliRunner
 
 from cli.main import app
@@ -112,6 +112,20 @@ async def test_the_service_tells_of_itself(run: Run) -> None:
     (line,) = lines(await run("queues", "--json"))
     assert (line["model"], line["jobs"]["standard"]) == ("demo", 1)
     assert "none" in (await run("workers")).stdout
+
+
+async def test_the_doctor_looks_at_all_of_it(run: Run, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checks run as processes, with the caller's environment."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("FUSEQUEUE_REDIS_URL", server.settings.redis_url)
+    monkeypatch.setenv("FUSEQUEUE_MODELS", str(ROOT / "models.toml"))
+    found = {one["name"]: one["verdict"] for one in lines(await run("doctor", "--json"))}
+    assert (found["api"], found["models file"], found["workers"]) == ("ok", "ok", "warning")
+    assert "device" in found
+    monkeypatch.setenv("FUSEQUEUE_REDIS_URL", "redis://127.0.0.1:9/0")
+    told = await run("doctor")
+    assert told.exit_code == 1
+    assert "fusequeue up" in told.stdout
 
 
 async def test_dead_letters_are_read_redriven_and_purged(run: Run, queue: Queue) -> None:

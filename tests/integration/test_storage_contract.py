@@ -3,67 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import boto3
 import httpx
 import pytest
+from s3_process import free_port
 
 from shared.errors import ConfigurationError, NotFound, StorageUnavailable
 from shared.settings import Settings
 from shared.storage import Storage, connect
 
 CREDENTIALS = {"s3_access_key_id": "test", "s3_secret_access_key": "test"}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    port = _free_port()
-    url = f"http://127.0.0.1:{port}"
-    log = tmp_path_factory.mktemp("moto") / "log"
-    with open(log, "wb") as out:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=out, stderr=out
-        )
-    try:
-        _wait_until_listening(url, server, log)
-        _admin(url).create_bucket(Bucket="pictures")
-        yield url
-    finally:
-        server.terminate()
-        server.wait(10)
-
-
-def _wait_until_listening(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            urllib.request.urlopen(f"{url}/moto-api/", timeout=2).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError(f"the moto server did not start: {log.read_text()}")
-
-
-def _admin(url: str) -> Any:
-    return boto3.session.Session().client(
-        "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
-    )
 
 
 def _s3(url: str, **changes: Any) -> Settings:
@@ -342,7 +296,7 @@ async def test_a_refused_key_is_named_as_such() -> None:
 
 async def test_a_server_that_is_not_there_is_named() -> None:
     """Nobody listening is told with the endpoint's setting."""
-    storage = connect(_s3(f"http://127.0.0.1:{_free_port()}"))
+    storage = connect(_s3(f"http://127.0.0.1:{free_port()}"))
     with pytest.raises(StorageUnavailable, match="FUSEQUEUE_S3_ENDPOINT_URL"):
         await storage.read("a/b")
     await storage.close()

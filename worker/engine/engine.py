@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from shared.catalog import Catalog, ModelSpec
 from shared.errors import JobError
 from shared.settings import Settings
+from worker.engine.device import chosen_device
 from worker.engine.host import keep_freed_memory
 from worker.engine.inputs import Inputs, prepare
 from worker.engine.interface import Activity, Listener, RunningJob, Seat
@@ -38,7 +39,7 @@ class Engine:
         self._catalog = catalog
         self._listener = listener
         self._threads = settings.torch_threads
-        self.device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = chosen_device(settings.device)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._models = Models(self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_arrived)
         self._pace = Pace(self.device)

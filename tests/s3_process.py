@@ -1,0 +1,36 @@
+"""An S3 server as a process of its own, for tests."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import boto3
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until_listening(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            urllib.request.urlopen(f"{url}/moto-api/", timeout=2).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError(f"the moto server did not start: {log.read_text()}")
+
+
+def admin(url: str) -> Any:
+    return boto3.session.Session().client(
+        "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
+    )

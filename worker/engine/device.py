@@ -1,0 +1,40 @@
+"""The device that an engine computes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What can be told of a device; the bytes are 0 for a CPU."""
+
+    kind: str
+    name: str
+    free_bytes: int = 0
+    total_bytes: int = 0
+
+
+def chosen_device(asked: str | None) -> torch.device:
+    """Return the device to compute on: `asked`, else cuda where there is one, else the CPU."""
+    return torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def device_facts(asked: str | None) -> DeviceFacts:
+    """Return what the chosen device is; raises ValueError where it is not there."""
+    try:
+        device = chosen_device(asked)
+    except RuntimeError as error:
+        raise ValueError(f"{asked!r} is no device of torch") from error
+    if device.type == "cpu":
+        return DeviceFacts("cpu", "cpu")
+    if device.type != "cuda":
+        raise ValueError(f"{asked!r}: only cuda and cpu are supported")
+    if not torch.cuda.is_available():
+        raise ValueError(f"{asked!r}: torch {torch.__version__} sees no CUDA device")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"{asked!r}: there are {torch.cuda.device_count()} CUDA devices")
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceFacts("cuda", torch.cuda.get_device_name(device), free, total)
