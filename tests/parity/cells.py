@@ -25,7 +25,8 @@ class Cell:
 
     `jobs` (name -> fields of a `Job`) begin together, `joining` come in after the first forward. `meet` is how many
     pictures share the first denoiser forward, all of `jobs` unless told. `limits` says what is not supported, and
-    why. `around` is entered for the whole cell. `quick` cells run in every `make test`.
+    why; a job of `refused` ends with an error, which the page quotes after its name. `around` is entered for the
+    whole cell. `quick` cells run in every `make test`.
     """
 
     family: str
@@ -38,6 +39,7 @@ class Cell:
     spec: Fields = field(default_factory=dict)
     meet: int | None = None
     limits: str = ""
+    refused: Mapping[str, Fields] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     build: Callable[[str, Path], Path] = shelf.put
     quick: bool = False
@@ -74,11 +76,30 @@ PICTURES: Mapping[str, Fields] = {
     "from-picture": {"prompt": "a hill", "strength": 0.5, "steps": 8},
     "from-picture-strongly": {"prompt": "another hill under clouds", "strength": 0.9, "guidance_scale": 6.0},
 }
+MASKED: Mapping[str, Fields] = {
+    "masked": {"task": Task.INPAINT, "prompt": "a well", "strength": 0.7, "steps": 6},
+    "masked-whole": {"task": Task.INPAINT, "prompt": f"a garden, and {LONG}", "strength": 1.0, "guidance_scale": 2.0},
+}
+# Of models that only repaint.
+REPAINTED: Mapping[str, Fields] = {
+    name: {"task": Task.INPAINT, "strength": 1.0 - 0.1 * at, **fields}
+    for at, (name, fields) in enumerate({**TEXT, "weakly": {"prompt": "a pond", "steps": 8}}.items())
+}
+REPAINTED_LATE: Mapping[str, Fields] = {
+    "late": {"task": Task.INPAINT, "prompt": "a bridge", "strength": 1.0, "steps": 4},
+    "late-and-long": {"task": Task.INPAINT, "prompt": f"{LONG}, and back", "strength": 0.9, "guidance_scale": 3.0},
+}
 LATE: Mapping[str, Fields] = {
     "late": {"prompt": "a bridge", "steps": 3},
     "late-and-long": {"prompt": f"{LONG}, and back", "steps": 6, "guidance_scale": 3.0},
 }
 TEXT_AND_PICTURES = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE)
+THREE_TASKS = (*TEXT_AND_PICTURES, Task.INPAINT)
+
+
+def edits(jobs: Mapping[str, Fields], **more: Any) -> dict[str, Fields]:
+    """Return `jobs` as such that edit pictures, with `more` fields each."""
+    return {name: {**given, "task": Task.EDIT, **more} for name, given in jobs.items()}
 
 
 def without(jobs: Mapping[str, Fields], *fields: str) -> dict[str, Fields]:

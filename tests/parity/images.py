@@ -4,9 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from parity.cells import LATE, PICTURES, TEXT, TEXT_AND_PICTURES, Cell, Fields, small
+from engine_room import SIDE
+from parity.cells import (
+    LATE,
+    MASKED,
+    PICTURES,
+    REPAINTED,
+    REPAINTED_LATE,
+    TEXT,
+    THREE_TASKS,
+    Cell,
+    Fields,
+    edits,
+    small,
+)
+
+from shared.catalog import Defaults, Limits
+from shared.job import Task
 
 _BOTH = {**TEXT, **PICTURES}
+_ALL = {**_BOTH, **MASKED}
+_EDIT = (Task.EDIT,)
+
+
+# Prompts of one length, all but the last.
+_ALIKE: Mapping[str, Fields] = {
+    "plain": {"prompt": "a dog", "steps": 5},
+    "strongly": {"prompt": "a cat", "steps": 6, "guidance_scale": 7.5},
+    "unguided": {"prompt": "a fox", "steps": 5, "guidance_scale": 1.0},
+    "negative": {"prompt": "a cow", "negative_prompt": "-", "guidance_scale": 2.5, "steps": 4},
+    "few-steps": {"prompt": "a hen", "steps": 3, "guidance_scale": 6.0},
+    "another": {"prompt": "a pig", "steps": 6},
+    "longer": {"prompt": "a dog and a cat", "steps": 3},
+}
+_ALIKE_LATE: Mapping[str, Fields] = {
+    "late": {"prompt": "a bee", "steps": 3},
+    "late-too": {"prompt": "an ox", "steps": 4},
+}
 
 
 def _turbo(jobs: Mapping[str, Fields]) -> dict[str, Fields]:
@@ -16,102 +50,215 @@ def _turbo(jobs: Mapping[str, Fields]) -> dict[str, Fields]:
     }
 
 
-CELLS = (
+_STABLE_DIFFUSION = (
     Cell(
         family="Stable Diffusion",
         models="Stable Diffusion 1.x",
-        pipelines="StableDiffusionPipeline, StableDiffusionImg2ImgPipeline",
+        pipelines="StableDiffusionPipeline, ...Img2ImgPipeline, ...InpaintPipeline",
         tiny="sd",
-        tasks=TEXT_AND_PICTURES,
-        jobs=_BOTH | {"own-scheduler": {"prompt": "a mill", "scheduler": "EulerDiscreteScheduler"}},
+        tasks=THREE_TASKS,
+        jobs=_ALL | {"own-scheduler": {"prompt": "a mill", "scheduler": "EulerDiscreteScheduler"}},
         joining=LATE,
         spec={"schedulers": ("EulerDiscreteScheduler",)},
         quick=True,
     ),
     Cell(
         family="Stable Diffusion",
+        models="Stable Diffusion 1.x Inpainting (nine channels)",
+        pipelines="StableDiffusionInpaintPipeline",
+        tiny="sd-inpaint",
+        tasks=(Task.INPAINT,),
+        jobs=REPAINTED,
+        joining=REPAINTED_LATE,
+    ),
+    Cell(
+        family="Stable Diffusion",
         models="Stable Diffusion XL",
-        pipelines="StableDiffusionXLPipeline, StableDiffusionXLImg2ImgPipeline",
+        pipelines="StableDiffusionXLPipeline, ...Img2ImgPipeline, ...InpaintPipeline",
         tiny="sdxl",
-        tasks=TEXT_AND_PICTURES,
-        jobs=_BOTH,
+        tasks=THREE_TASKS,
+        jobs=_ALL,
         joining=LATE,
     ),
     Cell(
         family="Stable Diffusion",
+        models="Stable Diffusion XL Inpainting (nine channels)",
+        pipelines="StableDiffusionXLInpaintPipeline",
+        tiny="sdxl-inpaint",
+        tasks=(Task.INPAINT,),
+        jobs=REPAINTED,
+        joining=REPAINTED_LATE,
+    ),
+    Cell(
+        family="Stable Diffusion",
         models="Stable Diffusion XL Turbo",
-        pipelines="StableDiffusionXLPipeline, StableDiffusionXLImg2ImgPipeline",
+        pipelines="StableDiffusionXLPipeline, ...Img2ImgPipeline, ...InpaintPipeline",
         tiny="sdxl",
-        tasks=TEXT_AND_PICTURES,
-        jobs=_turbo(_BOTH),
+        tasks=THREE_TASKS,
+        jobs=_turbo(_ALL),
         joining=LATE,
     ),
     *(
         Cell(
             family="Stable Diffusion 3",
             models=models,
-            pipelines="StableDiffusion3Pipeline, StableDiffusion3Img2ImgPipeline",
+            pipelines="StableDiffusion3Pipeline, ...Img2ImgPipeline, ...InpaintPipeline",
             tiny=tiny,
-            tasks=TEXT_AND_PICTURES,
-            jobs=_BOTH,
+            tasks=THREE_TASKS,
+            jobs=_ALL,
             joining=LATE,
-            quick=tiny == "sd3",
+            quick=tiny == "sd3-16",
         )
         for models, tiny in (
-            ("SD3 Medium", "sd3"),
+            ("SD3 Medium", "sd3-16"),
             ("SD3.5 Medium", "sd3.5-medium"),
             ("SD3.5 Large, Large Turbo", "sd3.5-large"),
         )
     ),
+)
+
+_FLUX = (
     *(
         Cell(
             family="FLUX.1",
             models=models,
-            pipelines="FluxPipeline, FluxImg2ImgPipeline",
+            pipelines="FluxPipeline, FluxImg2ImgPipeline, FluxInpaintPipeline",
             tiny=tiny,
-            tasks=TEXT_AND_PICTURES,
-            jobs=_BOTH,
+            tasks=THREE_TASKS,
+            jobs=_ALL,
             joining=LATE,
             quick=tiny == "flux",
         )
         for models, tiny in (("FLUX.1 dev", "flux"), ("FLUX.1 schnell", "flux-schnell"))
     ),
     Cell(
-        family="Z-Image",
-        models="Z-Image, Z-Image-Turbo",
-        pipelines="ZImagePipeline, ZImageImg2ImgPipeline",
-        tiny="z-image",
-        tasks=TEXT_AND_PICTURES,
-        jobs=_BOTH | {"turbo": {"prompt": "a fox", "guidance_scale": 0.0, "steps": 4}},
-        joining=LATE,
-        quick=True,
+        family="FLUX.1",
+        models="FLUX.1 Kontext: edit",
+        pipelines="FluxKontextPipeline",
+        tiny="flux-kontext",
+        tasks=_EDIT,
+        jobs=edits(TEXT),
+        joining=edits(LATE),
+        around=small("flux"),
     ),
     Cell(
-        family="Qwen-Image",
-        models="Qwen-Image, Qwen-Image-2512",
-        pipelines="QwenImagePipeline, QwenImageImg2ImgPipeline",
-        tiny="qwen-image",
-        tasks=TEXT_AND_PICTURES,
-        jobs=_BOTH,
-        joining=LATE,
-        quick=True,
+        family="FLUX.1",
+        models="FLUX.1 Kontext: inpaint",
+        pipelines="FluxKontextInpaintPipeline",
+        tiny="flux-kontext",
+        tasks=(Task.INPAINT,),
+        jobs=REPAINTED,
+        joining=REPAINTED_LATE,
+        around=small("flux"),
+    ),
+    Cell(
+        family="FLUX.1",
+        models="FLUX.1 Fill",
+        pipelines="FluxFillPipeline",
+        tiny="flux-fill",
+        tasks=(Task.INPAINT,),
+        jobs=REPAINTED,
+        joining=REPAINTED_LATE,
     ),
     *(
         Cell(
             family="FLUX.2",
-            models=models,
+            models=f"{models}: {what}",
             pipelines=pipelines,
             tiny=tiny,
-            jobs=TEXT,
-            joining=LATE,
-            quick=tiny == "flux-2-klein",
+            tasks=_EDIT if pictures else (Task.TEXT_TO_IMAGE,),
+            jobs=edits(TEXT, pictures=pictures) if pictures else TEXT,
+            joining=edits(LATE, pictures=pictures) if pictures else LATE,
+            quick=tiny == "flux-2-klein" and not pictures,
         )
         for models, pipelines, tiny in (
             ("FLUX.2 dev", "Flux2Pipeline", "flux-2-dev"),
             ("FLUX.2 Klein 4B and 9B", "Flux2KleinPipeline", "flux-2-klein"),
             ("FLUX.2 Klein base 4B and 9B", "Flux2KleinPipeline", "flux-2-klein-base"),
         )
+        for what, pictures in (("text", 0), ("one reference", 1), ("two references", 2))
     ),
+)
+
+_QWEN = (
+    Cell(
+        family="Qwen-Image",
+        models="Qwen-Image, Qwen-Image-2512",
+        pipelines="QwenImagePipeline, ...Img2ImgPipeline, ...InpaintPipeline",
+        tiny="qwen-image",
+        tasks=THREE_TASKS,
+        jobs=_ALL,
+        joining=LATE,
+        quick=True,
+    ),
+    Cell(
+        family="Qwen-Image",
+        models="Qwen-Image-Edit",
+        pipelines="QwenImageEditPipeline",
+        tiny="qwen-image-edit",
+        tasks=_EDIT,
+        jobs=edits(TEXT),
+        joining=edits(LATE),
+        around=small("qwen"),
+    ),
+    *(
+        Cell(
+            family="Qwen-Image",
+            models=f"Qwen-Image-Edit-2509 and -2511, FireRed-Image-Edit 1.0 and 1.1: {what}",
+            pipelines="QwenImageEditPlusPipeline",
+            tiny="qwen-image-edit-plus",
+            tasks=_EDIT,
+            jobs=edits(TEXT, pictures=pictures),
+            joining=edits(LATE, pictures=pictures),
+            around=small("qwen"),
+        )
+        for what, pictures in (("one picture", 1), ("three pictures", 3))
+    ),
+    Cell(
+        family="Qwen-Image",
+        models="Qwen-Image-Layered",
+        pipelines="QwenImageLayeredPipeline",
+        tiny="qwen-image-layered",
+        tasks=_EDIT,
+        jobs=edits(TEXT, layers=2),
+        joining=edits(LATE, layers=2),
+        spec={
+            "defaults": Defaults(width=SIDE, height=SIDE, steps=4, layers=2),
+            "limits": Limits(multiple_of=16, max_layers=2),
+        },
+        around=small("qwen"),
+    ),
+    *(
+        Cell(
+            family="Qwen-Image",
+            models=f"Qwen-Image 2.1: {what}",
+            pipelines="QwenImage21Pipeline",
+            tiny="qwen-image-2.1",
+            tasks=_EDIT if edited else (Task.TEXT_TO_IMAGE,),
+            jobs=edits(_ALIKE) if edited else _ALIKE,
+            joining=edits(_ALIKE_LATE) if edited else _ALIKE_LATE,
+            meet=len(_ALIKE) - 1,
+            around=small("qwen21"),
+            limits="only prompts of equal length share a forward: positions are those of the first row",
+        )
+        for what, edited in (("text", False), ("one picture", True))
+    ),
+)
+
+CELLS = (
+    *_STABLE_DIFFUSION,
+    *_FLUX,
+    Cell(
+        family="Z-Image",
+        models="Z-Image, Z-Image-Turbo",
+        pipelines="ZImagePipeline, ZImageImg2ImgPipeline, ZImageInpaintPipeline",
+        tiny="z-image",
+        tasks=THREE_TASKS,
+        jobs=_ALL | {"turbo": {"prompt": "a fox", "guidance_scale": 0.0, "steps": 4}},
+        joining=LATE,
+        quick=True,
+    ),
+    *_QWEN,
     *(
         Cell(
             family="SANA",
@@ -126,6 +273,7 @@ CELLS = (
         for models, pipelines, tiny in (
             ("SANA 600M and 1600M", "SanaPipeline", "sana"),
             ("SANA 1.5 1.6B and 4.8B", "SanaPipeline", "sana-1.5"),
+            ("SANA Sprint 0.6B and 1.6B", "SanaSprintPipeline", "sana-sprint"),
         )
     ),
     Cell(
@@ -144,5 +292,7 @@ CELLS = (
         tiny="glm-image",
         jobs=TEXT,
         joining=LATE,
+        limits="prompts that quote texts of different lengths run one after the other",
+        refused={"image input": {"task": Task.EDIT, "prompt": "a dog", "steps": 2}},
     ),
 )

@@ -40,5 +40,7 @@ def _line(cell: Cell, outcome: Outcome) -> str:
     tasks = ", ".join(task.replace("_", "-") for task in outcome.tasks)
     rows = " ".join(map(str, outcome.rows))
     difference = f"{outcome.largest_difference:.1e}"
-    fields = (cell.family, cell.models, cell.pipelines, tasks, difference, rows, str(outcome.joined), cell.limits)
+    refusals = (f"{name} ({' '.join(error.split())})" for name, error in outcome.refusals.items())
+    limits = "; ".join(filter(None, (cell.limits, *refusals))).replace("|", "\\|")
+    fields = (cell.family, cell.models, cell.pipelines, tasks, difference, rows, str(outcome.joined), limits)
     return "| " + " | ".join(fields) + " |"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from engine_room import Recorder, Room, a_spec, input_files
+from engine_room import Recorder, Room, a_job, a_spec, input_files
 from parity.cells import Cell
 
 from shared.job import Job
@@ -33,6 +33,7 @@ class Outcome:
     rows: list[int]
     tasks: list[str]
     joined: int
+    refusals: Mapping[str, str]
 
 
 @dataclass
@@ -58,10 +59,11 @@ def run(cell: Cell, folder: Path) -> Outcome:
         failed = {job.id: error.message for job in jobs if (error := heard.ended[job.id].error) is not None}
         assert not failed
         largest = _compare(heard, _alone(source, jobs))
+        refusals = _refused(cell, source)
     assert heard.rows[0] == cell.first_rows, f"{heard.rows}: {heard.ended[jobs[0].id].fusing}"
     late = [heard.ended[job.id].fusing for job in cell.joiners()]
     assert all(fusing.max_jobs > 1 for fusing in late), f"{heard.rows}: joined nobody: {late}"
-    return Outcome(largest, heard.rows, sorted({job.task.value for job in jobs}), len(late))
+    return Outcome(largest, heard.rows, sorted({job.task.value for job in jobs}), len(late), refusals)
 
 
 @contextmanager
@@ -95,6 +97,17 @@ def _together(cell: Cell, source: Path) -> Joining:
         assert heard.facts, f"no forward at all: {[heard.ended[job.id].error for job in jobs]}"
         heard.wait_for([job.id for job in cell.joiners()])
     return heard
+
+
+def _refused(cell: Cell, source: Path) -> dict[str, str]:
+    """Run the jobs that are known to fail, and return what each failed with."""
+    jobs = [a_job(name, **fields) for name, fields in cell.refused.items()]
+    if not jobs:
+        return {}
+    heard = Room(a_spec(source, tasks=tuple({job.task for job in jobs}))).run(*jobs)
+    errors = {job.id: heard.ended[job.id].error for job in jobs}
+    assert all(errors.values()), f"what was not supported is by now: {errors}"
+    return {name: error.message for name, error in errors.items() if error is not None}
 
 
 def _alone(source: Path, jobs: list[Job]) -> dict[tuple[str, int], Made]:

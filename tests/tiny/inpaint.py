@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from diffusers import (
     DDIMScheduler,
     EulerDiscreteScheduler,
@@ -45,7 +47,7 @@ def stable_diffusion_xl_inpaint() -> StableDiffusionXLInpaintPipeline:
     )
 
 
-def stable_diffusion_3() -> StableDiffusion3Pipeline:
+def stable_diffusion_3(**more: Any) -> StableDiffusion3Pipeline:
     """Its inpaint pipeline, made of the same parts, insists on 16 (or 33) channels."""
     first, second, third = tokens.clip(), tokens.clip(), tokens.t5(64)
     joint = 2 * tokens.WIDTH
@@ -61,6 +63,7 @@ def stable_diffusion_3() -> StableDiffusion3Pipeline:
             caption_projection_dim=32,
             pooled_projection_dim=joint,
             out_channels=16,
+            **more,
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=parts.vae(16, shift_factor=0.06, scaling_factor=1.5, use_quant_conv=False, use_post_quant_conv=False),
@@ -73,8 +76,19 @@ def stable_diffusion_3() -> StableDiffusion3Pipeline:
     )
 
 
+def stable_diffusion_3_5_medium() -> StableDiffusion3Pipeline:
+    """Queries and keys are normalised, and the first block attends to the picture once more by itself."""
+    return stable_diffusion_3(qk_norm="rms_norm", dual_attention_layers=(0,))
+
+
+def stable_diffusion_3_5_large() -> StableDiffusion3Pipeline:
+    return stable_diffusion_3(qk_norm="rms_norm")
+
+
 PIPELINES = {
     "sd-inpaint": stable_diffusion_inpaint,
     "sdxl-inpaint": stable_diffusion_xl_inpaint,
     "sd3-16": stable_diffusion_3,
+    "sd3.5-medium": stable_diffusion_3_5_medium,
+    "sd3.5-large": stable_diffusion_3_5_large,
 }

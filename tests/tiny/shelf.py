@@ -8,7 +8,7 @@ from pathlib import Path
 from tiny.weights import save
 
 MODULES = {
-    "stable": ("sd", "sdxl", "sd3", "sd3.5-medium", "sd3.5-large", "flux", "flux-schnell"),
+    "stable": ("sd", "sdxl", "sd3", "flux", "flux-schnell"),
     "zimage": ("z-image",),
     "qwen": ("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
     "qwen21": ("qwen-image-2.1",),
@@ -21,7 +21,7 @@ MODULES = {
     "ltx2": ("ltx-2", "ltx-2.3"),
     "helios": ("helios", "helios-mid", "helios-distilled"),
     "glm": ("glm-image",),
-    "inpaint": ("sd-inpaint", "sdxl-inpaint", "sd3-16"),
+    "inpaint": ("sd-inpaint", "sdxl-inpaint", "sd3-16", "sd3.5-medium", "sd3.5-large"),
     "strangers": ("pixart-sigma", "aura-flow", "lumina-2", "chroma"),
 }
 NEEDS_TORCHVISION = frozenset(

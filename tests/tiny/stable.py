@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from diffusers import (
     DDIMScheduler,
     EulerDiscreteScheduler,
@@ -62,7 +60,7 @@ def stable_diffusion_xl() -> StableDiffusionXLPipeline:
     )
 
 
-def stable_diffusion_3(**more: Any) -> StableDiffusion3Pipeline:
+def stable_diffusion_3() -> StableDiffusion3Pipeline:
     first, second, third = tokens.clip(), tokens.clip(), tokens.t5(64)
     return StableDiffusion3Pipeline(
         transformer=SD3Transformer2DModel(
@@ -76,7 +74,6 @@ def stable_diffusion_3(**more: Any) -> StableDiffusion3Pipeline:
             caption_projection_dim=32,
             pooled_projection_dim=2 * tokens.WIDTH,
             out_channels=4,
-            **more,
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=parts.vae(4, shift_factor=0.06, scaling_factor=1.5),
@@ -113,15 +110,6 @@ def flux(heads: int = 2, layers: int = 1, guidance_embeds: bool = True) -> FluxP
     )
 
 
-def stable_diffusion_3_5_medium() -> StableDiffusion3Pipeline:
-    """Queries and keys are normalised, and the first block attends to the picture once more by itself."""
-    return stable_diffusion_3(qk_norm="rms_norm", dual_attention_layers=(0,))
-
-
-def stable_diffusion_3_5_large() -> StableDiffusion3Pipeline:
-    return stable_diffusion_3(qk_norm="rms_norm")
-
-
 def flux_schnell() -> FluxPipeline:
     return flux(guidance_embeds=False)
 
@@ -131,7 +119,5 @@ PIPELINES = {
     "sdxl": stable_diffusion_xl,
     "sd3": stable_diffusion_3,
     "flux": flux,
-    "sd3.5-medium": stable_diffusion_3_5_medium,
-    "sd3.5-large": stable_diffusion_3_5_large,
     "flux-schnell": flux_schnell,
 }

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from shared.errors import InferenceFailed, JobError, ModelUnavailable, NonFiniteLatents
-from shared.job import Job, Task
+from shared.job import Job
 from worker.engine.copies import Pipeline
 from worker.engine.forms import accepted_by
 from worker.engine.inputs import Inputs
@@ -32,12 +32,17 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: Inputs) -> d
         # On the CPU whatever the device: the same seed gives the same noise everywhere.
         "generator": torch.Generator("cpu").manual_seed(job.seed + index),
         "output_type": "pt",
+        # Of FLUX.1 Kontext: pictures have their size already, and the output is to have the job's.
+        "_auto_resize": False,
+        "max_area": job.width * job.height,
+        # Kept keys and values belong to one call: with them no two would share a forward.
+        "use_kv_cache": False,
+        # Of SANA Sprint, which takes a time between two steps and refuses it for any other number of them.
+        "intermediate_timesteps": 1.3 if job.steps == 2 else None,
         **_guided(job, accepted),
         **_pictured(type(pipeline).__name__, job, inputs),
         **_of_time(job, accepted),
     }
-    if job.task is Task.EDIT:  # pictures have their size already, and the output is to have the job's
-        wanted |= {"_auto_resize": False, "max_area": job.width * job.height}
     if job.layers:
         wanted |= {"layers": job.layers, "resolution": _nearest(LAYERED_SIDES, job.width * job.height)}
     return {name: value for name, value in wanted.items() if name in accepted}
