@@ -101,6 +101,9 @@ class Settings(BaseSettings):
     overdue_ms: Annotated[
         Positive, Field(description="Ripe for longer than this, a signature stops admissions to the running one.")
     ] = 2_000
+    patience_ms: Annotated[
+        Positive, Field(description="A job that more urgent ones set aside for so long counts as one priority higher.")
+    ] = 30_000
     stall_factor: Annotated[
         float, Field(gt=1, description="A forward longer than this many learned ones counts as hung.")
     ] = 20.0

@@ -40,9 +40,10 @@ class Curves:
         """Take in one forward of the jobs of `signature`."""
         shape = (facts.device, facts.model, facts.shape)
         _keep(self._shape_of, signature, shape)
-        rows = _keep(self._samples, shape, self._samples.get(shape, {})).setdefault(facts.rows, deque(maxlen=SAMPLES))
-        rows.append((time.monotonic(), facts.seconds))
-        self._untold.setdefault((shape, facts.rows), []).append(facts.seconds)
+        rows = facts.rows + facts.padding
+        samples = _keep(self._samples, shape, self._samples.get(shape, {})).setdefault(rows, deque(maxlen=SAMPLES))
+        samples.append((time.monotonic(), facts.seconds))
+        self._untold.setdefault((shape, rows), []).append(facts.seconds)
 
     def rows(self, signature: str, cap: int) -> int:
         """Return how many rows a forward of `signature` should have at most."""

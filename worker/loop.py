@@ -141,7 +141,8 @@ class Worker:
         if not seated:
             return await self._queue.claim(self.name, self._models, self._largest_batch)
         first = seated[0]
-        rows = self._curves.rows(first.claim.signature, first.spec.max_batch)
+        most = self._engine.allowed(first.claim.job, first.spec.max_batch)
+        rows = self._curves.rows(first.claim.signature, most)
         free = rows - sum(run.claim.job.seats for run in seated)
         if free <= 0 or first.claim.alone:
             return []

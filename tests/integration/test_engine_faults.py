@@ -63,7 +63,7 @@ def assert_others_unharmed(heard: Recorder, position: int, lone: dict[str, np.nd
     assert ("bad", 0) not in heard.pictures
 
 
-@pytest.mark.parametrize("position", [0, 3, 7])
+@pytest.mark.parametrize("position", range(8))
 def test_a_poison_job_fails_alone_with_its_own_message(
     position: int, tiny_models: Path, lone: dict[str, np.ndarray], before_forward: Callable[[Before], None]
 ) -> None:
@@ -73,7 +73,7 @@ def test_a_poison_job_fails_alone_with_its_own_message(
     def poison(point: Point, arguments: dict[str, Any]) -> None:
         if point.component == "unet":
             times = torch.as_tensor(arguments["timestep"]).flatten().tolist()
-            forwards.append(len(times))
+            forwards.append(arguments["sample"].shape[0] // 2)  # guidance doubles the rows
             if POISON_TIME in times:
                 raise ValueError("a poisonous time")
 
@@ -84,7 +84,12 @@ def test_a_poison_job_fails_alone_with_its_own_message(
     assert isinstance(error, InferenceFailed)
     assert "a poisonous time" in error.message
     assert_others_unharmed(heard, position, lone)
-    assert len(forwards) <= 4 + 7, "four steps, and at most 2 log2(8) + 1 forwards for the search"
+    assert sorted(forwards[:7], reverse=True) == [8, 4, 4, 2, 2, 1, 1], "four fail, of 8, 4, 2 and 1, and one each ends"
+    assert forwards[7:] == [7, 7, 7], "nothing else is run twice"
+
+
+# How many rows fit -> the denoiser forwards that fail, by rows. What did not fit is not tried again.
+REPEATED = {1: [8, 4, 2], 2: [8, 4], 3: [8, 4], 4: [8], 5: [8], 6: [8], 7: [8]}
 
 
 @pytest.mark.parametrize("fits", range(1, 8))
@@ -96,9 +101,9 @@ def test_jobs_survive_memory_that_holds_only_some_of_them(
 
     def scarce(point: Point, arguments: dict[str, Any]) -> None:
         if point.component == "unet":
-            rows = arguments["sample"].shape[0]
+            rows = arguments["sample"].shape[0] // 2
             tries.append(rows)
-            if rows > 2 * fits:  # guidance doubles the rows
+            if rows > fits:
                 raise torch.OutOfMemoryError("injected")
 
     before_forward(scarce)
@@ -108,10 +113,32 @@ def test_jobs_survive_memory_that_holds_only_some_of_them(
     for name in EIGHT:
         assert heard.ended[name].error is None
         assert same(heard.pictures[name, 0], lone[name])
-    failed = [rows for rows in tries if rows > 2 * fits]
-    assert len(failed) <= 3, "8, 4, 2: what did not fit is not tried again"
+    assert [rows for rows in tries if rows > fits] == REPEATED[fits]
     assert sum(heard.rows) == 8 * 4
-    assert room.engine.free_seats(room.specs["tiny"]) <= fits
+    assert room.engine.allowed(a_job("next"), 8) <= fits
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+def test_a_moment_without_memory_loses_nothing_at_any_row_count(
+    rows: int, tiny_models: Path, lone: dict[str, np.ndarray], before_forward: Callable[[Before], None]
+) -> None:
+    """One forward in mid-run finds no memory, whatever its rows: one more is run, and only that one was in vain."""
+    tries: list[int] = []
+
+    def scarce_once(point: Point, arguments: dict[str, Any]) -> None:
+        if point.component == "unet":
+            tries.append(arguments["sample"].shape[0] // 2)
+            if len(tries) == 2:
+                raise torch.OutOfMemoryError("injected")
+
+    before_forward(scarce_once)
+    heard = Room(a_spec(tiny_models / "sd")).run(*(a_job(name) for name in EIGHT[:rows]))
+
+    for name in EIGHT[:rows]:
+        assert heard.ended[name].error is None
+        assert same(heard.pictures[name, 0], lone[name])
+    assert tries[:2] == [rows, rows]
+    assert sum(tries) - rows == sum(heard.rows) == 4 * rows, "only the forward without memory was in vain"
 
 
 def test_a_job_that_does_not_fit_even_alone_fails_with_out_of_memory(
@@ -147,8 +174,33 @@ def test_the_vae_and_the_text_encoder_split_too(
     assert all(same(heard.pictures[name, 0], lone[name]) for name in EIGHT)
 
 
-def test_latents_that_are_not_finite_fail_their_job_alone(tiny_models: Path, lone: dict[str, np.ndarray]) -> None:
-    """A guidance beyond all measure overflows; its companions' pictures are untouched."""
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_latents_that_are_not_finite_fail_their_job_alone(
+    value: float, tiny_models: Path, lone: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row that a forward spoils fails its own job, with a code; its companions' pictures are untouched."""
+    real = Point.run
+
+    def spoil(point: Point, *args: Any, **kwargs: Any) -> Any:
+        output = real(point, *args, **kwargs)
+        if point.component == "unet":
+            times = torch.as_tensor(point.named(args, kwargs)["timestep"]).flatten().tolist()
+            for row in (at for at, time in enumerate(times) if time == POISON_TIME):
+                output[0][row, 0, 0, 0] = value
+        return output
+
+    monkeypatch.setattr("worker.engine.engine.check_fusing", lambda _model, _device: None)
+    monkeypatch.setattr(Point, "run", spoil)
+    heard = Room(a_spec(tiny_models / "sd")).run(*jobs_with(2, a_job("bad", steps=7)))
+    error = heard.ended["bad"].error
+    assert isinstance(error, NonFiniteLatents)
+    assert error.code == "non_finite_latents"
+    assert_others_unharmed(heard, 2, lone)
+    assert heard.ended["bad"].fusing.max_jobs == 8
+
+
+def test_a_guidance_beyond_all_measure_fails_its_job_alone(tiny_models: Path, lone: dict[str, np.ndarray]) -> None:
+    """Its latents overflow by themselves, and nobody else's do."""
     heard = Room(a_spec(tiny_models / "sd")).run(*jobs_with(2, a_job("bad", guidance_scale=1e38)))
     assert isinstance(heard.ended["bad"].error, NonFiniteLatents)
     assert_others_unharmed(heard, 2, lone)

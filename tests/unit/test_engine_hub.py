@@ -176,7 +176,8 @@ def test_out_of_memory_drops_what_the_failed_forward_held(doubler: Doubler, prox
     doubler.fails = scarce
     pictures = start([lambda: proxy(torch.ones(1, 1)) for _ in range(2)])
     execution = Execution(
-        [picture.call for picture in pictures if picture.call is not None], free=lambda: alive.append(bool(held))
+        [picture.call for picture in pictures if picture.call is not None],
+        free=lambda _calls, _fits: alive.append(bool(held)),
     )
     assert [float(outcome) for outcome in execution.run()] == [2, 2]
     assert alive == [False]
@@ -186,12 +187,14 @@ def test_out_of_memory_drops_what_the_failed_forward_held(doubler: Doubler, prox
 
 
 def test_fixed_forwards_are_filled_up_with_copies(doubler: Doubler, proxy: Proxy) -> None:
-    """Every forward has the same number of rows, whoever is there."""
-    pictures = start([lambda: proxy(torch.ones(1, 1)) for _ in range(3)])
+    """Every forward has the same number of rows, whoever is there, and each call its own place among them."""
+    seen: list[list[float]] = []
+    doubler.fails = lambda x: seen.append(x[:, 0].tolist())
+    pictures = start([lambda value=value: proxy(torch.full((1, 1), value)) for value in (1.0, 2.0, 3.0)])
     calls = [picture.call for picture in pictures if picture.call is not None]
-    assert len(Execution(calls, fixed=4).run()) == 3
-    assert len(Execution(calls[:1], fixed=4).run()) == 1
-    assert doubler.rows == [4, 4]
+    assert [float(row) for row in Execution(calls, fixed=4, places=[2, 0, 1]).run()] == [2, 4, 6]
+    assert [float(row) for row in Execution(calls[1:2], fixed=4, places=[3]).run()] == [4]
+    assert seen == [[2, 3, 1, 1], [2, 2, 2, 2]]
     for picture in pictures:
         picture.throw_out()
 

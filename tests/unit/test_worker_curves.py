@@ -14,7 +14,7 @@ def learned(seconds: dict[int, float], samples: int = TRUSTED_SAMPLES) -> Curves
     made = Curves()
     for rows, each in seconds.items():
         for _ in range(samples):
-            made.measure("s", ForwardFacts("demo", rows, rows, each, "cpu", "4x8x8"))
+            made.measure("s", ForwardFacts("demo", rows, rows, each, "cpu", "4x8x8", "job_1:1"))
     return made
 
 
@@ -65,10 +65,18 @@ async def test_what_is_learned_is_bounded(fake_queue: Queue, monkeypatch: pytest
     made = Curves()
     for at in range(20):
         for _ in range(TRUSTED_SAMPLES):
-            made.measure(f"s{at}", ForwardFacts("demo", 1, 1, 1.0, "cpu", f"4x8x{at}"))
-            made.measure(f"s{at}", ForwardFacts("demo", 2, 2, 2.0, "cpu", f"4x8x{at}"))
+            made.measure(f"s{at}", ForwardFacts("demo", 1, 1, 1.0, "cpu", f"4x8x{at}", "job_1:1"))
+            made.measure(f"s{at}", ForwardFacts("demo", 2, 2, 2.0, "cpu", f"4x8x{at}", "job_1:1"))
         assert made.rows(f"s{at}", 8) == 1
         await made.teach(fake_queue)
     assert made.rows("s19", 8) == 1
     assert made.rows("s0", 8) == 8
     assert all(len(kept) <= 6 for kept in vars(made).values())
+
+
+def test_padding_counts_as_rows() -> None:
+    """A reproducible job's forward takes the time of all the rows that it is filled up to."""
+    made = Curves()
+    for _ in range(TRUSTED_SAMPLES):
+        made.measure("s", ForwardFacts("demo", 1, 1, 1.0, "cpu", "4x8x8", "job_1:1", padding=3))
+    assert made.rows("s", 16) == 8, "twice the four rows that are known, not twice one"

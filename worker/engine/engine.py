@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from shared.catalog import Catalog, ModelSpec
 from shared.errors import JobError
+from shared.job import Job
 from shared.settings import Settings
 from worker.engine.device import chosen_device
 from worker.engine.host import keep_freed_memory
@@ -43,7 +44,8 @@ class Engine:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._models = Models(self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_arrived)
         self._pace = Pace(self.device)
-        self._rounds = Rounds(self.device, self._models, self._pace, listener, self._forget)
+        patience_s = settings.patience_ms / 1000
+        self._rounds = Rounds(self.device, self._models, self._pace, listener, self._forget, patience_s)
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare-input")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._seats: dict[str, Seat] = {}  # every job between seat() and finished()
@@ -95,11 +97,9 @@ class Engine:
             self._seats.clear()
         self._inbox.put(self._rounds.release_all)
 
-    def free_seats(self, spec: ModelSpec) -> int:
-        """Return how many more rows of a model would run together now."""
-        with self._guard:
-            taken = sum(seat.job.seats for seat in self._seats.values() if seat.spec.id == spec.id)
-        return max(0, min(spec.max_batch, self._rounds.cap(spec.id) or spec.max_batch) - taken)
+    def allowed(self, job: Job, most: int) -> int:
+        """Return how many pictures like those of `job`, at most `most`, memory lets run together now."""
+        return self._rounds.allowed(job, most)
 
     def running(self) -> tuple[RunningJob, ...]:
         """Return a view of all seated jobs."""

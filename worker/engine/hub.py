@@ -18,6 +18,7 @@ import structlog
 import torch
 
 from shared.errors import InferenceFailed, JobError, OutOfMemory
+from worker.engine.fixed import laid_out
 from worker.engine.meeting import Call
 from worker.engine.stacking import split
 
@@ -131,15 +132,19 @@ class Execution:
     """Runs calls that fit together: in one forward if that works, else in halves down to single calls.
 
     A call that fails by itself gets a `JobError` as its outcome. With `fixed` every forward is filled up with
-    copies to that many calls. `measure(run, members)` runs each forward, and notes those that succeed;
-    `free` is called when memory ran out. Afterwards `retries` counts the forwards that failed, and `fitted` is
-    the most calls to try together from now on, None if memory did not run out.
+    copies to that many calls, each call being at its own of `places`. `measure(run, members)` runs each forward, and
+    notes those that succeed. When memory
+    runs out, `free(calls, fits)` is told for how many, and how many are tried together from then on: `known` where
+    so many are known to fit, else half. Afterwards `retries` counts the forwards that failed, and `fitted` is the
+    most calls that were tried together in the end, None if memory did not run out.
     """
 
     calls: Sequence[Call]
     fixed: int | None = None
+    places: Sequence[int] = ()
     measure: Measure = lambda run, _members: run()
-    free: Callable[[], None] = lambda: None
+    free: Callable[[int, int], None] = lambda _calls, _fits: None
+    known: int | None = None
     retries: int = 0
     fitted: int | None = None
 
@@ -153,33 +158,39 @@ class Execution:
 
     def _attempt(self, members: Sequence[int]) -> None:
         if self.fitted is not None and len(members) > self.fitted:
-            return self._halve(members)
+            return self._attempt_parts(members, self.fitted)
         trouble = self._try(members)
         if trouble is None:
             return None
         # Out of the except block by now: the failed forward's frames, and the activations they held, are gone.
         self.retries += 1
+        part = (len(members) + 1) // 2
         if isinstance(trouble, OutOfMemory):
-            self.fitted = max(1, len(members) // 2)
+            part = self.fitted = self._fewer_than(len(members))
             gc.collect()
-            self.free()
+            self.free(len(members), part)
             if len(members) == 1:
                 trouble = self._try(members)
         if len(members) > 1:
-            return self._halve(members)
+            return self._attempt_parts(members, part)
         if trouble is not None:
             self.outcomes[members[0]] = trouble
         return None
 
-    def _halve(self, members: Sequence[int]) -> None:
-        middle = (len(members) + 1) // 2
-        self._attempt(members[:middle])
-        self._attempt(members[middle:])
+    def _fewer_than(self, calls: int) -> int:
+        if self.known is not None and self.known < calls:
+            return self.known
+        return max(1, calls // 2)
+
+    def _attempt_parts(self, members: Sequence[int], size: int) -> None:
+        for start in range(0, len(members), size):
+            self._attempt(members[start : start + size])
 
     def _try(self, members: Sequence[int]) -> JobError | None:
         calls = [self.calls[at] for at in members]
         try:
-            outcomes = self.measure(lambda: forward(calls, self.fixed), members)
+            places = None if self.fixed is None else [self.places[at] for at in members]
+            outcomes = self.measure(lambda: forward(calls, self.fixed, places), members)
         except torch.AcceleratorError:
             raise
         except torch.OutOfMemoryError:
@@ -196,18 +207,19 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "can't allocate memory" in words or "_ALLOC_FAILED" in words
 
 
-def forward(calls: Sequence[Call], fixed: int | None = None) -> list[Any]:
-    """Run `calls` in one forward and return each one's output."""
+def forward(calls: Sequence[Call], fixed: int | None = None, places: Sequence[int] | None = None) -> list[Any]:
+    """Run `calls` in one forward and return each one's output; with `fixed` at `places` among so many."""
     first = calls[0]
     stacker = first.point.stacker
     if stacker is None or (len(calls) == 1 and fixed is None):
         return [_under_autocast(first, first.run)]
-    padded = [*calls, *[first] * max(0, (fixed or 0) - len(calls))]
-    rows = [call.rows for call in padded]
-    arguments = stacker.stack([call.arguments for call in padded], rows)
+    at = range(len(calls)) if places is None else places
+    filled = calls if fixed is None else laid_out(calls, at, fixed)
+    rows = [call.rows for call in filled]
+    arguments = stacker.stack([call.arguments for call in filled], rows)
     output = _under_autocast(first, lambda: first.point.run(**arguments))
     parts = split(output, rows, stacker.rules.listed_output)
-    return [stacker.formed(call.arguments, part) for call, part in zip(calls, parts, strict=False)]
+    return [stacker.formed(call.arguments, parts[place]) for place, call in zip(at, calls, strict=False)]
 
 
 def _under_autocast(call: Call, run: Callable[[], Any]) -> Any:

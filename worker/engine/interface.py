@@ -78,7 +78,10 @@ class Finished:
 
 @dataclass(frozen=True)
 class ForwardFacts:
-    """One denoiser forward that succeeded. `rows` counts pictures: guidance's doubling is not in it."""
+    """One denoiser forward that succeeded. `rows` counts pictures: guidance's doubling is not in it.
+
+    `padding` counts the copies that filled it up beside them; `claim_key` is that of one of its jobs.
+    """
 
     model: str
     rows: int
@@ -86,6 +89,8 @@ class ForwardFacts:
     seconds: float
     device: str
     shape: str
+    claim_key: str
+    padding: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import structlog
 import torch
 
 from shared.errors import JobError
+from shared.job import Job
+from worker.engine.architectures import DENOISERS
 from worker.engine.calls import non_finite
+from worker.engine.fixed import place_of
 from worker.engine.hub import Execution, Picture
 from worker.engine.interface import ForwardFacts, Listener
 from worker.engine.meeting import Call, Stage
+from worker.engine.memory import Memory
 from worker.engine.models import LoadedModel, Models, empty_cache
 from worker.engine.pace import Pace
-from worker.engine.policy import Waiting, next_group
-from worker.engine.seated import SeatedJob
+from worker.engine.policy import Waiting, aged, next_group
+from worker.engine.seated import SeatedJob, shape_of
+
+log = structlog.get_logger()
 
 # A VAE's activations grow with the pixels of all rows: so many pixels at once, at most.
 DECODE_PIXELS = 4 * 1024 * 1024
@@ -34,15 +42,16 @@ class Rounds:
         pace: Pace,
         listener: Listener,
         left: Callable[[str], None],
+        patience_s: float,
     ) -> None:
         self._device = device
         self._models = models
         self._pace = pace
         self._listener = listener
         self._left = left
+        self._patience_s = patience_s
         self._jobs: dict[str, SeatedJob] = {}
-        self._caps: dict[Kind, int] = {}
-        self.retries = 0
+        self._memory = Memory()
 
     # Views, from any thread.
 
@@ -54,14 +63,9 @@ class Rounds:
         job = self._jobs.get(key)
         return (0, 0) if job is None else job.progress()
 
-    def cap(self, model: str, shape: str | None = None) -> int | None:
-        """Return the most denoiser rows that memory allowed for a model, None if it never ran out."""
-        known = [
-            most
-            for (of, at, point), most in list(self._caps.items())
-            if of == model and shape in (None, at) and point.endswith(".forward")
-        ]
-        return min(known, default=None)
+    def allowed(self, job: Job, most: int) -> int:
+        """Return how many pictures like those of `job`, at most `most`, memory lets a denoiser take together now."""
+        return min(self._memory.allowed((job.model, shape_of(job), f"{name}.forward"), most) for name in DENOISERS)
 
     # Coming and going.
 
@@ -146,17 +150,39 @@ class Rounds:
         ]
         if not parked:
             return []
-        waiting = [_waiting(job, call) for job, _, call in parked]
+        now = time.monotonic()
+        waiting = [self._waiting(member, now) for member in parked]
         group = next_group(waiting, lambda at: self._limit(parked[at][0], parked[at][2]))
         members = [parked[at] for at in group]
+        self._note_set_aside(members, now)
         self._note_misfits(parked, waiting, members, waiting[group[0]])
         return members
+
+    def _waiting(self, member: Member, now: float) -> Waiting:
+        job, _, call = member
+        urgency = aged(job.urgency, job.aside_s(now), self._patience_s)
+        if job.fixed_rows is None:
+            return Waiting(job.cohort, urgency, job.age, call.point.stage, call.fit)
+        return Waiting(job.cohort, urgency, job.age, call.point.stage, call.exact_fit, self._place(member))
+
+    def _place(self, member: Member) -> int:
+        job, picture, call = member
+        return place_of(job.seat.job, job.pictures.index(picture), self._fixed(job, call) or 1)
+
+    def _note_set_aside(self, members: Sequence[Member], now: float) -> None:
+        going = {job.key for job, _, _ in members}
+        urgency = min(job.urgency for job, _, _ in members)
+        for job in self._jobs.values():
+            if job.started and job.key not in going and job.urgency > urgency:
+                job.set_aside(now)
+            else:
+                job.take_up(now)
 
     def _limit(self, job: SeatedJob, call: Call) -> int:
         """Return how many calls may run together."""
         if job.fixed_rows is not None:
             return self._fixed(job, call) or 1
-        most = min(job.seat.spec.max_batch, self._caps.get(_kind(job, call), job.seat.spec.max_batch))
+        most = self._memory.allowed(_kind(job, call), job.seat.spec.max_batch)
         return min(most, _chunk(job)) if call.point.component == "vae" else most
 
     def _fixed(self, job: SeatedJob, call: Call) -> int | None:
@@ -191,7 +217,7 @@ class Rounds:
 
     def _execute(self, members: Sequence[Member]) -> list[Any]:
         job, _, call = members[0]
-        kind = _kind(job, call)
+        kind, fixed = _kind(job, call), self._fixed(job, call)
         for other, _, at in members:
             if at.point.stage is Stage.DECODE and not other.told_decoding:
                 other.told_decoding = True
@@ -199,15 +225,28 @@ class Rounds:
 
         def measure(run: Callable[[], list[Any]], which: Sequence[int]) -> list[Any]:
             jobs = [members[at][0] for at in which]
-            return self._pace.measure((*kind, len(jobs)), run, lambda seconds: self._account(jobs, call, seconds))
+            rows = self._pace.measure((*kind, len(jobs)), run, lambda seconds: self._account(jobs, call, seconds))
+            self._memory.ran(kind, len(jobs))
+            return rows
 
+        def free(calls: int, fits: int) -> None:
+            log.warning("out_of_memory", model=kind[0], shape=kind[1], at=kind[2], calls=calls, tried_next=fits)
+            if fixed is None:  # else every forward has the same rows, however many calls it is for
+                self._memory.ran_out(kind, calls, fits)
+            self._free()
+
+        known = self._memory.fits(kind) if fixed is None else None
         execution = Execution(
-            [member[2] for member in members], fixed=self._fixed(job, call), measure=measure, free=self._free
+            [member[2] for member in members],
+            fixed=fixed,
+            places=() if fixed is None else [self._place(member) for member in members],
+            measure=measure,
+            free=free,
+            known=known,
         )
         outcomes = execution.run()
-        self.retries += execution.retries
-        if execution.fitted is not None:
-            self._caps[kind] = execution.fitted
+        if execution.retries:
+            log.warning("forward_repeated", model=kind[0], at=kind[2], calls=len(members), failed=execution.retries)
         return outcomes
 
     def _account(self, jobs: Sequence[SeatedJob], call: Call, seconds: float) -> None:
@@ -228,6 +267,8 @@ class Rounds:
                 seconds=seconds,
                 device=device_name(self._device),
                 shape=first.shape,
+                padding=max(0, (first.fixed_rows or 0) - len(jobs)),
+                claim_key=first.key,
             )
         )
 
@@ -261,11 +302,6 @@ class Rounds:
 def device_name(device: torch.device) -> str:
     """Return what a device is called where seconds are learned for it."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _waiting(job: SeatedJob, call: Call) -> Waiting:
-    fit = call.exact_fit if job.fixed_rows is not None else call.fit
-    return Waiting(job.cohort, job.urgency, job.age, call.point.stage, fit)
 
 
 def _kind(job: SeatedJob, call: Call) -> Kind:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Hashable
 
 from shared.errors import JobError
-from shared.job import Fusing
+from shared.job import Fusing, Job
 from shared.signature import signature
 from worker.engine.copies import Steps
 from worker.engine.hub import Picture
@@ -39,6 +39,8 @@ class SeatedJob:
         self._arrived_s = time.monotonic()
         self._loaded_s: float | None = None
         self._waited_for_load = False
+        self._aside_s = 0.0
+        self._aside_since: float | None = None
         self._unfused: str | None = None
         self._forwards = 0
         self._rows = 0
@@ -50,8 +52,7 @@ class SeatedJob:
 
     @property
     def shape(self) -> str:
-        job = self.seat.job
-        return f"{job.width}x{job.height}" if job.frames == 1 else f"{job.width}x{job.height}x{job.frames}"
+        return shape_of(self.seat.job)
 
     @property
     def fixed_rows(self) -> int | None:
@@ -61,6 +62,20 @@ class SeatedJob:
     @property
     def started(self) -> bool:
         return bool(self.pictures)
+
+    def aside_s(self, now_s: float) -> float:
+        """Return for how long more urgent jobs have kept this one from going on, in all."""
+        return self._aside_s + (0.0 if self._aside_since is None else now_s - self._aside_since)
+
+    def set_aside(self, now_s: float) -> None:
+        """Note that more urgent jobs go on instead of this one."""
+        if self._aside_since is None:
+            self._aside_since = now_s
+
+    def take_up(self, now_s: float) -> None:
+        """Note that this job goes on, or waits for others than more urgent ones."""
+        self._aside_s = self.aside_s(now_s)
+        self._aside_since = None
 
     def wait_for_load(self) -> bool:
         """Note that the model has to be loaded; True the first time."""
@@ -137,6 +152,11 @@ class SeatedJob:
         if self.met_misfit:
             return "its tensors did not fit a companion's, or memory held no more"
         return "no companion arrived"
+
+
+def shape_of(job: Job) -> str:
+    """Return how large a job's pictures are, as what is learned of them is filed."""
+    return f"{job.width}x{job.height}" if job.frames == 1 else f"{job.width}x{job.height}x{job.frames}"
 
 
 def _cohort(seat: Seat) -> Hashable:
