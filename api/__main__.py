@@ -14,7 +14,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from api.app import create_app
+from api.app import create_app, preflight
 from api.exposure import guarded
 from shared import log, settings
 from shared.errors import FusequeueError
@@ -79,6 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         if asked.insecure_no_keys:
             configured = configured.model_copy(update={"auth": "insecure-no-keys"})
         configured = asyncio.run(guarded(configured, asked.host))
+        asyncio.run(preflight(configured))
         serving = server(configured, host=asked.host, port=asked.port)
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, _nothing)  # once it has stopped, the server raises again what stopped it

@@ -122,6 +122,18 @@ async def _services(
     return Services(settings, served, queue, feed, storage, Places(queue), Gate(queue, settings))
 
 
+async def preflight(settings: Settings) -> None:
+    """Raise what keeps an API of these settings from starting, before there is a server to trip over it."""
+    queue, storage = Queue.connect(settings), connect(settings)
+    try:
+        with contextlib.suppress(RedisUnavailable, TimeoutError):
+            async with asyncio.timeout(health.CHECK_TIMEOUT_S):
+                await queue.check()
+    finally:
+        await storage.close()
+        await queue.close()
+
+
 async def _check(queue: Queue) -> None:
     """Refuse to start on a Redis that would lose jobs; one that is away may come back."""
     try:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -16,7 +19,7 @@ import httpx
 import pytest
 from api_process import Server
 from redis import Redis
-from serving import BODY, claimed, deliver
+from serving import BODY, ROOT, claimed, deliver
 from waiting import wait_until
 
 from shared.job import Phase, Progress
@@ -284,3 +287,17 @@ async def until(lines: AsyncIterator[str], words: str) -> str:
             if words in line:
                 return line
     raise AssertionError(f"the stream ended without {words}")
+
+
+def test_a_redis_that_evicts_keeps_the_api_from_starting(durable_server: Any, tmp_path: Path) -> None:
+    """The last line says why and what to change; there is no traceback to search for it."""
+    env = {**os.environ, "FUSEQUEUE_REDIS_URL": durable_server.url, "FUSEQUEUE_STORAGE_DIR": str(tmp_path)}
+    with Redis.from_url(durable_server.url) as redis:
+        redis.config_set("maxmemory-policy", "allkeys-lru")
+        command = [sys.executable, "-m", "api", "--port", "0"]
+        ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
+        redis.config_set("maxmemory-policy", "noeviction")
+    told = json.loads(ended.stderr.splitlines()[-1])
+    assert (ended.returncode, told["event"], told["code"]) == (1, "api_stopped", "incompatible_redis")
+    assert "CONFIG SET maxmemory-policy noeviction" in told["error"]
+    assert "Traceback" not in ended.stderr
