@@ -96,6 +96,28 @@ def test_arguments_are_named_and_defaults_dropped(doubler: Doubler) -> None:
     assert Call(point, (x,), {"factor": 3.0}).fit == Call(point, (), {"x": x, "factor": 3.0}).fit
 
 
+def test_the_global_generator_of_one_picture_is_not_that_of_another(proxy: Proxy) -> None:
+    """A pipeline that seeds it draws the same numbers whoever draws in between, and leaves no trace."""
+
+    def drawn(seed: int) -> list[float]:
+        torch.manual_seed(seed)
+        before = torch.rand(2)
+        proxy(torch.ones(1, 2))
+        return [*before.tolist(), *torch.rand(2).tolist()]
+
+    def alone(seed: int) -> list[float]:
+        torch.manual_seed(seed)
+        return [*torch.rand(2).tolist(), *torch.rand(2).tolist()]
+
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    pictures = start([lambda: drawn(1), lambda: drawn(2)])
+    run_parked(pictures)
+    assert torch.equal(torch.rand(1), expected)
+    assert [picture.result for picture in pictures] == [alone(1), alone(2)]
+
+
 def test_autocast_of_one_picture_does_not_leak_into_another(doubler: Doubler, proxy: Proxy) -> None:
     """It belongs to the thread: the hub takes it off at each switch, and runs that picture's forward under it."""
 

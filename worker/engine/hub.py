@@ -18,6 +18,7 @@ import structlog
 import torch
 
 from shared.errors import InferenceFailed, JobError, OutOfMemory
+from worker.engine.chance import State, global_state, set_global_state
 from worker.engine.fixed import laid_out
 from worker.engine.meeting import Call
 from worker.engine.stacking import split
@@ -37,6 +38,7 @@ class Picture:
         self.error: JobError | None = None
         self._body = body
         self._autocast: torch.dtype | None = None
+        self._chance: State | None = None
         self._greenlet: greenlet.greenlet | None = None
 
     @property
@@ -73,11 +75,16 @@ class Picture:
         return self._greenlet
 
     def _switch(self, device: torch.device, enter: Callable[..., Any], *args: Any) -> None:
-        # Autocast and grad mode belong to the thread, and so to all its greenlets: each picture keeps its own
-        # autocast over a switch, and gradients stay off for all.
+        # Autocast, grad mode and global generators belong to the thread, and so to all its greenlets: each picture
+        # keeps its own autocast and random state over a switch, and gradients stay off for all.
         if self._autocast is not None:
             _set_autocast(device, self._autocast)
+        outside = global_state(device)
+        if self._chance is not None:
+            set_global_state(device, self._chance)
         parked = enter(*args)
+        self._chance = global_state(device)
+        set_global_state(device, outside)
         self._autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         if self._autocast is not None:
             _set_autocast(device, None)

@@ -69,6 +69,7 @@ class LoadedModel:
         """Return picture `index` of `job`, not yet started."""
 
         def make() -> list[Made]:
+            torch.manual_seed(job.seed + index)  # for pipelines that draw from the global generator
             pipeline = self.copy_for(job, steps)
             set_guidance(pipeline, job)
             return make_results(pipeline, arguments_for(pipeline, job, index, inputs))
