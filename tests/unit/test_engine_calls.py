@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import diffusers
@@ -15,9 +16,9 @@ from PIL import Image
 
 from shared.errors import InferenceFailed, ModelUnavailable, NonFiniteLatents
 from shared.job import Job, Task
-from worker.engine.calls import arguments_for, least_strength, scheduler_named, to_frames, to_pixels
+from worker.engine.calls import arguments_for, least_strength, make_results, scheduler_named, to_frames, to_pixels
 from worker.engine.copies import Steps
-from worker.engine.forms import does, pipeline_for
+from worker.engine.forms import does, pipeline_for, takes_last_image
 from worker.engine.inputs import Inputs, fit_mask, fit_picture, prepare
 from worker.engine.interface import InputFiles
 
@@ -207,6 +208,57 @@ def test_each_pipeline_is_called_by_its_own_names(
 ) -> None:
     """Guidance, pictures and time have other names in other families."""
     assert called(pipeline, a_job("x", **fields), inputs) == expected
+
+
+def between_pictures(pipeline: str, denoiser: dict[str, Any], **config: Any) -> Any:
+    """A pipeline of nothing but its configuration and its denoiser's."""
+    made = object.__new__(getattr(diffusers, pipeline))
+    made.register_to_config(**config)
+    made.__dict__["transformer"] = SimpleNamespace(config=SimpleNamespace(**denoiser))
+    return made
+
+
+LATENTS = {"image_dim": None, "pos_embed_seq_len": None}
+
+
+@pytest.mark.parametrize(
+    ("made", "taken"),
+    [
+        (between_pictures("WanImageToVideoPipeline", LATENTS), None),
+        (between_pictures("WanImageToVideoPipeline", LATENTS, expand_timesteps=True), False),
+        (between_pictures("WanImageToVideoPipeline", {"image_dim": 16, "pos_embed_seq_len": None}), False),
+        (between_pictures("WanImageToVideoPipeline", {"image_dim": 16, "pos_embed_seq_len": 10}), True),
+        (between_pictures("LTX2ImageToVideoPipeline", {}), False),
+    ],
+    ids=["Wan 2.2 I2V", "Wan 2.2 TI2V", "Wan 2.1 I2V", "Wan 2.1 FLF2V", "LTX-2"],
+)
+def test_a_last_picture_is_taken_where_the_model_looks_at_it(made: Any, taken: bool | None) -> None:
+    """Some would ignore it without a word, others fail in words that no client understands."""
+    assert takes_last_image(made) is taken
+    without = a_job("x", **(CLIP | {"task": Task.IMAGE_TO_VIDEO}))
+    given = without.model_copy(update={"last_image": without.images[0]})
+    for job, wrong in ((without, taken is True), (given, taken is False)):
+        if not wrong:
+            arguments_for(made, job, 0, Inputs((PICTURE,)))
+            continue
+        with pytest.raises(InferenceFailed) as error:
+            arguments_for(made, job, 0, Inputs((PICTURE,)))
+        assert error.value.param == "last_image"
+
+
+class Chunks:
+    """A pipeline that makes whole chunks of eight frames."""
+
+    def __call__(self, prompt: str, num_frames: int = 8) -> Any:
+        made = -(-num_frames // 8) * 8
+        return SimpleNamespace(frames=torch.arange(made)[None, :, None, None, None].expand(1, made, 3, 2, 2) / 255)
+
+
+def test_a_video_has_as_many_frames_as_were_asked_for() -> None:
+    """Helios makes whole chunks."""
+    arguments = arguments_for(Chunks(), a_job("x", **(CLIP | {"frames": 11})), 0, Inputs())
+    (made,) = make_results(Chunks(), arguments)
+    assert made.pixels[:, 0, 0, 0].tolist() == list(range(11))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from shared.errors import InferenceFailed, JobError, ModelUnavailable, NonFiniteLatents
-from shared.job import Job
+from shared.job import Job, Task
 from worker.engine.copies import Pipeline
-from worker.engine.forms import accepted_by
+from worker.engine.forms import accepted_by, takes_last_image
 from worker.engine.inputs import Inputs
 from worker.engine.interface import Made, Pixels, Sound
 
@@ -22,8 +22,12 @@ LAYERED_SIDES = (640, 1024)  # the sizes, as the sides of squares, at which Qwen
 
 
 def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: Inputs) -> dict[str, Any]:
-    """Return the keyword arguments that make result `index` of `job`, as far as the pipeline takes them."""
+    """Return the keyword arguments that make result `index` of `job`, as far as the pipeline takes them.
+
+    Raises `InferenceFailed` that names an input picture which the model does not take, or lacks.
+    """
     accepted = accepted_by(pipeline)
+    _check_last_image(pipeline, job)
     wanted: dict[str, Any] = {
         "prompt": job.prompt,
         "width": job.width,
@@ -74,6 +78,14 @@ def _pictured(pipeline: str, job: Job, inputs: Inputs) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _check_last_image(pipeline: Pipeline, job: Job) -> None:
+    taken = takes_last_image(pipeline) if job.task is Task.IMAGE_TO_VIDEO else False
+    if taken is False and job.last_image is not None:
+        raise InferenceFailed(f"model {job.model!r} takes no last_image", param="last_image")
+    if taken is True and job.last_image is None:
+        raise InferenceFailed(f"model {job.model!r} needs a last_image", param="last_image")
+
+
 def _of_time(job: Job, accepted: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
     """Return a video's length and pace; where steps are told for each stage of a pyramid, they are dealt out."""
     values: dict[str, Any] = {"num_frames": job.frames}
@@ -116,7 +128,8 @@ def make_results(pipeline: Pipeline, arguments: dict[str, Any]) -> list[Made]:
     result = pipeline(**arguments)
     frames = getattr(result, "frames", None)
     if frames is not None:
-        return [Made(to_frames(_only(pipeline, frames, 5)), sound=_sound(pipeline, result))]
+        video = _only(pipeline, frames, 5)[: arguments.get("num_frames")]  # Helios makes whole chunks of 33
+        return [Made(to_frames(video), sound=_sound(pipeline, result))]
     images = result.images
     if isinstance(images, list) and len(images) == 1:  # layers
         return [Made(to_pixels(layer)) for layer in images[0]]

@@ -64,6 +64,16 @@ def does(task: Task, pipeline: Pipeline) -> bool:
     return "image" in accepted and "mask_image" not in accepted and with_strength == (task is Task.IMAGE_TO_IMAGE)
 
 
+def takes_last_image(pipeline: Pipeline) -> bool | None:
+    """Tell whether a pipeline of videos takes the picture to end with: False if not, True if it needs it, else None."""
+    own, denoiser = (getattr(part, "config", None) for part in (pipeline, getattr(pipeline, "transformer", None)))
+    if "last_image" not in accepted_by(pipeline) or getattr(own, "expand_timesteps", False):
+        return False
+    if getattr(denoiser, "image_dim", None) is None:  # the pictures come as latents only, and one may be missing
+        return None
+    return getattr(denoiser, "pos_embed_seq_len", None) is not None
+
+
 def _wants_picture(pipeline_class: type[Any], accepted: Mapping[str, inspect.Parameter]) -> bool:
     """Tell whether a call without a picture fails; some, whose default is None, look at one only if it is there."""
     image = accepted.get("image")

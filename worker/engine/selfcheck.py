@@ -13,7 +13,8 @@ from PIL import Image
 from shared.catalog import ModelSpec
 from shared.errors import JobError
 from shared.job import InputRef, Job, Task
-from worker.engine.copies import Pipeline, Steps
+from worker.engine.copies import Steps
+from worker.engine.forms import takes_last_image
 from worker.engine.hub import Picture, forward
 from worker.engine.inferring import infer_rules
 from worker.engine.inputs import Inputs, prepare
@@ -90,16 +91,10 @@ def _pictures(model: LoadedModel, size: tuple[int, int]) -> list[Picture]:
     for at, prompt in enumerate(PROMPTS):
         task = tasks[at % len(tasks)]
         job = _job(model.spec, task, at, prompt, size).model_copy(update={"steps": 2 + at // len(tasks)})
-        if _wants_both_ends(model.templates[task]):
+        if job.images and takes_last_image(model.templates[task]):
             job = job.model_copy(update={"last_image": job.images[0]})
         pictures.append(model.picture(job, 0, _inputs(job), Steps(lambda: None)))
     return pictures
-
-
-def _wants_both_ends(pipeline: Pipeline) -> bool:
-    """Tell whether a video model takes a first and a last picture, and no less."""
-    config = getattr(getattr(pipeline, "transformer", None), "config", None)
-    return getattr(config, "pos_embed_seq_len", None) is not None
 
 
 def _job(spec: ModelSpec, task: Task, at: int, prompt: str, size: tuple[int, int]) -> Job:
