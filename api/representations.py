@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shared.job import Artifact, InputRef, Job, JobRecord, OutputFormat, Phase, Priority, State, Task
+from shared.job import Adapter, Artifact, InputRef, Job, JobRecord, OutputFormat, Phase, Priority, State, Task
 from shared.queue import Place
 
 _EXAMPLE_ID = "job_01ja3v5c8zq3m7x2r4t6w8y0ab"
@@ -127,6 +127,7 @@ class JobObject(BaseModel):
     seed: int
     n: int
     scheduler: str | None
+    adapters: tuple[Adapter, ...]
     image: ImageObject | None = Field(description="The first of `images`.")
     images: list[ImageObject]
     mask: ImageObject | None

@@ -15,8 +15,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from shared.adapters import MOST_ADAPTERS, AdapterSpec
 from shared.errors import ConfigurationError, UnknownModel
 from shared.job import Task
+from shared.mixing import Mixable, denoisers_of, mixes
 
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 MAX_INPUT_IMAGES = 16
@@ -65,6 +67,7 @@ class Limits(_Table):
     max_input_images: Annotated[int, Field(ge=1, le=MAX_INPUT_IMAGES)] = 1
     max_images: Annotated[int, Field(ge=1, le=64)] = 8
     max_prompt_chars: Annotated[int, Field(ge=1)] = 4000
+    max_adapters: Annotated[int, Field(ge=1, le=MOST_ADAPTERS)] = 4
 
     @model_validator(mode="after")
     def _ordered(self) -> Limits:
@@ -107,7 +110,8 @@ class References(_Table):
 
 class ModelSpec(_Table):
     """One model. `source` is a hub id or a folder; `window_ms` is how long a job may wait for company, counted
-    from its arrival; `max_batch` bounds the rows of a fused forward.
+    from its arrival; `max_batch` bounds the rows of a fused forward. `mixes` names the fields in which jobs may
+    differ and be claimed together all the same; where `source` is a folder, its architecture says so unless told.
     """
 
     id: ModelId
@@ -121,6 +125,8 @@ class ModelSpec(_Table):
     max_batch: Annotated[int, Field(ge=1, le=256)] = 8
     safety_checker: bool = True
     schedulers: tuple[str, ...] = ()
+    mixes: tuple[Mixable, ...] = ("adapters",)
+    adapter: tuple[AdapterSpec, ...] = ()
     defaults: Defaults = Defaults()
     limits: Limits = Limits()
     references: References = References()
@@ -141,6 +147,14 @@ class ModelSpec(_Table):
             )
         if layers > self.limits.max_layers or (self.limits.max_layers and not layers):
             raise ValueError(f"defaults.layers {layers} is not 1 to limits.max_layers {self.limits.max_layers}")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_names(self) -> ModelSpec:
+        names = [adapter.id for adapter in self.adapter]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"adapter ids appear twice: {', '.join(twice)}")
         return self
 
     @property
@@ -194,7 +208,10 @@ def load(path: Path) -> Catalog:
     twice = sorted({name for name in ids if ids.count(name) > 1})
     if twice:
         raise ConfigurationError(f"{path}: model ids appear twice: {', '.join(twice)}")
-    return Catalog(tuple(_rooted(spec, path.parent) for spec in specs))
+    try:
+        return Catalog(tuple(_rooted(spec, path.parent) for spec in specs))
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
 
 
 def _told(fault: ErrorDetails) -> str:
@@ -203,5 +220,10 @@ def _told(fault: ErrorDetails) -> str:
 
 
 def _rooted(spec: ModelSpec, folder: Path) -> ModelSpec:
+    adapters = tuple(adapter.rooted(folder) for adapter in spec.adapter)
     beside = (folder / spec.source).resolve()
-    return spec.model_copy(update={"source": str(beside)}) if beside.is_dir() else spec
+    if not beside.is_dir():
+        return spec.model_copy(update={"adapter": adapters})
+    known = None if "mixes" in spec.model_fields_set else denoisers_of(beside)
+    mixed = spec.mixes if known is None else mixes(known)
+    return spec.model_copy(update={"source": str(beside), "adapter": adapters, "mixes": mixed})

@@ -25,6 +25,7 @@ FusequeueError
 ├── LeaseLost                 the job belongs to somebody else by now; write nothing
 └── JobError                  a job fails: what its client is told
     ├── ModelUnavailable      weights are missing or do not fit
+    ├── AdapterUnavailable    the same, of a LoRA adapter
     ├── InferenceFailed
     ├── NonFiniteLatents
     ├── OutOfMemory           even one row alone does not fit
@@ -161,6 +162,10 @@ class JobError(FusequeueError):
 
 class ModelUnavailable(JobError):
     code = "model_unavailable"
+
+
+class AdapterUnavailable(JobError):
+    code = "adapter_unavailable"
 
 
 class InferenceFailed(JobError):

@@ -111,7 +111,8 @@ class Job(_Frozen):
     """What a client asked for, with nothing left to decide.
 
     Every field is marked with its `Sharing`. An unmarked field counts as shared: a forgotten mark costs
-    speed, never a wrong picture. Sizes are in pixels, times in milliseconds since the epoch.
+    speed, never a wrong picture. Sizes are in pixels, times in milliseconds since the epoch. `mixes` names the
+    shared fields that its model's forward can mix all the same: the signature leaves them out.
 
     `images` are those of the task: the one to start from, or those to edit. `reference_sizes` are the sizes (width,
     height) that pictures to edit are brought to, as they become tokens of the forward; empty for all other tasks.
@@ -135,6 +136,7 @@ class Job(_Frozen):
     layers: Annotated[int, SHARED] = 0
     reference_sizes: Annotated[tuple[tuple[int, int], ...], SHARED] = ()
     adapters: Annotated[tuple[Adapter, ...], SHARED] = ()
+    mixes: Annotated[tuple[str, ...], SHARED] = ()
 
     task: Annotated[Task, PER_JOB] = Task.TEXT_TO_IMAGE
     prompt: Annotated[str, PER_JOB]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
+from shared.adapters import MOST_ADAPTERS, AdapterChoice, choose
 from shared.catalog import MAX_FPS, MAX_INPUT_IMAGES, Catalog, ModelSpec, References
 from shared.clock import new_id
 from shared.errors import InvalidRequest
@@ -55,6 +56,9 @@ class JobRequest(BaseModel):
         Field(strict=True, ge=0, description="Of a model's second denoiser, which does the less noisy steps."),
     ] = None
     scheduler: Annotated[str | None, Field(max_length=64)] = None
+    adapters: Annotated[
+        tuple[AdapterChoice, ...], Field(max_length=MOST_ADAPTERS, description="LoRA adapters to mix in.")
+    ] = ()
     task: Annotated[
         Task | None, Field(description="Only needed where the model does several things with what is sent.")
     ] = None
@@ -147,6 +151,8 @@ def resolve(request: JobRequest, catalog: Catalog, *, tenant: str, now_ms: int, 
         guidance_scale=_or(request.guidance_scale, fallback.guidance_scale),
         guidance_scale_2=_or(request.guidance_scale_2, fallback.guidance_scale_2),
         scheduler=request.scheduler,
+        adapters=choose(request.adapters, spec.adapter, spec.limits.max_adapters),
+        mixes=spec.mixes,
         reproducible=request.reproducible,
         output_quality=request.output_quality,
         embed_parameters=request.embed_parameters,
@@ -253,6 +259,7 @@ def check_limits(request: JobRequest, spec: ModelSpec) -> None:
         raise InvalidRequest(f"model {spec.id!r} has no second denoiser to guide", param="guidance_scale_2")
     if request.n > limits.max_images:
         raise InvalidRequest(f"n is at most {limits.max_images} for model {spec.id!r}", param="n")
+    choose(request.adapters, spec.adapter, limits.max_adapters)
     _check_words(request, spec)
 
 

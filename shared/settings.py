@@ -117,6 +117,9 @@ class Settings(BaseSettings):
     gpu_memory_bytes: Annotated[
         int | None, Field(description="Budget for loaded models on one device. Unset: 0.7 of its memory.")
     ] = None
+    adapter_memory_bytes: Annotated[
+        Positive, Field(description="LoRA adapters a loaded model keeps, unless jobs under way use more.")
+    ] = 1024**3
     device: Annotated[str | None, Field(description="Torch device. Unset: cuda if there is one, else cpu.")] = None
     torch_threads: Annotated[int | None, Field(description="CPU threads of torch. Unset: torch's choice.")] = None
 

@@ -15,6 +15,14 @@ from shared.job import Task
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
 
+class AdapterObject(BaseModel):
+    """An adapter that jobs of the model may name in `adapters`."""
+
+    id: str
+    scale: float = Field(description="Where a job names none.")
+    max_scale: float = Field(description="A job's scale is at most this, either way of zero.")
+
+
 class ModelObject(BaseModel):
     """A model as OpenAI's clients list it, with what a job may ask of it."""
 
@@ -26,6 +34,7 @@ class ModelObject(BaseModel):
     defaults: Defaults
     limits: Limits
     schedulers: tuple[str, ...] = Field(description="What `scheduler` may be; empty: only the model's own.")
+    adapters: tuple[AdapterObject, ...] = Field(description="LoRA adapters that `adapters` may name.")
     max_batch: int = Field(description="Most pictures in one fused forward.")
     window_ms: int = Field(description="How long a job may wait for company.")
 
@@ -54,6 +63,7 @@ def _object(spec: ModelSpec) -> ModelObject:
         defaults=spec.defaults,
         limits=spec.limits,
         schedulers=spec.schedulers,
+        adapters=tuple(AdapterObject(**one.model_dump(include={"id", "scale", "max_scale"})) for one in spec.adapter),
         max_batch=spec.max_batch,
         window_ms=spec.window_ms,
     )

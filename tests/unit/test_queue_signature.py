@@ -24,6 +24,7 @@ OTHER: dict[str, Any] = {
     "height": 128,
     "frames": 2,
     "adapters": (Adapter(id="lora"),),
+    "mixes": ("adapters",),
     "task": "image_to_image",
     "prompt": "another",
     "negative_prompt": "blurry",

@@ -16,6 +16,7 @@ from shared.catalog import Catalog, ModelSpec
 from shared.errors import JobError
 from shared.job import Job
 from shared.settings import Settings
+from worker.engine.adapters import AdapterLoader
 from worker.engine.device import chosen_device
 from worker.engine.host import keep_freed_memory
 from worker.engine.inputs import Inputs, prepare
@@ -23,6 +24,7 @@ from worker.engine.interface import Activity, Listener, RunningJob, Seat
 from worker.engine.models import LoadedModel, Models
 from worker.engine.pace import Pace
 from worker.engine.rounds import Rounds
+from worker.engine.row_adapters import AdapterKey
 from worker.engine.seated import SeatedJob
 from worker.engine.selfcheck import check_fusing
 
@@ -42,7 +44,8 @@ class Engine:
         self._threads = settings.torch_threads
         self.device = chosen_device(settings.device)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._models = Models(self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_arrived)
+        adapters = AdapterLoader(self.device, settings.adapter_memory_bytes, self._inbox.put, self._adapters_arrived)
+        self._models = Models(self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_arrived, adapters)
         self._pace = Pace(self.device)
         patience_s = settings.patience_ms / 1000
         self._rounds = Rounds(self.device, self._models, self._pace, listener, self._forget, patience_s)
@@ -203,6 +206,9 @@ class Engine:
     def _forget(self, key: str) -> None:
         with self._guard:
             self._seats.pop(key, None)
+
+    def _adapters_arrived(self, model: LoadedModel, key: AdapterKey, error: JobError | None) -> None:
+        self._rounds.adapters_arrived(model, key, error)
 
     def _model_arrived(self, model: str, outcome: LoadedModel | JobError) -> None:
         if isinstance(outcome, LoadedModel):

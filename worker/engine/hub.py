@@ -21,6 +21,7 @@ from shared.errors import InferenceFailed, JobError, OutOfMemory
 from worker.engine.chance import State, global_state, set_global_state
 from worker.engine.fixed import laid_out
 from worker.engine.meeting import Call
+from worker.engine.row_adapters import AdapterKey
 from worker.engine.stacking import split
 
 log = structlog.get_logger()
@@ -29,14 +30,16 @@ log = structlog.get_logger()
 class Picture:
     """One picture on its way: its greenlet, and the call at which it is parked.
 
-    `result` is what the body returned and `error` why it did not; both None while it runs or when thrown out.
+    `adapter` is what its rows take. `result` is what the body returned and `error` why it did not; both None while it
+    runs or when thrown out.
     """
 
-    def __init__(self, body: Callable[[], Any]) -> None:
+    def __init__(self, body: Callable[[], Any], adapter: AdapterKey = ()) -> None:
         self.call: Call | None = None
         self.result: Any = None
         self.error: JobError | None = None
         self._body = body
+        self._adapter = adapter
         self._autocast: torch.dtype | None = None
         self._chance: State | None = None
         self._greenlet: greenlet.greenlet | None = None
@@ -91,6 +94,8 @@ class Picture:
         torch.set_grad_enabled(False)
         if not self.done:
             self.call = parked
+            if self._adapter:
+                parked.wear(self._adapter)
             if self._autocast is not None:
                 parked.autocast = (device.type, self._autocast)
                 parked.read_rules()
@@ -219,14 +224,23 @@ def forward(calls: Sequence[Call], fixed: int | None = None, places: Sequence[in
     first = calls[0]
     stacker = first.point.stacker
     if stacker is None or (len(calls) == 1 and fixed is None):
-        return [_under_autocast(first, first.run)]
+        return [_wearing(calls, first.run, fixed)]
     at = range(len(calls)) if places is None else places
     filled = calls if fixed is None else laid_out(calls, at, fixed)
     rows = [call.rows for call in filled]
     arguments = stacker.stack([call.arguments for call in filled], rows)
-    output = _under_autocast(first, lambda: first.point.run(**arguments))
+    output = _wearing(filled, lambda: first.point.run(**arguments), fixed)
     parts = split(output, rows, stacker.rules.listed_output)
     return [stacker.formed(call.arguments, parts[place]) for place, call in zip(at, calls, strict=False)]
+
+
+def _wearing(calls: Sequence[Call], run: Callable[[], Any], fixed: int | None) -> Any:
+    first = calls[0]
+    adapters = first.point.adapters
+    if adapters.idle:
+        return _under_autocast(first, run)
+    with adapters.worn([call.adapter for call in calls], [call.rows for call in calls], merge=fixed is None):
+        return _under_autocast(first, run)
 
 
 def _under_autocast(call: Call, run: Callable[[], Any]) -> Any:

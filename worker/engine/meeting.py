@@ -18,6 +18,7 @@ import torch
 
 from worker.engine.architectures import ARCHITECTURES, DENOISERS, Rules
 from worker.engine.fitting import complete, count_rows, exact_key, fit_key
+from worker.engine.row_adapters import AdapterKey, RowAdapters
 from worker.engine.stacking import Stacker
 
 
@@ -37,7 +38,8 @@ class Point:
     """One method of one shared module, and how calls of it are fused.
 
     `alone_reason` says why they are not, None if they are. `cast` is the dtype that floating inputs are brought to.
-    A `lean` denoiser runs in inference mode, which saved 5% of a small UNet's forward on a CPU.
+    `adapters` are those attached to the module. A `lean` denoiser runs in inference mode, which saved 5% of a small
+    UNet's forward on a CPU.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class Point:
         *,
         cast: torch.dtype | None = None,
         lean: bool = False,
+        adapters: RowAdapters | None = None,
     ) -> None:
         self.component = component
         self.method = method
         self.module = module
         self.cast = cast
+        self.adapters = RowAdapters(module) if adapters is None else adapters
         self.architecture = type(module).__name__
         self.stage = _stage(component, method)
         self._rules = ARCHITECTURES.get(self.architecture, {}).get(method)
@@ -130,6 +134,7 @@ class Call:
         self.args = args
         self.kwargs = kwargs
         self.autocast: tuple[str, torch.dtype] | None = None
+        self.adapter: AdapterKey = ()
         self.rows = 1
         self.arguments: dict[str, Any] = {}
         self.fit: Hashable = (id(point), id(self))
@@ -148,6 +153,14 @@ class Call:
         """Equal for calls that may share a forward whose rows come out the same to the last bit."""
         exact = None if self.point.stacker is None else exact_key(self.point.stacker.rules, self.arguments)
         return (self.fit, self.rows, exact)
+
+    def wear(self, adapter: AdapterKey) -> None:
+        """Have the rows take the adapters of a picture, as far as they change this module."""
+        adapters = self.point.adapters
+        if adapters.changed_by(adapter):
+            self.adapter = adapter
+            if not adapters.mixes:
+                self.fit = (self.fit, adapter)
 
     def run(self) -> Any:
         """Run this call by itself, exactly as the pipeline made it."""
@@ -213,4 +226,5 @@ def points_of(
 ) -> dict[str, Point]:
     """Return the meeting points of a module: its forward, and encode and decode where it has them."""
     methods = [method for method in METHODS if hasattr(module, method)]
-    return {method: Point(component, method, module, cast=cast, lean=lean) for method in methods}
+    adapters = RowAdapters(module)
+    return {method: Point(component, method, module, cast=cast, lean=lean, adapters=adapters) for method in methods}

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 import torch
 from diffusers import DiffusionPipeline
 
 from shared.catalog import ModelSpec
-from shared.errors import InferenceFailed, JobError, ModelUnavailable
+from shared.errors import JobError, ModelUnavailable
 from shared.job import Job, Task
 from worker.engine.calls import arguments_for, make_results, scheduler_named, set_guidance
 from worker.engine.copies import Pipeline, Steps, copy_pipeline, make_template
@@ -26,6 +26,10 @@ from worker.engine.hub import Picture
 from worker.engine.inputs import Inputs
 from worker.engine.interface import Made
 from worker.engine.meeting import Point, Proxy, Stage, points_of
+from worker.engine.row_adapters import ModelAdapters, adapter_key
+
+if TYPE_CHECKING:
+    from worker.engine.adapters import AdapterLoader
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -43,6 +47,7 @@ class LoadedModel:
     points: list[Point]
     schedulers: dict[str, Any]
     nbytes: int
+    adapters: ModelAdapters
     last_used: float = field(default_factory=time.monotonic)
 
     @property
@@ -51,10 +56,13 @@ class LoadedModel:
         reasons = [point.alone_reason for point in self.points if point.stage is Stage.DENOISE]
         return None if None in reasons else next(iter(reasons), "the model has no known denoiser")
 
+    @property
+    def mixes_adapters(self) -> bool:
+        """Whether rows of one forward may differ in their adapters."""
+        return all(point.adapters.mixes for point in self.points if point.stage is Stage.DENOISE)
+
     def copy_for(self, job: Job, steps: Steps) -> Pipeline:
         """Return a pipeline of its own for one picture of `job`."""
-        if job.adapters:
-            raise InferenceFailed("this worker has no adapters", param="adapters")
         template = self.templates.get(job.task)
         if template is None:
             raise ModelUnavailable(f"model {self.spec.id!r} does not do {job.task.value}")
@@ -74,7 +82,7 @@ class LoadedModel:
             set_guidance(pipeline, job)
             return make_results(pipeline, arguments_for(pipeline, job, index, inputs))
 
-        return Picture(make)
+        return Picture(make, adapter_key(job.adapters))
 
     def forget(self) -> None:
         """Let go of what was remembered of jobs that have ended."""
@@ -123,6 +131,8 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
         model = _assemble(pipeline, spec, device, dtype)
     except (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError, KeyError) as error:
         raise _unavailable(spec, error) from None
+    if spec.adapter and "adapters" in spec.mixes and not model.mixes_adapters:
+        log.warning("adapters_do_not_mix", model=spec.id, remedy="mixes = [] for it in the models file")
     log.info("model_loaded", model=spec.id, bytes=model.nbytes, seconds=round(time.monotonic() - started, 3))
     return model
 
@@ -158,7 +168,14 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
     templates = {task: make_template(pipeline_for(task, pipeline), proxies, device) for task in spec.tasks}
     nbytes = sum(_module_bytes(module) for module in modules.values())
     schedulers = {name: scheduler_named(name, pipeline.scheduler) for name in spec.schedulers}
-    return LoadedModel(spec, templates, points, schedulers, nbytes)
+    return LoadedModel(
+        spec,
+        templates,
+        points,
+        schedulers,
+        nbytes,
+        ModelAdapters({point.component: point.adapters for point in points}),
+    )
 
 
 def _wants_full_precision_vae(pipeline: Pipeline, dtype: torch.dtype) -> bool:
@@ -206,12 +223,14 @@ class Models:
         budget_bytes: int | None,
         post: Callable[[Callable[[], None]], None],
         arrived: Callable[[str, Outcome], None],
+        adapters: AdapterLoader,
     ) -> None:
         self.device = device
         self.budget_bytes = default_budget(device) if budget_bytes is None else budget_bytes
         self.loaded: dict[str, LoadedModel] = {}
         self._post = post
         self._arrived = arrived
+        self.adapters = adapters
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load-model")
         self._wanted: dict[str, bool] = {}  # whether others may be pushed out for it
         self._located: list[_Located] = []
@@ -226,7 +245,7 @@ class Models:
 
     @property
     def loading(self) -> bool:
-        return bool(self._wanted)
+        return bool(self._wanted) or self.adapters.loading
 
     def request(self, spec: ModelSpec, *, push_out: bool = True) -> None:
         """Start loading a model, unless that is under way; without `push_out` only if there is room for it."""
@@ -276,7 +295,7 @@ class Models:
         self._arrived(spec.id, outcome)
 
     def _used(self) -> int:
-        return sum(model.nbytes for model in self.loaded.values())
+        return sum(model.nbytes + model.adapters.nbytes for model in self.loaded.values())
 
     def evict_one(self, busy: set[str]) -> bool:
         """Push out the least recently used model that has no jobs; False if there is none."""
@@ -293,6 +312,7 @@ class Models:
 
     def close(self) -> None:
         self._loader.shutdown(wait=False, cancel_futures=True)
+        self.adapters.close()
 
 
 def empty_cache(device: torch.device) -> None:

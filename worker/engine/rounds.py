@@ -21,6 +21,7 @@ from worker.engine.memory import Memory
 from worker.engine.models import LoadedModel, Models, empty_cache
 from worker.engine.pace import Pace
 from worker.engine.policy import Waiting, aged, next_group
+from worker.engine.row_adapters import AdapterKey
 from worker.engine.seated import SeatedJob, shape_of
 
 log = structlog.get_logger()
@@ -88,6 +89,19 @@ class Rounds:
             else:
                 self._begin(job, outcome)
 
+    def adapters_arrived(self, model: LoadedModel, key: AdapterKey, error: JobError | None) -> None:
+        """Begin the jobs that waited for adapters of a model, or end them if those did not come."""
+        for job in [job for job in self._jobs.values() if job.awaits is model and job.adapter == key]:
+            if error is not None:
+                self._end(job, error=error)
+            else:
+                self._begin(job, model)
+        self._trim_adapters(model)
+
+    def _trim_adapters(self, model: LoadedModel, keep_unused: bool = True) -> None:
+        of_model = (job for job in self._jobs.values() if job.seat.spec.id == model.spec.id)
+        self._models.adapters.trim(model, {job.adapter for job in of_model if job.started}, keep_unused=keep_unused)
+
     def refuse(self, job: SeatedJob, error: JobError | None) -> None:
         """End a job before it began: with an error, or as canceled."""
         self._end(job, error=error, canceled=error is None)
@@ -103,9 +117,15 @@ class Rounds:
             self.throw_out(key)
 
     def models_in_use(self) -> set[str]:
-        return {job.seat.spec.id for job in self._jobs.values() if job.started}
+        return {job.seat.spec.id for job in self._jobs.values() if job.started or job.awaits is not None}
 
     def _begin(self, job: SeatedJob, model: LoadedModel) -> None:
+        job.awaits = None if model.adapters.use(job.adapter) else model
+        if job.awaits is not None:
+            if job.wait_for_load():
+                self._listener.loading(job.key)
+            self._models.adapters.request(model, job.adapter)
+            return
         job.begin(model)
         for picture in job.pictures:
             if job.key in self._jobs:  # an earlier picture may have ended it
@@ -121,6 +141,8 @@ class Rounds:
         model = self._models.get(job.seat.spec.id)
         if model is not None and model.spec.id not in self.models_in_use():
             model.forget()
+        if model is not None and job.adapter:
+            self._trim_adapters(model)
 
     # One round.
 
@@ -275,6 +297,8 @@ class Rounds:
     def _free(self) -> None:
         while self._models.evict_one(self.models_in_use()):
             pass
+        for model in self._models.loaded.values():
+            self._trim_adapters(model, keep_unused=False)
         empty_cache(self._device)
 
     def _look_after(self, job: SeatedJob, picture: Picture) -> None:

@@ -14,6 +14,7 @@ from worker.engine.inputs import Inputs
 from worker.engine.interface import Finished, Seat
 from worker.engine.models import LoadedModel
 from worker.engine.policy import URGENCY
+from worker.engine.row_adapters import adapter_key
 
 # Rows of a reproducible job's forwards, fewer only where the model allows fewer: few enough to be cheap for a
 # lone job, and the same whatever the load.
@@ -21,7 +22,10 @@ REPRODUCIBLE_ROWS = 4
 
 
 class SeatedJob:
-    """One job, from `begin` until all its pictures are done or it is thrown out. `age` orders by arrival."""
+    """One job, from `begin` until all its pictures are done or it is thrown out. `age` orders by arrival.
+
+    `awaits` is a loaded model of which the job's adapters are still to come.
+    """
 
     def __init__(self, seat: Seat, age: int, inputs: Inputs) -> None:
         self.seat = seat
@@ -29,6 +33,8 @@ class SeatedJob:
         self.urgency = URGENCY[seat.job.priority]
         self.cohort = _cohort(seat)
         self.inputs = inputs
+        self.adapter = adapter_key(seat.job.adapters)
+        self.awaits: LoadedModel | None = None
         self.pictures: list[Picture] = []
         self.delivered: set[int] = set()
         self.changed = False
@@ -78,7 +84,7 @@ class SeatedJob:
         self._aside_since = None
 
     def wait_for_load(self) -> bool:
-        """Note that the model has to be loaded; True the first time."""
+        """Note that the model or its adapters have to be loaded; True the first time."""
         first, self._waited_for_load = not self._waited_for_load, True
         return first
 
@@ -150,7 +156,7 @@ class SeatedJob:
         if job.n >= (self.fixed_rows or spec.max_batch):
             return f"its own pictures fill a forward, which holds {self.fixed_rows or spec.max_batch}"
         if self.met_misfit:
-            return "its tensors did not fit a companion's, or memory held no more"
+            return "its tensors or adapters did not fit a companion's, or memory held no more"
         return "no companion arrived"
 
 

@@ -6,14 +6,12 @@ loaded. A class that is not listed here runs unfused.
 
 from __future__ import annotations
 
+from shared.mixing import DENOISERS
 from worker.engine.architectures.encoders import ENCODERS
 from worker.engine.architectures.images import IMAGES
 from worker.engine.architectures.rules import Architectures, Argument, Kind, Rules
 from worker.engine.architectures.videos import VIDEOS
 
 ARCHITECTURES: Architectures = {**IMAGES, **VIDEOS, **ENCODERS}
-
-# Names that pipelines give to the modules which they call once or more a step.
-DENOISERS = ("transformer", "transformer_2", "unet", "unet_2", "prior")
 
 __all__ = ["ARCHITECTURES", "DENOISERS", "Architectures", "Argument", "Kind", "Rules"]

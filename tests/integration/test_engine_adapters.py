@@ -1,0 +1,340 @@
+"""LoRA adapters that differ from job to job in one fused forward."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from engine_room import DIFFUSERS_AND_NUMPY, SIDE, TIMEOUT_S, Recorder, Room, a_job, a_spec
+from parity.running import TOLERANCE, as_floats
+from safetensors.torch import load_file, save_file
+from tiny import lora
+from waiting import wait_until
+
+from shared.adapters import AdapterSpec
+from shared.catalog import ModelSpec
+from shared.errors import AdapterUnavailable
+from shared.job import Adapter, Job
+from worker.engine import Finished
+from worker.engine import adapters as adapters_module
+from worker.engine.meeting import Point
+
+pytestmark = pytest.mark.filterwarnings(
+    DIFFUSERS_AND_NUMPY, "ignore:Already found a `peft_config`", "ignore:.*number of unique parameters mappings"
+)
+
+Files = Callable[[str], dict[str, Path]]
+
+# What the files of each family change besides the denoiser.
+TEXT_ENCODERS = {"sd": ("text_encoder",), "sdxl": ("text_encoder_2",), "sd3": ("text_encoder",), "flux": ()}
+
+
+def bare(folder: Path) -> Any:
+    pipeline: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def denoiser(pipeline: Any) -> str:
+    return "unet" if hasattr(pipeline, "unet") else "transformer"
+
+
+@pytest.fixture(scope="module")
+def files(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Three files for each family: the first changes a text encoder too."""
+
+    @cache
+    def of(family: str) -> dict[str, Path]:
+        pipeline, folder = bare(tiny_models / family), tmp_path_factory.mktemp(family)
+        first = (denoiser(pipeline), *TEXT_ENCODERS[family])
+        return {
+            "ink": lora.save(pipeline, folder / "ink.safetensors", 1, first),
+            "oil": lora.save(pipeline, folder / "oil.safetensors", 2, first[:1]),
+            "neon": lora.save(pipeline, folder / "neon.safetensors", 3, first[:1], lora.attention),
+        }
+
+    return of
+
+
+def spec_with(folder: Path, files: dict[str, Path], **fields: Any) -> ModelSpec:
+    adapters = tuple(AdapterSpec(id=name, source=str(file), max_scale=4) for name, file in files.items())
+    return a_spec(folder, adapter=adapters, **fields)
+
+
+def wearing(*scales: tuple[str, float]) -> tuple[Adapter, ...]:
+    return tuple(Adapter(id=name, scale=scale) for name, scale in scales)
+
+
+def eight_jobs() -> list[Job]:
+    jobs = [
+        a_job("none", prompt="a dog"),
+        a_job("ink", prompt="a very large dog", steps=5, adapters=wearing(("ink", 1.0))),
+        a_job("oil", prompt="fog", guidance_scale=1.0, adapters=wearing(("oil", 1.0))),
+        a_job("neon", prompt="a town", negative_prompt="rain", steps=3, adapters=wearing(("neon", 1.0))),
+        a_job("ink-lightly", prompt="a boat", guidance_scale=7.0, adapters=wearing(("ink", 0.4))),
+        a_job("ink-and-oil", prompt="two boats", adapters=wearing(("oil", 0.7), ("ink", -0.5))),
+        a_job("all", prompt="a hill", steps=5, adapters=wearing(("ink", 0.5), ("oil", 1.2), ("neon", 1))),
+        a_job("none-either", prompt="a mill", guidance_scale=2.0, steps=6),
+    ]
+    return [mixing(job) for job in jobs]
+
+
+def mixing(job: Job) -> Job:
+    """Return the job as the API resolves it for a model whose forward can mix adapters."""
+    return job.model_copy(update={"mixes": ("adapters",)})
+
+
+class Bare:
+    """Nothing but diffusers and PEFT."""
+
+    def __init__(self, folder: Path, files: dict[str, Path]) -> None:
+        self.pipeline = bare(folder)
+        self.plain = bare(folder)
+        self._made: dict[str, np.ndarray] = {}
+        for name, file in files.items():
+            self.pipeline.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name=name)
+
+    def picture(self, job: Job) -> np.ndarray:
+        """Return a job's picture, made by itself."""
+        known = job.model_dump_json(exclude={"id"})
+        if known not in self._made:
+            self._made[known] = self._make(job)
+        return self._made[known]
+
+    def _make(self, job: Job) -> np.ndarray:
+        pipeline = self.pipeline if job.adapters else self.plain
+        if job.adapters:
+            pipeline.set_adapters([one.id for one in job.adapters], [one.scale for one in job.adapters])
+        negative = {"negative_prompt": job.negative_prompt} if job.negative_prompt else {}
+        made = pipeline(
+            prompt=job.prompt,
+            num_inference_steps=job.steps,
+            guidance_scale=job.guidance_scale,
+            generator=torch.Generator().manual_seed(job.seed),
+            output_type="pt",
+            width=SIDE,
+            height=SIDE,
+            **negative,
+        )
+        picture: np.ndarray = made.images[0].float().numpy()
+        return picture
+
+
+@pytest.fixture(scope="module")
+def lone(tiny_models: Path, files: Files) -> Callable[[str], Bare]:
+    return cache(lambda family: Bare(tiny_models / family, files(family)))
+
+
+@pytest.fixture
+def floats() -> Iterator[None]:
+    with as_floats():
+        yield
+
+
+@dataclass
+class Second(Recorder):
+    """A listener that has all of `jobs` seated at once, between two forwards, when all of the first have ended."""
+
+    first: set[str] = field(default_factory=set)
+    seat: Callable[[], None] = lambda: None
+
+    def finished(self, key: str, finished: Finished) -> None:
+        super().finished(key, finished)
+        if self.first and self.first <= self.ended.keys():
+            self.first = set()
+            self.facts.clear()
+            self.seat()
+
+
+def run_together(spec: ModelSpec, *jobs: Job, **settings: Any) -> Second:
+    """Run jobs whose adapters are in memory already, so that they begin together."""
+    heard = Second()
+    room = Room(spec, recorder=heard, **settings)
+    early = [job.model_copy(update={"id": f"early-{job.id}", "steps": 1}) for job in jobs if job.adapters]
+    heard.first = {job.id for job in early}
+    heard.seat = lambda: [room.seat(job) for job in jobs] and None
+    for job in early:
+        room.seat(job)
+    with room.started():
+        heard.wait_for([job.id for job in (*early, *jobs)])
+    return heard
+
+
+def assert_all_as_alone(heard: Recorder, lone: Bare, jobs: Sequence[Job]) -> None:
+    assert {job.id: heard.ended[job.id].error for job in jobs} == {job.id: None for job in jobs}
+    for job in jobs:
+        off = np.abs(heard.pictures[job.id, 0] - lone.picture(job)).max()
+        assert off <= TOLERANCE, f"{job.id} is off by {off}"
+
+
+@pytest.mark.usefixtures("floats")
+@pytest.mark.parametrize("family", ["sd", "sdxl", "sd3", "flux"])
+def test_jobs_with_different_adapters_and_none_share_one_forward(
+    family: str, tiny_models: Path, files: Files, lone: Callable[[str], Bare]
+) -> None:
+    """Eight jobs, three adapters in six mixtures: each picture is the one that diffusers and PEFT make alone."""
+    jobs = eight_jobs()
+    heard = run_together(spec_with(tiny_models / family, files(family)), *jobs)
+    assert_all_as_alone(heard, lone(family), jobs)
+    assert heard.rows == [8, 8, 8, 7, 3, 1]
+    for job in jobs:
+        changed = np.abs(
+            heard.pictures[job.id, 0] - lone(family).picture(job.model_copy(update={"adapters": ()}))
+        ).max()
+        assert (changed > 1e-2) == bool(job.adapters), f"{job.id}: {changed}"
+
+
+@pytest.mark.usefixtures("floats")
+def test_where_rows_cannot_differ_jobs_run_apart_and_right(
+    tiny_models: Path, files: Files, lone: Callable[[str], Bare], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An architecture that is not listed runs each mixture by itself, the oldest first."""
+    monkeypatch.setattr("worker.engine.row_adapters.ADAPTERS_PER_ROW", frozenset())
+    jobs = [mixing(a_job(name, adapters=wearing((name[:3], 1.0)))) for name in ("ink", "oil", "ink2", "oil2")]
+    jobs.append(mixing(a_job("none")))
+    heard = run_together(spec_with(tiny_models / "sd", files("sd")), *jobs)
+    assert_all_as_alone(heard, lone("sd"), jobs)
+    assert heard.rows == [2] * 8 + [1] * 4
+    assert heard.ended["none"].fusing.alone_reason == (
+        "its tensors or adapters did not fit a companion's, or memory held no more"
+    )
+
+
+def test_an_adapter_that_does_not_load_fails_its_own_job(tiny_models: Path, files: Files, tmp_path: Path) -> None:
+    """Missing, no safetensors, of another model, of a kind that is not supported: each is told, companions finish."""
+    state = load_file(files("sd")["oil"])
+    one = next(name for name in state if name.endswith("lora_A.weight"))
+    torch.save(state, tmp_path / "pickle.bin")
+    (tmp_path / "junk.safetensors").write_bytes(b"not a safetensors file at all, whatever its name says")
+    save_file(state | {"unet.conv_in.dora_scale": torch.ones(1)}, tmp_path / "dora.safetensors")
+    save_file(state | {one: state[one][:, :2].contiguous()}, tmp_path / "narrow.safetensors")
+    save_file({name: state[name] for name in (one,)}, tmp_path / "half.safetensors")
+    save_file({"unet.conv_in.weight": torch.ones(1)}, tmp_path / "whole.safetensors")
+    save_file({f"other.{name}": tensor for name, tensor in state.items()}, tmp_path / "foreign.safetensors")
+    told = {
+        "missing": "holds no safetensors file",
+        "pickle": "holds no safetensors file",
+        "junk": "cannot be loaded",
+        "dora": "dora_scale are not supported",
+        "narrow": "the model's layer takes",
+        "half": "lacks one half",
+        "whole": "unet.conv_in.weight",
+        "foreign": "it changes other, which the model does not have",
+        "unlisted": "no adapter 'unlisted'",
+        "flux": "which the model does not have",
+    }
+    bad = {name: tmp_path / f"{name}.safetensors" for name in told if name not in ("flux", "pickle", "unlisted")}
+    bad |= {"pickle": tmp_path / "pickle.bin", "flux": files("flux")["neon"]}
+    spec = spec_with(tiny_models / "sd", files("sd") | bad, max_batch=16)
+    jobs = [mixing(a_job(name, adapters=wearing(("oil", 1.0), (name, 0.5)))) for name in told]
+    good = [mixing(a_job("none", steps=9)), mixing(a_job("fine", adapters=wearing(("oil", 1.0))))]
+    heard = Room(spec).run(*good, *jobs)
+    assert [heard.ended[job.id].error for job in good] == [None, None]
+    for name, words in told.items():
+        error = heard.ended[name].error
+        assert isinstance(error, AdapterUnavailable), name
+        assert words in error.message, f"{name}: {error.message}"
+        assert error.param == "adapters"
+
+
+def test_adapters_load_beside_running_forwards(
+    tiny_models: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job under way makes step after step while another's file is read, and then they share forwards."""
+    go_on = threading.Event()
+    real = adapters_module.read
+
+    def slow(*args: Any) -> Any:
+        assert go_on.wait(TIMEOUT_S)
+        return real(*args)
+
+    monkeypatch.setattr(adapters_module, "read", slow)
+    room = Room(spec_with(tiny_models / "sd", files("sd")))
+    room.seat(mixing(a_job("under-way", steps=100)))
+    room.seat(mixing(a_job("waiting", adapters=wearing(("oil", 1.0)))))
+    with room.started() as engine:
+        wait_until(lambda: len(room.recorder.facts) >= 5, "five steps while the file is read", TIMEOUT_S)
+        assert ("loading", "waiting") in room.recorder.heard
+        assert engine.activity().busy
+        go_on.set()
+        room.recorder.wait_for(["waiting"])
+        room.engine.cancel("under-way")
+        room.recorder.wait_for(["under-way"])
+    ended = room.recorder.ended["waiting"]
+    assert (ended.error, ended.fusing.max_jobs) == (None, 2)
+    assert ended.load_ms is not None
+
+
+@pytest.mark.usefixtures("floats")
+def test_memory_for_adapters_is_bounded_and_what_is_in_use_stays(
+    tiny_models: Path, files: Files, lone: Callable[[str], Bare]
+) -> None:
+    """With no room for any, jobs keep theirs to the end; what no job uses is let go of, and loaded again when asked."""
+    jobs = eight_jobs()
+    room = Room(spec_with(tiny_models / "sd", files("sd")), adapter_memory_bytes=1)
+    heard = room.run(*jobs)
+    assert_all_as_alone(heard, lone("sd"), jobs)
+    (model,) = room.engine._models.loaded.values()
+    assert model.adapters.attached == ()
+    assert not any(module._forward_hooks for module in model.adapters.modules["unet"].module.modules())
+
+
+def test_reproducible_pictures_have_the_same_bits_beside_any_adapters(tiny_models: Path, files: Files) -> None:
+    """With adapters and without, alone and among jobs with others: not one bit differs."""
+    spec = spec_with(tiny_models / "sd", files("sd"))
+    exact = [
+        mixing(a_job("exact", reproducible=True, adapters=wearing(("ink", 0.8)))),
+        mixing(a_job("exact-bare", reproducible=True)),
+    ]
+    expected = {job.id: run_together(spec, job).pictures[job.id, 0] for job in exact[:1]}
+    expected |= {"exact-bare": Room(spec).run(exact[1]).pictures["exact-bare", 0]}
+    chance = random.Random(5)
+    rows = []
+    for _ in range(2):
+        others = [
+            mixing(
+                a_job(
+                    f"other{at}",
+                    reproducible=True,
+                    steps=chance.randint(3, 6),
+                    adapters=wearing(*chance.choice([(), (("oil", 1.0),), (("ink", 0.8),), (("neon", 2.0),)])),
+                )
+            )
+            for at in range(chance.randint(1, 5))
+        ]
+        company = [*others, *exact]
+        chance.shuffle(company)
+        heard = run_together(spec, *company)
+        rows += heard.rows
+        for job in exact:
+            assert np.array_equal(heard.pictures[job.id, 0], expected[job.id]), job.id
+    assert max(rows) == 4
+
+
+@pytest.mark.usefixtures("floats")
+def test_adapters_follow_their_rows_when_memory_runs_out(
+    tiny_models: Path, files: Files, lone: Callable[[str], Bare], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that is split is stacked anew, and each part wears its own."""
+    monkeypatch.setattr("worker.engine.engine.check_fusing", lambda _model, _device: None)
+    real = Point.run
+
+    def scarce(point: Point, *args: Any, **kwargs: Any) -> Any:
+        if point.component == "unet" and point.named(args, kwargs)["sample"].shape[0] > 2 * 4:
+            raise torch.OutOfMemoryError("injected")
+        return real(point, *args, **kwargs)
+
+    monkeypatch.setattr(Point, "run", scarce)
+    jobs = eight_jobs()
+    heard = run_together(spec_with(tiny_models / "sd", files("sd")), *jobs)
+    assert_all_as_alone(heard, lone("sd"), jobs)
+    assert max(heard.rows) == 4
