@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test parity lint bench bench-engine bench-gpu clean
+.PHONY: demo up test parity lint bench bench-engine bench-gpu bench-http clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -42,6 +42,9 @@ bench: $(READY)
 
 bench-engine: $(READY)
 	$(BIN)/python -m bench.engine
+
+bench-http: $(READY)
+	$(BIN)/python -m bench.over_http
 
 # Where a GPU is at hand: models of real size; keeps bench/results/engine-gpu.json.
 bench-gpu: $(READY)

@@ -1,10 +1,12 @@
-"""`python -m bench`: every benchmark that needs no server, one after the other."""
+"""`python -m bench`: every benchmark, one after the other."""
 
 from __future__ import annotations
 
-from bench import engine, simulate
+from bench import engine, over_http, simulate
 
 if __name__ == "__main__":
     simulate.main()
     print(flush=True)
-    engine.main()
+    engine.main([])
+    print(flush=True)
+    over_http.main([])

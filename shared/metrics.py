@@ -10,7 +10,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 if TYPE_CHECKING:
-    from shared.queue import QueueDepth
+    from shared.queue import QueueDepth, WorkerInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -46,6 +46,19 @@ running_jobs = Gauge("fusequeue_running_jobs", "Jobs that run, as of the last sc
 oldest_waiting_seconds = Gauge(
     "fusequeue_oldest_waiting_seconds", "Age of the oldest waiting job.", ("model",), registry=REGISTRY
 )
+# By worker: they are cleared at each scrape, so there are as many as workers are alive.
+worker_busy_seconds = Gauge(
+    "fusequeue_worker_busy_seconds",
+    "For how long the worker's GPU thread has had pictures to go on with, since its start.",
+    ("worker",),
+    registry=REGISTRY,
+)
+worker_idle_while_waiting_seconds = Gauge(
+    "fusequeue_worker_idle_while_waiting_seconds",
+    "For how long it has had none while jobs that it then got stood in line, since its start.",
+    ("worker",),
+    registry=REGISTRY,
+)
 
 
 def exposition() -> bytes:
@@ -65,3 +78,12 @@ def show_depths(depths: Iterable[QueueDepth]) -> None:
         oldest[depth.model] = max(oldest.get(depth.model, 0.0), (depth.oldest_age_ms or 0) / 1000)
     for model, age_s in oldest.items():
         oldest_waiting_seconds.labels(model).set(age_s)
+
+
+def show_workers(workers: Iterable[WorkerInfo]) -> None:
+    """Set the gauges of the workers that are alive."""
+    worker_busy_seconds.clear()
+    worker_idle_while_waiting_seconds.clear()
+    for worker in workers:
+        worker_busy_seconds.labels(worker.id).set(worker.busy_s)
+        worker_idle_while_waiting_seconds.labels(worker.id).set(worker.idle_while_waiting_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from enum import StrEnum
 
 from shared.catalog import ModelSpec
@@ -32,6 +33,7 @@ class Run:
         self.claim = claim
         self.spec = spec
         self.key = f"{claim.job.id}:{claim.epoch}"
+        self.waiting_since_s = time.monotonic() - claim.waited_ms / 1000
         self.phase = Phase.LOADING
         self.progress = Progress()
         self.engine_done: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()

@@ -91,7 +91,7 @@ class Service:
             )
         if run.stop_reason is not None:
             return run.outcome(Finished(), (), None)
-        self._engine.seat(Seat(run.key, run.claim.job, run.spec, inputs, run.claim.alone))
+        self._engine.seat(Seat(run.key, run.claim.job, run.spec, inputs, run.claim.alone, run.waiting_since_s))
         finished = await run.engine_done
         if finished.error is not None or run.stop_reason is not None:
             return run.outcome(finished, (), None)

@@ -15,7 +15,7 @@ from api.services import Parts, Services
 from api.tenancy import ADMIN
 from shared import metrics
 from shared.errors import FusequeueError
-from shared.queue import QueueDepth
+from shared.queue import QueueDepth, WorkerInfo
 
 router = APIRouter(tags=["operations"])
 
@@ -42,8 +42,8 @@ async def ready(parts: Parts) -> dict[str, str]:
 
 @router.get("/metrics", include_in_schema=False, dependencies=[ADMIN])
 async def prometheus(parts: Parts) -> Response:
-    """Return the metrics of this process, with the queue's depth as of now."""
-    await _read_depths(parts)
+    """Return the metrics of this process, with the queue's depth and the workers' time as of now."""
+    await _read_queue(parts)
     return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
 
 
@@ -58,10 +58,13 @@ async def _fault(part: str, check: Awaitable[None]) -> str | None:
     return None
 
 
-async def _read_depths(parts: Services) -> None:
-    """Set the gauges of the queue; without Redis they are empty, and the scrape still tells the rest."""
+async def _read_queue(parts: Services) -> None:
+    """Set the gauges of queue and workers; without Redis they are empty, and the scrape still tells the rest."""
     depths: list[QueueDepth] = []
+    workers: list[WorkerInfo] = []
     with contextlib.suppress(FusequeueError, TimeoutError):
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             depths = await parts.queue.queues()
+            workers = await parts.queue.workers()
     metrics.show_depths(depths)
+    metrics.show_workers(workers)

@@ -92,7 +92,9 @@ class QueueDepth:
 class WorkerInfo:
     """What a worker tells of itself at each heartbeat. `beat_at_ms` is set by the queue, by Redis time.
 
-    `forwards` counts denoiser forwards since the start, `forward_rows` the pictures in them, each counted in each.
+    `forwards` counts denoiser forwards since the start, `forward_rows` the pictures in them, each counted in each;
+    `busy_s` is for how long its GPU thread had pictures to go on with, `idle_while_waiting_s` for how long it had none
+    while jobs that it then got stood in line.
     """
 
     id: str
@@ -109,6 +111,8 @@ class WorkerInfo:
     started_at_ms: int = 0
     forwards: int = 0
     forward_rows: int = 0
+    busy_s: float = 0.0
+    idle_while_waiting_s: float = 0.0
     beat_at_ms: int = 0
 
 

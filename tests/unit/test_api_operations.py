@@ -62,6 +62,13 @@ async def test_metrics_tell_requests_by_route_and_never_by_job(api: httpx.AsyncC
     assert "/no/such" not in text
 
 
+async def test_metrics_tell_how_workers_spend_their_time(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    await fake_queue.heartbeat(WorkerInfo(id="w1", models=("demo",), busy_s=40.5, idle_while_waiting_s=1.25))
+    text = (await api.get("/metrics")).text
+    assert 'fusequeue_worker_busy_seconds{worker="w1"} 40.5' in text
+    assert 'fusequeue_worker_idle_while_waiting_seconds{worker="w1"} 1.25' in text
+
+
 async def test_the_documentation_is_there_with_examples(api: httpx.AsyncClient) -> None:
     docs = await api.get("/docs")
     assert docs.status_code == 200

@@ -17,6 +17,7 @@ from worker.engine.interface import (
     RunningJob,
     Seat,
     Sound,
+    TimeSpent,
 )
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "RunningJob",
     "Seat",
     "Sound",
+    "TimeSpent",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,13 +21,14 @@ from worker.engine.adapters import AdapterLoader
 from worker.engine.device import chosen_device
 from worker.engine.host import keep_freed_memory
 from worker.engine.inputs import Inputs, prepare
-from worker.engine.interface import Activity, Listener, RunningJob, Seat
+from worker.engine.interface import Activity, Listener, RunningJob, Seat, TimeSpent
 from worker.engine.models import LoadedModel, Models
 from worker.engine.pace import Pace
 from worker.engine.rounds import Rounds
 from worker.engine.row_adapters import AdapterKey
 from worker.engine.seated import SeatedJob
 from worker.engine.selfcheck import check_fusing
+from worker.engine.workday import Workday
 
 log = structlog.get_logger()
 
@@ -47,6 +49,7 @@ class Engine:
         adapters = AdapterLoader(self.device, settings.adapter_memory_bytes, self._inbox.put, self._adapters_arrived)
         self._models = Models(self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_arrived, adapters)
         self._pace = Pace(self.device)
+        self._workday = Workday(time.monotonic())
         patience_s = settings.patience_ms / 1000
         self._rounds = Rounds(self.device, self._models, self._pace, listener, self._forget, patience_s)
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare-input")
@@ -127,6 +130,10 @@ class Engine:
             expected_s=self._pace.expected_s,
         )
 
+    def time_spent(self) -> TimeSpent:
+        """Return how the thread has spent its time since the start."""
+        return TimeSpent(self._workday.busy_s(time.monotonic()), self._workday.idle_while_waiting_s)
+
     @property
     def loaded_models(self) -> tuple[str, ...]:
         return tuple(self._models.loaded)
@@ -172,6 +179,7 @@ class Engine:
 
     def _take_messages(self, wait: bool) -> None:
         if wait:
+            self._workday.rest(time.monotonic())
             self._inbox.get()()
             self._pace.start_work()
         while True:
@@ -196,6 +204,8 @@ class Engine:
         self._inbox.put(lambda: self._admit(SeatedJob(seat, age, inputs)))
 
     def _admit(self, job: SeatedJob) -> None:
+        now = time.monotonic()
+        self._workday.work(now, now if job.seat.waiting_since_s is None else job.seat.waiting_since_s)
         with self._guard:
             wanted = job.key in self._seats
         if not wanted:  # canceled while its input was being decoded

@@ -55,13 +55,17 @@ class Made:
 
 @dataclass(frozen=True)
 class Seat:
-    """One job handed to the engine, under a key that no other claim of it has."""
+    """One job handed to the engine, under a key that no other claim of it has.
+
+    `waiting_since_s` is `time.monotonic()` of its arrival in line, None where it stood in none.
+    """
 
     claim_key: str
     job: Job
     spec: ModelSpec
     inputs: InputFiles = InputFiles()
     alone: bool = False
+    waiting_since_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,14 @@ class Activity:
     since_s: float
     loading: bool = False
     expected_s: float | None = None
+
+
+@dataclass(frozen=True)
+class TimeSpent:
+    """How the engine's thread has spent its time: with pictures to go on with, and without while a job waited."""
+
+    busy_s: float = 0.0
+    idle_while_waiting_s: float = 0.0
 
 
 @dataclass(frozen=True)

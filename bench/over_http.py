@@ -1,0 +1,299 @@
+"""`python -m bench.over_http`: what is left of the model's own speed when many clients ask over HTTP.
+
+Starts `fusequeue up` (Redis, API, one worker with one torch thread, storage in a folder) on a small Stable Diffusion
+1.x. Clients submit a job, wait for it, fetch its picture and submit the next; the jobs have 6, 8 and 10 steps. In
+turns with that, in this process and on the same weights: the pipeline's own batched call over and over, always full
+and at the mean steps, and two batchers of requests, which call the pipeline for requests of equal steps. Figures are
+medians over the turns. `--json FILE` keeps them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from diffusers import DiffusionPipeline
+
+from bench import record, shapes
+from bench.engine import GUIDANCE, call, prompt
+
+MODEL = "small-sd"
+SIDE = 64
+ROWS = 8
+STEPS = (6, 8, 10)
+STOP_PATIENCE_S = 60.0
+REQUEST_TIMEOUT_S = 90.0
+BEATS_S = 1.2  # a worker tells its counters twice a second
+
+MODELS_FILE = """
+[[model]]
+id = "{model}"
+source = "{source}"
+max_batch = {rows}
+
+[model.defaults]
+width = {side}
+height = {side}
+"""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much is asked for: `clients` at a time, and `pictures` in each turn's measurement."""
+
+    clients: int
+    pictures: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """One turn over HTTP: pictures a second in the steady state, and what the worker's counters say of the turn."""
+
+    rate: float
+    rows_a_forward: float
+    idle_share: float
+
+
+class Meter:
+    """The steady state of a closed loop: from when every client has had a picture to `pictures` later."""
+
+    def __init__(self, load: Load) -> None:
+        self._first = load.clients
+        self._last = load.clients + load.pictures
+        self._done = 0
+        self._began = self._ended = 0.0
+
+    @property
+    def over(self) -> bool:
+        return self._done >= self._last
+
+    def note(self) -> None:
+        """Count one more picture that a client holds in its hands."""
+        self._done += 1
+        if self._done == self._first:
+            self._began = time.perf_counter()
+        elif self._done == self._last:
+            self._ended = time.perf_counter()
+
+    @property
+    def rate(self) -> float:
+        """Pictures a second."""
+        return (self._last - self._first) / (self._ended - self._began)
+
+
+@contextmanager
+def served(model: Path, folder: Path) -> Iterator[str]:
+    """Run `fusequeue up` with `model` on a data folder of its own, and yield its URL."""
+    models = folder / "models.toml"
+    models.write_text(MODELS_FILE.format(model=MODEL, source=model, rows=ROWS, side=SIDE), "utf-8")
+    own = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
+    settings = {"FUSEQUEUE_TORCH_THREADS": "1", "OMP_NUM_THREADS": "1", "FUSEQUEUE_DEVICE": "cpu"}
+    settings["PYTHONPATH"] = str(record.ROOT)  # this checkout, whichever is installed
+    command = [sys.executable, "-m", "cli.main", "up", "--data-dir", str(folder / "data"), "--models", str(models)]
+    leash = [sys.executable, "-m", "cli.leash", str(os.getpid()), str(int(signal.SIGTERM))]
+    with (folder / "up.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*leash, *command],
+            cwd=record.ROOT,
+            env=own | settings,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert process.stdout is not None
+    try:
+        word, _, url = process.stdout.readline().decode().strip().partition(" ")  # `up` tells its own failures
+        if word != "ready":
+            raise RuntimeError(f"fusequeue did not start: {(folder / 'up.log').read_text()[-2000:]}")
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def bodies(seed: int) -> Iterator[dict[str, object]]:
+    """Yield jobs without end: each three of them have all numbers of steps, in random order."""
+    chance = random.Random(seed)
+    at = 0
+    while True:
+        for steps in chance.sample(STEPS, len(STEPS)):
+            at += 1
+            yield {"model": MODEL, "prompt": prompt(at), "seed": at, "steps": steps, "guidance_scale": GUIDANCE}
+
+
+async def client(http: httpx.AsyncClient, jobs: Iterator[dict[str, object]], meter: Meter) -> None:
+    """Ask for one picture after the other until the measurement is over."""
+    while not meter.over:
+        answer = await http.post("/v1/jobs", json=next(jobs), headers={"Prefer": "wait=60"})
+        answer.raise_for_status()
+        job = answer.json()
+        if job["status"] != "succeeded":
+            raise RuntimeError(f"job {job['id']}: {job['status']} {job['error']}")
+        picture = await http.get(job["artifacts"][0]["url"])
+        picture.raise_for_status()
+        meter.note()
+
+
+async def counters(http: httpx.AsyncClient) -> dict[str, Any]:
+    """Return what the worker tells of itself, after its next beat."""
+    await asyncio.sleep(BEATS_S)
+    answer = await http.get("/v1/workers")
+    answer.raise_for_status()
+    (worker,) = answer.json()["data"]
+    told: dict[str, Any] = worker
+    return told
+
+
+async def over_http(url: str, load: Load, seed: int) -> Served:
+    """Run one turn over HTTP."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.clients)
+    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False) as http:
+        before = await counters(http)
+        meter, jobs = Meter(load), bodies(seed)
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(load.clients):
+                clients.create_task(client(http, jobs, meter))
+        after = await counters(http)
+    grown = {
+        name: after[name] - before[name] for name in ("forwards", "forward_rows", "busy_s", "idle_while_waiting_s")
+    }
+    idle = grown["idle_while_waiting_s"]
+    return Served(meter.rate, grown["forward_rows"] / grown["forwards"], idle / (idle + grown["busy_s"]))
+
+
+def full_batches(pipeline: Any, load: Load, _seed: int) -> float:
+    """Return pictures a second of the pipeline's own batched call, always full, at the mean steps."""
+    steps = round(statistics.mean(STEPS))
+    batches = max(1, load.pictures // ROWS)
+    began = time.perf_counter()
+    for _ in range(batches):
+        call(pipeline, range(ROWS), SIDE, steps)
+    return batches * ROWS / (time.perf_counter() - began)
+
+
+def from_the_head(line: list[int]) -> list[int]:
+    """Return the places of the requests that a batcher takes which stops at the first that does not match."""
+    ends = next((at for at, steps in enumerate(line) if steps != line[0]), len(line))
+    return list(range(min(ends, ROWS)))
+
+
+def from_the_whole_line(line: list[int]) -> list[int]:
+    """Return the places of the requests that match the first one, wherever they stand."""
+    return [at for at, steps in enumerate(line) if steps == line[0]][:ROWS]
+
+
+def by_request(take: Callable[[list[int]], list[int]], pipeline: Any, load: Load, seed: int) -> float:
+    """Return pictures a second of a batcher that calls the pipeline for requests of equal steps.
+
+    As many requests wait as there are clients, and the line is never waited for: more than such a server can have.
+    """
+    jobs = bodies(seed)
+    line = [int(str(next(jobs)["steps"])) for _ in range(load.clients)]
+    made = 0
+    began = time.perf_counter()
+    while made < load.pictures:
+        taken = take(line)
+        call(pipeline, range(len(taken)), SIDE, line[taken[0]])
+        made += len(taken)
+        line = [steps for at, steps in enumerate(line) if at not in taken]
+        line += [int(str(next(jobs)["steps"])) for _ in taken]
+    return made / (time.perf_counter() - began)
+
+
+def measure(url: str, pipeline: Any, load: Load, turns: int) -> dict[str, Any]:
+    """Return the medians over the turns, in which the ways alternate."""
+    told: list[Served] = []
+
+    def http(_pipeline: Any, load: Load, seed: int) -> float:
+        told.append(asyncio.run(over_http(url, load, seed)))
+        return told[-1].rate
+
+    ways: dict[str, Callable[[Any, Load, int], float]] = {
+        "full_batches": full_batches,
+        "http": http,
+        "by_request_head": lambda *args: by_request(from_the_head, *args),
+        "by_request_line": lambda *args: by_request(from_the_whole_line, *args),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    short = Load(load.clients, min(load.clients, load.pictures))
+    for way in ways.values():
+        way(pipeline, short, 0)
+    told.clear()
+    for turn in range(turns):
+        for name, way in sorted(ways.items(), reverse=bool(turn % 2)):
+            rates[name].append(way(pipeline, load, turn + 1))
+        print({name: round(seen[-1], 2) for name, seen in rates.items()}, told[-1], flush=True)
+    ratio = {
+        name: statistics.median(one / full for one, full in zip(rates[name], rates["full_batches"], strict=True))
+        for name in ways
+    }
+    return {
+        "pictures_a_second": {name: round(statistics.median(seen), 2) for name, seen in rates.items()},
+        "of_full_batches": {name: round(value, 3) for name, value in ratio.items()},
+        "turns": [{name: round(rates[name][at], 2) for name in ways} for at in range(turns)],
+        "rows_a_forward": round(statistics.median(one.rows_a_forward for one in told), 2),
+        "gpu_thread_idle_while_work_waits": round(statistics.median(one.idle_share for one in told), 4),
+    }
+
+
+def summary(figures: dict[str, Any], load: Load) -> str:
+    """Return the figures in words."""
+    rates, ratios = figures["pictures_a_second"], figures["of_full_batches"]
+    lines = [
+        f"{load.clients} clients, steps {', '.join(map(str, STEPS))} mixed, {SIDE}², at most {ROWS} rows:",
+        f"  full batches, in process     {rates['full_batches']:6.2f} pictures/s",
+        f"  fusequeue over HTTP          {rates['http']:6.2f} pictures/s, {ratios['http']:.3f} of it "
+        f"({figures['rows_a_forward']:.2f} rows a forward, the GPU thread idle for "
+        f"{figures['gpu_thread_idle_while_work_waits']:.2%} of the time while jobs waited)",
+        f"  equal requests, whole line   {rates['by_request_line']:6.2f} pictures/s, {ratios['by_request_line']:.3f}",
+        f"  equal requests, head of line {rates['by_request_head']:6.2f} pictures/s, {ratios['by_request_head']:.3f}",
+    ]
+    return "\n".join(lines)
+
+
+@torch.no_grad()
+def main(line: list[str] | None = None) -> None:
+    """Measure, tell, and keep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--pictures", type=int, default=128, help="measured in each turn")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args(line)
+    load = Load(chosen.clients, chosen.pictures)
+    torch.set_num_threads(1)
+    shapes.hush()
+    with tempfile.TemporaryDirectory(prefix="fusequeue-bench-") as scratch:
+        folder = Path(scratch)
+        shapes.save("sd", folder / "model")
+        pipeline: Any = DiffusionPipeline.from_pretrained(folder / "model", local_files_only=True)
+        pipeline.set_progress_bar_config(disable=True)
+        with served(folder / "model", folder) as url:
+            figures = measure(url, pipeline, load, chosen.turns)
+    print(summary(figures, load), flush=True)
+    if chosen.json:
+        record.write(chosen.json, figures, clients=load.clients, pictures_a_turn=load.pictures, threads=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""The benchmark over HTTP runs the real thing and tells what it saw."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import over_http
+
+
+@pytest.mark.timeout(300)  # it starts every part of fusequeue
+def test_a_short_run_gives_all_figures(tmp_path: Path) -> None:
+    kept = tmp_path / "figures.json"
+    over_http.main(["--clients", "4", "--pictures", "8", "--turns", "1", "--json", str(kept)])
+    told = json.loads(kept.read_text())
+    assert all(rate > 0 for rate in told["pictures_a_second"].values())
+    assert told["of_full_batches"]["full_batches"] == 1.0
+    assert told["rows_a_forward"] > 1
+    assert 0 <= told["gpu_thread_idle_while_work_waits"] < 1
+    assert {"hardware", "commit", "command"} <= set(told["about"])
