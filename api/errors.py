@@ -79,6 +79,7 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "invalid_api_key": (401, "The API key is not valid"),
     "expired_api_key": (401, "The API key has expired"),
     "permission_denied": (403, "The API key may not do this"),
+    "host_not_allowed": (403, "This API answers to localhost alone"),
     "invalid_signature": (403, "The signed URL is not valid"),
     "not_found": (404, "Not found"),
     "model_not_found": (404, "No such model"),

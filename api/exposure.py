@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from urllib.parse import urlsplit
 
 import structlog
 
-from shared.errors import ConfigurationError, RedisUnavailable
+from shared.errors import ConfigurationError, HostRefused, RedisUnavailable
 from shared.queue import Queue
 from shared.settings import Settings
 
@@ -24,6 +25,22 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def require_own_host(host: str | None, settings: Settings) -> None:
+    """Raise `HostRefused` where a request that needs no key names another host than this machine.
+
+    A page of any site can have its own name resolve to 127.0.0.1, and would then read and write here as its own origin.
+    """
+    if settings.auth == "insecure-no-keys" or is_loopback(host or ""):
+        return
+    if settings.public_url is not None and host == urlsplit(settings.public_url).hostname:
+        return
+    raise HostRefused(
+        f"without API keys this answers to localhost alone, and not to {(host or 'no host')[:100]!r}; make a key with "
+        "`fusequeue keys create`, or set FUSEQUEUE_PUBLIC_URL to where clients reach it",
+        param="Host",
+    )
 
 
 async def guarded(settings: Settings, host: str) -> Settings:

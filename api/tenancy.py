@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.exposure import require_own_host
 from api.gate import Caller, rate_headers
 from api.services import Parts
 from shared.access import Scope
@@ -15,8 +16,11 @@ _READS = frozenset(("GET", "HEAD"))
 
 
 async def caller(request: Request, parts: Parts) -> Caller:
-    """Return whose request it is, counted against its tenant's limit; raises `Unauthenticated` or `RateLimited`."""
+    """Return whose request it is, counted against its tenant's limit; raises `Unauthenticated`, `HostRefused`
+    or `RateLimited`."""
     found = await parts.gate.caller(request.headers.getlist("authorization"))
+    if not found.keyed:
+        require_own_host(request.url.hostname, parts.settings)
     rate = await parts.gate.admit(found)
     if rate is not None:
         request.scope["rate_headers"] = rate_headers(rate)

@@ -11,6 +11,7 @@ FusequeueError
 │   ├── InvalidApiKey
 │   └── ExpiredApiKey
 ├── PermissionDenied          the key lacks a scope; the message names it
+├── HostRefused               without keys, a request that was meant for another host
 ├── UrlRefused                a signed URL that was changed or is too old
 ├── NotFound                  no such job, artifact or input for this tenant
 ├── Conflict                  the job's state does not allow this
@@ -91,6 +92,10 @@ class ExpiredApiKey(Unauthenticated):
 
 class PermissionDenied(FusequeueError):
     code = "permission_denied"
+
+
+class HostRefused(FusequeueError):
+    code = "host_not_allowed"
 
 
 class UrlRefused(FusequeueError):

@@ -37,7 +37,7 @@ async def serving(queue: Queue, folder: Path, **settings: Any) -> AsyncIterator[
         for _ in range(50):  # fakeredis sits out its blocking read when it is canceled as it connects
             await asyncio.sleep(0)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://api.test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             yield client
 
 

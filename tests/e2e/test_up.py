@@ -98,8 +98,8 @@ def up(tmp_path) -> Iterator[Callable[..., Up]]:
         started[-1].show()
 
 
-def run_job(url: str, timeout_s: float = PATIENCE_S) -> dict[str, object]:
-    with httpx.Client(base_url=url, timeout=timeout_s) as client:
+def run_job(url: str, headers: dict[str, str] | None = None) -> dict[str, object]:
+    with httpx.Client(base_url=url, timeout=PATIENCE_S, headers=headers) as client:
         answer = client.post("/v1/jobs", json={"model": "demo", "prompt": PROMPT}, headers={"Prefer": "wait=60"})
         assert answer.status_code == 200, answer.text
         job: dict[str, object] = answer.json()
@@ -136,6 +136,25 @@ def test_one_command_starts_all_and_an_interrupt_ends_all(up, tmp_path):
     assert not [pid for pid in parts if alive(pid)]
     stopped = [line for line in one.told().splitlines() if line.startswith("stopping ")]
     assert stopped == ["stopping worker-1", "stopping chores", "stopping api", "stopping redis"]
+
+
+@pytest.mark.timeout(240)
+def test_keys_made_while_it_runs_are_asked_for_and_it_goes_on(up):
+    """The first key needs none; then a part that dies is found ready again, though who is at work is not told."""
+    one = up("--port", str(free_port()))
+    url = one.ready()
+    assert httpx.get(f"{url}/v1/jobs").status_code == 200
+    own = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
+    make = (sys.executable, "-m", "cli.main", "keys", "create", "--data-dir", str(one.folder / "data"))
+    key = subprocess.run(make, cwd=ROOT, env=own, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    wait_until(lambda: httpx.get(f"{url}/v1/jobs").status_code == 401, "keys are asked for")
+    (worker,) = [pid for pid, command in children(one.process.pid).items() if command.strip().endswith("-m worker")]
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: one.told().count("worker-1: ready") == 2, "the worker is back")
+    job = run_job(url, headers={"Authorization": f"Bearer {key.stdout.strip()}"})
+    assert job["status"] == "succeeded", job
+    assert picture(job).startswith(b"\x89PNG"), "its URL needs no key"
+    assert one.end(signal.SIGTERM) == 0, one.told()
 
 
 @pytest.mark.timeout(240)

@@ -271,7 +271,7 @@ def test_a_head_that_is_too_long_or_wrong_is_refused(start: Callable[..., Server
 
 
 def head(*headers: str) -> bytes:
-    fields = ("Host: x", "Content-Type: application/x-ndjson", *headers)
+    fields = ("Host: localhost", "Content-Type: application/x-ndjson", *headers)
     return ("POST /v1/jobs:bulk HTTP/1.1\r\n" + "".join(f"{field}\r\n" for field in fields) + "\r\n").encode()
 
 

@@ -198,6 +198,20 @@ async def test_no_keys_are_asked_for_where_an_operator_said_the_word(fake_queue:
         assert (await api.get("/metrics")).status_code == 200
 
 
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "10.0.0.1:8000", "[::]"])
+async def test_a_site_whose_name_leads_here_is_not_answered(fake_queue: Queue, tmp_path: Path, host: str) -> None:
+    """DNS rebinding: the browser believes that it speaks to the page's own server. A key is what the page lacks."""
+    async with serving(fake_queue, tmp_path, public_url="https://pictures.example") as api:
+        for method, path in (("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("GET", "/v1/queues"), ("GET", "/metrics")):
+            answer = await api.request(method, path, headers={"Host": host})
+            assert code(answer) == (403, "host_not_allowed")
+        for own in ("localhost:8000", "127.0.0.1", "[::1]:8000", "pictures.example"):
+            assert (await api.get("/v1/jobs", headers={"Host": own})).status_code == 200
+    async with serving(fake_queue, tmp_path, auth="keys") as api:
+        header = await bearer(fake_queue)
+        assert (await api.get("/v1/jobs", headers=header | {"Host": "pictures.elsewhere"})).status_code == 200
+
+
 async def test_another_tenants_things_are_not_there(api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
     """Every route, by an id that is known to the wrong one."""
     mine, theirs = await bearer(fake_queue, "acme"), await bearer(fake_queue, "evil")
