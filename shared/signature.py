@@ -6,6 +6,7 @@ import hashlib
 import json
 
 from shared.job import SHARED, Job, sharing
+from shared.mixing import FIELDS, size_class
 
 _SHARED_FIELDS = tuple(sorted(name for name in Job.model_fields if sharing(name) is SHARED))
 
@@ -14,10 +15,19 @@ def signature(job: Job) -> str:
     """Return the compatibility signature: equal for two jobs exactly when all their shared fields are, but for those
     that their model's forward can mix.
 
-    It reads `model:widthxheightxframes:digest`, so that an operator sees what waits; the digest covers every
-    shared field, those not spelled out too. The signature routes; whether two jobs fuse is decided by their
-    tensors.
+    It reads `model:widthxheightxframes:digest`, or `~sidexside` for a class of sizes that mix, so that an operator sees
+    what waits; the digest covers every shared field, those not spelled out too. The signature routes; whether two
+    jobs fuse is decided by their tensors.
     """
-    values = job.model_dump(mode="json", include=set(_SHARED_FIELDS).difference(job.mixes))
+    mixed = frozenset[str]().union(*(FIELDS[field] for field in job.mixes))
+    values = job.model_dump(mode="json", include=set(_SHARED_FIELDS) - mixed) | {"shape": shape(job)}
     digest = hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    return f"{job.model}:{job.width}x{job.height}x{job.frames}:{digest[:12]}"
+    return f"{job.model}:{shape(job)}x{job.frames}:{digest[:12]}"
+
+
+def shape(job: Job) -> str:
+    """Return `widthxheight` of a job's pictures, or `~sidexside` of their class where their model mixes sizes."""
+    if "size" in job.mixes:
+        side = size_class(job.width, job.height)
+        return f"~{side}x{side}"
+    return f"{job.width}x{job.height}"

@@ -11,6 +11,7 @@ from api.documented import problems
 from api.services import Parts
 from shared.catalog import Defaults, Limits, ModelSpec
 from shared.job import Task
+from shared.mixing import Mixable
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -35,6 +36,7 @@ class ModelObject(BaseModel):
     limits: Limits
     schedulers: tuple[str, ...] = Field(description="What `scheduler` may be; empty: only the model's own.")
     adapters: tuple[AdapterObject, ...] = Field(description="LoRA adapters that `adapters` may name.")
+    mixes: tuple[Mixable, ...] = Field(description="In what jobs may differ and share forwards; sizes only if alike.")
     max_batch: int = Field(description="Most pictures in one fused forward.")
     window_ms: int = Field(description="How long a job may wait for company.")
 
@@ -64,6 +66,7 @@ def _object(spec: ModelSpec) -> ModelObject:
         limits=spec.limits,
         schedulers=spec.schedulers,
         adapters=tuple(AdapterObject(**one.model_dump(include={"id", "scale", "max_scale"})) for one in spec.adapter),
+        mixes=spec.mixes,
         max_batch=spec.max_batch,
         window_ms=spec.window_ms,
     )

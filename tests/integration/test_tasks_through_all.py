@@ -35,6 +35,20 @@ height = 64
 steps = 4
 
 [[model]]
+id = "mixer"
+source = "z-image"
+window_ms = 20000
+max_batch = 5
+[model.defaults]
+width = 64
+height = 64
+steps = 3
+[model.limits]
+min_side = 48
+multiple_of = 16
+max_images = 4
+
+[[model]]
 id = "film"
 source = "wan-2.2-ti2v"
 tasks = ["text_to_video", "image_to_video"]
@@ -57,7 +71,7 @@ WAIT_S = 60
 @pytest.fixture(scope="module")
 def models_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
-    for name in ("sd", "wan-2.2-ti2v"):
+    for name in ("sd", "z-image", "wan-2.2-ti2v"):
         shelf.put(name, folder / name)
     file = folder / "models.toml"
     file.write_text(MODELS)
@@ -128,3 +142,19 @@ async def test_videos_from_words_and_from_a_picture_share_forwards_and_play(api:
         part = await api.get(artifact["url"], headers={"Range": "bytes=100-199"})
         assert (part.status_code, part.content) == (206, data[100:200])
     assert max(job["fusing"]["max_jobs"] for job in jobs) == 2, [job["fusing"] for job in jobs]
+
+
+SIZES = ((64, 64), (80, 48), (48, 80), (96, 48), (48, 96))
+
+
+async def test_five_resolutions_are_claimed_together_and_share_every_forward(api: httpx.AsyncClient) -> None:
+    """Where the model takes pictures as a list: no job waits for others of its own size."""
+    bodies = [
+        {"model": "mixer", "prompt": f"picture {at}", "seed": at, "width": width, "height": height}
+        for at, (width, height) in enumerate(SIZES)
+    ]
+    jobs = await asyncio.gather(*(finished(api, body) for body in bodies))
+    for job, size in zip(jobs, SIZES, strict=True):
+        assert (job["fusing"]["max_jobs"], job["fusing"]["mean_rows"]) == (5, 5.0), job["fusing"]
+        file = await api.get(job["artifacts"][0]["url"])
+        assert Image.open(io.BytesIO(file.content)).size == size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 
 from engine_room import SIDE
 from parity.cells import (
@@ -22,6 +23,11 @@ from parity.cells import (
 from shared.catalog import Defaults, Limits
 from shared.job import Task
 
+# Of about as many pixels, so that jobs of all of them are claimed together.
+SIZES = tuple(
+    {"width": width, "height": height, "mixes": ("size",)}
+    for width, height in ((64, 64), (80, 48), (48, 80), (96, 48), (48, 96))
+)
 _BOTH = {**TEXT, **PICTURES}
 _ALL = {**_BOTH, **MASKED}
 _EDIT = (Task.EDIT,)
@@ -256,6 +262,17 @@ CELLS = (
         tasks=THREE_TASKS,
         jobs=_ALL | {"turbo": {"prompt": "a fox", "guidance_scale": 0.0, "steps": 4}},
         joining=LATE,
+        quick=True,
+    ),
+    Cell(
+        family="Z-Image",
+        models="Z-Image, Z-Image-Turbo: five sizes in one forward",
+        pipelines="ZImagePipeline, ZImageImg2ImgPipeline, ZImageInpaintPipeline",
+        tiny="z-image",
+        tasks=THREE_TASKS,
+        spec={"mixes": ("size",)},
+        jobs={name: {**given, **size} for (name, given), size in zip(_ALL.items(), cycle(SIZES), strict=False)},
+        joining={name: {**given, **size} for (name, given), size in zip(LATE.items(), SIZES[3:], strict=False)},
         quick=True,
     ),
     *_QWEN,

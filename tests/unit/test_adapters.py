@@ -76,13 +76,14 @@ def test_the_signature_keeps_apart_what_a_model_cannot_mix(
     assert (signature(plain) == signature(worn)) is together
 
 
-def test_a_folder_tells_whether_its_model_mixes_adapters(tmp_path: Path) -> None:
+def test_a_folder_tells_what_its_model_mixes(tmp_path: Path) -> None:
     """The class of the denoiser is in the pipeline's index; the models file may say otherwise."""
     file = tmp_path / "models.toml"
     (tmp_path / "ink.safetensors").touch()
     for name, line, more, expected in (
         ("flux", '"transformer": ["diffusers", "FluxTransformer2DModel"]', "", ("adapters",)),
-        ("other", '"transformer": ["diffusers", "ZImageTransformer2DModel"]', "", ()),
+        ("other", '"transformer": ["diffusers", "SanaTransformer2DModel"]', "", ()),
+        ("listed", '"transformer": ["diffusers", "ZImageTransformer2DModel"]', "", ("size",)),
         ("told", '"transformer": ["diffusers", "ZImageTransformer2DModel"]', 'mixes = ["adapters"]', ("adapters",)),
         ("apart", '"unet": ["diffusers", "UNet2DConditionModel"]', "mixes = []", ()),
     ):

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import pytest
 
 from shared.job import PER_JOB, Adapter, InputRef, Job, OutputFormat, Priority, Sharing, sharing
-from shared.signature import signature
+from shared.mixing import size_class
+from shared.signature import shape, signature
 
 A_REF = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=8, height=8)
 OTHER: dict[str, Any] = {
@@ -59,6 +60,33 @@ def test_only_a_shared_field_changes_the_signature(name: str, make_job: Callable
     job = make_job()
     other = job.model_copy(update={name: OTHER[name]})
     assert (signature(job) != signature(other)) == (sharing(name) is Sharing.SHARED)
+
+
+SHAPES = [(1024, 1024), (832, 1216), (1216, 832), (1344, 768), (1536, 640), (1280, 720)]
+
+
+def test_a_model_that_mixes_sizes_claims_those_of_about_as_many_pixels_together(make_job: Callable[..., Job]) -> None:
+    """Each picture is padded to the longest of its forward: much smaller ones would cost as much as the largest."""
+    mixed = {(width, height): make_job(width=width, height=height, mixes=("size",)) for width, height in SHAPES}
+    assert len({signature(job) for job in mixed.values()}) == 1
+    others = [make_job(width=side, height=side, mixes=("size",)) for side in (512, 768, 1440, 2048)]
+    assert len({signature(job) for job in (*mixed.values(), *others)}) == 1 + len(others)
+    assert {shape(job) for job in mixed.values()} == {"~1024x1024"}
+    apart = {signature(make_job(width=width, height=height)) for width, height in SHAPES}
+    assert len(apart) == len(SHAPES), "only where the model can"
+    longer = make_job(width=1024, height=1024, frames=5, mixes=("size",))
+    assert signature(longer) != signature(mixed[1024, 1024])
+
+
+@pytest.mark.parametrize("side", [16, 64, 100, 512, 720, 1024, 2048, 4096, 8192])
+def test_sizes_of_one_class_differ_by_less_than_half(side: int) -> None:
+    """What is learned of one holds for the others; and the class grows with the pixels."""
+    pixels = side * side
+    of_class = [height for height in range(1, 2 * side) if size_class(side, height) == size_class(side, side)]
+    assert max(of_class) * side <= 1.42 * min(of_class) * side
+    assert 0.84 * pixels < size_class(side, side) ** 2 < 1.2 * pixels
+    classes = [size_class(side, height) for height in range(1, 2 * side)]
+    assert classes == sorted(classes)
 
 
 def test_an_unmarked_field_counts_as_shared() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import greenlet
 import torch
 
-from worker.engine.architectures import ARCHITECTURES, DENOISERS, Rules
+from worker.engine.architectures import ARCHITECTURES, DENOISERS, Kind, Rules
 from worker.engine.fitting import complete, count_rows, exact_key, fit_key
 from worker.engine.row_adapters import AdapterKey, RowAdapters
 from worker.engine.stacking import Stacker
@@ -69,6 +69,14 @@ class Point:
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._names = [item.name for item in parameters if item.kind in positional]
         self._defaults = {item.name: item.default for item in parameters}
+
+    @property
+    def takes_lists(self) -> bool:
+        """Whether each row is an entry of a list, and may have a shape of its own."""
+        if self.stacker is None:
+            return False
+        rules = self.stacker.rules
+        return rules.arguments[rules.rows].kind is Kind.LISTED
 
     def __str__(self) -> str:
         return f"{self.component}.{self.method} ({self.architecture})"

@@ -61,6 +61,11 @@ class LoadedModel:
         """Whether rows of one forward may differ in their adapters."""
         return all(point.adapters.mixes for point in self.points if point.stage is Stage.DENOISE)
 
+    @property
+    def mixes_sizes(self) -> bool:
+        """Whether rows of one forward may differ in their size."""
+        return all(point.takes_lists for point in self.points if point.stage is Stage.DENOISE)
+
     def copy_for(self, job: Job, steps: Steps) -> Pipeline:
         """Return a pipeline of its own for one picture of `job`."""
         template = self.templates.get(job.task)
@@ -131,6 +136,8 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
         model = _assemble(pipeline, spec, device, dtype)
     except (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError, KeyError) as error:
         raise _unavailable(spec, error) from None
+    if "size" in spec.mixes and not model.mixes_sizes:
+        log.warning("sizes_do_not_mix", model=spec.id, remedy="take size out of its mixes in the models file")
     if spec.adapter and "adapters" in spec.mixes and not model.mixes_adapters:
         log.warning("adapters_do_not_mix", model=spec.id, remedy="mixes = [] for it in the models file")
     log.info("model_loaded", model=spec.id, bytes=model.nbytes, seconds=round(time.monotonic() - started, 3))

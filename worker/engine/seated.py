@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from shared.errors import JobError
 from shared.job import Fusing, Job
-from shared.signature import signature
+from shared.signature import shape, signature
 from worker.engine.copies import Steps
 from worker.engine.hub import Picture
 from worker.engine.inputs import Inputs
@@ -162,7 +162,7 @@ class SeatedJob:
 
 def shape_of(job: Job) -> str:
     """Return how large a job's pictures are, as what is learned of them is filed."""
-    return f"{job.width}x{job.height}" if job.frames == 1 else f"{job.width}x{job.height}x{job.frames}"
+    return shape(job) if job.frames == 1 else f"{shape(job)}x{job.frames}"
 
 
 def _cohort(seat: Seat) -> Hashable:
@@ -170,4 +170,5 @@ def _cohort(seat: Seat) -> Hashable:
     job = seat.job
     if seat.alone:
         return seat.claim_key
-    return (signature(job), job.reproducible)
+    # Padding to a longer companion changes the last bits: reproducible jobs of other sizes are none.
+    return (signature(job), (job.width, job.height) if job.reproducible else None)

@@ -90,11 +90,18 @@ def _pictures(model: LoadedModel, size: tuple[int, int]) -> list[Picture]:
     pictures = []
     for at, prompt in enumerate(PROMPTS):
         task = tasks[at % len(tasks)]
-        job = _job(model.spec, task, at, prompt, size).model_copy(update={"steps": 2 + at // len(tasks)})
+        own_size = _other(size, model.spec) if at % 2 else size
+        job = _job(model.spec, task, at, prompt, own_size).model_copy(update={"steps": 2 + at // len(tasks)})
         if job.images and takes_last_image(model.templates[task]):
             job = job.model_copy(update={"last_image": job.images[0]})
         pictures.append(model.picture(job, 0, _inputs(job), Steps(lambda: None)))
     return pictures
+
+
+def _other(size: tuple[int, int], spec: ModelSpec) -> tuple[int, int]:
+    """Return a size that shares forwards with `size`: another one where the model mixes them."""
+    wider = (size[0] + spec.limits.multiple_of, size[1])
+    return wider if "size" in spec.mixes and spec.limits.allows_size(*wider) else size
 
 
 def _job(spec: ModelSpec, task: Task, at: int, prompt: str, size: tuple[int, int]) -> Job:
