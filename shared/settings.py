@@ -104,6 +104,10 @@ class Settings(BaseSettings):
     patience_ms: Annotated[
         Positive, Field(description="A job that more urgent ones set aside for so long counts as one priority higher.")
     ] = 30_000
+    rows_aside: Annotated[
+        int | None,
+        Field(ge=0, description="Pictures that interactive jobs may set aside. Unset: as many as one forward holds."),
+    ] = None
     stall_factor: Annotated[
         float, Field(gt=1, description="A forward longer than this many learned ones counts as hung.")
     ] = 20.0

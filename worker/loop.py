@@ -13,6 +13,7 @@ import structlog
 from shared.catalog import Catalog
 from shared.clock import new_id
 from shared.errors import RedisUnavailable
+from shared.job import Priority
 from shared.log import announce
 from shared.queue import Claim, Queue
 from shared.settings import Settings
@@ -22,6 +23,7 @@ from worker.curves import Curves
 from worker.deliver import Delivery
 from worker.engine import Engine, ForwardFacts
 from worker.keeper import Keeper
+from worker.policy import Ask, Seated, asks, leading
 from worker.reporter import Reporter
 from worker.run import Run, StopReason
 from worker.serving import Service
@@ -29,6 +31,7 @@ from worker.serving import Service
 log = structlog.get_logger()
 
 LONGEST_PAUSE_S = 2.0
+SHORTEST_PAUSE_S = 0.05
 LONGEST_RETRY_S = 5.0
 EXIT_HUNG = 70
 
@@ -134,26 +137,47 @@ class Worker:
                 await self._stir(pause_s)
 
     async def _claim(self) -> list[Claim]:
-        """Claim for the free seats: of the running signature, or of any when nothing runs."""
+        """Claim for the free seats, and interactive jobs that may set others aside."""
+        for ask in self._asks():
+            if claims := await self._put(ask):
+                return claims
+        return []
+
+    def _asks(self) -> list[Ask]:
         if self._delivery.full:
             return []
-        seated = [run for run in self._runs.values() if run.occupies_seats]
-        if not seated:
-            return await self._queue.claim(self.name, self._models, self._largest_batch)
-        first = seated[0]
-        most = self._engine.allowed(first.claim.job, first.spec.max_batch)
-        rows = self._curves.rows(first.claim.signature, most)
-        free = rows - sum(run.claim.job.seats for run in seated)
-        if free <= 0 or first.claim.alone:
-            return []
-        return await self._queue.join(self.name, first.claim.signature, free, models=self._models)
+        runs = [run for run in self._runs.values() if run.occupies_seats]
+        seated = [_seated(run) for run in runs]
+        rows = self._largest_batch
+        if seated:
+            first = runs[[one.signature for one in seated].index(leading(seated))]
+            most = self._engine.allowed(first.claim.job, first.spec.max_batch)
+            rows = self._curves.rows(first.claim.signature, most)
+        aside = rows if self._settings.rows_aside is None else self._settings.rows_aside
+        return asks(seated, rows, self._largest_batch, aside)
+
+    async def _put(self, ask: Ask) -> list[Claim]:
+        if ask.signature is not None:
+            return await self._queue.join(self.name, ask.signature, ask.seats, models=self._models, lowest=ask.lowest)
+        if ask.lowest is Priority.BULK:
+            return await self._queue.claim(self.name, self._models, ask.seats)
+        # Of models in memory only: a load would find no room beside one whose jobs are parked.
+        return await self._queue.claim(
+            self.name, self._engine.loaded_models, ask.seats, lowest=ask.lowest, accompanied=True
+        )
 
     async def _idle_s(self) -> float:
         """Return how long to wait for a wake-up before looking again."""
-        if any(run.occupies_seats for run in self._runs.values()):
+        if not any(run.occupies_seats for run in self._runs.values()):
+            ripens_in_ms = await self._queue.next_ripening(self._models)
+        elif any(ask.signature is None for ask in self._asks()):
+            ripens_in_ms = await self._queue.next_ripening(self._engine.loaded_models, lowest=Priority.INTERACTIVE)
+        else:
+            ripens_in_ms = None
+        if ripens_in_ms is None:
             return LONGEST_PAUSE_S
-        ripens_in_ms = await self._queue.next_ripening(self._models)
-        return LONGEST_PAUSE_S if ripens_in_ms is None else min(max(ripens_in_ms, 1) / 1000, LONGEST_PAUSE_S)
+        # What is ripe by now could not be had: somebody else was faster, or it needs more seats than are free.
+        return SHORTEST_PAUSE_S if ripens_in_ms <= 0 else min(ripens_in_ms / 1000, LONGEST_PAUSE_S)
 
     async def _stir(self, timeout_s: float) -> None:
         try:
@@ -231,3 +255,8 @@ class Worker:
                 log.warning("waiting_for_redis", error=error.message)
                 await self._stir(random.uniform(0.5, 1.5))
         return False
+
+
+def _seated(run: Run) -> Seated:
+    job = run.claim.job
+    return Seated(run.claim.signature, job.seats, job.priority is Priority.INTERACTIVE, run.claim.alone)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+
+from shared.job import Priority
 
 PAYING_GAIN = 0.1
 
@@ -25,3 +28,54 @@ def paying_rows(curve: Mapping[int, float], cap: int, gain: float = PAYING_GAIN)
             return best
         best = larger
     return min(cap, 2 * best)
+
+
+@dataclass(frozen=True)
+class Seated:
+    """A job that has seats on this worker."""
+
+    signature: str
+    seats: int
+    interactive: bool = False
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What to claim: up to so many seats of a signature, of any ripe one where that is None."""
+
+    signature: str | None
+    seats: int
+    lowest: Priority = Priority.BULK
+
+
+def leading(seated: Sequence[Seated]) -> str:
+    """Return the signature whose jobs the engine runs, the others being set aside. `seated` is in order of arrival."""
+    return next((one for one in seated if one.interactive), seated[0]).signature
+
+
+def asks(seated: Sequence[Seated], rows: int, largest: int, aside: int) -> list[Ask]:
+    """Return what to claim, in the order in which to try; nothing more once one of them gave something.
+
+    `rows` of the leading signature go on together, `largest` is the most of any signature. While everything runs
+    together the free seats are for all priorities. Beyond them there is room for interactive jobs: of the leading
+    signature until they fill a forward, of another one while no interactive job runs. At most `aside` rows are set
+    aside for them. A job that was lost has no company, and joins none.
+    """
+    if not seated:
+        return [Ask(None, largest)]
+    if any(one.alone for one in seated):
+        return []
+    mine = leading(seated)
+    taken = sum(one.seats for one in seated)
+    together = sum(one.seats for one in seated if one.signature == mine)
+    interactive = sum(one.seats for one in seated if one.interactive)
+    wanted = []
+    if taken == together < rows:
+        wanted.append(Ask(mine, rows - taken))
+    room = min(rows - interactive, max(rows - together, rows + aside - taken))
+    if room > 0:
+        wanted.append(Ask(mine, room, Priority.INTERACTIVE))
+    if not interactive and taken <= aside:
+        wanted.append(Ask(None, largest, Priority.INTERACTIVE))
+    return wanted

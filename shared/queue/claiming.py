@@ -24,15 +24,22 @@ class Claiming(Connected):
     _woken_at: str | None = None
 
     async def claim(
-        self, worker: str, models: Sequence[str], seats: int, *, lowest: Priority = Priority.BULK
+        self,
+        worker: str,
+        models: Sequence[str],
+        seats: int,
+        *,
+        lowest: Priority = Priority.BULK,
+        accompanied: bool = False,
     ) -> list[Claim]:
         """Start a batch: claim jobs of one ripe signature of `models`, up to `seats` seats; [] when there are none.
 
-        `lowest` is the least urgent priority to take. A job that was lost comes alone (`Claim.alone`).
+        `lowest` is the least urgent priority to take. A job that was lost comes alone (`Claim.alone`), and not at all
+        to a worker whose other jobs would accompany it.
         """
         if seats < 1 or not models:
             return []
-        return await self._claimed(worker, "claim", worker, seats, RANKS.index(lowest), *models)
+        return await self._claimed(worker, "claim", worker, seats, RANKS.index(lowest), int(accompanied), *models)
 
     async def join(
         self,
@@ -89,12 +96,14 @@ class Claiming(Connected):
                 await self.run("bury", job_id, "undecodable", failure.message)
             return None
 
-    async def next_ripening(self, models: Sequence[str]) -> int | None:
+    async def next_ripening(self, models: Sequence[str], *, lowest: Priority = Priority.BULK) -> int | None:
         """Return ms until something of `models` may be started: 0 when something is ripe, None when nothing waits.
+
+        Jobs less urgent than `lowest` do not count.
 
         0 is no promise of a claim: another worker may be faster, or what is ripe may need more seats than are free.
         """
-        answer = await self.run("next_ripening", *models)
+        answer = await self.run("next_ripening", RANKS.index(lowest), *models)
         return None if answer is None else int(answer)
 
     async def wait_wakeup(self, timeout_s: float) -> None:

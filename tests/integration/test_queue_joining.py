@@ -153,3 +153,24 @@ async def test_a_submit_that_changes_nothing_wakes_nobody(queue: Queue, make_sub
     for width in range(64, 64 + 16 * 40, 16):
         await put(queue, make_submission(width=width))
     assert await queue.redis.xlen(queue.keys.wakeup) <= 16
+
+
+async def test_a_worker_with_other_jobs_is_given_no_lost_one(queue: Queue, make_submission: Make) -> None:
+    """It takes what others wait there, and the lost job is left to a worker that is free."""
+    lost, other = await put(queue, *[make_submission(priority=Priority.INTERACTIVE) for _ in range(2)])
+    await claim(queue, 1, "dies")
+    await lose(queue, lost)
+    await queue.reclaim()
+    urgent = {"lowest": Priority.INTERACTIVE}
+    assert await claim_ids(queue, accompanied=True, **urgent) == [other]
+    assert await claim_ids(queue, accompanied=True, **urgent) == []
+    assert await claim_ids(queue, worker="w2") == [lost]
+
+
+async def test_only_priorities_that_count_are_told_as_ripening(queue: Queue, make_submission: Make) -> None:
+    """A full worker asks when interactive jobs ripen: bulk ones would keep it asking."""
+    await put(queue, make_submission(priority=Priority.BULK))
+    assert await queue.next_ripening(MODELS) == 0
+    assert await queue.next_ripening(MODELS, lowest=Priority.INTERACTIVE) is None
+    await put(queue, make_submission(priority=Priority.INTERACTIVE, width=128))
+    assert await queue.next_ripening(MODELS, lowest=Priority.INTERACTIVE) == 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from worker.policy import paying_rows
+from shared.job import Priority
+from worker.policy import Ask, Seated, asks, leading, paying_rows
 
 QWEN_512 = {1: 1.0, 2: 2 / 1.8, 4: 4 / 2.8, 8: 8 / 3.1}
 QWEN_1024 = {1: 1.0, 2: 2 / 1.02, 4: 4 / 1.02}
@@ -27,3 +28,71 @@ QWEN_1024 = {1: 1.0, 2: 2 / 1.02, 4: 4 / 1.02}
 def test_rows_stop_where_one_more_no_longer_pays(curve: dict[int, float], cap: int, rows: int, why: str) -> None:
     """A forward takes rows for as long as each makes all of them cheaper."""
     assert paying_rows(curve, cap) == rows, why
+
+
+def bulk(seats: int = 1, signature: str = "a") -> Seated:
+    return Seated(signature, seats)
+
+
+def urgent(seats: int = 1, signature: str = "a") -> Seated:
+    return Seated(signature, seats, interactive=True)
+
+
+ANY, URGENT = Priority.BULK, Priority.INTERACTIVE
+
+
+@pytest.mark.parametrize(
+    ("seated", "aside", "wanted", "why"),
+    [
+        ([], 8, [Ask(None, 16, ANY)], "an idle worker starts what is ripe, up to the largest batch"),
+        (
+            [bulk(5)],
+            8,
+            [Ask("a", 3, ANY), Ask("a", 8, URGENT), Ask(None, 16, URGENT)],
+            "free seats are for all; interactive jobs may set aside the rows that run",
+        ),
+        (
+            [bulk(8)],
+            8,
+            [Ask("a", 8, URGENT), Ask(None, 16, URGENT)],
+            "a full worker still takes interactive jobs, of its own signature or another",
+        ),
+        ([bulk(8)], 3, [Ask("a", 3, URGENT)], "no more than may be set aside; another signature would set all aside"),
+        ([bulk(8)], 0, [], "with nothing to be set aside a full worker is full"),
+        ([bulk(8), urgent(3)], 8, [Ask("a", 5, URGENT)], "until interactive jobs fill the forward"),
+        ([bulk(8), urgent(8)], 8, [], "then others can have them"),
+        (
+            [bulk(8), urgent(2, "b")],
+            8,
+            [Ask("b", 6, URGENT)],
+            "beside parked rows the leading signature takes no bulk, and a third signature has to wait",
+        ),
+        ([bulk(8), urgent(8, "b")], 8, [], "nothing beyond a forward of the leading signature"),
+        ([bulk(4), urgent(1, "b")], 2, [Ask("b", 7, URGENT)], "free seats of the leading one set nothing more aside"),
+        ([urgent(3)], 8, [Ask("a", 5, ANY), Ask("a", 5, URGENT)], "beside interactive jobs others may join"),
+        ([Seated("a", 1, alone=True)], 8, [], "a job that was lost runs alone in its process"),
+        ([Seated("a", 1, interactive=True, alone=True)], 8, [], "an interactive one too"),
+    ],
+)
+def test_what_a_worker_asks_for(seated: list[Seated], aside: int, wanted: list[Ask], why: str) -> None:
+    """Eight rows go on together here, sixteen of another signature might."""
+    assert asks(seated, rows=8, largest=16, aside=aside) == wanted, why
+
+
+def test_the_leading_signature_is_that_of_the_first_interactive_job() -> None:
+    """As in the engine: priority, then age."""
+    assert leading([bulk(8, "a"), urgent(1, "b"), urgent(1, "c")]) == "b"
+    assert leading([bulk(8, "a"), bulk(1, "b")]) == "a"
+
+
+@pytest.mark.parametrize("aside", [0, 3, 8, 100])
+def test_rows_set_aside_are_bounded_whatever_comes(aside: int) -> None:
+    """Taking all that is asked for, again and again, never sets more aside than allowed, nor fills two forwards."""
+    seated = [bulk(8)]
+    while wanted := asks(seated, rows=8, largest=8, aside=aside):
+        ask = wanted[0]
+        seated.append(Seated(ask.signature or "b", ask.seats, ask.lowest is URGENT))
+        together = sum(one.seats for one in seated if one.signature == leading(seated))
+        set_aside = sum(one.seats for one in seated) - min(8, together)
+        assert set_aside <= aside
+    assert sum(one.seats for one in seated if one.interactive) <= 8

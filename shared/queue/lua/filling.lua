@@ -301,11 +301,12 @@ local function seats_to_start(b)
   return math.min(most, tonumber(redis.call('GET', key.paying(b.sig)) or nil) or most)
 end
 
--- Fill a batch of b.sig with up to b.left seats, priorities no lower than b.lowest; b.starting: it may be one lost job.
+-- Fill a batch of b.sig with up to b.left seats, priorities no lower than b.lowest; b.starting: it may be one lost job,
+-- unless it is accompanied by other jobs of its worker.
 function filling.fill(b)
   if b.starting then b.left = seats_to_start(b) end
   b.claims, b.taken, b.leases, b.quotas, b.short = {}, {}, {}, {}, {}
-  local alone = b.starting and filling.alone(b)
+  local alone = b.starting and not b.accompanied and filling.alone(b)
   if not alone then
     for rank = 0, b.lowest do
       if b.left <= 0 or b.held then break end

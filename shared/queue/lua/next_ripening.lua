@@ -1,11 +1,11 @@
 -- How long until something of these models may be started.
 -- KEYS[1]  prefix
--- ARGV     the models
+-- ARGV     lowest rank that counts, then the models
 -- Returns  ms, 0 when something is ripe, nil when nothing waits
 local first = nil
-for _, model in ipairs(ARGV) do
-  for rank = 0, 2 do
-    local row = redis.call('ZRANGE', key.ripe(model, rank), 0, 0, 'WITHSCORES')
+for at = 2, #ARGV do
+  for rank = 0, tonumber(ARGV[1]) do
+    local row = redis.call('ZRANGE', key.ripe(ARGV[at], rank), 0, 0, 'WITHSCORES')
     if row[2] and (not first or tonumber(row[2]) < first) then first = tonumber(row[2]) end
   end
 end
