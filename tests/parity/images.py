@@ -184,6 +184,15 @@ _FLUX = (
         )
         for what, pictures in (("text", 0), ("one reference", 1), ("two references", 2))
     ),
+    Cell(
+        family="FLUX.2",
+        models="FLUX.2 Klein 4B and 9B: inpaint",
+        pipelines="Flux2KleinInpaintPipeline",
+        tiny="flux-2-klein",
+        tasks=(Task.INPAINT,),
+        jobs=REPAINTED,
+        joining=REPAINTED_LATE,
+    ),
 )
 
 _QWEN = (
@@ -246,6 +255,7 @@ _QWEN = (
             meet=len(_ALIKE) - 1,
             around=small("qwen21"),
             limits="only prompts of equal length share a forward: positions are those of the first row",
+            refused={} if edited else {"image-to-image": {"prompt": "-", "strength": 0.5}, "inpaint": MASKED["masked"]},
         )
         for what, edited in (("text", False), ("one picture", True))
     ),
@@ -309,7 +319,8 @@ CELLS = (
         tiny="glm-image",
         jobs=TEXT,
         joining=LATE,
-        limits="prompts that quote texts of different lengths run one after the other",
-        refused={"image input": {"task": Task.EDIT, "prompt": "a dog", "steps": 2}},
+        limits="prompts that quote texts of different lengths run one after the other; image input, as diffusers joins "
+        "into one tensor what transformers wants as a list",
+        refused={"its error": {"task": Task.EDIT, "prompt": "a dog", "steps": 2}},
     ),
 )

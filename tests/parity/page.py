@@ -19,6 +19,9 @@ and every picture is compared with the one that the unmodified pipeline makes of
 by more than {tolerance:g} of the picture's range fails the run. *Rows* are the pictures in each denoiser forward, in
 order; guidance's doubling is not counted. *Joined* counts the jobs that came in while others were under way.
 
+Jobs of different sizes share a forward on Z-Image alone, which takes a list of samples. The others take one tensor for
+all rows, or positions that are those of the first row: there, the signature keeps sizes apart.
+
 Versions: {versions}.
 
 | family | models | pipelines | fused tasks | largest difference | rows | joined | not supported |

@@ -11,6 +11,7 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKLOutput
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
+from shared.mixing import LISTS_OF_PICTURES
 from worker.engine.architectures import ARCHITECTURES, Argument, Kind, Rules
 from worker.engine.fitting import StackingError, count_rows, exact_key, fit_key
 from worker.engine.stacking import Stacker, split
@@ -318,3 +319,13 @@ def test_every_rule_names_the_argument_that_counts_rows() -> None:
             for argument in rules.arguments.values():
                 if argument.mask is not None:
                     assert rules.arguments[argument.mask].kind is Kind.MASK
+
+
+def test_sizes_mix_exactly_where_samples_are_listed() -> None:
+    """What the signature leaves out must be what the stacking rules can put together."""
+    listed = {
+        name
+        for name, methods in ARCHITECTURES.items()
+        if "forward" in methods and methods["forward"].arguments[methods["forward"].rows].kind is Kind.LISTED
+    }
+    assert listed == LISTS_OF_PICTURES
