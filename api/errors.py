@@ -41,10 +41,6 @@ class UnsupportedMediaType(InvalidRequest):
     code = "unsupported_media_type"
 
 
-class MethodNotAllowed(InvalidRequest):
-    code = "method_not_allowed"
-
-
 class RequestTimeout(InvalidRequest):
     code = "request_timeout"
 

@@ -90,8 +90,8 @@ class Upkeep(Connected):
     async def reconcile(self) -> int:
         """Bring jobs, lanes and counters into agreement again, as after a failover; returns how much was put right.
 
-        Meant for the start of a process. It walks all keys of the namespace in small scripts, while others work on;
-        where several start at once, one does it and the others return 0.
+        Meant for a chore. It walks all keys of the namespace in small scripts, while others work on; where several do
+        so at once, one does it and the others return 0.
         """
         token = secrets.token_hex(8)
         with translated():

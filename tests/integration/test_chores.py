@@ -237,12 +237,17 @@ async def test_jobs_move_on_without_any_gpu_worker(
     make_submission: Make,
     eventually: Callable[..., Awaitable[None]],
 ) -> None:
-    """A waiting job whose deadline passed ends, and a lost one is back in line, by the chores worker alone."""
+    """One whose deadline passed ends, a lost one is back in line, and one that a failover took out of it too."""
     queue = queue_with(lease_ms=50)
     lost, late = make_submission(), make_submission(model="other", deadline_at_ms=1)
     await queue.submit([lost, late])
     (claim,) = await queue.claim("worker-1", [lost.job.model], 1)
     assert claim.job.id == lost.job.id
+
+    astray = make_submission(model="third")
+    await queue.submit([astray])
+    await queue.redis.delete(queue.keys.lane(astray.signature, "standard", "default"))
+    assert await queue.claim("worker-1", ["third"], 1) == []
 
     async def moved() -> bool:
         states = [record.state if record else None for record in await queue.get_many([lost.job.id, late.job.id])]
@@ -250,6 +255,11 @@ async def test_jobs_move_on_without_any_gpu_worker(
 
     with _chores(redis_server.url, queue.settings.namespace, tmp_path) as process:
         await eventually(moved, "both jobs moved", 30)
+
+        async def found() -> bool:
+            return [one.job.id for one in await queue.claim("worker-1", ["third"], 1)] == [astray.job.id]
+
+        await eventually(found, "the job that was nowhere in line is claimed", 30)
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
     with redis.Redis.from_url(redis_server.url) as plain:

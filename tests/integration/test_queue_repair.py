@@ -151,6 +151,15 @@ async def test_a_job_whose_lane_is_lost_is_put_in_line_again(queue: Queue, make_
     assert await queue.redis.exists(keys.waiting) == 0
 
 
+async def test_a_lane_alone_may_be_lost(queue: Queue, make_submission: Make) -> None:
+    """The stream is gone, while what was counted and listed of it is still there."""
+    ids = await put(queue, *[make_submission() for _ in range(3)])
+    await queue.redis.delete(queue.keys.lane(make_submission().signature, "standard", "default"))
+    assert await queue.reconcile() >= 3
+    assert await claim_ids(queue) == ids
+    assert await queue.reconcile() == 0
+
+
 async def test_a_running_job_without_a_lease_gets_one(queue: Queue, make_submission: Make) -> None:
     """Its worker may renew it; if there is none, it ends like any other."""
     (job_id,) = await put(queue, make_submission())

@@ -14,6 +14,7 @@ from worker.chores import line
 log = structlog.get_logger()
 
 MOVE_ON = "worker.chores.upkeep.move_on"
+RECONCILE = "worker.chores.upkeep.reconcile"
 AT_ONCE = 100
 BUDGET_S = 0.75 * line.JOB_TIMEOUT_S
 
@@ -21,6 +22,23 @@ BUDGET_S = 0.75 * line.JOB_TIMEOUT_S
 def move_on() -> int:
     """Take back jobs whose lease ran out and end those whose deadline passed; returns how many."""
     return asyncio.run(_move_on(settings.load()))
+
+
+def reconcile() -> int:
+    """Bring records and lines into agreement, as after a failover that lost a part; returns how much was put right."""
+    return asyncio.run(_reconcile(settings.load()))
+
+
+async def _reconcile(configured: Settings) -> int:
+    queue = Queue.connect(configured)
+    try:
+        async with asyncio.timeout(BUDGET_S):
+            repaired = await queue.reconcile()
+    finally:
+        await queue.close()
+    if repaired:
+        log.warning("reconciled", repaired=repaired)
+    return repaired
 
 
 async def _move_on(configured: Settings) -> int:

@@ -160,14 +160,20 @@ function line.settle_head(sig, rank, tenant, head)
   end
 end
 
+-- How many entries of a lane wait; a lane or group that was lost holds none that could be claimed as it is.
+function line.waiting_in(lane)
+  local pending = redis.pcall('XPENDING', lane, 'workers')
+  if pending.err then return 0 end
+  return redis.call('XLEN', lane) - pending[1]
+end
+
 -- Count anew what stands in a signature's line. Returns how many counters were wrong.
 function line.recount(sig)
   local wrong = 0
   for rank = 0, 2 do
     local standing = 0
     for _, tenant in ipairs(redis.call('ZRANGE', key.lanes(sig, rank), 0, 999)) do
-      local lane = key.lane(sig, rank, tenant)
-      standing = standing + redis.call('XLEN', lane) - redis.call('XPENDING', lane, 'workers')[1]
+      standing = standing + line.waiting_in(key.lane(sig, rank, tenant))
     end
     for _, name in ipairs({key.front(sig), key.alone(sig)}) do
       standing = standing + redis.call('ZCOUNT', name, line.score(rank, 0), '(' .. line.score(rank + 1, 0))

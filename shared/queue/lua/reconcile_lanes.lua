@@ -15,7 +15,8 @@ for _, name in ipairs(ARGV) do
   local rank = rank_of(priority)
   if rank then
     local lane = key.lane(sig, rank, tenant)
-    if not redis.pcall('XINFO', 'GROUPS', lane)[1] then
+    -- A lane may have emptied, and gone, since its name was read.
+    if redis.call('EXISTS', lane) == 1 and not redis.pcall('XINFO', 'GROUPS', lane)[1] then
       redis.call('XGROUP', 'CREATE', lane, 'workers', '0')
       repaired = repaired + 1
     end

@@ -17,8 +17,7 @@ local function add(tenant, jobs) tenants[tenant] = (tenants[tenant] or 0) + jobs
 for _, sig in ipairs(signatures) do
   for rank = 0, 2 do
     for _, tenant in ipairs(redis.call('ZRANGE', key.lanes(sig, rank), 0, MANY - 1)) do
-      local lane = key.lane(sig, rank, tenant)
-      add(tenant, redis.call('XLEN', lane) - redis.call('XPENDING', lane, 'workers')[1])
+      add(tenant, line.waiting_in(key.lane(sig, rank, tenant)))
     end
   end
   for _, name in ipairs({key.front(sig), key.alone(sig)}) do
