@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Annotated
 
 import structlog
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Request
 from starlette.responses import Response
 
 from api.answers import find
@@ -18,7 +18,7 @@ from api.following import follow
 from api.representations import job_object
 from api.streaming import Streamed
 from api.visit import Here, Visit
-from shared.errors import InvalidRequest, NotFound, Unavailable
+from shared.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable
 from shared.job import Progress, State
 from shared.queue import Event
 
@@ -47,6 +47,7 @@ data: {"id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","status":"running","phase":"loading
     },
 )
 async def job_events(
+    request: Request,
     job_id: str,
     here: Here,
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
@@ -59,13 +60,13 @@ async def job_events(
         return Response(status_code=204)
     here.parts.followers.make_room()
     return Streamed(
-        _lines(job_id, last_event_id, here),
+        _lines(job_id, last_event_id, here, request.headers.getlist("authorization")),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _lines(job_id: str, after: str | None, here: Visit) -> AsyncGenerator[bytes]:
+async def _lines(job_id: str, after: str | None, here: Visit, key: list[str]) -> AsyncGenerator[bytes]:
     parts = here.parts
     silence_s = parts.settings.sse_keepalive_s
     yield f"retry: {RECONNECT_MS}\n\n".encode()
@@ -76,10 +77,16 @@ async def _lines(job_id: str, after: str | None, here: Visit) -> AsyncGenerator[
         ):
             with parts.followers.one_more():
                 async for event in followed:
+                    with contextlib.suppress(Unavailable):
+                        await parts.gate.caller(key)  # it may have been revoked since
                     yield b": keep-alive\n\n" if event is None else await _message(event, here)
                     if event is not None and event.state is not None and event.state.terminal:
                         return
-    except (Unavailable, NotFound) as error:  # too late for a status: the client comes back, and is told then
+    except (
+        Unavailable,
+        NotFound,
+        Unauthenticated,
+    ) as error:  # too late for a status: the client comes back, and is told then
         log.info("events_cut", job_id=job_id, reason=error.message)
 
 

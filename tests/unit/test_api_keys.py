@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -135,6 +136,22 @@ async def test_a_revoked_key_is_refused_within_two_seconds_and_not_read_at_every
     clock[0] += gate.FRESH_S
     assert code(await api.get("/v1/models", headers=header)) == (401, "invalid_api_key")
     assert gate.FRESH_S <= 2.0
+
+
+async def test_a_stream_ends_with_its_key(
+    api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who follows a job that goes on for hours is not told more than who asks anew."""
+    monkeypatch.setattr(gate, "FRESH_S", 0.0)
+    header = await bearer(fake_queue)
+    job_id = (await api.post("/v1/jobs", json=BODY, headers=header)).json()["id"]
+    following = asyncio.ensure_future(api.get(f"/v1/jobs/{job_id}/events", headers=header))
+    await asyncio.wait({following}, timeout=0.3)
+    assert not following.done()
+    await fake_queue.revoke_key((await fake_queue.api_keys())[0].id)
+    told = await asyncio.wait_for(following, 5)
+    assert '"status":"queued"' in told.text
+    assert code(await api.get(f"/v1/jobs/{job_id}/events", headers=header)) == (401, "invalid_api_key")
 
 
 async def test_use_is_noted(api: httpx.AsyncClient, fake_queue: Queue) -> None:
