@@ -34,6 +34,7 @@ class Defaults(_Table):
     """What a job gets where its client is silent.
 
     `guidance_scale_2` is that of a second denoiser, for the less noisy steps: only models that have one name it.
+    `frames` of a video are as many as the limits allow, unless told.
     """
 
     width: Dimension = 512
@@ -43,7 +44,7 @@ class Defaults(_Table):
     strength: Annotated[float, Field(gt=0, le=1)] = 0.6
     negative_prompt: str = ""
     guidance_scale_2: Annotated[float | None, Field(ge=0)] = None
-    frames: Annotated[int, Field(ge=1)] = 1
+    frames: Annotated[int | None, Field(ge=1)] = None
     fps: Annotated[int, Field(ge=1, le=MAX_FPS)] = 24
     layers: Annotated[int, Field(ge=0)] = 0
 
@@ -81,6 +82,10 @@ class Limits(_Table):
         sides = (width, height)
         fitting = all(self.min_side <= side <= self.max_side and side % self.multiple_of == 0 for side in sides)
         return fitting and width * height <= self.max_pixels
+
+    @property
+    def most_frames(self) -> int:
+        return (self.max_frames - 1) // self.frames_multiple * self.frames_multiple + 1
 
     def allows_frames(self, frames: int) -> bool:
         return 1 <= frames <= self.max_frames and (frames - 1) % self.frames_multiple == 0
@@ -139,7 +144,9 @@ class ModelSpec(_Table):
 
     @model_validator(mode="after")
     def _defaults_are_allowed(self) -> ModelSpec:
-        frames, layers = self.defaults.frames, self.defaults.layers
+        frames, layers = self.usual_frames, self.defaults.layers
+        if self.limits.max_frames == 1 and any(task.makes_video for task in self.tasks):
+            raise ValueError("a model that makes videos needs limits.max_frames")
         if not self.limits.allows_frames(frames):
             raise ValueError(
                 f"defaults.frames {frames} is not a multiple of limits.frames_multiple {self.limits.frames_multiple} "
@@ -156,6 +163,11 @@ class ModelSpec(_Table):
         if twice:
             raise ValueError(f"adapter ids appear twice: {', '.join(twice)}")
         return self
+
+    @property
+    def usual_frames(self) -> int:
+        """Frames of a video whose client does not say how many."""
+        return self.defaults.frames or self.limits.most_frames
 
     @property
     def is_folder(self) -> bool:

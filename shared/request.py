@@ -88,7 +88,7 @@ class JobRequest(BaseModel):
     output_format: Annotated[
         OutputFormat | None, Field(description="Unset: png for pictures; videos are always mp4.")
     ] = None
-    output_quality: Annotated[int, Field(strict=True, ge=1, le=100, description="JPEG and WebP.")] = 90
+    output_quality: Annotated[int, Field(strict=True, ge=1, le=100, description="JPEG, WebP and MP4.")] = 90
     embed_parameters: Annotated[
         bool, Field(strict=True, description="Write prompt, seed and the rest into the picture's metadata.")
     ] = False
@@ -168,7 +168,7 @@ def _of_task(request: JobRequest, spec: ModelSpec, task: Task) -> dict[str, Any]
     if task.has_strength:
         values["strength"] = _or(request.strength, 1.0 if task is Task.INPAINT else fallback.strength)
     if task.makes_video:
-        values["frames"] = _or(request.frames, fallback.frames)
+        values["frames"] = _or(request.frames, spec.usual_frames)
         values["fps"] = _or(request.fps, fallback.fps)
         values["output_format"] = OutputFormat.MP4
     else:

@@ -62,7 +62,7 @@ def _object(spec: ModelSpec) -> ModelObject:
     return ModelObject(
         id=spec.id,
         tasks=spec.tasks,
-        defaults=spec.defaults,
+        defaults=spec.defaults.model_copy(update={"frames": spec.usual_frames}),
         limits=spec.limits,
         schedulers=spec.schedulers,
         adapters=tuple(AdapterObject(**one.model_dump(include={"id", "scale", "max_scale"})) for one in spec.adapter),

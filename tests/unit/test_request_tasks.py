@@ -140,6 +140,8 @@ def test_a_video_gets_its_models_length_and_rate() -> None:
     assert silent.guidance_scale_2 == 3.0
     asked = job_of({"model": "film", "frames": 81, "fps": 24, "output_format": "mp4", "guidance_scale_2": 1.5})
     assert (asked.frames, asked.fps, asked.guidance_scale_2) == (81, 24, 1.5)
+    most = ModelSpec(id="m", source="x", tasks=(T2V,), limits=Limits(max_frames=100, frames_multiple=8))
+    assert resolve(parse({"model": "m", "prompt": "x"}), Catalog((most,)), tenant="t", now_ms=0).frames == 97
     picture = job_of({"model": "painter"})
     assert (picture.frames, picture.fps, picture.output_format) == (1, None, OutputFormat.PNG)
 
@@ -223,6 +225,7 @@ def test_jobs_share_a_signature_when_their_references_come_out_alike() -> None:
     [
         ({"defaults": {"frames": 16}, "limits": {"max_frames": 81, "frames_multiple": 4}}, "defaults.frames 16"),
         ({"defaults": {"frames": 2}}, "defaults.frames 2"),
+        ({"tasks": ["text_to_video"]}, "limits.max_frames"),
         ({"limits": {"max_layers": 4}}, "defaults.layers 0"),
         ({"defaults": {"layers": 2}}, "defaults.layers 2"),
         ({"references": {"pixels": 10}}, "pixels"),

@@ -173,3 +173,35 @@ async def test_a_job_is_canceled_while_its_picture_cannot_be_read(
     assert record is not None
     assert record.state is State.CANCELED
     assert house.seats.taken == []
+
+
+async def test_all_inputs_are_fetched_and_the_one_that_is_gone_is_named(house: House, make_submission: Any) -> None:
+    """In the order in which they were sent; without one of them nothing is made."""
+    names = ("first", "second", "mask", "last")
+    refs = {
+        name: InputRef(id=f"in_{name}", key=f"inputs/{name}.png", content_type="image/png", bytes=1, width=1, height=1)
+        for name in names
+    }
+    for name in names:
+        await house.storage.put(refs[name].key, name.encode(), "image/png")
+    pictures = {"images": (refs["second"], refs["first"]), "mask": refs["mask"], "last_image": refs["last"]}
+    await put(house.queue, make_submission(**pictures))
+    run, serving = house.serve(await house.claimed())
+    async with asyncio.timeout(10):
+        while not house.seats.taken:
+            await asyncio.sleep(0.01)
+    (seat,) = house.seats.taken
+    assert (seat.inputs.images, seat.inputs.mask, seat.inputs.last_image) == ((b"second", b"first"), b"mask", b"last")
+    await house.finish(run, serving)
+
+    for gone, param in (("first", "images.1"), ("mask", "mask"), ("last", "last_image")):
+        await house.storage.delete_prefix(refs[gone].key)
+        (job_id,) = await put(house.queue, make_submission(**pictures))
+        _, serving = house.serve(await house.claimed())
+        async with asyncio.timeout(10):
+            await serving
+        record = await house.queue.get(job_id)
+        assert record is not None
+        assert record.error is not None
+        assert (record.error.code, record.error.param) == ("input_missing", param)
+        await house.storage.put(refs[gone].key, gone.encode(), "image/png")
