@@ -17,7 +17,7 @@ from api.limits import BodyLimits
 from api.observe import Observed
 from api.places import Places
 from api.representations import JobObject
-from api.routes import artifacts, bulk, dead, docs, events, health, inputs, jobs, listing, models, queues
+from api.routes import artifacts, bulk, dead, docs, events, health, inputs, jobs, listing, models, queues, webhooks
 from api.services import Services
 from api.tenancy import ADMIN, JOBS
 from shared import catalog
@@ -72,7 +72,7 @@ def create_app(
         redoc_url=None,
     )
     errors.install(app)
-    for routes in (jobs, listing, bulk, events, inputs, models):
+    for routes in (jobs, listing, bulk, events, inputs, models, webhooks):
         app.include_router(routes.router, dependencies=[JOBS])
     for of_operators in (queues, dead):
         app.include_router(of_operators.router, dependencies=[ADMIN])

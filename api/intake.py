@@ -10,7 +10,8 @@ from api.idempotency import Once
 from api.services import Services
 from shared import metrics
 from shared.clock import now_ms
-from shared.errors import FusequeueError
+from shared.errors import FetchRefused, FusequeueError, InvalidRequest
+from shared.fetch import Guard, Rules
 from shared.inputs import PictureStore
 from shared.job import InputRef
 from shared.queue import Submission, Submitted
@@ -28,6 +29,7 @@ async def submission(raw: bytes, tenant: str, services: Services, once: Once) ->
     """
     request = parse(strict_json.decode(raw))
     spec = services.catalog.get(request.model)
+    _check_webhook(request, services)
     check(request, spec)  # before anything is fetched or stored for a job that would be refused anyway
     if once.key is not None and (request.image is not None or request.images is not None):
         known = await services.queue.submitted_before(tenant, once.key, once.fingerprint)
@@ -55,6 +57,15 @@ async def submit(submissions: Sequence[Submission], services: Services) -> list[
     for item, outcome in zip(submissions, outcomes, strict=True):
         metrics.submits.labels(item.job.model, _word(outcome)).inc()
     return outcomes
+
+
+def _check_webhook(request: JobRequest, services: Services) -> None:
+    if request.webhook is None:
+        return
+    try:
+        Guard(Rules.for_webhooks(services.settings)).consider(request.webhook)
+    except FetchRefused as error:
+        raise InvalidRequest(f"webhook: {error.message}", param="webhook") from error
 
 
 async def _stored_inputs(request: JobRequest, tenant: str, services: Services) -> Inputs:

@@ -125,6 +125,17 @@ class Rules:
             networks=settings.fetch_allow_networks,
         )
 
+    @classmethod
+    def for_webhooks(cls, settings: Settings) -> Rules:
+        """Return the rules for what is told of events; of an answer, no more than its beginning matters."""
+        return cls(
+            timeout_s=settings.webhook_timeout_s,
+            max_bytes=64 * 1024,
+            ports=settings.webhook_ports,
+            allow_http=settings.webhook_allow_http,
+            networks=settings.webhook_allow_networks,
+        )
+
 
 @dataclass(frozen=True)
 class Target:
@@ -168,17 +179,22 @@ class Guard:
     async def vet(self, url: str) -> Target:
         """Return where `url` may be called, or raise `FetchRefused`; resolves its name once."""
         parsed = self._parse(url)
-        host = parsed.raw_host.decode("ascii").lower().removesuffix(".")
-        port = (443 if parsed.scheme == "https" else 80) if parsed.port is None else parsed.port
-        if port not in self.rules.ports and not (port == 80 and self.rules.allow_http):
-            raise FetchRefused(f"port {port} may not be called; allowed: {_listed(self.rules.ports)}")
+        host, port = _where(parsed)
+        self._check_port(port)
         literal = _literal(host)
         addresses = (literal,) if literal else await self._addresses(host, port)
         for address in addresses:
-            why = refusal(address, self.rules.networks)
-            if why is not None:
-                raise FetchRefused(f"{host} may not be called: it is {why}")
+            self._check_address(host, address)
         return Target(parsed, host, port, addresses[:_TRIED_ADDRESSES])
+
+    def consider(self, url: str) -> None:
+        """Raise `FetchRefused` for a URL that would not be called whatever its name resolves to; resolves nothing."""
+        parsed = self._parse(url)
+        host, port = _where(parsed)
+        self._check_port(port)
+        literal = _literal(host)
+        if literal:
+            self._check_address(host, literal)
 
     async def get(self, url: str) -> bytes:
         """Return what `url` holds, or raise `FetchRefused` or `FetchFailed`."""
@@ -201,6 +217,15 @@ class Guard:
                 return await self._call(target, method, headers or {}, content)
         except TimeoutError as error:
             raise FetchFailed(f"the URL did not answer in full within {self.rules.timeout_s:g} s") from error
+
+    def _check_port(self, port: int) -> None:
+        if port not in self.rules.ports and not (port == 80 and self.rules.allow_http):
+            raise FetchRefused(f"port {port} may not be called; allowed: {_listed(self.rules.ports)}")
+
+    def _check_address(self, host: str, address: str) -> None:
+        why = refusal(address, self.rules.networks)
+        if why is not None:
+            raise FetchRefused(f"{host} may not be called: it is {why}")
 
     def _parse(self, url: str) -> httpx.URL:
         if len(url) > MAX_URL_CHARS:
@@ -274,6 +299,11 @@ class Guard:
             if len(body) > self.rules.max_bytes:
                 return None
         return bytes(body)
+
+
+def _where(url: httpx.URL) -> tuple[str, int]:
+    port = (443 if url.scheme == "https" else 80) if url.port is None else url.port
+    return url.raw_host.decode("ascii").lower().removesuffix("."), port
 
 
 def _literal(host: str) -> str | None:

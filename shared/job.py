@@ -89,6 +89,13 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Webhook(_Frozen):
+    """Where a job's client is told of its changes of state; `states` are those it asked for."""
+
+    url: str
+    states: tuple[State, ...]
+
+
 class InputRef(_Frozen):
     """A picture the job starts from: stored already, validated, known by its content."""
 
@@ -127,6 +134,7 @@ class Job(_Frozen):
     deadline_at_ms: Annotated[int | None, PER_JOB] = None
     metadata: Annotated[dict[str, str], PER_JOB] = Field(default_factory=dict)
     batch_id: Annotated[str | None, PER_JOB] = None
+    webhook: Annotated[Webhook | None, PER_JOB] = None
 
     model: Annotated[str, SHARED]
     width: Annotated[int, SHARED]

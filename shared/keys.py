@@ -44,6 +44,12 @@ cluster slot, so the scripts take the prefix as KEYS[1] and may build the other 
 | rate:<tenant>                  | string  | 1 min             |                                  | admit             |
 | running                        | hash    | -                 | tenants with running jobs        | claim, settle     |
 | held:<tenant>                  | set     | 1 min             |                                  | claim, join       |
+| hooks:<tenant>                 | hash    | -                 | 16 endpoints, and the secret     | hook_endpoint     |
+| outbox                         | stream  | -                 | about 1,000,000 entries          | all               |
+| hook_hosts                     | zset    | -                 | hosts with due deliveries        | hook_expand       |
+| hook_due:<host>                | zset    | -                 | deliveries that are not done     | hook_expand       |
+| delivery:<id>                  | hash    | 7 d               |                                  | hook_expand       |
+| deliveries:<tenant>            | zset    | 7 d               |                                  | hook_expand       |
 | progress                       | channel | -                 | no key: one message a forward    | report            |
 """
 
@@ -56,7 +62,8 @@ GROUP = "workers"
 
 _BOUNDED = re.compile(
     r"(schema|waiting|signatures|leases|holding|deadlines|events|wakeup|retention|dead"
-    r"|auth|apikeys|url_secret|limits|running|(lane|lanes|front|alone|sig|ripe|jobs|batch|apikey):.+)"
+    r"|auth|apikeys|url_secret|limits|running|outbox|hook_hosts"
+    r"|(lane|lanes|front|alone|sig|ripe|jobs|batch|apikey|hooks|hook_due):.+)"
 )
 
 
@@ -86,6 +93,8 @@ class Keys:
         self.url_secret = prefix + "url_secret"
         self.limits = prefix + "limits"
         self.running = prefix + "running"
+        self.outbox = prefix + "outbox"
+        self.hook_hosts = prefix + "hook_hosts"
 
     def job(self, job_id: str) -> str:
         return f"{self.prefix}job:{job_id}"
@@ -134,6 +143,18 @@ class Keys:
 
     def dead_letter(self, letter: str) -> str:
         return f"{self.prefix}dead:{letter}"
+
+    def hooks(self, tenant: str) -> str:
+        return f"{self.prefix}hooks:{tenant}"
+
+    def hook_due(self, host: str) -> str:
+        return f"{self.prefix}hook_due:{host}"
+
+    def delivery(self, delivery_id: str) -> str:
+        return f"{self.prefix}delivery:{delivery_id}"
+
+    def deliveries(self, tenant: str) -> str:
+        return f"{self.prefix}deliveries:{tenant}"
 
     def apikey(self, key_id: str) -> str:
         return f"{self.prefix}apikey:{key_id}"

@@ -12,10 +12,12 @@ from shared.adapters import MOST_ADAPTERS, AdapterChoice, choose
 from shared.catalog import MAX_FPS, MAX_INPUT_IMAGES, Catalog, ModelSpec, References
 from shared.clock import new_id
 from shared.errors import InvalidRequest
-from shared.job import InputRef, Job, OutputFormat, Priority, Task
+from shared.job import InputRef, Job, OutputFormat, Priority, Task, Webhook
 from shared.tasks import Sent, task_of
+from shared.webhooks import EVENTS, TERMINAL, JobEvent
 
 T = TypeVar("T")
+Body = TypeVar("Body", bound=BaseModel)
 MAX_SEED = 2**63 - 1
 MAX_DEADLINE_S = 7 * 86_400
 _IN_PLAIN_WORDS = {"extra_forbidden": "there is no such field", "model_type": "it must be a JSON object"}
@@ -98,12 +100,24 @@ class JobRequest(BaseModel):
     ] = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = Field(default_factory=dict)
     batch_id: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = None
+    webhook: Annotated[
+        str | None, Field(max_length=2048, description="An https URL that is told when the job ends, in a signed POST.")
+    ] = None
+    webhook_events: Annotated[
+        tuple[JobEvent, ...] | None,
+        Field(min_length=1, description="What `webhook` is told of. Unset: how the job ends."),
+    ] = None
 
 
 def parse(body: Any) -> JobRequest:
     """Check one decoded JSON body; raises `InvalidRequest` that names the first field at fault."""
+    return validated(JobRequest, body)
+
+
+def validated(kind: type[Body], body: Any) -> Body:
+    """Check a decoded JSON body of another kind, with the same words for what is at fault."""
     try:
-        return JobRequest.model_validate(body)
+        return kind.model_validate(body)
     except ValidationError as error:
         fault = error.errors()[0]
         param = ".".join(str(part) for part in fault["loc"] if part != "[key]").rstrip(".") or None
@@ -139,6 +153,7 @@ def resolve(request: JobRequest, catalog: Catalog, *, tenant: str, now_ms: int, 
         deadline_at_ms=None if request.deadline_s is None else now_ms + round(request.deadline_s * 1000),
         metadata=request.metadata,
         batch_id=request.batch_id,
+        webhook=_webhook(request),
         model=spec.id,
         width=width,
         height=height,
@@ -159,6 +174,13 @@ def resolve(request: JobRequest, catalog: Catalog, *, tenant: str, now_ms: int, 
         **_of_task(request, spec, task),
         **_of_inputs(inputs, spec, task),
     )
+
+
+def _webhook(request: JobRequest) -> Webhook | None:
+    if request.webhook is None:
+        return None
+    names = TERMINAL if request.webhook_events is None else request.webhook_events
+    return Webhook(url=request.webhook, states=tuple(EVENTS[name] for name in names))
 
 
 def _of_task(request: JobRequest, spec: ModelSpec, task: Task) -> dict[str, Any]:
@@ -234,6 +256,8 @@ def check(request: JobRequest, spec: ModelSpec) -> Task:
         raise InvalidRequest(f"images: model {spec.id!r} takes at most {most}, not {given.images}", param="images")
     check_limits(request, spec)
     _check_output(request, spec, task)
+    if request.webhook_events is not None and request.webhook is None:
+        raise InvalidRequest("webhook_events needs a webhook to tell", param="webhook_events")
     return task
 
 

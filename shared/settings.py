@@ -149,6 +149,18 @@ class Settings(BaseSettings):
     fetch_ports: Annotated[
         tuple[PortNumber, ...], ByCommas, Field(description="Ports that image URLs may name, by commas.")
     ] = (443, 8443)
+    webhook_timeout_s: Annotated[
+        float, Field(gt=0, le=30, description="Bound on one attempt to deliver a webhook.")
+    ] = 20.0
+    webhook_allow_networks: Annotated[
+        tuple[IPvAnyNetwork, ...],
+        ByCommas,
+        Field(description="Private networks (CIDR) that webhooks may point into, by commas."),
+    ] = ()
+    webhook_allow_http: Annotated[bool, Field(description="Let webhooks be plain http.")] = False
+    webhook_ports: Annotated[
+        tuple[PortNumber, ...], ByCommas, Field(description="Ports that webhooks may name, by commas.")
+    ] = (443, 8443)
     max_wait_s: Annotated[Positive, Field(description="Longest wait that a request may ask for.")] = 60
     max_bulk_lines: Annotated[Positive, Field(description="Lines that one bulk request may carry.")] = 100_000
     public_url: Annotated[

@@ -2,6 +2,7 @@
 
 from shared.queue.facade import Queue
 from shared.queue.feed import EventFeed
+from shared.queue.hooks import Attempt, Delivery, Due
 from shared.queue.values import (
     Claim,
     DeadLetter,
@@ -16,9 +17,12 @@ from shared.queue.values import (
 )
 
 __all__ = [
+    "Attempt",
     "Claim",
     "DeadLetter",
+    "Delivery",
     "Doomed",
+    "Due",
     "Event",
     "EventFeed",
     "Place",

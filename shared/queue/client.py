@@ -45,6 +45,7 @@ _PARTS = {
     "filling": "filling.lua",
     "quota": "quota.lua",
     "rate": "rate.lua",
+    "hooks": "hooks.lua",
 }
 _FOLDER = resources.files("shared.queue") / "lua"
 

@@ -124,4 +124,5 @@ def _fields(submission: Submission) -> list[str | int]:
         job.batch_id or "",
         " ".join(sorted({ref.id for ref in job.inputs.values()})),
         once,
+        "" if job.webhook is None else f"|{'|'.join(job.webhook.states)}| {job.webhook.url}",
     ]

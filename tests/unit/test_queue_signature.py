@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from shared.job import PER_JOB, Adapter, InputRef, Job, OutputFormat, Priority, Sharing, sharing
+from shared.job import PER_JOB, Adapter, InputRef, Job, OutputFormat, Priority, Sharing, State, Webhook, sharing
 from shared.mixing import size_class
 from shared.signature import shape, signature
 
@@ -20,6 +20,7 @@ OTHER: dict[str, Any] = {
     "deadline_at_ms": 5,
     "metadata": {"a": "b"},
     "batch_id": "b1",
+    "webhook": Webhook(url="https://example.com/hook", states=(State.FAILED,)),
     "model": "other",
     "width": 128,
     "height": 128,

@@ -22,6 +22,7 @@ from shared.settings import Settings
 from worker.chores import line
 from worker.chores.retention import SWEEP
 from worker.chores.upkeep import MOVE_ON, RECONCILE
+from worker.chores.webhooks import DELIVER
 
 log = structlog.get_logger()
 
@@ -29,7 +30,16 @@ TICK_S = 1.0
 SWEEP_EVERY_S = 60
 MOVE_ON_EVERY_S = 10
 RECONCILE_EVERY_S = 600  # a failover needs no restart of ours; all keys are walked, so not more often
+DELIVER_EVERY_S = 2
 _LOCK_EVERY_S = 20  # rq's lock on a queue's schedule lasts a minute
+
+_PERIODS = (
+    ("sweep", SWEEP_EVERY_S),
+    ("move-on", MOVE_ON_EVERY_S),
+    ("reconcile", RECONCILE_EVERY_S),
+    ("webhooks", DELIVER_EVERY_S),
+)
+_CHORES = {"move-on": MOVE_ON, "reconcile": RECONCILE, "webhooks": DELIVER}
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,7 @@ def turns(now_s: float, last_s: float | None, token: str) -> list[Turn]:
     killed may hold the period's own.
     """
     due = []
-    for name, every_s in (("sweep", SWEEP_EVERY_S), ("move-on", MOVE_ON_EVERY_S), ("reconcile", RECONCILE_EVERY_S)):
+    for name, every_s in _PERIODS:
         period = int(now_s // every_s)
         if last_s is not None and int(last_s // every_s) >= period:
             continue
@@ -57,7 +67,7 @@ def turns(now_s: float, last_s: float | None, token: str) -> list[Turn]:
         if name == "sweep":
             due.append(Turn(SWEEP, (chore_id, 0, now_s + every_s), f"{chore_id}-0", every_s))
         else:
-            due.append(Turn(MOVE_ON if name == "move-on" else RECONCILE, (), chore_id, every_s))
+            due.append(Turn(_CHORES[name], (), chore_id, every_s))
     return due
 
 

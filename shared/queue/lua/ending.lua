@@ -2,7 +2,7 @@
 
 local ending = {}
 local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'seats', 'src', 'entry', 'batch', 'input', 'alone', 'cancel',
-  'losses', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job'}
+  'losses', 'hook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job'}
 
 -- What the scripts need to know of a job, or nil when there is none.
 function ending.load(id)
@@ -14,9 +14,19 @@ function ending.load(id)
   return job
 end
 
--- Tell a change of state to all who listen; returns the event's id.
-function ending.event(id, tenant, state)
-  return redis.call('XADD', key.events, 'MAXLEN', '~', 100000, '*', 'job', id, 'tenant', tenant, 'state', state)
+-- Tell a change of state to all who listen; returns the event's id. `hook` is '|state|state| url' of the job's own webhook;
+-- the states that the tenant's endpoints want are in `hooks:<tenant>`. What is wanted goes to the outbox with the event.
+function ending.event(id, tenant, state, hook)
+  local event = redis.call('XADD', key.events, 'MAXLEN', '~', 100000, '*', 'job', id, 'tenant', tenant, 'state', state)
+  local states, url = string.match(hook or '', '^(%S+) (%S+)$')
+  local word = '|' .. state .. '|'
+  if not (states and string.find(states, word, 1, true)) then url = nil end
+  local wanted = redis.call('HGET', key.hooks(tenant), '*')
+  if url or (wanted and string.find(wanted, word, 1, true)) then
+    redis.call('XADD', key.outbox, 'MAXLEN', '~', 1000000, '*', 'event', event, 'job', id, 'tenant', tenant,
+      'state', state, 'url', url or '')
+  end
+  return event
 end
 
 function ending.row(tenant, id, batch) return 'job|' .. tenant .. '|' .. id .. '|' .. (batch or '') end
@@ -45,7 +55,7 @@ end
 -- Make a job that is neither in line nor running any more terminal.
 function ending.finish(id, job, state, now, keep_ms)
   local keep = keep_ms or conf.retention_ms
-  local event = ending.event(id, job.tenant, state)
+  local event = ending.event(id, job.tenant, state, job.hook)
   redis.call('HSET', key.job(id), 'state', state, 'finished', whole(now), 'expires', whole(now + keep), 'event', event)
   redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned')
   redis.call('PEXPIRE', key.job(id), keep)
@@ -69,7 +79,7 @@ end
 function ending.queue_again(id, job, src, now)
   local arrived = tonumber(job.arrived) or now
   redis.call('HSET', key.job(id), 'state', 'queued', 'src', src, 'entry', '', 'returned', whole(now),
-    'event', ending.event(id, job.tenant, 'queued'))
+    'event', ending.event(id, job.tenant, 'queued', job.hook))
   redis.call('HDEL', key.job(id), 'phase', 'worker', 'step', 'total')
   redis.call('ZADD', src == 'alone' and key.alone(job.sig) or key.front(job.sig), line.score(job.rank, arrived), id)
   if job.deadline then redis.call('ZADD', key.deadlines, job.deadline, id) end

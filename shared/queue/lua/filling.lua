@@ -14,7 +14,7 @@ function filling.take(b, id, job)
   local name = key.job(id)
   local epoch = (tonumber(job.epoch) or 0) + 1
   redis.call('HSET', name, 'state', 'running', 'worker', b.worker, 'started', whole(b.now), 'epoch', epoch,
-    'attempts', (tonumber(job.attempts) or 0) + 1, 'event', ending.event(id, job.tenant, 'running'))
+    'attempts', (tonumber(job.attempts) or 0) + 1, 'event', ending.event(id, job.tenant, 'running', job.hook))
   if job.returned or job.passed then redis.call('HDEL', name, 'returned', 'passed') end
   if job.deadline then redis.call('ZREM', key.deadlines, id) end
   table.insert(b.leases, whole(b.now + conf.lease_ms))

@@ -11,6 +11,7 @@ local key = {
   retention = PREFIX .. 'retention', workers = PREFIX .. 'workers', dead = PREFIX .. 'dead',
   progress = PREFIX .. 'progress', auth = PREFIX .. 'auth', apikeys = PREFIX .. 'apikeys',
   url_secret = PREFIX .. 'url_secret', limits = PREFIX .. 'limits', running = PREFIX .. 'running',
+  outbox = PREFIX .. 'outbox', hook_hosts = PREFIX .. 'hook_hosts',
 }
 function key.job(id) return PREFIX .. 'job:' .. id end
 function key.lane(sig, rank, tenant) return PREFIX .. 'lane:' .. sig .. '|' .. RANKS[rank] .. '|' .. tenant end
@@ -30,6 +31,10 @@ function key.curve(device, model, shape) return PREFIX .. 'curve:' .. device .. 
 function key.dead_letter(letter) return PREFIX .. 'dead:' .. letter end
 function key.apikey(id) return PREFIX .. 'apikey:' .. id end
 function key.rate(tenant) return PREFIX .. 'rate:' .. tenant end
+function key.hooks(tenant) return PREFIX .. 'hooks:' .. tenant end
+function key.hook_due(host) return PREFIX .. 'hook_due:' .. host end
+function key.delivery(id) return PREFIX .. 'delivery:' .. id end
+function key.deliveries(tenant) return PREFIX .. 'deliveries:' .. tenant end
 function key.held(tenant) return PREFIX .. 'held:' .. tenant end
 
 -- Lua would write a large number as 1.76e+12.

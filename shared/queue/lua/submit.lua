@@ -1,12 +1,13 @@
 -- NEEDS line ending
 -- Put jobs in line, each of them whole or not at all; sending the same job again changes nothing.
 -- KEYS[1]  prefix
--- ARGV[1]  number of jobs, then for each 14 values:
+-- ARGV[1]  number of jobs, then for each 15 values:
 --          id, tenant, rank, seats, signature, model, window ms, largest batch, wire form, created ms,
---          deadline ms | '', batch id | '', input ids parted by spaces | '', idempotency digest and fingerprint 'digest fingerprint' | ''
+--          deadline ms | '', batch id | '', input ids parted by spaces | '', idempotency digest and fingerprint 'digest fingerprint' | '',
+--          webhook '|state|state| url' | ''
 -- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full', job id | ms until it may fit}
-local STRIDE = 14
-local OPTIONAL = {'deadline', 'batch', 'input'}
+local STRIDE = 15
+local OPTIONAL = {'deadline', 'batch', 'input', 'hook'}
 local now = clock_ms()
 local total = tonumber(redis.call('HGET', key.waiting, '*') or 0) or 0
 local of_tenant, most_of, added, arrivals, indexed, out = {}, {}, {}, {}, {}, {}
@@ -56,7 +57,7 @@ local function enter(job)
   group.jobs = group.jobs + 1
   group.seats = group.seats + job.seats
   local fields = {'job', job.wire, 'state', 'queued', 'tenant', job.tenant, 'sig', job.sig, 'model', job.model,
-    'rank', job.rank, 'seats', job.seats, 'src', 'lane', 'entry', entry, 'arrived', arrived_at(entry), 'event', ending.event(job.id, job.tenant, 'queued')}
+    'rank', job.rank, 'seats', job.seats, 'src', 'lane', 'entry', entry, 'arrived', arrived_at(entry), 'event', ending.event(job.id, job.tenant, 'queued', job.hook)}
   for _, name in ipairs(OPTIONAL) do
     if job[name] ~= '' then
       table.insert(fields, name)
@@ -104,7 +105,7 @@ for item = 1, tonumber(ARGV[1]) do
   out[item] = submit({id = ARGV[at], tenant = ARGV[at + 1], rank = tonumber(ARGV[at + 2]),
     seats = tonumber(ARGV[at + 3]), sig = ARGV[at + 4], model = ARGV[at + 5], window = ARGV[at + 6],
     max_batch = ARGV[at + 7], wire = ARGV[at + 8], created = ARGV[at + 9], deadline = ARGV[at + 10],
-    batch = ARGV[at + 11], input = ARGV[at + 12], once = ARGV[at + 13]})
+    batch = ARGV[at + 11], input = ARGV[at + 12], once = ARGV[at + 13], hook = ARGV[at + 14]})
 end
 for index, rows in pairs(indexed) do line.add_all(index, rows) end
 for _, job in ipairs(arrivals) do

@@ -1,0 +1,251 @@
+"""Webhook endpoints of a tenant, their secrets, and what was delivered to them."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Literal, TypeVar
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from api import strict_json
+from api.bodies import JSON_TYPES, require_type
+from api.documented import problems
+from api.representations import iso
+from api.services import Parts, Services
+from api.tenancy import Tenant
+from shared.clock import new_id, now_ms
+from shared.errors import FetchFailed, FetchRefused, InvalidRequest
+from shared.fetch import Guard, Rules
+from shared.queue import Delivery
+from shared.request import validated
+from shared.webhooks import EVENTS, TERMINAL, Endpoint, JobEvent, Secret, new_secret, rotated
+
+router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
+Asked = TypeVar("Asked", bound=BaseModel)
+
+
+class EndpointRequest(BaseModel):
+    """The body of `POST /v1/webhooks`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: Annotated[str, Field(max_length=2048, description="https, and reachable from here.")]
+    events: Annotated[tuple[JobEvent, ...], Field(min_length=1, description="Unset: those that end a job.")] = TERMINAL
+    description: Annotated[str, Field(max_length=200)] = ""
+
+
+class EndpointChange(BaseModel):
+    """The body of `PATCH /v1/webhooks/{id}`: only what is told changes. Enabling forgets past failures."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: Annotated[str | None, Field(max_length=2048)] = None
+    events: Annotated[tuple[JobEvent, ...] | None, Field(min_length=1)] = None
+    description: Annotated[str | None, Field(max_length=200)] = None
+    enabled: Annotated[bool | None, Field(strict=True)] = None
+
+
+class EndpointObject(BaseModel):
+    """An endpoint; `secret` is told when it is made or rotated, and never again."""
+
+    id: str
+    object: Literal["webhook"] = "webhook"
+    url: str
+    events: list[str]
+    description: str
+    enabled: bool
+    disabled_reason: str | None
+    failing_since: str | None
+    created_at: str
+    secret: str | None = None
+
+
+class EndpointList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[EndpointObject]
+
+
+class SecretObject(BaseModel):
+    """The secret that signs to the URLs which jobs name in `webhook`."""
+
+    object: Literal["webhook_secret"] = "webhook_secret"
+    secret: str
+    previous_until: str | None = Field(description="Until when the one before signs too.")
+
+
+class AttemptObject(BaseModel):
+    at: str
+    status: int | None
+    error: str | None
+    duration_ms: int
+
+
+class DeliveryObject(BaseModel):
+    """An event on its way to a URL; `webhook_id` is what the receiver sees, the same in every attempt."""
+
+    id: str
+    object: Literal["webhook_delivery"] = "webhook_delivery"
+    webhook_id: str
+    type: str
+    job_id: str | None
+    url: str
+    state: Literal["pending", "delivered", "failed"]
+    attempts: int
+    next_attempt_at: str | None
+    log: list[AttemptObject]
+
+
+class DeliveryList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[DeliveryObject]
+
+
+@router.post("", status_code=201, responses=problems(400, 409, 415, 422, 503) | {201: {"model": EndpointObject}})
+async def create_endpoint(request: Request, tenant: Tenant, parts: Parts) -> EndpointObject:
+    """Make an endpoint, and tell its secret: this is the only time."""
+    asked = await _body(request, EndpointRequest)
+    await _vet(asked.url, parts)
+    made = Endpoint(
+        id=f"we_{secrets.token_hex(8)}",
+        url=asked.url,
+        states=tuple(EVENTS[name] for name in asked.events),
+        secrets=(Secret(secret=new_secret()),),
+        description=asked.description,
+        created_at_ms=now_ms(),
+    )
+    await parts.queue.put_endpoint(tenant, made)
+    return _endpoint(made, tell=True)
+
+
+@router.get("", responses=problems(503))
+async def list_endpoints(tenant: Tenant, parts: Parts) -> EndpointList:
+    """List the endpoints, oldest first."""
+    return EndpointList(data=[_endpoint(one) for one in await parts.queue.endpoints(tenant)])
+
+
+@router.get("/secret", responses=problems(503))
+async def account_secret(tenant: Tenant, parts: Parts) -> SecretObject:
+    """Tell the secret that signs to the URLs which jobs name."""
+    return _secret(await parts.queue.account_secrets(tenant))
+
+
+@router.post("/secret/rotate", responses=problems(503))
+async def rotate_account_secret(tenant: Tenant, parts: Parts) -> SecretObject:
+    """Replace that secret; the one before signs too for a day."""
+    return _secret(await parts.queue.account_secrets(tenant, rotate=True))
+
+
+@router.get("/deliveries", responses=problems(422, 503))
+async def list_deliveries(
+    tenant: Tenant,
+    parts: Parts,
+    endpoint: Annotated[str | None, Query(max_length=64, description="Only of this endpoint.")] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> DeliveryList:
+    """List deliveries of the last seven days, newest first, with each attempt."""
+    found = await parts.queue.deliveries(tenant, endpoint_id=endpoint, limit=limit)
+    return DeliveryList(data=[_delivery(one) for one in found])
+
+
+@router.post("/deliveries/{delivery_id}/redeliver", status_code=202, responses=problems(404, 503))
+async def redeliver(delivery_id: str, tenant: Tenant, parts: Parts) -> Response:
+    """Deliver once more, under the same webhook id."""
+    await parts.queue.redeliver(tenant, delivery_id)
+    return Response(status_code=202)
+
+
+@router.get("/{endpoint_id}", responses=problems(404, 503))
+async def get_endpoint(endpoint_id: str, tenant: Tenant, parts: Parts) -> EndpointObject:
+    """Read one endpoint."""
+    return _endpoint(await parts.queue.endpoint(tenant, endpoint_id))
+
+
+@router.patch("/{endpoint_id}", responses=problems(400, 404, 415, 422, 503))
+async def change_endpoint(endpoint_id: str, request: Request, tenant: Tenant, parts: Parts) -> EndpointObject:
+    """Change an endpoint; `{"enabled": true}` gives one that was disabled another chance."""
+    asked = await _body(request, EndpointChange)
+    if asked.url is not None:
+        await _vet(asked.url, parts)
+    told = asked.model_dump(exclude_none=True, exclude={"events"})
+    if asked.events is not None:
+        told["states"] = tuple(EVENTS[name] for name in asked.events)
+    if asked.enabled:
+        told |= {"failing_since": None, "disabled_reason": None}
+    changed = (await parts.queue.endpoint(tenant, endpoint_id)).model_copy(update=told)
+    await parts.queue.put_endpoint(tenant, changed, exists=True)
+    return _endpoint(changed)
+
+
+@router.delete("/{endpoint_id}", status_code=204, responses=problems(404, 503))
+async def delete_endpoint(endpoint_id: str, tenant: Tenant, parts: Parts) -> Response:
+    """Delete an endpoint; nothing more is sent to it."""
+    await parts.queue.delete_endpoint(tenant, endpoint_id)
+    return Response(status_code=204)
+
+
+@router.post("/{endpoint_id}/rotate", responses=problems(404, 503))
+async def rotate_endpoint(endpoint_id: str, tenant: Tenant, parts: Parts) -> EndpointObject:
+    """Replace the secret, and tell the new one; for a day deliveries carry signatures of both."""
+    found = await parts.queue.endpoint(tenant, endpoint_id)
+    changed = found.model_copy(update={"secrets": rotated(found.secrets, now_ms())})
+    await parts.queue.put_endpoint(tenant, changed, exists=True)
+    return _endpoint(changed, tell=True)
+
+
+@router.post("/{endpoint_id}/test", status_code=202, responses=problems(404, 503))
+async def test_endpoint(endpoint_id: str, tenant: Tenant, parts: Parts) -> dict[str, str]:
+    """Send a `webhook.test` event, and tell its delivery's id."""
+    endpoint = await parts.queue.endpoint(tenant, endpoint_id)
+    return {"delivery": await parts.queue.send_test(tenant, endpoint, new_id("test", now_ms()))}
+
+
+async def _body(request: Request, kind: type[Asked]) -> Asked:
+    require_type(request, JSON_TYPES)
+    return validated(kind, strict_json.decode(await request.body()))
+
+
+async def _vet(url: str, parts: Services) -> None:
+    """Refuse a URL that no delivery could be made to; its name is resolved again at each."""
+    try:
+        await Guard(Rules.for_webhooks(parts.settings)).vet(url)
+    except (FetchRefused, FetchFailed) as error:
+        raise InvalidRequest(f"url: {error.message}", param="url") from error
+
+
+def _endpoint(endpoint: Endpoint, *, tell: bool = False) -> EndpointObject:
+    failing = endpoint.failing_since
+    return EndpointObject(
+        id=endpoint.id,
+        url=endpoint.url,
+        events=[f"job.{state.value}" for state in endpoint.states],
+        description=endpoint.description,
+        enabled=endpoint.enabled,
+        disabled_reason=endpoint.disabled_reason,
+        failing_since=None if failing is None else iso(round(failing)),
+        created_at=iso(endpoint.created_at_ms) or "",
+        secret=endpoint.secrets[0].secret if tell else None,
+    )
+
+
+def _secret(found: tuple[Secret, ...]) -> SecretObject:
+    previous = found[1].until_ms if len(found) > 1 else None
+    return SecretObject(secret=found[0].secret, previous_until=iso(previous))
+
+
+def _delivery(delivery: Delivery) -> DeliveryObject:
+    return DeliveryObject(
+        id=delivery.id,
+        webhook_id=f"msg_{delivery.event_id}",
+        type=delivery.type,
+        job_id=delivery.job_id or None,
+        url=delivery.url,
+        state=delivery.state.value,
+        attempts=delivery.attempts,
+        next_attempt_at=iso(delivery.next_at_ms),
+        log=[
+            AttemptObject(at=iso(one.at_ms) or "", status=one.status, error=one.error, duration_ms=one.duration_ms)
+            for one in delivery.log
+        ],
+    )

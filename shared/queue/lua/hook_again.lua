@@ -1,0 +1,17 @@
+-- NEEDS hooks
+-- Deliver once more, or send an event that a person asked for.
+-- KEYS[1]  prefix
+-- ARGV     delivery id, tenant, then for a new one: endpoint, url, type
+-- Returns  1, or 0 when there is no such delivery of the tenant
+local id, tenant, now = ARGV[1], ARGV[2], clock_ms()
+if ARGV[3] then
+  hooks.deliver({id = id, event = string.match(id, '^(.-)%.we_') or id, tenant = tenant, endpoint = ARGV[3], url = ARGV[4],
+    host = hooks.host_of(ARGV[4]), job = '', type = ARGV[5], at = whole(now)}, now)
+  return 1
+end
+local name = key.delivery(id)
+local d = redis.call('HMGET', name, 'tenant', 'host')
+if d[1] ~= tenant then return 0 end
+redis.call('HSET', name, 'state', 'pending', 'attempts', 0)
+hooks.due(id, d[2], now)
+return 1

@@ -1,0 +1,23 @@
+-- NEEDS hooks
+-- Write or delete one endpoint of a tenant.
+-- KEYS[1]  prefix
+-- ARGV     tenant, endpoint id, endpoint as JSON | '' to delete it, most endpoints, '1' if it must exist already
+-- Returns  'ok', 'none' or 'full'
+local name, id = key.hooks(ARGV[1]), ARGV[2]
+local exists = redis.call('HEXISTS', name, id) == 1
+if ARGV[3] == '' then
+  if not exists then return 'none' end
+  redis.call('HDEL', name, id)
+else
+  if ARGV[5] == '1' and not exists then return 'none' end
+  if not exists then
+    local count = 0
+    for _, field in ipairs(redis.call('HKEYS', name)) do
+      if string.sub(field, 1, 3) == 'we_' then count = count + 1 end
+    end
+    if count >= tonumber(ARGV[4]) then return 'full' end
+  end
+  redis.call('HSET', name, id, ARGV[3])
+end
+hooks.refresh(ARGV[1])
+return 'ok'

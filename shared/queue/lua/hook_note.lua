@@ -1,0 +1,42 @@
+-- NEEDS hooks
+-- Note how an attempt to deliver went, and look after its endpoint: one that fails for too long, or is gone, is disabled.
+-- KEYS[1]  prefix
+-- ARGV     delivery id, state ('delivered' | 'pending' | 'failed'), ms until the next attempt | '', attempt as JSON,
+--          '1' when the endpoint is gone for good, ms of failure after which it is disabled
+-- Returns  1, or 0 when the delivery is known no longer
+local id, state, now = ARGV[1], ARGV[2], clock_ms()
+local name = key.delivery(id)
+local d = redis.call('HMGET', name, 'tenant', 'endpoint', 'host', 'log')
+if not d[1] then return 0 end
+local tenant, endpoint, host = d[1], d[2], d[3]
+local log = d[4] and cjson.decode(d[4]) or {}
+table.insert(log, cjson.decode(ARGV[4]))
+while #log > 20 do table.remove(log, 1) end
+redis.call('HINCRBY', name, 'attempts', 1)
+redis.call('HSET', name, 'state', state, 'log', cjson.encode(log))
+if state == 'pending' then
+  redis.call('HSET', name, 'next', whole(now + tonumber(ARGV[3])))
+  redis.call('ZADD', key.hook_due(host), whole(now + tonumber(ARGV[3])), id)
+else
+  redis.call('HDEL', name, 'next')
+  redis.call('ZREM', key.hook_due(host), id)
+end
+hooks.refresh_host(host)
+local stored = redis.call('HGET', key.hooks(tenant), endpoint)
+if endpoint == 'job' or not stored then return 1 end
+local known = cjson.decode(stored)
+if state == 'delivered' then
+  if not known.failing_since then return 1 end
+  known.failing_since = nil
+else
+  known.failing_since = known.failing_since or now
+  local why = ARGV[5] == '1' and 'it answered 410 Gone'
+    or now - known.failing_since > tonumber(ARGV[6]) and 'it has failed for too long'
+  if why then
+    known.enabled = false
+    known.disabled_reason = why
+  end
+end
+redis.call('HSET', key.hooks(tenant), endpoint, cjson.encode(known))
+if not known.enabled then hooks.refresh(tenant) end
+return 1

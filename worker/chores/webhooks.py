@@ -1,0 +1,131 @@
+"""Delivering webhooks: one pass over all that is due, few at a time to one host, so that a dead one stalls nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+
+import structlog
+
+from shared import settings
+from shared.clock import now_ms
+from shared.errors import FusequeueError
+from shared.fetch import Guard, Reply, Rules
+from shared.queue import Attempt, Due, Queue
+from shared.settings import Settings
+from shared.webhooks import Step, Verdict, body, headers, judge
+from worker.chores import line
+
+log = structlog.get_logger()
+
+DELIVER = "worker.chores.webhooks.deliver"
+AT_ONCE = 64
+AT_ONCE_TO_A_HOST = 4
+PIECE = 100
+BUDGET_S = 25.0
+"""After this nothing more is begun: with the longest answer a pass ends well before rq would cut it off."""
+
+
+def deliver() -> int:
+    """Make one pass over what is due, and return how many attempts were made."""
+    return asyncio.run(_deliver(settings.load()))
+
+
+async def _deliver(configured: Settings) -> int:
+    queue = Queue.connect(configured)
+    try:
+        async with asyncio.timeout(0.95 * line.JOB_TIMEOUT_S):
+            return await Pass(
+                queue, Guard(Rules.for_webhooks(configured)), (configured.public_url or "").rstrip("/")
+            ).run()
+    finally:
+        await queue.close()
+
+
+class Pass:
+    """One pass; events that come in meanwhile are delivered too, while a slow host is still being waited for."""
+
+    def __init__(self, queue: Queue, guard: Guard, base_url: str) -> None:
+        self._queue = queue
+        self._guard = guard
+        self._base_url = base_url
+        self._under_way: dict[asyncio.Task[None], str] = {}
+        self._again_ms = round((guard.rules.timeout_s + line.JOB_TIMEOUT_S) * 1000)
+
+    async def run(self) -> int:
+        """Deliver until nothing is due or the budget is spent; returns the attempts made."""
+        made = 0
+        until_s = time.monotonic() + BUDGET_S
+        try:
+            while time.monotonic() < until_s:
+                expanded = await self._queue.expand_outbox(PIECE)
+                due = await self._claim()
+                for one in due:
+                    self._under_way[asyncio.create_task(self._attempt(one))] = one.delivery.host
+                made += len(due)
+                if not (expanded or due or self._under_way):
+                    break
+                await self._settle(timeout_s=0.0 if expanded or due else 0.5)
+            while self._under_way:
+                await self._settle(timeout_s=None)
+        finally:
+            for task in self._under_way:
+                task.cancel()
+        return made
+
+    async def _claim(self) -> list[Due]:
+        room = AT_ONCE - len(self._under_way)
+        if room <= 0:
+            return []
+        hosts = Counter(self._under_way.values())
+        return await self._queue.claim_deliveries(room, AT_ONCE_TO_A_HOST, hosts, self._again_ms)
+
+    async def _settle(self, timeout_s: float | None) -> None:
+        if not self._under_way:
+            return
+        done, _ = await asyncio.wait(self._under_way, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            del self._under_way[task]
+            task.result()
+
+    async def _attempt(self, due: Due) -> None:
+        delivery = due.delivery
+        began = time.monotonic()
+        attempt = Attempt(at_ms=now_ms())
+        if not due.secrets:
+            verdict = Verdict(Step.FAILED)
+            attempt = attempt.model_copy(update={"error": "its endpoint was deleted or disabled"})
+        else:
+            reply, error = await self._send(due)
+            status = None if reply is None else reply.status
+            verdict = judge(delivery.attempts + 1, status, _retry_after_s(reply), random.random())
+            spent_ms = round(1000 * (time.monotonic() - began))
+            attempt = attempt.model_copy(update={"status": status, "error": error, "duration_ms": spent_ms})
+        await self._queue.note_attempt(delivery.id, verdict, attempt)
+        log.info(
+            "webhook_attempt",
+            delivery=delivery.id,
+            event_type=delivery.type,
+            host=delivery.host,
+            attempt=delivery.attempts + 1,
+            status=attempt.status,
+            error=attempt.error,
+            outcome=verdict.step.value,
+        )
+
+    async def _send(self, due: Due) -> tuple[Reply | None, str | None]:
+        delivery = due.delivery
+        record = await self._queue.get(delivery.job_id) if delivery.job_id else None
+        content = body(delivery.type, delivery.at_ms, delivery.job_id, record, self._base_url)
+        signed = headers(f"msg_{delivery.event_id}", content, due.secrets, now_ms())
+        try:
+            return await self._guard.send("POST", delivery.url, headers=signed, content=content), None
+        except FusequeueError as error:
+            return None, error.message
+
+
+def _retry_after_s(reply: Reply | None) -> float | None:
+    told = "" if reply is None else reply.headers.get("retry-after", "")
+    return float(told) if told.isdigit() else None
