@@ -52,7 +52,7 @@ def create_app(
     storage: Storage | None = None,
 ) -> FastAPI:
     """Return the API for `settings`; parts that are given instead are used as they are, and not closed."""
-    served = catalog.load(settings.models) if models_served is None else models_served
+    served = catalog.load(settings.models, settings.batch_rules) if models_served is None else models_served
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

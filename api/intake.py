@@ -42,7 +42,7 @@ async def submission(raw: bytes, tenant: str, services: Services, once: Once) ->
         job=job,
         signature=signature(job),
         window_ms=spec.window_ms,
-        max_batch=spec.max_batch,
+        max_batch=services.catalog.for_size(spec.id, job.width, job.height).max_batch,
         idempotency_key=once.key,
         fingerprint=once.fingerprint,
     )

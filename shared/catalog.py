@@ -15,7 +15,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from shared import batch_rules
 from shared.adapters import MOST_ADAPTERS, AdapterSpec
+from shared.batch_rules import BatchRules
 from shared.errors import ConfigurationError, UnknownModel
 from shared.job import Task
 from shared.mixing import Mixable, denoisers_of, mixes
@@ -175,10 +177,11 @@ class ModelSpec(_Table):
 
 
 class Catalog:
-    """The models of one deployment, by id."""
+    """The models of one deployment, by id, and the rules that bound their batches further."""
 
-    def __init__(self, specs: tuple[ModelSpec, ...]) -> None:
+    def __init__(self, specs: tuple[ModelSpec, ...], rules: BatchRules | None = None) -> None:
         self._specs = {spec.id: spec for spec in specs}
+        self._rules = rules or BatchRules()
 
     def __iter__(self) -> Iterator[ModelSpec]:
         return iter(self._specs.values())
@@ -194,16 +197,24 @@ class Catalog:
             known = ", ".join(sorted(self._specs))
             raise UnknownModel(f"model {model!r} is not served here; there are: {known}", param="model") from None
 
+    def for_size(self, model: str, width: int, height: int) -> ModelSpec:
+        """Return the model as it is for pictures of a size: a batch rule may lower its `max_batch`."""
+        spec = self.get(model)
+        most = self._rules.cap((spec.id, spec.source), width, height, spec.max_batch)
+        return spec if most == spec.max_batch else spec.model_copy(update={"max_batch": most})
+
 
 class _File(_Table):
     model: Annotated[tuple[ModelSpec, ...], Field(min_length=1)]
 
 
-def load(path: Path) -> Catalog:
-    """Read a models file; a relative `source` that exists beside the file is taken as that folder.
+def load(path: Path, rules: Path | None = None) -> Catalog:
+    """Read a models file, and a rules file where there is one.
 
-    Raises `ConfigurationError` that names the file and the key.
+    A relative `source` that exists beside the models file is taken as that folder. Raises `ConfigurationError` that
+    names the file and the key.
     """
+    bounds = batch_rules.load(rules)
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -221,7 +232,7 @@ def load(path: Path) -> Catalog:
     if twice:
         raise ConfigurationError(f"{path}: model ids appear twice: {', '.join(twice)}")
     try:
-        return Catalog(tuple(_rooted(spec, path.parent) for spec in specs))
+        return Catalog(tuple(_rooted(spec, path.parent) for spec in specs), bounds)
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from error
 

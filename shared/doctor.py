@@ -70,7 +70,7 @@ def spelling() -> Iterator[Finding]:
 def model_files(configured: Settings) -> Iterator[Finding]:
     """Tell of the models file, and of each model whose source is a folder."""
     try:
-        served = catalog.load(configured.models)
+        served = catalog.load(configured.models, configured.batch_rules)
     except FusequeueError as error:
         yield failed("models file", error.message, "mend the file, or set FUSEQUEUE_MODELS to another")
         return

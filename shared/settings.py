@@ -61,6 +61,9 @@ class Settings(BaseSettings):
         str, Field(description="Pool this process belongs to; part of every key.", pattern=r"^[a-z0-9-]{1,32}$")
     ] = "default"
     models: Annotated[Path, Field(description="The models file.")] = Path("models.toml")
+    batch_rules: Annotated[
+        Path | None, Field(description="JSON file of rules that lower `max_batch` for some models and sizes.")
+    ] = None
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Least severe line logged.")
     ] = "INFO"

@@ -19,7 +19,7 @@ from worker.loop import Worker
 
 async def serve(configured: Settings) -> int:
     """Work until SIGTERM or SIGINT, then drain; returns the exit status."""
-    models = catalog.load(configured.models)
+    models = catalog.load(configured.models, configured.batch_rules)
     queue = Queue.connect(configured)
     storage = connect(configured)
     try:

@@ -210,7 +210,8 @@ class Worker:
             self._stirred.set()
 
     def _start(self, claim: Claim) -> None:
-        run = Run(claim, self._catalog.get(claim.job.model))
+        job = claim.job
+        run = Run(claim, self._catalog.for_size(job.model, job.width, job.height))
         self._runs[run.key] = run
         task = asyncio.create_task(self._see_through(run), name=run.key)
         self._tasks.add(task)
