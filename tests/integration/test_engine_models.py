@@ -258,3 +258,20 @@ def test_a_model_that_is_image_to_image_by_itself_makes_pictures_from_text_too(
     heard = Room(a_spec(folder)).run(a_job("text"), a_job("picture", strength=0.5))
     assert [heard.ended[key].error for key in ("text", "picture")] == [None, None]
     assert heard.ended["text"].fusing.max_jobs == 2
+
+
+def test_a_pictures_own_code_is_a_sign_of_life(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some pipelines compute long before the first forward: one after the other, that must not look like a hang."""
+    room, seen = Room(a_spec(tiny_models / "sd")), []
+    real = models.arguments_for
+
+    def watched(*args: Any) -> dict[str, Any]:
+        seen.append((room.engine.activity().since_s, len(room.recorder.facts)))
+        return real(*args)
+
+    monkeypatch.setattr(models, "arguments_for", watched)
+    monkeypatch.setattr("worker.engine.engine.check_fusing", lambda *_: None)
+    room.run(a_job("one"), a_job("two"), a_job("three"))
+    (one, _), (two, _), (three, forwards) = seen
+    assert one < two < three
+    assert forwards == 0

@@ -181,7 +181,7 @@ class Engine:
         if wait:
             self._workday.rest(time.monotonic())
             self._inbox.get()()
-            self._pace.start_work()
+            self._pace.note_life()
         while True:
             try:
                 message = self._inbox.get_nowait()

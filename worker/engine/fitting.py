@@ -115,7 +115,7 @@ def _same_fit(value: Any) -> Hashable:
     key = id(value)
     known = _READ.get(key)
     if known is None or known[0]() is not value or known[1] != value._version:
-        content = value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        content = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
         digest = hashlib.blake2b(content, digest_size=16).digest()
         known = (weakref.ref(value, lambda _gone: _READ.pop(key, None)), value._version, digest)
         _READ[key] = known

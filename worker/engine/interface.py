@@ -100,7 +100,7 @@ class ForwardFacts:
 @dataclass(frozen=True)
 class Activity:
     """What a hang detector needs. `since_s` is `time.monotonic()` of the last sign of life while `busy`: the end of
-    a forward, or the start of the work.
+    a forward or of a picture's own code, or the start of the work.
 
     `loading` says that only loading a model is under way; `expected_s` is how long the present forward took in
     the past, None if it is the first of its kind. An engine whose thread has died is busy since minus infinity.

@@ -29,8 +29,8 @@ class Pace:
         self.last_progress = time.monotonic()
         self.expected_s: float | None = None
 
-    def start_work(self) -> None:
-        """Note that there is work again after a pause."""
+    def note_life(self) -> None:
+        """Note that the thread got somewhere: work began after a pause, or a picture's own code came to its end."""
         self.last_progress = time.monotonic()
 
     def measure(self, kind: Hashable, run: Callable[[], T], told: Told) -> T:

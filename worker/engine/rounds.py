@@ -303,6 +303,7 @@ class Rounds:
 
     def _look_after(self, job: SeatedJob, picture: Picture) -> None:
         """Hand over a picture that is done; end its job if that was the last one or it failed."""
+        self._pace.note_life()  # its own code may take long: GLM-Image draws a whole coarse picture in it
         if not picture.done or job.key not in self._jobs:
             return
         if picture.error is not None:

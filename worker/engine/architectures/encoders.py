@@ -29,6 +29,9 @@ ENCODERS: Architectures = {
     "Mistral3ForConditionalGeneration": {"forward": _TEXT},
     "Mistral3Model": {"forward": _TEXT},
     "Qwen2_5_VLForConditionalGeneration": {"forward": _TEXT},
+    "Qwen3VLForConditionalGeneration": {
+        "forward": Rules("input_ids", {"input_ids": STACKED, "attention_mask": STACKED, "mm_token_type_ids": STACKED})
+    },
     "Qwen3ForCausalLM": {"forward": _TEXT},
     "Qwen3Model": {"forward": _TEXT},
 }
