@@ -54,7 +54,8 @@ class Defaults(_Table):
 class Limits(_Table):
     """What a client may ask for. `multiple_of` binds both sides; prompts are counted in characters.
 
-    Frames are a multiple of `frames_multiple` and one more, as a video's first frame is encoded by itself.
+    Frames are a multiple of `frames_multiple` and one more, as a video's first frame is encoded by itself. `last_image`
+    tells whether a video from a picture may, or must, be told its last one too.
     """
 
     min_side: Dimension = 64
@@ -66,6 +67,7 @@ class Limits(_Table):
     max_guidance_scale: Annotated[float, Field(ge=0)] = 30.0
     max_frames: Annotated[int, Field(ge=1)] = 1
     frames_multiple: Annotated[int, Field(ge=1)] = 1
+    last_image: Literal["refused", "allowed", "needed"] = "refused"
     max_layers: Annotated[int, Field(ge=0, le=32)] = 0
     max_input_images: Annotated[int, Field(ge=1, le=MAX_INPUT_IMAGES)] = 1
     max_images: Annotated[int, Field(ge=1, le=64)] = 8

@@ -254,11 +254,20 @@ def check(request: JobRequest, spec: ModelSpec) -> Task:
     if given.images > spec.limits.max_input_images:
         most = spec.limits.max_input_images
         raise InvalidRequest(f"images: model {spec.id!r} takes at most {most}, not {given.images}", param="images")
+    if task is Task.IMAGE_TO_VIDEO:
+        _check_last_image(request, spec)
     check_limits(request, spec)
     _check_output(request, spec, task)
     if request.webhook_events is not None and request.webhook is None:
         raise InvalidRequest("webhook_events needs a webhook to tell", param="webhook_events")
     return task
+
+
+def _check_last_image(request: JobRequest, spec: ModelSpec) -> None:
+    wrong = "refused" if request.last_image is not None else "needed"
+    if spec.limits.last_image == wrong:
+        words = "takes none" if wrong == "refused" else "needs one"
+        raise InvalidRequest(f"last_image: model {spec.id!r} {words}", param="last_image")
 
 
 def check_limits(request: JobRequest, spec: ModelSpec) -> None:

@@ -38,6 +38,7 @@ fps = 16
 [model.limits]
 max_frames = 81
 frames_multiple = 4
+last_image = "allowed"
 """
 UNKNOWN = "in_0123456789abcdef0123456789abcdef"
 

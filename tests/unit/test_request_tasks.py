@@ -23,7 +23,7 @@ T2I, I2I, PAINT, EDIT, T2V, I2V = (
 )
 VIDEO: dict[str, Any] = {
     "defaults": Defaults(frames=17, fps=16, guidance_scale_2=3.0),
-    "limits": Limits(max_frames=81, frames_multiple=4),
+    "limits": Limits(max_frames=81, frames_multiple=4, last_image="allowed"),
 }
 SPECS = (
     ModelSpec(id="painter", source="x", tasks=(T2I, I2I, PAINT)),
@@ -31,6 +31,8 @@ SPECS = (
     ModelSpec(id="editor", source="x", tasks=(EDIT,), limits=Limits(max_input_images=3)),
     ModelSpec(id="everything", source="x", tasks=tuple(Task), **VIDEO),
     ModelSpec(id="film", source="x", tasks=(T2V, I2V), **VIDEO),
+    ModelSpec(id="open-end", source="x", tasks=(T2V, I2V), limits=Limits(max_frames=81)),
+    ModelSpec(id="both-ends", source="x", tasks=(I2V,), limits=Limits(max_frames=81, last_image="needed")),
     ModelSpec(id="layered", source="x", tasks=(EDIT,), defaults=Defaults(layers=4), limits=Limits(max_layers=8)),
 )
 CATALOG = Catalog(SPECS)
@@ -67,6 +69,8 @@ def job_of(body: dict[str, Any], *sizes: tuple[int, int], mask: tuple[int, int] 
         ("film", {}, T2V),
         ("film", {"image": "i"}, I2V),
         ("film", {"image": "i", "last_image": "l"}, I2V),
+        ("open-end", {}, T2V),
+        ("both-ends", {"image": "i", "last_image": "l"}, I2V),
         ("everything", {"task": "edit", "image": "i"}, EDIT),
         ("everything", {"task": "image_to_video", "image": "i"}, I2V),
         ("everything", {"image": "i", "strength": 0.5}, I2I),
@@ -111,6 +115,8 @@ def test_the_task_follows_from_what_is_sent_and_what_the_model_does(
         ("editor", {"images": ["i", "j", "k", "l"]}, "images"),
         ("editor", {"images": []}, "images"),
         ("film", {"images": ["i", "j"]}, "images"),
+        ("open-end", {"image": "i", "last_image": "l"}, "last_image"),
+        ("both-ends", {"image": "i"}, "last_image"),
         ("film", {"frames": 16}, "frames"),
         ("film", {"frames": 85}, "frames"),
         ("film", {"frames": 0}, "frames"),
