@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from diffusers.guiders.guider_utils import BaseGuidance
 
 Pipeline = Any  # diffusers' pipelines carry no types
 
@@ -77,7 +78,16 @@ def _own(part: Any) -> Any:
 
 
 def make_template(pipeline: Pipeline, proxies: Mapping[str, Any], device: torch.device) -> Pipeline:
-    """Return a copy of `pipeline` that meets the hub at `proxies` and knows its device without a search."""
+    """Return a copy of `pipeline` that meets the hub at `proxies` and knows its device without a search.
+
+    Raises `ValueError` for a guider that changes the denoiser during a step, which is not one picture's own.
+    """
+    guider = getattr(pipeline, "guider", None)
+    if guider is not None and type(guider).cleanup_models is not BaseGuidance.cleanup_models:
+        raise ValueError(
+            f"its guider, {type(guider).__name__}, changes the denoiser, which jobs share; "
+            "guider/guider_config.json should name another one, such as ClassifierFreeGuidance"
+        )
     template = copy.copy(pipeline)
     template.__class__ = _meeting_class(pipeline.__class__, device)
     template.__dict__.update(proxies)

@@ -1,0 +1,51 @@
+"""Each picture has a pipeline of its own where its call changes something, and shares all else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from diffusers import AdaptiveProjectedGuidance, ClassifierFreeGuidance, DDIMScheduler, PerturbedAttentionGuidance
+from engine_room import a_job
+
+from worker.engine.calls import set_guidance
+from worker.engine.copies import Steps, copy_pipeline, make_template
+
+CPU = torch.device("cpu")
+
+
+class Guided:
+    """A pipeline whose guidance is told to its guider, as HunyuanVideo 1.5's."""
+
+    def __init__(self, guider: Any) -> None:
+        self.guider = guider
+        self.scheduler = DDIMScheduler()
+        self.transformer = torch.nn.Linear(2, 2)
+
+
+def a_copy(pipeline: Guided) -> Any:
+    return copy_pipeline(make_template(pipeline, {}, CPU), pipeline.scheduler, Steps(lambda: None))
+
+
+def test_each_picture_is_guided_by_its_own_job() -> None:
+    """A guider counts steps and keeps what it was told: two pictures at one would guide each other."""
+    pipeline = Guided(ClassifierFreeGuidance(guidance_scale=6.0))
+    one, other = a_copy(pipeline), a_copy(pipeline)
+    set_guidance(one, a_job("one", guidance_scale=2.5))
+    one.guider.set_state(step=3, num_inference_steps=4, timestep=torch.tensor(7))
+    assert [copied.guider.guidance_scale for copied in (one, other)] == [2.5, 6.0]
+    assert (one.guider._step, other.guider._step) == (3, None)
+    assert pipeline.guider.guidance_scale == 6.0
+    assert one.transformer is other.transformer
+
+
+def test_a_guider_that_leaves_the_denoiser_alone_is_taken() -> None:
+    """One with a memory of its own is fine: the memory is copied."""
+    assert isinstance(a_copy(Guided(AdaptiveProjectedGuidance())).guider, AdaptiveProjectedGuidance)
+
+
+def test_a_guider_that_changes_the_denoiser_is_refused() -> None:
+    """It would hang its hooks on the module while its picture is parked, and change the neighbours' pictures."""
+    with pytest.raises(ValueError, match="PerturbedAttentionGuidance, changes the denoiser"):
+        make_template(Guided(PerturbedAttentionGuidance(perturbed_guidance_layers=[0])), {}, CPU)
