@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
-from engine_room import DIFFUSERS_AND_NUMPY, SIDE, TIMEOUT_S, Recorder, Room, a_job, a_spec
-from parity.running import TOLERANCE, as_floats
+from adapter_room import Bare, assert_all_as_alone, bare, denoiser, eight_jobs, mixing, run_together, spec_with, wearing
+from engine_room import DIFFUSERS_AND_NUMPY, TIMEOUT_S, Room, a_job
+from parity.running import as_floats
 from safetensors.torch import load_file, save_file
 from tiny import lora
 from waiting import wait_until
 
-from shared.adapters import AdapterSpec
-from shared.catalog import ModelSpec
 from shared.errors import AdapterUnavailable
-from shared.job import Adapter, Job
-from worker.engine import Finished
 from worker.engine import adapters as adapters_module
 from worker.engine.meeting import Point
 
@@ -36,16 +31,6 @@ Files = Callable[[str], dict[str, Path]]
 
 # What the files of each family change besides the denoiser.
 TEXT_ENCODERS = {"sd": ("text_encoder",), "sdxl": ("text_encoder_2",), "sd3": ("text_encoder",), "flux": ()}
-
-
-def bare(folder: Path) -> Any:
-    pipeline: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
-
-
-def denoiser(pipeline: Any) -> str:
-    return "unet" if hasattr(pipeline, "unet") else "transformer"
 
 
 @pytest.fixture(scope="module")
@@ -65,70 +50,6 @@ def files(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Files:
     return of
 
 
-def spec_with(folder: Path, files: dict[str, Path], **fields: Any) -> ModelSpec:
-    adapters = tuple(AdapterSpec(id=name, source=str(file), max_scale=4) for name, file in files.items())
-    return a_spec(folder, adapter=adapters, **fields)
-
-
-def wearing(*scales: tuple[str, float]) -> tuple[Adapter, ...]:
-    return tuple(Adapter(id=name, scale=scale) for name, scale in scales)
-
-
-def eight_jobs() -> list[Job]:
-    jobs = [
-        a_job("none", prompt="a dog"),
-        a_job("ink", prompt="a very large dog", steps=5, adapters=wearing(("ink", 1.0))),
-        a_job("oil", prompt="fog", guidance_scale=1.0, adapters=wearing(("oil", 1.0))),
-        a_job("neon", prompt="a town", negative_prompt="rain", steps=3, adapters=wearing(("neon", 1.0))),
-        a_job("ink-lightly", prompt="a boat", guidance_scale=7.0, adapters=wearing(("ink", 0.4))),
-        a_job("ink-and-oil", prompt="two boats", adapters=wearing(("oil", 0.7), ("ink", -0.5))),
-        a_job("all", prompt="a hill", steps=5, adapters=wearing(("ink", 0.5), ("oil", 1.2), ("neon", 1))),
-        a_job("none-either", prompt="a mill", guidance_scale=2.0, steps=6),
-    ]
-    return [mixing(job) for job in jobs]
-
-
-def mixing(job: Job) -> Job:
-    """Return the job as the API resolves it for a model whose forward can mix adapters."""
-    return job.model_copy(update={"mixes": ("adapters",)})
-
-
-class Bare:
-    """Nothing but diffusers and PEFT."""
-
-    def __init__(self, folder: Path, files: dict[str, Path]) -> None:
-        self.pipeline = bare(folder)
-        self.plain = bare(folder)
-        self._made: dict[str, np.ndarray] = {}
-        for name, file in files.items():
-            self.pipeline.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name=name)
-
-    def picture(self, job: Job) -> np.ndarray:
-        """Return a job's picture, made by itself."""
-        known = job.model_dump_json(exclude={"id"})
-        if known not in self._made:
-            self._made[known] = self._make(job)
-        return self._made[known]
-
-    def _make(self, job: Job) -> np.ndarray:
-        pipeline = self.pipeline if job.adapters else self.plain
-        if job.adapters:
-            pipeline.set_adapters([one.id for one in job.adapters], [one.scale for one in job.adapters])
-        negative = {"negative_prompt": job.negative_prompt} if job.negative_prompt else {}
-        made = pipeline(
-            prompt=job.prompt,
-            num_inference_steps=job.steps,
-            guidance_scale=job.guidance_scale,
-            generator=torch.Generator().manual_seed(job.seed),
-            output_type="pt",
-            width=SIDE,
-            height=SIDE,
-            **negative,
-        )
-        picture: np.ndarray = made.images[0].float().numpy()
-        return picture
-
-
 @pytest.fixture(scope="module")
 def lone(tiny_models: Path, files: Files) -> Callable[[str], Bare]:
     return cache(lambda family: Bare(tiny_models / family, files(family)))
@@ -138,42 +59,6 @@ def lone(tiny_models: Path, files: Files) -> Callable[[str], Bare]:
 def floats() -> Iterator[None]:
     with as_floats():
         yield
-
-
-@dataclass
-class Second(Recorder):
-    """A listener that has all of `jobs` seated at once, between two forwards, when all of the first have ended."""
-
-    first: set[str] = field(default_factory=set)
-    seat: Callable[[], None] = lambda: None
-
-    def finished(self, key: str, finished: Finished) -> None:
-        super().finished(key, finished)
-        if self.first and self.first <= self.ended.keys():
-            self.first = set()
-            self.facts.clear()
-            self.seat()
-
-
-def run_together(spec: ModelSpec, *jobs: Job, **settings: Any) -> Second:
-    """Run jobs whose adapters are in memory already, so that they begin together."""
-    heard = Second()
-    room = Room(spec, recorder=heard, **settings)
-    early = [job.model_copy(update={"id": f"early-{job.id}", "steps": 1}) for job in jobs if job.adapters]
-    heard.first = {job.id for job in early}
-    heard.seat = lambda: [room.seat(job) for job in jobs] and None
-    for job in early:
-        room.seat(job)
-    with room.started():
-        heard.wait_for([job.id for job in (*early, *jobs)])
-    return heard
-
-
-def assert_all_as_alone(heard: Recorder, lone: Bare, jobs: Sequence[Job]) -> None:
-    assert {job.id: heard.ended[job.id].error for job in jobs} == {job.id: None for job in jobs}
-    for job in jobs:
-        off = np.abs(heard.pictures[job.id, 0] - lone.picture(job)).max()
-        assert off <= TOLERANCE, f"{job.id} is off by {off}"
 
 
 @pytest.mark.usefixtures("floats")
