@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from engine_room import Recorder, Room, a_job, a_spec, input_files
+from engine_room import TIMEOUT_S, Recorder, Room, a_job, a_spec, input_files
 from parity.cells import Cell
 
 from shared.job import Job
@@ -87,6 +87,8 @@ def _together(cell: Cell, source: Path) -> Joining:
     def join() -> None:
         for job in cell.joiners():
             room.seat(job)
+        # Their pictures are decoded by now, so that they join at the next forward in every run.
+        room.engine._preparer.submit(int).result(TIMEOUT_S)
 
     heard.seat = join
     jobs = cell.seated()
