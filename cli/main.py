@@ -75,6 +75,20 @@ def chores() -> None:
 
 
 @app.command()
+def probe(
+    model: Annotated[
+        list[str] | None, typer.Option(help="Measure this model alone; may be given several times.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the curves as an SVG picture.")] = None,
+    keep: Annotated[bool, typer.Option(help="Write the curves to Redis, where workers find them.")] = True,
+) -> None:
+    """Measure seconds and memory by rows of a forward, for each model on this machine's device."""
+    models = [part for name in model or () for part in ("--model", name)]
+    picture = () if plot is None else ("--plot", str(plot))
+    _become("worker.probe", *models, *picture, "--keep" if keep else "--no-keep")
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(VERSION)

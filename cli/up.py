@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +63,10 @@ async def up(options: Options, settings: Settings, environ: Mapping[str, str]) -
             env["FUSEQUEUE_REDIS_URL"] = redis_url
         tell(f"models: {', '.join(spec.id for spec in served)} ({models}); data and logs: {options.data_dir}")
         async with httpx.AsyncClient(base_url=url, timeout=5.0, trust_env=False) as client:
-            parts += program_parts(options, port, Probes(client), settings.drain_timeout_s, needs_redis=bool(parts))
+            own = [worker_environment(at, gpus(env), env) for at in range(1, options.workers + 1)]
+            parts += program_parts(
+                options, port, Probes(client), settings.drain_timeout_s, own, needs_redis=bool(parts)
+            )
             with writing_to(options.data_dir):
                 supervisor = Supervisor(parts, env=env, log_dir=options.data_dir / "logs", tell=tell)
             return await supervise(supervisor, url)
@@ -157,6 +160,25 @@ def torch_threads(cores: int, workers: int) -> int:
     return max(1, (cores - 1) // workers)
 
 
+def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
+    """Return the NVIDIA GPUs that workers may use, as CUDA_VISIBLE_DEVICES names them."""
+    named = environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for part in named.split(",") if (name := part.strip())]
+    numbers = [path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*")]
+    return sorted((number for number in numbers if number.isdecimal()), key=int)
+
+
+def worker_environment(number: int, gpus: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what worker `number`, counted from 1, gets beside the rest: one of several GPUs, in turn.
+
+    A device that was named by FUSEQUEUE_DEVICE stands.
+    """
+    if len(gpus) < 2 or environ.get("FUSEQUEUE_DEVICE"):
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": gpus[(number - 1) % len(gpus)]}
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
@@ -180,8 +202,16 @@ def redis_part(data_dir: Path) -> tuple[Part, str]:
     return part, f"redis://:{password}@{redis_server.HOST}:{port}/0"
 
 
-def program_parts(options: Options, port: int, probes: Probes, drain_s: float, *, needs_redis: bool) -> list[Part]:
-    """Return the API, the workers and the chores."""
+def program_parts(
+    options: Options,
+    port: int,
+    probes: Probes,
+    drain_s: float,
+    workers_env: Sequence[Mapping[str, str]],
+    *,
+    needs_redis: bool,
+) -> list[Part]:
+    """Return the API, a worker for each of `workers_env`, and the chores."""
     needs = "redis" if needs_redis else None
     python = (sys.executable, "-P", "-m")
     api = Part(
@@ -196,12 +226,13 @@ def program_parts(options: Options, port: int, probes: Probes, drain_s: float, *
         Part(
             name=f"worker-{number}",
             command=(*python, "worker"),
+            env=own,
             ready=probes.worker,
             stop_rank=WORKER_RANK,
             stop_grace_s=drain_s + AFTER_DRAIN_S,
             needs=needs,
         )
-        for number in range(1, options.workers + 1)
+        for number, own in enumerate(workers_env, 1)
     ]
     chores = Part(
         name="chores",

@@ -34,6 +34,7 @@ class Curves:
         self._untold: dict[tuple[Shape, int], list[float]] = {}
         self._shape_of: dict[str, Shape] = {}
         self._paying: dict[str, int] = {}
+        self._recalled: dict[Shape, tuple[float, dict[int, float]] | None] = {}  # None: not asked for yet
         self._told: dict[str, tuple[int, float]] = {}  # rows, time.monotonic()
 
     def measure(self, signature: str, facts: ForwardFacts) -> None:
@@ -44,6 +45,8 @@ class Curves:
         samples = _keep(self._samples, shape, self._samples.get(shape, {})).setdefault(rows, deque(maxlen=SAMPLES))
         samples.append((time.monotonic(), facts.seconds))
         self._untold.setdefault((shape, rows), []).append(facts.seconds)
+        if shape not in self._recalled:
+            _keep(self._recalled, shape, None)
 
     def rows(self, signature: str, cap: int) -> int:
         """Return how many rows a forward of `signature` should have at most."""
@@ -54,12 +57,21 @@ class Curves:
 
     def _curve(self, shape: Shape) -> dict[int, float]:
         fresh = time.monotonic() - MEMORY_S
-        curve = {}
+        recalled = self._recalled.get(shape)
+        curve = dict(recalled[1]) if recalled is not None and recalled[0] > fresh else {}
         for rows, samples in self._samples.get(shape, {}).items():
             recent = [seconds for at, seconds in samples if at > fresh]
             if len(recent) >= TRUSTED_SAMPLES:
                 curve[rows] = statistics.median(recent)
         return curve
+
+    async def recall(self, queue: Queue) -> None:
+        """Read what was learned before, by others or a probe, of shapes that are new here.
+
+        It serves until this worker has measured a row count itself, and is forgotten like its own measurements.
+        """
+        for shape in [shape for shape, known in self._recalled.items() if known is None]:
+            _keep(self._recalled, shape, (time.monotonic(), await queue.curve(*shape)))
 
     async def teach(self, queue: Queue) -> None:
         """Write what was measured since the last call where the API and later workers find it."""

@@ -98,6 +98,7 @@ class Reporter:
         while True:
             try:
                 await self.beat_once(engine)
+                await self._curves.recall(self._queue)
                 if time.monotonic() - learned_at > LEARN_EVERY_S:
                     learned_at = time.monotonic()
                     await self._curves.teach(self._queue)

@@ -152,3 +152,29 @@ def test_the_models_file_named_wins_and_the_demos_is_the_last_resort(tmp_path, m
 def test_the_url_is_one_that_a_client_here_can_open(host, written):
     """A wildcard address is not one to connect to."""
     assert up.reachable(host) == written
+
+
+@pytest.mark.parametrize(
+    ("number", "gpus", "environ", "visible"),
+    [
+        (1, [], {}, None),  # a CPU
+        (2, ["0"], {}, None),  # one GPU is everybody's
+        (1, ["0", "1"], {}, "0"),
+        (2, ["0", "1"], {}, "1"),
+        (3, ["0", "1"], {}, "0"),  # more workers than GPUs: in turn
+        (2, ["GPU-a", "GPU-b"], {}, "GPU-b"),
+        (2, ["0", "1"], {"FUSEQUEUE_DEVICE": "cuda:1"}, None),  # what the operator names stands
+    ],
+)
+def test_workers_share_the_gpus_in_turn(number, gpus, environ, visible):
+    expected = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert up.worker_environment(number, gpus, environ) == expected
+
+
+def test_gpus_are_those_that_are_visible_else_those_there_are(tmp_path):
+    """An empty list hides all of them, as CUDA takes it."""
+    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert up.gpus({}, tmp_path) == ["0", "1", "2", "10"]
+    assert up.gpus({"CUDA_VISIBLE_DEVICES": "3, 1"}, tmp_path) == ["3", "1"]
+    assert up.gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []

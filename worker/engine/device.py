@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,3 +39,18 @@ def device_facts(asked: str | None) -> DeviceFacts:
         raise ValueError(f"{asked!r}: there are {torch.cuda.device_count()} CUDA devices")
     free, total = torch.cuda.mem_get_info(device)
     return DeviceFacts("cuda", torch.cuda.get_device_name(device), free, total)
+
+
+def watch_memory(device: torch.device) -> Callable[[], Callable[[], int | None]]:
+    """Return a watch: calling it begins, calling what it returns tells the peak in bytes since then, beside what was
+    there before. None for a device whose memory torch does not count.
+    """
+
+    def begin() -> Callable[[], int | None]:
+        if device.type != "cuda":
+            return lambda: None
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        return lambda: torch.cuda.max_memory_allocated(device) - before
+
+    return begin

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import structlog
 import torch
-from PIL import Image
 
 from shared.catalog import ModelSpec
 from shared.errors import JobError
-from shared.job import InputRef, Job, Task
 from worker.engine.copies import Steps
 from worker.engine.forms import takes_last_image
 from worker.engine.hub import Picture, forward
 from worker.engine.inferring import infer_rules
-from worker.engine.inputs import Inputs, prepare
-from worker.engine.interface import InputFiles
+from worker.engine.inputs import prepare
 from worker.engine.meeting import Call, Point
 from worker.engine.models import LoadedModel
+from worker.engine.samples import sample_files, sample_job
 
 log = structlog.get_logger()
 
@@ -91,10 +88,10 @@ def _pictures(model: LoadedModel, size: tuple[int, int]) -> list[Picture]:
     for at, prompt in enumerate(PROMPTS):
         task = tasks[at % len(tasks)]
         own_size = _other(size, model.spec) if at % 2 else size
-        job = _job(model.spec, task, at, prompt, own_size).model_copy(update={"steps": 2 + at // len(tasks)})
+        job = sample_job(model.spec, task, at, prompt, own_size).model_copy(update={"steps": 2 + at // len(tasks)})
         if job.images and takes_last_image(model.templates[task]):
             job = job.model_copy(update={"last_image": job.images[0]})
-        pictures.append(model.picture(job, 0, _inputs(job), Steps(lambda: None)))
+        pictures.append(model.picture(job, 0, prepare(job, sample_files(job)), Steps(lambda: None)))
     return pictures
 
 
@@ -102,43 +99,6 @@ def _other(size: tuple[int, int], spec: ModelSpec) -> tuple[int, int]:
     """Return a size that shares forwards with `size`: another one where the model mixes them."""
     wider = (size[0] + spec.limits.multiple_of, size[1])
     return wider if "size" in spec.mixes and spec.limits.allows_size(*wider) else size
-
-
-def _job(spec: ModelSpec, task: Task, at: int, prompt: str, size: tuple[int, int]) -> Job:
-    limits, defaults = spec.limits, spec.defaults
-    width, height = size
-    ref = InputRef(id="self-check", key="", content_type="image/png", bytes=0, width=width, height=height)
-    edits, pictured = task is Task.EDIT, task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
-    return Job(
-        id=f"self-check-{at}",
-        tenant="self-check",
-        created_at_ms=0,
-        model=spec.id,
-        width=width,
-        height=height,
-        # A whole group of frames beside the first one, or as many as are allowed.
-        frames=min(limits.frames_multiple + 1, limits.max_frames) if task.makes_video else 1,
-        fps=defaults.fps if task.makes_video else None,
-        layers=0 if task.makes_video else defaults.layers,
-        reference_sizes=(spec.references.size_for(width, height),) if edits else (),
-        task=task,
-        prompt=prompt,
-        seed=at,
-        steps=2,
-        guidance_scale=defaults.guidance_scale,
-        guidance_scale_2=defaults.guidance_scale_2,
-        strength=1.0 if task.has_strength else None,
-        images=(ref,) if pictured else (),
-        mask=ref if task is Task.INPAINT else None,
-    )
-
-
-def _inputs(job: Job) -> Inputs:
-    file = io.BytesIO()
-    Image.radial_gradient("L").save(file, "PNG")
-    data = file.getvalue()
-    mask, last = (None if ref is None else data for ref in (job.mask, job.last_image))
-    return prepare(job, InputFiles(images=(data,) * len(job.images), mask=mask, last_image=last))
 
 
 def _both_ways(calls: Sequence[Call], verified: set[Point]) -> list[Any]:
