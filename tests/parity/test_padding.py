@@ -11,10 +11,16 @@ from parity.cells import LONG
 from tiny import shelf
 
 from shared.job import Task
+from worker.engine.architectures import ARCHITECTURES, Argument, Kind, Rules
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 
 PROMPTS = ("a dog", LONG, "fog", f"{LONG}, and back", "ten boats", "a cat")
+
+
+def on_the_shelf(tiny: str, shelf_folder: Path) -> Path:
+    source = shelf_folder / tiny
+    return source if (source / "model_index.json").exists() else shelf.put(tiny, source)
 
 
 @pytest.mark.parametrize(
@@ -27,9 +33,7 @@ PROMPTS = ("a dog", LONG, "fog", f"{LONG}, and back", "ten boats", "a cat")
 )
 def test_reproducible_pictures_do_not_depend_on_the_longest_prompt_beside_them(tiny: str, shelf_folder: Path) -> None:
     """Prompts are padded to the longest of a forward, or masked: reproducible ones share forwards with their likes."""
-    source = shelf_folder / tiny
-    if not (source / "model_index.json").exists():
-        shelf.put(tiny, source)
+    source = on_the_shelf(tiny, shelf_folder)
     spec = a_spec(source, tasks=(Task.TEXT_TO_IMAGE,))
     jobs = [a_job(f"job{at}", prompt=prompt, seed=at, steps=3, reproducible=True) for at, prompt in enumerate(PROMPTS)]
     together = Room(spec).run(*jobs)
@@ -39,3 +43,17 @@ def test_reproducible_pictures_do_not_depend_on_the_longest_prompt_beside_them(t
         alone = Room(spec).run(job, like)
         assert np.array_equal(alone.pictures[job.id, 0], together.pictures[job.id, 0])
     assert together.ended["job0"].fusing.max_jobs > 1, "of one length with another"
+
+
+def test_padding_that_nothing_hides_is_found_at_load(shelf_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen-Image's pipelines drop a mask that is all ones; if it were not made anew, longer company would change
+    pictures a little."""
+    source = on_the_shelf("qwen-image", shelf_folder)
+    rules = ARCHITECTURES["QwenImageTransformer2DModel"]["forward"]
+    unmasked = {**rules.arguments, "encoder_hidden_states": Argument(Kind.PADDED)}
+    wrong = {**ARCHITECTURES, "QwenImageTransformer2DModel": {"forward": Rules(rules.rows, unmasked)}}
+    monkeypatch.setattr("worker.engine.meeting.ARCHITECTURES", wrong)
+    heard = Room(a_spec(source, tasks=(Task.TEXT_TO_IMAGE,))).run(a_job("one"), a_job("two", prompt=LONG))
+    reason = heard.ended["one"].fusing.alone_reason
+    assert reason is not None
+    assert "failed its self-check: fused rows are off by" in reason

@@ -55,7 +55,8 @@ def _run_both_ways(pictures: Sequence[Picture], device: torch.device, verified: 
     while parked := [picture for picture in pictures if picture.call is not None]:
         calls = [picture.call for picture in parked if picture.call is not None]
         _infer_rules(calls)
-        together = [at for at, call in enumerate(calls) if call.fit == calls[0].fit]
+        lead = min(calls, key=lambda call: call.point.stage)  # all encode first, so that all meet at the denoiser
+        together = [at for at, call in enumerate(calls) if call.fit == lead.fit]
         outcomes = _both_ways([calls[at] for at in together], verified)
         for at, outcome in zip(together, outcomes, strict=True):
             parked[at].resume(device, outcome)
