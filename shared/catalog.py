@@ -130,6 +130,7 @@ class ModelSpec(_Table):
     tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = (Task.TEXT_TO_IMAGE,)
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     offload: Literal["none", "group"] = "none"
+    compile: bool = False
     window_ms: Annotated[int, Field(ge=0, le=60_000)] = 50
     max_batch: Annotated[int, Field(ge=1, le=256)] = 8
     safety_checker: bool = True
@@ -158,6 +159,12 @@ class ModelSpec(_Table):
             )
         if layers > self.limits.max_layers or (self.limits.max_layers and not layers):
             raise ValueError(f"defaults.layers {layers} is not 1 to limits.max_layers {self.limits.max_layers}")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_compiled(self) -> ModelSpec:
+        if self.compile and (self.offload != "none" or self.adapter):
+            raise ValueError('compile goes with offload = "none" and without adapters: both change what a forward runs')
         return self
 
     @model_validator(mode="after")

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from shared.catalog import Limits, ModelSpec
-from worker.engine.probing import Measured, Probed, row_counts
+from worker.engine.probing import Measured, Probed
+from worker.engine.warming import row_counts
 from worker.plot import curves_svg
 from worker.probe import remarks, table
 

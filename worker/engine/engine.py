@@ -28,6 +28,7 @@ from worker.engine.rounds import Rounds
 from worker.engine.row_adapters import AdapterKey
 from worker.engine.seated import SeatedJob
 from worker.engine.selfcheck import check_fusing
+from worker.engine.warming import warm
 from worker.engine.workday import Workday
 
 log = structlog.get_logger()
@@ -59,6 +60,7 @@ class Engine:
         self._arrivals = 0
         self._stopping = False
         self._dead = False
+        self._setting_up = False
         self._loads: dict[str, threading.Event] = {}
 
     def start(self) -> None:
@@ -122,11 +124,12 @@ class Engine:
         if self._dead:
             return Activity(busy=True, since_s=float("-inf"))
         forwards = self._rounds.under_way
-        loading = self._models.loading
+        loading = self._models.loading or self._setting_up
         return Activity(
             busy=forwards or loading,
             since_s=self._pace.last_progress,
-            loading=loading and not forwards,
+            # The thread itself compiles and tries out what was loaded, also while jobs of other models wait for it.
+            loading=self._setting_up or (loading and not forwards),
             expected_s=self._pace.expected_s,
         )
 
@@ -222,7 +225,11 @@ class Engine:
 
     def _model_arrived(self, model: str, outcome: LoadedModel | JobError) -> None:
         if isinstance(outcome, LoadedModel):
+            self._setting_up = True
             check_fusing(outcome, self.device)
+            warm(outcome, self.device, self._pace.note_life)
+            self._pace.note_life()
+            self._setting_up = False
         else:
             log.error("model_unavailable", model=model, error=outcome.message)
         self._rounds.model_arrived(model, outcome)

@@ -64,6 +64,7 @@ class Point:
         self.inferred = False
         self.lean = lean and self.stage is Stage.DENOISE
         self.alone_reason = None if self._rules else f"{self.architecture} has no stacking rule"
+        self.compiled = False
         self._real: Callable[..., Any] = module if method == "forward" else getattr(module, method)
         parameters = inspect.signature(getattr(module, method)).parameters.values()
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -89,6 +90,17 @@ class Point:
     def adopt(self, rules: Rules) -> None:
         """Fuse by rules that were inferred, until they are refused."""
         self.stacker, self.inferred, self.alone_reason = Stacker(rules), True, None
+
+    def compile(self, backend: str) -> None:
+        """Run the module as torch compiles it, at its first calls, from now on."""
+        if self.method == "forward":
+            self._real = torch.compile(self.module, backend=backend)
+            self.compiled = True
+
+    def uncompile(self) -> None:
+        """Run the module as it is."""
+        if self.compiled:
+            self._real, self.compiled = self.module, False
 
     def refuse(self, reason: str) -> None:
         """Run the calls of this point one by one from now on."""

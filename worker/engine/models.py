@@ -66,6 +66,10 @@ class LoadedModel:
         """Whether rows of one forward may differ in their size."""
         return all(point.takes_lists for point in self.points if point.stage is Stage.DENOISE)
 
+    @property
+    def compiled(self) -> bool:
+        return any(point.compiled for point in self.points)
+
     def copy_for(self, job: Job, steps: Steps) -> Pipeline:
         """Return a pipeline of its own for one picture of `job`."""
         template = self.templates.get(job.task)

@@ -15,6 +15,7 @@ from worker.engine.device import chosen_device, watch_memory
 from worker.engine.engine import Engine
 from worker.engine.interface import Finished, ForwardFacts, Made, Seat
 from worker.engine.samples import sample_files, sample_job
+from worker.engine.warming import row_counts
 
 STEPS = 8
 SAMPLES = 5  # a worker believes as many
@@ -52,11 +53,6 @@ class Probed:
         if first.peak_bytes is None or last.peak_bytes is None or last.rows == first.rows:
             return None
         return round((last.peak_bytes - first.peak_bytes) / (last.rows - first.rows))
-
-
-def row_counts(most: int) -> list[int]:
-    """Return the counts to measure up to `most`: powers of two, and `most` itself."""
-    return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
 
 
 def probe(spec: ModelSpec, settings: Settings) -> Probed:
