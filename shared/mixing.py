@@ -27,6 +27,8 @@ ADAPTERS_PER_ROW = frozenset(
         "UNet2DConditionModel",
         "SD3Transformer2DModel",
         "FluxTransformer2DModel",
+        "Flux2Transformer2DModel",
+        "QwenImageTransformer2DModel",
         "WanTransformer3DModel",
         "CLIPTextModel",
         "CLIPTextModelWithProjection",

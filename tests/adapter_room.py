@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import DiffusionPipeline
-from engine_room import SIDE, Recorder, Room, a_job, a_spec
+from engine_room import Recorder, Room, a_job, a_spec
 from parity.running import TOLERANCE
 
 from shared.adapters import AdapterSpec
 from shared.catalog import ModelSpec
 from shared.job import Adapter, Job
 from worker.engine import Finished
+from worker.engine.calls import arguments_for, make_results, set_guidance
+from worker.engine.inputs import Inputs
 
 
 def bare(folder: Path) -> Any:
@@ -65,7 +67,7 @@ def mixing(job: Job) -> Job:
 
 
 class Bare:
-    """Nothing but diffusers and PEFT."""
+    """Nothing but diffusers and PEFT between a job's arguments and its pixels."""
 
     def __init__(self, folder: Path, files: Mapping[str, Path], components: Mapping[str, str] | None = None) -> None:
         self.pipeline = bare(folder)
@@ -86,21 +88,11 @@ class Bare:
         pipeline = self.pipeline if job.adapters else self.plain
         if job.adapters:
             pipeline.set_adapters([one.id for one in job.adapters], [one.scale for one in job.adapters])
-        more: dict[str, Any] = {"negative_prompt": job.negative_prompt} if job.negative_prompt else {}
-        if job.task.makes_video:
-            more["num_frames"] = job.frames
-        made = pipeline(
-            prompt=job.prompt,
-            num_inference_steps=job.steps,
-            guidance_scale=job.guidance_scale,
-            generator=torch.Generator().manual_seed(job.seed),
-            output_type="pt",
-            width=SIDE,
-            height=SIDE,
-            **more,
-        )
-        picture: np.ndarray = (made.frames if job.task.makes_video else made.images)[0].float().numpy()
-        return picture
+        pipeline.scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)
+        set_guidance(pipeline, job)
+        with torch.no_grad():
+            (made,) = make_results(pipeline, arguments_for(pipeline, job, 0, Inputs()))
+        return made.pixels
 
 
 @dataclass
@@ -133,7 +125,8 @@ def run_together(spec: ModelSpec, *jobs: Job, **settings: Any) -> Second:
 
 
 def assert_all_as_alone(heard: Recorder, lone: Bare, jobs: Sequence[Job]) -> None:
-    assert {job.id: heard.ended[job.id].error for job in jobs} == {job.id: None for job in jobs}
+    failed = {job.id: error.message for job in jobs if (error := heard.ended[job.id].error) is not None}
+    assert not failed, failed
     for job in jobs:
         off = np.abs(heard.pictures[job.id, 0] - lone.picture(job)).max()
         assert off <= TOLERANCE, f"{job.id} is off by {off}"

@@ -78,22 +78,6 @@ def test_jobs_with_different_adapters_and_none_share_one_forward(
         assert (changed > 1e-2) == bool(job.adapters), f"{job.id}: {changed}"
 
 
-@pytest.mark.usefixtures("floats")
-def test_where_rows_cannot_differ_jobs_run_apart_and_right(
-    tiny_models: Path, files: Files, lone: Callable[[str], Bare], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An architecture that is not listed runs each mixture by itself, the oldest first."""
-    monkeypatch.setattr("worker.engine.row_adapters.ADAPTERS_PER_ROW", frozenset())
-    jobs = [mixing(a_job(name, adapters=wearing((name[:3], 1.0)))) for name in ("ink", "oil", "ink2", "oil2")]
-    jobs.append(mixing(a_job("none")))
-    heard = run_together(spec_with(tiny_models / "sd", files("sd")), *jobs)
-    assert_all_as_alone(heard, lone("sd"), jobs)
-    assert heard.rows == [2] * 8 + [1] * 4
-    assert heard.ended["none"].fusing.alone_reason == (
-        "its tensors or adapters did not fit a companion's, or memory held no more"
-    )
-
-
 def test_an_adapter_that_does_not_load_fails_its_own_job(tiny_models: Path, files: Files, tmp_path: Path) -> None:
     """Missing, no safetensors, of another model, of a kind that is not supported: each is told, companions finish."""
     state = load_file(files("sd")["oil"])
