@@ -68,6 +68,8 @@ class RedisServer:
         self.port = self.port or _free_port()
         command = [self.executable, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
         command += ["--save", "", "--appendonly", "yes" if self.appendonly else "no", "--loglevel", "warning"]
+        # A kill keeps what was written, synced or not; while a sync is under way Redis puts off writing, by seconds.
+        command += ["--appendfsync", "no"]
         log = (self.folder / "redis.log").open("ab")
         with log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
