@@ -15,7 +15,7 @@ from worker.engine.forms import takes_last_image
 from worker.engine.hub import Picture, forward
 from worker.engine.inferring import infer_rules
 from worker.engine.inputs import prepare
-from worker.engine.meeting import Call, Point
+from worker.engine.meeting import Call, Point, Stage
 from worker.engine.models import LoadedModel
 from worker.engine.samples import sample_files, sample_job
 
@@ -44,7 +44,7 @@ def check_fusing(model: LoadedModel, device: torch.device) -> None:
             break
     if error is not None:
         _refuse_unverified(model, verified, error)
-    _settle_inferred(model, verified)
+    _settle_unseen(model, verified)
     model.forget()
 
 
@@ -73,11 +73,14 @@ def _infer_rules(calls: Sequence[Call]) -> None:
                 call.read_rules()
 
 
-def _settle_inferred(model: LoadedModel, verified: set[Point]) -> None:
+def _settle_unseen(model: LoadedModel, verified: set[Point]) -> None:
     for point in model.points:
-        if not point.inferred or point.stacker is None:
+        if point.stacker is None or point.stage is not Stage.DENOISE:
             continue
-        if point in verified:
+        if not point.inferred:
+            if point not in verified:  # proven by its parity test alone
+                log.info("self_check_saw_no_pair", model=model.spec.id, point=str(point))
+        elif point in verified:
             log.info("rules_inferred", model=model.spec.id, point=str(point))
         else:
             point.refuse(f"{point.architecture} has no stacking rule, and no two calls of it fitted to infer one")
