@@ -15,6 +15,7 @@ from api import documented, errors
 from api.gate import Gate
 from api.limits import BodyLimits
 from api.observe import Observed
+from api.openai import files
 from api.places import Places
 from api.representations import JobObject
 from api.routes import artifacts, bulk, dead, docs, events, health, inputs, jobs, listing, models, queues, webhooks
@@ -72,7 +73,7 @@ def create_app(
         redoc_url=None,
     )
     errors.install(app)
-    for routes in (jobs, listing, bulk, events, inputs, models, webhooks):
+    for routes in (jobs, listing, bulk, events, inputs, models, webhooks, files):
         app.include_router(routes.router, dependencies=[JOBS])
     for of_operators in (queues, dead):
         app.include_router(of_operators.router, dependencies=[ADMIN])
@@ -81,7 +82,8 @@ def create_app(
     documented.complete(app, JobObject)
     # The one added last is the outermost: it sees all requests and errors.
     uploads = settings.max_input_bytes + inputs.OVERHEAD_BYTES
-    caps = {"/v1/inputs": uploads, "/v1/jobs:bulk": None}
+    uploaded_files = settings.max_file_bytes + files.OVERHEAD_BYTES
+    caps = {"/v1/inputs": uploads, "/v1/jobs:bulk": None, "/v1/files": uploaded_files}
     app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=caps)
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, **_cors(settings.cors_origins))

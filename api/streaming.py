@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
+
+from shared.errors import NotFound
 
 SEND_STALL_S = 60.0
 
@@ -59,3 +61,20 @@ async def send_patiently(send: Send, message: Message) -> None:
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def opened(pieces: AsyncIterator[bytes], *, param: str) -> AsyncGenerator[bytes]:
+    """Return `pieces` with the first one read, so that what is missing or away can still be told by a status."""
+    try:
+        first = await anext(pieces)
+    except StopAsyncIteration:
+        first = b""
+    except NotFound:
+        raise NotFound("it is no longer in storage", param=param) from None
+
+    async def whole() -> AsyncGenerator[bytes]:
+        yield first
+        async for piece in pieces:
+            yield piece
+
+    return whole()

@@ -30,6 +30,9 @@ cluster slot, so the scripts take the prefix as KEYS[1] and may build the other 
 | wakeup                         | stream  | -                 | 16 entries                       | submit, release   |
 | input:<tenant>|<id>            | hash    | while unused      | live jobs that use an input      | put_input         |
 | retention                      | zset    | -                 | what storage holds, by its end   | settle, put_input |
+| file:<tenant>|<id>             | hash    | -                 | kept files: retention            | file_put          |
+| parts:<tenant>|<id>            | list    | -                 | objects of a file: retention     | file_put          |
+| files:<tenant>                 | zset    | -                 | 1,000 rows; kept files           | file_put          |
 | worker:<id>                    | hash    | 30 s              |                                  | heartbeat         |
 | workers                        | zset    | 1 h               | pruned at each beat              | heartbeat         |
 | curve:<device>|<model>|<shape> | hash    | 30 d              |                                  | learn             |
@@ -63,7 +66,7 @@ GROUP = "workers"
 _BOUNDED = re.compile(
     r"(schema|waiting|signatures|leases|holding|deadlines|events|wakeup|retention|dead"
     r"|auth|apikeys|url_secret|limits|running|outbox|hook_hosts"
-    r"|(lane|lanes|front|alone|sig|ripe|jobs|batch|apikey|hooks|hook_due):.+)"
+    r"|(lane|lanes|front|alone|sig|ripe|jobs|batch|apikey|hooks|hook_due|file|parts|files):.+)"
 )
 
 
@@ -134,6 +137,15 @@ class Keys:
 
     def input(self, tenant: str, input_id: str) -> str:
         return f"{self.prefix}input:{tenant}|{input_id}"
+
+    def file(self, tenant: str, file_id: str) -> str:
+        return f"{self.prefix}file:{tenant}|{file_id}"
+
+    def parts(self, tenant: str, file_id: str) -> str:
+        return f"{self.prefix}parts:{tenant}|{file_id}"
+
+    def files(self, tenant: str) -> str:
+        return f"{self.prefix}files:{tenant}"
 
     def worker(self, worker: str) -> str:
         return f"{self.prefix}worker:{worker}"

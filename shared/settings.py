@@ -87,6 +87,9 @@ class Settings(BaseSettings):
 
     retention_s: Annotated[Positive, Field(description="How long finished jobs and their pictures are kept.")] = 86_400
     input_retention_s: Annotated[Positive, Field(description="How long an uploaded input is kept unused.")] = 86_400
+    file_retention_s: Annotated[
+        Positive, Field(description="How long files are kept, those that batches write too, and batches that ended.")
+    ] = 7 * 86_400
     idempotency_s: Annotated[Positive, Field(description="How long an Idempotency-Key is remembered.")] = 86_400
     max_waiting_jobs: Annotated[Positive, Field(description="Jobs that may wait; more get 429.")] = 100_000
     max_waiting_jobs_per_tenant: Annotated[
@@ -142,6 +145,7 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[Positive, Field(description="Largest request body but for uploads and bulk.")] = 1_048_576
     max_input_bytes: Annotated[Positive, Field(description="Largest input image, as a file.")] = 20 * 1024 * 1024
     max_input_pixels: Annotated[Positive, Field(description="Largest input image, decoded.")] = 40_000_000
+    max_file_bytes: Annotated[Positive, Field(description="Largest file of `POST /v1/files`.")] = 200 * 1024 * 1024
     fetch_timeout_s: Annotated[float, Field(gt=0, description="Bound on fetching an image URL.")] = 15.0
     fetch_allow_networks: Annotated[
         tuple[IPvAnyNetwork, ...],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,11 +13,10 @@ from starlette.responses import RedirectResponse, Response
 from api import ranges
 from api.answers import find, matches
 from api.documented import problems
-from api.streaming import Streamed
+from api.streaming import Streamed, opened
 from api.visit import HereByUrl, Visit
 from shared.errors import NotFound
 from shared.job import Artifact, JobRecord, Thumbnail
-from shared.storage import Storage
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -110,7 +108,7 @@ async def _answer(request: Request, here: Visit, found: Artifact | Thumbnail, as
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{found.bytes}"
     if request.method == "HEAD":
         return Response(status_code=206 if part else 200, headers=headers)
-    pieces = await _opened(here.parts.storage, found.key, start, end)
+    pieces = await opened(here.parts.storage.stream(found.key, start, end), param="index")
     return Streamed(pieces, status_code=206 if part else 200, headers=headers)
 
 
@@ -122,21 +120,3 @@ def _pick(record: JobRecord, index: int) -> Artifact:
         f"job {record.job.id} is {record.state.value} and has {len(record.artifacts)} artifacts, none number {index}",
         param="index",
     )
-
-
-async def _opened(storage: Storage, key: str, start: int, end: int) -> AsyncGenerator[bytes]:
-    """Return the pieces with the first one read, so that what is missing or away can still be told by a status."""
-    pieces = storage.stream(key, start, end)
-    try:
-        first = await anext(pieces)
-    except StopAsyncIteration:
-        first = b""
-    except NotFound:
-        raise NotFound("it is no longer in storage", param="index") from None
-
-    async def whole() -> AsyncGenerator[bytes]:
-        yield first
-        async for piece in pieces:
-            yield piece
-
-    return whole()

@@ -6,6 +6,7 @@ from shared.queue.access import Access
 from shared.queue.claiming import Claiming
 from shared.queue.client import connect_blocking, connect_commands
 from shared.queue.examine import Examining
+from shared.queue.filing import Filing
 from shared.queue.hooks import Hooking
 from shared.queue.reading import Reading
 from shared.queue.submission import Submitting
@@ -13,7 +14,7 @@ from shared.queue.upkeep import Upkeep
 from shared.settings import Settings
 
 
-class Queue(Submitting, Reading, Claiming, Upkeep, Access, Examining, Hooking):
+class Queue(Submitting, Reading, Claiming, Upkeep, Access, Examining, Hooking, Filing):
     """The jobs of one namespace. Every method raises `RedisUnavailable` when Redis does not serve.
 
     Times are Redis' own. A job is in line, in one worker's hands, or ended; each move between is one script.

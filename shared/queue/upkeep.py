@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Literal
 
+from shared import files
 from shared.job import JobRecord
 from shared.queue.client import Connected, translated
 from shared.queue.records import record
@@ -137,4 +138,6 @@ def _doomed(row: str) -> Doomed:
     kind, tenant, name, rest = row.split("|", 3)
     if kind == "input":
         return Doomed(kind="input", tenant=tenant, id=name, prefix=f"inputs/{tenant}/{name}/{rest}", row=row)
+    if kind == "file":
+        return Doomed(kind="file", tenant=tenant, id=name, prefix=files.prefix(tenant, name), row=row)
     return Doomed(kind="job", tenant=tenant, id=name, prefix=f"jobs/{name}/", row=row)

@@ -131,7 +131,7 @@ class DeadLetter:
 class Doomed:
     """Something whose time is over: remove all below `prefix` in storage, then hand it to `retained`."""
 
-    kind: Literal["job", "input"]
+    kind: Literal["job", "input", "file"]
     tenant: str
     id: str
     prefix: str

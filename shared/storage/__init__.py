@@ -1,6 +1,7 @@
 """Where input pictures and results live: one contract, a folder or an S3 bucket behind it.
 
-Keys are paths: results `jobs/{job_id}/{attempt}/{index}.{ext}`, inputs `inputs/{tenant}/{id}/{token}.{ext}`.
+Keys are paths: results `jobs/{job_id}/{attempt}/{index}.{ext}`, inputs `inputs/{tenant}/{id}/{token}.{ext}`,
+files `files/{tenant}/{id}/{part}.jsonl`.
 Every error is `NotFound`, or `StorageUnavailable` with a message that says what to do.
 """
 

@@ -1,12 +1,14 @@
--- What has outlived its retention. Inputs that a job still uses are put off; of one that was stored anew in the
--- meantime, the old object goes alone.
+-- What has outlived its retention. Inputs that a job still uses, and files that a batch still reads, are put off; of an
+-- input that was stored anew in the meantime, the old object goes alone.
 -- KEYS[1]  prefix
 -- ARGV     how many at most
--- Returns  rows 'job|tenant|id|batch' and 'input|tenant|id|object'
+-- Returns  rows 'job|tenant|id|batch', 'input|tenant|id|object' and 'file|tenant|id|'
 local now, out = clock_ms(), {}
 for _, row in ipairs(redis.call('ZRANGEBYSCORE', key.retention, '-inf', whole(now), 'LIMIT', 0, ARGV[1])) do
   local tenant, id, object = string.match(row, '^input|([^|]*)|([^|]*)|(.*)$')
   local live, current = 0, nil
+  local reader, file = string.match(row, '^file|([^|]*)|([^|]*)|$')
+  if reader then live = tonumber(redis.call('HGET', key.file(reader, file), 'live') or nil) or 0 end
   if tenant then
     local known = redis.call('HMGET', key.input(tenant, id), 'live', 'object')
     live, current = tonumber(known[1] or nil) or 0, known[2] or object

@@ -26,6 +26,9 @@ function key.jobs(tenant) return PREFIX .. 'jobs:' .. tenant end
 function key.batch(tenant, batch) return PREFIX .. 'batch:' .. tenant .. '|' .. batch end
 function key.idem(tenant, digest) return PREFIX .. 'idem:' .. tenant .. '|' .. digest end
 function key.input(tenant, id) return PREFIX .. 'input:' .. tenant .. '|' .. id end
+function key.file(tenant, id) return PREFIX .. 'file:' .. tenant .. '|' .. id end
+function key.parts(tenant, id) return PREFIX .. 'parts:' .. tenant .. '|' .. id end
+function key.files(tenant) return PREFIX .. 'files:' .. tenant end
 function key.worker(worker) return PREFIX .. 'worker:' .. worker end
 function key.curve(device, model, shape) return PREFIX .. 'curve:' .. device .. '|' .. model .. '|' .. shape end
 function key.dead_letter(letter) return PREFIX .. 'dead:' .. letter end

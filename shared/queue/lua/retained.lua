@@ -12,5 +12,8 @@ if kind == 'job' then
   redis.call('DEL', key.job(id))
   redis.call('ZREM', key.jobs(tenant), id)
   if batch ~= '' then redis.call('ZREM', key.batch(tenant, batch), id) end
+elseif kind == 'file' then
+  redis.call('DEL', key.file(tenant, id), key.parts(tenant, id))
+  redis.call('ZREM', key.files(tenant), id)
 end
 return 1

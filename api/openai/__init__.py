@@ -1,0 +1,1 @@
+"""The protocol of OpenAI's SDKs, at the same origin."""

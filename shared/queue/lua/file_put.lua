@@ -1,0 +1,15 @@
+-- Make a file known whose parts are stored; the same again changes nothing.
+-- KEYS[1]  prefix
+-- ARGV     tenant, file id, filename, purpose, bytes, created ms, expires ms, then its parts, '<bytes> <name>' each
+--          (none: they are there already)
+-- Returns  1
+local tenant, id = ARGV[1], ARGV[2]
+redis.call('HSET', key.file(tenant, id), 'filename', ARGV[3], 'purpose', ARGV[4], 'bytes', ARGV[5], 'created', ARGV[6],
+  'expires', ARGV[7])
+if ARGV[8] then
+  redis.call('DEL', key.parts(tenant, id))
+  for at = 8, #ARGV do redis.call('RPUSH', key.parts(tenant, id), ARGV[at]) end
+end
+redis.call('ZADD', key.files(tenant), ARGV[6], id)
+redis.call('ZADD', key.retention, ARGV[7], 'file|' .. tenant .. '|' .. id .. '|')
+return 1
