@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from bench import engine, over_http, simulate
+from bench import engine, over_http, preempt, simulate
 
 if __name__ == "__main__":
     simulate.main()
     print(flush=True)
     engine.main([])
+    print(flush=True)
+    preempt.main([])
     print(flush=True)
     over_http.main([])

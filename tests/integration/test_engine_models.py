@@ -25,6 +25,33 @@ from worker.engine.architectures import ARCHITECTURES, Argument, Kind, Rules
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 
 
+BUFFERS = 50_000  # what tiny models hold beside their weights
+
+
+def test_a_model_above_the_budget_is_refused_with_what_to_do(tiny_models: Path) -> None:
+    """It could never be loaded: its jobs are told at once, and other models are not pushed out for it."""
+    large, small = a_spec(tiny_models / "sd3", model="large"), a_spec(tiny_models / "sd", model="small")
+    room = Room(large, small, gpu_memory_bytes=models.locate(large)[1] - 1)
+    with room.started() as engine:
+        room.seat(a_job("first", model="small"))
+        room.recorder.wait_for(["first"])
+        room.seat(a_job("refused", model="large"))
+        room.recorder.wait_for(["refused"])
+        assert engine.loaded_models == ("small",)
+    error = room.recorder.ended["refused"].error
+    assert isinstance(error, ModelUnavailable)
+    assert "'large' does not fit" in error.message
+    assert "FUSEQUEUE_GPU_MEMORY_BYTES" in error.message
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("float32", 1.0), ("bfloat16", 0.5)])
+def test_what_a_model_takes_is_known_before_it_is_loaded(dtype: str, share: float, tiny_models: Path) -> None:
+    """From the heads of its files, at the precision it is loaded in; weights in another variant do not count."""
+    _, nbytes = models.locate(a_spec(tiny_models / "sd", dtype=dtype))
+    loaded = models.load(a_spec(tiny_models / "sd"), tiny_models / "sd", torch.device("cpu"))
+    assert 0 <= share * loaded.nbytes - nbytes < BUFFERS
+
+
 def test_a_missing_folder_fails_the_job_with_what_to_check(tmp_path: Path) -> None:
     """The message names the model and its source; the worker lives on."""
     room = Room(a_spec(tmp_path / "nowhere"))
@@ -75,7 +102,7 @@ def test_the_least_recently_used_model_makes_room(tiny_models: Path) -> None:
     """Within the budget models stay; what does not fit pushes out the one that was idle longest."""
     specs = [a_spec(tiny_models / family, model=family) for family in ("sd", "sdxl", "sd3")]
     sizes = {spec.id: models.locate(spec)[1] for spec in specs}
-    budget = sizes["sd"] + sizes["sd3"] + 1000
+    budget = sizes["sd"] + sizes["sd3"] + BUFFERS
     room = Room(*specs, gpu_memory_bytes=budget)
     with room.started() as engine:
         for at, model in enumerate(["sd", "sdxl", "sd", "sd3"]):
@@ -91,7 +118,9 @@ def test_the_least_recently_used_model_makes_room(tiny_models: Path) -> None:
 
 def test_a_model_with_running_jobs_stays(tiny_models: Path) -> None:
     """A second model waits for room until the first one's jobs have ended, however small the budget."""
-    room = Room(a_spec(tiny_models / "sd", model="sd"), a_spec(tiny_models / "sd3", model="sd3"), gpu_memory_bytes=1)
+    specs = [a_spec(tiny_models / family, model=family) for family in ("sd", "sd3")]
+    budget = max(models.locate(spec)[1] for spec in specs) + BUFFERS
+    room = Room(*specs, gpu_memory_bytes=budget)
     room.seat(a_job("first", model="sd", steps=12))
     with room.started() as engine:
         wait_until(lambda: room.recorder.rows, "the first job runs", TIMEOUT_S)
@@ -110,7 +139,7 @@ def test_warm_up_loads_what_fits_and_pushes_nothing_out(tiny_models: Path, tmp_p
         a_spec(tmp_path / "nowhere", model="missing"),
         a_spec(tiny_models / "sdxl", model="sdxl"),
     ]
-    room = Room(*specs, gpu_memory_bytes=models.locate(specs[0])[1] + 1000)
+    room = Room(*specs, gpu_memory_bytes=models.locate(specs[0])[1] + BUFFERS)
     with room.started() as engine:
         engine.warm_up()
         assert engine.loaded_models == ("sd",)

@@ -27,6 +27,7 @@ from worker.engine.inputs import Inputs
 from worker.engine.interface import Made
 from worker.engine.meeting import Point, Proxy, Stage, points_of
 from worker.engine.row_adapters import ModelAdapters, adapter_key
+from worker.engine.weights import folder_bytes
 
 if TYPE_CHECKING:
     from worker.engine.adapters import AdapterLoader
@@ -115,14 +116,9 @@ def locate(spec: ModelSpec) -> tuple[Path, int]:
         raise ModelUnavailable(
             f"model {spec.id!r}: {spec.source} holds no diffusers pipeline (no model_index.json); check its source"
         )
-    return folder, sum(_weights_bytes(part, spec.variant) for part in folder.iterdir() if part.is_dir())
-
-
-def _weights_bytes(folder: Path, variant: str | None) -> int:
-    files = list(folder.glob("*.safetensors"))
-    if variant is not None:
-        files = [file for file in files if f".{variant}." in file.name] or files
-    return sum(file.stat().st_size for file in files)
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    parts = [part for part in folder.iterdir() if part.is_dir()]
+    return folder, sum(folder_bytes(part, spec.variant, dtype.itemsize) for part in parts)
 
 
 def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
@@ -206,9 +202,27 @@ def _module_bytes(module: torch.nn.Module) -> int:
 
 def default_budget(device: torch.device) -> int:
     """Return 0.7 of the device's memory: the rest is for activations."""
+    return int(0.7 * device_bytes(device))
+
+
+def device_bytes(device: torch.device) -> int:
+    """Return how much memory a device has."""
     if device.type == "cuda":
-        return int(0.7 * torch.cuda.get_device_properties(device).total_memory)
-    return int(0.7 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def too_large(spec: ModelSpec, nbytes: int, room: int) -> ModelUnavailable | None:
+    """Return the error of a model whose weights can never fit into `room` bytes, None if they may.
+
+    One that is offloaded in groups is never on the device as a whole.
+    """
+    if nbytes <= room or spec.offload == "group":
+        return None
+    return ModelUnavailable(
+        f"model {spec.id!r} does not fit: its weights take {nbytes / 2**30:.3g} GiB as {spec.dtype} and there are "
+        f'{room / 2**30:.3g}; a smaller dtype, offload = "group" or a larger FUSEQUEUE_GPU_MEMORY_BYTES may help'
+    )
 
 
 Outcome = LoadedModel | JobError
@@ -225,7 +239,8 @@ class Models:
     """The models of one device. All methods run on the engine's thread; loading runs on one of its own.
 
     `post` runs a function on the engine's thread, soon; `arrived` is told there how each load ended.
-    A model larger than the budget is loaded when it has the device to itself.
+    A model above the default budget is loaded when it has the device to itself; one above a budget that was set, or
+    above the device's memory, is refused.
     """
 
     def __init__(
@@ -238,6 +253,7 @@ class Models:
     ) -> None:
         self.device = device
         self.budget_bytes = default_budget(device) if budget_bytes is None else budget_bytes
+        self._room_bytes = device_bytes(device) if budget_bytes is None else budget_bytes
         self.loaded: dict[str, LoadedModel] = {}
         self._post = post
         self._arrived = arrived
@@ -270,6 +286,9 @@ class Models:
         if self._placing or not self._located:
             return
         spec, folder, nbytes = self._located[0].spec, self._located[0].folder, self._located[0].nbytes
+        if error := too_large(spec, nbytes, self._room_bytes):
+            self._located.pop(0)
+            return self._settle(spec, error)
         while self.loaded and self._used() + nbytes > self.budget_bytes:
             if not self._wanted[spec.id]:
                 self._located.pop(0)
