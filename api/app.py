@@ -18,7 +18,21 @@ from api.observe import Observed
 from api.openai import files
 from api.places import Places
 from api.representations import JobObject
-from api.routes import artifacts, bulk, dead, docs, events, health, inputs, jobs, listing, models, queues, webhooks
+from api.routes import (
+    artifacts,
+    bulk,
+    dead,
+    docs,
+    events,
+    health,
+    inputs,
+    jobs,
+    listing,
+    models,
+    queues,
+    scale,
+    webhooks,
+)
 from api.services import Services
 from api.tenancy import ADMIN, JOBS
 from shared import catalog
@@ -75,7 +89,7 @@ def create_app(
     errors.install(app)
     for routes in (jobs, listing, bulk, events, inputs, models, webhooks, files):
         app.include_router(routes.router, dependencies=[JOBS])
-    for of_operators in (queues, dead):
+    for of_operators in (queues, scale, dead):
         app.include_router(of_operators.router, dependencies=[ADMIN])
     for open_routes in (artifacts, health, docs):  # a picture's URL may be signed; metrics ask for a key themselves
         app.include_router(open_routes.router)

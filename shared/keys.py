@@ -36,6 +36,8 @@ cluster slot, so the scripts take the prefix as KEYS[1] and may build the other 
 | worker:<id>                    | hash    | 30 s              |                                  | heartbeat         |
 | workers                        | zset    | 1 h               | pruned at each beat              | heartbeat         |
 | curve:<device>|<model>|<shape> | hash    | 30 d              |                                  | learn             |
+| learned:<model>|<shape>        | string  | 30 d              |                                  | learn             |
+| cost:<sig>                     | hash    | 7 d               |                                  | settle            |
 | dead                           | zset    | -                 | 10,000 rows                      | reclaim           |
 | dead:<id>                      | hash    | 7 d               |                                  | reclaim           |
 | reconciling                    | string  | 1 min             |                                  | reconcile         |
@@ -152,6 +154,12 @@ class Keys:
 
     def curve(self, device: str, model: str, shape: str) -> str:
         return f"{self.prefix}curve:{device}|{model}|{shape}"
+
+    def learned(self, model: str, shape: str) -> str:
+        return f"{self.prefix}learned:{model}|{shape}"
+
+    def cost(self, name: str) -> str:
+        return f"{self.prefix}cost:{name}"
 
     def dead_letter(self, letter: str) -> str:
         return f"{self.prefix}dead:{letter}"

@@ -133,6 +133,10 @@ class Settings(BaseSettings):
     device: Annotated[str | None, Field(description="Torch device. Unset: cuda if there is one, else cpu.")] = None
     torch_threads: Annotated[int | None, Field(description="CPU threads of torch. Unset: torch's choice.")] = None
 
+    target_wait_s: Annotated[
+        float, Field(gt=0, description="Wait that the number of workers wanted aims at (GET /v1/scale).")
+    ] = 30.0
+
     auth: Annotated[
         Literal["auto", "keys", "insecure-no-keys"],
         Field(description="When API keys are asked for: from the first key made on, always, or never."),

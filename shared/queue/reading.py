@@ -12,6 +12,7 @@ from shared.job import JobRecord
 from shared.queue.client import Connected, translated
 from shared.queue.records import record
 from shared.queue.values import RANKS, Place, QueueDepth, WorkerInfo
+from shared.scaling import Line
 
 MAX_SIGNATURES = 1000
 MAX_WORKERS = 1000
@@ -120,6 +121,38 @@ class Reading(Connected):
         with translated():
             learned = await self.redis.hgetall(self.keys.curve(device, model, shape))
         return {int(rows): float(seconds) for rows, seconds in sorted(learned.items(), key=lambda row: int(row[0]))}
+
+    async def lines(self) -> list[Line]:
+        """Return what waits and runs with what it costs, for the scale of a pool."""
+        depths = await self.queues()
+        with translated():
+            async with self.redis.pipeline(transaction=False) as pipe:
+                for depth in depths:
+                    pipe.hmget(self.keys.cost(depth.signature), "seat_s", "rows")
+                    pipe.hmget(self.keys.cost(f"model|{depth.model}"), "seat_s", "rows")
+                    pipe.get(self.keys.learned(depth.model, _shape(depth)))
+                rows = await pipe.execute() if depths else []
+        lines = []
+        for depth, own, models, device in zip(depths, rows[0::3], rows[1::3], rows[2::3], strict=True):
+            seat_s, mean_rows = own if own[0] is not None else models
+            curve = None if device is None else await self.curve(device, depth.model, _shape(depth))
+            lines.append(
+                Line(
+                    signature=depth.signature,
+                    waiting_seats=depth.waiting_seats,
+                    running_seats=depth.running,
+                    oldest_wait_s=(depth.oldest_age_ms or 0) / 1000,
+                    seat_s=None if seat_s is None else float(seat_s),
+                    rows=float(mean_rows or 1),
+                    curve=curve,
+                )
+            )
+        return lines
+
+
+def _shape(depth: QueueDepth) -> str:
+    """Return the shape under which workers learn: the part of the signature that spells it, without a single frame."""
+    return depth.signature.removeprefix(f"{depth.model}:").partition(":")[0].removesuffix("x1")
 
 
 def _depth(row: list[int | str]) -> QueueDepth:

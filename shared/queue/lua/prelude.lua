@@ -31,6 +31,8 @@ function key.parts(tenant, id) return PREFIX .. 'parts:' .. tenant .. '|' .. id 
 function key.files(tenant) return PREFIX .. 'files:' .. tenant end
 function key.worker(worker) return PREFIX .. 'worker:' .. worker end
 function key.curve(device, model, shape) return PREFIX .. 'curve:' .. device .. '|' .. model .. '|' .. shape end
+function key.cost(name) return PREFIX .. 'cost:' .. name end
+function key.learned(model, shape) return PREFIX .. 'learned:' .. model .. '|' .. shape end
 function key.dead_letter(letter) return PREFIX .. 'dead:' .. letter end
 function key.apikey(id) return PREFIX .. 'apikey:' .. id end
 function key.rate(tenant) return PREFIX .. 'rate:' .. tenant end

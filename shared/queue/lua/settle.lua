@@ -34,6 +34,15 @@ local function keep_pace(name, started)
   redis.call('PEXPIRE', name, 3600000)
 end
 
+-- What a seat costs, and in forwards of how many rows: moving means, of a signature and of its model.
+local function learn_cost(name, seconds, rows)
+  local known = redis.call('HMGET', key.cost(name), 'seat_s', 'rows')
+  local mean, mean_rows = tonumber(known[1] or nil), tonumber(known[2] or nil)
+  if mean then seconds, rows = mean + 0.1 * (seconds - mean), mean_rows + 0.1 * (rows - mean_rows) end
+  redis.call('HSET', key.cost(name), 'seat_s', string.format('%.9g', seconds), 'rows', string.format('%.4g', rows))
+  redis.call('PEXPIRE', key.cost(name), 7 * 86400000)
+end
+
 local job = ending.load(id)
 if not job then return 0 end
 if redis.call('HGET', key.job(id), 'settled') == token then return 1 end
@@ -44,6 +53,11 @@ if ARGV[7] ~= '' then redis.call('HSET', key.job(id), 'error', ARGV[7]) else red
 ending.finish(id, job, ARGV[5], now)
 ending.take_back(id, job, now)
 charge(job.tenant, tonumber(ARGV[10]))
+if ARGV[5] == 'succeeded' and tonumber(ARGV[10]) > 0 then
+  local each, rows = tonumber(ARGV[10]) / job.seats, tonumber(cjson.decode(ARGV[8]).mean_rows) or 1
+  learn_cost(job.sig, each, rows)
+  learn_cost('model|' .. job.model, each, rows)
+end
 local started = tonumber(job.started) or now
 keep_pace(key.rhythm(job.sig), started)
 keep_pace(key.pace, started)

@@ -1,0 +1,52 @@
+"""How many workers a pool wants."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from api.documented import problems
+from api.services import Parts
+from shared.errors import NotFound
+from shared.scaling import Fleet, wanted_workers
+
+router = APIRouter(prefix="/v1/scale", tags=["operations"])
+
+
+class ScaleObject(BaseModel):
+    """The workers wanted, what that follows from, and why; for autoscalers."""
+
+    pool: str
+    wanted: int = Field(description="Workers that serve what waits within `target_wait_s`; never fewer than `busy`.")
+    alive: int
+    busy: int = Field(description="Workers that have jobs.")
+    target_wait_s: float
+    oldest_wait_s: float
+    backlog_s: float = Field(description="GPU-seconds that wait and run, counted as fused.")
+    waiting_s: float
+    running_s: float
+    reasons: tuple[str, ...]
+
+
+@router.get("/{pool}", responses=problems(404, 503))
+async def scale(pool: str, parts: Parts) -> ScaleObject:
+    """Tell how many workers the pool wants now. A pool is a namespace; this API serves one."""
+    if pool != parts.settings.namespace:
+        raise NotFound(f"this API serves the pool {parts.settings.namespace!r}", param="pool")
+    workers = await parts.queue.workers()
+    alive = [worker for worker in workers if worker.state != "draining"]
+    fleet = Fleet(alive=len(alive), busy=sum(worker.running > 0 for worker in alive))
+    target_s = parts.settings.target_wait_s
+    found = wanted_workers(await parts.queue.lines(), fleet, target_s)
+    return ScaleObject(
+        pool=pool,
+        wanted=found.wanted,
+        alive=fleet.alive,
+        busy=fleet.busy,
+        target_wait_s=target_s,
+        oldest_wait_s=round(found.oldest_wait_s, 3),
+        backlog_s=round(found.waiting_s + found.running_s, 3),
+        waiting_s=round(found.waiting_s, 3),
+        running_s=round(found.running_s, 3),
+        reasons=found.reasons,
+    )
