@@ -317,8 +317,9 @@ CELLS = (
         models="GLM-Image",
         pipelines="GlmImagePipeline",
         tiny="glm-image",
-        jobs=TEXT,
+        jobs=TEXT | {"quoting": {"prompt": 'a sign that reads "open all night"', "steps": 3}},
         joining=LATE,
+        meet=sum(fields.get("n", 1) for fields in TEXT.values()),
         limits="prompts that quote texts of different lengths run one after the other; image input, as diffusers joins "
         "into one tensor what transformers wants as a list",
         refused={"its error": {"task": Task.EDIT, "prompt": "a dog", "steps": 2}},
