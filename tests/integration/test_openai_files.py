@@ -35,7 +35,8 @@ def test_a_file_is_kept_listed_read_and_deleted(client: openai.OpenAI) -> None:
     ]
     first = made[0]
     assert (first.object, first.filename, first.bytes, first.status) == ("file", "0.jsonl", len(LINES) + 1, "processed")
-    assert first.expires_at is not None and first.expires_at > first.created_at
+    assert first.expires_at is not None
+    assert first.expires_at > first.created_at
     assert client.files.retrieve(first.id) == first
     assert client.files.content(first.id).read() == LINES + b"0"
     assert [file.id for file in client.files.list(limit=2)] == [file.id for file in reversed(made)]
