@@ -15,7 +15,7 @@ from api import documented, errors
 from api.gate import Gate
 from api.limits import BodyLimits
 from api.observe import Observed
-from api.openai import files
+from api.openai import files, images
 from api.places import Places
 from api.representations import JobObject
 from api.routes import (
@@ -87,7 +87,7 @@ def create_app(
         redoc_url=None,
     )
     errors.install(app)
-    for routes in (jobs, listing, bulk, events, inputs, models, webhooks, files):
+    for routes in (jobs, listing, bulk, events, inputs, models, webhooks, files, images):
         app.include_router(routes.router, dependencies=[JOBS])
     for of_operators in (queues, scale, dead):
         app.include_router(of_operators.router, dependencies=[ADMIN])
@@ -97,7 +97,9 @@ def create_app(
     # The one added last is the outermost: it sees all requests and errors.
     uploads = settings.max_input_bytes + inputs.OVERHEAD_BYTES
     uploaded_files = settings.max_file_bytes + files.OVERHEAD_BYTES
-    caps = {"/v1/inputs": uploads, "/v1/jobs:bulk": None, "/v1/files": uploaded_files}
+    pictures = 1 + max(spec.limits.max_input_images for spec in served)  # those to edit, and a mask
+    edits = pictures * settings.max_input_bytes + images.OVERHEAD_BYTES
+    caps = {"/v1/inputs": uploads, "/v1/jobs:bulk": None, "/v1/files": uploaded_files, "/v1/images/edits": edits}
     app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=caps)
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, **_cors(settings.cors_origins))

@@ -53,6 +53,13 @@ class TooManyStreams(Unavailable):
     code = "too_many_streams"
 
 
+class WaitTimeout(FusequeueError):
+    """The job of a call that waits for it is not done in time, and goes on."""
+
+    code = "wait_timeout"
+    retryable = True
+
+
 class NotReady(Unavailable):
     code = "not_ready"
 
@@ -81,6 +88,7 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "model_not_found": (404, "No such model"),
     "method_not_allowed": (405, "The method is not allowed here"),
     "request_timeout": (408, "The request body did not arrive in time"),
+    "job_canceled": (409, "The job was canceled"),
     "conflict": (409, "The state does not allow this"),
     "payload_too_large": (413, "The body is too large"),
     "unsupported_media_type": (415, "The content type is not supported"),
@@ -88,16 +96,26 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "invalid_request": (422, "The request is invalid"),
     "too_many_lines": (422, "The bulk request has too many lines"),
     "invalid_input_image": (422, "The input image cannot be used"),
+    "input_missing": (422, "An input picture is no longer stored"),
     "idempotency_key_reused": (422, "The Idempotency-Key was used with another body"),
     "queue_full": (429, "The queue is full"),
     "rate_limit_exceeded": (429, "Too many requests"),
     "internal_error": (500, "Internal error"),
+    "job_failed": (500, "The job failed"),
+    "inference_failed": (500, "The model's code failed"),
+    "non_finite_latents": (500, "Denoising gave no numbers"),
+    "out_of_memory": (500, "The job does not fit into memory"),
+    "worker_lost": (500, "The job ended the processes that ran it"),
+    "model_unavailable": (500, "The model cannot be loaded"),
+    "adapter_unavailable": (500, "An adapter cannot be loaded"),
     "unavailable": (503, "Temporarily unavailable"),
     "redis_unavailable": (503, "The queue is temporarily unavailable"),
     "storage_unavailable": (503, "The storage is temporarily unavailable"),
     "too_many_streams": (503, "Too many clients are waiting on streams"),
     "not_ready": (503, "Not ready"),
     "incompatible_redis": (503, "The queue's Redis is not usable"),
+    "deadline_exceeded": (504, "The job's deadline passed"),
+    "wait_timeout": (504, "The job is not done in time"),
 }
 
 _CODES_BY_STATUS = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}

@@ -18,6 +18,7 @@ from shared.queue import Submission, Submitted
 from shared.request import Inputs, JobRequest, check, parse, resolve
 from shared.signature import signature
 
+NO_KEY = Once()
 _submitting: set[asyncio.Task[list[Submitted | FusequeueError]]] = set()
 
 
@@ -27,7 +28,13 @@ async def submission(raw: bytes, tenant: str, services: Services, once: Once) ->
     The pictures it starts from are stored by then, unless the job is known by its Idempotency-Key already: then that
     one is returned, and nothing is fetched.
     """
-    request = parse(strict_json.decode(raw))
+    return await submission_of(parse(strict_json.decode(raw)), tenant, services, once)
+
+
+async def submission_of(
+    request: JobRequest, tenant: str, services: Services, once: Once = NO_KEY
+) -> Submission | Submitted:
+    """Return the job of a request that is parsed already, as `submission` does."""
     spec = services.catalog.get(request.model)
     _check_webhook(request, services)
     check(request, spec)  # before anything is fetched or stored for a job that would be refused anyway

@@ -26,6 +26,7 @@ cluster slot, so the scripts take the prefix as KEYS[1] and may build the other 
 | jobs:<tenant>                  | zset    | -                 | kept jobs: retention             | submit, retained  |
 | batch:<tenant>|<batch>         | zset    | -                 | kept jobs: retention             | submit, retained  |
 | idem:<tenant>|<digest>         | string  | idempotency_s     |                                  | submit            |
+| tries:<tenant>|<digest>        | zset    | sync_wait_s + 1 m | 1,000 rows                       | note_try          |
 | events                         | stream  | -                 | about 100,000 entries            | all               |
 | wakeup                         | stream  | -                 | 16 entries                       | submit, release   |
 | input:<tenant>|<id>            | hash    | while unused      | live jobs that use an input      | put_input         |
@@ -136,6 +137,9 @@ class Keys:
 
     def idem(self, tenant: str, digest: str) -> str:
         return f"{self.prefix}idem:{tenant}|{digest}"
+
+    def tries(self, tenant: str, digest: str) -> str:
+        return f"{self.prefix}tries:{tenant}|{digest}"
 
     def input(self, tenant: str, input_id: str) -> str:
         return f"{self.prefix}input:{tenant}|{input_id}"

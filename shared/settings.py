@@ -173,6 +173,12 @@ class Settings(BaseSettings):
         tuple[PortNumber, ...], ByCommas, Field(description="Ports that webhooks may name, by commas.")
     ] = (443, 8443)
     max_wait_s: Annotated[Positive, Field(description="Longest wait that a request may ask for.")] = 60
+    sync_wait_s: Annotated[
+        Positive, Field(description="Longest that a call of OpenAI's protocol waits for its pictures.")
+    ] = 540
+    hangup_grace_s: Annotated[
+        float, Field(ge=0, description="After its client hung up, a job waits so long for a retry, then is canceled.")
+    ] = 15.0
     max_bulk_lines: Annotated[Positive, Field(description="Lines that one bulk request may carry.")] = 100_000
     public_url: Annotated[
         str | None, Field(description="Where clients reach the API, for the URLs it tells. Unset: the request's own.")

@@ -10,11 +10,12 @@ from shared.queue.filing import Filing
 from shared.queue.hooks import Hooking
 from shared.queue.reading import Reading
 from shared.queue.submission import Submitting
+from shared.queue.tries import Tries
 from shared.queue.upkeep import Upkeep
 from shared.settings import Settings
 
 
-class Queue(Submitting, Reading, Claiming, Upkeep, Access, Examining, Hooking, Filing):
+class Queue(Submitting, Reading, Claiming, Upkeep, Access, Examining, Hooking, Filing, Tries):
     """The jobs of one namespace. Every method raises `RedisUnavailable` when Redis does not serve.
 
     Times are Redis' own. A job is in line, in one worker's hands, or ended; each move between is one script.

@@ -213,15 +213,13 @@ class Stack:
                 part.kill()
 
 
-@pytest.fixture
-def make_stack(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Stack]]:
-    """Build stacks with settings of their own; their logs are shown when the test fails."""
+def _built(folder: Path) -> Iterator[Callable[..., Stack]]:
     made: list[Stack] = []
 
     def build(**settings: str) -> Stack:
-        folder = tmp_path / f"stack{len(made)}"
-        folder.mkdir()
-        made.append(Stack(folder, **settings))
+        below = folder / f"stack{len(made)}"
+        below.mkdir()
+        made.append(Stack(below, **settings))
         return made[-1]
 
     yield build
@@ -229,3 +227,15 @@ def make_stack(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Calla
         stack.close()
         for part in stack.parts:
             print(f"--- {part.name}\n{part.text()[-4000:]}")
+
+
+@pytest.fixture
+def make_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+    """Build stacks with settings of their own; their logs are shown when the test fails."""
+    yield from _built(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def make_shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Stack]]:
+    """As `make_stack`, for stacks that all tests of a module share: a worker's start takes longer than most tests."""
+    yield from _built(tmp_path_factory.mktemp("stacks"))

@@ -1,0 +1,67 @@
+"""Pictures as Server-Sent Events, in OpenAI's words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from api.errors import STATUSES, problem
+from api.following import follow
+from api.openai import results
+from api.openai.pictures import Asked, created_s, picture_fields, usage
+from api.visit import Visit
+from shared.errors import FusequeueError, NotFound, Unavailable
+from shared.job import JobRecord, State
+
+
+async def lines(job_id: str, asked: Asked, here: Visit, scope: Mapping[str, Any]) -> AsyncGenerator[bytes]:
+    """Yield the stream of a job: comments while it is silent, then each picture, or one `error`."""
+    parts = here.parts
+    try:
+        with parts.followers.one_more():
+            async with (
+                parts.feed.subscribe(job_id, None) as events,
+                contextlib.aclosing(follow(events, parts.closing, parts.settings.sse_keepalive_s)) as followed,
+            ):
+                async for event in followed:
+                    if event is None:
+                        yield b": keep-alive\n\n"
+                    elif event.state is not None and event.state.terminal:
+                        break
+        record = await parts.queue.get(job_id)
+        if record is None or not record.state.terminal:
+            raise Unavailable("the stream was interrupted; send the request again")
+        if record.state is not State.SUCCEEDED:
+            yield _message("error", json.loads(bytes(results.failed(scope, record).body)))
+            return
+        async for message in _completed(record, asked, here):
+            yield message
+    except (Unavailable, NotFound) as error:  # too late for a status
+        yield _message("error", json.loads(bytes(problem(scope, _code(error), error.message).body)))
+
+
+async def _completed(record: JobRecord, asked: Asked, here: Visit) -> AsyncGenerator[bytes]:
+    """Yield one event a picture; OpenAI's has no number, which clients of several find in `index`."""
+    kind = f"{asked.kind}.completed"
+    for artifact in record.artifacts:
+        told = {
+            "type": kind,
+            "b64_json": await results.b64(artifact.key, here),
+            "created_at": created_s(record),
+            **picture_fields(record.job, asked),
+            "usage": usage(record.job),
+            "id": record.job.id,
+            "index": artifact.index,
+            "seed": artifact.seed,
+        }
+        yield _message(kind, told)
+
+
+def _code(error: FusequeueError) -> str:
+    return error.code if error.code in STATUSES else Unavailable.code
+
+
+def _message(kind: str, data: Mapping[str, Any]) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

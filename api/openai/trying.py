@@ -1,0 +1,109 @@
+"""One try of a call that waits for its job: how it waits, and what becomes of the job when its client hangs up.
+
+OpenAI's SDKs send no Idempotency-Key. What tells a retry is the header `x-stainless-retry-count`: it goes on waiting
+for the job that its earlier try made, as long as that one's answer has not been delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
+
+import structlog
+from fastapi import Request
+
+from api import following
+from api.services import Services
+from shared.errors import Unavailable
+
+log = structlog.get_logger()
+
+RETRY_COUNT = "x-stainless-retry-count"
+_leaving: set[asyncio.Task[None]] = set()
+
+
+def is_retry(request: Request) -> bool:
+    """Say whether an SDK sends this request again."""
+    count = request.headers.get(RETRY_COUNT, "0")
+    return count.isdecimal() and len(count) < 9 and int(count) > 0
+
+
+def digest_of(request: Request, parts: Iterable[bytes]) -> str:
+    """Return what equal requests of one key share; `parts` are the body, without a multipart's boundary."""
+    digest = hashlib.sha256()
+    for part in (request.url.path.encode(), request.headers.get("authorization", "").encode(), *parts):
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.hexdigest()[:40]
+
+
+@dataclass(frozen=True)
+class Try:
+    """A request that waits for `job_id`; `digest` is that of its body."""
+
+    job_id: str
+    tenant: str
+    digest: str
+    services: Services
+
+    async def ended(self, request: Request) -> bool | None:
+        """Wait for the job's end: True once it has ended, False after `sync_wait_s`, None when the client hung up."""
+        waiting = asyncio.ensure_future(
+            following.until_terminal(self.job_id, self.services.settings.sync_wait_s, self.services)
+        )
+        hanging_up = asyncio.ensure_future(_hung_up(request))
+        try:
+            await asyncio.wait({waiting, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else None
+        finally:
+            for task in (waiting, hanging_up):
+                task.cancel()
+            await asyncio.wait({waiting, hanging_up})
+
+    async def delivering(self, pieces: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        """Yield `pieces`; the answer counts as delivered when all are taken, and as hung up on when not."""
+        taken = False
+        try:
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    yield piece
+            taken = True
+        finally:
+            if not taken:
+                self.leave()
+        with contextlib.suppress(Unavailable):
+            await self.delivered()
+
+    async def delivered(self) -> None:
+        """Let the same request, sent again, mean a new job."""
+        await self.services.queue.delivered_try(self.tenant, self.digest, self.job_id)
+
+    def leave(self) -> None:
+        """Note that this request waits no more; the job is canceled unless another comes for it in time."""
+        task = asyncio.ensure_future(self._leave())
+        _leaving.add(task)
+        task.add_done_callback(_leaving.discard)
+
+    async def _leave(self) -> None:
+        queue, closing = self.services.queue, self.services.closing
+        try:
+            left = await queue.leave_try(self.tenant, self.digest, self.job_id)
+            if left is None:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.services.settings.hangup_grace_s):
+                    await closing.wait()
+                return  # a retry finds the job at another process of the API
+            if await queue.abandon_try(self.tenant, self.digest, self.job_id, left):
+                log.info("job_abandoned", job_id=self.job_id)
+                await queue.cancel(self.job_id)
+        except Unavailable as error:
+            log.warning("job_not_abandoned", job_id=self.job_id, reason=error.message)
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,8 @@
+-- Forget a job that nobody has waited for since a request left it.
+-- KEYS[1]  prefix
+-- ARGV     tenant, digest of the body, job, its score when the request left
+-- Returns  1, or 0 where somebody waits or has come and gone since
+local name = key.tries(ARGV[1], ARGV[2])
+local score = tonumber(redis.call('ZSCORE', name, ARGV[3]) or '-1')
+if score ~= tonumber(ARGV[4]) or score % 1000 ~= 0 then return 0 end
+return redis.call('ZREM', name, ARGV[3])
