@@ -8,12 +8,12 @@ import re
 
 from starlette.responses import Response
 
-from api.representations import JobObject
 from api.services import Services
 from api.visit import Visit
 from shared.errors import Conflict, NotFound, Unavailable
 from shared.job import JobRecord, State
 from shared.queue import Place
+from shared.representations import JobObject
 
 _JOB_ID = re.compile(r"job_[0-9a-hjkmnp-tv-z]{26}")
 MAX_RETRY_AFTER_S = 30

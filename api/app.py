@@ -15,9 +15,8 @@ from api import documented, errors
 from api.gate import Gate
 from api.limits import BodyLimits
 from api.observe import Observed
-from api.openai import files, images
+from api.openai import batches, files, images
 from api.places import Places
-from api.representations import JobObject
 from api.routes import (
     artifacts,
     bulk,
@@ -39,6 +38,7 @@ from shared import catalog
 from shared.catalog import Catalog
 from shared.errors import RedisUnavailable
 from shared.queue import EventFeed, Queue
+from shared.representations import JobObject
 from shared.settings import Settings
 from shared.storage import Storage, connect
 
@@ -87,7 +87,7 @@ def create_app(
         redoc_url=None,
     )
     errors.install(app)
-    for routes in (jobs, listing, bulk, events, inputs, models, webhooks, files, images):
+    for routes in (jobs, listing, bulk, events, inputs, models, webhooks, files, images, batches):
         app.include_router(routes.router, dependencies=[JOBS])
     for of_operators in (queues, scale, dead):
         app.include_router(of_operators.router, dependencies=[ADMIN])

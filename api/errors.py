@@ -33,10 +33,6 @@ MAX_DETAIL_CHARS = 1_000
 MAX_PARAM_CHARS = 128
 
 
-class InvalidJson(InvalidRequest):
-    code = "invalid_json"
-
-
 class UnsupportedMediaType(InvalidRequest):
     code = "unsupported_media_type"
 

@@ -16,7 +16,12 @@ def now_ms() -> int:
 
 def new_id(prefix: str, at_ms: int | None = None) -> str:
     """Return `prefix_` and 26 characters that sort by time: 48 bits of clock, 80 bits of chance (as a ULID)."""
-    number = ((now_ms() if at_ms is None else at_ms) << 80) | secrets.randbits(80)
+    return made_id(prefix, now_ms() if at_ms is None else at_ms, secrets.randbits(80))
+
+
+def made_id(prefix: str, at_ms: int, rest: int) -> str:
+    """Return the id of a moment and 80 bits that tell it from others of that moment."""
+    number = (at_ms << 80) | rest
     digits = []
     for _ in range(_DIGITS):
         number, digit = divmod(number, 32)

@@ -2,6 +2,7 @@
 
 FusequeueError
 ├── InvalidRequest            the caller's input is at fault; `param` names the field
+│   ├── InvalidJson
 │   ├── UnknownModel
 │   ├── InputRejected         an image that cannot be read, is too large, or may not be fetched
 │   ├── FetchRefused          a URL that we do not call
@@ -55,6 +56,10 @@ class FusequeueError(Exception):
 
 class InvalidRequest(FusequeueError):
     code = "invalid_request"
+
+
+class InvalidJson(InvalidRequest):
+    code = "invalid_json"
 
 
 class UnknownModel(InvalidRequest):

@@ -34,6 +34,10 @@ cluster slot, so the scripts take the prefix as KEYS[1] and may build the other 
 | file:<tenant>|<id>             | hash    | -                 | kept files: retention            | file_put          |
 | parts:<tenant>|<id>            | list    | -                 | objects of a file: retention     | file_put          |
 | files:<tenant>                 | zset    | -                 | 1,000 rows; kept files           | file_put          |
+| backfill:<tenant>|<batch>      | hash    | -                 | as batches; 7 d once it ended    | backfill_commit   |
+| taken:<tenant>|<batch>         | string  | -                 | as backfill; a bit a line        | backfill_commit   |
+| backfills                      | zset    | -                 | batches under way, when to look  | backfill_commit   |
+| batches:<tenant>               | zset    | -                 | 1,000 rows                       | backfill_create   |
 | worker:<id>                    | hash    | 30 s              |                                  | heartbeat         |
 | workers                        | zset    | 1 h               | pruned at each beat              | heartbeat         |
 | curve:<device>|<model>|<shape> | hash    | 30 d              |                                  | learn             |
@@ -68,8 +72,8 @@ GROUP = "workers"
 
 _BOUNDED = re.compile(
     r"(schema|waiting|signatures|leases|holding|deadlines|events|wakeup|retention|dead"
-    r"|auth|apikeys|url_secret|limits|running|outbox|hook_hosts"
-    r"|(lane|lanes|front|alone|sig|ripe|jobs|batch|apikey|hooks|hook_due|file|parts|files):.+)"
+    r"|auth|apikeys|url_secret|limits|running|outbox|hook_hosts|backfills"
+    r"|(lane|lanes|front|alone|sig|ripe|jobs|batch|apikey|hooks|hook_due|file|parts|files|backfill|taken|batches):.+)"
 )
 
 
@@ -100,6 +104,7 @@ class Keys:
         self.limits = prefix + "limits"
         self.running = prefix + "running"
         self.outbox = prefix + "outbox"
+        self.backfills = prefix + "backfills"
         self.hook_hosts = prefix + "hook_hosts"
 
     def job(self, job_id: str) -> str:
@@ -152,6 +157,15 @@ class Keys:
 
     def files(self, tenant: str) -> str:
         return f"{self.prefix}files:{tenant}"
+
+    def backfill(self, tenant: str, batch_id: str) -> str:
+        return f"{self.prefix}backfill:{tenant}|{batch_id}"
+
+    def taken(self, tenant: str, batch_id: str) -> str:
+        return f"{self.prefix}taken:{tenant}|{batch_id}"
+
+    def batches(self, tenant: str) -> str:
+        return f"{self.prefix}batches:{tenant}"
 
     def worker(self, worker: str) -> str:
         return f"{self.prefix}worker:{worker}"

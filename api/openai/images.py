@@ -9,22 +9,22 @@ from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 
-from api import intake, strict_json
+from api import intake
 from api.bodies import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.documented import problems
 from api.errors import WaitTimeout
 from api.openai import results, stream
 from api.openai.documented import generation_body
 from api.openai.forms import nested, numeric
-from api.openai.pictures import Asked, PictureFields, asked_of
 from api.openai.trying import Try, digest_of, is_retry
 from api.streaming import Streamed
 from api.visit import Here, Visit
-from shared import inputs
+from shared import inputs, strict_json
 from shared.adapters import AdapterChoice
 from shared.catalog import MAX_INPUT_IMAGES
 from shared.errors import FusequeueError, InvalidRequest, Unavailable
 from shared.job import JobRecord, State
+from shared.openai.pictures import Asked, PictureFields, asked_of
 from shared.queue import Submitted
 from shared.request import JobRequest
 

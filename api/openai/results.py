@@ -11,10 +11,10 @@ from typing import Any
 from starlette.responses import Response
 
 from api.errors import STATUSES, problem
-from api.openai.pictures import Asked, created_s, picture_fields, usage
 from api.visit import Visit
 from shared.errors import NotFound
 from shared.job import Artifact, JobRecord, State
+from shared.openai.pictures import Asked, created_s, picture_fields, usage
 
 _PIECE_BYTES = 256 * 1024
 
@@ -59,7 +59,7 @@ async def body(record: JobRecord, asked: Asked, here: Visit) -> bytes:
         "id": record.job.id,
         "created": created_s(record),
         "data": await results(record, asked, here),
-        **picture_fields(record.job, asked),
+        **picture_fields(record.job, asked.fields.quality),
         "usage": usage(record.job),
     }
     return await asyncio.to_thread(lambda: json.dumps(told, separators=(",", ":")).encode())

@@ -10,10 +10,10 @@ from typing import Any
 from api.errors import STATUSES, problem
 from api.following import follow
 from api.openai import results
-from api.openai.pictures import Asked, created_s, picture_fields, usage
 from api.visit import Visit
 from shared.errors import FusequeueError, NotFound, Unavailable
 from shared.job import JobRecord, State
+from shared.openai.pictures import Asked, created_s, picture_fields, usage
 
 
 async def lines(job_id: str, asked: Asked, here: Visit, scope: Mapping[str, Any]) -> AsyncGenerator[bytes]:
@@ -50,7 +50,7 @@ async def _completed(record: JobRecord, asked: Asked, here: Visit) -> AsyncGener
             "type": kind,
             "b64_json": await results.b64(artifact.key, here),
             "created_at": created_s(record),
-            **picture_fields(record.job, asked),
+            **picture_fields(record.job, asked.fields.quality),
             "usage": usage(record.job),
             "id": record.job.id,
             "index": artifact.index,

@@ -9,10 +9,10 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from api.documented import problems
-from api.representations import JobObject, iso, job_object
 from api.visit import Here
 from shared.errors import NotFound
 from shared.queue import DeadLetter
+from shared.representations import JobObject, iso, job_object
 
 router = APIRouter(prefix="/v1/dead-letters", tags=["operations"])
 

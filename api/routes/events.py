@@ -15,12 +15,12 @@ from starlette.responses import Response
 from api.answers import find
 from api.documented import problems
 from api.following import follow
-from api.representations import job_object
 from api.streaming import Streamed
 from api.visit import Here, Visit
 from shared.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable
 from shared.job import Progress, State
 from shared.queue import Event
+from shared.representations import job_object
 
 log = structlog.get_logger()
 

@@ -9,12 +9,12 @@ from starlette.responses import Response
 
 from api.bodies import UPLOAD_TYPES, require_type
 from api.documented import problems, upload_body
-from api.representations import iso
 from api.services import Parts
 from api.tenancy import Tenant
 from shared import inputs
 from shared.clock import now_ms
 from shared.errors import InputRejected, InvalidRequest
+from shared.representations import iso
 
 router = APIRouter(prefix="/v1/inputs", tags=["inputs"])
 

@@ -13,12 +13,12 @@ from api.answers import find, job_answer, of_replay, placed, still_there
 from api.bodies import JSON_TYPES, require_type
 from api.documented import job_answers, json_body, problems
 from api.idempotency import Key, once
-from api.representations import job_object
 from api.services import Services
 from api.visit import Here
 from shared.errors import Conflict, FusequeueError, Unavailable
 from shared.job import JobRecord, State
 from shared.queue import Submission, Submitted
+from shared.representations import job_object
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

@@ -9,16 +9,16 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from api import strict_json
 from api.bodies import JSON_TYPES, require_type
 from api.documented import problems
-from api.representations import iso
 from api.services import Parts, Services
 from api.tenancy import Tenant
+from shared import strict_json
 from shared.clock import new_id, now_ms
 from shared.errors import FetchFailed, FetchRefused, InvalidRequest
 from shared.fetch import Guard, Rules
 from shared.queue import Delivery
+from shared.representations import iso
 from shared.request import validated
 from shared.webhooks import EVENTS, TERMINAL, Endpoint, JobEvent, Secret, new_secret, rotated
 

@@ -1,5 +1,6 @@
 """The queue: the only place that speaks to its Redis."""
 
+from shared.queue.backfills import Piece
 from shared.queue.facade import Queue
 from shared.queue.feed import EventFeed
 from shared.queue.hooks import Attempt, Delivery, Due
@@ -25,6 +26,7 @@ __all__ = [
     "Due",
     "Event",
     "EventFeed",
+    "Piece",
     "Place",
     "Queue",
     "QueueDepth",

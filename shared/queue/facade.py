@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shared.queue.access import Access
+from shared.queue.backfills import Backfilling
 from shared.queue.claiming import Claiming
 from shared.queue.client import connect_blocking, connect_commands
 from shared.queue.examine import Examining
@@ -15,7 +16,7 @@ from shared.queue.upkeep import Upkeep
 from shared.settings import Settings
 
 
-class Queue(Submitting, Reading, Claiming, Upkeep, Access, Examining, Hooking, Filing, Tries):
+class Queue(Submitting, Reading, Claiming, Upkeep, Access, Examining, Hooking, Filing, Tries, Backfilling):
     """The jobs of one namespace. Every method raises `RedisUnavailable` when Redis does not serve.
 
     Times are Redis' own. A job is in line, in one worker's hands, or ended; each move between is one script.

@@ -15,9 +15,13 @@ _UPLOAD_MS = 3_600_000  # an upload that was begun and never finished is swept a
 
 
 class Filing(Connected):
-    async def begin_file(self, tenant: str, file_id: str) -> None:
-        """Have what is stored under the file's prefix removed in an hour, unless `put_file` follows."""
-        if await self.run("file_begin", tenant, file_id, MAX_FILES, _UPLOAD_MS) == "full":
+    async def begin_file(self, tenant: str, file_id: str, within_ms: int | None = None) -> None:
+        """Have what is stored under the file's prefix removed, unless `put_file` follows: within an hour of an upload.
+
+        `within_ms` is for what we write ourselves, however many files there are.
+        """
+        most, life_ms = (MAX_FILES, _UPLOAD_MS) if within_ms is None else (10**9, within_ms)
+        if await self.run("file_begin", tenant, file_id, most, life_ms) == "full":
             raise Conflict(f"a tenant has at most {MAX_FILES} files; delete some first")
 
     async def put_file(self, file: File, parts: Sequence[Part] | None = None) -> None:

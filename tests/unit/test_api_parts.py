@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from api import ranges, strict_json
-from api.errors import InvalidJson, RangeNotSatisfiable
+from api import ranges
+from api.errors import RangeNotSatisfiable
 from api.following import preferred_wait_s
 from api.ndjson import Line, Splitter
 from api.spool import Spool
-from shared import log
-from shared.errors import InvalidRequest
+from shared import log, strict_json
+from shared.errors import InvalidJson, InvalidRequest
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from worker.chores.backfills import LOOK
 from worker.chores.retention import SWEEP
 from worker.chores.schedule import turns
 from worker.chores.upkeep import MOVE_ON, RECONCILE
@@ -16,7 +17,7 @@ from worker.chores.webhooks import DELIVER
 def test_a_start_brings_every_chore_once_under_an_id_of_its_own() -> None:
     """A worker that replaces a killed one does not wait for the next period, nor find its ids taken."""
     first, second = turns(630.0, None, "aaaa"), turns(630.0, None, "bbbb")
-    assert [turn.chore for turn in first] == [SWEEP, MOVE_ON, RECONCILE, DELIVER]
+    assert [turn.chore for turn in first] == [SWEEP, MOVE_ON, RECONCILE, DELIVER, LOOK]
     assert not {turn.chore_id for turn in first} & {turn.chore_id for turn in second}
 
 
@@ -24,12 +25,12 @@ def test_a_start_brings_every_chore_once_under_an_id_of_its_own() -> None:
     ("last_s", "now_s", "ids"),
     [
         (600.0, 601.0, []),
-        (609.5, 610.5, ["move-on-61", "webhooks-305"]),
-        (659.9, 660.0, ["sweep-11-0", "move-on-66", "webhooks-330"]),
+        (609.5, 610.5, ["move-on-61", "webhooks-305", "batches-305"]),
+        (659.9, 660.0, ["sweep-11-0", "move-on-66", "webhooks-330", "batches-330"]),
         (
             600.0,
             1234.0,
-            ["sweep-20-0", "move-on-123", "reconcile-2", "webhooks-617"],
+            ["sweep-20-0", "move-on-123", "reconcile-2", "webhooks-617", "batches-617"],
         ),  # a stopped clock or a lost Redis: once, and not once a period
         (660.0, 600.0, []),  # a clock set back
     ],

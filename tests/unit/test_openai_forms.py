@@ -8,9 +8,9 @@ import pytest
 from openai._qs import Querystring
 
 from api.openai.forms import nested, numeric
-from api.openai.pictures import PictureFields
 from shared.adapters import AdapterChoice
 from shared.errors import InvalidRequest
+from shared.openai.pictures import PictureFields
 from shared.request import JobRequest
 
 NUMBERS = numeric(JobRequest, PictureFields, AdapterChoice)

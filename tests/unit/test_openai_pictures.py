@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from serving import ROOT
 
-from api.openai.pictures import Asked, asked_of
 from shared import catalog
 from shared.errors import InvalidRequest
 from shared.job import Priority
+from shared.openai.pictures import Asked, asked_of
 
 CATALOG = catalog.load(ROOT / "models.toml")
 

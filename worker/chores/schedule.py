@@ -20,6 +20,7 @@ from rq.scheduler import RQScheduler
 
 from shared.settings import Settings
 from worker.chores import line
+from worker.chores.backfills import LOOK
 from worker.chores.retention import SWEEP
 from worker.chores.upkeep import MOVE_ON, RECONCILE
 from worker.chores.webhooks import DELIVER
@@ -31,6 +32,7 @@ SWEEP_EVERY_S = 60
 MOVE_ON_EVERY_S = 10
 RECONCILE_EVERY_S = 600  # a failover needs no restart of ours; all keys are walked, so not more often
 DELIVER_EVERY_S = 2
+LOOK_EVERY_S = 2
 _LOCK_EVERY_S = 20  # rq's lock on a queue's schedule lasts a minute
 
 _PERIODS = (
@@ -38,8 +40,9 @@ _PERIODS = (
     ("move-on", MOVE_ON_EVERY_S),
     ("reconcile", RECONCILE_EVERY_S),
     ("webhooks", DELIVER_EVERY_S),
+    ("batches", LOOK_EVERY_S),
 )
-_CHORES = {"move-on": MOVE_ON, "reconcile": RECONCILE, "webhooks": DELIVER}
+_CHORES = {"move-on": MOVE_ON, "reconcile": RECONCILE, "webhooks": DELIVER, "batches": LOOK}
 
 
 @dataclass(frozen=True)

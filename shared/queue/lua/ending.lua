@@ -52,9 +52,26 @@ function ending.hold_inputs(tenant, inputs)
   end
 end
 
+-- Count a job of a batch as ended, once whatever becomes of it later, and look at the batch when nothing of it is left.
+-- Returns the time until which such jobs are kept: their batch tells of them at its end.
+local function count_in_batch(id, job, state, now)
+  if not job.batch then return 0 end
+  local name = key.backfill(job.tenant, job.batch)
+  local batch = redis.call('HMGET', name, 'keep_until', 'accepted', 'status')
+  if not batch[1] then return 0 end
+  if redis.call('HSETNX', key.job(id), 'counted', 1) == 1 then
+    redis.call('HINCRBY', name, state == 'succeeded' and 'completed' or 'failed', 1)
+    local ended = redis.call('HINCRBY', name, 'ended', 1)
+    if ended >= (tonumber(batch[2] or nil) or 0) then
+      redis.call('ZADD', key.backfills, 'XX', whole(now), job.tenant .. '|' .. job.batch)
+    end
+  end
+  return tonumber(batch[1])
+end
+
 -- Make a job that is neither in line nor running any more terminal.
 function ending.finish(id, job, state, now, keep_ms)
-  local keep = keep_ms or conf.retention_ms
+  local keep = math.max(keep_ms or conf.retention_ms, count_in_batch(id, job, state, now) - now)
   local event = ending.event(id, job.tenant, state, job.hook)
   redis.call('HSET', key.job(id), 'state', state, 'finished', whole(now), 'expires', whole(now + keep), 'event', event)
   redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned')

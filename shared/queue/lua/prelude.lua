@@ -11,7 +11,7 @@ local key = {
   retention = PREFIX .. 'retention', workers = PREFIX .. 'workers', dead = PREFIX .. 'dead',
   progress = PREFIX .. 'progress', auth = PREFIX .. 'auth', apikeys = PREFIX .. 'apikeys',
   url_secret = PREFIX .. 'url_secret', limits = PREFIX .. 'limits', running = PREFIX .. 'running',
-  outbox = PREFIX .. 'outbox', hook_hosts = PREFIX .. 'hook_hosts',
+  outbox = PREFIX .. 'outbox', backfills = PREFIX .. 'backfills', hook_hosts = PREFIX .. 'hook_hosts',
 }
 function key.job(id) return PREFIX .. 'job:' .. id end
 function key.lane(sig, rank, tenant) return PREFIX .. 'lane:' .. sig .. '|' .. RANKS[rank] .. '|' .. tenant end
@@ -30,6 +30,9 @@ function key.input(tenant, id) return PREFIX .. 'input:' .. tenant .. '|' .. id 
 function key.file(tenant, id) return PREFIX .. 'file:' .. tenant .. '|' .. id end
 function key.parts(tenant, id) return PREFIX .. 'parts:' .. tenant .. '|' .. id end
 function key.files(tenant) return PREFIX .. 'files:' .. tenant end
+function key.backfill(tenant, batch) return PREFIX .. 'backfill:' .. tenant .. '|' .. batch end
+function key.taken(tenant, batch) return PREFIX .. 'taken:' .. tenant .. '|' .. batch end
+function key.batches(tenant) return PREFIX .. 'batches:' .. tenant end
 function key.worker(worker) return PREFIX .. 'worker:' .. worker end
 function key.curve(device, model, shape) return PREFIX .. 'curve:' .. device .. '|' .. model .. '|' .. shape end
 function key.cost(name) return PREFIX .. 'cost:' .. name end

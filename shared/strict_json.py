@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-from api.errors import InvalidJson
-from shared.errors import InvalidRequest
+from shared.errors import InvalidJson, InvalidRequest
 
 
 def decode(raw: bytes) -> Any:

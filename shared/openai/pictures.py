@@ -71,7 +71,7 @@ def asked_of(body: Any, catalog: Catalog, kind: Literal["image_generation", "ima
     sent.setdefault("model", next(iter(catalog)).id)
     sent.setdefault("priority", Priority.INTERACTIVE.value)
     _set_pictures(sent)
-    _set_size(sent, fields)
+    set_size(sent, fields.size)
     if fields.output_format is not None:
         sent["output_format"] = fields.output_format
     if fields.output_compression is not None:
@@ -90,23 +90,25 @@ def _set_pictures(sent: dict[str, Any]) -> None:
     """Take pictures that are told as `{"image_url": ...}`, as a batch's lines do, or as lists, by our own names."""
     for name in ("image", "images", "mask"):
         if name in sent:
-            sent[name] = [_named(one) for one in sent[name]] if isinstance(sent[name], list) else _named(sent[name])
+            sent[name] = [named(one) for one in sent[name]] if isinstance(sent[name], list) else named(sent[name])
     if isinstance(sent.get("image"), list) and "images" not in sent:
         sent["images"] = sent.pop("image")
     if isinstance(sent.get("images"), list) and len(sent["images"]) == 1 and "image" not in sent:
         sent["image"] = sent.pop("images")[0]
 
 
-def _named(value: Any) -> Any:
+def named(value: Any) -> Any:
+    """Return the picture that is meant by itself or as `{"image_url": ..}`."""
     if isinstance(value, Mapping) and len(value) == 1:
         return value.get("image_url", value.get("file_id", value))
     return value
 
 
-def _set_size(sent: dict[str, Any], fields: PictureFields) -> None:
-    if fields.size in (None, "auto"):
+def set_size(sent: dict[str, Any], size: str | None) -> None:
+    """Take `size` by our own names, or raise `InvalidRequest`."""
+    if size in (None, "auto"):
         return
-    found = _SIZE.fullmatch(fields.size or "")
+    found = _SIZE.fullmatch(size or "")
     if found is None:
         raise InvalidRequest("size: it must be as 1024x1024, or auto", param="size")
     if "width" in sent or "height" in sent:
@@ -114,11 +116,11 @@ def _set_size(sent: dict[str, Any], fields: PictureFields) -> None:
     sent["width"], sent["height"] = int(found[1]), int(found[2])
 
 
-def picture_fields(job: Job, asked: Asked) -> dict[str, str]:
+def picture_fields(job: Job, quality: str | None) -> dict[str, str]:
     """Return what an answer, and each event of a stream, says of all pictures."""
     return {
         "size": f"{job.width}x{job.height}",
-        "quality": asked.fields.quality or "auto",
+        "quality": quality or "auto",
         "output_format": job.output_format.value,
         "background": "transparent" if job.layers else "opaque",
     }

@@ -1,0 +1,13 @@
+-- Ask for a batch to be canceled; one that is past its jobs goes on to its end.
+-- KEYS[1]  prefix
+-- ARGV     tenant, batch id
+-- Returns  1, or 0 when there is no such batch
+local name, now = key.backfill(ARGV[1], ARGV[2]), clock_ms()
+local status = redis.call('HGET', name, 'status')
+if not status then return 0 end
+if status == 'validating' or status == 'in_progress' then
+  redis.call('HSET', name, 'status', 'cancelling', 'cancelling_at', whole(now))
+  redis.call('HINCRBY', name, 'rev', 1)
+  redis.call('ZADD', key.backfills, whole(now), ARGV[1] .. '|' .. ARGV[2])
+end
+return 1
