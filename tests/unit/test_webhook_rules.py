@@ -83,7 +83,7 @@ def test_a_body_stays_small(make_job: Callable[..., Job]) -> None:
 
 
 def test_a_job_that_is_known_no_longer_is_told_by_its_id() -> None:
-    assert json.loads(body("job.expired", NOW_MS, "job_1", None, ""))["data"] == {
+    assert json.loads(body("job.expired", present_ms(), "job_1", None, ""))["data"] == {
         "id": "job_1",
         "object": "job",
         "status": "expired",
