@@ -14,6 +14,7 @@ from cli import jobs, keyring, service
 from cli import up as running
 from cli.backfill.command import backfill
 from cli.doctor import doctor
+from cli.pool.command import pool
 from shared import settings
 from shared.errors import FusequeueError
 from shared.version import VERSION
@@ -35,7 +36,7 @@ def up(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     data_dir: Annotated[Path, typer.Option(help="Where Redis, pictures and logs live.")] = Path("data"),
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes; 0 leaves them to `fusequeue pool`.")] = 1,
     models: Annotated[Path | None, typer.Option(help="The models file. Unset: ./models.toml, or the demo's.")] = None,
     insecure_no_keys: NoKeys = False,
 ) -> None:
@@ -97,6 +98,7 @@ def version() -> None:
 for command in (
     jobs.submit,
     backfill,
+    pool,
     jobs.watch,
     jobs.jobs,
     jobs.cancel,

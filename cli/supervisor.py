@@ -39,13 +39,13 @@ class Part:
 class Patience:
     """How restarts are spaced: doubling from `first_s` to `longest_s`, afresh after `steady_s` of good health.
 
-    A part that ends `start_tries` times before it was ready once ends the whole start.
+    A part that ends `start_tries` times before it was ready once ends the whole start; None: it is tried for good.
     """
 
     first_s: float = 0.5
     longest_s: float = 15.0
     steady_s: float = 60.0
-    start_tries: int = 3
+    start_tries: int | None = 3
 
     def pause_s(self, failures: int) -> float:
         """Return the pause before the next start; the first restart is immediate."""
@@ -72,6 +72,16 @@ class Keeper:
         self._killing = False
         self._was_ready = False
         self._failures = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs now, if any."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def failing(self) -> bool:
+        """Whether it has ended more than once of late, and is not ready again."""
+        return self._failures > 1 and not self.ready.is_set()
 
     async def run(self, needed: asyncio.Event | None) -> None:
         """Start the part whenever `needed` is set, and again when it dies; returns once halted."""
@@ -141,7 +151,8 @@ class Keeper:
         self._failures = 1 if lived_s > self._patience.steady_s else self._failures + 1
         last_words = "\n".join(f"    {line}" for line in self._log.tail())
         told = f"{self.part.name}: ended with {_status(status)}; {self._log.path} ends:\n{last_words}"
-        if not self._was_ready and self._failures >= self._patience.start_tries:
+        tries = self._patience.start_tries
+        if tries is not None and not self._was_ready and self._failures >= tries:
             raise GaveUp(f"{told}\n{self.part.name}: ended {self._failures} times before it was ready")
         pause_s = self._patience.pause_s(self._failures)
         self._tell(f"{told}\n{self.part.name}: starting again" + (f" in {pause_s:.1f} s" if pause_s else ""))

@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ async def up(options: Options, settings: Settings, environ: Mapping[str, str]) -
     with locked(options.data_dir):
         port = ports.first_free(options.host, options.port, tell, "the API")
         url = f"http://{reachable(options.host)}:{port}"
-        env = child_environment(options, models, settings, environ)
+        env = child_environment(options.data_dir, options.workers, models, settings, environ)
         parts: list[Part] = []
         if "FUSEQUEUE_REDIS_URL" not in environ:
             with writing_to(options.data_dir):
@@ -74,23 +74,30 @@ async def up(options: Options, settings: Settings, environ: Mapping[str, str]) -
 
 async def supervise(supervisor: Supervisor, url: str) -> int:
     """Run until SIGINT, SIGTERM or SIGHUP, telling the URL once all is ready; a second signal kills."""
-    loop = asyncio.get_running_loop()
-    signals = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        # Under nohup it stays ignored.
-        signals.append(signal.SIGHUP)
-    for number in signals:
-        loop.add_signal_handler(number, supervisor.stop)
     try:
-        await supervisor.run(lambda: print(f"ready {url}", flush=True))
+        with on_stop_signal(supervisor.stop):
+            await supervisor.run(lambda: print(f"ready {url}", flush=True))
     except GaveUp as error:
         tell(str(error))
         return 1
+    tell("stopped")
+    return 0
+
+
+@contextmanager
+def on_stop_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at each SIGINT, SIGTERM and, except under nohup, SIGHUP."""
+    loop = asyncio.get_running_loop()
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-    tell("stopped")
-    return 0
 
 
 @contextmanager
@@ -144,20 +151,22 @@ def reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def child_environment(options: Options, models: Path, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+def child_environment(
+    data_dir: Path, workers: int, models: Path, settings: Settings, environ: Mapping[str, str]
+) -> dict[str, str]:
     """Return the environment of every part: this one, and what only `up` knows. What is set already stands."""
     env = {**environ, "FUSEQUEUE_MODELS": str(models), "PYTHONUNBUFFERED": "1"}
     if settings.s3_bucket is None:
-        folder = settings.storage_dir if "FUSEQUEUE_STORAGE_DIR" in environ else options.data_dir / "storage"
+        folder = settings.storage_dir if "FUSEQUEUE_STORAGE_DIR" in environ else data_dir / "storage"
         env["FUSEQUEUE_STORAGE_DIR"] = str(folder.resolve())
     if settings.torch_threads is None and not any(Path(device).exists() for device in GPU_DEVICES):
-        env["FUSEQUEUE_TORCH_THREADS"] = str(torch_threads(_cores(), options.workers))
+        env["FUSEQUEUE_TORCH_THREADS"] = str(torch_threads(_cores(), workers))
     return env
 
 
 def torch_threads(cores: int, workers: int) -> int:
     """Return the CPU threads a worker's torch gets: an even share of the cores, one core left to all the rest."""
-    return max(1, (cores - 1) // workers)
+    return max(1, (cores - 1) // max(1, workers))
 
 
 def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:

@@ -19,7 +19,19 @@ from fusequeue.errors import (
     Unreachable,
     WaitTimeout,
 )
-from fusequeue.models import Artifact, DeadLetter, Event, Failure, Fusing, Job, LineResult, Metrics, Place, Progress
+from fusequeue.models import (
+    Artifact,
+    DeadLetter,
+    Event,
+    Failure,
+    Fusing,
+    Job,
+    LineResult,
+    Metrics,
+    Place,
+    Progress,
+    Scale,
+)
 from fusequeue.sync import Client
 
 __all__ = [
@@ -42,6 +54,7 @@ __all__ = [
     "Place",
     "Progress",
     "RefusedError",
+    "Scale",
     "Unauthorized",
     "Unreachable",
     "WaitTimeout",

@@ -17,7 +17,7 @@ import httpx
 from httpx_sse import aconnect_sse
 
 from fusequeue.errors import Unreachable, WaitTimeout
-from fusequeue.models import DeadLetter, Event, Job, LineResult, event
+from fusequeue.models import DeadLetter, Event, Job, LineResult, Scale, event
 from fusequeue.transport import Transport, refusal, unreachable
 
 Picture: TypeAlias = str | Path | bytes
@@ -253,6 +253,10 @@ class AsyncClient:
     async def workers(self) -> list[dict[str, Any]]:
         """Return the workers that are alive."""
         return list((await self._http.json("GET", "/v1/workers"))["data"])
+
+    async def scale(self, pool: str = "default") -> Scale:
+        """Return how many workers are wanted now; `pool` is the service's namespace."""
+        return Scale.model_validate(await self._http.json("GET", f"/v1/scale/{pool}"))
 
     async def dead_letters(self, *, limit: int | None = None) -> AsyncGenerator[DeadLetter]:
         """Yield jobs that were given up, newest first, up to `limit`."""

@@ -148,6 +148,22 @@ class DeadLetter(_Seen):
     job: Job | None = None
 
 
+class Scale(_Seen):
+    """How many workers a pool wants, what that follows from, and why; times and GPU-seconds in seconds."""
+
+    pool: str
+    wanted: int
+    alive: int
+    busy: int
+    starting: int = 0
+    target_wait_s: float
+    oldest_wait_s: float
+    backlog_s: float
+    waiting: int = 0
+    running: int = 0
+    reasons: tuple[str, ...] = ()
+
+
 def event(data: dict[str, Any]) -> Event:
     """Return an event from its JSON; one of a job that has ended carries the whole job."""
     if data.get("status") in ENDED and "prompt" in data:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from anyio.from_thread import start_blocking_portal
 
 from fusequeue.aio import AsyncClient
-from fusequeue.models import DeadLetter, Event, Job, LineResult
+from fusequeue.models import DeadLetter, Event, Job, LineResult, Scale
 
 T = TypeVar("T")
 
@@ -84,6 +84,9 @@ class Client:
 
     def workers(self) -> list[dict[str, Any]]:
         return self._run(self._client.workers)
+
+    def scale(self, pool: str = "default") -> Scale:
+        return self._run(lambda: self._client.scale(pool))
 
     def dead_letters(self, *, limit: int | None = None) -> Iterator[DeadLetter]:
         return self._each(self._client.dead_letters(limit=limit))

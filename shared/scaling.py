@@ -10,7 +10,9 @@ UNKNOWN_SEAT_S = 10.0
 """Taken for a seat of a model of which no job has ended yet."""
 
 LATE = 2.0
-"""A job that has waited for so many targets means that the estimate is too low: one more worker than there are."""
+"""A job that has waited for so many targets means that the estimate is too low: one more worker than there are.
+
+Not while one is loading its models: what it will do has to be seen first, or a slow start would bring all there are."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Fleet:
-    """The workers that are alive, and how many of them have jobs."""
+    """The workers that are alive, and how many of them have jobs, and still load their models."""
 
     alive: int
     busy: int
+    starting: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def wanted_workers(lines: Sequence[Line], fleet: Fleet, target_s: float) -> Scal
     if any(line.waiting_seats for line in lines) and wanted < 1:
         wanted = 1
         reasons.append("something waits: at least 1")
-    if oldest_s > LATE * target_s and fleet.alive and wanted <= fleet.alive:
+    if oldest_s > LATE * target_s and fleet.alive and not fleet.starting and wanted <= fleet.alive:
         wanted = fleet.alive + 1
         reasons.append(f"the oldest has waited {oldest_s:.0f} s: one more than there are")
     if fleet.busy > wanted:

@@ -14,10 +14,10 @@ from rich.table import Table
 from shared import catalog, log, settings
 from shared.catalog import ModelSpec
 from shared.errors import FusequeueError
+from shared.plot import curves_svg
 from shared.queue import Queue
 from shared.settings import Settings
 from worker.engine.probing import Probed, probe
-from worker.plot import curves_svg
 from worker.policy import paying_rows
 
 MIB = 2**20

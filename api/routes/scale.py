@@ -20,11 +20,14 @@ class ScaleObject(BaseModel):
     wanted: int = Field(description="Workers that serve what waits within `target_wait_s`; never fewer than `busy`.")
     alive: int
     busy: int = Field(description="Workers that have jobs.")
+    starting: int = Field(description="Workers that still load their models.")
     target_wait_s: float
     oldest_wait_s: float
     backlog_s: float = Field(description="GPU-seconds that wait and run, counted as fused.")
     waiting_s: float
     running_s: float
+    waiting: int = Field(description="Pictures that wait.")
+    running: int = Field(description="Jobs that run.")
     reasons: tuple[str, ...]
 
 
@@ -35,18 +38,26 @@ async def scale(pool: str, parts: Parts) -> ScaleObject:
         raise NotFound(f"this API serves the pool {parts.settings.namespace!r}", param="pool")
     workers = await parts.queue.workers()
     alive = [worker for worker in workers if worker.state != "draining"]
-    fleet = Fleet(alive=len(alive), busy=sum(worker.running > 0 for worker in alive))
+    fleet = Fleet(
+        alive=len(alive),
+        busy=sum(worker.running > 0 for worker in alive),
+        starting=sum(worker.state == "starting" for worker in alive),
+    )
     target_s = parts.settings.target_wait_s
-    found = wanted_workers(await parts.queue.lines(), fleet, target_s)
+    lines = await parts.queue.lines()
+    found = wanted_workers(lines, fleet, target_s)
     return ScaleObject(
         pool=pool,
         wanted=found.wanted,
         alive=fleet.alive,
         busy=fleet.busy,
+        starting=fleet.starting,
         target_wait_s=target_s,
         oldest_wait_s=round(found.oldest_wait_s, 3),
         backlog_s=round(found.waiting_s + found.running_s, 3),
         waiting_s=round(found.waiting_s, 3),
         running_s=round(found.running_s, 3),
+        waiting=sum(line.waiting_seats for line in lines),
+        running=sum(line.running_seats for line in lines),
         reasons=found.reasons,
     )

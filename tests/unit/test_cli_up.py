@@ -123,7 +123,7 @@ def test_torch_leaves_a_core_to_the_rest(cores, workers, threads):
 
 def test_pictures_go_to_the_data_folder(tmp_path):
     """The children find everything by absolute paths, wherever they run."""
-    env = up.child_environment(options(tmp_path), Path("/m.toml"), Settings(), {"HOME": "/root"})
+    env = up.child_environment(tmp_path, 1, Path("/m.toml"), Settings(), {"HOME": "/root"})
     assert env["FUSEQUEUE_STORAGE_DIR"] == str(tmp_path / "storage")
     assert env["FUSEQUEUE_MODELS"] == "/m.toml"
     assert env["HOME"] == "/root"
@@ -132,7 +132,7 @@ def test_pictures_go_to_the_data_folder(tmp_path):
 def test_a_bucket_takes_the_folders_place(tmp_path, monkeypatch):
     """With an S3 bucket set, no folder is named to the children."""
     monkeypatch.setenv("FUSEQUEUE_S3_BUCKET", "pictures")
-    env = up.child_environment(options(tmp_path), Path("/m.toml"), Settings(), dict(os.environ))
+    env = up.child_environment(tmp_path, 1, Path("/m.toml"), Settings(), dict(os.environ))
     assert "FUSEQUEUE_STORAGE_DIR" not in env
 
 

@@ -49,6 +49,7 @@ def test_a_model_that_nobody_has_run_yet_is_guessed() -> None:
         ([line(running=6)], Fleet(1, 1), 1, "30.0 s run"),  # half of what runs is left
         ([line(3), line(6)], Fleet(0, 0), 3, ""),  # signatures add up
         ([line(1, oldest_s=90)], Fleet(2, 0), 3, "has waited 90 s"),  # the estimate was wrong
+        ([line(1, oldest_s=90)], Fleet(2, 0, starting=1), 1, ""),  # or is not put right yet
         ([line(1, oldest_s=90)], Fleet(0, 0), 1, ""),  # but nobody was there to serve it
         ([line(running=1)], Fleet(4, 3), 3, "none of them is taken away"),
     ],

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from shared.catalog import Limits, ModelSpec
+from shared.plot import curves_svg
 from worker.engine.probing import Measured, Probed
 from worker.engine.warming import row_counts
-from worker.plot import curves_svg
 from worker.probe import remarks, table
 
 MIB = 2**20

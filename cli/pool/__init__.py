@@ -1,0 +1,1 @@
+"""`fusequeue pool`: as many workers on this machine as the service wants."""
