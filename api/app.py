@@ -15,7 +15,7 @@ from api import documented, errors
 from api.gate import Gate
 from api.limits import BodyLimits
 from api.observe import Observed
-from api.openai import batches, files, images
+from api.openai import batches, files, images, videos
 from api.places import Places
 from api.routes import (
     artifacts,
@@ -87,7 +87,7 @@ def create_app(
         redoc_url=None,
     )
     errors.install(app)
-    for routes in (jobs, listing, bulk, events, inputs, models, webhooks, files, images, batches):
+    for routes in (jobs, listing, bulk, events, inputs, models, webhooks, files, images, batches, videos):
         app.include_router(routes.router, dependencies=[JOBS])
     for of_operators in (queues, scale, dead):
         app.include_router(of_operators.router, dependencies=[ADMIN])
@@ -99,7 +99,13 @@ def create_app(
     uploaded_files = settings.max_file_bytes + files.OVERHEAD_BYTES
     pictures = 1 + max(spec.limits.max_input_images for spec in served)  # those to edit, and a mask
     edits = pictures * settings.max_input_bytes + images.OVERHEAD_BYTES
-    caps = {"/v1/inputs": uploads, "/v1/jobs:bulk": None, "/v1/files": uploaded_files, "/v1/images/edits": edits}
+    caps = {
+        "/v1/inputs": uploads,
+        "/v1/jobs:bulk": None,
+        "/v1/files": uploaded_files,
+        "/v1/images/edits": edits,
+        "/v1/videos": settings.max_input_bytes + videos.OVERHEAD_BYTES,
+    }
     app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=caps)
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, **_cors(settings.cors_origins))

@@ -37,6 +37,7 @@ cluster slot, so the scripts take the prefix as KEYS[1] and may build the other 
 | backfill:<tenant>|<batch>      | hash    | -                 | as batches; 7 d once it ended    | backfill_commit   |
 | taken:<tenant>|<batch>         | string  | -                 | as backfill; a bit a line        | backfill_commit   |
 | backfills                      | zset    | -                 | batches under way, when to look  | backfill_commit   |
+| videos:<tenant>               | zset    | -                 | kept video jobs: retention       | submit, retained  |
 | batches:<tenant>               | zset    | -                 | 1,000 rows                       | backfill_create   |
 | worker:<id>                    | hash    | 30 s              |                                  | heartbeat         |
 | workers                        | zset    | 1 h               | pruned at each beat              | heartbeat         |
@@ -73,7 +74,7 @@ GROUP = "workers"
 _BOUNDED = re.compile(
     r"(schema|waiting|signatures|leases|holding|deadlines|events|wakeup|retention|dead"
     r"|auth|apikeys|url_secret|limits|running|outbox|hook_hosts|backfills"
-    r"|(lane|lanes|front|alone|sig|ripe|jobs|batch|apikey|hooks|hook_due|file|parts|files|backfill|taken|batches):.+)"
+    r"|(lane|lanes|front|alone|sig|ripe|jobs|batch|apikey|hooks|hook_due|file|parts|files|backfill|taken|batches|videos):.+)"
 )
 
 
@@ -166,6 +167,9 @@ class Keys:
 
     def batches(self, tenant: str) -> str:
         return f"{self.prefix}batches:{tenant}"
+
+    def videos(self, tenant: str) -> str:
+        return f"{self.prefix}videos:{tenant}"
 
     def worker(self, worker: str) -> str:
         return f"{self.prefix}worker:{worker}"

@@ -53,7 +53,7 @@ async def artifact(
 ) -> Response:
     """Read one picture or video of a job, or a part of it."""
     found = _pick(await find(job_id, here), index)
-    return await _answer(request, here, found, asked, _To(f"{job_id}-{index}", redirect))
+    return await object_answer(request, here, found, asked, To(f"{job_id}-{index}", redirect))
 
 
 @router.head("/{job_id}/artifacts/{index}/thumbnail", include_in_schema=False)
@@ -74,18 +74,21 @@ async def thumbnail(
     found = _pick(await find(job_id, here), index)
     if found.thumbnail is None:
         raise NotFound(f"artifact {index} of job {job_id} is no video and has no thumbnail", param="index")
-    return await _answer(request, here, found.thumbnail, asked, _To(f"{job_id}-{index}-thumbnail", redirect))
+    return await object_answer(request, here, found.thumbnail, asked, To(f"{job_id}-{index}-thumbnail", redirect))
 
 
 @dataclass(frozen=True)
-class _To:
+class To:
     """How an object is to be given: under which name it is saved, and whether by the storage itself."""
 
     name: str
     redirect: bool
 
 
-async def _answer(request: Request, here: Visit, found: Artifact | Thumbnail, asked: Conditions, to: _To) -> Response:
+async def object_answer(
+    request: Request, here: Visit, found: Artifact | Thumbnail, asked: Conditions, to: To
+) -> Response:
+    """Return the answer that gives an object of the storage, or the part of it that is asked for."""
     if to.redirect:
         url = await here.parts.storage.presigned_url(found.key, here.parts.settings.presign_expires_s)
         if url is not None:

@@ -43,10 +43,10 @@ def video_request(body: Any, catalog: Catalog) -> JobRequest:
         raise InvalidRequest("body: it must be a JSON object")
     sent = {name: value for name, value in body.items() if value is not None}
     fields = validated(VideoFields, {name: sent.pop(name) for name in VideoFields.model_fields if name in sent})
-    if "loras" in sent:
-        sent.setdefault("adapters", sent.pop("loras"))
-    if "lora" in sent:
-        sent.setdefault("adapters", sent.pop("lora"))
+    for name in ("lora", "loras"):
+        if isinstance(sent.get(name), list):
+            choices = sent.pop(name)
+            sent.setdefault("adapters", [{"id": one} if isinstance(one, str) else one for one in choices])
     if "input_reference" in sent:
         sent["image"] = named(sent.pop("input_reference"))
     if "model" not in sent:

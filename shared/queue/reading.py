@@ -81,6 +81,22 @@ class Reading(Connected):
                 return found, found[-1].job.id if more and found else None
         return found, found[-1].job.id if found else None
 
+    async def videos(
+        self, tenant: str, after: str | None, limit: int, newest_first: bool
+    ) -> tuple[list[JobRecord], bool]:
+        """Return up to `limit` of a tenant's video jobs, and whether there are more; `after` is the last job seen."""
+        index = self.keys.videos(tenant)
+        with translated():
+            rank = -1
+            if after is not None:
+                found = await (self.redis.zrevrank if newest_first else self.redis.zrank)(index, after)
+                if found is None:
+                    raise InvalidRequest("after: there is no such video, or no longer", param="after")
+                rank = int(found)
+            ids = await self.redis.zrange(index, rank + 1, rank + 1 + limit, desc=newest_first)
+        records = await self.get_many([str(one) for one in ids[:limit]])
+        return [one for one in records if one is not None], len(ids) > limit
+
     async def _start(self, index: str, after: str | None, before_ms: int | None) -> int:
         with translated():
             skipped = 0 if before_ms is None else int(await self.redis.zcount(index, before_ms, "+inf"))

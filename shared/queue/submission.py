@@ -125,4 +125,5 @@ def _fields(submission: Submission) -> list[str | int]:
         " ".join(sorted({ref.id for ref in job.inputs.values()})),
         once,
         "" if job.webhook is None else f"|{'|'.join(job.webhook.states)}| {job.webhook.url}",
+        1 if job.task.makes_video else "",
     ]

@@ -10,6 +10,7 @@ if not job or job.state == 'queued' or job.state == 'running' then return 0 end
 redis.call('DEL', key.job(id), key.dead_letter(id))
 redis.call('ZREM', key.dead, id)
 redis.call('ZREM', key.jobs(job.tenant), id)
+redis.call('ZREM', key.videos(job.tenant), id)
 if job.batch then redis.call('ZREM', key.batch(job.tenant, job.batch), id) end
 redis.call('ZADD', key.retention, whole(clock_ms() + conf.lease_ms + 60000), ending.row(job.tenant, id, job.batch))
 return 1

@@ -33,6 +33,7 @@ function key.files(tenant) return PREFIX .. 'files:' .. tenant end
 function key.backfill(tenant, batch) return PREFIX .. 'backfill:' .. tenant .. '|' .. batch end
 function key.taken(tenant, batch) return PREFIX .. 'taken:' .. tenant .. '|' .. batch end
 function key.batches(tenant) return PREFIX .. 'batches:' .. tenant end
+function key.videos(tenant) return PREFIX .. 'videos:' .. tenant end
 function key.worker(worker) return PREFIX .. 'worker:' .. worker end
 function key.curve(device, model, shape) return PREFIX .. 'curve:' .. device .. '|' .. model .. '|' .. shape end
 function key.cost(name) return PREFIX .. 'cost:' .. name end

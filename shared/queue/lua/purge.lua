@@ -10,6 +10,7 @@ local job = ending.load(id)
 if job and job.state ~= 'queued' and job.state ~= 'running' then
   redis.call('DEL', key.job(id))
   redis.call('ZREM', key.jobs(job.tenant), id)
+  redis.call('ZREM', key.videos(job.tenant), id)
   if job.batch then redis.call('ZREM', key.batch(job.tenant, job.batch), id) end
   redis.call('ZADD', key.retention, whole(clock_ms()), ending.row(job.tenant, id, job.batch))
 end

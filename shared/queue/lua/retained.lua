@@ -11,6 +11,7 @@ redis.call('ZREM', key.retention, row)
 if kind == 'job' then
   redis.call('DEL', key.job(id))
   redis.call('ZREM', key.jobs(tenant), id)
+  redis.call('ZREM', key.videos(tenant), id)
   if batch ~= '' then redis.call('ZREM', key.batch(tenant, batch), id) end
 elseif kind == 'file' then
   redis.call('DEL', key.file(tenant, id), key.parts(tenant, id))

@@ -1,12 +1,12 @@
 -- NEEDS line ending
 -- Put jobs in line, each of them whole or not at all; sending the same job again changes nothing.
 -- KEYS[1]  prefix
--- ARGV[1]  number of jobs, then for each 15 values:
+-- ARGV[1]  number of jobs, then for each 16 values:
 --          id, tenant, rank, seats, signature, model, window ms, largest batch, wire form, created ms,
 --          deadline ms | '', batch id | '', input ids parted by spaces | '', idempotency digest and fingerprint 'digest fingerprint' | '',
---          webhook '|state|state| url' | ''
+--          webhook '|state|state| url' | '', 1 for a video | ''
 -- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full', job id | ms until it may fit}
-local STRIDE = 15
+local STRIDE = 16
 local OPTIONAL = {'deadline', 'batch', 'input', 'hook'}
 local now = clock_ms()
 local total = tonumber(redis.call('HGET', key.waiting, '*') or 0) or 0
@@ -66,6 +66,7 @@ local function enter(job)
   end
   redis.call('HSET', job.key, unpack(fields))
   note(key.jobs(job.tenant), job)
+  if job.video ~= '' then note(key.videos(job.tenant), job) end
   if job.batch ~= '' then note(key.batch(job.tenant, job.batch), job) end
   if job.deadline ~= '' then redis.call('ZADD', key.deadlines, job.deadline, job.id) end
   if job.input ~= '' then ending.hold_inputs(job.tenant, job.input) end
@@ -105,7 +106,8 @@ for item = 1, tonumber(ARGV[1]) do
   out[item] = submit({id = ARGV[at], tenant = ARGV[at + 1], rank = tonumber(ARGV[at + 2]),
     seats = tonumber(ARGV[at + 3]), sig = ARGV[at + 4], model = ARGV[at + 5], window = ARGV[at + 6],
     max_batch = ARGV[at + 7], wire = ARGV[at + 8], created = ARGV[at + 9], deadline = ARGV[at + 10],
-    batch = ARGV[at + 11], input = ARGV[at + 12], once = ARGV[at + 13], hook = ARGV[at + 14]})
+    batch = ARGV[at + 11], input = ARGV[at + 12], once = ARGV[at + 13], hook = ARGV[at + 14],
+    video = ARGV[at + 15]})
 end
 for index, rows in pairs(indexed) do line.add_all(index, rows) end
 for _, job in ipairs(arrivals) do
