@@ -24,6 +24,8 @@ def about(**more: Any) -> dict[str, Any]:
         "command": " ".join(["python", *sys.orig_argv[1:]]),
         "commit": commit(),
         "hardware": hardware(),
+        # Above the number of processes that the benchmark keeps busy, other work ran beside it.
+        "load_average_1_5_15_min": [round(load, 1) for load in os.getloadavg()],
         "python": platform.python_version(),
     }
     return found | {name: _version(name) for name in PACKAGES} | more
