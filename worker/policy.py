@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from shared.job import Priority
 
@@ -14,20 +13,20 @@ PAYING_GAIN = 0.1
 def paying_rows(curve: Mapping[int, float], cap: int, gain: float = PAYING_GAIN) -> int:
     """Return the most rows a forward should have: where one more no longer pays, or `cap`.
 
-    `curve` holds measured seconds per forward by rows. With r rows a row costs s(r)/r; between two measured
-    counts a < b each further row costs (s(b) - s(a)) / (b - a). It pays while that is at least `gain` below
-    what a row costs already. Beyond the largest measured count nothing is known: up to twice of it is tried.
+    `curve` holds measured seconds per forward by rows. With r rows a row costs s(r)/r; from a to b rows each further
+    one costs (s(b) - s(a)) / (b - a). They pay where that is at least `gain` below what a row costs already. A count
+    that does not pay ends nothing: of counts so near to each other a hiccup decides, and a larger one may pay all the
+    same. Beyond the largest measured count nothing is known: up to twice of it is tried.
     """
     measured = sorted(rows for rows in curve if 0 < rows <= cap)
     if not measured:
         return cap
     best = measured[0]
-    for smaller, larger in pairwise(measured):
-        each = (curve[larger] - curve[smaller]) / (larger - smaller)
-        if each > (1 - gain) * curve[smaller] / smaller:
-            return best
-        best = larger
-    return min(cap, 2 * best)
+    for larger in measured[1:]:
+        each = (curve[larger] - curve[best]) / (larger - best)
+        if each <= (1 - gain) * curve[best] / best:
+            best = larger
+    return min(cap, 2 * best) if best == measured[-1] else best
 
 
 @dataclass(frozen=True)
