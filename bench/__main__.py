@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import engine, over_http, preempt, simulate
+from bench import engine, over_http, pool, preempt, simulate
 
 if __name__ == "__main__":
     simulate.main()
@@ -12,3 +12,5 @@ if __name__ == "__main__":
     preempt.main([])
     print(flush=True)
     over_http.main([])
+    print(flush=True)
+    pool.main([])

@@ -101,26 +101,45 @@ def served(model: Path, folder: Path) -> Iterator[str]:
     """Run `fusequeue up` with `model` on a data folder of its own, and yield its URL."""
     models = folder / "models.toml"
     models.write_text(MODELS_FILE.format(model=MODEL, source=model, rows=ROWS, side=SIDE), "utf-8")
+    with up(folder, "--models", str(models)) as url:
+        yield url
+
+
+@contextmanager
+def up(folder: Path, *options: str, **settings: str) -> Iterator[str]:
+    """Run `fusequeue up` with its data in `folder`, and yield its URL."""
+    command = [sys.executable, "-m", "cli.main", "up", "--data-dir", str(folder / "data"), *options]
+    log = folder / "up.log"
+    with launched(command, log, subprocess.PIPE, **settings) as process:
+        assert process.stdout is not None
+        with process.stdout:
+            word, _, url = process.stdout.readline().decode().strip().partition(" ")  # `up` tells its own failures
+            if word != "ready":
+                raise RuntimeError(f"fusequeue did not start: {log.read_text()[-2000:]}")
+            yield url
+
+
+@contextmanager
+def launched(command: list[str], log: Path, stdout: int | None, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command of this checkout on one torch thread of the CPU, stderr into `log`; it drains at the end.
+
+    `stdout` is as for `subprocess`; None: into `log` too.
+    """
     own = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
-    settings = {"FUSEQUEUE_TORCH_THREADS": "1", "OMP_NUM_THREADS": "1", "FUSEQUEUE_DEVICE": "cpu"}
-    settings["PYTHONPATH"] = str(record.ROOT)  # this checkout, whichever is installed
-    command = [sys.executable, "-m", "cli.main", "up", "--data-dir", str(folder / "data"), "--models", str(models)]
+    own |= {"FUSEQUEUE_TORCH_THREADS": "1", "OMP_NUM_THREADS": "1", "FUSEQUEUE_DEVICE": "cpu"}
+    own["PYTHONPATH"] = str(record.ROOT)  # this checkout, whichever is installed
     leash = [sys.executable, "-m", "cli.leash", str(os.getpid()), str(int(signal.SIGTERM))]
-    with (folder / "up.log").open("wb") as log:
+    with log.open("wb") as words:
         process = subprocess.Popen(
             [*leash, *command],
             cwd=record.ROOT,
-            env=own | settings,
-            stdout=subprocess.PIPE,
-            stderr=log,
+            env=own | {f"FUSEQUEUE_{name.upper()}": value for name, value in settings.items()},
+            stdout=words if stdout is None else stdout,
+            stderr=words,
             start_new_session=True,
         )
-    assert process.stdout is not None
     try:
-        word, _, url = process.stdout.readline().decode().strip().partition(" ")  # `up` tells its own failures
-        if word != "ready":
-            raise RuntimeError(f"fusequeue did not start: {(folder / 'up.log').read_text()[-2000:]}")
-        yield url
+        yield process
     finally:
         process.terminate()
         try:
@@ -128,7 +147,6 @@ def served(model: Path, folder: Path) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        process.stdout.close()
 
 
 def bodies(seed: int) -> Iterator[dict[str, object]]:

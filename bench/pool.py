@@ -1,0 +1,146 @@
+"""`python -m bench.pool`: a burst of jobs into `fusequeue pool`, from no worker to several and back to none.
+
+Starts `fusequeue up --workers 0` and `fusequeue pool --min 0` on the demo model, submits the burst at once, and waits
+until all jobs have ended and all workers have left. `--plot` draws waiting, running and workers over time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import record
+from bench.over_http import launched, up
+from cli.pool.report import drawn
+from demo.pictures import all_prompts
+from fusequeue import Client, Job
+
+PATIENCE_S = 900.0
+LOOK_S = 0.25
+
+
+@dataclass(frozen=True)
+class Burst:
+    """How many jobs come at once, and what the pool may do."""
+
+    jobs: int
+    most: int
+    steps: int
+    target_wait_s: float
+    cool_down_s: float
+
+
+def submit(client: Client, burst: Burst) -> list[str]:
+    """Submit all jobs in one request, and return their ids."""
+    prompts = all_prompts()
+    bodies = (
+        {"model": "demo", "prompt": prompts[at % len(prompts)].caption(), "seed": at, "steps": burst.steps}
+        for at in range(burst.jobs)
+    )
+    results = list(client.submit_many(bodies))
+    refused = [result.error for result in results if result.error is not None]
+    if refused:
+        raise RuntimeError(f"{len(refused)} of {burst.jobs} jobs were refused: {refused[0].message}")
+    return [str(result.id) for result in results]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition; raises `RuntimeError` after a quarter of an hour."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > give_up:
+            raise RuntimeError(f"waited {PATIENCE_S:.0f} s in vain until {what}")
+        time.sleep(LOOK_S)
+
+
+@contextmanager
+def pooled(url: str, folder: Path, burst: Burst) -> Iterator[Path]:
+    """Run `fusequeue pool` beside the service of `folder`, and yield its log."""
+    log = folder / "pool.jsonl"
+    options = ["--max", str(burst.most), "--cool-down-s", str(burst.cool_down_s), "--url", url, "--log", str(log)]
+    command = [sys.executable, "-m", "cli.main", "pool", "--data-dir", str(folder / "data"), *options]
+    with launched(command, folder / "pool.log", None):
+        until(lambda: bool(rows(log)), "the pool looks")
+        yield log
+
+
+def rows(log: Path) -> list[dict[str, Any]]:
+    """Return the log's whole lines."""
+    text = log.read_text("utf-8") if log.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def empty(row: dict[str, Any]) -> bool:
+    return not any(row[name] for name in ("waiting", "running", "ready", "starting", "draining", "failing"))
+
+
+def figures(told: list[dict[str, Any]], jobs: list[Job]) -> dict[str, Any]:
+    """Return what the log and the jobs' records say of a burst; times in seconds from its submit."""
+    began = min(job.created_at for job in jobs).timestamp()
+
+    def first(name: str, least: int) -> float | None:
+        return next((round(row["at"] - began, 2) for row in told if row[name] >= least), None)
+
+    most = max(row["ready"] for row in told)
+    return {
+        "jobs": len(jobs),
+        "ended_as": dict(Counter(job.status for job in jobs)),
+        "attempts": dict(Counter(str(job.model_dump()["attempts"]) for job in jobs)),
+        "most_workers_ready": most,
+        "workers_at_the_end": told[-1]["ready"] + told[-1]["starting"] + told[-1]["draining"],
+        "first_worker_started_s": first("starting", 1),
+        "first_worker_ready_s": first("ready", 1),
+        "all_workers_ready_s": first("ready", most),
+        "last_job_ended_s": round(max(job.finished_at.timestamp() for job in jobs if job.finished_at) - began, 2),
+        "empty_again_s": round(told[-1]["at"] - began, 2),
+        "mean_rows": round(sum(job.fusing.mean_rows for job in jobs if job.fusing) / len(jobs), 2),
+    }
+
+
+def run(burst: Burst) -> tuple[dict[str, Any], str]:
+    """Run the burst; returns its figures and the plot."""
+    with tempfile.TemporaryDirectory(prefix="fusequeue-pool-") as name:
+        folder = Path(name)
+        with (
+            up(folder, "--workers", "0", target_wait_s=str(burst.target_wait_s)) as url,
+            pooled(url, folder, burst) as log,
+            Client(url) as client,
+        ):
+            ids = submit(client, burst)
+            jobs = [client.wait(job_id, timeout_s=PATIENCE_S) for job_id in ids]
+            until(lambda: empty(rows(log)[-1]), "all workers have left")
+            told = rows(log)
+    return figures(told, jobs), drawn(told)
+
+
+def main(line: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=500)
+    parser.add_argument("--max", type=int, default=2, dest="most")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--target-wait-s", type=float, default=5.0)
+    parser.add_argument("--cool-down-s", type=float, default=5.0)
+    parser.add_argument("--json", type=Path, help="write the figures to this file, with what they were measured on")
+    parser.add_argument("--plot", type=Path, help="draw the burst into this SVG file")
+    options = parser.parse_args(line)
+    burst = Burst(options.jobs, options.most, options.steps, options.target_wait_s, options.cool_down_s)
+    found, plot = run(burst)
+    for what, told in found.items():
+        print(f"{what.replace('_', ' ')}: {told}")
+    if options.plot is not None:
+        options.plot.write_text(plot, "utf-8")
+    if options.json is not None:
+        record.write(options.json, {"pool": found})
+
+
+if __name__ == "__main__":
+    main()
