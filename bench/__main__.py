@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from bench import engine, over_http, pool, preempt, simulate
+from bench import engine, fleet, over_http, pool, preempt, simulate
 
 if __name__ == "__main__":
     simulate.main()
+    print(flush=True)
+    fleet.main([])
     print(flush=True)
     engine.main([])
     print(flush=True)

@@ -10,9 +10,8 @@ UNKNOWN_SEAT_S = 10.0
 """Taken for a seat of a model of which no job has ended yet."""
 
 LATE = 2.0
-"""A job that has waited for so many targets means that the estimate is too low: one more worker than there are.
-
-Not while one is loading its models: what it will do has to be seen first, or a slow start would bring all there are."""
+"""A job that has waited for so many targets while no worker was starting means that the estimate is too low: one more
+worker than there are."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Fleet:
-    """The workers that are alive, and how many of them have jobs, and still load their models."""
+    """The workers that are alive, how many of them have jobs, and how many still load their models.
+
+    `settled_s` is how long ago the last of the others was ready; None: not known.
+    """
 
     alive: int
     busy: int
     starting: int = 0
+    settled_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,19 @@ def seat_seconds(line: Line) -> float:
 
     Forwards of r rows cost s(r)/r a row; the measured cost holds for the rows that were in company then.
     """
+    return _in_company(line)[0]
+
+
+def _in_company(line: Line) -> tuple[float, float]:
+    """Return what a waiting seat will cost, in seconds, and of how many rows its forwards will be."""
     if line.seat_s is None:
-        return UNKNOWN_SEAT_S
+        return UNKNOWN_SEAT_S, 1.0
     curve = {rows: seconds for rows, seconds in (line.curve or {}).items() if rows > 0 and seconds > 0}
     if not curve:
-        return line.seat_s
-    cheapest = min(curve[rows] / rows for rows in curve if rows <= max(line.waiting_seats, min(curve)))
-    return line.seat_s * min(1.0, cheapest / _row_s(curve, line.rows))
+        return line.seat_s, line.rows
+    rows = min((rows for rows in curve if rows <= max(line.waiting_seats, min(curve))), key=lambda r: curve[r] / r)
+    change = curve[rows] / rows / _row_s(curve, line.rows)
+    return (line.seat_s * change, float(rows)) if change < 1 else (line.seat_s, line.rows)
 
 
 def _row_s(curve: Mapping[int, float], rows: float) -> float:
@@ -73,26 +82,38 @@ def _row_s(curve: Mapping[int, float], rows: float) -> float:
 
 
 def wanted_workers(lines: Sequence[Line], fleet: Fleet, target_s: float) -> Scale:
-    """Return how many workers serve what waits within `target_s`, never fewer than have jobs.
+    """Return how many workers let all that waits start within `target_s`, never fewer than have jobs.
 
-    What runs counts for half of its cost: on average so much of it is left.
+    The last jobs need not end by then: a worker has the target and the length of one more batch, which is rows times
+    what a seat costs. What runs counts for half of its cost: on average so much of it is left.
     """
-    waiting = {line.signature: line.waiting_seats * seat_seconds(line) for line in lines}
-    running_s = sum(0.5 * line.running_seats * seat_seconds(line) for line in lines)
-    waiting_s, oldest_s = sum(waiting.values()), max((line.oldest_wait_s for line in lines), default=0.0)
+    waiting_s, running_s, share = 0.0, 0.0, 0.0
+    for line in lines:
+        seat_s, rows = _in_company(line)
+        waiting_s += line.waiting_seats * seat_s
+        running_s += 0.5 * line.running_seats * seat_s
+        share += (line.waiting_seats + 0.5 * line.running_seats) * seat_s / (target_s + rows * seat_s)
+    oldest_s = max((line.oldest_wait_s for line in lines), default=0.0)
     reasons = []
-    wanted = math.ceil((waiting_s + running_s) / target_s - 1e-9)
+    wanted = math.ceil(share - 1e-9)
     if waiting_s or running_s:
-        reasons.append(f"{waiting_s:.1f} s wait and {running_s:.1f} s run; {target_s:g} s are aimed at: {wanted}")
+        told = f"{waiting_s:.1f} s wait and {running_s:.1f} s run"
+        reasons.append(f"{told}; all start within {target_s:g} s with {wanted}")
     if unknown := [line.signature for line in lines if line.seat_s is None and line.waiting_seats]:
         reasons.append(f"taken for {UNKNOWN_SEAT_S:g} s a seat, since no job has ended yet: {', '.join(unknown[:3])}")
     if any(line.waiting_seats for line in lines) and wanted < 1:
         wanted = 1
         reasons.append("something waits: at least 1")
-    if oldest_s > LATE * target_s and fleet.alive and not fleet.starting and wanted <= fleet.alive:
+    if _late(oldest_s, fleet, target_s) and wanted <= fleet.alive:
         wanted = fleet.alive + 1
         reasons.append(f"the oldest has waited {oldest_s:.0f} s: one more than there are")
     if fleet.busy > wanted:
         wanted = fleet.busy
         reasons.append(f"{fleet.busy} have jobs: none of them is taken away")
     return Scale(wanted, waiting_s, running_s, oldest_s, tuple(reasons) or ("nothing waits or runs",))
+
+
+def _late(oldest_s: float, fleet: Fleet, target_s: float) -> bool:
+    """Tell whether a job has waited too long for the workers that there are: for their start it is no sign."""
+    served_s = oldest_s if fleet.settled_s is None else min(oldest_s, fleet.settled_s)
+    return bool(fleet.alive) and not fleet.starting and served_s > LATE * target_s

@@ -65,6 +65,8 @@ class Reporter:
 
     def become(self, state: Literal["starting", "ready", "draining"]) -> None:
         self._info = replace(self._info, state=state)
+        if state == "ready":
+            self._info = replace(self._info, ready_at_ms=now_ms())
 
     async def report_progress(self) -> None:
         """Tell those who listen how far the runs are, for as long as the worker lives."""

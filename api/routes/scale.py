@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 
 from api.documented import problems
 from api.services import Parts
+from shared.clock import now_ms
 from shared.errors import NotFound
 from shared.scaling import Fleet, wanted_workers
 
@@ -17,7 +18,9 @@ class ScaleObject(BaseModel):
     """The workers wanted, what that follows from, and why; for autoscalers."""
 
     pool: str
-    wanted: int = Field(description="Workers that serve what waits within `target_wait_s`; never fewer than `busy`.")
+    wanted: int = Field(
+        description="Workers that let what waits start within `target_wait_s`; never fewer than `busy`."
+    )
     alive: int
     busy: int = Field(description="Workers that have jobs.")
     starting: int = Field(description="Workers that still load their models.")
@@ -38,10 +41,14 @@ async def scale(pool: str, parts: Parts) -> ScaleObject:
         raise NotFound(f"this API serves the pool {parts.settings.namespace!r}", param="pool")
     workers = await parts.queue.workers()
     alive = [worker for worker in workers if worker.state != "draining"]
+    now = now_ms()
     fleet = Fleet(
         alive=len(alive),
         busy=sum(worker.running > 0 for worker in alive),
         starting=sum(worker.state == "starting" for worker in alive),
+        settled_s=min(
+            (max(0, now - worker.ready_at_ms) / 1000 for worker in alive if worker.ready_at_ms), default=None
+        ),
     )
     target_s = parts.settings.target_wait_s
     lines = await parts.queue.lines()

@@ -92,6 +92,8 @@ class QueueDepth:
 class WorkerInfo:
     """What a worker tells of itself at each heartbeat. `beat_at_ms` is set by the queue, by Redis time.
 
+    `ready_at_ms` is when it had loaded its models, 0 until then.
+
     `forwards` counts denoiser forwards since the start, `forward_rows` the pictures in them, each counted in each;
     `busy_s` is for how long its GPU thread had pictures to go on with, `idle_while_waiting_s` for how long it had none
     while jobs that it then got stood in line.
@@ -109,6 +111,7 @@ class WorkerInfo:
     pid: int = 0
     version: str = ""
     started_at_ms: int = 0
+    ready_at_ms: int = 0
     forwards: int = 0
     forward_rows: int = 0
     busy_s: float = 0.0

@@ -50,6 +50,12 @@ def test_a_model_that_nobody_has_run_yet_is_guessed() -> None:
         ([line(3), line(6)], Fleet(0, 0), 3, ""),  # signatures add up
         ([line(1, oldest_s=90)], Fleet(2, 0), 3, "has waited 90 s"),  # the estimate was wrong
         ([line(1, oldest_s=90)], Fleet(2, 0, starting=1), 1, ""),  # or is not put right yet
+        ([line(1, oldest_s=90)], Fleet(2, 0, settled_s=5.0), 1, ""),  # nor has it waited long for those that serve now
+        ([line(1, oldest_s=90)], Fleet(2, 0, settled_s=61.0), 3, "has waited 90 s"),
+        ([line(6, seat_s=60.0)], Fleet(0, 0), 4, ""),  # the last ones start, not end, within the target: 30 of 90 s
+        ([line(1, seat_s=600.0)], Fleet(0, 0), 1, ""),  # however long it takes, two cannot share one seat
+        ([line(8, seat_s=60.0, rows=8.0)], Fleet(0, 0), 1, ""),  # one batch: all start at once
+        ([line(16, seat_s=60.0, rows=8.0)], Fleet(0, 0), 2, ""),
         ([line(1, oldest_s=90)], Fleet(0, 0), 1, ""),  # but nobody was there to serve it
         ([line(running=1)], Fleet(4, 3), 3, "none of them is taken away"),
     ],
