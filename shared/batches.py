@@ -94,6 +94,11 @@ class Batch:
     cancelled_at: int | None = None
 
     @property
+    def reach(self) -> int:
+        """Lines that may be jobs: also those of a piece that was taken up and came too late to be noted."""
+        return min(self.total, self.read + PIECE_LINES)
+
+    @property
     def open(self) -> int:
         """Jobs that have not ended. One that ended before its line was noted counts as none."""
         return max(0, self.accepted - self.ended)
@@ -121,7 +126,7 @@ def next_step(batch: Batch, now_ms: int) -> Step:
         return Step.WRITE
     waits = batch.open > 0 and now_ms < batch.expires_at_ms + GRACE_MS
     if batch.status is Status.CANCELLING:
-        if batch.stopped < batch.read:
+        if batch.stopped < batch.reach:
             return Step.STOP_JOBS
         return Step.WAIT if waits else Step.WRITE
     if now_ms < batch.expires_at_ms and batch.read < batch.total:

@@ -152,29 +152,27 @@ async def test_files_create_batches_create_retrieve_content(client: openai.OpenA
     assert client.files.delete(batch.input_file_id).deleted
 
 
-@pytest.mark.parametrize(
-    ("lines", "code", "number"),
-    [
-        ([line(1), "{no json"], "invalid_json_line", 2),
-        ([line(1), line(1)], "duplicate_custom_id", 2),
-        (["", line(1, url="/v1/jobs")], "mismatched_url", 2),
-        ([{**line(1), "method": "GET"}], "invalid_method", 1),
-        ([{"method": "POST", "url": GENERATIONS, "body": {}}], "missing_required_parameter", 1),
-        ([{**line(1), "body": "words"}], "missing_required_parameter", 1),
-        (["\n \n"], "empty_file", None),
-        ([line(number) for number in range(50_001)], "too_many_lines", None),
-    ],
-)
-async def test_a_file_that_is_invalid_fails_as_a_whole(
-    client: openai.OpenAI, desk: Desk, lines: list[Any], code: str, number: int | None
-) -> None:
+INVALID: list[tuple[list[Any], str, int | None]] = [
+    ([line(1), "{no json"], "invalid_json_line", 2),
+    ([line(1), line(1)], "duplicate_custom_id", 2),
+    (["", line(1, url="/v1/jobs")], "mismatched_url", 2),
+    ([{**line(1), "method": "GET"}], "invalid_method", 1),
+    ([{"method": "POST", "url": GENERATIONS, "body": {}}], "missing_required_parameter", 1),
+    ([{**line(1), "body": "words"}], "missing_required_parameter", 1),
+    (["\n \n"], "empty_file", None),
+    ([line(number) for number in range(50_001)], "too_many_lines", None),
+]
+
+
+async def test_a_file_that_is_invalid_fails_as_a_whole(client: openai.OpenAI, desk: Desk) -> None:
     """Before any line of it becomes a job, and says where."""
-    batch = begin(client, lines)
-    await work(desk, batch.id)
-    failed = client.batches.retrieve(batch.id)
-    assert failed.status == "failed"
-    assert failed.errors is not None
-    assert [(one.code, one.line) for one in failed.errors.data or ()] == [(code, number)]
+    for lines, code, number in INVALID:
+        batch = begin(client, lines)
+        await work(desk, batch.id)
+        failed = client.batches.retrieve(batch.id)
+        assert failed.status == "failed"
+        assert failed.errors is not None
+        assert [(one.code, one.line) for one in failed.errors.data or ()] == [(code, number)]
     assert await desk.queue.list_jobs("default") == ([], None)
 
 
@@ -377,6 +375,8 @@ async def test_every_line_is_told_of_once_whatever_is_killed(
                 server.process.wait(10)
                 assert not (await queue.batch("default", batch.id)).status.terminal
                 server = start(port=str(server.port), namespace=server.settings.namespace)
+                row = f"default|{batch.id}"  # it is looked at again after a while: now
+                assert await queue.redis.zadd(queue.keys.backfills, {row: 1}, xx=True, ch=True) == 1
             chores_worker()
             await eventually(lambda: reached(10**9, 0), "the batch has ended", 90)
     await queue.close()

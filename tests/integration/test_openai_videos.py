@@ -17,9 +17,11 @@ import pytest
 from api_process import Server
 from serving import WORKER, png
 
+from shared import catalog
 from shared.job import Artifact, Failure, Job, Outcome, State, Task, Thumbnail
 from shared.queue import Claim, Queue
 from shared.storage import Storage, connect
+from worker.chores.backfill_work import Desk, Work
 from worker.engine import Made
 from worker.video import encode_video
 
@@ -237,6 +239,28 @@ async def test_a_bad_request_names_its_field(studio: Studio) -> None:
     with pytest.raises(openai.UnprocessableEntityError):
         await create(model="still", prompt="x")
     assert (await create(prompt="the first that makes videos")).model == "film"
+
+
+async def test_a_batch_makes_videos(studio: Studio) -> None:
+    """Its lines are bodies of the same path, and its results the videos."""
+    client, url = studio.client, "/v1/videos"
+    bodies = [{"model": "film", "prompt": "a wave", "seconds": "1"}, {"model": "film", "prompt": "x", "seconds": "60"}]
+    lines = [{"custom_id": f"{at}", "method": "POST", "url": url, "body": body} for at, body in enumerate(bodies)]
+    file = await client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+    batch = await client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
+    desk = Desk(studio.server.settings, catalog.load(studio.server.settings.models), studio.queue, studio.storage)
+    for made in (False, True):
+        while await Work(desk, await studio.queue.batch("default", batch.id)).do():
+            pass
+        if not made:
+            assert (await studio.make()).frames == 17
+    ended = await client.batches.retrieve(batch.id)
+    (good,) = (await client.files.content(ended.output_file_id or "")).text.splitlines()
+    (bad,) = (await client.files.content(ended.error_file_id or "")).text.splitlines()
+    video = json.loads(good)["response"]["body"]
+    assert (video["object"], video["status"]) == ("video", "completed")
+    assert (await client.videos.retrieve(video["id"])).prompt == "a wave"
+    assert json.loads(bad)["error"]["param"] == "seconds"
 
 
 async def test_a_retry_finds_the_video_of_its_first_try(studio: Studio) -> None:

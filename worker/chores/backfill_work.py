@@ -171,10 +171,10 @@ class Work:
     async def _stop_jobs(self) -> bool:
         """Cancel the jobs of the next lines; one that has ended stays as it is."""
         batch = self._batch
-        count = min(PIECE_LINES, batch.read - batch.stopped)
+        count = min(PIECE_LINES, batch.reach - batch.stopped)
         taken = await self._queue.taken(batch, batch.stopped + 1, count)
         for ordinal, is_job in enumerate(taken, batch.stopped + 1):
-            if is_job:
+            if is_job or ordinal > batch.read:
                 await self._queue.cancel(job_id(batch, ordinal))
         return await self._queue.commit_batch(batch, Piece({"stopped": batch.stopped + count}), LOOK_MS)
 
