@@ -15,18 +15,19 @@ def paying_rows(curve: Mapping[int, float], cap: int, gain: float = PAYING_GAIN)
 
     `curve` holds measured seconds per forward by rows. With r rows a row costs s(r)/r; from a to b rows each further
     one costs (s(b) - s(a)) / (b - a). They pay where that is at least `gain` below what a row costs already. A count
-    that does not pay ends nothing: of counts so near to each other a hiccup decides, and a larger one may pay all the
-    same. Beyond the largest measured count nothing is known: up to twice of it is tried.
+    is compared with one of at most half of it that pays: between counts nearer to each other a hiccup decides. One
+    that does not pay ends nothing, as a larger one may. Beyond the largest measured count nothing is known: up to
+    twice of it is tried.
     """
     measured = sorted(rows for rows in curve if 0 < rows <= cap)
     if not measured:
         return cap
-    best = measured[0]
-    for larger in measured[1:]:
-        each = (curve[larger] - curve[best]) / (larger - best)
-        if each <= (1 - gain) * curve[best] / best:
-            best = larger
-    return min(cap, 2 * best) if best == measured[-1] else best
+    paying: list[int] = []
+    for rows in measured:
+        half = max((fewer for fewer in paying if 2 * fewer <= rows), default=None)
+        if half is None or (curve[rows] - curve[half]) / (rows - half) <= (1 - gain) * curve[half] / half:
+            paying.append(rows)
+    return min(cap, 2 * paying[-1]) if paying[-1] == measured[-1] else paying[-1]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,13 @@ QWEN_1024 = {1: 1.0, 2: 2 / 1.02, 4: 4 / 1.02}
             8,
             "a small UNet's forwards beside other work: five and seven rows took longer than they should have",
         ),
+        (
+            {1: 11.5, 2: 15.6, 4: 22.7, 7: 34.0, 8: 39.5},
+            8,
+            8,
+            "from seven rows to eight a twentieth more than it should be would make it look like a loss",
+        ),
+        ({7: 1.0, 8: 9.0}, 12, 12, "with nothing of half the rows to compare with, the cap is all that is known"),
         ({1: 1.0, 2: 1.2, 4: 2.4, 6: 3.5, 8: 4.8}, 8, 2, "the processor is full at two rows: none of the others pays"),
         ({4: 1.0}, 8, 8, "only a larger count measured: double it"),
         ({1: 1.0, 16: 1.0}, 8, 2, "counts above the cap do not speak for what is below it"),
