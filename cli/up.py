@@ -179,13 +179,18 @@ def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
 
 
 def worker_environment(number: int, gpus: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what worker `number`, counted from 1, gets beside the rest: one of several GPUs, in turn.
+    """Return what worker `number`, counted from 1, gets beside the rest: one of several GPUs, in turn, and a port.
 
-    A device that was named by FUSEQUEUE_DEVICE stands.
+    A device that was named by FUSEQUEUE_DEVICE stands. FUSEQUEUE_WORKER_PORT is that of the first worker; the others
+    have those after it.
     """
-    if len(gpus) < 2 or environ.get("FUSEQUEUE_DEVICE"):
-        return {}
-    return {"CUDA_VISIBLE_DEVICES": gpus[(number - 1) % len(gpus)]}
+    own = {}
+    if len(gpus) > 1 and not environ.get("FUSEQUEUE_DEVICE"):
+        own["CUDA_VISIBLE_DEVICES"] = gpus[(number - 1) % len(gpus)]
+    port = environ.get("FUSEQUEUE_WORKER_PORT", "")
+    if port.isdecimal():  # else the worker says what is wrong with it
+        own["FUSEQUEUE_WORKER_PORT"] = str(int(port) + number - 1)
+    return own
 
 
 def _cores() -> int:

@@ -133,6 +133,16 @@ class Settings(BaseSettings):
     device: Annotated[str | None, Field(description="Torch device. Unset: cuda if there is one, else cpu.")] = None
     torch_threads: Annotated[int | None, Field(description="CPU threads of torch. Unset: torch's choice.")] = None
 
+    worker_port: Annotated[
+        PortNumber | None, Field(description="Port of a worker's /healthz, /readyz and /metrics. Unset: none.")
+    ] = None
+    worker_host: Annotated[str, Field(description="Address of that port; it asks nobody for a key.")] = "127.0.0.1"
+    pod_name: Annotated[
+        str | None,
+        Field(description="A worker's own pod in Kubernetes, whose deletion cost it keeps. Unset: none."),
+    ] = None
+    pod_namespace: Annotated[str, Field(description="The pod's namespace in Kubernetes.")] = "default"
+
     target_wait_s: Annotated[
         float, Field(gt=0, description="Wait that the number of workers wanted aims at (GET /v1/scale).")
     ] = 30.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 from shared.job import SHARED, Job, sharing
 from shared.mixing import FIELDS, size_class
@@ -19,10 +20,27 @@ def signature(job: Job) -> str:
     what waits; the digest covers every shared field, those not spelled out too. The signature routes; whether two
     jobs fuse is decided by their tensors.
     """
-    mixed = frozenset[str]().union(*(FIELDS[field] for field in job.mixes))
-    values = job.model_dump(mode="json", include=set(_SHARED_FIELDS) - mixed) | {"shape": shape(job)}
+    values = _values(job)
     digest = hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     return f"{job.model}:{shape(job)}x{job.frames}:{digest[:12]}"
+
+
+def differences(one: Job, other: Job) -> tuple[str, ...]:
+    """Return the fields of `Job` that keep two jobs out of one forward; `shape` stands for the size.
+
+    Where it is the model, the others follow from it and are not told.
+    """
+    if one.model != other.model:
+        return ("model",)
+    mine, theirs = _values(one), _values(other)
+    names = (mine.keys() | theirs.keys()) - {"width", "height"}  # told as the shape
+    return tuple(sorted(name for name in names if mine.get(name) != theirs.get(name)))
+
+
+def _values(job: Job) -> dict[str, Any]:
+    """Return what the signature is made of."""
+    mixed = frozenset[str]().union(*(FIELDS[field] for field in job.mixes))
+    return job.model_dump(mode="json", include=set(_SHARED_FIELDS) - mixed) | {"shape": shape(job)}
 
 
 def shape(job: Job) -> str:

@@ -14,7 +14,9 @@ from shared.errors import FusequeueError
 from shared.queue import Queue
 from shared.settings import Settings
 from shared.storage import connect
+from worker import pod
 from worker.loop import Worker
+from worker.port import answering
 
 
 async def serve(configured: Settings) -> int:
@@ -27,7 +29,8 @@ async def serve(configured: Settings) -> int:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, worker.drain)
-        return await worker.run()
+        async with answering(configured, worker), pod.cost_kept(configured, worker, os.environ):
+            return await worker.run()
     finally:
         await storage.close()
         await queue.close()

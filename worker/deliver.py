@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import structlog
 
+from shared import metrics
 from shared.errors import StorageUnavailable
 from shared.job import Artifact, Job, Thumbnail
 from shared.queue import Claim
@@ -39,13 +40,13 @@ class Delivery:
 
     def __init__(self, storage: Storage, spool_bytes: int) -> None:
         self._storage = storage
-        self._spool_bytes = spool_bytes
+        self.spool_bytes = spool_bytes
         self._encoders = ThreadPoolExecutor(ENCODERS, thread_name_prefix="encode")
         self.held_bytes = 0
 
     @property
     def full(self) -> bool:
-        return self.held_bytes >= self._spool_bytes
+        return self.held_bytes >= self.spool_bytes
 
     async def deliver(self, claim: Claim, index: int, made: Made) -> Artifact:
         """Return the stored picture or video."""
@@ -53,7 +54,8 @@ class Delivery:
         encoding = encode_one(claim, index, made)
         del made  # the frames are free as soon as they are encoded
         artifact, files = await encoding
-        with self._holding(sum(len(data) for data, _ in files.values())):
+        size = sum(len(data) for data, _ in files.values())
+        with self._holding(size), metrics.upload_seconds.time():
             for key, (data, content_type) in files.items():
                 await self._put(key, data, content_type)
         return artifact
@@ -109,7 +111,11 @@ class Delivery:
         return artifact, files
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
+        def timed() -> T:
+            with metrics.encode_seconds.time():
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._encoders, timed)
 
     @contextmanager
     def _holding(self, size: int) -> Iterator[None]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from shared import metrics
 from shared.clock import now_ms
 from shared.errors import RedisUnavailable
 from shared.queue import Queue
@@ -94,6 +95,7 @@ class Keeper:
     async def _reclaim(self) -> None:
         reclaimed = await self._queue.reclaim()
         if reclaimed:
+            metrics.leases_ran_out.inc(len(reclaimed))
             log.warning("leases_ran_out", jobs=reclaimed)
         await self._queue.expire()
 

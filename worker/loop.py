@@ -18,10 +18,13 @@ from shared.log import announce
 from shared.queue import Claim, Queue
 from shared.settings import Settings
 from shared.storage import Storage
+from worker import tally
+from worker.batches import Batches
 from worker.bridge import Bridge
 from worker.curves import Curves
 from worker.deliver import Delivery
 from worker.engine import Engine, ForwardFacts
+from worker.gauges import Gauges
 from worker.keeper import Keeper
 from worker.policy import Ask, Seated, asks, leading
 from worker.reporter import Reporter
@@ -62,6 +65,8 @@ class Worker:
         self._draining = asyncio.Event()
         self._delivery = Delivery(storage, settings.spool_bytes)
         self._curves = Curves()
+        self._batches = Batches(catalog)
+        self._gauges = Gauges(self._delivery, self._batches)
         self._reporter = Reporter(queue, self._runs, self._curves, self.name, catalog)
         bridge = Bridge(self._runs, self._delivery, on_change=self._changed, on_forward=self._measured)
         self._engine = Engine(catalog, bridge, settings)
@@ -74,6 +79,19 @@ class Worker:
         self._reporter.become("draining")
         self._draining.set()
         self._stirred.set()
+
+    def unready(self) -> str | None:
+        """Return why this worker takes no jobs now; None: it does."""
+        return self._reporter.unready()
+
+    async def refresh_metrics(self) -> None:
+        """Bring the gauges of this process up to date."""
+        await self._gauges.refresh(self._engine, ready=self.unready() is None)
+
+    @property
+    def seats_in_use(self) -> int:
+        """Pictures that this worker has in its hands."""
+        return sum(run.claim.job.seats for run in self._runs.values())
 
     async def run(self) -> int:
         """Work until drained; returns the process's exit status, not 0 when the GPU thread hung."""
@@ -153,12 +171,16 @@ class Worker:
             first = runs[[one.signature for one in seated].index(leading(seated))]
             most = self._engine.allowed(first.claim.job, first.spec.max_batch)
             rows = self._curves.rows(first.claim.signature, most)
+            self._batches.bound(first.claim.signature, most, rows)
         aside = rows if self._settings.rows_aside is None else self._settings.rows_aside
         return asks(seated, rows, self._largest_batch, aside)
 
     async def _put(self, ask: Ask) -> list[Claim]:
         if ask.signature is not None:
-            return await self._queue.join(self.name, ask.signature, ask.seats, models=self._models, lowest=ask.lowest)
+            held_back = self._batches.hold_back
+            return await self._queue.join(
+                self.name, ask.signature, ask.seats, models=self._models, lowest=ask.lowest, held_back=held_back
+            )
         if ask.lowest is Priority.BULK:
             return await self._queue.claim(self.name, self._models, ask.seats)
         # Of models in memory only: a load would find no room beside one whose jobs are parked.
@@ -197,6 +219,7 @@ class Worker:
 
     def _measured(self, facts: ForwardFacts) -> None:
         self._reporter.count_forward(facts)
+        self._batches.forward(facts)
         # Not one that is only being uploaded: it may be of another signature than the batch that runs by now.
         running = next(
             (run for run in self._runs.values() if run.spec.id == facts.model and not run.engine_done.done()), None
@@ -206,6 +229,8 @@ class Worker:
 
     def _changed(self, run: Run) -> None:
         self._reporter.note(run)
+        if run.engine_done.done():
+            self._batches.leave(run)
         if not run.occupies_seats:
             self._stirred.set()
 
@@ -213,6 +238,8 @@ class Worker:
         job = claim.job
         run = Run(claim, self._catalog.for_size(job.model, job.width, job.height))
         self._runs[run.key] = run
+        tally.claimed(claim)
+        self._batches.admit(run)
         task = asyncio.create_task(self._see_through(run), name=run.key)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -225,6 +252,7 @@ class Worker:
             log.exception("run_failed", job_id=run.claim.job.id)
         finally:
             self._runs.pop(run.key, None)
+            self._batches.leave(run)
             self._stirred.set()
 
     async def _finish_runs(self) -> None:

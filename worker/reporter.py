@@ -27,6 +27,7 @@ FLUSH_EVERY_S = 0.1
 STORE_EVERY_S = 1.0
 BEAT_EVERY_S = 0.5
 LEARN_EVERY_S = 5.0
+SILENT_S = 3.0  # several beats: one that is late is no outage
 
 
 class Reporter:
@@ -40,6 +41,7 @@ class Reporter:
         self._runs = runs
         self._curves = curves
         self._seats = max(spec.max_batch for spec in catalog)
+        self._beat_s: float | None = None  # time.monotonic() of the last heartbeat that Redis took
         self._changed: set[str] = set()
         self._stored: dict[str, tuple[Phase, float]] = {}  # phase and time.monotonic()
         self._unstored: set[str] = set()
@@ -67,6 +69,14 @@ class Reporter:
         self._info = replace(self._info, state=state)
         if state == "ready":
             self._info = replace(self._info, ready_at_ms=now_ms())
+
+    def unready(self) -> str | None:
+        """Return why no jobs are taken now; None: they are."""
+        if self._info.state != "ready":
+            return f"the worker is {self._info.state}"
+        if self._beat_s is None or time.monotonic() - self._beat_s > SILENT_S:
+            return f"Redis has taken no heartbeat for {SILENT_S:g} s"
+        return None
 
     async def report_progress(self) -> None:
         """Tell those who listen how far the runs are, for as long as the worker lives."""
@@ -114,3 +124,4 @@ class Reporter:
         spent = engine.time_spent()
         info = replace(info, busy_s=round(spent.busy_s, 3), idle_while_waiting_s=round(spent.idle_while_waiting_s, 3))
         await self._queue.heartbeat(replace(info, device=str(engine.device), loaded=engine.loaded_models))
+        self._beat_s = time.monotonic()

@@ -15,6 +15,7 @@ from shared.errors import NotFound, Unavailable
 from shared.job import Failure, Outcome, State, Timings
 from shared.queue import Queue
 from shared.storage import Storage
+from worker import tally
 from worker.deliver import attempt_prefix
 from worker.engine import Engine, Finished, InputFiles, Seat
 from worker.run import Run, StopReason
@@ -49,6 +50,7 @@ class Service:
             outcome = await self._make(run)
             if run.stop_reason in (StopReason.LOST, StopReason.RELEASED):
                 log.info("job_given_up", job_id=run.claim.job.id, reason=run.stop_reason.value)
+                tally.given_up(run.stop_reason.value)
                 settled = False
             else:
                 settled = await self._settle(run, outcome)
@@ -135,7 +137,11 @@ class Service:
             ceiling = min(2 * ceiling, LONGEST_RETRY_S)
 
     def _tell(self, run: Run, outcome: Outcome, settled: bool) -> None:
-        """Write the one log line of a job."""
+        """Write the one log line of a job, and count it."""
+        if settled:
+            tally.settled(run.claim, outcome)
+        else:
+            tally.given_up(StopReason.LOST.value)
         log.info(
             "job" if settled else "job_lost_before_settle",
             job_id=run.claim.job.id,

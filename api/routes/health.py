@@ -11,11 +11,13 @@ from starlette.responses import Response
 
 from api.documented import problems
 from api.errors import NotReady
+from api.routes.scale import fleet_of
 from api.services import Parts, Services
 from api.tenancy import ADMIN
 from shared import metrics
 from shared.errors import FusequeueError
 from shared.queue import QueueDepth, WorkerInfo
+from shared.scaling import Scale, wanted_workers
 
 router = APIRouter(tags=["operations"])
 
@@ -62,9 +64,14 @@ async def _read_queue(parts: Services) -> None:
     """Set the gauges of queue and workers; without Redis they are empty, and the scrape still tells the rest."""
     depths: list[QueueDepth] = []
     workers: list[WorkerInfo] = []
+    scale: Scale | None = None
+    dead: int | None = None
     with contextlib.suppress(FusequeueError, TimeoutError):
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             depths = await parts.queue.queues()
             workers = await parts.queue.workers()
+            scale = wanted_workers(await parts.queue.lines(), fleet_of(workers), parts.settings.target_wait_s)
+            dead = await parts.queue.dead_letter_count()
     metrics.show_depths(depths)
     metrics.show_workers(workers)
+    metrics.show_scale(scale, dead)

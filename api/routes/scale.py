@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
@@ -9,6 +11,7 @@ from api.documented import problems
 from api.services import Parts
 from shared.clock import now_ms
 from shared.errors import NotFound
+from shared.queue import WorkerInfo
 from shared.scaling import Fleet, wanted_workers
 
 router = APIRouter(prefix="/v1/scale", tags=["operations"])
@@ -39,17 +42,7 @@ async def scale(pool: str, parts: Parts) -> ScaleObject:
     """Tell how many workers the pool wants now. A pool is a namespace; this API serves one."""
     if pool != parts.settings.namespace:
         raise NotFound(f"this API serves the pool {parts.settings.namespace!r}", param="pool")
-    workers = await parts.queue.workers()
-    alive = [worker for worker in workers if worker.state != "draining"]
-    now = now_ms()
-    fleet = Fleet(
-        alive=len(alive),
-        busy=sum(worker.running > 0 for worker in alive),
-        starting=sum(worker.state == "starting" for worker in alive),
-        settled_s=min(
-            (max(0, now - worker.ready_at_ms) / 1000 for worker in alive if worker.ready_at_ms), default=None
-        ),
-    )
+    fleet = fleet_of(await parts.queue.workers())
     target_s = parts.settings.target_wait_s
     lines = await parts.queue.lines()
     found = wanted_workers(lines, fleet, target_s)
@@ -67,4 +60,18 @@ async def scale(pool: str, parts: Parts) -> ScaleObject:
         waiting=sum(line.waiting_seats for line in lines),
         running=sum(line.running_seats for line in lines),
         reasons=found.reasons,
+    )
+
+
+def fleet_of(workers: Sequence[WorkerInfo]) -> Fleet:
+    """Return what the workers of a pool come to; those that are leaving do not count."""
+    alive = [worker for worker in workers if worker.state != "draining"]
+    now = now_ms()
+    return Fleet(
+        alive=len(alive),
+        busy=sum(worker.running > 0 for worker in alive),
+        starting=sum(worker.state == "starting" for worker in alive),
+        settled_s=min(
+            (max(0, now - worker.ready_at_ms) / 1000 for worker in alive if worker.ready_at_ms), default=None
+        ),
     )

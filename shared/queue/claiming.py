@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -18,6 +18,9 @@ from shared.queue.records import outcome_fields
 from shared.queue.values import RANKS, Claim, Renewal
 
 log = structlog.get_logger()
+
+OVERDUE = [["overdue"]]
+"""What the script `join` answers where it gives nothing for another signature's sake."""
 
 
 class Claiming(Connected):
@@ -39,7 +42,7 @@ class Claiming(Connected):
         """
         if seats < 1 or not models:
             return []
-        return await self._claimed(worker, "claim", worker, seats, RANKS.index(lowest), int(accompanied), *models)
+        return await self._claimed(worker, "claim", worker, seats, RANKS.index(lowest), int(accompanied), *models) or []
 
     async def join(
         self,
@@ -49,17 +52,22 @@ class Claiming(Connected):
         *,
         models: Sequence[str] = (),
         lowest: Priority = Priority.BULK,
+        held_back: Callable[[str], None] = lambda _signature: None,
     ) -> list[Claim]:
         """Claim more jobs of a running batch's signature, ripe or not, up to `seats` seats.
 
-        While another signature of `models` is overdue, only jobs more urgent than its own are given. Never gives a
-        job that is to run alone.
+        While another signature of `models` is overdue, only jobs more urgent than its own are given; `held_back` is
+        called where that leaves none. Never gives a job that is to run alone.
         """
         if seats < 1:
             return []
-        return await self._claimed(worker, "join", worker, signature, seats, RANKS.index(lowest), *models)
+        claims = await self._claimed(worker, "join", worker, signature, seats, RANKS.index(lowest), *models)
+        if claims is None:
+            held_back(signature)
+        return claims or []
 
-    async def _claimed(self, worker: str, script: str, *args: str | int) -> list[Claim]:
+    async def _claimed(self, worker: str, script: str, *args: str | int) -> list[Claim] | None:
+        """Return what a script claimed; None: others are overdue."""
         # A claim cut off on its way would leave jobs in nobody's hands until their lease ends: it runs to its end, and
         # what nobody waits for any more is given back.
         task = asyncio.ensure_future(self.run(script, *args, once=True))
@@ -70,6 +78,8 @@ class Claiming(Connected):
             self.unfinished.add(giving_back)
             giving_back.add_done_callback(self.unfinished.discard)
             raise
+        if rows == OVERDUE:
+            return None
         claims = []
         for row in rows:
             job = await self._decoded(worker, row)
@@ -81,6 +91,8 @@ class Claiming(Connected):
     async def _give_back(self, worker: str, claimed: asyncio.Future[Any]) -> None:
         try:
             rows = await claimed
+            if rows == OVERDUE:
+                return
             await self.release(worker, {str(row[0]): int(row[3]) for row in rows})
         except RedisUnavailable as error:
             log.warning("claims_not_given_back", worker=worker, reason=error.message)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from shared import metrics
+from shared.clock import now_ms
 from shared.errors import NotFound, RedisUnavailable
 from shared.job import JobRecord, Phase, Progress, State
 from shared.queue.client import MAX_BLOCK_MS, translated
@@ -228,6 +230,8 @@ class EventFeed:
             for _, rows in reply or ():
                 for event_id, fields in rows:
                     self._last = event_id
+                    # A stream's id begins with the time of Redis; that of a second machine may be a little behind.
+                    metrics.event_lag_seconds.observe(max(0.0, (now_ms() - _order(event_id)[0]) / 1000))
                     self._hand_out(_event(event_id, fields))
 
     def _hand_out(self, event: Event) -> None:

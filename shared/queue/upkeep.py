@@ -52,6 +52,11 @@ class Upkeep(Connected):
             letters = await self._read_letters(ids)
         return letters, ids[-1] if more else None
 
+    async def dead_letter_count(self) -> int:
+        """Return how many dead letters are kept."""
+        with translated():
+            return int(await self.redis.zcard(self.keys.dead))
+
     async def dead_letter(self, letter: str) -> DeadLetter | None:
         """Return one dead letter, None where there is none."""
         with translated():

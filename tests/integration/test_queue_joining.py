@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from line_up import MODELS, a_moment, claim, claim_ids, lose, put
 
@@ -28,7 +29,10 @@ async def test_a_running_batch_takes_jobs_ripe_or_not(queue: Queue, make_submiss
 async def test_joining_takes_its_own_signature_only(queue: Queue, make_submission: Make) -> None:
     """Nothing of another one, and nothing where nothing is known."""
     await put(queue, make_submission(width=128))
-    assert await queue.join("w1", make_submission(width=64).signature, 8, models=MODELS) == []
+    held_back: list[str] = []
+    options: Any = {"models": MODELS, "held_back": held_back.append}
+    assert await queue.join("w1", make_submission(width=64).signature, 8, **options) == []
+    assert held_back == [], "nothing of it waits"
 
 
 async def test_joining_stops_while_another_signature_is_overdue(
@@ -43,7 +47,10 @@ async def test_joining_stops_while_another_signature_is_overdue(
     joined = await queue.join("w1", running.signature, 1, models=MODELS)
     assert [one.job.id for one in joined] == ids[:1]
     await a_moment(310)
-    assert await queue.join("w1", running.signature, 8, models=MODELS) == []
+    held_back: list[str] = []
+    options: Any = {"models": MODELS, "held_back": held_back.append}
+    assert await queue.join("w1", running.signature, 8, **options) == []
+    assert held_back == [running.signature]
     (urgent,) = await put(queue, make_submission(width=64, priority=Priority.INTERACTIVE))
     joined = await queue.join("w1", running.signature, 8, models=MODELS)
     assert [one.job.id for one in joined] == [urgent]  # it would go first in any case

@@ -171,6 +171,13 @@ def test_workers_share_the_gpus_in_turn(number, gpus, environ, visible):
     assert up.worker_environment(number, gpus, environ) == expected
 
 
+@pytest.mark.parametrize(("number", "port", "own"), [(1, "9100", "9100"), (3, "9100", "9102"), (2, "http", None)])
+def test_each_worker_has_a_port_of_its_own(number, port, own):
+    """One port cannot be listened on twice; what is no port is left to the worker to refuse."""
+    expected = {} if own is None else {"FUSEQUEUE_WORKER_PORT": own}
+    assert up.worker_environment(number, [], {"FUSEQUEUE_WORKER_PORT": port}) == expected
+
+
 def test_gpus_are_those_that_are_visible_else_those_there_are(tmp_path):
     """An empty list hides all of them, as CUDA takes it."""
     for name in ("nvidia0", "nvidia1", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):

@@ -24,7 +24,9 @@ async def test_a_worker_that_waits_for_redis_can_be_stopped(tmp_path: Path) -> N
         async with asyncio.timeout(10):
             while not any(line["event"] == "waiting_for_redis" for line in logs):
                 await asyncio.sleep(0.01)
+            assert worker.unready() == "the worker is starting"
             worker.drain()
+            assert worker.unready() == "the worker is draining"
             assert await running == 0
     await storage.close()
     await queue.close()

@@ -23,6 +23,11 @@ def chosen_device(asked: str | None) -> torch.device:
     return torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
+def uuid_of(device: torch.device) -> str | None:
+    """Return the UUID of a CUDA device, as `8-4-4-4-12` hexadecimal digits; None for any other."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
 def device_facts(asked: str | None) -> DeviceFacts:
     """Return what the chosen device is; raises ValueError where it is not there."""
     try:

@@ -18,7 +18,7 @@ from shared.errors import JobError
 from shared.job import Job
 from shared.settings import Settings
 from worker.engine.adapters import AdapterLoader
-from worker.engine.device import chosen_device
+from worker.engine.device import chosen_device, uuid_of
 from worker.engine.host import keep_freed_memory
 from worker.engine.inputs import Inputs, prepare
 from worker.engine.interface import Activity, Listener, RunningJob, Seat, TimeSpent
@@ -136,6 +136,11 @@ class Engine:
     def time_spent(self) -> TimeSpent:
         """Return how the thread has spent its time since the start."""
         return TimeSpent(self._workday.busy_s(time.monotonic()), self._workday.idle_while_waiting_s)
+
+    @property
+    def device_uuid(self) -> str | None:
+        """Return the GPU's name in all of its driver's books, None for a CPU."""
+        return uuid_of(self.device)
 
     @property
     def loaded_models(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 import torch
 
+from shared import metrics
 from shared.errors import JobError
 from shared.job import Job
 from worker.engine.architectures import DENOISERS
@@ -252,6 +253,7 @@ class Rounds:
             return rows
 
         def free(calls: int, fits: int) -> None:
+            metrics.out_of_memory.labels(kind[0]).inc()
             log.warning("out_of_memory", model=kind[0], shape=kind[1], at=kind[2], calls=calls, tried_next=fits)
             if fixed is None:  # else every forward has the same rows, however many calls it is for
                 self._memory.ran_out(kind, calls, fits)
@@ -268,6 +270,7 @@ class Rounds:
         )
         outcomes = execution.run()
         if execution.retries:
+            metrics.forwards_repeated.labels(kind[0]).inc(execution.retries)
             log.warning("forward_repeated", model=kind[0], at=kind[2], calls=len(members), failed=execution.retries)
         return outcomes
 

@@ -2,7 +2,7 @@
 -- Let a running batch take jobs of its signature, ripe or not, where no other signature is overdue.
 -- KEYS[1]  prefix
 -- ARGV     worker, signature, seats, lowest rank that may be claimed, then the models
--- Returns  as claim
+-- Returns  as claim; a single {'overdue'} where jobs wait that were not given for another signature's sake
 local worker, sig, seats, lowest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local now = clock_ms()
 
@@ -21,7 +21,16 @@ local function overdue_rank()
   return 3
 end
 
+-- The answer where nothing is given: whether anything less urgent than `rank` would have been, is told.
+local function held_back(rank)
+  for below = math.max(0, rank + 1), lowest do
+    if (tonumber(redis.call('HGET', key.sig(sig), 'jobs:' .. below) or nil) or 0) > 0 then return {{'overdue'}} end
+  end
+  return {}
+end
+
 if redis.call('EXISTS', key.sig(sig)) == 0 then return {} end
-lowest = math.min(lowest, overdue_rank() - 1)
-if lowest < 0 then return {} end
-return filling.fill({sig = sig, worker = worker, left = seats, lowest = lowest, now = now, starting = false})
+local allowed = math.min(lowest, overdue_rank() - 1)
+if allowed < 0 then return held_back(allowed) end
+local claims = filling.fill({sig = sig, worker = worker, left = seats, lowest = allowed, now = now, starting = false})
+return claims[1] and claims or held_back(allowed)

@@ -1,0 +1,58 @@
+"""What a worker's gauges show at a scrape: its spool, its seats, its GPU thread's time, and the GPU as NVML sees it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from shared import metrics
+from worker.batches import Batches
+from worker.deliver import Delivery
+from worker.engine import Engine
+from worker.nvml import Card
+from worker.tally import Spent
+
+log = structlog.get_logger()
+
+NVML_S = 2.0
+
+
+class Gauges:
+    """Brings them up to date when asked to."""
+
+    def __init__(self, delivery: Delivery, batches: Batches) -> None:
+        self._delivery = delivery
+        self._batches = batches
+        self._spent = Spent()
+        self._card: Card | None = None
+        self._looked = False
+
+    async def refresh(self, engine: Engine, *, ready: bool) -> None:
+        """Set the gauges, and count what the GPU thread has done since the last call."""
+        self._spent.show(engine.time_spent())
+        metrics.spool_bytes.set(self._delivery.held_bytes)
+        metrics.spool_limit_bytes.set(self._delivery.spool_bytes)
+        metrics.running_seats.set(self._batches.seats)
+        metrics.worker_ready.set(ready)
+        if ready and not self._looked:  # before that, asking torch for its device would make it wake the device
+            self._looked = True
+            uuid = engine.device_uuid
+            self._card = None if uuid is None else Card.find(uuid)
+        if self._card is not None:
+            await self._read(self._card)
+
+    async def _read(self, card: Card) -> None:
+        try:
+            async with asyncio.timeout(NVML_S):
+                facts = await asyncio.to_thread(card.read)
+        except TimeoutError:
+            log.warning("nvml_silent", timeout_s=NVML_S, remedy="it is not asked again")
+            self._card = None
+            return
+        if facts is not None:
+            used, total, share = facts
+            metrics.gpu_memory_bytes.labels("used").set(used)
+            metrics.gpu_memory_bytes.labels("total").set(total)
+            if share is not None:
+                metrics.gpu_utilisation.set(share)
