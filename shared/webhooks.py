@@ -20,6 +20,15 @@ JobEvent = Literal["job.queued", "job.running", "job.succeeded", "job.failed", "
 EVENTS: dict[JobEvent, State] = {name: State(name.partition(".")[2]) for name in get_args(JobEvent)}
 """The events there are, and the state that each tells of."""
 
+BatchEvent = Literal["batch.completed", "batch.failed", "batch.expired", "batch.cancelled"]
+BATCH_EVENTS: tuple[BatchEvent, ...] = get_args(BatchEvent)
+"""How batches end, as OpenAI names it: for endpoints that ask for it."""
+
+ENDPOINT_EVENTS: dict[str, State | BatchEvent] = {
+    **dict[str, State | BatchEvent](EVENTS.items()),
+    **{name: name for name in BATCH_EVENTS},
+}
+
 TERMINAL: tuple[JobEvent, ...] = tuple(name for name, state in EVENTS.items() if state.terminal)
 MAX_BODY_BYTES = 20_000
 SECRET_BYTES = 32
@@ -46,13 +55,13 @@ class Secret(BaseModel):
 
 
 class Endpoint(BaseModel):
-    """Where a tenant is told of its jobs. `failing_since` is in ms; None while deliveries succeed."""
+    """Where a tenant is told of its jobs and batches. `failing_since` is in ms; None while deliveries succeed."""
 
     model_config = ConfigDict(frozen=True)
 
     id: str
     url: str
-    states: tuple[State, ...]
+    states: tuple[State | BatchEvent, ...]
     secrets: tuple[Secret, ...]
     enabled: bool = True
     description: str = ""
@@ -124,9 +133,11 @@ def headers(message_id: str, body: bytes, secrets: Sequence[Secret], now_ms: int
 def body(event: str, at_ms: int, job_id: str, record: JobRecord | None, base_url: str) -> bytes:
     """Return what is sent of an event: what a client acts on, and URLs, never pictures; under 20 kB.
 
-    `record` is None where the job is known no longer: then only its id is told.
+    `record` is None where the job is known no longer: then only its id is told. `job_id` may be that of a batch.
     """
     at = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if event.startswith("batch."):
+        return _of_batch(event, at_ms, job_id, base_url)
     data: dict[str, Any] = {"id": job_id, "object": "job", "status": event.partition(".")[2]}
     if record is not None:
         data |= _facts(record, f"{base_url}/v1/jobs/{job_id}")
@@ -135,6 +146,13 @@ def body(event: str, at_ms: int, job_id: str, record: JobRecord | None, base_url
         data = {key: data[key] for key in ("id", "object", "status", "url", "model", "batch_id")}
         made = _encoded({"type": event, "timestamp": at, "data": data})
     return made
+
+
+def _of_batch(event: str, at_ms: int, batch_id: str, base_url: str) -> bytes:
+    url, status = f"{base_url}/v1/batches/{batch_id}", event.partition(".")[2]
+    data = {"id": batch_id, "object": "batch", "status": status, "url": url}
+    told = {"id": f"evt_{batch_id.partition('_')[2]}", "object": "event", "created_at": at_ms // 1000}
+    return _encoded({**told, "type": event, "data": data})
 
 
 def _facts(record: JobRecord, url: str) -> dict[str, Any]:

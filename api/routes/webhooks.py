@@ -17,10 +17,11 @@ from shared import strict_json
 from shared.clock import new_id, now_ms
 from shared.errors import FetchFailed, FetchRefused, InvalidRequest
 from shared.fetch import Guard, Rules
+from shared.job import State
 from shared.queue import Delivery
 from shared.representations import iso
 from shared.request import validated
-from shared.webhooks import EVENTS, TERMINAL, Endpoint, JobEvent, Secret, new_secret, rotated
+from shared.webhooks import ENDPOINT_EVENTS, TERMINAL, BatchEvent, Endpoint, JobEvent, Secret, new_secret, rotated
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 Asked = TypeVar("Asked", bound=BaseModel)
@@ -32,7 +33,9 @@ class EndpointRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: Annotated[str, Field(max_length=2048, description="https, and reachable from here.")]
-    events: Annotated[tuple[JobEvent, ...], Field(min_length=1, description="Unset: those that end a job.")] = TERMINAL
+    events: Annotated[
+        tuple[JobEvent | BatchEvent, ...], Field(min_length=1, description="Unset: those that end a job.")
+    ] = TERMINAL
     description: Annotated[str, Field(max_length=200)] = ""
 
 
@@ -42,7 +45,7 @@ class EndpointChange(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: Annotated[str | None, Field(max_length=2048)] = None
-    events: Annotated[tuple[JobEvent, ...] | None, Field(min_length=1)] = None
+    events: Annotated[tuple[JobEvent | BatchEvent, ...] | None, Field(min_length=1)] = None
     description: Annotated[str | None, Field(max_length=200)] = None
     enabled: Annotated[bool | None, Field(strict=True)] = None
 
@@ -110,7 +113,7 @@ async def create_endpoint(request: Request, tenant: Tenant, parts: Parts) -> End
     made = Endpoint(
         id=f"we_{secrets.token_hex(8)}",
         url=asked.url,
-        states=tuple(EVENTS[name] for name in asked.events),
+        states=_states(asked.events),
         secrets=(Secret(secret=new_secret()),),
         description=asked.description,
         created_at_ms=now_ms(),
@@ -170,7 +173,7 @@ async def change_endpoint(endpoint_id: str, request: Request, tenant: Tenant, pa
         await _vet(asked.url, parts)
     told = asked.model_dump(exclude_none=True, exclude={"events"})
     if asked.events is not None:
-        told["states"] = tuple(EVENTS[name] for name in asked.events)
+        told["states"] = _states(asked.events)
     if asked.enabled:
         told |= {"failing_since": None, "disabled_reason": None}
     changed = (await parts.queue.endpoint(tenant, endpoint_id)).model_copy(update=told)
@@ -206,6 +209,10 @@ async def _body(request: Request, kind: type[Asked]) -> Asked:
     return validated(kind, strict_json.decode(await request.body()))
 
 
+def _states(events: tuple[JobEvent | BatchEvent, ...]) -> tuple[State | BatchEvent, ...]:
+    return tuple(ENDPOINT_EVENTS[name] for name in events)
+
+
 async def _vet(url: str, parts: Services) -> None:
     """Refuse a URL that no delivery could be made to; its name is resolved again at each."""
     try:
@@ -219,7 +226,7 @@ def _endpoint(endpoint: Endpoint, *, tell: bool = False) -> EndpointObject:
     return EndpointObject(
         id=endpoint.id,
         url=endpoint.url,
-        events=[f"job.{state.value}" for state in endpoint.states],
+        events=[f"job.{state.value}" if isinstance(state, State) else state for state in endpoint.states],
         description=endpoint.description,
         enabled=endpoint.enabled,
         disabled_reason=endpoint.disabled_reason,

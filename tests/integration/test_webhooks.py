@@ -13,22 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 import uvicorn
 from line_up import claim, end, put
-from serving import BODY, serving
+from openai.types.webhooks import BatchFailedWebhookEvent
+from serving import BODY, ROOT, serving
 from standardwebhooks import Webhook
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from shared import catalog
 from shared.fetch import Guard, Rules
 from shared.job import State
 from shared.job import Webhook as JobWebhook
 from shared.queue import Queue
+from shared.storage import connect
 from shared.webhooks import DISABLED_AFTER_S, Step
 from worker.chores import webhooks
+from worker.chores.backfill_work import Desk, Work
 from worker.chores.webhooks import Pass
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
@@ -134,6 +139,30 @@ async def test_an_endpoint_hears_of_the_end_signed(
     assert (delivery["state"], delivery["webhook_id"]) == ("delivered", head["webhook-id"])
     assert "secret" not in json.dumps((await api.get(f"/v1/webhooks/{made['id']}")).json()["url"])
     assert (await api.get(f"/v1/webhooks/{made['id']}")).json()["secret"] is None
+
+
+async def test_an_endpoint_hears_of_the_end_of_a_batch(
+    queue: Queue, api: httpx.AsyncClient, listen: Any, tmp_path: Path
+) -> None:
+    """Once, as OpenAI names it, in a form that OpenAI's own library takes."""
+    receiver = await listen()
+    made = await endpoint(api, receiver, events=["batch.failed", "job.failed"])
+    assert made["events"] == ["batch.failed", "job.failed"]
+    sent = {"files": {"file": ("in.jsonl", b"no json")}, "data": {"purpose": "batch"}}
+    file = (await api.post("/v1/files", **sent)).json()["id"]
+    batch = (await api.post("/v1/batches", json={"input_file_id": file, "endpoint": "/v1/jobs"})).json()
+    settings = queue.settings.model_copy(update={"models": ROOT / "models.toml"})
+    storage = connect(settings.model_copy(update={"storage_dir": tmp_path / "storage"}))
+    desk = Desk(settings, catalog.load(settings.models), queue, storage)
+    await Work(desk, await queue.batch("default", batch["id"])).do()
+    await storage.close()
+    assert await one_pass(queue).run() == 1
+    assert await one_pass(queue).run() == 0
+    ((head, content),) = receiver.received
+    with openai.OpenAI(api_key="none", webhook_secret=made["secret"]) as client:
+        event = client.webhooks.unwrap(content, head)
+    assert isinstance(event, BatchFailedWebhookEvent)
+    assert event.data.id == batch["id"]
 
 
 async def test_a_job_names_a_url_of_its_own(queue: Queue, api: httpx.AsyncClient, listen: Any) -> None:

@@ -18,6 +18,12 @@ if ARGV[4] ~= '' then
   return 1
 end
 redis.call('ZREM', key.backfills, row)
+local told = 'batch.' .. redis.call('HGET', name, 'status')
+local wanted = redis.call('HGET', key.hooks(tenant), '*')
+if wanted and string.find(wanted, '|' .. told .. '|', 1, true) then
+  redis.call('XADD', key.outbox, 'MAXLEN', '~', 1000000, '*', 'event', whole(now) .. '-' .. id, 'job', id,
+    'tenant', tenant, 'state', told, 'url', '')
+end
 redis.call('PEXPIRE', name, ARGV[5])
 redis.call('PEXPIRE', key.taken(tenant, id), ARGV[5])
 local file = key.file(tenant, redis.call('HGET', name, 'input_file_id'))

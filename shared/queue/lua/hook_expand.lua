@@ -31,9 +31,10 @@ end
 for _, entry in ipairs(entries) do
   local e = {}
   for at = 1, #entry[2], 2 do e[entry[2][at]] = entry[2][at + 1] end
+  local told = string.find(e.state, '.', 1, true) and e.state or 'job.' .. e.state -- a batch's names itself
   local function send(endpoint, url)
     hooks.deliver({id = e.event .. '.' .. endpoint, event = e.event, tenant = e.tenant, endpoint = endpoint, url = url,
-      host = hooks.host_of(url), job = e.job, type = 'job.' .. e.state, at = whole(stream_ms(e.event))}, now)
+      host = hooks.host_of(url), job = e.job, type = told, at = whole(stream_ms(e.event))}, now)
   end
   for _, endpoint in ipairs(of_tenant(e.tenant)) do
     if wants(endpoint, e.state) then send(endpoint.id, endpoint.url) end
