@@ -86,12 +86,12 @@ def _panel(panel: Panel, top: float, last: float) -> list[str]:
         parts.append(f'<path d="M{LEFT} {y(count):.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
         parts.append(_text(LEFT - 8, y(count) + 4, f"{count:g}", 11, "end"))
     for at, (name, points) in enumerate(panel.series.items()):
-        colour = COLOURS[at % len(COLOURS)]
+        colour, width = COLOURS[at % len(COLOURS)], 2 * (len(panel.series) - at)  # lines on one another are all seen
         if points:
             drawn = f"M{_across(points[0][0], last):.1f} {y(points[0][1]):.1f}"
             drawn += "".join(f"H{_across(when, last):.1f}V{y(count):.1f}" for when, count in points[1:])
             drawn += f"H{WIDTH - RIGHT}"
-            parts.append(f'<path d="{drawn}" fill="none" stroke="{colour}" stroke-width="2" opacity="0.8"/>')
+            parts.append(f'<path d="{drawn}" fill="none" stroke="{colour}" stroke-width="{width}"/>')
         parts.append(_text(WIDTH - RIGHT + 14, top + 24 + 18 * at, name, 12, fill=colour))
     return parts
 

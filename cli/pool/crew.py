@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from cli.pool.decisions import Member, State
 from cli.process import BoundedLog, Process
 from cli.supervisor import Keeper, Part, Patience, Tell
 
+WORKER = (sys.executable, "-P", "-m", "worker")
 REMEMBERED = 256  # processes
 PATIENCE = Patience(first_s=1.0, longest_s=60.0, start_tries=None)
 
@@ -28,16 +30,26 @@ class _Hired:
 
 
 class Crew:
-    """Starts and drains workers by slot; `own` is what each slot's worker gets in its environment beside `env`."""
+    """Starts and drains workers by slot; `own` is what each slot's worker gets in its environment beside `env`.
+
+    A worker has `grace_s` to leave once it is drained.
+    """
 
     def __init__(
-        self, own: Sequence[Mapping[str, str]], env: Mapping[str, str], log_dir: Path, tell: Tell, grace_s: float
+        self,
+        own: Sequence[Mapping[str, str]],
+        env: Mapping[str, str],
+        log_dir: Path,
+        tell: Tell,
+        grace_s: float,
+        command: tuple[str, ...] = WORKER,
     ) -> None:
         self._own = own
         self._env = env
         self._log_dir = log_dir
         self._tell = tell
         self._grace_s = grace_s
+        self._command = command
         self._hired: dict[int, _Hired] = {}
         self._pids: deque[int] = deque(maxlen=REMEMBERED)
 
@@ -57,11 +69,12 @@ class Crew:
         name = f"worker-{slot + 1}"
         part = Part(
             name=name,
-            command=(sys.executable, "-P", "-m", "worker"),
+            command=self._command,
             ready=_says_ready,
             stop_rank=0,
             stop_grace_s=self._grace_s,
             env=self._own[slot],
+            orphan_signal=signal.SIGTERM,  # Redis is still there: they finish what they have
         )
         log = BoundedLog(self._log_dir / f"{name}.log")
         keeper = Keeper(part, env=self._env, log=log, tell=self._tell, patience=PATIENCE)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from waiting import wait_until
 
@@ -29,7 +26,7 @@ def present(row: dict[str, float]) -> float:
 
 @pytest.mark.timeout(240)
 def test_from_zero_to_two_and_back_and_no_job_twice(make_stack: Callable[..., Any]) -> None:
-    """A burst wakes two workers, which leave when it is done; each job ran once. One that is killed comes back."""
+    """A burst wakes two workers, which leave when it is done; each job ran once."""
     stack = make_stack(target_wait_s="0.5").start(workers=0)
     log, plot = stack.folder / "pool.jsonl", stack.folder / "pool.svg"
     options = ("--max", "2", "--cool-down-s", "1", "--look-every-s", "0.2", "--data-dir", str(stack.folder / "data"))
@@ -52,13 +49,7 @@ def test_from_zero_to_two_and_back_and_no_job_twice(make_stack: Callable[..., An
     woken = next(row["at"] for row in rows(log) if present(row)) - created_s(jobs[0])
     assert woken < 5, "half a second and a bit, on a machine that has time"
 
-    lone = stack.submit(prompt=body["prompt"], steps=100)
-    wait_until(lambda: any(one["running"] for one in stack.workers()), "a lone job wakes a worker")
-    os.kill(next(one["pid"] for one in stack.workers() if one["running"]), signal.SIGKILL)
-    assert stack.finish(lone)["status"] == "succeeded"
-    wait_until(lambda: "starting again" in pool.text(), "what was killed is started again")
     assert pool.stop() == 0
-    wait_until(lambda: httpx.get(f"{stack.url}/v1/workers").json()["data"] == [], "nobody beats any more")
     assert "</svg>" in plot.read_text()
 
 
