@@ -26,9 +26,9 @@ async def submission(raw: bytes, tenant: str, services: Services, once: Once) ->
 
 
 async def submission_of(
-    request: JobRequest, tenant: str, services: Services, once: Once = NO_KEY
+    request: JobRequest, tenant: str, services: Services, once: Once = NO_KEY, *, previews: int = 0
 ) -> Submission | Submitted:
-    """Return the job of a request that is parsed already, as `submission` does."""
+    """Return the job of a request that is parsed already, as `submission` does, with `previews` of each picture."""
     spec = services.catalog.get(request.model)
     intake.checked(request, services)  # before anything is fetched or stored for a job that would be refused anyway
     if once.key is not None and (request.image is not None or request.images is not None):
@@ -37,6 +37,8 @@ async def submission_of(
             metrics.submits.labels(spec.id, _word(known)).inc()
             return known
     job = await intake.resolved(request, tenant, services)
+    if previews:
+        job = job.model_copy(update={"previews": previews})
     return intake.submission_of(job, services.catalog, once.key, once.fingerprint)
 
 

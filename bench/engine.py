@@ -26,7 +26,7 @@ from bench import record, shapes
 from shared.catalog import Catalog, Limits, ModelSpec
 from shared.job import Job
 from shared.settings import Settings
-from worker.engine import Engine, Finished, ForwardFacts, Made, Seat
+from worker.engine import Engine, Finished, ForwardFacts, Made, Pixels, Seat
 
 GUIDANCE = 5.0
 PATIENCE_S = 600.0
@@ -129,6 +129,8 @@ class Hall:
     def progress(self, key: str, step: int, total: int) -> None: ...
 
     def decoding(self, key: str) -> None: ...
+
+    def preview(self, key: str, index: int, pixels: Pixels) -> None: ...
 
     def picture(self, key: str, index: int, made: Made) -> None: ...
 

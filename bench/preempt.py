@@ -108,6 +108,8 @@ class Lobby:
 
     def decoding(self, key: str) -> None: ...
 
+    def preview(self, key: str, index: int, pixels: Pixels) -> None: ...
+
     def picture(self, key: str, index: int, made: Made) -> None:
         self.pictures[key] = made.pixels
 

@@ -84,6 +84,11 @@ class OutputFormat(StrEnum):
     def content_type(self) -> str:
         return f"{'video' if self is OutputFormat.MP4 else 'image'}/{self.value}"
 
+    @property
+    def of_previews(self) -> OutputFormat:
+        """What the previews of such a picture are: PNG would be many times as large."""
+        return OutputFormat.JPEG if self is OutputFormat.JPEG else OutputFormat.WEBP
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -163,6 +168,7 @@ class Job(_Frozen):
     output_format: Annotated[OutputFormat, PER_JOB] = OutputFormat.PNG
     output_quality: Annotated[int, PER_JOB] = 90
     embed_parameters: Annotated[bool, PER_JOB] = False
+    previews: Annotated[int, PER_JOB] = 0  # of each picture on its way, for whoever waits for it
 
     @property
     def seats(self) -> int:

@@ -26,6 +26,7 @@ cluster slot, so the scripts take the prefix as KEYS[1] and may build the other 
 | jobs:<tenant>                  | zset    | -                 | kept jobs: retention             | submit, retained  |
 | batch:<tenant>|<batch>         | zset    | -                 | kept jobs: retention             | submit, retained  |
 | idem:<tenant>|<digest>         | string  | idempotency_s     |                                  | submit            |
+| previews:<job>                 | hash    | 1 min             |                                  | put_preview       |
 | tries:<tenant>|<digest>        | zset    | sync_wait_s + 1 m | 1,000 rows                       | note_try          |
 | events                         | stream  | -                 | about 100,000 entries            | all               |
 | wakeup                         | stream  | -                 | 16 entries                       | submit, release   |
@@ -143,6 +144,9 @@ class Keys:
 
     def idem(self, tenant: str, digest: str) -> str:
         return f"{self.prefix}idem:{tenant}|{digest}"
+
+    def previews(self, job_id: str) -> str:
+        return f"{self.prefix}previews:{job_id}"
 
     def tries(self, tenant: str, digest: str) -> str:
         return f"{self.prefix}tries:{tenant}|{digest}"

@@ -101,6 +101,7 @@ class Recorder:
     heard: list[tuple[Any, ...]] = field(default_factory=list)
     pictures: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
     made: dict[tuple[str, int], Made] = field(default_factory=dict)
+    previews: list[np.ndarray] = field(default_factory=list)
     ended: dict[str, Finished] = field(default_factory=dict)
     facts: list[ForwardFacts] = field(default_factory=list)
     change: threading.Condition = field(default_factory=threading.Condition)
@@ -113,6 +114,10 @@ class Recorder:
 
     def decoding(self, key: str) -> None:
         self.heard.append(("decoding", key))
+
+    def preview(self, key: str, index: int, pixels: np.ndarray) -> None:
+        self.heard.append(("preview", key, index))
+        self.previews.append(pixels)
 
     def picture(self, key: str, index: int, made: Made) -> None:
         assert (key, index) not in self.pictures

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from shared.job import Phase, Progress
 from worker.deliver import Delivery
-from worker.engine import Finished, ForwardFacts, Made
+from worker.engine import Finished, ForwardFacts, Made, Pixels
+from worker.previews import Previews
 from worker.run import Run
 
 
@@ -18,12 +19,14 @@ class Bridge:
         self,
         runs: dict[str, Run],
         delivery: Delivery,
+        previews: Previews,
         *,
         on_change: Callable[[Run], None],
         on_forward: Callable[[ForwardFacts], None],
     ) -> None:
         self._runs = runs
         self._delivery = delivery
+        self._previews = previews
         self._on_change = on_change
         self._on_forward = on_forward
         self._loop = asyncio.get_running_loop()
@@ -36,6 +39,9 @@ class Bridge:
 
     def decoding(self, key: str) -> None:
         self._hand_over(self._advance, key, Phase.DECODING, None)
+
+    def preview(self, key: str, index: int, pixels: Pixels) -> None:
+        self._hand_over(self._preview, key, index, pixels)
 
     def picture(self, key: str, index: int, made: Made) -> None:
         self._hand_over(self._deliver, key, index, made)
@@ -59,6 +65,10 @@ class Bridge:
     def _deliver(self, key: str, index: int, made: Made) -> None:
         if run := self._runs.get(key):
             run.deliver(self._delivery, index, made)
+
+    def _preview(self, key: str, index: int, pixels: Pixels) -> None:
+        if run := self._runs.get(key):
+            run.preview(self._previews, index, pixels)
 
     def _finish(self, key: str, finished: Finished) -> None:
         if (run := self._runs.get(key)) and not run.engine_done.done():

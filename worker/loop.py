@@ -27,6 +27,7 @@ from worker.engine import Engine, ForwardFacts
 from worker.gauges import Gauges
 from worker.keeper import Keeper
 from worker.policy import Ask, Seated, asks, leading
+from worker.previews import Previews
 from worker.reporter import Reporter
 from worker.run import Run, StopReason
 from worker.serving import Service
@@ -68,7 +69,8 @@ class Worker:
         self._batches = Batches(catalog)
         self._gauges = Gauges(self._delivery, self._batches)
         self._reporter = Reporter(queue, self._runs, self._curves, self.name, catalog)
-        bridge = Bridge(self._runs, self._delivery, on_change=self._changed, on_forward=self._measured)
+        previews = Previews(queue)
+        bridge = Bridge(self._runs, self._delivery, previews, on_change=self._changed, on_forward=self._measured)
         self._engine = Engine(catalog, bridge, settings)
         self._service = Service(queue, storage, self._engine, self.name)
         self._keeper = Keeper(queue, self._engine, self._runs, self.name, settings)

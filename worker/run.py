@@ -11,7 +11,8 @@ from shared.errors import FusequeueError
 from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
 from shared.queue import Claim
 from worker.deliver import Delivery
-from worker.engine import Finished, Made
+from worker.engine import Finished, Made, Pixels
+from worker.previews import Previews
 
 
 class StopReason(StrEnum):
@@ -41,6 +42,7 @@ class Run:
         self.stopped = asyncio.Event()
         self.in_engine = False
         self._uploads: dict[int, asyncio.Task[Artifact]] = {}
+        self._previews: dict[int, list[asyncio.Task[None]]] = {}
 
     @property
     def occupies_seats(self) -> bool:
@@ -65,6 +67,15 @@ class Run:
         task = asyncio.create_task(delivery.deliver(self.claim, index, made))
         self._uploads[index] = task
 
+    def preview(self, previews: Previews, index: int, pixels: Pixels) -> None:
+        """Start telling the next preview of picture `index`."""
+        told = self._previews.setdefault(index, [])
+        told.append(asyncio.create_task(previews.tell(self.claim.job, index, len(told), pixels)))
+
+    async def previews_told(self) -> None:
+        """Wait until every preview is told or dropped."""
+        await asyncio.gather(*(task for told in self._previews.values() for task in told))
+
     async def pictures(self) -> tuple[Artifact, ...]:
         """Return the uploaded pictures in order; empty when the run was stopped first, whose uploads go on."""
         tasks = [self._uploads[index] for index in sorted(self._uploads)]
@@ -84,7 +95,7 @@ class Run:
 
     def abandon(self) -> None:
         """Drop what is still being uploaded."""
-        for task in self._uploads.values():
+        for task in (*self._uploads.values(), *(task for told in self._previews.values() for task in told)):
             task.cancel()
 
     def outcome(self, finished: Finished, artifacts: tuple[Artifact, ...], upload_ms: int | None) -> Outcome:

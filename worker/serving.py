@@ -100,6 +100,7 @@ class Service:
         started = time.monotonic()
         # The result is in storage before the state says so: a visible result is a whole one.
         artifacts = await run.pictures()
+        await run.previews_told()  # whoever sees the end finds all of them
         return run.outcome(finished, artifacts, round(1000 * (time.monotonic() - started)))
 
     async def _inputs(self, run: Run) -> InputFiles:

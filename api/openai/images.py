@@ -166,7 +166,7 @@ async def _joined(request: Request, here: Visit, digest: str) -> str | None:
 
 
 async def _submitted(asked: Asked, here: Visit, digest: str) -> str:
-    item = await intake.submission_of(asked.request, here.tenant, here.parts)
+    item = await intake.submission_of(asked.request, here.tenant, here.parts, previews=asked.previews)
     outcome = item if isinstance(item, Submitted) else (await intake.submit([item], here.parts))[0]
     if isinstance(outcome, FusequeueError):
         raise outcome

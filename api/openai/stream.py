@@ -11,14 +11,16 @@ from api.errors import STATUSES, problem
 from api.following import follow
 from api.openai import results
 from api.visit import Visit
+from shared.clock import now_ms
 from shared.errors import FusequeueError, NotFound, Unavailable
-from shared.job import JobRecord, State
+from shared.job import Job, JobRecord, State
 from shared.openai.pictures import Asked, created_s, picture_fields, usage
 
 
 async def lines(job_id: str, asked: Asked, here: Visit, scope: Mapping[str, Any]) -> AsyncGenerator[bytes]:
-    """Yield the stream of a job: comments while it is silent, then each picture, or one `error`."""
+    """Yield the stream of a job: previews and, in silence, comments; then each picture, or one `error`."""
     parts = here.parts
+    partials = _Partials(job_id, asked, here)
     try:
         with parts.followers.one_more():
             async with (
@@ -28,18 +30,57 @@ async def lines(job_id: str, asked: Asked, here: Visit, scope: Mapping[str, Any]
                 async for event in followed:
                     if event is None:
                         yield b": keep-alive\n\n"
-                    elif event.state is not None and event.state.terminal:
+                        continue
+                    if event.state is not None and event.state.terminal:
                         break
+                    async for message in partials.new():
+                        yield message
         record = await parts.queue.get(job_id)
         if record is None or not record.state.terminal:
             raise Unavailable("the stream was interrupted; send the request again")
         if record.state is not State.SUCCEEDED:
             yield _message("error", json.loads(bytes(results.failed(scope, record).body)))
             return
+        async for message in partials.new():
+            yield message
         async for message in _completed(record, asked, here):
             yield message
     except (Unavailable, NotFound) as error:  # too late for a status
         yield _message("error", json.loads(bytes(problem(scope, _code(error), error.message).body)))
+
+
+class _Partials:
+    """The previews of a job, each told once."""
+
+    def __init__(self, job_id: str, asked: Asked, here: Visit) -> None:
+        self._job_id = job_id
+        self._asked = asked
+        self._here = here
+        self._told: set[str] = set()
+        self._job: Job | None = None
+
+    async def new(self) -> AsyncGenerator[bytes]:
+        """Yield those that have come since the last time."""
+        if not self._asked.previews:
+            return
+        queue, kind = self._here.parts.queue, f"{self._asked.kind}.partial_image"
+        for preview in await queue.previews(self._job_id, self._told):
+            self._told.add(preview.name)
+            if self._job is None:
+                record = await queue.get(self._job_id)
+                if record is None:
+                    return
+                self._job = record.job
+            told = {
+                "type": kind,
+                "b64_json": preview.b64,
+                "created_at": now_ms() // 1000,
+                **picture_fields(self._job, self._asked.fields.quality),
+                "output_format": self._job.output_format.of_previews.value,
+                "partial_image_index": preview.number,
+                "index": preview.index,
+            }
+            yield _message(kind, told)
 
 
 async def _completed(record: JobRecord, asked: Asked, here: Visit) -> AsyncGenerator[bytes]:

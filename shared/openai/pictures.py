@@ -53,6 +53,11 @@ class Asked:
     kind: Literal["image_generation", "image_edit"]
 
     @property
+    def previews(self) -> int:
+        """How many previews of each picture to make: none where nobody would see them."""
+        return self.fields.partial_images if self.fields.stream else 0
+
+    @property
     def by_url(self) -> bool:
         return self.fields.response_format == "url"
 
@@ -78,11 +83,13 @@ def asked_of(body: Any, catalog: Catalog, kind: Literal["image_generation", "ima
         sent["output_quality"] = max(1, fields.output_compression)
     request = parse(sent)
     try:
-        check(request, catalog.get(request.model))
+        task = check(request, catalog.get(request.model))
     except InvalidRequest as error:
         if fields.size is not None and error.param in ("width", "height"):
             raise InvalidRequest(f"size: {error.message}", param="size") from None
         raise
+    if task.makes_video:
+        raise InvalidRequest(f"model {request.model!r} makes videos: ask /v1/videos, or /v1/jobs", param="model")
     return Asked(request, fields, kind)
 
 

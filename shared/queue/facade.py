@@ -9,6 +9,7 @@ from shared.queue.client import connect_blocking, connect_commands
 from shared.queue.examine import Examining
 from shared.queue.filing import Filing
 from shared.queue.hooks import Hooking
+from shared.queue.previews import Previewing
 from shared.queue.reading import Reading
 from shared.queue.submission import Submitting
 from shared.queue.tries import Tries
@@ -16,7 +17,7 @@ from shared.queue.upkeep import Upkeep
 from shared.settings import Settings
 
 
-class Queue(Submitting, Reading, Claiming, Upkeep, Access, Examining, Hooking, Filing, Tries, Backfilling):
+class Queue(Submitting, Reading, Claiming, Upkeep, Access, Examining, Hooking, Filing, Tries, Backfilling, Previewing):
     """The jobs of one namespace. Every method raises `RedisUnavailable` when Redis does not serve.
 
     Times are Redis' own. A job is in line, in one worker's hands, or ended; each move between is one script.

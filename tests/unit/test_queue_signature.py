@@ -47,6 +47,7 @@ OTHER: dict[str, Any] = {
     "output_format": OutputFormat.WEBP,
     "output_quality": 50,
     "embed_parameters": True,
+    "previews": 2,
 }
 
 

@@ -15,11 +15,16 @@ Pipeline = Any  # diffusers' pipelines carry no types
 
 
 class Steps:
-    """The progress bar that a picture's pipeline is given: counts steps and tells `changed`."""
+    """The progress bar that a picture's pipeline is given: counts steps and tells `changed`.
+
+    `previews` are those that wait to be handed over; `previewing` says that one is being decoded.
+    """
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self.step = 0
         self.total = 0
+        self.previews: list[Any] = []
+        self.previewing = False
         self._changed = changed
 
     def __call__(self, iterable: Any = None, total: int | None = None) -> Any:

@@ -140,6 +140,9 @@ class Listener(Protocol):
 
     def decoding(self, key: str) -> None: ...
 
+    def preview(self, key: str, index: int, pixels: Pixels) -> None:
+        """Take the next preview of picture `index` of the job, smaller than the picture."""
+
     def picture(self, key: str, index: int, made: Made) -> None:
         """Take result `index` of the job: layers of one picture have consecutive ones."""
 

@@ -155,6 +155,7 @@ class Call:
         self.kwargs = kwargs
         self.autocast: tuple[str, torch.dtype] | None = None
         self.adapter: AdapterKey = ()
+        self.preview = False
         self.rows = 1
         self.arguments: dict[str, Any] = {}
         self.fit: Hashable = (id(point), id(self))

@@ -21,11 +21,12 @@ from shared.errors import JobError, ModelUnavailable
 from shared.job import Job, Task
 from worker.engine.calls import arguments_for, make_results, scheduler_named, set_guidance
 from worker.engine.copies import Pipeline, Steps, copy_pipeline, make_template
-from worker.engine.forms import pipeline_for
+from worker.engine.forms import accepted_by, pipeline_for
 from worker.engine.hub import Picture
 from worker.engine.inputs import Inputs
 from worker.engine.interface import Made
 from worker.engine.meeting import Point, Proxy, Stage, points_of
+from worker.engine.previews import previewing
 from worker.engine.row_adapters import ModelAdapters, adapter_key
 from worker.engine.weights import folder_bytes
 
@@ -90,7 +91,10 @@ class LoadedModel:
             torch.manual_seed(job.seed + index)  # for pipelines that draw from the global generator
             pipeline = self.copy_for(job, steps)
             set_guidance(pipeline, job)
-            return make_results(pipeline, arguments_for(pipeline, job, index, inputs))
+            arguments = arguments_for(pipeline, job, index, inputs)
+            if job.previews and "callback_on_step_end" in accepted_by(pipeline):
+                arguments["callback_on_step_end"] = previewing(job, steps)
+            return make_results(pipeline, arguments)
 
         return Picture(make, adapter_key(job.adapters))
 

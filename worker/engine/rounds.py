@@ -242,7 +242,7 @@ class Rounds:
         job, _, call = members[0]
         kind, fixed = _kind(job, call), self._fixed(job, call)
         for other, _, at in members:
-            if at.point.stage is Stage.DECODE and not other.told_decoding:
+            if at.point.stage is Stage.DECODE and not (at.preview or other.told_decoding):
                 other.told_decoding = True
                 self._listener.decoding(other.key)
 
@@ -307,6 +307,8 @@ class Rounds:
     def _look_after(self, job: SeatedJob, picture: Picture) -> None:
         """Hand over a picture that is done; end its job if that was the last one or it failed."""
         self._pace.note_life()  # its own code may take long: GLM-Image draws a whole coarse picture in it
+        if picture.call is not None and job.seat.job.previews:
+            picture.call.preview = job.is_previewing(picture)
         if not picture.done or job.key not in self._jobs:
             return
         if picture.error is not None:
@@ -324,6 +326,8 @@ class Rounds:
         for key, job in jobs.items():
             if job.changed and key in self._jobs:
                 job.changed = False
+                for index, pixels in job.take_previews():
+                    self._listener.preview(key, index, pixels)
                 self._listener.progress(key, *job.progress())
 
 
@@ -333,7 +337,8 @@ def device_name(device: torch.device) -> str:
 
 
 def _kind(job: SeatedJob, call: Call) -> Kind:
-    return (job.seat.spec.id, job.shape, f"{call.point.component}.{call.point.method}")
+    point = f"{call.point.component}.{call.point.method}"
+    return (job.seat.spec.id, job.shape, f"{point} of previews" if call.preview else point)
 
 
 def _chunk(job: SeatedJob) -> int:

@@ -11,7 +11,7 @@ from shared.signature import shape, signature
 from worker.engine.copies import Steps
 from worker.engine.hub import Picture
 from worker.engine.inputs import Inputs
-from worker.engine.interface import Finished, Seat
+from worker.engine.interface import Finished, Pixels, Seat
 from worker.engine.models import LoadedModel
 from worker.engine.policy import URGENCY
 from worker.engine.row_adapters import adapter_key
@@ -104,6 +104,17 @@ class SeatedJob:
         """Return steps done and steps to do, over all pictures; those not begun count as the longest."""
         longest = max((steps.total for steps in self._steps), default=0)
         return sum(steps.step for steps in self._steps), sum(steps.total or longest for steps in self._steps)
+
+    def is_previewing(self, picture: Picture) -> bool:
+        """Return whether what a picture waits for is a preview of it."""
+        return self._steps[self.pictures.index(picture)].previewing
+
+    def take_previews(self) -> list[tuple[int, Pixels]]:
+        """Return the previews made since the last time, each with the number of its picture."""
+        found = [(index, pixels) for index, steps in enumerate(self._steps) for pixels in steps.previews]
+        for steps in self._steps:
+            steps.previews.clear()
+        return found
 
     def charge(self, seconds: float) -> None:
         """Add the job's share of a forward's time."""

@@ -25,6 +25,7 @@ function key.paying(sig) return PREFIX .. 'paying:' .. sig end
 function key.jobs(tenant) return PREFIX .. 'jobs:' .. tenant end
 function key.batch(tenant, batch) return PREFIX .. 'batch:' .. tenant .. '|' .. batch end
 function key.idem(tenant, digest) return PREFIX .. 'idem:' .. tenant .. '|' .. digest end
+function key.previews(job) return PREFIX .. 'previews:' .. job end
 function key.tries(tenant, digest) return PREFIX .. 'tries:' .. tenant .. '|' .. digest end
 function key.input(tenant, id) return PREFIX .. 'input:' .. tenant .. '|' .. id end
 function key.file(tenant, id) return PREFIX .. 'file:' .. tenant .. '|' .. id end
