@@ -20,13 +20,14 @@ JobEvent = Literal["job.queued", "job.running", "job.succeeded", "job.failed", "
 EVENTS: dict[JobEvent, State] = {name: State(name.partition(".")[2]) for name in get_args(JobEvent)}
 """The events there are, and the state that each tells of."""
 
-BatchEvent = Literal["batch.completed", "batch.failed", "batch.expired", "batch.cancelled"]
-BATCH_EVENTS: tuple[BatchEvent, ...] = get_args(BatchEvent)
-"""How batches end, as OpenAI names it: for endpoints that ask for it."""
+EndEvent = Literal[
+    "batch.completed", "batch.failed", "batch.expired", "batch.cancelled", "video.completed", "video.failed"
+]
+"""How batches and videos end, as OpenAI names it: for endpoints that ask for it."""
 
-ENDPOINT_EVENTS: dict[str, State | BatchEvent] = {
-    **dict[str, State | BatchEvent](EVENTS.items()),
-    **{name: name for name in BATCH_EVENTS},
+ENDPOINT_EVENTS: dict[str, State | EndEvent] = {
+    **dict[str, State | EndEvent](EVENTS.items()),
+    **{name: name for name in get_args(EndEvent)},
 }
 
 TERMINAL: tuple[JobEvent, ...] = tuple(name for name, state in EVENTS.items() if state.terminal)
@@ -61,7 +62,7 @@ class Endpoint(BaseModel):
 
     id: str
     url: str
-    states: tuple[State | BatchEvent, ...]
+    states: tuple[State | EndEvent, ...]
     secrets: tuple[Secret, ...]
     enabled: bool = True
     description: str = ""
@@ -136,8 +137,8 @@ def body(event: str, at_ms: int, job_id: str, record: JobRecord | None, base_url
     `record` is None where the job is known no longer: then only its id is told. `job_id` may be that of a batch.
     """
     at = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    if event.startswith("batch."):
-        return _of_batch(event, at_ms, job_id, base_url)
+    if event.startswith(("batch.", "video.")):
+        return _of_end(event, at_ms, job_id, base_url)
     data: dict[str, Any] = {"id": job_id, "object": "job", "status": event.partition(".")[2]}
     if record is not None:
         data |= _facts(record, f"{base_url}/v1/jobs/{job_id}")
@@ -148,10 +149,13 @@ def body(event: str, at_ms: int, job_id: str, record: JobRecord | None, base_url
     return made
 
 
-def _of_batch(event: str, at_ms: int, batch_id: str, base_url: str) -> bytes:
-    url, status = f"{base_url}/v1/batches/{batch_id}", event.partition(".")[2]
-    data = {"id": batch_id, "object": "batch", "status": status, "url": url}
-    told = {"id": f"evt_{batch_id.partition('_')[2]}", "object": "event", "created_at": at_ms // 1000}
+def _of_end(event: str, at_ms: int, job_id: str, base_url: str) -> bytes:
+    """Return the body of an event of a batch or a video, whose id is that of its job under another name."""
+    kind, _, status = event.partition(".")
+    number = job_id.partition("_")[2]
+    made, paths = f"{kind}_{number}", {"batch": "batches", "video": "videos"}
+    data = {"id": made, "object": kind, "status": status, "url": f"{base_url}/v1/{paths[kind]}/{made}"}
+    told = {"id": f"evt_{number}", "object": "event", "created_at": at_ms // 1000}
     return _encoded({**told, "type": event, "data": data})
 
 

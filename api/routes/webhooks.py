@@ -21,7 +21,7 @@ from shared.job import State
 from shared.queue import Delivery
 from shared.representations import iso
 from shared.request import validated
-from shared.webhooks import ENDPOINT_EVENTS, TERMINAL, BatchEvent, Endpoint, JobEvent, Secret, new_secret, rotated
+from shared.webhooks import ENDPOINT_EVENTS, TERMINAL, EndEvent, Endpoint, JobEvent, Secret, new_secret, rotated
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 Asked = TypeVar("Asked", bound=BaseModel)
@@ -34,7 +34,7 @@ class EndpointRequest(BaseModel):
 
     url: Annotated[str, Field(max_length=2048, description="https, and reachable from here.")]
     events: Annotated[
-        tuple[JobEvent | BatchEvent, ...], Field(min_length=1, description="Unset: those that end a job.")
+        tuple[JobEvent | EndEvent, ...], Field(min_length=1, description="Unset: those that end a job.")
     ] = TERMINAL
     description: Annotated[str, Field(max_length=200)] = ""
 
@@ -45,7 +45,7 @@ class EndpointChange(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: Annotated[str | None, Field(max_length=2048)] = None
-    events: Annotated[tuple[JobEvent | BatchEvent, ...] | None, Field(min_length=1)] = None
+    events: Annotated[tuple[JobEvent | EndEvent, ...] | None, Field(min_length=1)] = None
     description: Annotated[str | None, Field(max_length=200)] = None
     enabled: Annotated[bool | None, Field(strict=True)] = None
 
@@ -209,7 +209,7 @@ async def _body(request: Request, kind: type[Asked]) -> Asked:
     return validated(kind, strict_json.decode(await request.body()))
 
 
-def _states(events: tuple[JobEvent | BatchEvent, ...]) -> tuple[State | BatchEvent, ...]:
+def _states(events: tuple[JobEvent | EndEvent, ...]) -> tuple[State | EndEvent, ...]:
     return tuple(ENDPOINT_EVENTS[name] for name in events)
 
 

@@ -27,7 +27,7 @@ from starlette.routing import Route
 
 from shared import catalog
 from shared.fetch import Guard, Rules
-from shared.job import State
+from shared.job import State, Task
 from shared.job import Webhook as JobWebhook
 from shared.queue import Queue
 from shared.storage import connect
@@ -163,6 +163,23 @@ async def test_an_endpoint_hears_of_the_end_of_a_batch(
         event = client.webhooks.unwrap(content, head)
     assert isinstance(event, BatchFailedWebhookEvent)
     assert event.data.id == batch["id"]
+
+
+@pytest.mark.parametrize(("state", "event"), [(State.SUCCEEDED, "video.completed"), (State.CANCELED, "video.failed")])
+async def test_an_endpoint_hears_of_the_end_of_a_video(
+    queue: Queue, api: httpx.AsyncClient, listen: Any, make_submission: Any, state: State, event: str
+) -> None:
+    """Beside what it is told of the job, under a message id of its own; other jobs are no videos."""
+    receiver = await listen()
+    await endpoint(api, receiver, events=["video.completed", "video.failed", "job.succeeded", "job.canceled"])
+    video_id, _ = await put(queue, make_submission(task=Task.TEXT_TO_VIDEO), make_submission())
+    for one in await claim(queue):
+        assert await end(queue, one, state=state)
+    assert await one_pass(queue).run() == 3
+    told = {json.loads(content)["type"]: json.loads(content)["data"] for _, content in receiver.received}
+    assert sorted(receiver.types) == sorted([event, *2 * [f"job.{state.value}"]])
+    assert told[event]["id"] == video_id.replace("job_", "video_")
+    assert len({head["webhook-id"] for head, _ in receiver.received}) == 3
 
 
 async def test_a_job_names_a_url_of_its_own(queue: Queue, api: httpx.AsyncClient, listen: Any) -> None:

@@ -2,7 +2,7 @@
 
 local ending = {}
 local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'seats', 'src', 'entry', 'batch', 'input', 'alone', 'cancel',
-  'losses', 'hook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job'}
+  'losses', 'hook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job', 'video'}
 
 -- What the scripts need to know of a job, or nil when there is none.
 function ending.load(id)
@@ -69,10 +69,21 @@ local function count_in_batch(id, job, state, now)
   return tonumber(batch[1])
 end
 
+-- Tell how a video ended, in OpenAI's words, to the tenant's endpoints that want them.
+local function tell_of_video(id, job, state, event)
+  local told = state == 'succeeded' and 'video.completed' or 'video.failed'
+  local wanted = redis.call('HGET', key.hooks(job.tenant), '*')
+  if wanted and string.find(wanted, '|' .. told .. '|', 1, true) then
+    redis.call('XADD', key.outbox, 'MAXLEN', '~', 1000000, '*', 'event', event .. '-video', 'job', id,
+      'tenant', job.tenant, 'state', told, 'url', '')
+  end
+end
+
 -- Make a job that is neither in line nor running any more terminal.
 function ending.finish(id, job, state, now, keep_ms)
   local keep = math.max(keep_ms or conf.retention_ms, count_in_batch(id, job, state, now) - now)
   local event = ending.event(id, job.tenant, state, job.hook)
+  if job.video then tell_of_video(id, job, state, event) end
   redis.call('HSET', key.job(id), 'state', state, 'finished', whole(now), 'expires', whole(now + keep), 'event', event)
   redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned')
   redis.call('PEXPIRE', key.job(id), keep)

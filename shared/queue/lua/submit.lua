@@ -7,7 +7,7 @@
 --          webhook '|state|state| url' | '', 1 for a video | ''
 -- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full', job id | ms until it may fit}
 local STRIDE = 16
-local OPTIONAL = {'deadline', 'batch', 'input', 'hook'}
+local OPTIONAL = {'deadline', 'batch', 'input', 'hook', 'video'}
 local now = clock_ms()
 local total = tonumber(redis.call('HGET', key.waiting, '*') or 0) or 0
 local of_tenant, most_of, added, arrivals, indexed, out = {}, {}, {}, {}, {}, {}
