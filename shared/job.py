@@ -6,6 +6,7 @@ What happens to it is kept beside it in a `JobRecord`.
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -307,6 +308,15 @@ class JobRecord(_Frozen):
 def encode(job: Job) -> str:
     """Return the job's wire form, JSON with its schema version."""
     return job.model_dump_json()
+
+
+def is_newer(wire: str | bytes) -> bool:
+    """Tell whether a wire form that `decode` refuses is of a later version than this program knows."""
+    try:
+        version = json.loads(wire).get("schema_version")
+    except (ValueError, AttributeError):
+        return False
+    return isinstance(version, int) and version > SCHEMA_VERSION
 
 
 def decode(wire: str | bytes) -> Job:

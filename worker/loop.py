@@ -153,6 +153,8 @@ class Worker:
                 continue
             for claim in claims:
                 self._start(claim)
+            if self._queue.outdated:
+                self.drain()  # else it would claim the same job over and over
             if pause_s:
                 await self._stir(pause_s)
 

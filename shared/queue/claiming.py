@@ -11,7 +11,7 @@ import structlog
 from pydantic import ValidationError
 
 from shared.errors import RedisUnavailable
-from shared.job import Failure, Job, Outcome, Phase, Priority, Progress, State, decode
+from shared.job import Failure, Job, Outcome, Phase, Priority, Progress, State, decode, is_newer
 from shared.queue.client import MAX_BLOCK_MS, Connected, translated
 from shared.queue.feed import progress_message
 from shared.queue.records import outcome_fields
@@ -25,6 +25,8 @@ OVERDUE = [["overdue"]]
 
 class Claiming(Connected):
     _woken_at: str | None = None
+    outdated = False
+    """Set once a job of a newer version was met: who claims here must leave, and let one that can read it."""
 
     async def claim(
         self,
@@ -102,6 +104,11 @@ class Claiming(Connected):
         try:
             return decode(wire)
         except ValidationError as error:
+            if is_newer(wire):
+                self.outdated = True
+                await self.release(worker, {job_id: epoch})
+                log.error("job_of_newer_version", job_id=job_id, remedy="upgrade this worker; the job is given back")
+                return None
             log.error("job_undecodable", job_id=job_id, faults=error.error_count())
             failure = Failure(code="undecodable", message="the job's record cannot be read by this version")
             if await self.settle(worker, job_id, epoch, Outcome(state=State.FAILED, error=failure)):

@@ -264,9 +264,9 @@ async def test_rubbish_in_a_lane_goes_to_the_dead_letters(queue: Queue, make_sub
 
 
 async def test_an_unreadable_job_fails_and_the_others_run(queue: Queue, make_submission: Make) -> None:
-    """A wire form of another version ends in the dead letters, with a word to its client."""
+    """A wire form that is none ends in the dead letters, with a word to its client."""
     bad, good = await put(queue, make_submission(), make_submission())
-    await queue.redis.hset(queue.keys.job(bad), "job", '{"schema_version": 99}')
+    await queue.redis.hset(queue.keys.job(bad), "job", '{"schema_version": 1}')
     assert await claim_ids(queue) == [good]
     assert await queue.redis.hget(queue.keys.job(bad), "state") == "failed"
     letters, _ = await queue.dead_letters()
