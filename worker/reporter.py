@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -14,7 +15,7 @@ import structlog
 from shared.catalog import Catalog
 from shared.clock import now_ms
 from shared.errors import RedisUnavailable
-from shared.job import Phase
+from shared.job import Phase, Progress
 from shared.queue import Queue, WorkerInfo
 from shared.version import VERSION
 from worker.curves import Curves
@@ -84,25 +85,28 @@ class Reporter:
             await asyncio.sleep(FLUSH_EVERY_S)
             changed, self._changed = self._changed, set()
             try:
-                for key in changed | self._unstored:
-                    if run := self._runs.get(key):
-                        await self._report(run, news=key in changed)
+                await self._report([run for key in changed | self._unstored if (run := self._runs.get(key))], changed)
             except RedisUnavailable as error:
                 log.debug("progress_not_told", error=error.message)
             for key in self._stored.keys() - self._runs.keys():
                 del self._stored[key]
             self._unstored &= self._runs.keys()
 
-    async def _report(self, run: Run, news: bool) -> None:
+    async def _report(self, runs: Sequence[Run], changed: set[str]) -> None:
+        """Store what was not stored for a second or is of another phase by now, and tell the rest in one message."""
         now = time.monotonic()
-        phase, at = self._stored.get(run.key, (None, 0.0))
-        if phase is not run.phase or now - at >= STORE_EVERY_S:
-            self._stored[run.key] = (run.phase, now)
-            self._unstored.discard(run.key)
-            await self._queue.report(run.claim.job.id, run.claim.epoch, run.phase, run.progress)
-        elif news:
-            self._unstored.add(run.key)
-            await self._queue.publish_progress(run.claim.job.id, run.phase, run.progress)
+        news: list[tuple[str, Phase, Progress]] = []
+        for run in runs:
+            phase, at = self._stored.get(run.key, (None, 0.0))
+            if phase is not run.phase or now - at >= STORE_EVERY_S:
+                self._stored[run.key] = (run.phase, now)
+                self._unstored.discard(run.key)
+                await self._queue.report(run.claim.job.id, run.claim.epoch, run.phase, run.progress)
+            elif run.key in changed:
+                self._unstored.add(run.key)
+                news.append((run.claim.job.id, run.phase, run.progress))
+        if news:
+            await self._queue.publish_progress(news)
 
     async def beat(self, engine: Engine) -> None:
         """Say that this worker is there, for as long as it lives."""

@@ -161,10 +161,13 @@ class Claiming(Connected):
         message = progress_message(job_id, phase, progress)
         return bool(await self.run("report", job_id, epoch, phase.value, progress.step, progress.total, message))
 
-    async def publish_progress(self, job_id: str, phase: Phase, progress: Progress) -> None:
-        """Tell all who listen, and write nothing."""
+    async def publish_progress(self, news: Sequence[tuple[str, Phase, Progress]]) -> None:
+        """Tell all who listen of several jobs in one round trip, and write nothing."""
         with translated():
-            await self.redis.publish(self.keys.progress, progress_message(job_id, phase, progress))
+            async with self.redis.pipeline(transaction=False) as pipe:
+                for job_id, phase, progress in news:
+                    pipe.publish(self.keys.progress, progress_message(job_id, phase, progress))
+                await pipe.execute()
 
     async def release(self, worker: str, claims: Mapping[str, int]) -> int:
         """Give unfinished jobs back to the front of their line, no loss counted; returns how many were still ours."""

@@ -44,7 +44,7 @@ async def test_a_subscriber_sees_it_all(
         await eventually(lambda: State.RUNNING in states(seen), "it is told that the job runs")
         await queue.report(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8))
         await eventually(lambda: seen[-1].kind == "progress", "it is told of progress")
-        await queue.publish_progress(job_id, Phase.DENOISING, Progress(step=2, total=8))
+        await queue.publish_progress([(job_id, Phase.DENOISING, Progress(step=2, total=8))])
         await eventually(lambda: seen[-1].progress == Progress(step=2, total=8), "it is told of more")
         await end(queue, one)
         await reader
@@ -156,8 +156,8 @@ async def test_a_slow_subscriber_loses_progress_and_no_change(
         reader = asyncio.create_task(collect(probing, probed))
         await eventually(lambda: len(probed) == 1, "the probe is subscribed")
         for step in range(500):
-            await queue.publish_progress(job_id, Phase.DENOISING, Progress(step=step, total=500))
-        await queue.publish_progress(probe, Phase.DENOISING, Progress(step=1, total=1))
+            await queue.publish_progress([(job_id, Phase.DENOISING, Progress(step=step, total=500))])
+        await queue.publish_progress([(probe, Phase.DENOISING, Progress(step=1, total=1))])
         await eventually(lambda: len(probed) == 2, "all progress has come")
         iterator = aiter(events)
         seen += [await anext(iterator), await anext(iterator)]
