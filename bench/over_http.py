@@ -79,6 +79,10 @@ class Meter:
         self._began = self._ended = 0.0
 
     @property
+    def steady(self) -> bool:
+        return self._done >= self._first
+
+    @property
     def over(self) -> bool:
         return self._done >= self._last
 

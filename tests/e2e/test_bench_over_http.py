@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import over_http
+from bench import idle, over_http
 
 
 @pytest.mark.timeout(300)  # it starts every part of fusequeue
@@ -18,3 +18,15 @@ def test_a_short_run_gives_all_figures(tmp_path: Path) -> None:
     assert told["rows_a_forward"] > 1
     assert 0 <= told["gpu_thread_idle_while_work_waits"] < 1
     assert {"hardware", "commit", "command"} <= set(told["about"])
+
+
+@pytest.mark.timeout(300)
+def test_a_short_run_against_an_s3_server_tells_the_idle_share(tmp_path: Path) -> None:
+    """From the worker's own metrics: every measured picture was uploaded."""
+    kept = tmp_path / "figures.json"
+    idle.main(["--clients", "4", "--pictures", "8", "--json", str(kept)])
+    told = json.loads(kept.read_text())
+    assert 0 <= told["gpu_thread_idle_while_work_waits"] < 1
+    assert told["busy_s"] > 0
+    assert told["uploads"] > 0
+    assert told["rows_a_forward"] > 1
