@@ -110,13 +110,19 @@ class Second(Recorder):
             self.seat()
 
 
-def run_together(spec: ModelSpec, *jobs: Job, **settings: Any) -> Second:
-    """Run jobs whose adapters are in memory already, so that they begin together."""
+def run_together(spec: ModelSpec, *jobs: Job, before: Callable[[], object] = lambda: None, **settings: Any) -> Second:
+    """Run jobs whose adapters are in memory already, so that they begin together; `before` is called ahead of them."""
     heard = Second()
     room = Room(spec, recorder=heard, **settings)
     early = [job.model_copy(update={"id": f"early-{job.id}", "steps": 1}) for job in jobs if job.adapters]
     heard.first = {job.id for job in early}
-    heard.seat = lambda: [room.seat(job) for job in jobs] and None
+
+    def seat() -> None:
+        before()
+        for job in jobs:
+            room.seat(job)
+
+    heard.seat = seat
     for job in early:
         room.seat(job)
     with room.started():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +202,9 @@ def test_adapters_follow_their_rows_when_memory_runs_out(
             raise torch.OutOfMemoryError("injected")
         return real(point, *args, **kwargs)
 
-    monkeypatch.setattr(Point, "run", scarce)
     jobs = eight_jobs()
-    heard = run_together(spec_with(tiny_models / "sd", files("sd")), *jobs)
+    # Those that bring the adapters into memory are spared: how many of them meet is a matter of chance.
+    run_short = partial(monkeypatch.setattr, Point, "run", scarce)
+    heard = run_together(spec_with(tiny_models / "sd", files("sd")), *jobs, before=run_short)
     assert_all_as_alone(heard, lone("sd"), jobs)
     assert max(heard.rows) == 4
