@@ -185,6 +185,10 @@ class Stack:
         number = sum(part.name.startswith("worker") for part in self.parts)
         return self._part(f"worker{number}", [sys.executable, "-m", "worker"]).start()
 
+    def chores(self) -> Part:
+        """Start a chores worker."""
+        return self._part("chores", [sys.executable, "-m", "worker.chores"]).start()
+
     def submit(self, **body: object) -> str:
         answer = self.client.post("/v1/jobs", json={"model": "demo", **body})
         assert answer.status_code == 202, answer.text
