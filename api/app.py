@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from api import documented, errors
 from api.gate import Gate
+from api.huggingface import images as huggingface
 from api.limits import BodyLimits
 from api.observe import Observed
 from api.openai import batches, files, images, videos
@@ -87,7 +88,7 @@ def create_app(
         redoc_url=None,
     )
     errors.install(app)
-    for routes in (jobs, listing, bulk, events, inputs, models, webhooks, files, images, batches, videos):
+    for routes in (jobs, listing, bulk, events, inputs, models, webhooks, files, images, batches, videos, huggingface):
         app.include_router(routes.router, dependencies=[JOBS])
     for of_operators in (queues, scale, dead):
         app.include_router(of_operators.router, dependencies=[ADMIN])
@@ -99,12 +100,14 @@ def create_app(
     uploaded_files = settings.max_file_bytes + files.OVERHEAD_BYTES
     pictures = 1 + max(spec.limits.max_input_images for spec in served)  # those to edit, and a mask
     edits = pictures * settings.max_input_bytes + images.OVERHEAD_BYTES
+    in_base64 = 4 * -(-settings.max_input_bytes // 3)
     caps = {
         "/v1/inputs": uploads,
         "/v1/jobs:bulk": None,
         "/v1/files": uploaded_files,
         "/v1/images/edits": edits,
         "/v1/videos": settings.max_input_bytes + videos.OVERHEAD_BYTES,
+        **{f"{huggingface.PREFIX}/{spec.id}": in_base64 + huggingface.OVERHEAD_BYTES for spec in served},
     }
     app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=caps)
     if settings.cors_origins:

@@ -184,7 +184,8 @@ class Settings(BaseSettings):
     ] = (443, 8443)
     max_wait_s: Annotated[Positive, Field(description="Longest wait that a request may ask for.")] = 60
     sync_wait_s: Annotated[
-        Positive, Field(description="Longest that a call of OpenAI's protocol waits for its pictures.")
+        Positive,
+        Field(description="Longest that a call of OpenAI's or Hugging Face's protocol waits for its pictures."),
     ] = 540
     hangup_grace_s: Annotated[
         float, Field(ge=0, description="After its client hung up, a job waits so long for a retry, then is canceled.")

@@ -9,23 +9,20 @@ from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 
-from api import intake
 from api.bodies import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.documented import problems
-from api.errors import WaitTimeout
 from api.openai import results, stream
 from api.openai.documented import generation_body
 from api.openai.forms import nested, numeric
-from api.openai.trying import Try, digest_of, is_retry
+from api.openai.trying import Try, digest_of, is_retry, submitted
 from api.streaming import Streamed
 from api.visit import Here, Visit
 from shared import inputs, strict_json
 from shared.adapters import AdapterChoice
 from shared.catalog import MAX_INPUT_IMAGES
-from shared.errors import FusequeueError, InvalidRequest, Unavailable
-from shared.job import JobRecord, State
+from shared.errors import InvalidRequest
+from shared.job import JobRecord
 from shared.openai.pictures import Asked, PictureFields, asked_of
-from shared.queue import Submitted
 from shared.request import JobRequest
 
 router = APIRouter(prefix="/v1/images", tags=["OpenAI"])
@@ -131,7 +128,7 @@ def _with_picture(asked: Asked) -> Asked:
 async def _answered(request: Request, here: Visit, asked: Asked, digest: str) -> Response:
     """Put the job in line, or find that of an earlier try, and answer when it has ended."""
     here.parts.followers.make_room()
-    job_id = await _joined(request, here, digest) or await _submitted(asked, here, digest)
+    job_id = await _joined(request, here, digest) or await submitted(asked.request, here, digest, asked.previews)
     found = Try(job_id, here.tenant, digest, here.parts)
     if asked.fields.stream:
         return Streamed(
@@ -139,23 +136,13 @@ async def _answered(request: Request, here: Visit, asked: Asked, digest: str) ->
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
-    try:
-        ended = await found.ended(request)
-        if ended is None:
-            found.leave()
-            return Response(status_code=499)  # nobody sees it
-        record = await _record(job_id, ended, here)
-        if record.state is not State.SUCCEEDED:
-            await found.delivered()
-            return results.failed(request.scope, record)
+
+    async def pictures(record: JobRecord) -> Streamed:
         whole = await results.body(record, asked, here)
-    except WaitTimeout:
-        raise
-    except FusequeueError:
-        found.leave()
-        raise
-    headers = {"Content-Length": str(len(whole)), "Cache-Control": "no-store"}
-    return Streamed(found.delivering(results.pieces(whole)), media_type="application/json", headers=headers)
+        headers = {"Content-Length": str(len(whole)), "Cache-Control": "no-store"}
+        return Streamed(results.pieces(whole), media_type="application/json", headers=headers)
+
+    return await found.answered(request, pictures)
 
 
 async def _joined(request: Request, here: Visit, digest: str) -> str | None:
@@ -163,25 +150,3 @@ async def _joined(request: Request, here: Visit, digest: str) -> str | None:
     queue = here.parts.queue
     job_id = await queue.join_try(here.tenant, digest) if is_retry(request) else None
     return job_id if job_id is not None and await queue.get(job_id) is not None else None
-
-
-async def _submitted(asked: Asked, here: Visit, digest: str) -> str:
-    item = await intake.submission_of(asked.request, here.tenant, here.parts, previews=asked.previews)
-    outcome = item if isinstance(item, Submitted) else (await intake.submit([item], here.parts))[0]
-    if isinstance(outcome, FusequeueError):
-        raise outcome
-    await here.parts.queue.note_try(here.tenant, digest, outcome.job_id)
-    return outcome.job_id
-
-
-async def _record(job_id: str, ended: bool, here: Visit) -> JobRecord:
-    """Return the job that has ended, or raise that it has not: then a retry goes on waiting for it."""
-    record = await here.parts.queue.get(job_id)
-    if record is None:
-        raise Unavailable(f"job {job_id} was deleted while its pictures were waited for")
-    if record.state.terminal:
-        return record
-    if not ended and not here.parts.closing.is_set():
-        waited_s = here.parts.settings.sync_wait_s
-        raise WaitTimeout(f"job {job_id} is not done after {waited_s} s; it goes on: GET /v1/jobs/{job_id}")
-    raise Unavailable("this process is being stopped; send the request again")

@@ -9,15 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
 from fastapi import Request
+from starlette.responses import Response
 
-from api import following
+from api import following, intake
+from api.errors import WaitTimeout
+from api.openai import results
 from api.services import Services
-from shared.errors import Unavailable
+from api.streaming import Streamed
+from api.visit import Visit
+from shared.errors import FusequeueError, Unavailable
+from shared.job import JobRecord, State
+from shared.queue import Submitted
+from shared.request import JobRequest
 
 log = structlog.get_logger()
 
@@ -38,6 +46,16 @@ def digest_of(request: Request, parts: Iterable[bytes]) -> str:
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.hexdigest()[:40]
+
+
+async def submitted(asked: JobRequest, here: Visit, digest: str, previews: int = 0) -> str:
+    """Put a job in line that the request waits for, and return its id."""
+    item = await intake.submission_of(asked, here.tenant, here.parts, previews=previews)
+    outcome = item if isinstance(item, Submitted) else (await intake.submit([item], here.parts))[0]
+    if isinstance(outcome, FusequeueError):
+        raise outcome
+    await here.parts.queue.note_try(here.tenant, digest, outcome.job_id)
+    return outcome.job_id
 
 
 @dataclass(frozen=True)
@@ -62,6 +80,43 @@ class Try:
             for task in (waiting, hanging_up):
                 task.cancel()
             await asyncio.wait({waiting, hanging_up})
+
+    async def answered(self, request: Request, give: Callable[[JobRecord], Awaitable[Streamed]]) -> Response:
+        """Wait for the job's end, and return what `give` makes of one that succeeded, or the answer that tells why not.
+
+        Where the job is not done in time it goes on, and `WaitTimeout` says so.
+        """
+        try:
+            ended = await self.ended(request)
+            if ended is None:
+                self.leave()
+                return Response(status_code=499)  # nobody sees it
+            record = await self._record(ended)
+            if record.state is not State.SUCCEEDED:
+                await self.delivered()
+                return results.failed(request.scope, record)
+            given = await give(record)
+        except WaitTimeout:
+            raise
+        except FusequeueError:
+            self.leave()
+            raise
+        given.pieces = self.delivering(given.pieces)
+        return given
+
+    async def _record(self, ended: bool) -> JobRecord:
+        """Return the job that has ended, or raise that it has not: then a retry goes on waiting for it."""
+        record = await self.services.queue.get(self.job_id)
+        if record is None:
+            raise Unavailable(f"job {self.job_id} was deleted while its pictures were waited for")
+        if record.state.terminal:
+            return record
+        if not ended and not self.services.closing.is_set():
+            waited_s = self.services.settings.sync_wait_s
+            raise WaitTimeout(
+                f"job {self.job_id} is not done after {waited_s} s; it goes on: GET /v1/jobs/{self.job_id}"
+            )
+        raise Unavailable("this process is being stopped; send the request again")
 
     async def delivering(self, pieces: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
         """Yield `pieces`; the answer counts as delivered when all are taken, and as hung up on when not."""

@@ -170,6 +170,7 @@ NEEDS = [
     ("POST", "/v1/jobs", Scope.JOBS_WRITE),
     ("POST", "/v1/jobs:bulk", Scope.JOBS_WRITE),
     ("POST", "/v1/inputs", Scope.JOBS_WRITE),
+    ("POST", "/compat/huggingface/demo", Scope.JOBS_WRITE),
     ("POST", "/v1/jobs/job_00000000000000000000000000/cancel", Scope.JOBS_WRITE),
     ("DELETE", "/v1/jobs/job_00000000000000000000000000", Scope.JOBS_WRITE),
     ("GET", "/v1/queues", Scope.ADMIN),

@@ -1,0 +1,106 @@
+"""The clients of Hugging Face as they are, against a real API with a real worker."""
+
+from __future__ import annotations
+
+import io
+import signal
+from typing import Any
+
+import httpx
+import pytest
+from huggingface_hub import AsyncInferenceClient, InferenceClient
+from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
+from PIL import Image, ImageChops
+from waiting import wait_until
+
+from demo.checker import matches
+
+PROMPT = "a red circle on a blue ground, left"
+
+
+@pytest.fixture(scope="module")
+def stack(make_shared_stack: Any) -> Any:
+    return make_shared_stack(hangup_grace_s="0").start()
+
+
+@pytest.fixture
+def face(stack: Any) -> InferenceClient:
+    return InferenceClient(model=f"{stack.url}/compat/huggingface/demo", token="unused", timeout=60)
+
+
+def drawn(colour: str) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_hugging_face_gets_the_picture_of_its_prompt(face: InferenceClient, stack: Any) -> None:
+    """By its names for steps and the rest; the job is one like any other, and urgent."""
+    asked = {"num_inference_steps": 16, "guidance_scale": 2.0, "seed": 7, "width": 128, "height": 64}
+    picture = face.text_to_image(PROMPT, negative_prompt="green", **asked)
+    assert (picture.size, picture.format) == ((128, 64), "PNG")
+    (job,) = [one for one in stack.client.get("/v1/jobs").json()["data"] if one["negative_prompt"] == "green"]
+    told = ("status", "priority", "steps", "guidance_scale", "seed", "width", "height")
+    assert [job[name] for name in told] == ["succeeded", "interactive", 16, 2.0, 7, 128, 64]
+    assert matches(face.text_to_image(PROMPT, num_inference_steps=16, guidance_scale=2.0, seed=7), PROMPT)
+
+
+def test_hugging_face_gets_the_kind_that_it_accepts(stack: Any) -> None:
+    face = InferenceClient(model=f"{stack.url}/compat/huggingface/demo", headers={"Accept": "image/webp"})
+    assert face.text_to_image(PROMPT, num_inference_steps=2).format == "WEBP"
+    assert face.text_to_image(PROMPT, num_inference_steps=2, extra_body={"output_format": "jpeg"}).format == "JPEG"
+
+
+def test_hugging_face_makes_a_picture_from_a_picture(face: InferenceClient) -> None:
+    """One that was left alone by a small strength is near to what it began as."""
+    start = drawn("white")
+    made = face.image_to_image(start, PROMPT, strength=0.1, seed=3)  # type: ignore[arg-type]
+    changed = ImageChops.difference(made.convert("RGB"), Image.new("RGB", made.size, "white")).convert("L").tobytes()
+    assert sum(changed) / len(changed) < 60
+
+
+async def test_hugging_faces_async_client(stack: Any) -> None:
+    async with AsyncInferenceClient(model=f"{stack.url}/compat/huggingface/demo", token="unused") as face:
+        picture = await face.text_to_image(PROMPT, num_inference_steps=16, guidance_scale=2.0, seed=7)
+        assert matches(picture, PROMPT)
+        with pytest.raises(HfHubHTTPError, match="steps must be 1 to 100, not 1000"):
+            await face.text_to_image(PROMPT, num_inference_steps=1000)
+
+
+def test_hugging_face_shows_errors_in_words(face: InferenceClient, stack: Any) -> None:
+    with pytest.raises(HfHubHTTPError, match="width must be a multiple of 8, not 65") as told:
+        face.text_to_image(PROMPT, width=65)
+    assert told.value.response.status_code == 422
+    assert told.value.server_message == "width must be a multiple of 8, not 65"
+    assert told.value.request_id
+    with pytest.raises(HfHubHTTPError, match="stepz: there is no such field"):
+        face.text_to_image(PROMPT, extra_body={"stepz": 3})
+    with pytest.raises(HfHubHTTPError, match="model 'sdxl' is not served here; there are: demo") as missing:
+        face.text_to_image(PROMPT, model=f"{stack.url}/compat/huggingface/sdxl")
+    assert missing.value.response.status_code == 404
+
+
+def test_what_hugging_face_does_not_wait_for_is_canceled(stack: Any) -> None:
+    """Its client sends a request once: what it gave up on nobody will fetch."""
+    (worker,) = [part for part in stack.parts if part.name.startswith("worker")]
+    face = InferenceClient(model=f"{stack.url}/compat/huggingface/demo", timeout=0.5)
+    worker.send(signal.SIGSTOP)  # so that the job is not done before
+    try:
+        with pytest.raises(InferenceTimeoutError):
+            face.text_to_image("a green star", extra_body={"metadata": {"order": "left"}})
+        wait_until(lambda: states(stack, order="left") == ["canceled"], "it is canceled", 30)
+    finally:
+        worker.send(signal.SIGCONT)
+
+
+def states(stack: Any, **metadata: str) -> list[str]:
+    asked = {f"metadata.{name}": value for name, value in metadata.items()}
+    return [job["status"] for job in stack.client.get("/v1/jobs", params=asked).json()["data"]]
+
+
+def test_without_a_library(stack: Any) -> None:
+    """As curl would ask; the seed that was drawn is told."""
+    answer = httpx.post(f"{stack.url}/compat/huggingface/demo", json={"inputs": PROMPT}, timeout=60)
+    assert answer.headers["content-type"] == "image/png"
+    assert Image.open(io.BytesIO(answer.content)).size == (64, 64)
+    assert str(stack.job(answer.headers["x-job-id"])["seed"]) == answer.headers["x-seed"]
