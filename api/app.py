@@ -18,6 +18,10 @@ from api.limits import BodyLimits
 from api.observe import Observed
 from api.openai import batches, files, images, videos
 from api.places import Places
+from api.replicate import files as replicate_files
+from api.replicate import models as replicate_models
+from api.replicate import predictions as replicate_predictions
+from api.replicate import webhooks as replicate_webhooks
 from api.routes import (
     artifacts,
     bulk,
@@ -90,6 +94,8 @@ def create_app(
     errors.install(app)
     for routes in (jobs, listing, bulk, events, inputs, models, webhooks, files, images, batches, videos, huggingface):
         app.include_router(routes.router, dependencies=[JOBS])
+    for of_replicate in (replicate_predictions, replicate_models, replicate_files, replicate_webhooks):
+        app.include_router(of_replicate.router, dependencies=[JOBS])
     for of_operators in (queues, scale, dead):
         app.include_router(of_operators.router, dependencies=[ADMIN])
     for open_routes in (artifacts, health, docs):  # a picture's URL may be signed; metrics ask for a key themselves
@@ -105,6 +111,7 @@ def create_app(
         "/v1/inputs": uploads,
         "/v1/jobs:bulk": None,
         "/v1/files": uploaded_files,
+        replicate_files.router.prefix: uploads,
         "/v1/images/edits": edits,
         "/v1/videos": settings.max_input_bytes + videos.OVERHEAD_BYTES,
         **{f"{huggingface.PREFIX}/{spec.id}": in_base64 + huggingface.OVERHEAD_BYTES for spec in served},

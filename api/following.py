@@ -58,6 +58,11 @@ async def until_terminal(job_id: str, seconds: float, services: Services) -> boo
     return False
 
 
+def now_s() -> float:
+    """Return the time on the clock by which waits are counted."""
+    return asyncio.get_running_loop().time()
+
+
 def preferred_wait_s(prefer: str | None, longest_s: float) -> float | None:
     """Return how long `Prefer` (RFC 7240) asks to wait, bounded; None where it does not.
 

@@ -96,10 +96,15 @@ class _Frozen(BaseModel):
 
 
 class Webhook(_Frozen):
-    """Where a job's client is told of its changes of state; `states` are those it asked for."""
+    """Where a job's client is told of its changes of state; `states` are those it asked for.
+
+    Where `version` is set, it is told in the form of Replicate's predictions, of which this is the model's version. A
+    job without is written as before there was such a field.
+    """
 
     url: str
     states: tuple[State, ...]
+    version: Annotated[str | None, Field(exclude_if=lambda version: version is None)] = None
 
 
 class InputRef(_Frozen):

@@ -81,6 +81,16 @@ class Reading(Connected):
                 return found, found[-1].job.id if more and found else None
         return found, found[-1].job.id if found else None
 
+    async def job_before(self, tenant: str, job_id: str, count: int) -> str | None:
+        """Return the job that was put in line `count` later than one of a tenant's; None where there is none."""
+        index = self.keys.jobs(tenant)
+        with translated():
+            rank = await self.redis.zrevrank(index, job_id)
+            if rank is None or int(rank) < count:
+                return None
+            found = await self.redis.zrange(index, int(rank) - count, int(rank) - count, desc=True)
+        return str(found[0]) if found else None
+
     async def videos(
         self, tenant: str, after: str | None, limit: int, newest_first: bool
     ) -> tuple[list[JobRecord], bool]:

@@ -1,16 +1,20 @@
-"""The clients of Hugging Face as they are, against a real API with a real worker."""
+"""The clients of Hugging Face and of Replicate as they are, against a real API with a real worker."""
 
 from __future__ import annotations
 
 import io
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+import replicate
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 from PIL import Image, ImageChops
+from replicate.helpers import FileOutput
+from replicate.prediction import Prediction
 from waiting import wait_until
 
 from demo.checker import matches
@@ -26,6 +30,13 @@ def stack(make_shared_stack: Any) -> Any:
 @pytest.fixture
 def face(stack: Any) -> InferenceClient:
     return InferenceClient(model=f"{stack.url}/compat/huggingface/demo", token="unused", timeout=60)
+
+
+@pytest.fixture
+def client(stack: Any) -> Iterator[replicate.Client]:
+    with httpx.HTTPTransport() as transport:
+        url = f"{stack.url}/compat/replicate"
+        yield replicate.Client(api_token="unused", base_url=url, transport=transport)
 
 
 def drawn(colour: str) -> bytes:
@@ -104,3 +115,31 @@ def test_without_a_library(stack: Any) -> None:
     assert answer.headers["content-type"] == "image/png"
     assert Image.open(io.BytesIO(answer.content)).size == (64, 64)
     assert str(stack.job(answer.headers["x-job-id"])["seed"]) == answer.headers["x-seed"]
+
+
+def test_replicate_gets_the_picture_of_its_prompt(client: replicate.Client) -> None:
+    told = {"prompt": PROMPT, "num_inference_steps": 16, "guidance_scale": 2.0, "seed": 7, "num_outputs": 2}
+    outputs = client.run("fusequeue/demo", input=told)
+    assert all(isinstance(one, FileOutput) for one in outputs)
+    assert [matches(Image.open(io.BytesIO(one.read())), PROMPT) for one in outputs] == [True, True]
+
+
+def test_replicate_starts_from_an_open_file_and_tells_progress(client: replicate.Client, stack: Any) -> None:
+    told = {"prompt": PROMPT, "image": io.BytesIO(drawn("white")), "prompt_strength": 0.5, "num_inference_steps": 20}
+    prediction = client.predictions.create(
+        version="demo", input={**told, "output_format": "jpg", "aspect_ratio": "1:1"}
+    )
+    prediction.wait()
+    assert prediction.status == "succeeded", prediction.error
+    assert prediction.progress is not None
+    assert (prediction.progress.percentage, prediction.progress.current) == (1.0, prediction.progress.total)
+    assert stack.job(prediction.id)["task"] == "image_to_image"
+    assert Image.open(io.BytesIO(FileOutput(prediction.output[0], client).read())).format == "JPEG"
+
+
+def test_replicate_streams_progress_and_the_picture(client: replicate.Client) -> None:
+    *before, output, done = client.stream("fusequeue/demo", input={"prompt": PROMPT, "num_inference_steps": 40})
+    assert [event.event.value for event in (*before, output, done)] == [*("logs" for _ in before), "output", "done"]
+    seen = [found.current for event in before if (found := Prediction.Progress.parse(event.data)) is not None]
+    assert seen == sorted(set(seen))
+    assert Image.open(io.BytesIO(output.data.read())).size == (64, 64)  # type: ignore[attr-defined]

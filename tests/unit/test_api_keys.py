@@ -138,20 +138,28 @@ async def test_a_revoked_key_is_refused_within_two_seconds_and_not_read_at_every
     assert gate.FRESH_S <= 2.0
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/jobs/{job_id}/events", '"status":"queued"'),
+        ("/compat/replicate/v1/predictions/{job_id}/stream", "the API key fq_"),
+    ],
+)
 async def test_a_stream_ends_with_its_key(
-    api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
+    api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch, path: str, words: str
 ) -> None:
     """Who follows a job that goes on for hours is not told more than who asks anew."""
     monkeypatch.setattr(gate, "FRESH_S", 0.0)
     header = await bearer(fake_queue)
     job_id = (await api.post("/v1/jobs", json=BODY, headers=header)).json()["id"]
-    following = asyncio.ensure_future(api.get(f"/v1/jobs/{job_id}/events", headers=header))
+    url = path.format(job_id=job_id)
+    following = asyncio.ensure_future(api.get(url, headers=header))
     await asyncio.wait({following}, timeout=0.3)
     assert not following.done()
     await fake_queue.revoke_key((await fake_queue.api_keys())[0].id)
     told = await asyncio.wait_for(following, 5)
-    assert '"status":"queued"' in told.text
-    assert code(await api.get(f"/v1/jobs/{job_id}/events", headers=header)) == (401, "invalid_api_key")
+    assert words in told.text
+    assert code(await api.get(url, headers=header)) == (401, "invalid_api_key")
 
 
 async def test_use_is_noted(api: httpx.AsyncClient, fake_queue: Queue) -> None:
@@ -171,6 +179,9 @@ NEEDS = [
     ("POST", "/v1/jobs:bulk", Scope.JOBS_WRITE),
     ("POST", "/v1/inputs", Scope.JOBS_WRITE),
     ("POST", "/compat/huggingface/demo", Scope.JOBS_WRITE),
+    ("GET", "/compat/replicate/v1/predictions", Scope.JOBS_READ),
+    ("POST", "/compat/replicate/v1/predictions", Scope.JOBS_WRITE),
+    ("POST", "/compat/replicate/v1/files", Scope.JOBS_WRITE),
     ("POST", "/v1/jobs/job_00000000000000000000000000/cancel", Scope.JOBS_WRITE),
     ("DELETE", "/v1/jobs/job_00000000000000000000000000", Scope.JOBS_WRITE),
     ("GET", "/v1/queues", Scope.ADMIN),

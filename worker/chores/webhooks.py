@@ -13,7 +13,9 @@ from shared import settings
 from shared.clock import now_ms
 from shared.errors import FusequeueError
 from shared.fetch import Guard, Reply, Rules
-from shared.queue import Attempt, Due, Queue
+from shared.job import JobRecord
+from shared.queue import Attempt, Delivery, Due, Queue
+from shared.replicate.predictions import webhook_body
 from shared.settings import Settings
 from shared.webhooks import Step, Verdict, body, headers, judge
 from worker.chores import line
@@ -118,12 +120,19 @@ class Pass:
     async def _send(self, due: Due) -> tuple[Reply | None, str | None]:
         delivery = due.delivery
         record = await self._queue.get(delivery.job_id) if delivery.job_id else None
-        content = body(delivery.type, delivery.at_ms, delivery.job_id, record, self._base_url)
+        content = self._content(delivery, record)
         signed = headers(f"msg_{delivery.event_id}", content, due.secrets, now_ms())
         try:
             return await self._guard.send("POST", delivery.url, headers=signed, content=content), None
         except FusequeueError as error:
             return None, error.message
+
+    def _content(self, delivery: Delivery, record: JobRecord | None) -> bytes:
+        """Return the body: of the form that the job's client asked for, where it goes to that one's own URL."""
+        hook = record.job.webhook if record is not None and delivery.endpoint == "job" else None
+        if record is not None and hook is not None and hook.version is not None:
+            return webhook_body(record, hook.version, delivery.type, self._base_url)
+        return body(delivery.type, delivery.at_ms, delivery.job_id, record, self._base_url)
 
 
 def _retry_after_s(reply: Reply | None) -> float | None:
