@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from bench import engine, fleet, over_http, pool, preempt, simulate
+from bench import engine, fleet, over_http, pool, preempt, simulate, swaps
 
 if __name__ == "__main__":
     simulate.main()
+    print(flush=True)
+    swaps.main([])
     print(flush=True)
     fleet.main([])
     print(flush=True)

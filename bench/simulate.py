@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import lupa
+from lupa import lua51
 
 from worker.policy import paying_rows
 
@@ -119,7 +119,7 @@ class Rhythm:
     """The queue's decision of what is ripe, run from its own Lua text."""
 
     def __init__(self) -> None:
-        self._lua = lupa.LuaRuntime()
+        self._lua = lua51.LuaRuntime()
         self._lua.execute("KEYS = {'x'} conf = {}")
         text = Path("shared/queue/lua/prelude.lua").read_text()
         self._functions: Any = self._lua.execute(text + "\nreturn rhythm")

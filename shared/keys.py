@@ -42,6 +42,7 @@ cluster slot, so the scripts take the prefix as KEYS[1] and may build the other 
 | batches:<tenant>               | zset    | -                 | 1,000 rows                       | backfill_create   |
 | worker:<id>                    | hash    | 30 s              |                                  | heartbeat         |
 | workers                        | zset    | 1 h               | pruned at each beat              | heartbeat         |
+| holders:<model>                | zset    | 30 s              |                                  | heartbeat, claim  |
 | curve:<device>|<model>|<shape> | hash    | 30 d              |                                  | learn             |
 | learned:<model>|<shape>        | string  | 30 d              |                                  | learn             |
 | cost:<sig>                     | hash    | 7 d               |                                  | settle            |
@@ -177,6 +178,9 @@ class Keys:
 
     def worker(self, worker: str) -> str:
         return f"{self.prefix}worker:{worker}"
+
+    def holders(self, model: str) -> str:
+        return f"{self.prefix}holders:{model}"
 
     def curve(self, device: str, model: str, shape: str) -> str:
         return f"{self.prefix}curve:{device}|{model}|{shape}"

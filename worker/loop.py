@@ -26,7 +26,7 @@ from worker.deliver import Delivery
 from worker.engine import Engine, ForwardFacts
 from worker.gauges import Gauges
 from worker.keeper import Keeper
-from worker.policy import Ask, Seated, asks, leading
+from worker.policy import Ask, Seated, asks, leading, loads_ms
 from worker.previews import Previews
 from worker.reporter import Reporter
 from worker.run import Run, StopReason
@@ -183,19 +183,22 @@ class Worker:
         if ask.signature is not None:
             held_back = self._batches.hold_back
             return await self._queue.join(
-                self.name, ask.signature, ask.seats, models=self._models, lowest=ask.lowest, held_back=held_back
+                self.name, ask.signature, ask.seats, models=self._loads(), lowest=ask.lowest, held_back=held_back
             )
         if ask.lowest is Priority.BULK:
-            return await self._queue.claim(self.name, self._models, ask.seats)
+            return await self._queue.claim(self.name, self._loads(), ask.seats)
         # Of models in memory only: a load would find no room beside one whose jobs are parked.
         return await self._queue.claim(
             self.name, self._engine.loaded_models, ask.seats, lowest=ask.lowest, accompanied=True
         )
 
+    def _loads(self) -> dict[str, int]:
+        return loads_ms(self._models, self._engine.loaded_models, self._engine.load_seconds)
+
     async def _idle_s(self) -> float:
         """Return how long to wait for a wake-up before looking again."""
         if not any(run.occupies_seats for run in self._runs.values()):
-            ripens_in_ms = await self._queue.next_ripening(self._models)
+            ripens_in_ms = await self._queue.next_ripening(self._loads(), worker=self.name)
         elif any(ask.signature is None for ask in self._asks()):
             ripens_in_ms = await self._queue.next_ripening(self._engine.loaded_models, lowest=Priority.INTERACTIVE)
         else:

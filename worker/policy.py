@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.job import Priority
 
 PAYING_GAIN = 0.1
+UNKNOWN_LOAD_S = 10.0
+LONGEST_LOAD_S = 60.0
 
 
 def paying_rows(curve: Mapping[int, float], cap: int, gain: float = PAYING_GAIN) -> int:
@@ -28,6 +30,17 @@ def paying_rows(curve: Mapping[int, float], cap: int, gain: float = PAYING_GAIN)
         if half is None or (curve[rows] - curve[half]) / (rows - half) <= (1 - gain) * curve[half] / half:
             paying.append(rows)
     return min(cap, 2 * paying[-1]) if paying[-1] == measured[-1] else paying[-1]
+
+
+def loads_ms(models: Sequence[str], loaded: Collection[str], measured_s: Mapping[str, float]) -> dict[str, int]:
+    """Return how long loading takes of each model, in ms; 0 of one in memory.
+
+    What was never loaded here is taken for the mean of what was, and for `UNKNOWN_LOAD_S` where nothing was; none for
+    more than `LONGEST_LOAD_S`, since its jobs may wait for as long as some loads take.
+    """
+    unknown_s = sum(measured_s.values()) / len(measured_s) if measured_s else UNKNOWN_LOAD_S
+    seconds = {model: min(LONGEST_LOAD_S, measured_s.get(model, unknown_s)) for model in models}
+    return {model: 0 if model in loaded else max(1, round(1000 * seconds[model])) for model in models}
 
 
 @dataclass(frozen=True)

@@ -127,5 +127,8 @@ class Reporter:
         info = replace(self._info, running=len(self._runs), seats=self._seats, free_seats=max(0, self._seats - seated))
         spent = engine.time_spent()
         info = replace(info, busy_s=round(spent.busy_s, 3), idle_while_waiting_s=round(spent.idle_while_waiting_s, 3))
-        await self._queue.heartbeat(replace(info, device=str(engine.device), loaded=engine.loaded_models))
+        loaded = engine.loaded_models
+        # A model of jobs in hand is on its way into memory. Who takes no jobs holds none for others.
+        held = {*loaded, *(run.spec.id for run in self._runs.values())} if info.state == "ready" else ()
+        await self._queue.heartbeat(replace(info, device=str(engine.device), loaded=loaded), held)
         self._beat_s = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 from pydantic import ValidationError
@@ -19,6 +19,10 @@ from shared.queue.values import RANKS, Claim, Renewal
 
 log = structlog.get_logger()
 
+Models: TypeAlias = Sequence[str] | Mapping[str, int]
+"""Models of a worker; in a mapping each with the ms that loading it takes, 0 where it is in memory. Those in memory go
+first, and those that another worker holds are left to it, both for as long as a load makes worth it."""
+
 OVERDUE = [["overdue"]]
 """What the script `join` answers where it gives nothing for another signature's sake."""
 
@@ -31,7 +35,7 @@ class Claiming(Connected):
     async def claim(
         self,
         worker: str,
-        models: Sequence[str],
+        models: Models,
         seats: int,
         *,
         lowest: Priority = Priority.BULK,
@@ -44,7 +48,8 @@ class Claiming(Connected):
         """
         if seats < 1 or not models:
             return []
-        return await self._claimed(worker, "claim", worker, seats, RANKS.index(lowest), int(accompanied), *models) or []
+        told = (seats, RANKS.index(lowest), int(accompanied), *_pairs_of(models))
+        return await self._claimed(worker, "claim", worker, *told) or []
 
     async def join(
         self,
@@ -52,7 +57,7 @@ class Claiming(Connected):
         signature: str,
         seats: int,
         *,
-        models: Sequence[str] = (),
+        models: Models = (),
         lowest: Priority = Priority.BULK,
         held_back: Callable[[str], None] = lambda _signature: None,
     ) -> list[Claim]:
@@ -63,7 +68,8 @@ class Claiming(Connected):
         """
         if seats < 1:
             return []
-        claims = await self._claimed(worker, "join", worker, signature, seats, RANKS.index(lowest), *models)
+        told = (signature, seats, RANKS.index(lowest), *_pairs_of(models))
+        claims = await self._claimed(worker, "join", worker, *told)
         if claims is None:
             held_back(signature)
         return claims or []
@@ -115,14 +121,14 @@ class Claiming(Connected):
                 await self.run("bury", job_id, "undecodable", failure.message)
             return None
 
-    async def next_ripening(self, models: Sequence[str], *, lowest: Priority = Priority.BULK) -> int | None:
-        """Return ms until something of `models` may be started: 0 when something is ripe, None when nothing waits.
+    async def next_ripening(self, models: Models, *, lowest: Priority = Priority.BULK, worker: str = "") -> int | None:
+        """Return ms until something of `models` may be started: 0 when it may now, None when nothing waits.
 
-        Jobs less urgent than `lowest` do not count.
+        Jobs less urgent than `lowest` do not count. `worker` is who would start it.
 
         0 is no promise of a claim: another worker may be faster, or what is ripe may need more seats than are free.
         """
-        answer = await self.run("next_ripening", RANKS.index(lowest), *models)
+        answer = await self.run("next_ripening", worker, RANKS.index(lowest), *_pairs_of(models))
         return None if answer is None else int(answer)
 
     async def wait_wakeup(self, timeout_s: float) -> None:
@@ -177,6 +183,11 @@ class Claiming(Connected):
         """Remember for a day that more than `seats` seats of `signature` do not pay: as many make it ripe at once."""
         with translated():
             await self.redis.set(self.keys.paying(signature), max(1, seats), ex=86_400)
+
+
+def _pairs_of(models: Models) -> list[str | int]:
+    loads = models if isinstance(models, Mapping) else dict.fromkeys(models, 0)
+    return [part for pair in loads.items() for part in pair]
 
 
 def _pairs(claims: Mapping[str, int]) -> list[list[str | int]]:

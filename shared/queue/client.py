@@ -46,6 +46,7 @@ _PARTS = {
     "quota": "quota.lua",
     "rate": "rate.lua",
     "hooks": "hooks.lua",
+    "swaps": "swaps.lua",
 }
 _FOLDER = resources.files("shared.queue") / "lua"
 

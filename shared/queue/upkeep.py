@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Literal
 
@@ -33,9 +33,12 @@ class Upkeep(Connected):
         """End up to `limit` waiting jobs whose deadline has passed; returns how many."""
         return int(await self.run("expire", limit))
 
-    async def heartbeat(self, info: WorkerInfo) -> None:
-        """Tell that a worker lives; it is forgotten 30 s after its last beat."""
-        await self.run("heartbeat", info.id, json.dumps(asdict(info)), WORKER_TTL_S * 1000)
+    async def heartbeat(self, info: WorkerInfo, holds: Collection[str] = ()) -> None:
+        """Tell that a worker lives; it is forgotten 30 s after its last beat.
+
+        `holds` are the models whose jobs others leave to it: in its memory, or on their way there.
+        """
+        await self.run("heartbeat", info.id, json.dumps(asdict(info)), WORKER_TTL_S * 1000, *holds)
 
     async def learn(self, device: str, model: str, shape: str, rows: int, seconds: float) -> None:
         """Take one measured forward into the learned curve: a moving mean of seconds by rows, kept for 30 days."""

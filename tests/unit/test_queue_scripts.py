@@ -20,9 +20,10 @@ from shared.settings import Settings
 
 LUA = Path(shared.queue.__file__).parent / "lua"
 PRELUDE = (LUA / "prelude.lua").read_text("utf-8")
+SWAPS = (LUA / "swaps.lua").read_text("utf-8")
 RANKED = {"lane": 1, "lanes": 1, "ripe": 1}
 WHOLE_SCRIPTS = sorted(path.stem for path in LUA.glob("*.lua") if "\n-- KEYS[1]  prefix\n" in f"\n{path.read_text()}")
-PARTS = {"prelude", "line", "ending", "filling", "hooks", "quota", "rate"}
+PARTS = {"prelude", "line", "ending", "filling", "hooks", "quota", "rate", "swaps"}
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ async def redis() -> AsyncIterator[FakeAsyncRedis]:
 
 
 async def evaluate(redis: FakeAsyncRedis, expression: str, *args: Any) -> Any:
-    return await redis.eval(f"local conf = {{}}\n{PRELUDE}\nreturn {expression}", 1, "{fq:test}:", *args)
+    return await redis.eval(f"local conf = {{}}\n{PRELUDE}\n{SWAPS}\nreturn {expression}", 1, "{fq:test}:", *args)
 
 
 def _methods() -> list[str]:
@@ -138,6 +139,29 @@ async def test_expected_gap(
     """How arrivals foretell the next one."""
     made = await evaluate(redis, f"rhythm.next_gap({gap}, {since}, {window})")
     assert made == expected, why
+
+
+# ripe = 1000, a load takes 200 and nobody else holds the model unless the row says otherwise; the last columns are when
+# the signature takes its turn among others, and from when on an idle worker may take it.
+TURNS = [
+    ("in memory: it has its turn as it ripened", {"load": 0}, 1000, 1000),
+    ("to be loaded: it counts as younger by three loads; an idle worker takes it at once", {}, 1600, 1000),
+    ("another worker has it: left to that one for as long as a load takes", {"holders": 1}, 2200, 1200),
+    ("a load's worth of work waits there: still left to it", {"holders": 1, "work": 200}, 2200, 1200),
+    ("more work waits there than a load takes: a second one pays", {"holders": 1, "work": 201}, 2200, 1000),
+    ("two have it: that is no more than a load's worth for each", {"holders": 2, "work": 400}, 2200, 1200),
+    ("in memory here as well as elsewhere", {"load": 0, "holders": 3}, 1000, 1000),
+]
+
+
+@pytest.mark.parametrize(("why", "line", "turn", "free"), TURNS, ids=[row[0] for row in TURNS])
+async def test_models_in_memory_go_first(
+    redis: FakeAsyncRedis, why: str, line: dict[str, int], turn: int, free: int
+) -> None:
+    """Which signature a worker serves next, and when a model is worth loading."""
+    facts = {"ripe": 1000, "load": 200, "holders": 0, "work": 0, **line}
+    table = ", ".join(f"{name} = {value}" for name, value in facts.items())
+    assert await evaluate(redis, f"{{swaps.turn_at({{{table}}}), swaps.free_at({{{table}}})}}") == [turn, free], why
 
 
 @pytest.mark.parametrize("name", WHOLE_SCRIPTS)

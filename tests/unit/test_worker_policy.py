@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.job import Priority
-from worker.policy import Ask, Seated, asks, leading, paying_rows
+from worker.policy import LONGEST_LOAD_S, UNKNOWN_LOAD_S, Ask, Seated, asks, leading, loads_ms, paying_rows
 
 QWEN_512 = {1: 1.0, 2: 2 / 1.8, 4: 4 / 2.8, 8: 8 / 3.1}
 QWEN_1024 = {1: 1.0, 2: 2 / 1.02, 4: 4 / 1.02}
@@ -111,3 +111,18 @@ def test_rows_set_aside_are_bounded_whatever_comes(aside: int) -> None:
         set_aside = sum(one.seats for one in seated) - min(8, together)
         assert set_aside <= aside
     assert sum(one.seats for one in seated if one.interactive) <= 8
+
+
+@pytest.mark.parametrize(
+    ("loaded", "measured_s", "expected", "why"),
+    [
+        ((), {}, {"a": 1000 * UNKNOWN_LOAD_S, "b": 1000 * UNKNOWN_LOAD_S}, "nothing was ever loaded: a guess"),
+        (("a",), {"a": 4.0}, {"a": 0, "b": 4000}, "in memory; the other is taken for what was measured"),
+        ((), {"a": 4.0, "b": 0.5}, {"a": 4000, "b": 500}, "both were pushed out: each as it took"),
+        ((), {"a": 1e4, "b": 1e-9}, {"a": 1000 * LONGEST_LOAD_S, "b": 1}, "bounded; 0 would mean in memory"),
+    ],
+)
+def test_what_a_load_takes(
+    loaded: tuple[str, ...], measured_s: dict[str, float], expected: dict[str, float], why: str
+) -> None:
+    assert loads_ms(("a", "b"), loaded, measured_s) == expected, why

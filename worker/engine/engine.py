@@ -62,6 +62,7 @@ class Engine:
         self._dead = False
         self._setting_up = False
         self._loads: dict[str, threading.Event] = {}
+        self._load_s: dict[str, float] = {}
 
     def start(self) -> None:
         # They would print a prompt that is too long, and bars.
@@ -141,6 +142,11 @@ class Engine:
     def device_uuid(self) -> str | None:
         """Return the GPU's name in all of its driver's books, None for a CPU."""
         return uuid_of(self.device)
+
+    @property
+    def load_seconds(self) -> dict[str, float]:
+        """Return how long the last load of each model took, from the weights' files to the first job it may serve."""
+        return dict(self._load_s)
 
     @property
     def loaded_models(self) -> tuple[str, ...]:
@@ -235,6 +241,7 @@ class Engine:
             warm(outcome, self.device, self._pace.note_life)
             self._pace.note_life()
             self._setting_up = False
+            self._load_s[model] = time.monotonic() - outcome.began_s
         else:
             log.error("model_unavailable", model=model, error=outcome.message)
         self._rounds.model_arrived(model, outcome)

@@ -50,6 +50,7 @@ class LoadedModel:
     schedulers: dict[str, Any]
     nbytes: int
     adapters: ModelAdapters
+    began_s: float = 0.0  # time.monotonic() when its load began
     last_used: float = field(default_factory=time.monotonic)
 
     @property
@@ -144,6 +145,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
         log.warning("sizes_do_not_mix", model=spec.id, remedy="take size out of its mixes in the models file")
     if spec.adapter and "adapters" in spec.mixes and not model.mixes_adapters:
         log.warning("adapters_do_not_mix", model=spec.id, remedy="mixes = [] for it in the models file")
+    model.began_s = started
     log.info("model_loaded", model=spec.id, bytes=model.nbytes, seconds=round(time.monotonic() - started, 3))
     return model
 

@@ -1,6 +1,7 @@
+-- NEEDS swaps
 -- Note that a worker lives, and forget those that do not.
 -- KEYS[1]  prefix
--- ARGV     worker, what it tells of itself, ms it is remembered
+-- ARGV     worker, what it tells of itself, ms it is remembered, then the models that it holds
 -- Returns  1
 local now, ttl = clock_ms(), tonumber(ARGV[3])
 redis.call('HSET', key.worker(ARGV[1]), 'info', ARGV[2], 'beat', whole(now))
@@ -8,4 +9,5 @@ redis.call('PEXPIRE', key.worker(ARGV[1]), ttl)
 redis.call('ZADD', key.workers, whole(now), ARGV[1])
 redis.call('ZREMRANGEBYSCORE', key.workers, '-inf', whole(now - ttl))
 redis.call('PEXPIRE', key.workers, 3600000)
+for at = 4, #ARGV do swaps.hold(ARGV[at], ARGV[1], now) end
 return 1

@@ -1,10 +1,19 @@
--- NEEDS line ending quota filling
+-- NEEDS line ending quota filling swaps
 -- Let a running batch take jobs of its signature, ripe or not, where no other signature is overdue.
 -- KEYS[1]  prefix
--- ARGV     worker, signature, seats, lowest rank that may be claimed, then the models
+-- ARGV     worker, signature, seats, lowest rank that may be claimed, then the models, each with the ms that loading it takes
 -- Returns  as claim; a single {'overdue'} where jobs wait that were not given for another signature's sake
 local worker, sig, seats, lowest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local models = swaps.models(5)
 local now = clock_ms()
+
+-- Whether the next claim would give another signature: for one whose model must be loaded first, its turn has to have come.
+local function overdue(other, model, rank)
+  if other.sig == sig or other.turn > now - conf.overdue_ms then return false end
+  if model.load == 0 then return true end
+  local own = tonumber(redis.call('ZSCORE', key.ripe(redis.call('HGET', key.sig(sig), 'model'), rank), sig) or nil)
+  return other.free <= now and not (own and own <= other.turn)
+end
 
 -- The most urgent rank in which another signature, or a lost job of this one, is overdue: only more urgent jobs than that
 -- may still join.
@@ -13,9 +22,10 @@ local function overdue_rank()
     local lost = line.first(key.alone(sig), rank)
     local since = lost and tonumber(redis.call('HGET', key.job(lost), 'returned') or nil)
     if since and since <= now - conf.overdue_ms then return rank end
-    for at = 5, #ARGV do
-      local found = redis.call('ZRANGEBYSCORE', key.ripe(ARGV[at], rank), '-inf', whole(now - conf.overdue_ms), 'LIMIT', 0, 2)
-      for _, other in ipairs(found) do if other ~= sig then return rank end end
+    for _, model in ipairs(models) do
+      for _, other in ipairs(swaps.in_line(worker, model, rank, whole(now - conf.overdue_ms), 2, now)) do
+        if overdue(other, model, rank) then return rank end
+      end
     end
   end
   return 3

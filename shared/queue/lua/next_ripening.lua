@@ -1,13 +1,16 @@
--- How long until something of these models may be started.
+-- NEEDS swaps
+-- How long until something of these models may be started by a worker.
 -- KEYS[1]  prefix
--- ARGV     lowest rank that counts, then the models
+-- ARGV     worker, lowest rank that counts, then the models, each with the ms that loading it takes
 -- Returns  ms, 0 when something is ripe, nil when nothing waits
+local worker, now = ARGV[1], clock_ms()
 local first = nil
-for at = 2, #ARGV do
-  for rank = 0, tonumber(ARGV[1]) do
-    local row = redis.call('ZRANGE', key.ripe(ARGV[at], rank), 0, 0, 'WITHSCORES')
-    if row[2] and (not first or tonumber(row[2]) < first) then first = tonumber(row[2]) end
+for _, model in ipairs(swaps.models(3)) do
+  for rank = 0, tonumber(ARGV[2]) do
+    for _, row in ipairs(swaps.in_line(worker, model, rank, '+inf', 1, now)) do
+      if not first or row.free < first then first = row.free end
+    end
   end
 end
 if not first then return nil end
-return math.max(0, first - clock_ms())
+return math.max(0, first - now)

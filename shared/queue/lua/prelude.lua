@@ -21,6 +21,7 @@ function key.alone(sig) return PREFIX .. 'alone:' .. sig end
 function key.sig(sig) return PREFIX .. 'sig:' .. sig end
 function key.ripe(model, rank) return PREFIX .. 'ripe:' .. model .. '|' .. RANKS[rank] end
 function key.rhythm(sig) return PREFIX .. 'rhythm:' .. sig end
+function key.holders(model) return PREFIX .. 'holders:' .. model end
 function key.paying(sig) return PREFIX .. 'paying:' .. sig end
 function key.jobs(tenant) return PREFIX .. 'jobs:' .. tenant end
 function key.batch(tenant, batch) return PREFIX .. 'batch:' .. tenant .. '|' .. batch end
