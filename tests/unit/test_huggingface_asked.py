@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import ROOT
+from serving import ROOT, serving
 
 from api.huggingface.asked import output_format, request_of
 from shared import catalog
 from shared.errors import FusequeueError
 from shared.job import OutputFormat, Priority
+from shared.queue import Queue
 from shared.request import JobRequest
 
 CATALOG = catalog.load(ROOT / "models.toml")
@@ -71,3 +73,13 @@ def test_what_is_at_fault_is_named(body: Any, param: str | None) -> None:
     with pytest.raises(FusequeueError) as told:
         request_of(body, "demo", "", CATALOG)
     assert told.value.param == param
+
+
+async def test_errors_are_told_in_words_whoever_raises_them(fake_queue: Queue, tmp_path: Path) -> None:
+    """Those of keys too, which come before the handler; what programs read beside the words stays."""
+    async with serving(fake_queue, tmp_path, auth="keys") as api:
+        answer = await api.post("/compat/huggingface/demo", json={}, headers={"Authorization": "Bearer hf_x"})
+    told = answer.json()
+    assert (answer.status_code, told["code"]) == (401, "invalid_api_key")
+    assert told["error"] == told["detail"] == "this is no key of fusequeue: they begin with fq_"
+    assert answer.headers["www-authenticate"].startswith("Bearer ")
