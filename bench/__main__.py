@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import engine, fleet, over_http, pool, preempt, simulate, swaps
+from bench import beside, engine, fleet, over_http, pool, preempt, simulate, swaps
 
 if __name__ == "__main__":
     simulate.main()
@@ -14,6 +14,8 @@ if __name__ == "__main__":
     engine.main([])
     print(flush=True)
     preempt.main([])
+    print(flush=True)
+    beside.main([])
     print(flush=True)
     over_http.main([])
     print(flush=True)

@@ -101,11 +101,11 @@ class Meter:
 
 
 @contextmanager
-def served(model: Path, folder: Path) -> Iterator[str]:
+def served(model: Path, folder: Path, **settings: str) -> Iterator[str]:
     """Run `fusequeue up` with `model` on a data folder of its own, and yield its URL."""
     models = folder / "models.toml"
     models.write_text(MODELS_FILE.format(model=MODEL, source=model, rows=ROWS, side=SIDE), "utf-8")
-    with up(folder, "--models", str(models)) as url:
+    with up(folder, "--models", str(models), **settings) as url:
         yield url
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import idle, over_http
+from bench import beside, idle, over_http
 
 
 @pytest.mark.timeout(300)  # it starts every part of fusequeue
@@ -30,3 +30,15 @@ def test_a_short_run_against_an_s3_server_tells_the_idle_share(tmp_path: Path) -
     assert told["busy_s"] > 0
     assert told["uploads"] > 0
     assert told["rows_a_forward"] > 1
+
+
+@pytest.mark.timeout(300)
+def test_a_short_run_beside_bulk_jobs_tells_percentiles_and_a_step(tmp_path: Path) -> None:
+    kept = tmp_path / "figures.json"
+    beside.main(["--jobs", "2", "--bulk", "64", "--turns", "1", "--json", str(kept)])
+    told = json.loads(kept.read_text())
+    alone, company = (told[f"interactive_{way}_ms"] for way in ("alone", "beside_bulk"))
+    assert all(0 < way["p50"] <= way["p95"] for way in (alone, company))
+    assert told["p95_raised_by_ms"] == pytest.approx(company["p95"] - alone["p95"], abs=0.2)
+    assert told["one_step_ms"] > 0
+    assert told["bulk_pictures_a_second"]["alone"] > 0

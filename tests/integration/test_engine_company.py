@@ -152,6 +152,22 @@ def test_an_interactive_job_sets_bulk_rows_aside_and_they_resume(tiny_models: Pa
         assert same(heard.pictures[job.id, 0], alone(folder, job)[0])
 
 
+def test_free_seats_are_no_reason_to_slow_an_interactive_job_down(tiny_models: Path) -> None:
+    """As long as nobody knows what company costs it has none of bulk jobs, and of standard ones as ever."""
+    room = Stage(a_spec(tiny_models / "sd"))
+    arrivals = [("urgent", Priority.INTERACTIVE), ("standard", Priority.STANDARD)]
+    late = [a_job(name, steps=3, priority=priority) for name, priority in arrivals]
+    room.script.at("bulk0", 2, lambda: [room.seat(job) for job in late])  # type: ignore[arg-type, return-value]
+    bulk = [a_job(f"bulk{at}", steps=6, priority=Priority.BULK) for at in range(3)]
+    for job in bulk:
+        room.seat(job)
+    with room.started():
+        room.recorder.wait_for([job.id for job in (*bulk, *late)])
+    assert room.recorder.rows[:3] == [3, 3, 2]
+    assert room.recorder.facts[2].claim_key == "urgent"
+    assert sum(room.recorder.rows) == 3 * 6 + 2 * 3
+
+
 def test_a_stream_of_interactive_jobs_does_not_starve_a_bulk_job(tiny_models: Path) -> None:
     """Set aside for long enough it counts as interactive itself, and as the oldest of them goes on to its end."""
     stream = [a_job(f"urgent{at}", steps=3, priority=Priority.INTERACTIVE) for at in range(200)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.engine.policy import Waiting, aged, next_group
+from worker.engine.policy import Waiting, aged, company, next_group
 
 ENCODE, DECODE, DENOISE = range(3)
 
@@ -43,14 +43,56 @@ def call(
 )
 def test_next_group(waiting: list[Waiting], limit: int, chosen: list[int]) -> None:
     """Order by priority, then age; one cohort at a time; in it the earliest stage first."""
-    assert next_group(waiting, lambda _first: limit) == chosen
+    assert next_group(waiting, lambda _fitting, _own: limit) == chosen
 
 
-def test_the_limit_is_asked_for_the_first_of_the_group() -> None:
-    """Limits differ by model and shape."""
-    asked: list[int] = []
-    next_group([call("b", age=2), call("a", age=1)], lambda first: asked.append(first) or 1)  # type: ignore[func-returns-value]
-    assert asked == [1]
+@pytest.mark.parametrize(
+    ("waiting", "asked"),
+    [
+        pytest.param([call("b", age=2), call("a", age=1)], ([1], 1), id="those of one cohort"),
+        pytest.param([call(urgency=2), call(age=1, urgency=2)], ([0, 1], 2), id="bulk calls among themselves"),
+        pytest.param([call(urgency=2), call(age=1)], ([1, 0], 2), id="beside standard ones they do not yield"),
+        pytest.param([call(urgency=2), call(age=1, urgency=0), call(age=2)], ([1, 2, 0], 2), id="to interactive ones"),
+    ],
+)
+def test_the_limit_is_asked_for_those_that_fit(waiting: list[Waiting], asked: tuple[list[int], int]) -> None:
+    """In order of rank, with the number of those that do not yield: limits differ by model and shape."""
+    seen: list[tuple[list[int], int]] = []
+    next_group(waiting, lambda fitting, own: seen.append((list(fitting), own)) or 8)  # type: ignore[func-returns-value]
+    assert seen == [asked]
+
+
+@pytest.mark.parametrize("stage", [ENCODE, DECODE])
+def test_the_stage_of_a_bulk_call_keeps_no_interactive_one_waiting(stage: int) -> None:
+    """A bulk newcomer, or a bulk picture that is done, catches up when nobody waits who is in a hurry."""
+    bulk, interactive, standard = call(urgency=2, stage=stage), call(age=1, urgency=0), call(age=2)
+    assert next_group([bulk, interactive], lambda fitting, _own: len(fitting)) == [1]
+    assert next_group([bulk, standard], lambda fitting, _own: len(fitting)) == [0]
+
+
+FLAT_TO_FOUR = {1: 1.0, 2: 1.01, 3: 1.01, 4: 1.04, 5: 1.3, 6: 1.5, 8: 1.9}
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "seconds", "taken", "why"),
+    [
+        (1, 7, {}, 0, "what it takes without company is seen first"),
+        (1, 7, {8: 1.0}, 0, "whatever else is known"),
+        (1, 7, {1: 1.0}, 1, "then one is tried"),
+        (1, 7, {1: 1.0, 2: 1.3}, 0, "which is not free on a processor that one row fills"),
+        (1, 7, {1: 1.0, 2: 1.01}, 3, "what costs nothing is doubled"),
+        (1, 7, FLAT_TO_FOUR, 3, "up to where it begins to cost"),
+        (1, 2, FLAT_TO_FOUR, 2, "never more than there are"),
+        (3, 5, FLAT_TO_FOUR, 1, "with more of its own there is less room"),
+        (4, 4, FLAT_TO_FOUR, 0, "and at last none"),
+        (1, 0, {1: 1.0}, 0, "nobody is there"),
+        (1, 7, {1: 1.0, 2: 1.05, 4: 1.05, 8: 1.05}, 7, "a step in all where it has twenty"),
+    ],
+)
+def test_bulk_calls_keep_an_interactive_one_company_where_that_costs_nothing(
+    own: int, others: int, seconds: dict[int, float], taken: int, why: str
+) -> None:
+    assert company(own, others, seconds.get) == taken, why
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ class Pace:
         """Note that the thread got somewhere: work began after a pause, or a picture's own code came to its end."""
         self.last_progress = time.monotonic()
 
+    def learned(self, kind: Hashable) -> float | None:
+        """Return how many seconds a forward of this kind takes, None where none has ended yet."""
+        return self._learned.get(kind)
+
     def measure(self, kind: Hashable, run: Callable[[], T], told: Told) -> T:
         """Run a forward; `told(seconds)` is called once it has ended, never if it failed."""
         self.expected_s = self._learned.get(kind)

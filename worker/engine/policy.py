@@ -9,6 +9,9 @@ from shared.job import Priority
 
 URGENCY = {Priority.INTERACTIVE: 0, Priority.STANDARD: 1, Priority.BULK: 2}
 
+COMPANY_COST = 0.05
+"""By what share bulk rows may lengthen the forwards of an interactive job: by one step in all where it has 20."""
+
 
 class Waiting(NamedTuple):
     """One picture parked at a meeting point.
@@ -39,19 +42,47 @@ def aged(urgency: int, aside_s: float, patience_s: float) -> int:
     return max(0, urgency - int(aside_s / patience_s))
 
 
-def next_group(waiting: Sequence[Waiting], limit: Callable[[int], int]) -> list[int]:
+def next_group(waiting: Sequence[Waiting], limit: Callable[[Sequence[int], int], int]) -> list[int]:
     """Return the positions in `waiting` of the calls that run next, at least one, in order of rank.
 
     The cohort of the first in rank goes on, the others stay where they are until it has ended: groups that do
     not fuse run one after the other, not in turns. In it the earliest stage goes first, and there whoever fits
-    with the first in rank, up to `limit(position of the first)` calls; the rest is set aside for now.
+    with the first in rank, up to `limit(positions, own)` calls: those that fit, in order of rank, and how many of
+    them go first. The rest is set aside for now. Beside an interactive call, all but bulk calls go first; elsewhere
+    all do. Of those who do not, the stage does not count either.
     """
     first = min(waiting, key=lambda call: call.rank)
     cohort = [at for at, call in enumerate(waiting) if call.cohort == first.cohort]
-    stage = min(waiting[at].stage for at in cohort)
+    leading = [at for at in cohort if not yields(waiting[at], first)]
+    stage = min(waiting[at].stage for at in leading)
     due = sorted((at for at in cohort if waiting[at].stage == stage), key=lambda at: waiting[at].rank)
     fitting = _one_a_place(waiting, [at for at in due if waiting[at].fit == waiting[due[0]].fit])
-    return fitting[: max(1, limit(due[0]))]
+    own = sum(not yields(waiting[at], first) for at in fitting)
+    return fitting[: max(1, limit(fitting, own))]
+
+
+def yields(call: Waiting, first: Waiting) -> bool:
+    """Return whether a call shares a forward with the first in rank only where that costs this one nothing."""
+    return first.urgency == URGENCY[Priority.INTERACTIVE] and call.urgency >= URGENCY[Priority.BULK]
+
+
+def company(own: int, others: int, seconds: Callable[[int], float | None]) -> int:
+    """Return how many of `others`, who yield, may share a forward with `own` calls.
+
+    As many as make it no longer, within `COMPANY_COST`, than it is without them. `seconds(rows)` is what such forwards
+    took, None where none was seen. That of `own` alone is seen first; then twice as many as are known to cost
+    nothing, and one, are tried.
+    """
+    alone, free = seconds(own), 0
+    while alone is not None and free < others:
+        tried = min(others, 2 * free + 1)
+        took = seconds(own + tried)
+        if took is not None and took > (1 + COMPANY_COST) * alone:
+            break
+        free = tried
+        if took is None:
+            break
+    return free
 
 
 def _one_a_place(waiting: Sequence[Waiting], group: Sequence[int]) -> list[int]:

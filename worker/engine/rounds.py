@@ -21,7 +21,7 @@ from worker.engine.meeting import Call, Stage
 from worker.engine.memory import Memory
 from worker.engine.models import LoadedModel, Models, empty_cache
 from worker.engine.pace import Pace
-from worker.engine.policy import Waiting, aged, next_group
+from worker.engine.policy import Waiting, aged, company, next_group, yields
 from worker.engine.row_adapters import AdapterKey
 from worker.engine.seated import SeatedJob, shape_of
 
@@ -175,7 +175,7 @@ class Rounds:
             return []
         now = time.monotonic()
         waiting = [self._waiting(member, now) for member in parked]
-        group = next_group(waiting, lambda at: self._limit(parked[at][0], parked[at][2]))
+        group = next_group(waiting, lambda fitting, own: self._limit([parked[at] for at in fitting], own))
         members = [parked[at] for at in group]
         self._note_set_aside(members, now)
         self._note_misfits(parked, waiting, members, waiting[group[0]])
@@ -201,12 +201,17 @@ class Rounds:
             else:
                 job.take_up(now)
 
-    def _limit(self, job: SeatedJob, call: Call) -> int:
-        """Return how many calls may run together."""
+    def _limit(self, members: Sequence[Member], own: int) -> int:
+        """Return how many calls may run together; the last ones but `own` yield to the others."""
+        job, _, call = members[0]
         if job.fixed_rows is not None:
             return self._fixed(job, call) or 1
-        most = self._memory.allowed(_kind(job, call), job.seat.spec.max_batch)
-        return min(most, _chunk(job)) if call.point.component == "vae" else most
+        kind = _kind(job, call)
+        most = self._memory.allowed(kind, job.seat.spec.max_batch)
+        most = min(most, _chunk(job), len(members)) if call.point.component == "vae" else min(most, len(members))
+        if own >= most:
+            return most
+        return own + company(own, most - own, lambda rows: self._pace.learned((*kind, rows)))
 
     def _fixed(self, job: SeatedJob, call: Call) -> int | None:
         if job.fixed_rows is None:
@@ -219,15 +224,14 @@ class Rounds:
         if lead.stage != Stage.DENOISE or len(members) == len(parked):
             return
         chosen = {job.key for job, _, _ in members}
-        apart = [
-            job
-            for (job, _, _), call in zip(parked, waiting, strict=True)
-            if call.cohort == lead.cohort and call.stage == lead.stage and job.key not in chosen
-        ]
-        for job in apart:
-            job.met_misfit = True
-        for job, _, _ in members if apart else ():
-            job.met_misfit = True
+        for (apart, _, _), call in zip(parked, waiting, strict=True):
+            if call.cohort != lead.cohort or call.stage != lead.stage or apart.key in chosen:
+                continue
+            kept_away = yields(call, lead)
+            apart.met_misfit |= not kept_away
+            for job, _, _ in members:
+                job.went_first |= kept_away
+                job.met_misfit |= not kept_away
 
     def _drop_non_finite(self, members: list[Member]) -> list[Member]:
         """Fail the jobs whose latents are not finite; one wait for the device for all of them."""

@@ -39,6 +39,7 @@ class SeatedJob:
         self.delivered: set[int] = set()
         self.changed = False
         self.met_misfit = False
+        self.went_first = False
         self.told_decoding = False
         self.gpu_seconds = 0.0
         self._steps: list[Steps] = []
@@ -168,6 +169,8 @@ class SeatedJob:
             return f"its own pictures fill a forward, which holds {self.fixed_rows or spec.max_batch}"
         if self.met_misfit:
             return "its tensors or adapters did not fit a companion's, or memory held no more"
+        if self.went_first:
+            return "bulk jobs beside it would have made its forwards longer"
         return "no companion arrived"
 
 
