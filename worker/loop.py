@@ -84,7 +84,14 @@ class Worker:
 
     def unready(self) -> str | None:
         """Return why this worker takes no jobs now; None: it does."""
-        return self._reporter.unready()
+        return self._reporter.unready() or self._useless()
+
+    def _useless(self) -> str | None:
+        """Return why none of the models can be served; None: one can, for all that is known."""
+        unavailable = self._engine.unavailable_models
+        if self._engine.loaded_models or unavailable.keys() != set(self._models):
+            return None
+        return f"no model can be loaded: {'; '.join(unavailable.values())}"
 
     async def refresh_metrics(self) -> None:
         """Bring the gauges of this process up to date."""
@@ -115,6 +122,10 @@ class Worker:
             await asyncio.to_thread(self._engine.warm_up)
             if not self._draining.is_set():
                 self._reporter.become("ready")
+                if reason := self._useless():
+                    log.error(
+                        "nothing_to_serve", reason=reason, remedy="its jobs fail; mend the models file or the files"
+                    )
                 announce("worker_ready", worker=self.name, models=self._models)
             return await self._until_drained_or_hung(upkeep)
         finally:

@@ -63,6 +63,7 @@ class Engine:
         self._setting_up = False
         self._loads: dict[str, threading.Event] = {}
         self._load_s: dict[str, float] = {}
+        self._unavailable: dict[str, str] = {}
 
     def start(self) -> None:
         # They would print a prompt that is too long, and bars.
@@ -147,6 +148,11 @@ class Engine:
     def load_seconds(self) -> dict[str, float]:
         """Return how long the last load of each model took, from the weights' files to the first job it may serve."""
         return dict(self._load_s)
+
+    @property
+    def unavailable_models(self) -> dict[str, str]:
+        """Return why each model could not be loaded whose last load failed."""
+        return dict(self._unavailable)
 
     @property
     def loaded_models(self) -> tuple[str, ...]:
@@ -242,7 +248,9 @@ class Engine:
             self._pace.note_life()
             self._setting_up = False
             self._load_s[model] = time.monotonic() - outcome.began_s
+            self._unavailable.pop(model, None)
         else:
+            self._unavailable[model] = outcome.message
             log.error("model_unavailable", model=model, error=outcome.message)
         self._rounds.model_arrived(model, outcome)
         with self._guard:
