@@ -167,3 +167,57 @@ def test_a_drain_ends_within_the_grace_period() -> None:
 def test_the_models_file_is_one() -> None:
     """It is read as the program reads it."""
     assert len(catalog.load(FOLDER / "base" / "models.toml")) == 1
+
+
+def named(kind: str, name: str, overlay: str = "base") -> Document:
+    return next(one for one in rendered(overlay) if (one["kind"], one["metadata"]["name"]) == (kind, name))
+
+
+def test_workers_get_a_gpu_a_cache_and_their_time() -> None:
+    """A GPU each on tainted nodes, weights on a volume where the image keeps them, ready once warm."""
+    workload = named("Deployment", "fusequeue-worker")
+    pod = workload["spec"]["template"]["spec"]
+    (worker,) = pod["containers"]
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+    claimed = next(one for one in pod["volumes"] if "persistentVolumeClaim" in one)
+    assert named("PersistentVolumeClaim", claimed["persistentVolumeClaim"]["claimName"])
+    cache = re.findall(r"HF_HOME=(\S+)", (ROOT / "compose" / "Dockerfile").read_text("utf-8"))
+    assert [mount["mountPath"] for mount in worker["volumeMounts"] if mount["name"] == claimed["name"]] == cache
+    startup = worker["startupProbe"]
+    assert startup["httpGet"]["path"] == worker["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800, "a cold download takes its time"
+    assert worker["livenessProbe"]["httpGet"]["path"] == "/healthz", "an outage of Redis is no reason to kill it"
+    rolling = workload["spec"]["strategy"]["rollingUpdate"]
+    assert rolling["maxUnavailable"] > 0, "else an upgrade waits for ever for a GPU that no old worker gives up"
+    variables = {one["name"]: one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") for one in worker["env"]}
+    assert variables["FUSEQUEUE_POD_NAME"] == "metadata.name", "whose deletion cost it keeps"
+    assert variables["FUSEQUEUE_POD_NAMESPACE"] == "metadata.namespace"
+
+
+@pytest.mark.parametrize("name", ["fusequeue-api", "fusequeue-worker"])
+def test_a_drained_node_takes_not_all_at_once(name: str) -> None:
+    """Each budget means the pods of the deployment of its name."""
+    selector = named("PodDisruptionBudget", name)["spec"]["selector"]["matchLabels"]
+    template = named("Deployment", name)["spec"]["template"]["metadata"]["labels"]
+    assert selector.items() <= template.items()
+
+
+def test_volumes_that_are_mounted_exist_and_what_must_write_can() -> None:
+    """On a read-only image MinIO does not start unless its home is on a volume."""
+    for workload, pod in pods():
+        volumes = {one["name"] for one in pod.get("volumes", ())}
+        volumes |= {one["metadata"]["name"] for one in workload["spec"].get("volumeClaimTemplates", ())}
+        for container in pod["containers"]:
+            mounted = {one["name"]: one["mountPath"] for one in container.get("volumeMounts", ())}
+            assert mounted.keys() <= volumes, workload["metadata"]["name"]
+            homes = [one["value"] for one in container.get("env", ()) if one["name"] == "HOME"]
+            assert set(homes) <= set(mounted.values()), workload["metadata"]["name"]
+            assert homes or not container["image"].startswith("minio/minio:")
+
+
+def test_a_pod_has_time_for_what_it_does_last() -> None:
+    """An API takes requests until the service knows that it leaves, and then ends them."""
+    pod = named("Deployment", "fusequeue-api")["spec"]["template"]["spec"]
+    waits_s = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert 0 < waits_s < pod["terminationGracePeriodSeconds"] - 20
