@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from api.bodies import JSON_TYPES, require_type
 from api.documented import problems
 from api.openai.lists import Page, listed
+from api.openai.trying import answering, digest_of, of_earlier_try
 from api.streaming import Streamed
 from api.visit import Here, Visit
 from shared import strict_json
@@ -51,8 +52,24 @@ _BODY = {"content": {"application/json": {"schema": BatchRequest.model_json_sche
 async def create_batch(request: Request, here: Here) -> Response:
     """Begin a batch of a JSONL file. Its lines become jobs of priority `bulk`: they fill the seats others leave."""
     require_type(request, JSON_TYPES)
-    asked = validated(BatchRequest, strict_json.decode(await request.body()))
-    now = now_ms()
+    raw = await request.body()
+    asked, digest = validated(BatchRequest, strict_json.decode(raw)), digest_of(request, (raw,))
+    batch = await _joined(request, here, digest) or await _created(asked, here, digest)
+    answer = json.dumps(batch_object(batch)).encode()
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(answer))}
+    return Streamed(answering(request, here, digest, batch.id, answer), headers=headers)
+
+
+async def _joined(request: Request, here: Visit, digest: str) -> Batch | None:
+    """Return the batch that an earlier try of this request began, whose answer did not arrive."""
+    batch_id = await of_earlier_try(request, here, digest)
+    with contextlib.suppress(NotFound):  # it came no further than to note its id
+        return None if batch_id is None else await here.parts.queue.batch(here.tenant, batch_id)
+    return None
+
+
+async def _created(asked: BatchRequest, here: Visit, digest: str) -> Batch:
+    now, queue = now_ms(), here.parts.queue
     batch = Batch(
         id=new_id("batch", now),
         tenant=here.tenant,
@@ -65,8 +82,9 @@ async def create_batch(request: Request, here: Here) -> Response:
         expires_at_ms=now + WINDOW_S * 1000,
         metadata=asked.metadata or {},
     )
-    await here.parts.queue.create_batch(batch)
-    return JSONResponse(batch_object(batch))
+    await queue.note_try(here.tenant, digest, batch.id)  # first: a kill in between begins no second batch
+    await queue.create_batch(batch)
+    return batch
 
 
 @router.get("", responses=problems(404, 422, 503))

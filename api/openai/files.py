@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
+import json
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -12,11 +17,12 @@ from starlette.responses import JSONResponse, Response
 from api.bodies import UPLOAD_TYPES, require_type
 from api.documented import problems
 from api.openai.lists import Page, listed
+from api.openai.trying import answering, digest_of, of_earlier_try
 from api.streaming import Streamed, opened
-from api.visit import Here
+from api.visit import Here, Visit
 from shared import files
 from shared.clock import new_id, now_ms
-from shared.errors import InvalidRequest, PayloadTooLarge
+from shared.errors import FusequeueError, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.files import File
 
 router = APIRouter(prefix="/v1/files", tags=["files and batches"])
@@ -25,7 +31,11 @@ OVERHEAD_BYTES = 64 * 1024
 """What a multipart body holds beside the file itself."""
 
 MAX_NAME_CHARS = 255
+STORING_WAIT_S = 30.0
+"""How long a retried upload waits for its first try, which goes on storing what it got, before it stores its own."""
+
 _READ_BYTES = 1024 * 1024
+_LOOK_S = 0.1
 _FILE = {"type": "string", "format": "binary"}
 _SCHEMA = {
     "type": "object",
@@ -57,10 +67,36 @@ async def upload(request: Request, here: Here) -> Response:
             raise InvalidRequest("file: it is empty", param="file")
         if sent.size > settings.max_file_bytes:
             raise PayloadTooLarge(f"file: at most {settings.max_file_bytes} bytes, not {sent.size}", param="file")
-        return JSONResponse(file_object(await _store(sent, sent.size, here)))
+        digest = await _digest(request, sent)
+        file = await _joined(request, here, digest) or await _store(sent, sent.size, here, digest)
+    answer = json.dumps(file_object(file)).encode()
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(answer))}
+    return Streamed(answering(request, here, digest, file.id, answer), headers=headers)
 
 
-async def _store(sent: UploadFile, size: int, here: Here) -> File:
+async def _digest(request: Request, sent: UploadFile) -> str:
+    """Return what equal uploads of one key share."""
+    content = hashlib.sha256()
+    async for piece in _pieces(sent):
+        content.update(piece)
+    await sent.seek(0)
+    return digest_of(request, ((sent.filename or "").encode("utf-8", "surrogatepass"), content.digest()))
+
+
+async def _joined(request: Request, here: Visit, digest: str) -> File | None:
+    """Return the file of an earlier try of this request, whose answer did not arrive; it may still be stored."""
+    file_id = await of_earlier_try(request, here, digest)
+    give_up = time.monotonic() + STORING_WAIT_S
+    while file_id is not None and time.monotonic() < give_up:
+        with contextlib.suppress(NotFound):
+            return await here.parts.queue.file(here.tenant, file_id)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(here.parts.closing.wait(), _LOOK_S)
+            break
+    return None
+
+
+async def _store(sent: UploadFile, size: int, here: Visit, digest: str) -> File:
     """Store an upload; a kill at any point leaves nothing that is not swept."""
     parts, now = here.parts, now_ms()
     file = File(
@@ -73,8 +109,14 @@ async def _store(sent: UploadFile, size: int, here: Here) -> File:
         expires_at_ms=now + parts.settings.file_retention_s * 1000,
     )
     await parts.queue.begin_file(file.tenant, file.id)
-    stored = await files.store_upload(_pieces(sent), parts.storage, file.tenant, file.id)
-    await parts.queue.put_file(file, stored)
+    await parts.queue.note_try(file.tenant, digest, file.id)
+    try:
+        stored = await files.store_upload(_pieces(sent), parts.storage, file.tenant, file.id)
+        await parts.queue.put_file(file, stored)
+    except FusequeueError:
+        with contextlib.suppress(Unavailable):
+            await parts.queue.delivered_try(file.tenant, digest, file.id)  # a retry has nothing to wait for
+        raise
     return file
 
 

@@ -1,7 +1,8 @@
 """One try of a call that waits for its job: how it waits, and what becomes of the job when its client hangs up.
 
 OpenAI's SDKs send no Idempotency-Key. What tells a retry is the header `x-stainless-retry-count`: it goes on waiting
-for the job that its earlier try made, as long as that one's answer has not been delivered.
+for the job that its earlier try made, as long as that one's answer has not been delivered. Likewise it finds the
+video, the file or the batch that its earlier try made.
 """
 
 from __future__ import annotations
@@ -56,6 +57,19 @@ async def submitted(asked: JobRequest, here: Visit, digest: str, previews: int =
         raise outcome
     await here.parts.queue.note_try(here.tenant, digest, outcome.job_id)
     return outcome.job_id
+
+
+async def of_earlier_try(request: Request, here: Visit, digest: str) -> str | None:
+    """Return the id of what an earlier try of this request noted, and whose answer did not arrive; None: of none."""
+    return await here.parts.queue.join_try(here.tenant, digest) if is_retry(request) else None
+
+
+async def answering(request: Request, here: Visit, digest: str, made_id: str, answer: bytes) -> AsyncGenerator[bytes]:
+    """Yield the whole answer; once it has been taken, the same request sent again means something new."""
+    yield answer
+    with contextlib.suppress(Unavailable):
+        if not await request.is_disconnected():
+            await here.parts.queue.delivered_try(here.tenant, digest, made_id)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import AsyncGenerator
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -18,13 +16,13 @@ from api.documented import problems
 from api.openai.documented import generation_body
 from api.openai.forms import nested, numeric
 from api.openai.lists import Page, listed
-from api.openai.trying import digest_of, is_retry
+from api.openai.trying import answering, digest_of, of_earlier_try
 from api.routes.artifacts import Asked, To, object_answer
 from api.streaming import Streamed
 from api.visit import Here, Visit
 from shared import inputs, strict_json
 from shared.adapters import AdapterChoice
-from shared.errors import Conflict, FusequeueError, InvalidRequest, NotFound, Unavailable
+from shared.errors import Conflict, FusequeueError, InvalidRequest, NotFound
 from shared.job import JobRecord, State
 from shared.openai.videos import VideoFields, job_id_of, video_object, video_request
 from shared.queue import Submitted
@@ -60,15 +58,8 @@ async def create_video(request: Request, here: Here) -> Response:
     record = await _joined(request, here, digest) or await _submitted(asked, here, digest)
 
     headers = {**await _headers(record, here), "Content-Type": "application/json"}
-    return Streamed(_delivered(request, here, record, digest), headers=headers)
-
-
-async def _delivered(request: Request, here: Visit, record: JobRecord, digest: str) -> AsyncGenerator[bytes]:
-    """Yield the answer to a creation; once it has been taken, the same request sent again means a new video."""
-    yield json.dumps(video_object(record)).encode()
-    with contextlib.suppress(Unavailable):
-        if not await request.is_disconnected():
-            await here.parts.queue.delivered_try(here.tenant, digest, record.job.id)
+    answer = json.dumps(video_object(record)).encode()
+    return Streamed(answering(request, here, digest, record.job.id, answer), headers=headers)
 
 
 async def _from_form(request: Request, form: FormData, here: Visit) -> tuple[JobRequest, str]:
@@ -92,9 +83,8 @@ async def _from_form(request: Request, form: FormData, here: Visit) -> tuple[Job
 
 async def _joined(request: Request, here: Visit, digest: str) -> JobRecord | None:
     """Return the job that an earlier try of this request made, whose answer did not arrive."""
-    queue = here.parts.queue
-    job_id = await queue.join_try(here.tenant, digest) if is_retry(request) else None
-    return None if job_id is None else await queue.get(job_id)
+    job_id = await of_earlier_try(request, here, digest)
+    return None if job_id is None else await here.parts.queue.get(job_id)
 
 
 async def _submitted(asked: JobRequest, here: Visit, digest: str) -> JobRecord:
