@@ -16,6 +16,7 @@ from PIL import Image
 from serving import ROOT
 from waiting import wait_until
 
+STEPS = 2
 LINES = int(os.environ.get("BACKFILL_LINES", "240"))  # more of them for a longer look
 
 
@@ -38,7 +39,7 @@ def begin(make_stack: Callable[..., Any], prompts: Path, tmp_path: Path) -> Iter
 
     def build(*more: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "cli.main", "backfill", str(prompts), "--out", str(tmp_path / "out")]
-        words = ["-s", "steps=2", "--url", stack.url, "--json", *more]
+        words = ["-s", f"steps={STEPS}", "--url", stack.url, "--json", *more]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen([*command, *words], cwd=ROOT, env=stack.env, **pipes))  # type: ignore[call-overload]
         return started[-1]
@@ -63,17 +64,21 @@ def size_of(path: Path) -> tuple[int, int]:
 
 @pytest.mark.timeout(240 + LINES)
 def test_every_line_gets_its_picture_once(begin: Any, tmp_path: Path) -> None:
-    """Killed as it submits, interrupted as it saves, and resumed: the service never saw a line twice."""
+    """Killed as it submits and as it saves, interrupted, and resumed: the service never saw a line twice."""
     out = tmp_path / "out"
     first = begin("--in-flight", "100")
     wait_until(lambda: begin.stack.client.get("/v1/jobs?limit=1").json()["data"], "the first jobs are submitted")
     first.kill()
     first.wait(10)
     second = begin("--in-flight", "100")
-    wait_until(lambda: len(saved(out)) >= 40, "some pictures are saved")
-    second.send_signal(signal.SIGINT)
-    second.communicate(timeout=30)
-    assert second.returncode == 130
+    wait_until(lambda: len(saved(out)) >= LINES // 6, "some pictures are saved", 90 + LINES / 4)
+    second.kill()
+    second.wait(10)
+    third = begin("--in-flight", "100")
+    wait_until(lambda: len(saved(out)) >= LINES // 3, "more of them are saved", 90 + LINES / 4)
+    third.send_signal(signal.SIGINT)
+    third.communicate(timeout=30)
+    assert third.returncode == 130
     last = begin()
     told, errors = last.communicate(timeout=200 + LINES)
     assert last.returncode == 1, errors  # one line cannot succeed
@@ -93,7 +98,10 @@ def test_every_line_gets_its_picture_once(begin: Any, tmp_path: Path) -> None:
     assert {file for row in rows for file in row["files"]} == {path.name for path in saved(out)}
     assert len(saved(out)) == LINES - 1
     assert all(size_of(path) == (64, 64) for path in saved(out))
-    assert len(begin.stack.terminal_events()) == LINES - 1
+    assert sorted(begin.stack.terminal_events().values()) == [1] * (LINES - 1)
+    rows_made = STEPS * (LINES - 1)  # of the worker's forwards: none was made twice and thrown away
+    wait_until(lambda: begin.stack.workers()[0]["forward_rows"] >= rows_made, "the worker has told of all")
+    assert begin.stack.workers()[0]["forward_rows"] == rows_made
 
 
 def test_another_file_does_not_go_on_with_the_folder(begin: Any, prompts: Path, tmp_path: Path) -> None:
