@@ -3,8 +3,8 @@
 Starts `fusequeue up` (Redis, API, one worker with one torch thread, storage in a folder) on a small Stable Diffusion
 1.x, at most eight rows. Interactive clients ask for a picture, wait for it, think, and ask for the next; in turns with
 nobody beside them and with more bulk jobs in line than are made in that time. Latencies are from the request to the
-answer, over all turns; a step is a full forward of bulk jobs alone, as the worker's own `/metrics` tell it, right after
-the interactive clients have gone. `--json FILE` keeps the figures.
+answer; a step is a full forward of bulk jobs alone, as the worker's own `/metrics` tell it, right after the interactive
+clients have gone. Figures are medians over the turns. `--json FILE` keeps them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,20 @@ class Load:
     bulk: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class Seen:
-    """What was seen over all turns, seconds."""
+    """What was seen in one turn: the seconds of each interactive job and of a step, bulk pictures a second."""
 
-    alone_s: list[float] = field(default_factory=list)
-    beside_s: list[float] = field(default_factory=list)
-    step_s: list[float] = field(default_factory=list)
-    bulk_beside: list[float] = field(default_factory=list)
-    bulk_alone: list[float] = field(default_factory=list)
+    alone_s: list[float]
+    beside_s: list[float]
+    step_s: float
+    bulk_beside: float
+    bulk_alone: float
+
+    @property
+    def raised_s(self) -> float:
+        """By how much bulk jobs raised the p95."""
+        return percentile(self.beside_s, 0.95) - percentile(self.alone_s, 0.95)
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -117,62 +122,66 @@ class Turn:
     async def _ended(self) -> float:
         return (await scrape(self._port)).get("fusequeue_jobs_ended_total", 0.0)
 
-    async def take(self, seen: Seen, turn: int) -> None:
+    async def take(self, number: int) -> Seen:
         """Measure both ways, and then bulk jobs alone."""
-        if turn % 2:
-            seen.alone_s += await self.interactive(turn)
-        async with self.bulk(turn):
+        alone_s = await self.interactive(number) if number % 2 else []
+        async with self.bulk(number):
             before, began = await self._ended(), time.perf_counter()
-            beside_s = await self.interactive(turn)
+            beside_s = await self.interactive(number)
             seconds = time.perf_counter() - began
-            seen.bulk_beside.append((await self._ended() - before - len(beside_s)) / seconds)
-            seen.beside_s += beside_s
-            await self._look_at_bulk(seen)
-        if not turn % 2:
-            seen.alone_s += await self.interactive(turn)
+            bulk_beside = (await self._ended() - before - len(beside_s)) / seconds
+            step_s, bulk_alone = await self._bulk_alone()
+        alone_s = alone_s or await self.interactive(number)
+        return Seen(alone_s, beside_s, step_s, bulk_beside, bulk_alone)
 
-    async def _look_at_bulk(self, seen: Seen) -> None:
-        """Measure bulk jobs that have the worker to themselves; that there are any left is waited for."""
+    async def _bulk_alone(self) -> tuple[float, float]:
+        """Return the seconds of a step, and pictures a second, of bulk jobs that have the worker to themselves."""
         first, began = await scrape(self._port), time.perf_counter()
         await self._until_ended(2 * ROWS)
         last, seconds = await scrape(self._port), time.perf_counter() - began
         grown = {name: last[name] - value for name, value in first.items()}
-        seen.bulk_alone.append(grown["fusequeue_jobs_ended_total"] / seconds)
-        seen.step_s.append(grown["fusequeue_forward_seconds_sum"] / grown["fusequeue_forward_seconds_count"])
+        step_s = grown["fusequeue_forward_seconds_sum"] / grown["fusequeue_forward_seconds_count"]
+        return step_s, grown["fusequeue_jobs_ended_total"] / seconds
 
 
-def figures(seen: Seen) -> dict[str, Any]:
+def figures(turns: list[Seen]) -> dict[str, Any]:
     """Return what is told and kept, milliseconds and pictures a second."""
-    ways = {"alone": seen.alone_s, "beside_bulk": seen.beside_s}
-    told: dict[str, Any] = {
-        f"interactive_{way}_ms": {
-            name: round(1000 * percentile(values, share), 1) for name, share in (("p50", 0.5), ("p95", 0.95))
-        }
-        for way, values in ways.items()
-    }
-    raised = percentile(seen.beside_s, 0.95) - percentile(seen.alone_s, 0.95)
-    step = statistics.median(seen.step_s)
-    return told | {
-        "p95_raised_by_ms": round(1000 * raised, 1),
-        "one_step_ms": round(1000 * step, 1),
-        "raised_by_steps": round(raised / step, 2),
-        "bulk_pictures_a_second": {
-            "beside": round(statistics.median(seen.bulk_beside), 2),
-            "alone": round(statistics.median(seen.bulk_alone), 2),
+
+    def median_ms(seconds: Iterable[float]) -> float:
+        return round(1000 * statistics.median(seconds), 1)
+
+    shares = {"p50": 0.5, "p95": 0.95}
+    return {
+        "interactive_alone_ms": {
+            name: median_ms(percentile(turn.alone_s, share) for turn in turns) for name, share in shares.items()
         },
+        "interactive_beside_bulk_ms": {
+            name: median_ms(percentile(turn.beside_s, share) for turn in turns) for name, share in shares.items()
+        },
+        "p95_raised_by_ms": median_ms(turn.raised_s for turn in turns),
+        "one_step_ms": median_ms(turn.step_s for turn in turns),
+        "raised_by_steps": round(statistics.median(turn.raised_s / turn.step_s for turn in turns), 2),
+        "bulk_pictures_a_second": {
+            "beside": round(statistics.median(turn.bulk_beside for turn in turns), 2),
+            "alone": round(statistics.median(turn.bulk_alone for turn in turns), 2),
+        },
+        "turns": [
+            {"p95_raised_by_ms": round(1000 * turn.raised_s, 1), "one_step_ms": round(1000 * turn.step_s, 1)}
+            for turn in turns
+        ],
     }
 
 
 async def measure(url: str, port: int, load: Load, turns: int) -> dict[str, Any]:
-    """Return the figures over all turns, after a few jobs that warm up."""
+    """Return the figures after a few jobs that warm up."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False) as http:
         warming = Turn(http, port, Load(load.clients, 2 * load.clients, load.think_s, 4 * ROWS))
         async with warming.bulk(0):
             await warming.interactive(0)
-        seen, turn = Seen(), Turn(http, port, load)
+        seen, turn = list[Seen](), Turn(http, port, load)
         for number in range(turns):
-            await turn.take(seen, number + 1)
+            seen.append(await turn.take(number + 1))
             print(figures(seen), flush=True)
     return figures(seen)
 
@@ -184,7 +193,7 @@ def main(line: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=100, help="interactive ones in each turn, both ways")
     parser.add_argument("--think-ms", type=float, default=250.0, help="mean pause of a client")
     parser.add_argument("--bulk", type=int, default=900, help="bulk jobs in line in each turn")
-    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args(line)
     load = Load(chosen.clients, chosen.jobs, chosen.think_ms / 1000, chosen.bulk)
