@@ -152,6 +152,7 @@ class Fleets:
         self._wants: tuple[Want, ...] = ()
         self._ended: list[Job] = []
         self._gpu_s = 0.0
+        self._start_s: float | None = None
         self._most = 0
 
     def run(self) -> Outcome:
@@ -228,6 +229,7 @@ class Fleets:
             busy=sum(bool(worker.running) for worker in alive),
             starting=sum(worker.ready_s > self._now for worker in alive),
             settled_s=min((self._now - worker.ready_s for worker in alive), default=None),
+            start_s=self._start_s or 0.0,
         )
         want = Want(self._now, self._policy(self._seen(), fleet))
         self._wants = remembered(self._wants, want, COOL_DOWN_S)
@@ -244,6 +246,8 @@ class Fleets:
 
     def _loaded(self, worker: Worker) -> None:
         if self._workers.get(worker.slot) is worker:  # it may have left while it loaded
+            took_s = worker.ready_s - worker.started_s
+            self._start_s = took_s if self._start_s is None else self._start_s + LEARNED * (took_s - self._start_s)
             self._serve(worker)
 
     def _members(self) -> list[Member]:

@@ -42,6 +42,7 @@ cluster slot, so the scripts take the prefix as KEYS[1] and may build the other 
 | batches:<tenant>               | zset    | -                 | 1,000 rows                       | backfill_create   |
 | worker:<id>                    | hash    | 30 s              |                                  | heartbeat         |
 | workers                        | zset    | 1 h               | pruned at each beat              | heartbeat         |
+| start_s                        | string  | 7 d               |                                  | learn_start       |
 | holders:<model>                | zset    | 30 s              |                                  | heartbeat, claim  |
 | curve:<device>|<model>|<shape> | hash    | 30 d              |                                  | learn             |
 | learned:<model>|<shape>        | string  | 30 d              |                                  | learn             |
@@ -109,6 +110,7 @@ class Keys:
         self.outbox = prefix + "outbox"
         self.backfills = prefix + "backfills"
         self.hook_hosts = prefix + "hook_hosts"
+        self.start_s = prefix + "start_s"
 
     def job(self, job_id: str) -> str:
         return f"{self.prefix}job:{job_id}"

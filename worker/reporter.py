@@ -111,9 +111,13 @@ class Reporter:
     async def beat(self, engine: Engine) -> None:
         """Say that this worker is there, for as long as it lives."""
         learned_at = time.monotonic()
+        start_told = False
         while True:
             try:
                 await self.beat_once(engine)
+                if not start_told and self._info.ready_at_ms:
+                    await self._queue.learn_start((self._info.ready_at_ms - self._info.started_at_ms) / 1000)
+                    start_told = True
                 await self._curves.recall(self._queue)
                 if time.monotonic() - learned_at > LEARN_EVERY_S:
                     learned_at = time.monotonic()

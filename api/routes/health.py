@@ -70,7 +70,8 @@ async def _read_queue(parts: Services) -> None:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             depths = await parts.queue.queues()
             workers = await parts.queue.workers()
-            scale = wanted_workers(await parts.queue.lines(), fleet_of(workers), parts.settings.target_wait_s)
+            fleet = fleet_of(workers, await parts.queue.start_seconds())
+            scale = wanted_workers(await parts.queue.lines(), fleet, parts.settings.target_wait_s)
             dead = await parts.queue.dead_letter_count()
     metrics.show_depths(depths)
     metrics.show_workers(workers)

@@ -22,11 +22,13 @@ class ScaleObject(BaseModel):
 
     pool: str
     wanted: int = Field(
-        description="Workers that let what waits start within `target_wait_s`; never fewer than `busy`."
+        description="Workers that let what waits start within `target_wait_s`, or `start_s` where that is longer; "
+        "never fewer than `busy`."
     )
     alive: int
     busy: int = Field(description="Workers that have jobs.")
     starting: int = Field(description="Workers that still load their models.")
+    start_s: float = Field(description="Seconds that workers take to start, as they did of late; 0: not known.")
     target_wait_s: float
     oldest_wait_s: float
     backlog_s: float = Field(description="GPU-seconds that wait and run, counted as fused.")
@@ -42,7 +44,7 @@ async def scale(pool: str, parts: Parts) -> ScaleObject:
     """Tell how many workers the pool wants now. A pool is a namespace; this API serves one."""
     if pool != parts.settings.namespace:
         raise NotFound(f"this API serves the pool {parts.settings.namespace!r}", param="pool")
-    fleet = fleet_of(await parts.queue.workers())
+    fleet = fleet_of(await parts.queue.workers(), await parts.queue.start_seconds())
     target_s = parts.settings.target_wait_s
     lines = await parts.queue.lines()
     found = wanted_workers(lines, fleet, target_s)
@@ -52,6 +54,7 @@ async def scale(pool: str, parts: Parts) -> ScaleObject:
         alive=fleet.alive,
         busy=fleet.busy,
         starting=fleet.starting,
+        start_s=round(fleet.start_s, 3),
         target_wait_s=target_s,
         oldest_wait_s=round(found.oldest_wait_s, 3),
         backlog_s=round(found.waiting_s + found.running_s, 3),
@@ -63,7 +66,7 @@ async def scale(pool: str, parts: Parts) -> ScaleObject:
     )
 
 
-def fleet_of(workers: Sequence[WorkerInfo]) -> Fleet:
+def fleet_of(workers: Sequence[WorkerInfo], start_s: float) -> Fleet:
     """Return what the workers of a pool come to; those that are leaving do not count."""
     alive = [worker for worker in workers if worker.state != "draining"]
     now = now_ms()
@@ -74,4 +77,5 @@ def fleet_of(workers: Sequence[WorkerInfo]) -> Fleet:
         settled_s=min(
             (max(0, now - worker.ready_at_ms) / 1000 for worker in alive if worker.ready_at_ms), default=None
         ),
+        start_s=start_s,
     )

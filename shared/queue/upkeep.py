@@ -44,6 +44,15 @@ class Upkeep(Connected):
         """Take one measured forward into the learned curve: a moving mean of seconds by rows, kept for 30 days."""
         await self.run("learn", device, model, shape, rows, repr(seconds))
 
+    async def learn_start(self, seconds: float) -> None:
+        """Take how long a worker took from its start until it was ready into a moving mean, kept for a week."""
+        await self.run("learn_start", repr(seconds))
+
+    async def start_seconds(self) -> float:
+        """Return how long workers take to start, 0 where none has told of late."""
+        with translated():
+            return float(await self.redis.get(self.keys.start_s) or 0)
+
     async def dead_letters(self, after: str | None = None, limit: int = 100) -> tuple[list[DeadLetter], str | None]:
         """Return dead letters, newest first, and what to pass as `after` for more; None: no more."""
         with translated():

@@ -34,3 +34,7 @@ async def test_the_scale_follows_what_jobs_cost_in_company(queue: Queue, make_su
         await queue.heartbeat(WorkerInfo(id="w1", models=(job.model,), running=2))
         told = (await api.get(f"/v1/scale/{queue.settings.namespace}")).json()
         assert (told["alive"], told["busy"]) == (1, 1)
+        await queue.learn_start(70.0)
+        await queue.learn_start(80.0)
+        told = (await api.get(f"/v1/scale/{queue.settings.namespace}")).json()
+        assert (told["start_s"], told["wanted"]) == (pytest.approx(73.0), 1), "a second one would load for too long"

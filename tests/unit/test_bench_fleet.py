@@ -5,13 +5,23 @@ from __future__ import annotations
 import pytest
 
 from bench import fleet
-from bench.fleet import LARGE, SMALL, Fleets, Load, bursts, by_cost, by_length, cold_starts, compare
+from bench.fleet import LARGE, SMALL, Fleets, Load, bursts, by_cost, by_length, cold_starts, compare, daily_wave
 
 
-@pytest.mark.parametrize("make", [bursts, cold_starts])
-def test_by_cost_takes_fewer_gpu_seconds_at_equal_waits(make: fleet.Make) -> None:
-    """Scaling on length alone has its best K for this very load, and costs more all the same."""
-    found = compare(make(2), seed=2, tried=(1, 2, 3, 4, 6, 8, 12, 16, 32))
+@pytest.mark.parametrize(
+    ("make", "tried"),
+    [
+        (bursts, (4, 5, 6, 8, 10, 12, 13, 14, 15, 16, 18)),
+        (cold_starts, (4, 5, 6, 8, 10, 12, 13, 14, 15, 16, 18)),
+        (daily_wave, (4, 5, 24, 28, 32, 40)),
+    ],
+)
+def test_by_cost_takes_fewer_gpu_seconds_at_equal_waits(make: fleet.Make, tried: tuple[int, ...]) -> None:
+    """Scaling on length alone has its best K for this very load, and costs more all the same.
+
+    The seed is not that of the recorded table; the numbers tried are around the best there.
+    """
+    found = compare(make(2), seed=2, tried=tried)
     assert found.cost.gpu_s < found.length[0].gpu_s
     assert found.length[0].wait_s(0.95) <= found.cost.wait_s(0.95)
     assert found.cost.gpu_s < 0.95 * found.length_each_kind[0].gpu_s

@@ -57,6 +57,11 @@ def test_a_model_that_nobody_has_run_yet_is_guessed() -> None:
         ([line(8, seat_s=60.0, rows=8.0)], Fleet(0, 0), 1, ""),  # one batch: all start at once
         ([line(16, seat_s=60.0, rows=8.0)], Fleet(0, 0), 2, ""),
         ([line(1, oldest_s=90)], Fleet(0, 0), 1, ""),  # but nobody was there to serve it
+        ([line(9)], Fleet(0, 0, start_s=80.0), 1, "takes 80 s to start"),  # three would load for longer than they work
+        ([line(18)], Fleet(0, 0, start_s=80.0), 2, "start within 80 s with 2"),
+        ([line(9)], Fleet(1, 1, start_s=29.0), 3, "start within 30 s"),  # the target is the longer one
+        ([line(1, oldest_s=90)], Fleet(2, 0, start_s=80.0), 1, ""),  # nor is it late yet
+        ([line(1, oldest_s=161)], Fleet(2, 0, start_s=80.0), 3, "has waited 161 s"),
         ([line(running=1)], Fleet(4, 3), 3, "none of them is taken away"),
     ],
 )

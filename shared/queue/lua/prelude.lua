@@ -12,6 +12,7 @@ local key = {
   progress = PREFIX .. 'progress', auth = PREFIX .. 'auth', apikeys = PREFIX .. 'apikeys',
   url_secret = PREFIX .. 'url_secret', limits = PREFIX .. 'limits', running = PREFIX .. 'running',
   outbox = PREFIX .. 'outbox', backfills = PREFIX .. 'backfills', hook_hosts = PREFIX .. 'hook_hosts',
+  start_s = PREFIX .. 'start_s',
 }
 function key.job(id) return PREFIX .. 'job:' .. id end
 function key.lane(sig, rank, tenant) return PREFIX .. 'lane:' .. sig .. '|' .. RANKS[rank] .. '|' .. tenant end
