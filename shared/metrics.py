@@ -177,6 +177,16 @@ gpu_idle_while_waiting_seconds = Counter(
     "Time in which it had none while jobs that it then got stood in line.",
     registry=REGISTRY,
 )
+model_load_seconds = Histogram(
+    "fusequeue_model_load_seconds",
+    "Time to load a model, from its files to the first job it may serve; its count is that of the loads.",
+    ("model",),
+    buckets=_WAIT_BUCKETS_S,
+    registry=REGISTRY,
+)
+model_loads_failed = Counter(
+    "fusequeue_model_loads_failed_total", "Loads that failed, their jobs with them.", ("model",), registry=REGISTRY
+)
 running_seats = Gauge("fusequeue_running_seats", "Pictures in the engine now.", registry=REGISTRY)
 worker_ready = Gauge(
     "fusequeue_worker_ready", "1 while the worker is warm, claims, and Redis answers.", registry=REGISTRY

@@ -79,6 +79,7 @@ class _Batch:
     rows: int = 0
     most_rows: int = 0
     seconds: float = 0.0
+    kept_apart: tuple[str, ...] = ()
     inside: dict[str, int] = field(default_factory=dict)  # seats of each run
 
     def __post_init__(self) -> None:
@@ -167,7 +168,8 @@ class Batches:
         )
         other = self._latest
         if other is not None and not claim.alone and _passed_by(other, run):
-            for name in differences(other.first, claim.job):
+            batch.kept_apart = differences(other.first, claim.job)
+            for name in batch.kept_apart:
                 metrics.kept_apart.labels(name).inc()
         self._open[claim.signature] = self._latest = batch
         return batch
@@ -177,6 +179,7 @@ class Batches:
         metrics.batches.labels(batch.first.model, reason).inc()
         log.info(
             "batch",
+            model=batch.first.model,
             signature=batch.signature,
             jobs=batch.jobs,
             most_seats=batch.seats,
@@ -184,6 +187,7 @@ class Batches:
             mean_rows=round(batch.rows / batch.forwards, 2) if batch.forwards else None,
             most_rows=batch.most_rows,
             stopped_by=reason,
+            kept_apart=batch.kept_apart,
             longest_wait_ms=batch.longest_wait_ms,
             forward_ms=round(1000 * batch.seconds),
             duration_ms=round(1000 * ((batch.ended_s or batch.began_s) - batch.began_s)),

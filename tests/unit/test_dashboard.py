@@ -100,6 +100,20 @@ def test_a_wrong_query_would_be_noticed(query: str, fault: str) -> None:
     assert faults(query) == [fault]
 
 
+BY_THE_API = {"worker_busy_seconds", "worker_idle_while_waiting_seconds"}  # as the workers', for who scrapes no worker
+
+
+def test_every_metric_is_on_the_dashboard_and_explained() -> None:
+    """A new one is of no use to an operator who does not know of it."""
+    told, page = " ".join(queries()), (ROOT / "docs" / "operations.md").read_text("utf-8")
+    families = [family for family in metrics.REGISTRY.collect() if family.name.startswith("fusequeue_")]
+    assert len(families) > 30
+    for family in families:
+        name = family.name.removeprefix("fusequeue_") + ("_total" if family.type == "counter" else "")
+        assert family.name in told or name in BY_THE_API, name
+        assert re.search(rf"`(fusequeue_)?{name}[`{{]", page), f"{name} is not explained"
+
+
 def test_the_dashboard_shows_what_an_operator_asks_for() -> None:
     """Batch fill, waits, forwards by rows, GPU time, stop reasons, failures, spool, scale; no panel on another."""
     panels = json.loads(DASHBOARD.read_text("utf-8"))["panels"]

@@ -87,6 +87,7 @@ async def test_a_batch_is_told_in_one_line_when_its_last_job_has_left(make_job: 
     first = told[0]
     assert (first["forwards"], first["mean_rows"], first["most_rows"], first["forward_ms"]) == (2, 2.5, 3, 400)
     assert (first["stopped_by"], first["longest_wait_ms"]) == ("window", 180)
+    assert [(line["model"], line["kept_apart"]) for line in told] == [(spec.id, ()), (spec.id, ("shape",))]
     assert count("fusequeue_batches_total", **stopped) == 2
     assert count("fusequeue_kept_apart_total", field="shape") == kept + 1
     assert count("fusequeue_forward_seconds_count", model=spec.id, rows="3-4") == 1

@@ -13,6 +13,7 @@ import torch
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
+from shared import metrics
 from shared.catalog import Catalog, ModelSpec
 from shared.errors import JobError
 from shared.job import Job
@@ -22,7 +23,7 @@ from worker.engine.device import chosen_device, uuid_of
 from worker.engine.host import keep_freed_memory
 from worker.engine.inputs import Inputs, prepare
 from worker.engine.interface import Activity, Listener, RunningJob, Seat, TimeSpent
-from worker.engine.models import LoadedModel, Models
+from worker.engine.models import LoadedModel, Models, NoRoom
 from worker.engine.pace import Pace
 from worker.engine.rounds import Rounds
 from worker.engine.row_adapters import AdapterKey
@@ -248,9 +249,13 @@ class Engine:
             self._pace.note_life()
             self._setting_up = False
             self._load_s[model] = time.monotonic() - outcome.began_s
+            metrics.model_load_seconds.labels(model).observe(self._load_s[model])
             self._unavailable.pop(model, None)
+        elif isinstance(outcome, NoRoom):
+            log.info("model_not_kept", model=model, reason=outcome.message)
         else:
             self._unavailable[model] = outcome.message
+            metrics.model_loads_failed.labels(model).inc()
             log.error("model_unavailable", model=model, error=outcome.message)
         self._rounds.model_arrived(model, outcome)
         with self._guard:

@@ -40,6 +40,10 @@ _LOADER: Pipeline = DiffusionPipeline
 _ONE_LOAD = threading.Lock()
 
 
+class NoRoom(ModelUnavailable):
+    """A model that no job asks for yet stays out of memory."""
+
+
 @dataclass
 class LoadedModel:
     """A model in memory: a template pipeline for each of its tasks, and the points at which pictures meet."""
@@ -298,7 +302,7 @@ class Models:
         while self.loaded and self._used() + nbytes > self.budget_bytes:
             if not self._wanted[spec.id]:
                 self._located.pop(0)
-                return self._settle(spec, ModelUnavailable(f"model {spec.id!r}: no room beside those in memory"))
+                return self._settle(spec, NoRoom(f"model {spec.id!r}: no room beside those in memory"))
             if not self.evict_one(busy):
                 return None
         self._located.pop(0)
