@@ -136,10 +136,10 @@ def main(line: list[str] | None = None) -> None:
     found, plot = run(burst)
     for what, told in found.items():
         print(f"{what.replace('_', ' ')}: {told}")
+    if options.json is not None:  # before the plot: it tells whether the working tree has changes
+        record.write(options.json, {"pool": found})
     if options.plot is not None:
         options.plot.write_text(plot, "utf-8")
-    if options.json is not None:
-        record.write(options.json, {"pool": found})
 
 
 if __name__ == "__main__":
