@@ -128,7 +128,9 @@ class Reporter:
 
     async def beat_once(self, engine: Engine) -> None:
         seated = sum(run.claim.job.seats for run in self._runs.values() if run.occupies_seats)
-        info = replace(self._info, running=len(self._runs), seats=self._seats, free_seats=max(0, self._seats - seated))
+        info = replace(self._info, running=len(self._runs), running_seats=seated, seats=self._seats)
+        info = replace(info, free_seats=max(0, self._seats - seated))
+        info = replace(info, memory_bytes=engine.memory_bytes, models_bytes=engine.models_bytes)
         spent = engine.time_spent()
         info = replace(info, busy_s=round(spent.busy_s, 3), idle_while_waiting_s=round(spent.idle_while_waiting_s, 3))
         loaded = engine.loaded_models

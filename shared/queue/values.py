@@ -92,7 +92,8 @@ class QueueDepth:
 class WorkerInfo:
     """What a worker tells of itself at each heartbeat. `beat_at_ms` is set by the queue, by Redis time.
 
-    `ready_at_ms` is when it had loaded its models, 0 until then.
+    `ready_at_ms` is when it had loaded its models, 0 until then. `running` are jobs, `running_seats` their pictures in
+    the engine or on their way into it. `memory_bytes` is what its device has, `models_bytes` what its models take.
 
     `forwards` counts denoiser forwards since the start, `forward_rows` the pictures in them, each counted in each;
     `busy_s` is for how long its GPU thread had pictures to go on with, `idle_while_waiting_s` for how long it had none
@@ -105,7 +106,10 @@ class WorkerInfo:
     seats: int = 0
     free_seats: int = 0
     running: int = 0
+    running_seats: int = 0
     device: str = ""
+    memory_bytes: int = 0
+    models_bytes: int = 0
     loaded: tuple[str, ...] = ()
     host: str = ""
     pid: int = 0

@@ -52,10 +52,19 @@ async def test_a_fleet_with_several_models_settles_into_few_loads(
         records = await queue.get_many([job.id for job in jobs])
         return all(record is not None and record.state.terminal for record in records)
 
+    async def registered() -> bool:
+        told = await queue.workers()
+        return len(told) == 2 and all(
+            (one.device, one.models, len(one.loaded), one.running, one.running_seats) == ("cpu", MODELS, 1, 0, 0)
+            and one.memory_bytes > one.models_bytes > 0
+            for one in told
+        )
+
     with structlog.testing.capture_logs() as logs:
         workers = [Worker(Catalog(specs), queue, storage, settings) for _ in range(2)]
         running = [asyncio.create_task(worker.run()) for worker in workers]
         await eventually(all_ended, "all jobs have ended", 120)
+        await eventually(registered, "they tell what they are and hold", 10)
         for worker in workers:
             worker.drain()
         assert await asyncio.gather(*running) == [0, 0]

@@ -146,6 +146,16 @@ class Engine:
         return uuid_of(self.device)
 
     @property
+    def memory_bytes(self) -> int:
+        """Return how much memory the device has."""
+        return self._models.device_bytes
+
+    @property
+    def models_bytes(self) -> int:
+        """Return how much of it the models in memory take, with their adapters."""
+        return self._models.used_bytes()
+
+    @property
     def load_seconds(self) -> dict[str, float]:
         """Return how long the last load of each model took, from the weights' files to the first job it may serve."""
         return dict(self._load_s)

@@ -263,7 +263,8 @@ class Models:
     ) -> None:
         self.device = device
         self.budget_bytes = default_budget(device) if budget_bytes is None else budget_bytes
-        self._room_bytes = device_bytes(device) if budget_bytes is None else budget_bytes
+        self.device_bytes = device_bytes(device)
+        self._room_bytes = self.device_bytes if budget_bytes is None else budget_bytes
         self.loaded: dict[str, LoadedModel] = {}
         self._post = post
         self._arrived = arrived
@@ -299,7 +300,7 @@ class Models:
         if error := too_large(spec, nbytes, self._room_bytes):
             self._located.pop(0)
             return self._settle(spec, error)
-        while self.loaded and self._used() + nbytes > self.budget_bytes:
+        while self.loaded and self.used_bytes() + nbytes > self.budget_bytes:
             if not self._wanted[spec.id]:
                 self._located.pop(0)
                 return self._settle(spec, NoRoom(f"model {spec.id!r}: no room beside those in memory"))
@@ -334,8 +335,9 @@ class Models:
             self.loaded[spec.id] = outcome
         self._arrived(spec.id, outcome)
 
-    def _used(self) -> int:
-        return sum(model.nbytes + model.adapters.nbytes for model in self.loaded.values())
+    def used_bytes(self) -> int:
+        """Return what is in memory; any thread may ask."""
+        return sum(model.nbytes + model.adapters.nbytes for model in tuple(self.loaded.values()))
 
     def evict_one(self, busy: set[str]) -> bool:
         """Push out the least recently used model that has no jobs; False if there is none."""

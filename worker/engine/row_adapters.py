@@ -163,7 +163,7 @@ class ModelAdapters:
 
     @property
     def nbytes(self) -> int:
-        return sum(self._sizes.values())
+        return sum(tuple(self._sizes.values()))  # copied at once: heartbeats ask from another thread
 
     @property
     def attached(self) -> tuple[AdapterKey, ...]:
