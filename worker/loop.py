@@ -204,7 +204,8 @@ class Worker:
         )
 
     def _loads(self) -> dict[str, int]:
-        return loads_ms(self._models, self._engine.loaded_models, self._engine.load_seconds)
+        engine = self._engine
+        return loads_ms(self._models, engine.loaded_models, engine.load_seconds, engine.unavailable_models)
 
     async def _idle_s(self) -> float:
         """Return how long to wait for a wake-up before looking again."""

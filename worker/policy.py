@@ -32,15 +32,19 @@ def paying_rows(curve: Mapping[int, float], cap: int, gain: float = PAYING_GAIN)
     return min(cap, 2 * paying[-1]) if paying[-1] == measured[-1] else paying[-1]
 
 
-def loads_ms(models: Sequence[str], loaded: Collection[str], measured_s: Mapping[str, float]) -> dict[str, int]:
-    """Return how long loading takes of each model, in ms; 0 of one in memory.
+def loads_ms(
+    models: Sequence[str], loaded: Collection[str], measured_s: Mapping[str, float], failed: Collection[str] = ()
+) -> dict[str, int]:
+    """Return how long loading takes of each model, in ms; 0 of one in memory, negative of one whose last load failed.
 
     What was never loaded here is taken for the mean of what was, and for `UNKNOWN_LOAD_S` where nothing was; none for
-    more than `LONGEST_LOAD_S`, since its jobs may wait for as long as some loads take.
+    more than `LONGEST_LOAD_S`, since its jobs may wait for as long as some loads take. One that failed counts for as
+    much: whoever can load it is to have its jobs.
     """
     unknown_s = sum(measured_s.values()) / len(measured_s) if measured_s else UNKNOWN_LOAD_S
     seconds = {model: min(LONGEST_LOAD_S, measured_s.get(model, unknown_s)) for model in models}
-    return {model: 0 if model in loaded else max(1, round(1000 * seconds[model])) for model in models}
+    loads = {model: 0 if model in loaded else max(1, round(1000 * seconds[model])) for model in models}
+    return loads | {model: -round(1000 * LONGEST_LOAD_S) for model in models if model in failed and loads[model]}
 
 
 @dataclass(frozen=True)

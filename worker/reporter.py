@@ -134,7 +134,9 @@ class Reporter:
         spent = engine.time_spent()
         info = replace(info, busy_s=round(spent.busy_s, 3), idle_while_waiting_s=round(spent.idle_while_waiting_s, 3))
         loaded = engine.loaded_models
-        # A model of jobs in hand is on its way into memory. Who takes no jobs holds none for others.
-        held = {*loaded, *(run.spec.id for run in self._runs.values())} if info.state == "ready" else ()
-        await self._queue.heartbeat(replace(info, device=str(engine.device), loaded=loaded), held)
+        # A model of jobs in hand is on its way into memory, unless that failed. Who takes no jobs holds none.
+        held = {*loaded, *(run.spec.id for run in self._runs.values())} - engine.unavailable_models.keys()
+        await self._queue.heartbeat(
+            replace(info, device=str(engine.device), loaded=loaded), held if info.state == "ready" else ()
+        )
         self._beat_s = time.monotonic()

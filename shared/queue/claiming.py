@@ -21,7 +21,8 @@ log = structlog.get_logger()
 
 Models: TypeAlias = Sequence[str] | Mapping[str, int]
 """Models of a worker; in a mapping each with the ms that loading it takes, 0 where it is in memory. Those in memory go
-first, and those that another worker holds are left to it, both for as long as a load makes worth it."""
+first, and those that another worker holds are left to it, both for as long as a load makes worth it. Negative where the
+last load failed: nothing is left to who claims it."""
 
 OVERDUE = [["overdue"]]
 """What the script `join` answers where it gives nothing for another signature's sake."""

@@ -87,6 +87,14 @@ async def test_a_claim_holds_its_model_before_it_is_loaded(queue: Queue, make_su
     assert await claimed(queue, "w1", models(there=LONG_MS), seats=2) == ["there"] * 2, "its own claim is no other's"
 
 
+async def test_nothing_is_left_to_a_worker_that_cannot_load_it(queue: Queue, make_submission: Make) -> None:
+    """Else one with a broken disk would draw a model's jobs to it, and fail them all."""
+    await put(queue, *(make_submission(model="there") for _ in range(4)))
+    assert await claimed(queue, "w1", models(there=-LONG_MS), seats=2) == ["there"] * 2
+    assert await claimed(queue, "w2", models(there=LONG_MS), seats=1) == ["there"]
+    assert await claimed(queue, "w1", models(there=-LONG_MS), seats=1) == [], "the other one can, so it does"
+
+
 async def test_a_long_line_is_worth_a_second_worker(queue: Queue, make_submission: Make) -> None:
     """Eight jobs of 60 GPU-seconds each are more than a load."""
     await put(queue, make_submission(model="there"))

@@ -126,3 +126,8 @@ def test_what_a_load_takes(
     loaded: tuple[str, ...], measured_s: dict[str, float], expected: dict[str, float], why: str
 ) -> None:
     assert loads_ms(("a", "b"), loaded, measured_s) == expected, why
+
+
+def test_what_could_not_be_loaded_is_left_to_others() -> None:
+    """Unless it is in memory after all."""
+    assert loads_ms(("a", "b", "c"), ("b",), {"a": 4.0}, failed=("a", "b")) == {"a": -60000, "b": 0, "c": 4000}

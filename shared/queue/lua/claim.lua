@@ -2,7 +2,7 @@
 -- Start a batch: choose one ripe signature and claim up to some seats of it.
 -- KEYS[1]  prefix
 -- ARGV     worker, seats, lowest rank that may be claimed, 1 if the worker runs other jobs, then the models, each with the
---          ms that loading it takes: 0 where it is in memory
+--          ms that loading it takes: 0 where it is in memory, negative where its last load failed
 -- Returns  for each claim {job id, wire form, signature, epoch, 1 if alone, waited ms}
 local worker, seats, lowest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local models = swaps.models(5)
@@ -40,7 +40,7 @@ for try, one in ipairs(candidates()) do
   local b = {sig = one.sig, worker = worker, left = seats, lowest = lowest, now = now, starting = true,
     accompanied = ARGV[4] == '1'}
   local claims = filling.fill(b)
-  if claims[1] then swaps.hold(one.model.name, worker, now) end
+  if claims[1] and not one.model.failed then swaps.hold(one.model.name, worker, now) end
   -- Held: seats of this worker are to come free for a large job of that signature.
   if claims[1] or b.held then return claims end
 end

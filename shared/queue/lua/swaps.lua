@@ -19,10 +19,13 @@ function swaps.free_at(s)
   return s.ripe + s.load
 end
 
--- Models from that place of ARGV on, each followed by how long it takes to load.
+-- Models from that place of ARGV on, each followed by how long it takes to load, negative where its last load failed.
 function swaps.models(from)
   local models = {}
-  for at = from, #ARGV, 2 do table.insert(models, {name = ARGV[at], load = tonumber(ARGV[at + 1])}) end
+  for at = from, #ARGV, 2 do
+    local load = tonumber(ARGV[at + 1])
+    table.insert(models, {name = ARGV[at], load = math.abs(load), failed = load < 0})
+  end
   return models
 end
 
