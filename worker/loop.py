@@ -31,6 +31,7 @@ from worker.previews import Previews
 from worker.reporter import Reporter
 from worker.run import Run, StopReason
 from worker.serving import Service
+from worker.urgent import Urgent
 
 log = structlog.get_logger()
 
@@ -63,6 +64,7 @@ class Worker:
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stirred = asyncio.Event()
+        self._urgent = Urgent()
         self._draining = asyncio.Event()
         self._delivery = Delivery(storage, settings.spool_bytes)
         self._curves = Curves()
@@ -177,6 +179,11 @@ class Worker:
         return []
 
     def _asks(self) -> list[Ask]:
+        """Return what to ask the queue for; a full worker does not ask while no interactive job can wait."""
+        wanted = self._wanted()
+        return wanted if self._urgent.likely else [ask for ask in wanted if ask.lowest is not Priority.INTERACTIVE]
+
+    def _wanted(self) -> list[Ask]:
         if self._delivery.full:
             return []
         runs = [run for run in self._runs.values() if run.occupies_seats]
@@ -209,12 +216,17 @@ class Worker:
 
     async def _idle_s(self) -> float:
         """Return how long to wait for a wake-up before looking again."""
+        asked = self._asks()
+        ripens_in_ms = None
         if not any(run.occupies_seats for run in self._runs.values()):
             ripens_in_ms = await self._queue.next_ripening(self._loads(), worker=self.name)
-        elif any(ask.signature is None for ask in self._asks()):
-            ripens_in_ms = await self._queue.next_ripening(self._engine.loaded_models, lowest=Priority.INTERACTIVE)
-        else:
-            ripens_in_ms = None
+        elif any(ask.lowest is Priority.INTERACTIVE for ask in asked):
+            hints = self._urgent.hints
+            waits_ms = await self._queue.next_ripening(self._engine.loaded_models, lowest=Priority.INTERACTIVE)
+            if waits_ms is None:
+                self._urgent.none_waits(hints)
+            if any(ask.signature is None for ask in asked):
+                ripens_in_ms = waits_ms
         if ripens_in_ms is None:
             return LONGEST_PAUSE_S
         # What is ripe by now could not be had: somebody else was faster, or it needs more seats than are free.
@@ -231,7 +243,9 @@ class Worker:
         """Turn wake-ups in Redis into a stir of this loop."""
         while True:
             try:
-                await self._queue.wait_wakeup(LONGEST_PAUSE_S)
+                came = await self._queue.wait_wakeup(LONGEST_PAUSE_S)
+                if came in (None, Priority.INTERACTIVE):
+                    self._urgent.hint()
                 self._stirred.set()
             except RedisUnavailable:
                 await asyncio.sleep(random.uniform(0.5, 1.0))

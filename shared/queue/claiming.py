@@ -28,6 +28,10 @@ OVERDUE = [["overdue"]]
 """What the script `join` answers where it gives nothing for another signature's sake."""
 
 
+WAKEUPS_KEPT = 16
+"""How many entries the wake-up stream holds, as `line.lua` trims it."""
+
+
 class Claiming(Connected):
     _woken_at: str | None = None
     outdated = False
@@ -132,20 +136,25 @@ class Claiming(Connected):
         answer = await self.run("next_ripening", worker, RANKS.index(lowest), *_pairs_of(models))
         return None if answer is None else int(answer)
 
-    async def wait_wakeup(self, timeout_s: float) -> None:
+    async def wait_wakeup(self, timeout_s: float) -> Priority | None:
         """Wait until jobs come that may change what can be claimed, for at most `timeout_s` and at most 2 s.
 
-        No wake-up since the last call is missed; the first call returns at once.
+        Returns the most urgent priority that they may be of, None where nothing came. No wake-up since the last call
+        is missed; the first call returns at once.
         """
         with translated():
             if self._woken_at is None:
                 last = await self.blocking.xrevrange(self.keys.wakeup, count=1)
                 self._woken_at = last[0][0] if last else "0-0"
-                return
+                return RANKS[0]
             block_ms = max(1, min(MAX_BLOCK_MS, round(timeout_s * 1000)))
             reply = await self.blocking.xread({self.keys.wakeup: self._woken_at}, block=block_ms)
-        for _, entries in reply or ():
-            self._woken_at = entries[-1][0]
+        woken = [entry for _, entries in reply or () for entry in entries]
+        if not woken:
+            return None
+        self._woken_at = woken[-1][0]
+        # As many as the stream holds: there may have been more, of any priority.
+        return RANKS[0] if len(woken) >= WAKEUPS_KEPT else RANKS[min(_rank(fields) for _, fields in woken)]
 
     async def renew(self, worker: str, claims: Mapping[str, int]) -> Renewal:
         """Renew the leases of `claims` (job id to epoch) that are still this worker's."""
@@ -189,6 +198,11 @@ class Claiming(Connected):
 def _pairs_of(models: Models) -> list[str | int]:
     loads = models if isinstance(models, Mapping) else dict.fromkeys(models, 0)
     return [part for pair in loads.items() for part in pair]
+
+
+def _rank(wakeup: Mapping[str, str]) -> int:
+    told = wakeup.get("rank", "")
+    return int(told) if told.isdecimal() and int(told) < len(RANKS) else 0
 
 
 def _pairs(claims: Mapping[str, int]) -> list[list[str | int]]:

@@ -129,6 +129,26 @@ async def test_a_worker_waits_for_the_next_wakeup(queue: Queue, make_submission:
     assert asyncio.get_running_loop().time() - began < 1.5
 
 
+async def test_a_wakeup_tells_the_most_urgent_priority(queue: Queue, make_submission: Make) -> None:
+    """So that a full worker need not ask whenever a job comes; where it is not known, any may have come."""
+    await queue.wait_wakeup(1)
+    width = iter(range(64, 4096, 16))
+
+    async def told(*priorities: Priority) -> Priority | None:
+        await put(queue, *[make_submission(width=next(width), priority=priority) for priority in priorities])
+        return await queue.wait_wakeup(2)
+
+    assert await told(Priority.BULK) is Priority.BULK
+    assert await told(Priority.BULK, Priority.STANDARD) is Priority.STANDARD
+    assert await told(Priority.INTERACTIVE, Priority.BULK) is Priority.INTERACTIVE
+    assert await queue.wait_wakeup(0.05) is None
+    for _ in range(40):
+        await put(queue, make_submission(width=next(width), priority=Priority.BULK))
+    assert await queue.wait_wakeup(2) is Priority.INTERACTIVE, "more wake-ups than are kept"
+    await queue.redis.xadd(queue.keys.wakeup, {"w": "1"})
+    assert await queue.wait_wakeup(2) is Priority.INTERACTIVE, "of a version that does not tell"
+
+
 async def test_a_job_that_may_join_wakes_the_worker(queue: Queue, make_submission: Make) -> None:
     """One more job of a running signature ripens no sooner than the last, and yet its worker has a seat for it."""
     first = make_submission(window_ms=60_000)

@@ -119,8 +119,9 @@ function line.refresh(sig, now, arrived, held)
   return sooner or (arrived and (tonumber(state[4]) or 0) > 0)
 end
 
-function line.wake()
-  redis.call('XADD', key.wakeup, 'MAXLEN', '=', 16, '*', 'w', 1)
+-- Wake the workers: `rank` is that of the most urgent jobs that came, the first where it is not known.
+function line.wake(rank)
+  redis.call('XADD', key.wakeup, 'MAXLEN', '=', 16, '*', 'rank', rank or 0)
 end
 
 -- Delete a lane stream with its group when it holds nothing, neither waiting nor running.

@@ -114,7 +114,9 @@ for _, job in ipairs(arrivals) do
   redis.call('HSET', key.sig(job.sig), 'model', job.model, 'window', job.window, 'batch', job.max_batch)
   line.arrive(job.sig, tonumber(job.window), now)
 end
+local urgent = 2
 for _, group in ipairs(added) do
+  urgent = math.min(urgent, group.rank)
   line.count(group.sig, group.rank, group.tenant, group.jobs, group.seats)
   redis.call('ZADD', key.lanes(group.sig, group.rank), 'NX', whole(stream_ms(group.first)), group.tenant)
   -- Rows of jobs whose record is gone leave the index even where no sweep runs.
@@ -127,5 +129,5 @@ for _, job in ipairs(arrivals) do
   local held = redis.call('SISMEMBER', key.held(job.tenant), job.sig) == 1
   sooner = line.refresh(job.sig, now, true, held) or sooner
 end
-if sooner then line.wake() end
+if sooner then line.wake(urgent) end
 return out
