@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from shared.job import Phase, Progress
@@ -30,6 +31,8 @@ class Bridge:
         self._on_change = on_change
         self._on_forward = on_forward
         self._loop = asyncio.get_running_loop()
+        self._handed: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
+        self._called = False
 
     def loading(self, key: str) -> None:
         self._hand_over(self._advance, key, Phase.LOADING, None)
@@ -53,9 +56,18 @@ class Bridge:
         self._hand_over(self._on_forward, facts)
 
     def _hand_over(self, function: Callable[..., None], *arguments: object) -> None:
+        # Waking the loop is a system call, and all jobs of a forward have progress to tell: one wakes it for all.
+        self._handed.append((function, arguments))
         # A closed loop means that the process is leaving: there is nobody to tell.
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, *arguments)
+        if not self._called and not self._loop.is_closed():
+            self._called = True
+            self._loop.call_soon_threadsafe(self._take)
+
+    def _take(self) -> None:
+        self._called = False  # before looking: what is handed over from now on calls again
+        while self._handed:
+            function, arguments = self._handed.popleft()
+            self._loop.call_soon(function, *arguments)
 
     def _advance(self, key: str, phase: Phase, progress: Progress | None) -> None:
         if run := self._runs.get(key):

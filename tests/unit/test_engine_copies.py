@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from diffusers import AdaptiveProjectedGuidance, ClassifierFreeGuidance, DDIMSch
 from engine_room import a_job
 
 from worker.engine.calls import set_guidance
-from worker.engine.copies import Steps, copy_pipeline, make_template
+from worker.engine.copies import Steps, copy_pipeline, make_template, remember_signatures
 
 CPU = torch.device("cpu")
 
@@ -49,3 +50,17 @@ def test_a_guider_that_changes_the_denoiser_is_refused() -> None:
     """It would hang its hooks on the module while its picture is parked, and change the neighbours' pictures."""
     with pytest.raises(ValueError, match="PerturbedAttentionGuidance, changes the denoiser"):
         make_template(Guided(PerturbedAttentionGuidance(perturbed_guidance_layers=[0])), {}, CPU)
+
+
+def test_signatures_of_attention_processors_are_at_hand() -> None:
+    """The same signature as before, without working it out again; modules that have no processor are let be."""
+
+    class Processor:
+        def __call__(self, attn: Any, hidden_states: Any, scale: float = 1.0) -> None: ...
+
+    before = inspect.signature(Processor().__call__)
+    module = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    module[0].processor = Processor()  # type: ignore[assignment]
+    remember_signatures(module)
+    assert inspect.signature(Processor().__call__) == before
+    assert Processor.__call__.__signature__ == inspect.signature(Processor.__call__)  # type: ignore[attr-defined]

@@ -20,6 +20,15 @@ def set_global_state(device: torch.device, state: State) -> None:
         generator.set_state(own)
 
 
+def seed_globally(device: torch.device, seed: int) -> None:
+    """Seed the generators, for pipelines that draw from them.
+
+    `torch.manual_seed` does so for every kind of device there is, and took 0.2 ms where there is none but the CPU.
+    """
+    for generator in _generators(device):
+        generator.manual_seed(seed)
+
+
 def _generators(device: torch.device) -> tuple[Any, ...]:
     if device.type != "cuda":
         return (torch.default_generator,)

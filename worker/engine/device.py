@@ -59,3 +59,8 @@ def watch_memory(device: torch.device) -> Callable[[], Callable[[], int | None]]
         return lambda: torch.cuda.max_memory_allocated(device) - before
 
     return begin
+
+
+def device_name(device: torch.device) -> str:
+    """Return what a device is called where seconds are learned for it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

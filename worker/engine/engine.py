@@ -20,7 +20,7 @@ from shared.job import Job
 from shared.settings import Settings
 from worker.engine.adapters import AdapterLoader
 from worker.engine.device import chosen_device, uuid_of
-from worker.engine.host import keep_freed_memory
+from worker.engine.host import go_first, keep_freed_memory
 from worker.engine.inputs import Inputs, prepare
 from worker.engine.interface import Activity, Listener, RunningJob, Seat, TimeSpent
 from worker.engine.models import LoadedModel, Models, NoRoom
@@ -194,6 +194,7 @@ class Engine:
         torch.set_grad_enabled(False)
         if self.device.type == "cpu":
             keep_freed_memory()
+        go_first(self.device.type, self._threads)
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         try:

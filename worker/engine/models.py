@@ -20,7 +20,9 @@ from shared.catalog import ModelSpec
 from shared.errors import JobError, ModelUnavailable
 from shared.job import Job, Task
 from worker.engine.calls import arguments_for, make_results, scheduler_named, set_guidance
-from worker.engine.copies import Pipeline, Steps, copy_pipeline, make_template
+from worker.engine.chance import seed_globally
+from worker.engine.copies import Pipeline, Steps, copy_pipeline, make_template, remember_signatures
+from worker.engine.encodings import Encodings
 from worker.engine.forms import accepted_by, pipeline_for
 from worker.engine.hub import Picture
 from worker.engine.inputs import Inputs
@@ -49,12 +51,14 @@ class LoadedModel:
     """A model in memory: a template pipeline for each of its tasks, and the points at which pictures meet."""
 
     spec: ModelSpec
+    device: torch.device
     templates: dict[Task, Pipeline]
     points: list[Point]
     schedulers: dict[str, Any]
     nbytes: int
     adapters: ModelAdapters
     began_s: float = 0.0  # time.monotonic() when its load began
+    encodings: Encodings = field(default_factory=Encodings)
     last_used: float = field(default_factory=time.monotonic)
 
     @property
@@ -93,7 +97,7 @@ class LoadedModel:
         """Return picture `index` of `job`, not yet started."""
 
         def make() -> list[Made]:
-            torch.manual_seed(job.seed + index)  # for pipelines that draw from the global generator
+            seed_globally(self.device, job.seed + index)
             pipeline = self.copy_for(job, steps)
             set_guidance(pipeline, job)
             arguments = arguments_for(pipeline, job, index, inputs)
@@ -174,6 +178,7 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
     points: list[Point] = []
     proxies: dict[str, Proxy] = {}
     for name, module in modules.items():
+        remember_signatures(module)
         own_dtype: torch.dtype = getattr(module, "dtype", dtype)
         cast = torch.float32 if name == "vae" and full_precision else None
         if cast is not None:
@@ -187,6 +192,7 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
     schedulers = {name: scheduler_named(name, pipeline.scheduler) for name in spec.schedulers}
     return LoadedModel(
         spec,
+        device,
         templates,
         points,
         schedulers,

@@ -1,0 +1,108 @@
+"""Texts encoded once: the output of a text encoder is kept for jobs that give it the same tokens.
+
+Negative prompts are mostly alike, the pictures of one job have one prompt, and a client tries many seeds of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from shared.errors import JobError
+from worker.engine.meeting import Call, Stage
+
+KEPT_BYTES = 64 * 1024 * 1024
+"""Of one model. What takes more than a quarter of it (every layer's states of a large language model) is not kept."""
+
+LONGEST_TOKENS = 4096
+
+
+class Encodings:
+    """What the text encoders of one model gave, the least recently used going first."""
+
+    def __init__(self, room_bytes: int = KEPT_BYTES) -> None:
+        self._room_bytes = room_bytes
+        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self.nbytes = 0
+
+    def outcomes(self, calls: Sequence[Call], run: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
+        """Return the outcome of each call: `run(which)` gives those of the calls that are not known, equal ones once.
+
+        No two share memory, as pipelines may change what they are given.
+        """
+        # A number stands for a call that is not of tokens alone: it is equal to no other.
+        keys = [tokens_of(call) or at for at, call in enumerate(calls)]
+        known = {key: found for key in keys if (found := self._find(key)) is not None}
+        which = [at for at, key in enumerate(keys) if key not in known and key not in keys[:at]]
+        if which:
+            for at, outcome in zip(which, run(which), strict=True):
+                known[keys[at]] = outcome
+                self._keep(keys[at], outcome)
+        return [known[key] if at in which else copied(known[key]) for at, key in enumerate(keys)]
+
+    def _find(self, key: Hashable) -> Any:
+        if key not in self._kept:
+            return None
+        self._kept.move_to_end(key)
+        return self._kept[key][0]
+
+    def _keep(self, key: Hashable, outcome: Any) -> None:
+        if isinstance(key, int) or isinstance(outcome, JobError):
+            return
+        size = bytes_of(outcome)
+        if size == 0 or size > self._room_bytes // 4:
+            return
+        self._kept[key] = copied(outcome), size
+        self.nbytes += size
+        while self.nbytes > self._room_bytes:
+            _, (_, freed) = self._kept.popitem(last=False)
+            self.nbytes -= freed
+
+    def clear(self) -> None:
+        """Let go of all."""
+        self._kept.clear()
+        self.nbytes = 0
+
+
+def tokens_of(call: Call) -> Hashable | None:
+    """Return what is equal for calls of equal output; None for one that is not of tokens alone."""
+    if call.point.stage is not Stage.ENCODE or call.point.method != "forward":
+        return None
+    parts: list[Hashable] = []
+    tokens = 0
+    for name, value in (*enumerate(call.args), *sorted(call.kwargs.items())):
+        if isinstance(value, torch.Tensor):
+            if value.is_floating_point() or value.numel() > LONGEST_TOKENS:
+                return None
+            tokens += value.numel()
+            parts.append((name, value.dtype, value.shape, value.cpu().numpy().tobytes()))
+        elif value is None or isinstance(value, bool | int | float | str):
+            parts.append((name, value))
+        else:
+            return None
+    return (id(call.point), call.adapter, call.autocast, *parts) if tokens else None
+
+
+def copied(tree: Any) -> Any:
+    """Return a tree of outputs with tensors of its own."""
+    if isinstance(tree, torch.Tensor):
+        return tree.clone()
+    if isinstance(tree, Mapping):  # the output classes of transformers are dataclasses that are mappings too
+        items = {name: copied(item) for name, item in tree.items()}
+        return type(tree)(**items) if dataclasses.is_dataclass(tree) else items
+    if isinstance(tree, list | tuple):
+        return type(tree)(copied(item) for item in tree)
+    return tree
+
+
+def bytes_of(tree: Any) -> int:
+    """Return how much memory the tensors of a tree take."""
+    if isinstance(tree, torch.Tensor):
+        return tree.numel() * tree.element_size()
+    if isinstance(tree, Mapping):
+        return sum(bytes_of(item) for item in tree.values())
+    return sum(bytes_of(item) for item in tree) if isinstance(tree, list | tuple) else 0
