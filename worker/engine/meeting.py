@@ -183,6 +183,13 @@ class Call:
             if not adapters.mixes:
                 self.fit = (self.fit, adapter)
 
+    def finite(self) -> torch.Tensor:
+        """Return, on its device, whether the first tensor of the call holds finite values alone."""
+        for value in (*self.args, *self.kwargs.values()):
+            if isinstance(value, torch.Tensor):
+                return torch.isfinite(value).all()
+        return torch.tensor(True)
+
     def run(self) -> Any:
         """Run this call by itself, exactly as the pipeline made it."""
         return self.point.run(*self.args, **self.kwargs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from worker.engine.interface import Made
 from worker.engine.meeting import Point, Proxy, Stage, points_of
 from worker.engine.previews import previewing
 from worker.engine.row_adapters import ModelAdapters, adapter_key
-from worker.engine.weights import folder_bytes
+from worker.engine.weights import default_budget, device_bytes, folder_bytes, too_large
 
 if TYPE_CHECKING:
     from worker.engine.adapters import AdapterLoader
@@ -214,31 +213,6 @@ def _wants_full_precision_vae(pipeline: Pipeline, dtype: torch.dtype) -> bool:
 def _module_bytes(module: torch.nn.Module) -> int:
     tensors = [*module.parameters(), *module.buffers()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def default_budget(device: torch.device) -> int:
-    """Return 0.7 of the device's memory: the rest is for activations."""
-    return int(0.7 * device_bytes(device))
-
-
-def device_bytes(device: torch.device) -> int:
-    """Return how much memory a device has."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def too_large(spec: ModelSpec, nbytes: int, room: int) -> ModelUnavailable | None:
-    """Return the error of a model whose weights can never fit into `room` bytes, None if they may.
-
-    One that is offloaded in groups is never on the device as a whole.
-    """
-    if nbytes <= room or spec.offload == "group":
-        return None
-    return ModelUnavailable(
-        f"model {spec.id!r} does not fit: its weights take {nbytes / 2**30:.3g} GiB as {spec.dtype} and there are "
-        f'{room / 2**30:.3g}; a smaller dtype, offload = "group" or a larger FUSEQUEUE_GPU_MEMORY_BYTES may help'
-    )
 
 
 Outcome = LoadedModel | JobError

@@ -236,7 +236,7 @@ class Rounds:
 
     def _drop_non_finite(self, members: list[Member]) -> list[Member]:
         """Fail the jobs whose latents are not finite; one wait for the device for all of them."""
-        sound = torch.stack([_is_finite(call) for _, _, call in members]).tolist()
+        sound = torch.stack([call.finite() for _, _, call in members]).tolist()
         for (job, picture, _), fine in zip(members, sound, strict=True):
             if not fine and not picture.done:
                 picture.resume(self._device, non_finite())
@@ -353,10 +353,3 @@ def _kind(job: SeatedJob, call: Call) -> Kind:
 
 def _chunk(job: SeatedJob) -> int:
     return max(1, DECODE_PIXELS // (job.seat.job.width * job.seat.job.height * job.seat.job.frames))
-
-
-def _is_finite(call: Call) -> torch.Tensor:
-    checks = [
-        torch.isfinite(value).all() for value in (*call.args, *call.kwargs.values()) if isinstance(value, torch.Tensor)
-    ]
-    return checks[0] if checks else torch.tensor(True)
