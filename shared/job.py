@@ -13,6 +13,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 1
+"""Of the queue as a whole: a program refuses to start on a Redis of a later one."""
+
+NEWEST_JOB = 2
+"""The latest wire form of a job. Each is of the earliest form that can tell it, so that older workers do what they can
+read: form 2 has a webhook with a `version`."""
 
 
 class Sharing(StrEnum):
@@ -137,7 +142,7 @@ class Job(_Frozen):
     `layers` is the number of pictures that each of the `n` results consists of, 0 where the model makes single ones.
     """
 
-    schema_version: Annotated[Literal[1], PER_JOB] = 1
+    schema_version: Annotated[Literal[1, 2], PER_JOB] = 1
     id: Annotated[str, PER_JOB]
     tenant: Annotated[str, PER_JOB]
     created_at_ms: Annotated[int, PER_JOB]
@@ -321,7 +326,7 @@ def is_newer(wire: str | bytes) -> bool:
         version = json.loads(wire).get("schema_version")
     except (ValueError, AttributeError):
         return False
-    return isinstance(version, int) and version > SCHEMA_VERSION
+    return isinstance(version, int) and version > NEWEST_JOB
 
 
 def decode(wire: str | bytes) -> Job:

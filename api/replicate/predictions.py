@@ -202,8 +202,8 @@ async def _submission(request: JobRequest, spec: ModelSpec, here: Visit) -> Subm
     hook = item.job.webhook
     if hook is None:
         return item
-    told = hook.model_copy(update={"version": version_of(spec)})
-    return dataclasses.replace(item, job=item.job.model_copy(update={"webhook": told}))
+    told = {"webhook": hook.model_copy(update={"version": version_of(spec)}), "schema_version": 2}
+    return dataclasses.replace(item, job=item.job.model_copy(update=told))
 
 
 def webhook_fields(asked: PredictionRequest) -> dict[str, Any]:

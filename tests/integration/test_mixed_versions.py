@@ -12,19 +12,21 @@ from engine_room import a_job, a_spec
 from line_up import claim, end, put
 
 from shared.catalog import Catalog
-from shared.job import Job, State, decode
+from shared.job import NEWEST_JOB, Job, State, decode
 from shared.queue import Queue, Submission
 from shared.signature import signature
 from shared.storage import connect
 from worker.loop import Worker
 
+NEXT = NEWEST_JOB + 1
+
 
 class NextQueue(Queue):
-    """Reads version 2, of which the prompt has another name, beside version 1."""
+    """Reads the next version, of which the prompt has another name, beside those there are."""
 
     async def _decoded(self, worker: str, row: list[Any]) -> Job | None:
         wire = json.loads(row[1])
-        if wire.get("schema_version") == 2:
+        if wire.get("schema_version") == NEXT:
             wire |= {"schema_version": 1, "prompt": wire.pop("text")}
         return decode(json.dumps(wire))
 
@@ -33,7 +35,7 @@ async def make_newer(queue: Queue, job_id: str) -> None:
     """Rewrite a job as the next version's API would have put it in line."""
     key = queue.keys.job(job_id)
     wire = json.loads(await queue.redis.hget(key, "job"))
-    wire |= {"schema_version": 2, "text": wire.pop("prompt")}
+    wire |= {"schema_version": NEXT, "text": wire.pop("prompt")}
     await queue.redis.hset(key, "job", json.dumps(wire))
 
 

@@ -313,6 +313,7 @@ async def test_a_webhook_tells_predictions_that_the_sdk_validates(place: Any) ->
         old = await client.webhooks.default.async_secret()
         created = await client.predictions.async_create(version="demo", input=INPUT, webhook=receiver.url)
         claim = await here.claim()
+        assert claim.job.schema_version == 2, "workers that do not know such a webhook give it back"
         await here.deliver_webhooks(receiver)
         await deliver(here.queue, here.folder, claim)
         async with httpx.AsyncClient(base_url=here.url) as http:

@@ -14,6 +14,7 @@ from api.replicate.predictions import PredictionRequest, deadline_s, webhook_fie
 from shared import catalog
 from shared.errors import InvalidRequest
 from shared.job import (
+    NEWEST_JOB,
     Artifact,
     Failure,
     InputRef,
@@ -26,6 +27,7 @@ from shared.job import (
     Webhook,
     decode,
     encode,
+    is_newer,
 )
 from shared.replicate.inputs import request_of
 from shared.replicate.predictions import input_of, logs, prediction, webhook_body
@@ -138,6 +140,13 @@ def test_a_job_of_ours_is_written_as_before(make_job: Callable[..., Job]) -> Non
     assert "version" not in json.loads(encode(ours))["webhook"]
     theirs = make_job(webhook=Webhook(url="https://a.example", states=(State.FAILED,), version="v"))
     assert [decode(encode(job)) for job in (ours, theirs)] == [ours, theirs]
+
+
+def test_form_2_is_read_and_the_next_one_is_newer(make_job: Callable[..., Job]) -> None:
+    """What cannot be read of a later form is given back, of a known one buried."""
+    wire = json.loads(encode(make_job(schema_version=2)))
+    assert decode(json.dumps(wire)).schema_version == NEWEST_JOB == 2
+    assert [is_newer(json.dumps({**wire, "schema_version": form})) for form in (1, 2, 3)] == [False, False, True]
 
 
 @pytest.mark.parametrize(
