@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.cache_utils import DynamicCache
+from transformers.modeling_outputs import BaseModelOutputWithPast, BaseModelOutputWithPooling
 
 from shared.errors import InferenceFailed
 from worker.engine.encodings import Encodings, copied, tokens_of
@@ -123,6 +124,18 @@ def test_the_least_recently_used_goes_first() -> None:
     assert told(encodings, call(6, 7)) == ([[6, 7]], [0])
     assert told(encodings, call(6, 7)) == ([[6, 7]], [0])
     encodings.clear()
+    assert encodings.nbytes == 0
+    assert told(encodings, call(1)) == ([[1]], [0])
+
+
+def test_what_cannot_be_counted_is_not_kept() -> None:
+    """A language model's cache of keys and values, which comes with its states, can be larger than they are."""
+    cache = DynamicCache()
+    cache.update(torch.zeros(1, 1, 1, 64), torch.zeros(1, 1, 1, 64), 0)
+    encodings = Encodings()
+    states = torch.ones(1, 1)
+    found = encodings.outcomes([call(1)], lambda _which: [BaseModelOutputWithPast(states, past_key_values=cache)])
+    assert found[0].past_key_values is cache
     assert encodings.nbytes == 0
     assert told(encodings, call(1)) == ([[1]], [0])
 

@@ -51,7 +51,7 @@ class Encodings:
         return self._kept[key][0]
 
     def _keep(self, key: Hashable, outcome: Any) -> None:
-        if isinstance(key, int) or isinstance(outcome, JobError):
+        if isinstance(key, int) or isinstance(outcome, JobError) or not is_plain(outcome):
             return
         size = bytes_of(outcome)
         if size == 0 or size > self._room_bytes // 4:
@@ -97,6 +97,19 @@ def copied(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return type(tree)(copied(item) for item in tree)
     return tree
+
+
+def is_plain(tree: Any) -> bool:
+    """Return whether a tree holds tensors and plain values alone.
+
+    What else there may be, such as a language model's cache of keys and values, is neither copied nor counted: it can
+    be many times as large as the states beside it.
+    """
+    if isinstance(tree, Mapping):
+        return all(is_plain(item) for item in tree.values())
+    if isinstance(tree, list | tuple):
+        return all(is_plain(item) for item in tree)
+    return tree is None or isinstance(tree, torch.Tensor | bool | int | float | str)
 
 
 def bytes_of(tree: Any) -> int:
