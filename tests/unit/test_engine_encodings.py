@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -138,6 +138,52 @@ def test_what_cannot_be_counted_is_not_kept() -> None:
     assert found[0].past_key_values is cache
     assert encodings.nbytes == 0
     assert told(encodings, call(1)) == ([[1]], [0])
+
+
+class Pair(NamedTuple):
+    """An output that is not made of a list of its parts."""
+
+    states: torch.Tensor
+    pooled: torch.Tensor
+
+
+def test_what_cannot_be_copied_is_run_for_each() -> None:
+    """It is no reason for the engine to end."""
+    encodings, ran = Encodings(), []
+
+    def run(which: Sequence[int]) -> list[Pair]:
+        ran.append(list(which))
+        return [Pair(torch.ones(1), torch.zeros(1)) for _ in which]
+
+    first, second = encodings.outcomes([call(1), call(1)], run)
+    assert ran == [[0], [1]]
+    assert first.states is not second.states
+    assert encodings.nbytes == 0
+
+
+def test_memory_that_lacks_for_a_copy_is_no_end() -> None:
+    """A remembered one is run again where there is no room to copy it."""
+
+    class Full(torch.Tensor):
+        full = False
+
+        def clone(self, *args: Any, **more: Any) -> Any:
+            if Full.full:
+                raise torch.OutOfMemoryError("no memory")
+            return torch.ones(1).as_subclass(Full)
+
+    encodings, ran = Encodings(), []
+
+    def run(which: Sequence[int]) -> list[torch.Tensor]:
+        ran.append(list(which))
+        return [torch.ones(1).as_subclass(Full) for _ in which]
+
+    encodings.outcomes([call(1)], run)
+    encodings.outcomes([call(1)], run)
+    assert ran == [[0]]
+    Full.full = True
+    assert [found.tolist() for found in encodings.outcomes([call(1)], run)] == [[1.0]]
+    assert ran == [[0], [0]]
 
 
 def test_an_error_is_not_remembered() -> None:

@@ -32,17 +32,22 @@ class Encodings:
     def outcomes(self, calls: Sequence[Call], run: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
         """Return the outcome of each call: `run(which)` gives those of the calls that are not known, equal ones once.
 
-        No two share memory, as pipelines may change what they are given.
+        No two share memory, as pipelines may change what they are given. What cannot be copied, for want of memory too,
+        is run for each.
         """
         # A number stands for a call that is not of tokens alone: it is equal to no other.
         keys = [tokens_of(call) or at for at, call in enumerate(calls)]
         known = {key: found for key in keys if (found := self._find(key)) is not None}
         which = [at for at, key in enumerate(keys) if key not in known and key not in keys[:at]]
-        if which:
-            for at, outcome in zip(which, run(which), strict=True):
-                known[keys[at]] = outcome
-                self._keep(keys[at], outcome)
-        return [known[key] if at in which else copied(known[key]) for at, key in enumerate(keys)]
+        ran = dict(zip(which, run(which), strict=True)) if which else {}
+        for at, outcome in ran.items():
+            known[keys[at]] = outcome
+            self._keep(keys[at], outcome)
+        told = [ran[at] if at in ran else _copy_of(known[key]) for at, key in enumerate(keys)]
+        rest = [at for at, outcome in enumerate(told) if outcome is None]
+        for at, outcome in zip(rest, run(rest), strict=True) if rest else ():
+            told[at] = outcome
+        return told
 
     def _find(self, key: Hashable) -> Any:
         if key not in self._kept:
@@ -54,9 +59,10 @@ class Encodings:
         if isinstance(key, int) or isinstance(outcome, JobError) or not is_plain(outcome):
             return
         size = bytes_of(outcome)
-        if size == 0 or size > self._room_bytes // 4:
+        copy = None if size == 0 or size > self._room_bytes // 4 else _copy_of(outcome)
+        if copy is None:
             return
-        self._kept[key] = copied(outcome), size
+        self._kept[key] = copy, size
         self.nbytes += size
         while self.nbytes > self._room_bytes:
             _, (_, freed) = self._kept.popitem(last=False)
@@ -85,6 +91,14 @@ def tokens_of(call: Call) -> Hashable | None:
         else:
             return None
     return (id(call.point), call.adapter, call.autocast, *parts) if tokens else None
+
+
+def _copy_of(outcome: Any) -> Any:
+    """Return a copy of its own, None where there can be none: that must not end the engine's thread."""
+    try:
+        return copied(outcome)
+    except (RuntimeError, TypeError):  # no memory; an output class that is made otherwise
+        return None
 
 
 def copied(tree: Any) -> Any:
