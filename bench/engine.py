@@ -110,7 +110,7 @@ class Hall:
                 model=self._spec.id,
                 width=case.side,
                 height=case.side,
-                prompt=prompt(at),
+                prompt=f"{prompt(at)}, {turn}",  # no text is encoded already
                 seed=at,
                 steps=case.steps,
                 guidance_scale=GUIDANCE,

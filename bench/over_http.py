@@ -160,7 +160,8 @@ def bodies(seed: int) -> Iterator[dict[str, object]]:
     while True:
         for steps in chance.sample(STEPS, len(STEPS)):
             at += 1
-            yield {"model": MODEL, "prompt": prompt(at), "seed": at, "steps": steps, "guidance_scale": GUIDANCE}
+            words = f"{prompt(at)}, {seed}"  # no turn's texts are encoded already
+            yield {"model": MODEL, "prompt": words, "seed": at, "steps": steps, "guidance_scale": GUIDANCE}
 
 
 async def client(http: httpx.AsyncClient, jobs: Iterator[dict[str, object]], meter: Meter) -> None:
