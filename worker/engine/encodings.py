@@ -5,7 +5,6 @@ Negative prompts are mostly alike, the pictures of one job have one prompt, and 
 
 from __future__ import annotations
 
-import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 from shared.errors import JobError
 from worker.engine.meeting import Call, Stage
+from worker.engine.stacking import mapped
 
 KEPT_BYTES = 64 * 1024 * 1024
 """Of one model. What takes more than a quarter of it (every layer's states of a large language model) is not kept."""
@@ -103,14 +103,7 @@ def _copy_of(outcome: Any) -> Any:
 
 def copied(tree: Any) -> Any:
     """Return a tree of outputs with tensors of its own."""
-    if isinstance(tree, torch.Tensor):
-        return tree.clone()
-    if isinstance(tree, Mapping):  # the output classes of transformers are dataclasses that are mappings too
-        items = {name: copied(item) for name, item in tree.items()}
-        return type(tree)(**items) if dataclasses.is_dataclass(tree) else items
-    if isinstance(tree, list | tuple):
-        return type(tree)(copied(item) for item in tree)
-    return tree
+    return mapped(tree, torch.Tensor.clone)
 
 
 def is_plain(tree: Any) -> bool:

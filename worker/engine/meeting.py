@@ -19,7 +19,7 @@ import torch
 from worker.engine.architectures import ARCHITECTURES, DENOISERS, Kind, Rules
 from worker.engine.fitting import complete, count_rows, exact_key, fit_key
 from worker.engine.row_adapters import AdapterKey, RowAdapters
-from worker.engine.stacking import Stacker
+from worker.engine.stacking import Stacker, mapped
 
 
 class Stage(IntEnum):
@@ -137,13 +137,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 def _plain(tree: Any) -> Any:
     """Return a copy that pipelines may change in place, as they may not with what inference mode made."""
-    if isinstance(tree, torch.Tensor):
-        return tree.clone() if tree.is_inference() else tree
-    if isinstance(tree, list | tuple):
-        return type(tree)(_plain(item) for item in tree)
-    if isinstance(tree, Mapping):
-        return type(tree)(**{name: _plain(item) for name, item in tree.items()})
-    return tree
+    return mapped(tree, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
 
 
 class Call:

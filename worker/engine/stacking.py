@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -189,3 +189,14 @@ def _split_list(output: list[Any], rows: Sequence[int]) -> list[Any]:
 def _remake(like: Mapping[str, Any], items: dict[str, Any]) -> Any:
     # The output classes of diffusers and transformers are dataclasses that are mappings too.
     return type(like)(**items) if is_dataclass(like) else items
+
+
+def mapped(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a tree of outputs of the same form, with each of its tensors changed."""
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        return _remake(tree, {name: mapped(item, change) for name, item in tree.items()})
+    if isinstance(tree, list | tuple):
+        return type(tree)(mapped(item, change) for item in tree)
+    return tree
