@@ -103,7 +103,7 @@ def _copy_of(outcome: Any) -> Any:
 
 def copied(tree: Any) -> Any:
     """Return a tree of outputs with tensors of its own."""
-    return mapped(tree, torch.Tensor.clone)
+    return mapped(tree, lambda tensor: tensor.clone())
 
 
 def is_plain(tree: Any) -> bool:
