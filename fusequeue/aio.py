@@ -18,7 +18,7 @@ from httpx_sse import aconnect_sse
 
 from fusequeue.errors import Unreachable, WaitTimeout
 from fusequeue.models import DeadLetter, Event, Job, LineResult, Scale, event
-from fusequeue.transport import Transport, refusal, unreachable
+from fusequeue.transport import AWAY, Transport, refusal, unreachable
 
 Picture: TypeAlias = str | Path | bytes
 """An id of an uploaded picture, an https or data URL, a file, or the bytes of one."""
@@ -35,7 +35,8 @@ class AsyncClient:
 
     `base_url` is FUSEQUEUE_URL unless told, else the address of `fusequeue up`; `api_key` is FUSEQUEUE_API_KEY
     unless told. What may be tried again is, up to `retries` times and never twice in effect: submits carry an
-    Idempotency-Key. Use it as an async context manager, or call `aclose`.
+    Idempotency-Key. A service that has answered and then is away is given a minute to come back. Use the client as
+    an async context manager, or call `aclose`.
     """
 
     def __init__(
@@ -175,6 +176,9 @@ class AsyncClient:
         client = self._http.client
         try:
             async with aconnect_sse(client, "GET", f"/v1/jobs/{job_id}/events", headers=headers) as source:
+                if source.response.status_code in AWAY:
+                    raise httpx.RemoteProtocolError(f"answered {source.response.status_code}")
+                self._http.known = True
                 if source.response.is_error:
                     await source.response.aread()
                     raise refusal(source.response)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import httpx
 
 from fusequeue.errors import Unreachable, refused
 
-RETRIED = frozenset({408, 429, 502, 503, 504})
+AWAY = frozenset({502, 503, 504})  # what a proxy answers while the service behind it is replaced
+RETRIED = AWAY | {408, 429}
+COMES_BACK_S = 60.0  # a service that is replaced is away for less
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 8.0
 LONGEST_RETRY_AFTER_S = 60.0
@@ -30,11 +34,16 @@ def pause_s(attempt: int, retry_after_s: float | None, spread: float) -> float |
 
 
 class Transport:
-    """The connection to a service. Requests must be safe to repeat: POSTs carry an Idempotency-Key."""
+    """The connection to a service. Requests must be safe to repeat: POSTs carry an Idempotency-Key.
+
+    A service that has never answered is given up after `retries` more attempts; one that has is being replaced, and is
+    given `COMES_BACK_S` seconds (none where `retries` is 0).
+    """
 
     def __init__(self, client: httpx.AsyncClient, retries: int) -> None:
         self.client = client
         self.retries = retries
+        self.known = False  # it has answered
 
     async def json(self, method: str, path: str, **options: Any) -> Any:
         """Send a request and return its decoded JSON, None for an answer without content."""
@@ -43,20 +52,33 @@ class Transport:
 
     async def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send a request; raises `RefusedError` for an error answer and `Unreachable` for none."""
-        for attempt in range(self.retries + 1):
-            last = attempt == self.retries
+        away_since: float | None = None
+        for attempt in count():
+            failure: httpx.TransportError | None = None
             try:
                 answer = await self.client.request(method, path, **options)
             except httpx.TransportError as error:
+                failure = error
+            if failure is not None or answer.status_code in AWAY:
+                away_since = away_since or time.monotonic()
+            else:
+                self.known, away_since = True, None
+            last = attempt >= self.retries and not self.comes_back(away_since)
+            if failure is not None:
                 if last:
-                    raise unreachable(self.client.base_url, error) from error
+                    raise unreachable(self.client.base_url, failure) from failure
                 await self.pause(attempt, None)
-                continue
-            if answer.is_success or answer.is_redirect:
+            elif answer.is_success or answer.is_redirect:
                 return answer
-            if last or not worth_retrying(answer) or not await self.pause(attempt, retry_after_s(answer.headers)):
+            elif last or not worth_retrying(answer) or not await self.pause(attempt, retry_after_s(answer.headers)):
                 raise refusal(answer)
         raise AssertionError("the last attempt returns or raises")
+
+    def comes_back(self, away_since: float | None) -> bool:
+        """Say whether a service that is away since then (`time.monotonic`) may yet answer; None is not away."""
+        if away_since is None or not self.known or not self.retries:
+            return False
+        return time.monotonic() - away_since < COMES_BACK_S
 
     async def pause(self, attempt: int, wanted_s: float | None) -> bool:
         """Wait before another attempt; False says that it would be too long."""

@@ -29,7 +29,6 @@ from cli.output import Exit, Screen, told
 from fusequeue import AsyncClient
 
 MANIFEST = "manifest.jsonl"
-PATIENCE = 15  # retries of one request: the service may restart meanwhile, which takes a minute at most
 
 
 def backfill(
@@ -89,7 +88,7 @@ async def _round(ledger: Ledger, options: Options, screen: Screen, service: tupl
             bar.update(task, completed=now[Line.DONE] + now[Line.FAILED], told=words)
 
         changed()
-        async with AsyncClient(url, api_key=key, retries=PATIENCE) as client:
+        async with AsyncClient(url, api_key=key) as client:
             await Backfill(client, ledger, options, changed).run()
 
 

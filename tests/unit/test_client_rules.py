@@ -100,6 +100,39 @@ async def test_no_service_at_all_is_told_with_what_to_do() -> None:
             await api.models()
 
 
+def replaced(answers: list[int | None]) -> Answer:
+    """Return a service that answers with those statuses in turn, None being no answer at all."""
+    left = iter(answers)
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        status = next(left)
+        if status is None:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(status, json=JOB)
+
+    return answer
+
+
+async def test_a_service_that_has_answered_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is being replaced, which takes longer than a few retries, with a proxy before it or without."""
+    monkeypatch.setattr("fusequeue.transport.random.random", lambda: 0.0)
+    async with client(replaced([200, None, None, 502, 503, None, None, 200]), retries=2) as api:
+        await api.get("job_1")
+        assert (await api.get("job_1")).id == "job_1"
+
+
+@pytest.mark.parametrize("answers", [[None] * 3, [200, *[None] * 3], [200, 503, None, 503]])
+async def test_patience_ends(monkeypatch: pytest.MonkeyPatch, answers: list[int | None]) -> None:
+    """With a service that never answered after the retries, with another once it is away for too long."""
+    monkeypatch.setattr("fusequeue.transport.random.random", lambda: 0.0)
+    monkeypatch.setattr("fusequeue.transport.COMES_BACK_S", 0.0)
+    async with client(replaced(answers), retries=2) as api:
+        if answers[0]:
+            await api.get("job_1")
+        with pytest.raises((Unreachable, Busy)):
+            await api.get("job_1")
+
+
 async def test_lines_refused_for_now_are_sent_again_in_their_place() -> None:
     """Their place is what the service knows a line by: what was accepted is a blank line the second time."""
     bodies: list[list[bytes]] = []
