@@ -102,8 +102,8 @@ class Hall:
         """Run a case's jobs; raises `RuntimeError` when one fails, or none ends for long."""
         self._left = case.rows
         self._done.clear()
-        for at in range(case.rows):
-            job = Job(
+        jobs = [
+            Job(
                 id=f"job-{turn}-{at}",
                 tenant="bench",
                 created_at_ms=0,
@@ -115,7 +115,9 @@ class Hall:
                 steps=case.steps,
                 guidance_scale=GUIDANCE,
             )
-            self._engine.seat(Seat(job.id, job, self._spec))
+            for at in range(case.rows)
+        ]
+        self._engine.seat(*(Seat(job.id, job, self._spec) for job in jobs))
         if not self._done.wait(PATIENCE_S):
             raise RuntimeError(f"{case} did not end in {PATIENCE_S:.0f} s")
         if self._errors:

@@ -32,7 +32,9 @@ WAYS = {"alone": None, "set_aside": Priority.INTERACTIVE, "in_line": Priority.BU
 
 @dataclass(frozen=True)
 class Result:
-    """Medians in milliseconds. `steps_waited` counts the forwards between the arrival and the job's first one."""
+    """Medians in milliseconds. `steps_waited` counts the forwards between the arrival and the interactive job's first
+    one, the most over the turns; `steps_in_line` the same where it is one more bulk job.
+    """
 
     model: str
     side: int
@@ -44,6 +46,7 @@ class Result:
     interactive_set_aside_ms: float
     interactive_in_line_ms: float
     steps_waited: int
+    steps_in_line: int
     bulk_alone_ms: float
     bulk_set_aside_ms: float
     bulk_in_line_ms: float
@@ -54,7 +57,8 @@ class Result:
             f"{self.model} {self.side}², {self.interactive_steps} interactive steps into {self.rows} bulk jobs "
             f"of {self.bulk_steps}:\n  it ends after {self.interactive_set_aside_ms:.0f} ms where it sets rows aside, "
             f"{self.interactive_in_line_ms:.0f} ms in line, {self.interactive_alone_ms:.0f} ms alone; forwards that it "
-            f"waited for: {self.steps_waited}\n  bulk jobs, mean: {self.bulk_set_aside_ms:.0f} ms, "
+            f"waited for: {self.steps_waited}, in line {self.steps_in_line}\n  bulk jobs, mean: "
+            f"{self.bulk_set_aside_ms:.0f} ms, "
             f"{self.bulk_in_line_ms:.0f} and {self.bulk_alone_ms:.0f}; their pictures differ by "
             f"{self.largest_difference} of 255"
         )
@@ -81,16 +85,15 @@ class Lobby:
         self._late = None if late is None else (at_step, late)
         self.ended_s, self.pictures, self.order = {}, {}, []
         names = {job.id for job in jobs} | ({late.id} if late else set())
-        for job in jobs:
-            self._seat(job)
+        self._seat(*jobs)
         with self._change:
             ended = self._change.wait_for(lambda: self._error or names <= self.ended_s.keys(), PATIENCE_S)
         if self._error or not ended:
             raise RuntimeError(self._error or f"not all jobs ended in {PATIENCE_S:.0f} s")
 
-    def _seat(self, job: Job) -> None:
-        self.seated_s[job.id] = time.perf_counter()
-        self._engine.seat(Seat(job.id, job, self._spec))
+    def _seat(self, *jobs: Job) -> None:
+        self.seated_s |= dict.fromkeys((job.id for job in jobs), time.perf_counter())
+        self._engine.seat(*(Seat(job.id, job, self._spec) for job in jobs))
 
     def latency_ms(self, name: str) -> float:
         return 1000 * (self.ended_s[name] - self.seated_s[name])
@@ -131,7 +134,7 @@ class Turns:
     lobby: Lobby
     chosen: argparse.Namespace
     latencies_ms: dict[str, list[float]] = field(default_factory=dict)
-    steps_waited: int = 0
+    steps_waited: dict[str, int] = field(default_factory=dict)
     difference: int = 0
 
     def take(self, turn: int) -> None:
@@ -150,9 +153,8 @@ class Turns:
             self._note(f"bulk_{way}", statistics.mean(self.lobby.latency_ms(job.id) for job in batch))
             if late is not None:
                 self._note(f"interactive_{way}", self.lobby.latency_ms(late.id))
-            if late is not None and way == "set_aside":
                 after = self.lobby.order[self.lobby.order.index("arrival") + 1 :]
-                self.steps_waited = max(self.steps_waited, after.index(late.id))
+                self.steps_waited[way] = max(self.steps_waited.get(way, 0), after.index(late.id))
         single = self._job(f"single-{turn}", 99, self.chosen.interactive_steps, Priority.INTERACTIVE)
         self.lobby.run([single])
         self._note("interactive_alone", self.lobby.latency_ms(single.id))
@@ -190,7 +192,8 @@ def measure(model: str, lobby: Lobby, chosen: argparse.Namespace) -> Result:
         bulk_steps=chosen.bulk_steps,
         interactive_steps=chosen.interactive_steps,
         repeats=chosen.repeats,
-        steps_waited=turns.steps_waited,
+        steps_waited=turns.steps_waited["set_aside"],
+        steps_in_line=turns.steps_waited["in_line"],
         largest_difference=turns.difference,
         **{name: round(statistics.median(values[1:]), 1) for name, values in turns.latencies_ms.items()},
     )

@@ -119,12 +119,10 @@ def run_together(spec: ModelSpec, *jobs: Job, before: Callable[[], object] = lam
 
     def seat() -> None:
         before()
-        for job in jobs:
-            room.seat(job)
+        room.seat_now(*jobs)
 
     heard.seat = seat
-    for job in early:
-        room.seat(job)
+    room.seat(*early)
     with room.started():
         heard.wait_for([job.id for job in (*early, *jobs)])
     return heard

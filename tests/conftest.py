@@ -30,7 +30,7 @@ from shared.queue import Queue, Submission
 from shared.settings import Settings
 from shared.signature import signature
 
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 30.0
 
 
 def _executables() -> dict[str, str]:
@@ -227,7 +227,7 @@ def _pattern(prefix: str) -> str:
 
 
 async def _eventually(
-    holds: Callable[[], Awaitable[bool] | bool], what: str = "the condition holds", timeout_s: float = 5.0
+    holds: Callable[[], Awaitable[bool] | bool], what: str = "the condition holds", timeout_s: float = 30.0
 ) -> None:
     give_up = asyncio.get_running_loop().time() + timeout_s
     while True:
@@ -240,7 +240,7 @@ async def _eventually(
 
 @pytest.fixture
 def eventually() -> Callable[..., Awaitable[None]]:
-    """`await eventually(lambda: ..., "what is awaited")`: looks every few milliseconds, fails after 5 s."""
+    """`await eventually(lambda: ..., "what is awaited")`: looks every few milliseconds, fails after 30 s."""
     return _eventually
 
 

@@ -152,15 +152,29 @@ class Room:
         self.specs = {spec.id: spec for spec in specs}
         self.engine = Engine(Catalog(specs), self.recorder, Settings(device="cpu", torch_threads=1, **settings))
 
-    def seat(self, job: Job, *, alone: bool = False, image: bytes | None = None) -> None:
-        """Seat a job; its input pictures are made from its seed, but for `image`, if there is one."""
-        inputs = input_files(job) if image is None else InputFiles(images=(image,))
-        self.engine.seat(Seat(job.id, job, self.specs[job.model], inputs, alone))
+    def seat(self, *jobs: Job, alone: Sequence[str] = (), image: bytes | None = None) -> None:
+        """Seat jobs, which begin together; their input pictures are made from their seeds, but for `image`, if any."""
+        self.engine.seat(
+            *(
+                Seat(
+                    job.id,
+                    job,
+                    self.specs[job.model],
+                    input_files(job) if image is None else InputFiles(images=(image,)),
+                    job.id in alone,
+                )
+                for job in jobs
+            )
+        )
+
+    def seat_now(self, *jobs: Job) -> None:
+        """Seat jobs and wait until their input pictures are decoded: the engine's next round takes them in."""
+        self.seat(*jobs)
+        self.engine._preparer.submit(int).result(TIMEOUT_S)
 
     def run(self, *jobs: Job, alone: Sequence[str] = ()) -> Recorder:
-        """Seat all jobs before the engine starts, so that they begin together, and wait for them."""
-        for job in sorted(jobs, key=lambda job: job.task is Task.TEXT_TO_IMAGE):  # pictures take time to decode
-            self.seat(job, alone=job.id in alone)
+        """Seat all jobs, which begin together, and wait for them."""
+        self.seat(*jobs, alone=alone)
         with self.started():
             self.recorder.wait_for([job.id for job in jobs])
         return self.recorder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from adapter_room import Bare, assert_all_as_alone, bare, denoiser, eight_jobs, mixing, run_together, spec_with, wearing
-from engine_room import DIFFUSERS_AND_NUMPY, TIMEOUT_S, Room, a_job
+from engine_room import DIFFUSERS_AND_NUMPY, TIMEOUT_S, Recorder, Room, a_job
 from parity.running import as_floats
 from safetensors.torch import load_file, save_file
 from tiny import lora
@@ -126,19 +127,27 @@ def test_adapters_load_beside_running_forwards(
         assert go_on.wait(TIMEOUT_S)
         return real(*args)
 
+    @dataclass
+    class Gate(Recorder):
+        """After five steps, it has the file read, and the engine's thread wait until that has been told."""
+
+        busy: bool = False
+
+        def progress(self, key: str, step: int, total: int) -> None:
+            super().progress(key, step, total)
+            if key == "under-way" and step == 5:
+                self.busy = room.engine.activity().busy
+                go_on.set()
+                wait_until(lambda: not room.engine._inbox.empty(), "the adapter has been read", TIMEOUT_S)
+
     monkeypatch.setattr(adapters_module, "read", slow)
-    room = Room(spec_with(tiny_models / "sd", files("sd")))
-    room.seat(mixing(a_job("under-way", steps=100)))
-    room.seat(mixing(a_job("waiting", adapters=wearing(("oil", 1.0)))))
-    with room.started() as engine:
-        wait_until(lambda: len(room.recorder.facts) >= 5, "five steps while the file is read", TIMEOUT_S)
-        assert ("loading", "waiting") in room.recorder.heard
-        assert engine.activity().busy
-        go_on.set()
-        room.recorder.wait_for(["waiting"])
-        room.engine.cancel("under-way")
-        room.recorder.wait_for(["under-way"])
-    ended = room.recorder.ended["waiting"]
+    gate = Gate()
+    room = Room(spec_with(tiny_models / "sd", files("sd")), recorder=gate)
+    heard = room.run(mixing(a_job("under-way", steps=12)), mixing(a_job("waiting", adapters=wearing(("oil", 1.0)))))
+    assert ("loading", "waiting") in heard.heard
+    assert gate.busy
+    assert heard.rows == [*[1] * 5, *[2] * 4, *[1] * 3], "it joins at the sixth step"
+    ended = heard.ended["waiting"]
     assert (ended.error, ended.fusing.max_jobs) == (None, 2)
     assert ended.load_ms is not None
 

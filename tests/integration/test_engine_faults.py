@@ -219,12 +219,13 @@ def test_a_picture_that_cannot_be_decoded_ends_its_job_only(tiny_models: Path) -
     """The error names the field that is at fault."""
     room = Room(a_spec(tiny_models / "sd"))
     room.seat(a_job("bad", strength=0.5), image=b"no picture")
-    heard = room.run(a_job("good"))
-    heard.wait_for(["bad"])
-    error = heard.ended["bad"].error
+    room.seat(a_job("good"))
+    with room.started():
+        room.recorder.wait_for(["bad", "good"])
+    error = room.recorder.ended["bad"].error
     assert isinstance(error, InferenceFailed)
     assert error.param == "image"
-    assert heard.ended["good"].error is None
+    assert room.recorder.ended["good"].error is None
 
 
 def test_a_failed_picture_takes_its_jobs_other_pictures_with_it(

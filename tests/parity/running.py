@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from engine_room import TIMEOUT_S, Recorder, Room, a_job, a_spec, input_files
+from engine_room import Recorder, Room, a_job, a_spec, input_files
 from parity.cells import Cell
 
 from shared.job import Job
@@ -84,16 +84,9 @@ def _together(cell: Cell, source: Path) -> Joining:
     heard = Joining()
     room = Room(spec, recorder=heard)
 
-    def join() -> None:
-        for job in cell.joiners():
-            room.seat(job)
-        # Their pictures are decoded by now, so that they join at the next forward in every run.
-        room.engine._preparer.submit(int).result(TIMEOUT_S)
-
-    heard.seat = join
+    heard.seat = lambda: room.seat_now(*cell.joiners())
     jobs = cell.seated()
-    for job in sorted(jobs, key=lambda job: not job.images):  # pictures take time to decode
-        room.seat(job)
+    room.seat(*jobs)
     with room.started():
         heard.wait_for([job.id for job in jobs])
         assert heard.facts, f"no forward at all: {[heard.ended[job.id].error for job in jobs]}"

@@ -85,16 +85,17 @@ class Engine:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def seat(self, seat: Seat) -> None:
-        """Take a job in; the listener hears of it from now on, and at last that it finished."""
+    def seat(self, *seats: Seat) -> None:
+        """Take jobs in, which begin together; the listener hears of each from now on, and at last that it finished."""
         with self._guard:
-            self._arrivals += 1
-            age = self._arrivals
-            self._seats[seat.claim_key] = seat
-        if seat.inputs.empty:
-            self._inbox.put(lambda: self._admit(SeatedJob(seat, age, Inputs())))
+            ages = range(self._arrivals + 1, self._arrivals + 1 + len(seats))
+            self._arrivals += len(seats)
+            self._seats.update({seat.claim_key: seat for seat in seats})
+        arrivals = list(zip(seats, ages, strict=True))
+        if all(seat.inputs.empty for seat in seats):
+            self._take_in(arrivals)
         else:
-            self._preparer.submit(self._prepare, seat, age)
+            self._preparer.submit(self._take_in, arrivals)
 
     def cancel(self, claim_key: str) -> None:
         """Let a job leave at its next step; unknown keys are ignored."""
@@ -225,25 +226,28 @@ class Engine:
         self._stopping = True
         self._rounds.release_all()
 
-    def _prepare(self, seat: Seat, age: int) -> None:
-        """Decode a job's input pictures, beside the engine's thread."""
-        try:
-            inputs = prepare(seat.job, seat.inputs)
-        except JobError as error:
-            failure = error
-            self._inbox.put(lambda: self._rounds.refuse(SeatedJob(seat, age, Inputs()), failure))
-            return
-        self._inbox.put(lambda: self._admit(SeatedJob(seat, age, inputs)))
+    def _take_in(self, arrivals: Sequence[tuple[Seat, int]]) -> None:
+        """Decode the jobs' input pictures, beside the engine's thread where there are any, then have all admitted."""
+        decoded = [(seat, age, _inputs_of(seat)) for seat, age in arrivals]
 
-    def _admit(self, job: SeatedJob) -> None:
-        now = time.monotonic()
-        self._workday.work(now, now if job.seat.waiting_since_s is None else job.seat.waiting_since_s)
+        def admit() -> None:
+            for seat, age, inputs in decoded:
+                self._admit(seat, age, inputs)
+
+        self._inbox.put(admit)
+
+    def _admit(self, seat: Seat, age: int, inputs: Inputs | JobError) -> None:
+        if isinstance(inputs, JobError):
+            return self._rounds.refuse(SeatedJob(seat, age, Inputs()), inputs)
+        job, now = SeatedJob(seat, age, inputs), time.monotonic()
+        self._workday.work(now, now if seat.waiting_since_s is None else seat.waiting_since_s)
         with self._guard:
             wanted = job.key in self._seats
         if not wanted:  # canceled while its input was being decoded
             self._rounds.refuse(job, None)
         elif self._rounds.admit(job):
-            self._models.request(job.seat.spec)
+            self._models.request(seat.spec)
+        return None
 
     def _forget(self, key: str) -> None:
         with self._guard:
@@ -273,3 +277,12 @@ class Engine:
             arrived = self._loads.pop(model, None)
         if arrived is not None:
             arrived.set()
+
+
+def _inputs_of(seat: Seat) -> Inputs | JobError:
+    if seat.inputs.empty:
+        return Inputs()
+    try:
+        return prepare(seat.job, seat.inputs)
+    except JobError as error:
+        return error

@@ -82,9 +82,8 @@ def _measure(engine: Engine, gauge: _Gauge, spec: ModelSpec, rows: int) -> float
     gauge.seconds.clear()
     for repeat in range(MOST_REPEATS):
         gauge.expect(rows)
-        for at in range(rows):
-            job = _job(spec, repeat * rows + at)
-            engine.seat(Seat(f"{job.id}-of-{rows}", job, spec, sample_files(job)))
+        jobs = [_job(spec, repeat * rows + at) for at in range(rows)]
+        engine.seat(*(Seat(f"{job.id}-of-{rows}", job, spec, sample_files(job)) for job in jobs))
         gauge.wait(engine)
         found = gauge.seconds.get(rows, [])
         if not found:
