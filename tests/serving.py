@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +75,51 @@ async def deliver(queue: Queue, folder: Path, claim: Claim) -> bytes:
     outcome = Outcome(state=State.SUCCEEDED, artifacts=(artifact,))
     assert await queue.settle(WORKER, claim.job.id, claim.epoch, outcome)
     return data
+
+
+class Following:
+    """An answer as it grows; httpx's transport for applications hands one over only once it has ended."""
+
+    def __init__(self, api: httpx.AsyncClient, path: str, headers: Mapping[str, str] | None = None) -> None:
+        self.text = ""
+        request = api.build_request("GET", path, headers=headers)
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "GET",
+            "scheme": "http",
+            "path": request.url.path,
+            "raw_path": request.url.raw_path,
+            "query_string": request.url.query,
+            "root_path": "",
+            "headers": [(name.lower(), value) for name, value in request.headers.raw],
+            "client": ("127.0.0.1", 1),
+            "server": ("localhost", 80),
+        }
+        self.headers = httpx.Headers()
+        self._asked = False
+        self._ended = asyncio.ensure_future(api._transport.app(scope, self._receive, self._send))  # type: ignore[attr-defined]
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._asked:
+            await asyncio.Event().wait()  # it never hangs up
+        self._asked = True
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def _send(self, message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.headers = httpx.Headers(message["headers"])
+        self.text += message.get("body", b"").decode()
+
+    async def tells(self, words: str) -> None:
+        """Wait until the answer holds `words`."""
+        async with asyncio.timeout(60):
+            while words not in self.text:
+                assert not self._ended.done(), f"it ended without {words!r}: {self.text}"
+                await asyncio.sleep(0.01)
+
+    async def whole(self) -> str:
+        """Wait for the answer's end."""
+        await asyncio.wait_for(self._ended, 60)
+        return self.text

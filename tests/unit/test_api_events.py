@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import BODY, claimed, deliver, finish, serving
+from serving import BODY, Following, claimed, deliver, finish, serving
 
 from shared.job import Phase, Progress
 from shared.queue import Queue
@@ -46,19 +46,20 @@ async def test_a_stream_tells_a_jobs_life_and_ends_with_the_whole_job(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
-    streaming = asyncio.ensure_future(api.get(f"/v1/jobs/{job_id}/events"))
-    await asyncio.sleep(0.15)  # long enough for a keep-alive
+    following = Following(api, f"/v1/jobs/{job_id}/events")
+    await following.tells('"status":"queued"')
+    await following.tells("\n: keep-alive\n")
     claim = await claimed(fake_queue, job_id)
-    await asyncio.sleep(0.05)
-    await fake_queue.report(job_id, claim.epoch, Phase.DENOISING, Progress(step=6, total=12))
-    await asyncio.sleep(0.05)
+    await following.tells('"status":"running"')
+    while "event: progress" not in following.text:  # nobody keeps what is told of progress: it is said until heard
+        await fake_queue.report(job_id, claim.epoch, Phase.DENOISING, Progress(step=6, total=12))
+        await asyncio.sleep(0.01)
     await deliver(fake_queue, tmp_path, claim)
-    answer = await asyncio.wait_for(streaming, 5)
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert answer.headers["cache-control"] == "no-store"
-    assert answer.text.startswith("retry: ")
-    assert "\n: keep-alive\n" in answer.text
-    events = read(answer.text)
+    text = await following.whole()
+    assert following.headers["content-type"].startswith("text/event-stream")
+    assert following.headers["cache-control"] == "no-store"
+    assert text.startswith("retry: ")
+    events = read(text)
     states = [event.data["status"] for event in events if event.kind == "state"]
     assert states == ["queued", "running", "succeeded"]
     assert all(event.id for event in events if event.kind == "state")

@@ -104,23 +104,23 @@ async def test_a_submit_whose_wait_runs_out_is_accepted_all_the_same(api: httpx.
     began = asyncio.get_running_loop().time()
     answer = await api.post("/v1/jobs", json=BODY, headers={"Prefer": "wait=1"})
     assert (answer.status_code, answer.json()["status"]) == (202, "queued")
-    assert 0.9 < asyncio.get_running_loop().time() - began < 5
+    assert 0.9 < asyncio.get_running_loop().time() - began < 30
 
 
 async def test_a_read_that_waits_is_answered_as_soon_as_the_job_ends(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
-    waiting = asyncio.ensure_future(api.get(f"/v1/jobs/{job_id}", params={"wait": 20}))
+    waiting = asyncio.ensure_future(api.get(f"/v1/jobs/{job_id}", params={"wait": 60}))
     await finish(fake_queue, tmp_path, job_id)
-    answer = await asyncio.wait_for(waiting, 5)
+    answer = await asyncio.wait_for(waiting, 30)
     assert answer.json()["status"] == "succeeded"
 
 
 async def test_no_wait_is_longer_than_the_settings_allow(fake_queue: Queue, tmp_path: Path) -> None:
     async with serving(fake_queue, tmp_path, max_wait_s=1) as api:
         job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
-        answer = await asyncio.wait_for(api.get(f"/v1/jobs/{job_id}", params={"wait": 500}), 5)
+        answer = await asyncio.wait_for(api.get(f"/v1/jobs/{job_id}", params={"wait": 500}), 30)
     assert answer.json()["status"] == "queued"
 
 
@@ -251,7 +251,7 @@ async def test_a_submit_is_not_cut_short_by_a_client_that_leaves(
         leaving.cancel()
         await asyncio.wait({leaving})
         go_on.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not (await fake_queue.list_jobs("default"))[0]:
                 await asyncio.sleep(0.01)
 
@@ -259,6 +259,7 @@ async def test_a_submit_is_not_cut_short_by_a_client_that_leaves(
 async def test_polling_a_job_is_one_redis_command_a_poll(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(places, "FRESH_S", 600.0)
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     commands: list[str] = []
     execute: Callable[..., Awaitable[Any]] = fake_queue.redis.execute_command
@@ -282,6 +283,7 @@ async def test_places_are_asked_for_again_after_a_while_and_not_all_kept(
     first, second = make_submission(), make_submission()
     await fake_queue.submit([first, second])
     known = Places(fake_queue)
+    monkeypatch.setattr(places, "FRESH_S", 600.0)
     assert (await known.of(second.job.id) or Place(9, None)).position == 1
     await fake_queue.cancel(first.job.id)
     assert (await known.of(second.job.id) or Place(9, None)).position == 1, "of a moment ago"

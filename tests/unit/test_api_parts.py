@@ -135,7 +135,7 @@ async def test_a_full_spool_makes_its_writer_wait_for_the_reader() -> None:
     done, _ = await asyncio.wait({writing}, timeout=0.05)
     assert not done
     assert await spool.read() == b"x" * 60
-    await asyncio.wait_for(writing, 1)
+    await asyncio.wait_for(writing, 60)
     assert await spool.read() == b"y"
     spool.close()
 
