@@ -5,28 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
+from ports import free_port
 from serving import ROOT
 
 from shared.settings import Settings
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:
     """One `python -m api` process."""
 
     def __init__(self, redis_url: str, folder: Path, **settings: str) -> None:
-        self.port = int(settings.pop("port", 0)) or _free_port()
+        self.port = int(settings.pop("port", 0)) or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         own = {
             "redis_url": redis_url,
@@ -59,4 +53,4 @@ class Server:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(15)
+        return self.process.wait(60)

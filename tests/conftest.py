@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -65,7 +65,7 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        self.port = self.port or _free_port()
+        self.port = self.port or free_port()
         command = [self.executable, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
         command += ["--save", "", "--appendonly", "yes" if self.appendonly else "no", "--loglevel", "warning"]
         # A kill keeps what was written, synced or not; while a sync is under way Redis puts off writing, by seconds.
@@ -108,12 +108,6 @@ class RedisServer:
         self._process.send_signal(how)
         self._process.wait(START_TIMEOUT_S)
         self._process = None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _need_redis() -> None:

@@ -47,7 +47,9 @@ def receiving() -> Iterator[Receiver]:
     made = Receiver()
     serving = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.05})
     serving.start()
-    yield made
-    made.server.shutdown()
-    serving.join()
-    made.server.server_close()
+    try:
+        yield made
+    finally:
+        made.server.shutdown()
+        serving.join()
+        made.server.server_close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 import urllib.request
@@ -12,18 +11,11 @@ from typing import Any
 import boto3
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def wait_until_listening(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and server.poll() is None:
         try:
-            urllib.request.urlopen(f"{url}/moto-api/", timeout=2).close()
+            urllib.request.urlopen(f"{url}/moto-api/", timeout=10).close()
             return
         except OSError:
             time.sleep(0.05)

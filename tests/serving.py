@@ -50,7 +50,7 @@ def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
 
 async def claimed(queue: Queue, job_id: str) -> Claim:
     """Claim jobs as a worker does until `job_id` is among them."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             for claim in await queue.claim(WORKER, ["demo"], 64):
                 if claim.job.id == job_id:

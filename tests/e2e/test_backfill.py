@@ -49,7 +49,7 @@ def begin(make_stack: Callable[..., Any], prompts: Path, tmp_path: Path) -> Iter
     for process in started:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 def saved(folder: Path) -> list[Path]:
@@ -67,17 +67,17 @@ def test_every_line_gets_its_picture_once(begin: Any, tmp_path: Path) -> None:
     """Killed as it submits and as it saves, interrupted, and resumed: the service never saw a line twice."""
     out = tmp_path / "out"
     first = begin("--in-flight", "100")
-    wait_until(lambda: begin.stack.client.get("/v1/jobs?limit=1").json()["data"], "the first jobs are submitted")
+    wait_until(lambda: begin.stack.read("/v1/jobs", limit="1")["data"], "the first jobs are submitted")
     first.kill()
-    first.wait(10)
-    second = begin("--in-flight", "100")
+    first.wait(60)
+    second = begin("--in-flight", "8")  # few, so that neither it nor the third is done before it is ended
     wait_until(lambda: len(saved(out)) >= LINES // 6, "some pictures are saved", 90 + LINES / 4)
     second.kill()
-    second.wait(10)
-    third = begin("--in-flight", "100")
+    second.wait(60)
+    third = begin("--in-flight", "4")
     wait_until(lambda: len(saved(out)) >= LINES // 3, "more of them are saved", 90 + LINES / 4)
     third.send_signal(signal.SIGINT)
-    third.communicate(timeout=30)
+    third.communicate(timeout=90)
     assert third.returncode == 130
     last = begin()
     told, errors = last.communicate(timeout=200 + LINES)
@@ -108,11 +108,11 @@ def test_another_file_does_not_go_on_with_the_folder(begin: Any, prompts: Path, 
     """Mixing two backfills in one folder would give pictures wrong names."""
     first = begin("--in-flight", "1")
     wait_until((tmp_path / "out" / "backfill.sqlite").exists, "the ledger is there")
-    wait_until(lambda: begin.stack.client.get("/v1/jobs?limit=1").json()["data"], "the first job is submitted")
+    wait_until(lambda: begin.stack.read("/v1/jobs", limit="1")["data"], "the first job is submitted")
     first.send_signal(signal.SIGINT)
-    first.communicate(timeout=30)
+    first.communicate(timeout=90)
     prompts.write_text("prompt\nanother\n")
     second = begin()
-    _, errors = second.communicate(timeout=30)
+    _, errors = second.communicate(timeout=90)
     assert second.returncode == 2
     assert "holds another backfill" in errors

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +45,8 @@ def test_from_zero_to_two_and_back_and_no_job_twice(make_stack: Callable[..., An
     assert [(job["status"], job["attempts"]) for job in jobs] == [("succeeded", 1)] * BURST
     assert {stack.terminal_events()[job_id] for job_id in ids} == {1}
     assert max(present(row) for row in rows(log)) == 2
-    woken = next(row["at"] for row in rows(log) if present(row)) - created_s(jobs[0])
-    assert woken < 5, "half a second and a bit, on a machine that has time"
+    woken = next(row for row in rows(log) if row["waiting"] or present(row))
+    assert present(woken) > 0, "it acts as soon as it sees what waits"
 
     assert pool.stop() == 0
     assert "</svg>" in plot.read_text()
-
-
-def created_s(job: dict[str, object]) -> float:
-    return datetime.fromisoformat(str(job["created_at"])).timestamp()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from ports import free_port
 from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,13 +37,6 @@ def children(pid: int) -> dict[int, str]:
         if folder.name.isdecimal() and (row := stat_of(int(folder.name))) and int(row[1]) == pid and row[0] != "Z":
             found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Up:

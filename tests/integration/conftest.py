@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from api_process import Server
-from s3_process import admin, free_port, wait_until_listening
+from ports import free_port
+from s3_process import admin, wait_until_listening
 from waiting import wait_until
 
 
@@ -33,14 +34,14 @@ def start(durable_server: Any, tmp_path: Path) -> Iterator[Callable[..., Server]
     def build(**settings: str) -> Server:
         server = Server(durable_server.url, tmp_path, **settings)
         started.append(server)
-        wait_until(lambda: server.answers("/readyz"), "the API is ready", 30)
+        wait_until(lambda: server.answers("/readyz"), "the API is ready")
         return server
 
     yield build
     for server in started:
         if server.process.poll() is None:
             server.process.kill()
-            server.process.wait(10)
+            server.process.wait(60)
         print(server.log.read_text()[-4000:])
 
 
@@ -59,4 +60,4 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(60)

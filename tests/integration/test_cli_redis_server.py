@@ -2,10 +2,10 @@
 
 import asyncio
 import os
-import socket
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from redis.asyncio import Redis
 
 from cli import redis_server
@@ -23,16 +23,9 @@ def servers() -> list[RedisServer]:
     return sorted(found, key=str)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 async def start(command: tuple[str, ...], port: int, folder: Path) -> Process:
     process = await Process.start(command, env=dict(os.environ), log=BoundedLog(folder / "redis.log"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await redis_server.answers(port, "secret"):
             await asyncio.sleep(0.02)
     return process

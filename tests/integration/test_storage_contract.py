@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from s3_process import free_port
+from ports import free_port
 
 from shared.errors import ConfigurationError, NotFound, StorageUnavailable
 from shared.settings import Settings

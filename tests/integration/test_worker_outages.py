@@ -11,7 +11,7 @@ import httpx
 import structlog
 from engine_room import a_job, a_spec
 from line_up import put
-from s3_process import free_port
+from ports import free_port
 
 from shared import metrics
 from shared.catalog import Catalog
