@@ -52,5 +52,11 @@ async def names_left(queue: Queue) -> set[str]:
     return {name.removeprefix(prefix) async for name in queue.redis.scan_iter(match=pattern, count=1000)}
 
 
+async def redis_ms(queue: Queue) -> float:
+    """Return the time by which the queue goes."""
+    seconds, microseconds = await queue.redis.time()
+    return 1000 * int(seconds) + int(microseconds) / 1000
+
+
 async def a_moment(milliseconds: float) -> None:
     await asyncio.sleep(milliseconds / 1000)

@@ -98,7 +98,7 @@ async def test_every_job_ends_exactly_once(queue_with: Callable[..., Queue], mak
     ]
     crew = Crew(queue, chance)
     ids, repaired = [], 0
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(110), asyncio.TaskGroup() as group:
         for number in range(WORKERS):
             group.create_task(crew.work(number))
         group.create_task(crew.keep_up())

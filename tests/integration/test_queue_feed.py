@@ -17,8 +17,13 @@ Eventually = Callable[..., Awaitable[None]]
 
 
 @pytest.fixture
-async def feed(queue: Queue) -> AsyncIterator[EventFeed]:
+async def feed(queue: Queue, eventually: Eventually) -> AsyncIterator[EventFeed]:
     async with EventFeed(queue) as feed:
+
+        async def listens() -> bool:
+            return (await queue.redis.pubsub_numsub(queue.keys.progress))[0][1] == 1
+
+        await eventually(listens, "the feed would hear of progress, which is not kept")
         yield feed
 
 
@@ -27,7 +32,7 @@ def states(events: list[Event]) -> list[State | None]:
 
 
 async def collect(events: AsyncIterator[Event], into: list[Event]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async for event in events:
             into.append(event)
 

@@ -183,7 +183,7 @@ async def test_depths_by_signature(queue: Queue, make_submission: Make) -> None:
     assert first.seats[Priority.BULK] == 4
     assert first.jobs[Priority.INTERACTIVE] == 0
     assert first.oldest_age_ms is not None
-    assert 0 <= first.oldest_age_ms < 5000
+    assert 0 <= first.oldest_age_ms < 60_000
     assert first.waiting_seats > second.waiting_seats
 
 

@@ -81,7 +81,7 @@ async def test_the_feed_makes_up_for_what_it_missed(
         durable_server.kill()
         durable_server.start()
         await queue.cancel(job_id)
-        await asyncio.wait_for(reader, 10)
+        await asyncio.wait_for(reader, 60)
     assert [event.state for event in seen] == [State.QUEUED, State.CANCELED]
     await queue.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from line_up import a_moment, end, put
+from line_up import a_moment, end, put, redis_ms
 
 from shared.job import Priority
 from shared.queue import Queue, Submission, WorkerInfo
@@ -25,6 +25,14 @@ async def claimed(queue: Queue, worker: str, loads_ms: dict[str, int], seats: in
 
 async def holds(queue: Queue, worker: str, *names: str) -> None:
     await queue.heartbeat(WorkerInfo(id=worker, models=names), names)
+    for name in names:
+        await goes_on(queue, worker, name)
+
+
+async def goes_on(queue: Queue, worker: str, model: str) -> None:
+    """Let a worker that holds a model go on telling so for a minute."""
+    later = round(await redis_ms(queue)) + 60_000
+    assert await queue.redis.zadd(queue.keys.holders(model), {worker: later}, xx=True, ch=True) == 1
 
 
 async def test_what_is_in_memory_goes_first(queue: Queue, make_submission: Make) -> None:
@@ -83,6 +91,7 @@ async def test_a_claim_holds_its_model_before_it_is_loaded(queue: Queue, make_su
     """Else each idle worker would load it for a few jobs of the same burst."""
     await put(queue, *(make_submission(model="there") for _ in range(4)))
     assert await claimed(queue, "w1", models(there=LONG_MS), seats=2) == ["there"] * 2
+    await goes_on(queue, "w1", "there")
     assert await claimed(queue, "w2", models(there=LONG_MS), seats=2) == []
     assert await claimed(queue, "w1", models(there=LONG_MS), seats=2) == ["there"] * 2, "its own claim is no other's"
 
@@ -92,6 +101,7 @@ async def test_nothing_is_left_to_a_worker_that_cannot_load_it(queue: Queue, mak
     await put(queue, *(make_submission(model="there") for _ in range(4)))
     assert await claimed(queue, "w1", models(there=-LONG_MS), seats=2) == ["there"] * 2
     assert await claimed(queue, "w2", models(there=LONG_MS), seats=1) == ["there"]
+    await goes_on(queue, "w2", "there")
     assert await claimed(queue, "w1", models(there=-LONG_MS), seats=1) == [], "the other one can, so it does"
 
 
@@ -100,6 +110,7 @@ async def test_a_long_line_is_worth_a_second_worker(queue: Queue, make_submissio
     await put(queue, make_submission(model="there"))
     (one,) = await queue.claim("w2", ["there"], 1)
     assert await end(queue, one, "w2", gpu_seconds=60.0)
+    await goes_on(queue, "w2", "there")
     await put(queue, *(make_submission(model="there") for _ in range(8)))
     assert await claimed(queue, "w1", models(there=8 * LONG_MS), seats=1) == []
     assert await claimed(queue, "w1", models(there=8 * LONG_MS - 1), seats=1) == ["there"]
