@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import httpx
+from redis import Redis
 from waiting import wait_until
 
 
@@ -21,3 +22,8 @@ def hang_up(request: httpx.Request, when: Callable[[], object]) -> NoReturn:
         connection.sendall(b"\r\n".join([*sent, b"", b""]) + request.read())
         wait_until(when, "there is something to hang up on")
     raise httpx.ReadTimeout("the client has hung up", request=request)
+
+
+def a_write_waits(client: Redis) -> bool:
+    """Say whether something that was sent to Redis is held up, as writes are in a `CLIENT PAUSE`; no blocking read."""
+    return any("b" in one["flags"] and one["cmd"] != "xread" for one in client.client_list())

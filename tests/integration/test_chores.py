@@ -183,12 +183,22 @@ def _chores(url: str, namespace: str, folder: Path) -> Iterator[subprocess.Popen
         yield process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def _log(folder: Path) -> str:
     path = folder / "chores.log"
     return path.read_text() if path.exists() else ""
+
+
+async def _doom(queue: Queue, storage: Storage, count: int) -> None:
+    """Store the pictures of that many jobs, whose retention is over."""
+    doomed = [f"job_{number:05d}" for number in range(count)]
+    for start in range(0, len(doomed), 100):
+        await asyncio.gather(
+            *(storage.put(f"jobs/{job_id}/1/0.png", b"x", "image/png") for job_id in doomed[start : start + 100])
+        )
+    await queue.redis.zadd(queue.keys.retention, {f"job|default|{job_id}|": 1 for job_id in doomed})
 
 
 async def test_a_sweep_that_is_killed_is_finished_by_the_next_worker(
@@ -200,33 +210,31 @@ async def test_a_sweep_that_is_killed_is_finished_by_the_next_worker(
 ) -> None:
     """`kill -9` in mid-sweep: the worker that follows removes the rest, and what was not due stays."""
     queue = durable_queue
-    doomed = [f"job_{number:05d}" for number in range(1500)]
-    for start in range(0, len(doomed), 100):
-        await asyncio.gather(
-            *(storage.put(f"jobs/{job_id}/1/0.png", b"x", "image/png") for job_id in doomed[start : start + 100])
-        )
     await storage.put("jobs/job_kept/1/0.png", b"kept", "image/png")
-    await queue.redis.zadd(queue.keys.retention, {f"job|default|{job_id}|": 1 for job_id in doomed})
 
     def left() -> int:
         return len(list((tmp_path / "objects" / "jobs").iterdir()))
 
-    with _chores(durable_server.url, queue.settings.namespace, tmp_path) as first:
-        await eventually(lambda: left() < 1400, "the first worker sweeps", 30)
-        first.kill()
-        first.wait(10)
-    assert left() > 1, "the sweep was over before the kill"
+    for _ in range(5):  # a sweep may be over before this test gets to kill it: then there is another
+        await _doom(queue, storage, 1500)
+        with _chores(durable_server.url, queue.settings.namespace, tmp_path) as first:
+            await eventually(lambda: left() < 1400, "the first worker sweeps", 60)
+            first.kill()
+            first.wait(60)
+        if left() > 1:
+            break
+    assert left() > 1, "the sweeps were over before the kill"
     assert await queue.redis.zcard(queue.keys.retention) > 0
 
     with _chores(durable_server.url, queue.settings.namespace, tmp_path) as second:
-        await eventually(lambda: left() == 1, "the second worker has swept", 30)
+        await eventually(lambda: left() == 1, "the second worker has swept", 60)
 
         async def forgotten() -> bool:
             return await queue.redis.zcard(queue.keys.retention) == 0
 
-        await eventually(forgotten, "the rows are gone", 10)
+        await eventually(forgotten, "the rows are gone")
         second.send_signal(signal.SIGTERM)
-        assert second.wait(15) == 0
+        assert second.wait(60) == 0
     assert await storage.read("jobs/job_kept/1/0.png") == b"kept"
 
 
@@ -254,14 +262,14 @@ async def test_jobs_move_on_without_any_gpu_worker(
         return states == [State.QUEUED, State.EXPIRED]
 
     with _chores(redis_server.url, queue.settings.namespace, tmp_path) as process:
-        await eventually(moved, "both jobs moved", 30)
+        await eventually(moved, "both jobs moved", 60)
 
         async def found() -> bool:
             return [one.job.id for one in await queue.claim("worker-1", ["third"], 1)] == [astray.job.id]
 
-        await eventually(found, "the job that was nowhere in line is claimed", 30)
+        await eventually(found, "the job that was nowhere in line is claimed", 60)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
     with redis.Redis.from_url(redis_server.url) as plain:
         names = list(plain.scan_iter(match=f"rq:*fusequeue-{queue.settings.namespace}-*"))
         forever = {name for name in names if plain.ttl(name) == -1}
@@ -280,9 +288,9 @@ async def test_a_chores_worker_comes_back_with_its_redis(
     """Redis killed and started again: the worker goes on by itself, and stops when it is told to."""
     queue, settings = durable_queue, durable_queue.settings
     with _chores(durable_server.url, settings.namespace, tmp_path) as process:
-        await eventually(lambda: "chores_ready" in _log(tmp_path), "the worker has started", 30)
+        await eventually(lambda: "chores_ready" in _log(tmp_path), "the worker has started", 60)
         durable_server.kill()
-        await eventually(lambda: "for_redis" in _log(tmp_path), "the worker notices", 30)
+        await eventually(lambda: "for_redis" in _log(tmp_path), "the worker notices", 60)
         durable_server.start()
 
         await queue.redis.zadd(queue.keys.retention, {"job|default|job_1|": 1})
@@ -300,6 +308,6 @@ async def test_a_chores_worker_comes_back_with_its_redis(
         async def swept() -> bool:
             return await queue.redis.zcard(queue.keys.retention) == 0
 
-        await eventually(swept, "a sweep after the restart", 30)
+        await eventually(swept, "a sweep after the restart", 60)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0

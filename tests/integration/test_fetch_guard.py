@@ -58,7 +58,7 @@ def _answer(body: bytes, status: str = "200 OK", *more: str) -> bytes:
 
 
 def _guard(port: int, resolve: Callable[[str, int], Awaitable[Sequence[str]]] | None = None, **more: object) -> Guard:
-    rules = {"timeout_s": 3.0, "max_bytes": 1000, "ports": (port,), "allow_http": True, "networks": LOOPBACK}
+    rules = {"timeout_s": 60.0, "max_bytes": 1000, "ports": (port,), "allow_http": True, "networks": LOOPBACK}
     tls = more.pop("tls", None)
     settled = Rules(**(rules | more))
     return Guard(settled, resolve or _at_loopback, *([tls] if tls else []))
@@ -185,17 +185,17 @@ async def test_a_dripping_server_ends_with_the_total_time() -> None:
     """A byte now and then keeps no call alive beyond its bound."""
 
     async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
         while True:
             writer.write(b"x")
             await writer.drain()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.03)
 
     async with _server(serve) as port:
         begun = time.monotonic()
         with pytest.raises(FetchFailed, match="in full within"):
             await _guard(port, timeout_s=0.4).get(f"http://example.com:{port}/")
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 20, "all of it takes 30 s"
 
 
 async def test_a_resolver_that_keeps_silent_ends_with_the_total_time() -> None:

@@ -141,7 +141,7 @@ async def test_files_create_batches_create_retrieve_content(client: openai.OpenA
     assert done.request_counts.model_dump() == {"total": 4, "completed": 2, "failed": 2}
     good, bad = told_in(client, done.output_file_id), told_in(client, done.error_file_id)
     by_url, as_base64 = (one["response"]["body"]["data"][0] for one in good)
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         assert (await http.get(by_url["url"])).content == png()
     assert (by_url["seed"], as_base64["b64_json"][:4]) == (5, "iVBO")
     assert {(one["custom_id"], one["error"]["code"], one["error"]["param"]) for one in bad} == {
@@ -178,7 +178,7 @@ async def test_a_file_that_is_invalid_fails_as_a_whole(client: openai.OpenAI, de
 
 async def test_other_endpoints_take_their_own_bodies(client: openai.OpenAI, desk: Desk) -> None:
     """Edits need a picture, jobs are answered with the job; a line may not choose its batch."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         ref = (await http.post(f"{client.base_url}inputs", files={"file": png()})).json()["id"]
     edit = "/v1/images/edits"
     edits = begin(client, [line(1, edit, image={"file_id": ref}), line(2, edit)], edit)
@@ -298,7 +298,7 @@ async def test_batches_are_listed_page_by_page_and_followed(client: openai.OpenA
 
     seen = []
     async with (
-        httpx.AsyncClient(timeout=20) as http,
+        httpx.AsyncClient(timeout=60) as http,
         http.stream("GET", f"{client.base_url}batches/{made[0]}/events") as events,
     ):
         ending = None
@@ -311,16 +311,36 @@ async def test_batches_are_listed_page_by_page_and_followed(client: openai.OpenA
     assert (seen[0], seen[-1]) == ("validating", "completed")
 
 
+STOPPING = """
+import os, signal, sys
+from shared.queue import Queue
+from worker.chores.main import main
+
+read, written = map(int, sys.argv[1:])
+commit = Queue.commit_batch
+
+async def stopping(self, batch, *piece):
+    if batch.read >= read and batch.written >= written:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return await commit(self, batch, *piece)
+
+Queue.commit_batch = stopping
+sys.exit(main())
+"""
+"""A chores worker that stops (SIGSTOP) before it commits what follows so many lines: it is not done before a kill."""
+
+
 @contextmanager
-def chores(server: Server, folder: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Start chores workers; all are ended at the end."""
+def chores(server: Server, folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start chores workers, `STOPPING` ones where it is told after how many lines; all are ended at the end."""
     started: list[subprocess.Popen[bytes]] = []
     values = server.settings.model_dump(include={"redis_url", "namespace", "models", "storage_dir"})
     env = {**os.environ, **{f"FUSEQUEUE_{name.upper()}": str(value) for name, value in values.items()}}
 
-    def begin() -> subprocess.Popen[bytes]:
+    def begin(*stops_at: int) -> subprocess.Popen[bytes]:
         with (folder / "chores.log").open("ab") as log:
-            command = [sys.executable, "-m", "worker.chores"]
+            program = ["-c", STOPPING, *map(str, stops_at)] if stops_at else ["-m", "worker.chores"]
+            command = [sys.executable, *program]
             started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log))
         return started[-1]
 
@@ -330,7 +350,7 @@ def chores(server: Server, folder: Path) -> Iterator[Callable[[], subprocess.Pop
         for process in started:
             if process.poll() is None:
                 process.kill()
-            process.wait(10)
+            process.wait(60)
         print((folder / "chores.log").read_text()[-3000:])
 
 
@@ -349,6 +369,7 @@ async def worker(queue: Queue, storage: Storage) -> AsyncIterator[None]:
     await asyncio.wait({playing})
 
 
+@pytest.mark.timeout(300)
 async def test_every_line_is_told_of_once_whatever_is_killed(
     start: Callable[..., Server], tmp_path: Path, eventually: Any
 ) -> None:
@@ -368,11 +389,11 @@ async def test_every_line_is_told_of_once_whatever_is_killed(
     async with worker(queue, storage):
         with chores(server, tmp_path) as chores_worker:
             for read, written in ((1_000, 0), (5_000, 1_000)):
-                process = chores_worker()
-                await eventually(lambda read=read, written=written: reached(read, written), "work is done", 60)
+                process = chores_worker(read, written)
+                await eventually(lambda read=read, written=written: reached(read, written), "work is done", 90)
                 process.send_signal(signal.SIGKILL)
                 server.process.kill()
-                server.process.wait(10)
+                server.process.wait(60)
                 assert not (await queue.batch("default", batch.id)).status.terminal
                 server = start(port=str(server.port), namespace=server.settings.namespace)
                 row = f"default|{batch.id}"  # it is looked at again after a while: now

@@ -26,7 +26,7 @@ from replicate.webhook import InvalidSignatureError, Webhooks
 from serving import WORKER, application, deliver, png
 from tls import certificate
 
-from api.replicate import outputs
+from api.replicate import outputs, predictions
 from shared.access import Scope
 from shared.fetch import Guard, Rules
 from shared.job import Failure, Outcome, Phase, Progress, State, Task
@@ -56,7 +56,7 @@ class Place:
 
     async def claim(self) -> Claim:
         """Claim the next job, as a worker does."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 for claim in await self.queue.claim(WORKER, ["demo"], 1):
                     return claim
@@ -68,7 +68,7 @@ class Place:
 
     async def deliver_webhooks(self, receiver: Receiver) -> None:
         """Make one pass of the chore."""
-        rules = Rules(5.0, 65_536, ports=(receiver.port,), allow_http=True, networks=LOOPBACK)
+        rules = Rules(30.0, 65_536, ports=(receiver.port,), allow_http=True, networks=LOOPBACK)
         assert await Pass(self.queue, Guard(rules), "https://pictures.test").run() == 1
 
 
@@ -100,7 +100,7 @@ async def place(
 
             stack.push_async_callback(stop)
             stack.push_async_callback(transport.aclose)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not server.started:
                     await asyncio.sleep(0.01)
             scheme = "https" if tls else "http"
@@ -179,8 +179,9 @@ async def test_run_waits_and_gives_files(place: Any) -> None:
     assert prediction.status == "processing"
 
 
-async def test_what_fails_or_is_canceled(place: Any) -> None:
+async def test_what_fails_or_is_canceled(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure raises with its words. A cancellation is told at once of a job that waits, else once it has left."""
+    monkeypatch.setattr(predictions, "CANCEL_WAIT_S", 60.0)
     here = await place()
     client = here.client()
     waiting = await client.predictions.async_create(version="demo", input=INPUT)
@@ -192,7 +193,7 @@ async def test_what_fails_or_is_canceled(place: Any) -> None:
     running = await client.predictions.async_create(version="demo", input=INPUT)
     claim = await here.claim()
     canceling = asyncio.create_task(running.async_cancel())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not (await here.queue.renew(WORKER, {running.id: claim.epoch})).cancel:
             await asyncio.sleep(0.01)
     await here.queue.settle(WORKER, running.id, claim.epoch, Outcome(state=State.CANCELED))
@@ -208,7 +209,7 @@ async def test_what_fails_or_is_canceled(place: Any) -> None:
     with pytest.raises(RuntimeError, match="it does not fit"):
         [event async for event in failed.value.prediction.async_stream()]
 
-    async with httpx.AsyncClient(base_url=f"{here.url}/compat/replicate/v1") as http:
+    async with httpx.AsyncClient(base_url=f"{here.url}/compat/replicate/v1", timeout=60) as http:
         body = {"version": "demo", "input": INPUT}
         answer = await http.post("/predictions", json=body, headers={"Cancel-After": "5m"})
     job = (await here.claim()).job
@@ -316,7 +317,7 @@ async def test_a_webhook_tells_predictions_that_the_sdk_validates(place: Any) ->
         assert claim.job.schema_version == 2, "workers that do not know such a webhook give it back"
         await here.deliver_webhooks(receiver)
         await deliver(here.queue, here.folder, claim)
-        async with httpx.AsyncClient(base_url=here.url) as http:
+        async with httpx.AsyncClient(base_url=here.url, timeout=60) as http:
             await http.post("/v1/webhooks/secret/rotate")
         await here.deliver_webhooks(receiver)
         new = await client.webhooks.default.async_secret()

@@ -181,7 +181,7 @@ async def test_a_presigned_url_reads_without_credentials(s3_server: str) -> None
     await storage.close()
     assert url is not None
     assert url.startswith(f"{public}/pictures/jobs/job_1/1/0.png?")
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         answer = await client.get(url)
     assert (answer.content, answer.headers["content-type"]) == (b"picture", "image/png")
 
@@ -268,7 +268,7 @@ async def test_a_silent_server_is_given_up_within_the_bound() -> None:
         begun = time.monotonic()
         with pytest.raises(StorageUnavailable, match=r"'pictures' at http://127.0.0.1"):
             await storage.head("a/b")
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 30, "boto3 by itself would wait for minutes"
         await storage.close()
 
 

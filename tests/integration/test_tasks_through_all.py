@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from tiny import shelf
 from shared import catalog
 from shared.queue import Queue
 from shared.storage import connect
+from worker.engine import Engine, Seat
 from worker.loop import Worker
 
-pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.timeout(240)]
 
 MODELS = """
 [[model]]
@@ -78,37 +79,74 @@ def models_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+class Shop:
+    """A client of an API, and a worker that starts once there are jobs, and has all of them begin together."""
+
+    def __init__(self, client: httpx.AsyncClient, worker: Worker, patches: pytest.MonkeyPatch) -> None:
+        self.client = client
+        self._worker = worker
+        self._patches = patches
+        self._working: asyncio.Task[int] | None = None
+
+    async def made(self, *bodies: dict[str, Any]) -> list[dict[str, Any]]:
+        """Submit jobs and return them once they have succeeded."""
+        self._patches.setattr(Engine, "seat", seated_together(len(bodies)))
+        ids = [(await self.client.post("/v1/jobs", json=body)).json()["id"] for body in bodies]
+        self._working = asyncio.create_task(self._worker.run())
+        return [await self._ended(job_id) for job_id in ids]
+
+    async def _ended(self, job_id: str) -> dict[str, Any]:
+        while True:
+            job: dict[str, Any] = (await self.client.get(f"/v1/jobs/{job_id}", params={"wait": WAIT_S})).json()
+            if job["status"] not in ("queued", "running"):
+                assert job["status"] == "succeeded", job
+                return job
+
+    async def close(self) -> None:
+        self._worker.drain()
+        if self._working is not None:
+            assert await asyncio.wait_for(self._working, WAIT_S) == 0
+
+
+def seated_together(count: int) -> Callable[..., None]:
+    """Return what seats so many jobs at once, however long the inputs of one are fetched while another could run."""
+    seat, held = Engine.seat, list[Seat]()
+
+    def together(engine: Engine, *seats: Seat) -> None:
+        held.extend(seats)
+        if len(held) == count:
+            seat(engine, *held)
+
+    return together
+
+
 @pytest.fixture
-async def api(durable_server: Any, settings_for: Any, models_file: Path, tmp_path: Path) -> AsyncIterator[Any]:
-    """A client of an API beside a worker, in this process, over a Redis and a folder."""
+async def shop(
+    durable_server: Any, settings_for: Any, models_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Shop]:
+    """An API beside a worker, in this process, over a Redis and a folder."""
     own = {"models": models_file, "storage_dir": tmp_path / "storage", "device": "cpu", "torch_threads": 1}
     settings = settings_for(durable_server.url, **own)
     queue, workers_queue, storage = Queue.connect(settings), Queue.connect(settings), connect(settings)
     worker = Worker(catalog.load(models_file), workers_queue, storage, settings)
-    working = asyncio.create_task(worker.run())
     async with serving(queue, tmp_path, models=models_file) as client:
-        yield client
-    worker.drain()
-    assert await asyncio.wait_for(working, WAIT_S) == 0
+        opened = Shop(client, worker, monkeypatch)
+        yield opened
+    await opened.close()
     for part in (storage, workers_queue, queue):
         await part.close()
-
-
-async def finished(api: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
-    job = (await api.post("/v1/jobs", json=body, headers={"Prefer": f"wait={WAIT_S}"})).json()
-    assert job.get("status") == "succeeded", job
-    return dict(job)
 
 
 async def upload(api: httpx.AsyncClient, data: bytes) -> str:
     return str((await api.post("/v1/inputs", files={"file": ("a.png", data)})).json()["id"])
 
 
-async def test_what_is_masked_is_repainted_and_the_rest_stays(api: httpx.AsyncClient) -> None:
+async def test_what_is_masked_is_repainted_and_the_rest_stays(shop: Shop) -> None:
     """The job's answer names both pictures; the picture keeps, outside of the mask, what it showed."""
+    api = shop.client
     picture, mask = await upload(api, a_picture_file()), await upload(api, a_mask_file())
     common = {"model": "painter", "image": picture, "mask": mask, "seed": 3}
-    jobs = await asyncio.gather(*(finished(api, {**common, "prompt": prompt}) for prompt in ("a cat", "a red house")))
+    jobs = await shop.made(*({**common, "prompt": prompt} for prompt in ("a cat", "a red house")))
     for job in jobs:
         assert (job["task"], job["strength"], job["mask"]["id"]) == ("inpaint", 1.0, mask)
         assert [image["id"] for image in job["images"]] == [picture]
@@ -120,14 +158,15 @@ async def test_what_is_masked_is_repainted_and_the_rest_stays(api: httpx.AsyncCl
     assert different[40:].mean() > 3 * different[:16].mean(), "the prompt shows where the mask is white"
 
 
-async def test_videos_from_words_and_from_a_picture_share_forwards_and_play(api: httpx.AsyncClient) -> None:
+async def test_videos_from_words_and_from_a_picture_share_forwards_and_play(shop: Shop) -> None:
     """Both are MP4s of the asked length and rate, with a still; a part of one can be read."""
+    api = shop.client
     first = await upload(api, a_picture_file())
     bodies = [
         {"model": "film", "prompt": "a wave", "steps": 3, "seed": 1},
         {"model": "film", "prompt": "a ship leaves", "steps": 3, "seed": 2, "image": first},
     ]
-    jobs = await asyncio.gather(*(finished(api, body) for body in bodies))
+    jobs = await shop.made(*bodies)
     assert [job["task"] for job in jobs] == ["text_to_video", "image_to_video"]
     for job in jobs:
         (artifact,) = job["artifacts"]
@@ -147,14 +186,14 @@ async def test_videos_from_words_and_from_a_picture_share_forwards_and_play(api:
 SIZES = ((64, 64), (80, 48), (48, 80), (96, 48), (48, 96))
 
 
-async def test_five_resolutions_are_claimed_together_and_share_every_forward(api: httpx.AsyncClient) -> None:
+async def test_five_resolutions_are_claimed_together_and_share_every_forward(shop: Shop) -> None:
     """Where the model takes pictures as a list: no job waits for others of its own size."""
     bodies = [
         {"model": "mixer", "prompt": f"picture {at}", "seed": at, "width": width, "height": height}
         for at, (width, height) in enumerate(SIZES)
     ]
-    jobs = await asyncio.gather(*(finished(api, body) for body in bodies))
+    jobs = await shop.made(*bodies)
     for job, size in zip(jobs, SIZES, strict=True):
         assert (job["fusing"]["max_jobs"], job["fusing"]["mean_rows"]) == (5, 5.0), job["fusing"]
-        file = await api.get(job["artifacts"][0]["url"])
+        file = await shop.client.get(job["artifacts"][0]["url"])
         assert Image.open(io.BytesIO(file.content)).size == size
