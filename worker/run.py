@@ -68,9 +68,16 @@ class Run:
         self._uploads[index] = task
 
     def preview(self, previews: Previews, index: int, pixels: Pixels) -> None:
-        """Start telling the next preview of picture `index`."""
+        """Tell the next preview of picture `index`, once those before it are told: who follows sees them in order."""
         told = self._previews.setdefault(index, [])
-        told.append(asyncio.create_task(previews.tell(self.claim.job, index, len(told), pixels)))
+        before, number = told[-1:], len(told)
+
+        async def tell() -> None:
+            if before:
+                await asyncio.wait(before)
+            await previews.tell(self.claim.job, index, number, pixels)
+
+        told.append(asyncio.create_task(tell()))
 
     async def previews_told(self) -> None:
         """Wait until every preview is told or dropped."""

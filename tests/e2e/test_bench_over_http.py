@@ -24,7 +24,7 @@ def test_a_short_run_gives_all_figures(tmp_path: Path) -> None:
 def test_a_short_run_against_an_s3_server_tells_the_idle_share(tmp_path: Path) -> None:
     """From the worker's own metrics: every measured picture was uploaded."""
     kept = tmp_path / "figures.json"
-    idle.main(["--clients", "4", "--pictures", "8", "--json", str(kept)])
+    idle.main(["--clients", "4", "--pictures", "24", "--json", str(kept)])
     told = json.loads(kept.read_text())
     assert 0 <= told["gpu_thread_idle_while_work_waits"] < 1
     assert told["busy_s"] > 0
@@ -35,7 +35,7 @@ def test_a_short_run_against_an_s3_server_tells_the_idle_share(tmp_path: Path) -
 @pytest.mark.timeout(300)
 def test_a_short_run_beside_bulk_jobs_tells_percentiles_and_a_step(tmp_path: Path) -> None:
     kept = tmp_path / "figures.json"
-    beside.main(["--jobs", "2", "--bulk", "64", "--turns", "1", "--json", str(kept)])
+    beside.main(["--jobs", "2", "--bulk", "256", "--turns", "1", "--json", str(kept)])
     told = json.loads(kept.read_text())
     alone, company = (told[f"interactive_{way}_ms"] for way in ("alone", "beside_bulk"))
     assert all(0 < way["p50"] <= way["p95"] for way in (alone, company))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import signal
 from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
@@ -200,8 +201,11 @@ def test_webhooks_are_unwrapped_before_and_after_a_rotation(client: OpenAI, stac
     succeeded = client.videos.create(model="film", prompt="x").id
     stack.submit(model="broken", prompt="x")
     stack.submit(model="painter", prompt="x", deadline_s=0.001)
-    canceled = client.videos.create(model="film", prompt="x", extra_body={"steps": 150, "num_frames": 17}).id
+    (worker,) = [part for part in stack.parts if part.name.startswith("worker")]
+    worker.send(signal.SIGSTOP)  # so that what is to be canceled is not done before
+    canceled = client.videos.create(model="film", prompt="x", extra_body={"num_frames": 17}).id
     stack.client.post(f"/v1/jobs/{canceled.replace('video', 'job')}/cancel")
+    worker.send(signal.SIGCONT)
     told: dict[str, Any] = {}
     for head, content in receiver.wait_for((*ENDS, *ENDS_OF_VIDEOS)):
         event: Any = client.webhooks.unwrap(content, head)

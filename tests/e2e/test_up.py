@@ -1,5 +1,6 @@
 """`fusequeue up`: one command starts all, survives what dies under it, and leaves nothing behind."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -35,7 +36,8 @@ def children(pid: int) -> dict[int, str]:
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and (row := stat_of(int(folder.name))) and int(row[1]) == pid and row[0] != "Z":
-            found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
 
 

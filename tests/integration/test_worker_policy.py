@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,13 @@ from shared.job import Job, JobRecord, Priority, State
 from shared.queue import Queue, Submission
 from shared.signature import signature
 from shared.storage import connect
+from worker.engine import hub
+from worker.engine.meeting import Call
 from worker.loop import Worker
 
 Eventually = Callable[..., Awaitable[None]]
 LONG = 80  # steps: a batch that lasts many times as long as an interactive job takes
+EARLY, LATE = 5, 70  # forwards of it, with an interactive job's few among them
 
 
 class Shop:
@@ -84,20 +89,56 @@ def shop(queue: Queue, tiny_models: Path, tmp_path: Path, eventually: Eventually
     return opened
 
 
+class Gate:
+    """Holds the engine's thread at two forwards until it is let on: a busy machine may run ahead of the loop else."""
+
+    def __init__(self, first: int, second: int) -> None:
+        self._forward = hub.forward
+        self._let_on = {first: threading.Event(), second: threading.Event()}
+        self._passed = 0
+        self.at_work: Shop | None = None
+
+    def forward(self, calls: Sequence[Call], *more: Any) -> list[Any]:
+        if calls[0].point.component == "unet" and self.at_work and self.at_work.worker.seats_in_use:
+            self._passed += 1
+            if self._passed in self._let_on:
+                self._let_on[self._passed].wait(60)
+        return self._forward(calls, *more)
+
+    def open(self, at: int | None = None) -> None:
+        """Let it on at one of the two; None: at both."""
+        for number, let_on in self._let_on.items():
+            if at in (None, number):
+                let_on.set()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate(EARLY, LATE)
+    monkeypatch.setattr(hub, "forward", made.forward)
+    yield made
+    made.open()
+
+
 @pytest.mark.parametrize("width", [64, 96])
 async def test_an_interactive_job_starts_within_a_full_bulk_batch(
-    width: int, shop: Callable[[], Any], tiny_models: Path
+    width: int, shop: Callable[[], Any], tiny_models: Path, gate: Gate, eventually: Eventually
 ) -> None:
     """Of the batch's signature or another one: it ends while the batch waits, whose pictures are those of lone runs."""
     batch = [a_job(f"bulk{at}", steps=LONG, priority=Priority.BULK) for at in range(2)]
     urgent = a_job("urgent", steps=3, width=width, priority=Priority.INTERACTIVE)
-    async with shop() as at_work:
+    async with shop() as at_work, contextlib.AsyncExitStack() as stack:
+        stack.callback(gate.open)
+        gate.at_work = at_work
         await at_work.submit(*batch, a_job("waits", steps=2, priority=Priority.BULK))
         await at_work.under_way("bulk0", "bulk1")
         await at_work.submit(urgent)
+        await eventually(lambda: at_work.worker.seats_in_use == 3, "it is claimed", 60)
+        gate.open(EARLY)
         (done,) = await at_work.ended("urgent")
         assert [(await at_work.record(job.id)).state for job in batch] == [State.RUNNING] * 2
         assert (await at_work.record("waits")).state is State.QUEUED, "bulk jobs are not claimed beyond the seats"
+        gate.open(LATE)
         records = [done, *await at_work.ended("bulk0", "bulk1")]
         made = {record.job.id: await at_work.pixels(record) for record in records}
         await at_work.ended("waits")

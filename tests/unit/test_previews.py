@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_room import a_spec
 from PIL import Image
 
-from shared.job import OutputFormat
-from shared.queue import Queue
+from shared.job import Job, OutputFormat
+from shared.queue import Claim, Queue
 from shared.queue.previews import MAX_PREVIEW_BYTES, PREVIEWS_KEPT_S
-from worker.previews import encode_preview
+from worker.previews import Previews, encode_preview
+from worker.run import Run
 
 NOISE = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
 
@@ -45,6 +51,30 @@ async def test_previews_are_found_in_order_and_once(fake_queue: Queue) -> None:
         (1, 0)
     ]
     assert 0 < await fake_queue.redis.ttl(fake_queue.keys.previews("job_a")) <= PREVIEWS_KEPT_S
+
+
+async def test_previews_are_told_in_the_order_in_which_they_were_taken(
+    fake_queue: Queue, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the encoding of an earlier one takes: who follows a picture sees it come."""
+    slow, told = threading.Event(), list[int]()
+
+    def encode(pixels: np.ndarray, kind: OutputFormat) -> bytes:
+        if not pixels.any():
+            slow.wait(60)
+        told.append(int(pixels.max()))
+        return encode_preview(pixels, kind)
+
+    monkeypatch.setattr("worker.previews.encode_preview", encode)
+    job = make_job()
+    run = Run(Claim(job, "s", epoch=1, attempt=1, alone=False, waited_ms=0), a_spec(Path("none")))
+    for shade in (0, 1, 2):
+        run.preview(Previews(fake_queue), 0, np.full((8, 8, 3), shade, np.uint8))
+    await asyncio.sleep(0.05)  # what does not wait for the first would be told by now
+    slow.set()
+    await run.previews_told()
+    assert told == [0, 1, 2]
+    assert [one.number for one in await fake_queue.previews(job.id)] == [0, 1, 2]
 
 
 async def test_what_is_too_large_is_not_kept(fake_queue: Queue) -> None:
