@@ -45,8 +45,7 @@ def served(spec: ModelSpec, after_warm_up: Callable[[], None] = lambda: None) ->
         engine.warm_up()
         after_warm_up()
         for names in (["a"], ["b", "c"]):
-            for name in names:
-                room.seat(a_job(name))
+            room.seat(*(a_job(name) for name in names))
             room.recorder.wait_for(names)
     assert not [ended.error for ended in room.recorder.ended.values() if ended.error]
     return room.recorder

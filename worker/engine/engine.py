@@ -185,7 +185,9 @@ class Engine:
     def _warm(self, spec: ModelSpec) -> None:
         if self._models.get(spec.id) is not None:
             with self._guard:
-                self._loads.pop(spec.id).set()
+                arrived = self._loads.pop(spec.id, None)
+            if arrived is not None:  # else it arrived for a job, just now
+                arrived.set()
         else:
             self._models.request(spec, push_out=False)
 
