@@ -92,6 +92,17 @@ def create_app(
         redoc_url=None,
     )
     errors.install(app)
+    _include_routes(app)
+    documented.complete(app, JobObject)
+    # The one added last is the outermost: it sees all requests and errors.
+    app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=_body_caps(settings, served))
+    if settings.cors_origins:
+        app.add_middleware(CORSMiddleware, **_cors(settings.cors_origins))
+    app.add_middleware(Observed)
+    return app
+
+
+def _include_routes(app: FastAPI) -> None:
     for routes in (jobs, listing, bulk, events, inputs, models, webhooks, files, images, batches, videos, huggingface):
         app.include_router(routes.router, dependencies=[JOBS])
     for of_replicate in (replicate_predictions, replicate_models, replicate_files, replicate_webhooks):
@@ -100,27 +111,22 @@ def create_app(
         app.include_router(of_operators.router, dependencies=[ADMIN])
     for open_routes in (artifacts, health, docs):  # a picture's URL may be signed; metrics ask for a key themselves
         app.include_router(open_routes.router)
-    documented.complete(app, JobObject)
-    # The one added last is the outermost: it sees all requests and errors.
+
+
+def _body_caps(settings: Settings, served: Catalog) -> dict[str, int | None]:
+    """Return the largest body by path, where it is another than usual; None: the route has limits of its own."""
     uploads = settings.max_input_bytes + inputs.OVERHEAD_BYTES
-    uploaded_files = settings.max_file_bytes + files.OVERHEAD_BYTES
     pictures = 1 + max(spec.limits.max_input_images for spec in served)  # those to edit, and a mask
-    edits = pictures * settings.max_input_bytes + images.OVERHEAD_BYTES
     in_base64 = 4 * -(-settings.max_input_bytes // 3)
-    caps = {
+    return {
         "/v1/inputs": uploads,
         "/v1/jobs:bulk": None,
-        "/v1/files": uploaded_files,
+        "/v1/files": settings.max_file_bytes + files.OVERHEAD_BYTES,
         replicate_files.router.prefix: uploads,
-        "/v1/images/edits": edits,
+        "/v1/images/edits": pictures * settings.max_input_bytes + images.OVERHEAD_BYTES,
         "/v1/videos": settings.max_input_bytes + videos.OVERHEAD_BYTES,
         **{f"{huggingface.PREFIX}/{spec.id}": in_base64 + huggingface.OVERHEAD_BYTES for spec in served},
     }
-    app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=caps)
-    if settings.cors_origins:
-        app.add_middleware(CORSMiddleware, **_cors(settings.cors_origins))
-    app.add_middleware(Observed)
-    return app
 
 
 def _cors(origins: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -156,8 +156,9 @@ class Worker:
         while not self._draining.is_set():
             self._stirred.clear()
             try:
-                claims = await self._claim()
-                pause_s = 0.0 if claims else await self._idle_s()
+                asked = self._asks()
+                claims = await self._claim(asked)
+                pause_s = 0.0 if claims else await self._idle_s(asked)
                 retry_s = 0.1
             except RedisUnavailable as error:
                 log.warning("claiming_waits_for_redis", error=error.message)
@@ -171,9 +172,9 @@ class Worker:
             if pause_s:
                 await self._stir(pause_s)
 
-    async def _claim(self) -> list[Claim]:
+    async def _claim(self, asked: Sequence[Ask]) -> list[Claim]:
         """Claim for the free seats, and interactive jobs that may set others aside."""
-        for ask in self._asks():
+        for ask in asked:
             if claims := await self._put(ask):
                 return claims
         return []
@@ -214,9 +215,8 @@ class Worker:
         engine = self._engine
         return loads_ms(self._models, engine.loaded_models, engine.load_seconds, engine.unavailable_models)
 
-    async def _idle_s(self) -> float:
-        """Return how long to wait for a wake-up before looking again."""
-        asked = self._asks()
+    async def _idle_s(self, asked: Sequence[Ask]) -> float:
+        """Return how long to wait for a wake-up before looking again, `asked` having given nothing."""
         ripens_in_ms = None
         if not any(run.occupies_seats for run in self._runs.values()):
             ripens_in_ms = await self._queue.next_ripening(self._loads(), worker=self.name)
