@@ -26,7 +26,8 @@ from bench import record, shapes
 from shared.catalog import Catalog, Limits, ModelSpec
 from shared.job import Job
 from shared.settings import Settings
-from worker.engine import Engine, Finished, ForwardFacts, Made, Pixels, Seat
+from worker.engine import Finished, ForwardFacts, Incident, Made, Pixels, Seat
+from worker.engine.engine import Engine
 
 GUIDANCE = 5.0
 PATIENCE_S = 600.0
@@ -131,6 +132,8 @@ class Hall:
     def progress(self, key: str, step: int, total: int) -> None: ...
 
     def decoding(self, key: str) -> None: ...
+
+    def incident(self, incident: Incident) -> None: ...
 
     def preview(self, key: str, index: int, pixels: Pixels) -> None: ...
 

@@ -23,7 +23,8 @@ from bench import record, shapes
 from shared.catalog import Catalog, Limits, ModelSpec
 from shared.job import Job, Priority
 from shared.settings import Settings
-from worker.engine import Engine, Finished, ForwardFacts, Made, Pixels, Seat
+from worker.engine import Finished, ForwardFacts, Incident, Made, Pixels, Seat
+from worker.engine.engine import Engine
 
 PATIENCE_S = 600.0
 # What comes into the batch: nothing, an interactive job, or the same as one more bulk job.
@@ -110,6 +111,8 @@ class Lobby:
             self._seat(job)
 
     def decoding(self, key: str) -> None: ...
+
+    def incident(self, incident: Incident) -> None: ...
 
     def preview(self, key: str, index: int, pixels: Pixels) -> None: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,8 @@ from PIL import Image
 from shared.catalog import Catalog, Defaults, Limits, ModelSpec
 from shared.job import InputRef, Job, Task
 from shared.settings import Settings
-from worker.engine import Engine, Finished, ForwardFacts, InputFiles, Made, Seat
+from worker.engine import Finished, ForwardFacts, Incident, InputFiles, Made, Seat
+from worker.engine.engine import Engine
 
 SIDE = 64
 TIMEOUT_S = 60.0
@@ -104,6 +105,7 @@ class Recorder:
     previews: list[np.ndarray] = field(default_factory=list)
     ended: dict[str, Finished] = field(default_factory=dict)
     facts: list[ForwardFacts] = field(default_factory=list)
+    incidents: list[Incident] = field(default_factory=list)
     change: threading.Condition = field(default_factory=threading.Condition)
 
     def loading(self, key: str) -> None:
@@ -134,6 +136,9 @@ class Recorder:
     def forward(self, facts: ForwardFacts) -> None:
         self.facts.append(facts)
 
+    def incident(self, incident: Incident) -> None:
+        self.incidents.append(incident)
+
     @property
     def rows(self) -> list[int]:
         return [facts.rows for facts in self.facts]
@@ -147,10 +152,17 @@ class Recorder:
 class Room:
     """An engine, its listener and its models."""
 
-    def __init__(self, *specs: ModelSpec, recorder: Recorder | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *specs: ModelSpec,
+        recorder: Recorder | None = None,
+        make: Callable[..., Any] = Engine,
+        **settings: Any,
+    ) -> None:
         self.recorder = recorder or Recorder()
         self.specs = {spec.id: spec for spec in specs}
-        self.engine = Engine(Catalog(specs), self.recorder, Settings(device="cpu", torch_threads=1, **settings))
+        told = Settings(**{"device": "cpu", "torch_threads": 1, **settings})
+        self.engine = make(Catalog(specs), self.recorder, told)
 
     def seat(self, *jobs: Job, alone: Sequence[str] = (), image: bytes | None = None) -> None:
         """Seat jobs, which begin together; their input pictures are made from their seeds, but for `image`, if any."""
@@ -180,7 +192,7 @@ class Room:
         return self.recorder
 
     @contextmanager
-    def started(self) -> Iterator[Engine]:
+    def started(self) -> Iterator[Any]:
         self.engine.start()
         try:
             yield self.engine

@@ -18,10 +18,6 @@ from worker import pod
 from worker.loop import Worker
 from worker.port import answering
 
-SWITCH_INTERVAL_S = 0.0005
-"""How long one thread may keep Python from another. The engine's thread gives it up at every operation of torch, and
-would wait for up to Python's 5 ms to have it back from the event loop, many times a forward."""
-
 
 async def serve(configured: Settings) -> int:
     """Work until SIGTERM or SIGINT, then drain; returns the exit status."""
@@ -43,7 +39,6 @@ async def serve(configured: Settings) -> int:
 def main() -> int:
     """Run one worker; an error of the set-up is told in one line."""
     try:
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
         configured = settings.load()
         log.configure(configured.log_level)
         for told in settings.misspelt(os.environ):

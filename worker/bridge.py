@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable
 
 from shared.job import Phase, Progress
+from worker import tally
 from worker.deliver import Delivery
-from worker.engine import Finished, ForwardFacts, Made, Pixels
+from worker.engine import Finished, ForwardFacts, Incident, Made, Pixels
 from worker.previews import Previews
 from worker.run import Run
 
@@ -54,6 +55,9 @@ class Bridge:
 
     def forward(self, facts: ForwardFacts) -> None:
         self._hand_over(self._on_forward, facts)
+
+    def incident(self, incident: Incident) -> None:
+        self._hand_over(tally.incident, incident)
 
     def _hand_over(self, function: Callable[..., None], *arguments: object) -> None:
         # Waking the loop is a system call, and all jobs of a forward have progress to tell: one wakes it for all.

@@ -9,7 +9,7 @@ import structlog
 from shared import metrics
 from worker.batches import Batches
 from worker.deliver import Delivery
-from worker.engine import Engine
+from worker.engine import Standing
 from worker.nvml import Card
 from worker.tally import Spent
 
@@ -28,17 +28,16 @@ class Gauges:
         self._card: Card | None = None
         self._looked = False
 
-    async def refresh(self, engine: Engine, *, ready: bool) -> None:
+    async def refresh(self, engine: Standing, *, ready: bool) -> None:
         """Set the gauges, and count what the GPU thread has done since the last call."""
-        self._spent.show(engine.time_spent())
+        self._spent.show(engine.time_spent)
         metrics.spool_bytes.set(self._delivery.held_bytes)
         metrics.spool_limit_bytes.set(self._delivery.spool_bytes)
         metrics.running_seats.set(self._batches.seats)
         metrics.worker_ready.set(ready)
-        if ready and not self._looked:  # before that, asking torch for its device would make it wake the device
+        if engine.device_uuid is not None and not self._looked:
             self._looked = True
-            uuid = engine.device_uuid
-            self._card = None if uuid is None else Card.find(uuid)
+            self._card = Card.find(engine.device_uuid)
         if self._card is not None:
             await self._read(self._card)
 

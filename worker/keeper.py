@@ -15,7 +15,7 @@ from shared.clock import now_ms
 from shared.errors import RedisUnavailable
 from shared.queue import Queue
 from shared.settings import Settings
-from worker.engine import Activity, Engine
+from worker.engine import Activity, AnyEngine
 from worker.run import Run, StopReason
 
 log = structlog.get_logger()
@@ -47,7 +47,7 @@ def stalled(activity: Activity, now_s: float, limits: StallLimits) -> bool:
 class Keeper:
     """Renews leases, tells runs that they were canceled, lost or are out of time, and reclaims others' losses."""
 
-    def __init__(self, queue: Queue, engine: Engine, runs: dict[str, Run], worker: str, settings: Settings) -> None:
+    def __init__(self, queue: Queue, engine: AnyEngine, runs: dict[str, Run], worker: str, settings: Settings) -> None:
         self._queue = queue
         self._engine = engine
         self._runs = runs
@@ -79,7 +79,7 @@ class Keeper:
 
     async def renew(self) -> None:
         """Renew every lease once; runs that are no longer ours, or are wanted no more, are stopped."""
-        if stalled(self._engine.activity(), time.monotonic(), self._limits):
+        if stalled(self._engine.standing.activity, time.monotonic(), self._limits):
             log.error("gpu_thread_hung", running=len(self._runs))
             self.hung.set()
             return

@@ -19,11 +19,12 @@ from shared.queue import Claim, Queue
 from shared.settings import Settings
 from shared.storage import Storage
 from worker import tally
+from worker.apart import EngineProcess
 from worker.batches import Batches
 from worker.bridge import Bridge
 from worker.curves import Curves
 from worker.deliver import Delivery
-from worker.engine import Engine, ForwardFacts
+from worker.engine import EngineFactory, ForwardFacts, allowed
 from worker.gauges import Gauges
 from worker.keeper import Keeper
 from worker.policy import Ask, Seated, asks, leading, loads_ms
@@ -49,11 +50,19 @@ def worker_name() -> str:
 class Worker:
     """Serves the catalog's models until `drain` is called.
 
-    A job's walk: `_claim` here, then `Service.serve` (input, seat, pictures, settle). The engine computes on its
-    own thread; this loop does everything else, so leases are renewed and pictures uploaded while a forward runs.
+    A job's walk: `_claim` here, then `Service.serve` (input, seat, pictures, settle). The engine computes in a
+    process of its own, unless `engine` makes another; this loop does everything else, so leases are renewed and
+    pictures uploaded while a forward runs.
     """
 
-    def __init__(self, catalog: Catalog, queue: Queue, storage: Storage, settings: Settings) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        queue: Queue,
+        storage: Storage,
+        settings: Settings,
+        engine: EngineFactory = EngineProcess,
+    ) -> None:
         self.name = worker_name()
         self._catalog = catalog
         self._queue = queue
@@ -73,7 +82,7 @@ class Worker:
         self._reporter = Reporter(queue, self._runs, self._curves, self.name, catalog)
         previews = Previews(queue)
         bridge = Bridge(self._runs, self._delivery, previews, on_change=self._changed, on_forward=self._measured)
-        self._engine = Engine(catalog, bridge, settings)
+        self._engine = engine(catalog, bridge, settings)
         self._service = Service(queue, storage, self._engine, self.name)
         self._keeper = Keeper(queue, self._engine, self._runs, self.name, settings)
 
@@ -90,14 +99,15 @@ class Worker:
 
     def _useless(self) -> str | None:
         """Return why none of the models can be served; None: one can, for all that is known."""
-        unavailable = self._engine.unavailable_models
-        if self._engine.loaded_models or unavailable.keys() != set(self._models):
+        engine = self._engine.standing
+        unavailable = engine.unavailable_models
+        if engine.loaded_models or unavailable.keys() != set(self._models):
             return None
         return f"no model can be loaded: {'; '.join(unavailable.values())}"
 
     async def refresh_metrics(self) -> None:
         """Bring the gauges of this process up to date."""
-        await self._gauges.refresh(self._engine, ready=self.unready() is None)
+        await self._gauges.refresh(self._engine.standing, ready=self.unready() is None)
 
     @property
     def seats_in_use(self) -> int:
@@ -192,7 +202,7 @@ class Worker:
         rows = self._largest_batch
         if seated:
             first = runs[[one.signature for one in seated].index(leading(seated))]
-            most = self._engine.allowed(first.claim.job, first.spec.max_batch)
+            most = allowed(self._engine.standing, first.claim.job, first.spec.max_batch)
             rows = self._curves.rows(first.claim.signature, most)
             self._batches.bound(first.claim.signature, most, rows)
         aside = rows if self._settings.rows_aside is None else self._settings.rows_aside
@@ -208,11 +218,11 @@ class Worker:
             return await self._queue.claim(self.name, self._loads(), ask.seats)
         # Of models in memory only: a load would find no room beside one whose jobs are parked.
         return await self._queue.claim(
-            self.name, self._engine.loaded_models, ask.seats, lowest=ask.lowest, accompanied=True
+            self.name, self._engine.standing.loaded_models, ask.seats, lowest=ask.lowest, accompanied=True
         )
 
     def _loads(self) -> dict[str, int]:
-        engine = self._engine
+        engine = self._engine.standing
         return loads_ms(self._models, engine.loaded_models, engine.load_seconds, engine.unavailable_models)
 
     async def _idle_s(self, asked: Sequence[Ask]) -> float:
@@ -222,7 +232,8 @@ class Worker:
             ripens_in_ms = await self._queue.next_ripening(self._loads(), worker=self.name)
         elif any(ask.lowest is Priority.INTERACTIVE for ask in asked):
             hints = self._urgent.hints
-            waits_ms = await self._queue.next_ripening(self._engine.loaded_models, lowest=Priority.INTERACTIVE)
+            loaded = self._engine.standing.loaded_models
+            waits_ms = await self._queue.next_ripening(loaded, lowest=Priority.INTERACTIVE)
             if waits_ms is None:
                 self._urgent.none_waits(hints)
             if any(ask.signature is None for ask in asked):

@@ -19,7 +19,7 @@ from shared.job import Phase, Progress
 from shared.queue import Queue, WorkerInfo
 from shared.version import VERSION
 from worker.curves import Curves
-from worker.engine import Engine, ForwardFacts
+from worker.engine import AnyEngine, ForwardFacts, Standing
 from worker.run import Run
 
 log = structlog.get_logger()
@@ -108,13 +108,13 @@ class Reporter:
         if news:
             await self._queue.publish_progress(news)
 
-    async def beat(self, engine: Engine) -> None:
+    async def beat(self, engine: AnyEngine) -> None:
         """Say that this worker is there, for as long as it lives."""
         learned_at = time.monotonic()
         start_told = False
         while True:
             try:
-                await self.beat_once(engine)
+                await self.beat_once(engine.standing)
                 if not start_told and self._info.ready_at_ms:
                     await self._queue.learn_start((self._info.ready_at_ms - self._info.started_at_ms) / 1000)
                     start_told = True
@@ -126,17 +126,17 @@ class Reporter:
                 log.debug("heartbeat_missed", error=error.message)
             await asyncio.sleep(BEAT_EVERY_S)
 
-    async def beat_once(self, engine: Engine) -> None:
+    async def beat_once(self, engine: Standing) -> None:
         seated = sum(run.claim.job.seats for run in self._runs.values() if run.occupies_seats)
         info = replace(self._info, running=len(self._runs), running_seats=seated, seats=self._seats)
         info = replace(info, free_seats=max(0, self._seats - seated))
         info = replace(info, memory_bytes=engine.memory_bytes, models_bytes=engine.models_bytes)
-        spent = engine.time_spent()
+        spent = engine.time_spent
         info = replace(info, busy_s=round(spent.busy_s, 3), idle_while_waiting_s=round(spent.idle_while_waiting_s, 3))
         loaded = engine.loaded_models
         # A model of jobs in hand is on its way into memory, unless that failed. Who takes no jobs holds none.
         held = {*loaded, *(run.spec.id for run in self._runs.values())} - engine.unavailable_models.keys()
         await self._queue.heartbeat(
-            replace(info, device=str(engine.device), loaded=loaded), held if info.state == "ready" else ()
+            replace(info, device=engine.device, loaded=loaded), held if info.state == "ready" else ()
         )
         self._beat_s = time.monotonic()

@@ -17,7 +17,7 @@ from shared.queue import Queue
 from shared.storage import Storage
 from worker import tally
 from worker.deliver import attempt_prefix
-from worker.engine import Engine, Finished, InputFiles, Seat
+from worker.engine import AnyEngine, Finished, InputFiles, Seat
 from worker.run import Run, StopReason
 
 log = structlog.get_logger()
@@ -38,7 +38,7 @@ class _InputMissing(Exception):
 class Service:
     """Sees one run through, from its claim to its settling."""
 
-    def __init__(self, queue: Queue, storage: Storage, engine: Engine, worker: str) -> None:
+    def __init__(self, queue: Queue, storage: Storage, engine: AnyEngine, worker: str) -> None:
         self._queue = queue
         self._storage = storage
         self._engine = engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shared import metrics
 from shared.job import Outcome, State
 from shared.queue import Claim
-from worker.engine import TimeSpent
+from worker.engine import Incident, TimeSpent
 
 
 def claimed(claim: Claim) -> None:
@@ -28,6 +28,19 @@ def settled(claim: Claim, outcome: Outcome) -> None:
 def given_up(reason: str) -> None:
     """Count a claim that ended in no settling by this worker."""
     metrics.jobs_given_up.labels(reason).inc()
+
+
+def incident(incident: Incident) -> None:
+    """Count what the engine met with."""
+    match incident.kind:
+        case "model_loaded":
+            metrics.model_load_seconds.labels(incident.model).observe(incident.amount)
+        case "model_load_failed":
+            metrics.model_loads_failed.labels(incident.model).inc(incident.amount)
+        case "out_of_memory":
+            metrics.out_of_memory.labels(incident.model).inc(incident.amount)
+        case "forward_repeated":
+            metrics.forwards_repeated.labels(incident.model).inc(incident.amount)
 
 
 class Spent:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 from collections import Counter
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +20,7 @@ from shared.keys import Keys
 PROMPT = "a red circle on a blue ground, left"
 LEASE_S = 12.0
 TRIES = 5
+EXIT_HUNG = 70  # of worker/loop.py
 
 
 def submit_together(stack: Any, count: int, **body: object) -> list[str]:
@@ -72,6 +75,13 @@ def let_leases_run_out(stack: Any, ids: list[str]) -> None:
         assert client.zadd(Keys("default").leases, dict.fromkeys(ids, 1), xx=True, ch=True) == len(ids)
 
 
+def engine_of(worker: Any) -> int:
+    """Return the process of a worker's engine."""
+    pid = worker.process.pid
+    (engine,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(engine)
+
+
 def epoch_s(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
@@ -83,12 +93,28 @@ def test_the_jobs_of_a_killed_worker_are_made_by_another(make_stack: Any) -> Non
     """
     stack = make_stack(lease_ms=str(round(1000 * LEASE_S))).start(workers=2)
     ids, victim = caught_in_mid_batch(stack, steps=60)
+    engine = engine_of(victim)
     victim.kill()
     killed_s = datetime.now().timestamp()
     jobs = [stack.finish(name) for name in ids]
     assert Counter(job["status"] for job in jobs) == {"succeeded": 3}
     assert all(job["attempts"] == 2 for job in jobs)
     assert 0 < min(epoch_s(job["started_at"]) for job in jobs) - killed_s < 1.5 * LEASE_S
+    told = stack.terminal_events()
+    assert {name: told[name] for name in ids} == dict.fromkeys(ids, 1)
+    wait_until(lambda: not Path(f"/proc/{engine}").exists(), "its engine has ended with it")
+
+
+def test_a_worker_whose_engine_is_killed_leaves_and_another_makes_its_jobs(make_stack: Any) -> None:
+    """As when memory is short. It counts as a loss, so that a job that kills every engine it meets has an end."""
+    stack = make_stack().start(workers=2)
+    ids, victim = caught_in_mid_batch(stack, steps=60)
+    os.kill(engine_of(victim), signal.SIGKILL)
+    victim.send(signal.SIGCONT)
+    assert victim.process.wait(60) == EXIT_HUNG
+    assert "engine_process_ended" in victim.text()
+    jobs = [stack.finish(name) for name in ids]
+    assert all(job["status"] == "succeeded" and job["attempts"] == 2 for job in jobs)
     told = stack.terminal_events()
     assert {name: told[name] for name in ids} == dict.fromkeys(ids, 1)
 

@@ -128,7 +128,7 @@ def test_canceling_before_a_job_has_begun_leaves_nothing_behind(tiny_models: Pat
     with room.started():
         room.recorder.wait_for(["gone"])
     assert room.recorder.ended["gone"].canceled
-    assert room.engine.running() == ()
+    assert not room.engine.standing.activity.busy
 
 
 def test_an_interactive_job_sets_bulk_rows_aside_and_they_resume(tiny_models: Path) -> None:
@@ -227,7 +227,7 @@ def test_stop_ends_the_thread_in_mid_run(tiny_models: Path) -> None:
     room.seat(a_job("long", steps=500))
     with room.started() as engine:
         assert under_way.wait(TIMEOUT_S)
-        assert engine.activity().busy
+        assert engine.standing.activity.busy
     assert engine.join(0)
     assert room.recorder.ended["long"].canceled
     assert room.recorder.rows == [1]

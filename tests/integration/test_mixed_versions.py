@@ -16,6 +16,7 @@ from shared.job import NEWEST_JOB, Job, State, decode
 from shared.queue import Queue, Submission
 from shared.signature import signature
 from shared.storage import connect
+from worker.engine.engine import Engine
 from worker.loop import Worker
 
 NEXT = NEWEST_JOB + 1
@@ -68,7 +69,8 @@ async def test_an_older_worker_leaves_and_keeps_what_it_has(queue: Queue, tiny_m
     await make_newer(queue, "newer")
     storage = connect(settings)
     async with asyncio.timeout(100):
-        status = await Worker(Catalog((a_spec(tiny_models / "sd", max_batch=2),)), queue, storage, settings).run()
+        models = Catalog((a_spec(tiny_models / "sd", max_batch=2),))
+        status = await Worker(models, queue, storage, settings, Engine).run()
     await storage.close()
     assert status == 0
     own = await queue.get("own")

@@ -21,6 +21,7 @@ from shared import catalog
 from shared.queue import Queue
 from shared.storage import connect
 from worker.engine import Engine, Seat
+from worker.engine.engine import Engine
 from worker.loop import Worker
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.timeout(240)]
@@ -128,7 +129,7 @@ async def shop(
     own = {"models": models_file, "storage_dir": tmp_path / "storage", "device": "cpu", "torch_threads": 1}
     settings = settings_for(durable_server.url, **own)
     queue, workers_queue, storage = Queue.connect(settings), Queue.connect(settings), connect(settings)
-    worker = Worker(catalog.load(models_file), workers_queue, storage, settings)
+    worker = Worker(catalog.load(models_file), workers_queue, storage, settings, Engine)
     async with serving(queue, tmp_path, models=models_file) as client:
         opened = Shop(client, worker, monkeypatch)
         yield opened

@@ -21,6 +21,7 @@ from shared.queue import Queue, Submission
 from shared.settings import Settings
 from shared.signature import signature
 from shared.storage import connect
+from worker.engine.engine import Engine
 from worker.loop import Worker
 from worker.port import answering
 
@@ -57,7 +58,7 @@ async def test_a_worker_without_redis_keeps_its_forward_claims_nothing_and_comes
         durable_server.url, storage_dir=tmp_path / "storage", device="cpu", torch_threads=1, drain_timeout_s=60.0
     )
     queue, storage = Queue.connect(settings), connect(settings)
-    worker = Worker(Catalog((a_spec(tiny_models / "sd", MODEL, max_batch=1),)), queue, storage, settings)
+    worker = Worker(Catalog((a_spec(tiny_models / "sd", MODEL, max_batch=1),)), queue, storage, settings, Engine)
     await submit(queue, a_job("runs", model=MODEL, steps=STEPS), a_job("waits", model=MODEL, steps=2))
     running = asyncio.create_task(worker.run())
 
@@ -95,7 +96,7 @@ async def test_a_worker_whose_models_are_missing_is_not_ready(
     )
     storage = connect(settings)
     with structlog.testing.capture_logs() as logs:
-        worker = Worker(Catalog((a_spec(tmp_path / "nowhere"),)), queue, storage, settings)
+        worker = Worker(Catalog((a_spec(tmp_path / "nowhere"),)), queue, storage, settings, Engine)
         running = asyncio.create_task(worker.run())
         await eventually(lambda: any(line["event"] == "nothing_to_serve" for line in logs), "it has tried", 60)
         async with answering(settings, worker), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:

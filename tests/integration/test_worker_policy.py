@@ -25,6 +25,7 @@ from shared.signature import signature
 from shared.storage import connect
 from worker.engine import hub
 from worker.engine.meeting import Call
+from worker.engine.engine import Engine
 from worker.loop import Worker
 
 Eventually = Callable[..., Awaitable[None]]
@@ -41,7 +42,7 @@ class Shop:
         self.queue = queue
         self.storage = connect(settings)
         self.spec = a_spec(folder, max_batch=2)
-        self.worker = Worker(Catalog((self.spec,)), queue, self.storage, settings)
+        self.worker = Worker(Catalog((self.spec,)), queue, self.storage, settings, Engine)
         self._eventually = eventually
 
     async def submit(self, *jobs: Job) -> None:

@@ -16,6 +16,7 @@ from shared.job import State
 from shared.queue import Queue, Submission
 from shared.signature import signature
 from shared.storage import connect
+from worker.engine.engine import Engine
 from worker.engine.models import locate
 from worker.loop import Worker
 
@@ -61,7 +62,7 @@ async def test_a_fleet_with_several_models_settles_into_few_loads(
         )
 
     with structlog.testing.capture_logs() as logs:
-        workers = [Worker(Catalog(specs), queue, storage, settings) for _ in range(2)]
+        workers = [Worker(Catalog(specs), queue, storage, settings, Engine) for _ in range(2)]
         running = [asyncio.create_task(worker.run()) for worker in workers]
         await eventually(all_ended, "all jobs have ended", 120)
         await eventually(registered, "they tell what they are and hold", 10)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import diffusers
-import numpy as np
 import torch
 
 from shared.errors import InferenceFailed, JobError, ModelUnavailable, NonFiniteLatents
 from shared.job import Job, Task
+from worker.engine.channel import shared_array
 from worker.engine.copies import Pipeline
 from worker.engine.forms import accepted_by, takes_last_image
 from worker.engine.inputs import Inputs
@@ -167,10 +167,11 @@ def to_pixels(image: torch.Tensor) -> Pixels:
 def to_frames(video: torch.Tensor) -> Pixels:
     """Return [frames, 3, height, width] values of 0 to 1 as uint8 [frames, height, width, 3].
 
-    One frame after the other, as bytes into their place: a video is not held a second time.
+    One frame after the other, as bytes into their place, which the encoder has too, though in another process: a video
+    is not held a second time.
     """
     first = to_pixels(video[0])
-    pixels: Pixels = np.empty((len(video), *first.shape), first.dtype)
+    pixels: Pixels = shared_array((len(video), *first.shape), first.dtype)
     pixels[0] = first
     for at in range(1, len(video)):
         pixels[at] = to_pixels(video[at])

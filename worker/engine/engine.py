@@ -13,16 +13,14 @@ import torch
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
-from shared import metrics
 from shared.catalog import Catalog, ModelSpec
 from shared.errors import JobError
-from shared.job import Job
 from shared.settings import Settings
 from worker.engine.adapters import AdapterLoader
 from worker.engine.device import chosen_device, uuid_of
 from worker.engine.host import go_first, keep_freed_memory
 from worker.engine.inputs import Inputs, prepare
-from worker.engine.interface import Activity, Listener, RunningJob, Seat, TimeSpent
+from worker.engine.interface import Activity, Incident, Listener, Seat, Standing, TimeSpent
 from worker.engine.models import LoadedModel, Models, NoRoom
 from worker.engine.pace import Pace
 from worker.engine.rounds import Rounds
@@ -39,7 +37,7 @@ class Engine:
     """Puts seated jobs through fused forwards on a thread of its own.
 
     `seat`, `cancel`, `release_all` and the views may be called from any thread and return at once. An error that
-    is no job's fault (a lost device, a fault in the engine) ends the thread: `activity` then tells a hang.
+    is no job's fault (a lost device, a fault in the engine) ends the thread: its activity then is that of a hang.
     """
 
     def __init__(self, catalog: Catalog, listener: Listener, settings: Settings) -> None:
@@ -109,22 +107,24 @@ class Engine:
             self._seats.clear()
         self._inbox.put(self._rounds.release_all)
 
-    def allowed(self, job: Job, most: int) -> int:
-        """Return how many pictures like those of `job`, at most `most`, memory lets run together now."""
-        return self._rounds.allowed(job, most)
+    @property
+    def standing(self) -> Standing:
+        """Return what there is to tell of the engine now."""
+        loaded = tuple(self._models.loaded)
+        return Standing(
+            device=str(self.device),
+            device_uuid=uuid_of(self.device) if loaded else None,  # asking for it makes torch wake the device
+            memory_bytes=self._models.device_bytes,
+            models_bytes=self._models.used_bytes(),
+            loaded_models=loaded,
+            load_seconds=dict(self._load_s),
+            unavailable_models=dict(self._unavailable),
+            allowed=self._rounds.allowed(),
+            activity=self._activity(),
+            time_spent=TimeSpent(self._workday.busy_s(time.monotonic()), self._workday.idle_while_waiting_s),
+        )
 
-    def running(self) -> tuple[RunningJob, ...]:
-        """Return a view of all seated jobs."""
-        with self._guard:
-            seats = list(self._seats.values())
-        views = []
-        for seat in seats:
-            step, total = self._rounds.progress_of(seat.claim_key)
-            views.append(RunningJob(seat.claim_key, seat.spec.id, seat.job.seats, step, total))
-        return tuple(views)
-
-    def activity(self) -> Activity:
-        """Return what tells a working engine from a hanging one."""
+    def _activity(self) -> Activity:
         if self._dead:
             return Activity(busy=True, since_s=float("-inf"))
         forwards = self._rounds.under_way
@@ -136,39 +136,6 @@ class Engine:
             loading=self._setting_up or (loading and not forwards),
             expected_s=self._pace.expected_s,
         )
-
-    def time_spent(self) -> TimeSpent:
-        """Return how the thread has spent its time since the start."""
-        return TimeSpent(self._workday.busy_s(time.monotonic()), self._workday.idle_while_waiting_s)
-
-    @property
-    def device_uuid(self) -> str | None:
-        """Return the GPU's name in all of its driver's books, None for a CPU."""
-        return uuid_of(self.device)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return how much memory the device has."""
-        return self._models.device_bytes
-
-    @property
-    def models_bytes(self) -> int:
-        """Return how much of it the models in memory take, with their adapters."""
-        return self._models.used_bytes()
-
-    @property
-    def load_seconds(self) -> dict[str, float]:
-        """Return how long the last load of each model took, from the weights' files to the first job it may serve."""
-        return dict(self._load_s)
-
-    @property
-    def unavailable_models(self) -> dict[str, str]:
-        """Return why each model could not be loaded whose last load failed."""
-        return dict(self._unavailable)
-
-    @property
-    def loaded_models(self) -> tuple[str, ...]:
-        return tuple(self._models.loaded)
 
     def warm_up(self, specs: Sequence[ModelSpec] | None = None) -> None:
         """Load models, those of the catalog unless told, and wait until each has come or failed.
@@ -266,13 +233,13 @@ class Engine:
             self._pace.note_life()
             self._setting_up = False
             self._load_s[model] = time.monotonic() - outcome.began_s
-            metrics.model_load_seconds.labels(model).observe(self._load_s[model])
+            self._listener.incident(Incident("model_loaded", model, self._load_s[model]))
             self._unavailable.pop(model, None)
         elif isinstance(outcome, NoRoom):
             log.info("model_not_kept", model=model, reason=outcome.message)
         else:
             self._unavailable[model] = outcome.message
-            metrics.model_loads_failed.labels(model).inc()
+            self._listener.incident(Incident("model_load_failed", model))
             log.error("model_unavailable", model=model, error=outcome.message)
         self._rounds.model_arrived(model, outcome)
         with self._guard:

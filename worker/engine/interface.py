@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from shared.catalog import ModelSpec
+from shared.catalog import Catalog, ModelSpec
 from shared.errors import JobError
 from shared.job import Fusing, Job
+from shared.settings import Settings
+from shared.signature import shape
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3 or 4] of a picture, [frames, height, width, 3] of a video
 
@@ -98,6 +101,15 @@ class ForwardFacts:
 
 
 @dataclass(frozen=True)
+class Incident:
+    """What operators count of a model: `amount` is the seconds of a load, the forwards that were repeated."""
+
+    kind: Literal["model_loaded", "model_load_failed", "out_of_memory", "forward_repeated"]
+    model: str
+    amount: float = 1
+
+
+@dataclass(frozen=True)
 class Activity:
     """What a hang detector needs. `since_s` is `time.monotonic()` of the last sign of life while `busy`: the end of
     a forward or of a picture's own code, or the start of the work.
@@ -121,14 +133,25 @@ class TimeSpent:
 
 
 @dataclass(frozen=True)
-class RunningJob:
-    """A view of a job inside the engine."""
+class Standing:
+    """What an engine tells of itself.
 
-    claim_key: str
-    model: str
-    seats: int
-    step: int
-    total: int
+    `models_bytes` is what the models in memory take, with their adapters, of the device's `memory_bytes`.
+    `load_seconds` is how long the last load of each model took, from the weights' files to the first job it may serve;
+    `unavailable_models` why a model could not be loaded whose last load failed. `device_uuid` is a GPU's name in all of
+    its driver's books. `allowed` is how many pictures memory lets run together, by model and shape, where it ran out.
+    """
+
+    device: str
+    device_uuid: str | None = None
+    memory_bytes: int = 0
+    models_bytes: int = 0
+    loaded_models: tuple[str, ...] = ()
+    load_seconds: Mapping[str, float] = field(default_factory=dict)
+    unavailable_models: Mapping[str, str] = field(default_factory=dict)
+    allowed: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    activity: Activity = Activity(busy=False, since_s=0.0)
+    time_spent: TimeSpent = TimeSpent()
 
 
 class Listener(Protocol):
@@ -149,3 +172,44 @@ class Listener(Protocol):
     def finished(self, key: str, finished: Finished) -> None: ...
 
     def forward(self, facts: ForwardFacts) -> None: ...
+
+    def incident(self, incident: Incident) -> None: ...
+
+
+class AnyEngine(Protocol):
+    """What a worker asks of its engine, on a thread of its own or in a process of its own. Nothing blocks, but
+    `warm_up` and `stop`.
+    """
+
+    def start(self) -> None: ...
+
+    def warm_up(self) -> None:
+        """Load the catalog's models, as far as memory goes; returns when each has come or failed."""
+
+    def stop(self, timeout_s: float) -> None:
+        """End after the present forward, throwing out what is unfinished; waits up to `timeout_s`."""
+
+    def seat(self, seat: Seat) -> None:
+        """Take a job in; the listener hears of it from now on, and at last that it finished."""
+
+    def cancel(self, claim_key: str) -> None:
+        """Let a job leave at its next step; unknown keys are ignored."""
+
+    def release_all(self) -> None:
+        """Throw every unfinished job out; each finishes as canceled."""
+
+    @property
+    def standing(self) -> Standing: ...
+
+
+EngineFactory: TypeAlias = Callable[[Catalog, Listener, Settings], AnyEngine]
+
+
+def allowed(standing: Standing, job: Job, most: int) -> int:
+    """Return how many pictures like those of `job`, at most `most`, memory lets run together now."""
+    return min(most, standing.allowed.get((job.model, shape_of(job)), most))
+
+
+def shape_of(job: Job) -> str:
+    """Return how large a job's pictures are, as what is learned of them is filed."""
+    return shape(job) if job.frames == 1 else f"{shape(job)}x{job.frames}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 # A failed try costs one forward more, so one is made at most every few seconds, and ever more rarely while they fail.
@@ -54,30 +54,39 @@ def after_failure(cap: Cap | None, calls: int, fits: int, now_s: float) -> Cap:
     return Cap(fits=fits, failed=calls, at_s=now_s, wait_s=wait_s)
 
 
+Kind = tuple[str, str, str]
+"""Model, shape, meeting point."""
+
+
 class Memory:
     """The caps of one device, by kind of call. Written on the engine's thread, read from any."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._caps: dict[Hashable, Cap] = {}
+        self._caps: dict[Kind, Cap] = {}
 
-    def allowed(self, kind: Hashable, most: int) -> int:
+    def allowed(self, kind: Kind, most: int) -> int:
         """Return how many calls of a kind may run together now, at most `most`."""
         cap = self._caps.get(kind)
         return most if cap is None else min(most, allowed(cap, self._clock()))
 
-    def fits(self, kind: Hashable) -> int | None:
+    def caps(self) -> dict[Kind, int]:
+        """Return how many calls may run together now, of each kind that ran out of memory."""
+        now = self._clock()
+        return {kind: allowed(cap, now) for kind, cap in list(self._caps.items())}
+
+    def fits(self, kind: Kind) -> int | None:
         """Return how many calls of a kind are known to fit, None if memory never ran out."""
         cap = self._caps.get(kind)
         return None if cap is None else cap.fits
 
-    def ran(self, kind: Hashable, calls: int) -> None:
+    def ran(self, kind: Kind, calls: int) -> None:
         """Take in a forward that ended well."""
         cap = self._caps.get(kind)
         if cap is not None:
             self._caps[kind] = after_success(cap, calls, self._clock())
 
-    def ran_out(self, kind: Hashable, calls: int, fits: int) -> None:
+    def ran_out(self, kind: Kind, calls: int, fits: int) -> None:
         """Take in a forward that did not fit, and how many calls are tried together from now on."""
         self._caps[kind] = after_failure(self._caps.pop(kind, None), calls, fits, self._clock())
         if len(self._caps) > MOST_CAPS:

@@ -13,7 +13,7 @@ from shared.job import Job
 from shared.settings import Settings
 from worker.engine.device import chosen_device, watch_memory
 from worker.engine.engine import Engine
-from worker.engine.interface import Finished, ForwardFacts, Made, Pixels, Seat
+from worker.engine.interface import Finished, ForwardFacts, Incident, Made, Pixels, Seat
 from worker.engine.samples import sample_files, sample_job
 from worker.engine.warming import row_counts
 
@@ -127,6 +127,8 @@ class _Gauge:
     def progress(self, key: str, step: int, total: int) -> None: ...
 
     def decoding(self, key: str) -> None: ...
+
+    def incident(self, incident: Incident) -> None: ...
 
     def preview(self, key: str, index: int, pixels: Pixels) -> None: ...
 

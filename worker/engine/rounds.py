@@ -9,30 +9,28 @@ from typing import Any
 import structlog
 import torch
 
-from shared import metrics
 from shared.errors import JobError
-from shared.job import Job
 from worker.engine.architectures import DENOISERS
 from worker.engine.calls import non_finite
 from worker.engine.device import device_name
 from worker.engine.fixed import place_of
 from worker.engine.hub import Execution, Picture
-from worker.engine.interface import ForwardFacts, Listener
+from worker.engine.interface import ForwardFacts, Incident, Listener
 from worker.engine.meeting import Call, Stage
-from worker.engine.memory import Memory
+from worker.engine.memory import Kind, Memory
 from worker.engine.models import LoadedModel, Models, empty_cache
 from worker.engine.pace import Pace
 from worker.engine.policy import Waiting, aged, company, next_group, yields
 from worker.engine.row_adapters import AdapterKey
-from worker.engine.seated import SeatedJob, shape_of
+from worker.engine.seated import SeatedJob
 
 log = structlog.get_logger()
 
 # A VAE's activations grow with the pixels of all rows: so many pixels at once, at most.
 DECODE_PIXELS = 4 * 1024 * 1024
+DENOISING = frozenset(f"{name}.forward" for name in DENOISERS)
 
 Member = tuple[SeatedJob, Picture, Call]
-Kind = tuple[str, str, str]  # model, shape, meeting point
 
 
 class Rounds:
@@ -62,13 +60,13 @@ class Rounds:
     def under_way(self) -> bool:
         return any(job.started for job in list(self._jobs.values()))
 
-    def progress_of(self, key: str) -> tuple[int, int]:
-        job = self._jobs.get(key)
-        return (0, 0) if job is None else job.progress()
-
-    def allowed(self, job: Job, most: int) -> int:
-        """Return how many pictures like those of `job`, at most `most`, memory lets a denoiser take together now."""
-        return min(self._memory.allowed((job.model, shape_of(job), f"{name}.forward"), most) for name in DENOISERS)
+    def allowed(self) -> dict[tuple[str, str], int]:
+        """Return how many rows memory lets a denoiser take together now, by model and shape, where it ran out."""
+        found: dict[tuple[str, str], int] = {}
+        for (model, shape, point), most in self._memory.caps().items():
+            if point in DENOISING:
+                found[model, shape] = min(most, found.get((model, shape), most))
+        return found
 
     # Coming and going.
 
@@ -267,7 +265,7 @@ class Rounds:
             return rows
 
         def free(calls: int, fits: int) -> None:
-            metrics.out_of_memory.labels(kind[0]).inc()
+            self._listener.incident(Incident("out_of_memory", kind[0]))
             log.warning("out_of_memory", model=kind[0], shape=kind[1], at=kind[2], calls=calls, tried_next=fits)
             if fixed is None:  # else every forward has the same rows, however many calls it is for
                 self._memory.ran_out(kind, calls, fits)
@@ -284,7 +282,7 @@ class Rounds:
         )
         outcomes = execution.run()
         if execution.retries:
-            metrics.forwards_repeated.labels(kind[0]).inc(execution.retries)
+            self._listener.incident(Incident("forward_repeated", kind[0], execution.retries))
             log.warning("forward_repeated", model=kind[0], at=kind[2], calls=len(members), failed=execution.retries)
         return outcomes
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Hashable
 
 from shared.errors import JobError
-from shared.job import Fusing, Job
-from shared.signature import shape, signature
+from shared.job import Fusing
+from shared.signature import signature
 from worker.engine.copies import Steps
 from worker.engine.hub import Picture
 from worker.engine.inputs import Inputs
-from worker.engine.interface import Finished, Pixels, Seat
+from worker.engine.interface import Finished, Pixels, Seat, shape_of
 from worker.engine.models import LoadedModel
 from worker.engine.policy import URGENCY
 from worker.engine.row_adapters import adapter_key
@@ -172,11 +172,6 @@ class SeatedJob:
         if self.went_first:
             return "bulk jobs beside it would have made its forwards longer"
         return "no companion arrived"
-
-
-def shape_of(job: Job) -> str:
-    """Return how large a job's pictures are, as what is learned of them is filed."""
-    return shape(job) if job.frames == 1 else f"{shape(job)}x{job.frames}"
 
 
 def _cohort(seat: Seat) -> Hashable:
