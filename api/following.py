@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from api.services import Services
+from shared.canceling import canceled
 from shared.queue import Event
 
 _WAIT = re.compile(r"wait(?:\s*=\s*\"?(\d{1,9})\"?)?")
@@ -40,8 +41,7 @@ async def follow(
     finally:
         stop.cancel()
         if coming is not None:
-            coming.cancel()
-            await asyncio.wait({coming})
+            await canceled((coming,))
 
 
 async def until_terminal(job_id: str, seconds: float, services: Services) -> bool:

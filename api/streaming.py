@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from shared.canceling import canceled
 from shared.errors import NotFound
 
 SEND_STALL_S = 60.0
@@ -39,9 +40,7 @@ class Streamed(Response):
             if sending.done():
                 sending.result()
         finally:
-            for task in (sending, leaving):
-                task.cancel()
-            await asyncio.wait({sending, leaving})
+            await canceled((sending, leaving))
             await self.pieces.aclose()
 
     async def _send_all(self, send: Send) -> None:

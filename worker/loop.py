@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
+from shared.canceling import canceled
 from shared.catalog import Catalog
 from shared.clock import new_id
 from shared.errors import RedisUnavailable
@@ -141,9 +142,7 @@ class Worker:
                 announce("worker_ready", worker=self.name, models=self._models)
             return await self._until_drained_or_hung(upkeep)
         finally:
-            for task in upkeep:
-                task.cancel()
-            await asyncio.gather(*upkeep, return_exceptions=True)
+            await canceled(upkeep)
             self._delivery.close()
 
     async def _until_drained_or_hung(self, upkeep: list[asyncio.Task[None]]) -> int:
@@ -314,9 +313,7 @@ class Worker:
             log.info("released", jobs=released)
         except RedisUnavailable as error:
             log.warning("release_failed", jobs=len(left), error=error.message, remedy="their leases will run out")
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await canceled(self._tasks)
 
     async def _until_redis(self, action: Callable[[], Awaitable[None]]) -> bool:
         """Run `action` until Redis answers: a worker may be up before its Redis is. False: it was told to leave."""

@@ -23,6 +23,7 @@ from api.openai import results
 from api.services import Services
 from api.streaming import Streamed
 from api.visit import Visit
+from shared.canceling import canceled
 from shared.errors import FusequeueError, Unavailable
 from shared.job import JobRecord, State
 from shared.queue import Submitted
@@ -91,9 +92,7 @@ class Try:
             await asyncio.wait({waiting, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
             return waiting.result() if waiting.done() else None
         finally:
-            for task in (waiting, hanging_up):
-                task.cancel()
-            await asyncio.wait({waiting, hanging_up})
+            await canceled((waiting, hanging_up))
 
     async def answered(self, request: Request, give: Callable[[JobRecord], Awaitable[Streamed]]) -> Response:
         """Wait for the job's end, and return what `give` makes of one that succeeded, or the answer that tells why not.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from shared import metrics
+from shared.canceling import canceled
 from shared.clock import now_ms
 from shared.errors import NotFound, RedisUnavailable
 from shared.job import JobRecord, Phase, Progress, State
@@ -127,7 +128,6 @@ class EventFeed:
         self._subscriptions: defaultdict[str, set[_Subscription]] = defaultdict(set)
         self._last: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._closed = False
 
     async def start(self) -> None:
         """Begin to read. A Redis that is away does not matter: what was missed is made up for when it is back."""
@@ -135,10 +135,7 @@ class EventFeed:
             self._tasks = [asyncio.create_task(self._read_forever()), asyncio.create_task(self._listen_forever())]
 
     async def close(self) -> None:
-        self._closed = True  # besides canceling: a client that swallows that once must not keep its task alive
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await canceled(self._tasks)
         self._tasks = []
         for subscriptions in self._subscriptions.values():
             for subscription in subscriptions:
@@ -205,7 +202,7 @@ class EventFeed:
 
     async def _forever(self, what: str, reading: Any) -> None:
         failures = 0
-        while not self._closed:
+        while True:
             began = asyncio.get_running_loop().time()
             try:
                 await reading()
@@ -224,7 +221,7 @@ class EventFeed:
                 tail = await queue.redis.xrevrange(queue.keys.events, count=1)
             self._last = tail[0][0] if tail else "0-0"
         await self._resync()
-        while not self._closed:
+        while True:
             with translated():
                 reply = await queue.blocking.xread({queue.keys.events: self._last}, count=500, block=MAX_BLOCK_MS)
             for _, rows in reply or ():
@@ -254,7 +251,7 @@ class EventFeed:
         async with self._queue.blocking.pubsub(ignore_subscribe_messages=True) as channel:
             with translated():
                 await channel.subscribe(self._queue.keys.progress)
-                while not self._closed:
+                while True:
                     message = await channel.get_message(timeout=1.0)
                     if message is not None:
                         self._advance(message["data"])

@@ -20,7 +20,7 @@ from tiny import shelf
 from shared import catalog
 from shared.queue import Queue
 from shared.storage import connect
-from worker.engine import Engine, Seat
+from worker.engine import Seat
 from worker.engine.engine import Engine
 from worker.loop import Worker
 

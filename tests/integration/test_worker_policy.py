@@ -24,8 +24,8 @@ from shared.queue import Queue, Submission
 from shared.signature import signature
 from shared.storage import connect
 from worker.engine import hub
-from worker.engine.meeting import Call
 from worker.engine.engine import Engine
+from worker.engine.meeting import Call
 from worker.loop import Worker
 
 Eventually = Callable[..., Awaitable[None]]
