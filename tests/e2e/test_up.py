@@ -112,7 +112,7 @@ def picture(job: dict[str, object]) -> bytes:
     return answer.content
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(290)
 def test_one_command_starts_all_and_an_interrupt_ends_all(up, tmp_path):
     """Without a redis-server on the PATH and with its port taken, it serves a job; Ctrl-C leaves no process behind."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -134,7 +134,7 @@ def test_one_command_starts_all_and_an_interrupt_ends_all(up, tmp_path):
     assert stopped == ["stopping worker-1", "stopping chores", "stopping api", "stopping redis"]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(290)
 def test_keys_made_while_it_runs_are_asked_for_and_it_goes_on(up):
     """The first key needs none; then a part that dies is found ready again, though who is at work is not told."""
     one = up("--port", str(free_port()))
@@ -153,7 +153,7 @@ def test_keys_made_while_it_runs_are_asked_for_and_it_goes_on(up):
     assert one.end(signal.SIGTERM) == 0, one.told()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(290)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
 def test_what_is_killed_comes_back_with_its_jobs(up):
     """Redis and the worker are killed and restarted; then all of it is killed, leaves no orphan, and comes back."""
@@ -175,7 +175,8 @@ def test_what_is_killed_comes_back_with_its_jobs(up):
     again = up("--port", str(free_port()), FUSEQUEUE_LEASE_MS="3000")
     url = again.ready()
     assert status(url, done["id"]) == "succeeded"
-    wait_until(lambda: {status(url, job) for job in acknowledged} == {"succeeded"}, "all acknowledged jobs have ended")
+    ended = "all acknowledged jobs have ended"
+    wait_until(lambda: {status(url, job) for job in acknowledged} == {"succeeded"}, ended, 150)
     assert again.end(signal.SIGTERM) == 0, again.told()
 
 
