@@ -79,9 +79,9 @@ class EngineProcess:
             self._process.wait()
         self._gone.wait(KILL_AFTER_S)
 
-    def seat(self, seat: Seat) -> None:
-        self._in_hand.add(seat.claim_key)
-        self._outbox.put(("seat", seat))
+    def seat(self, *seats: Seat) -> None:
+        self._in_hand.update(seat.claim_key for seat in seats)
+        self._outbox.put(("seat", *seats))
 
     def cancel(self, claim_key: str) -> None:
         self._outbox.put(("cancel", claim_key))

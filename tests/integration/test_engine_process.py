@@ -87,8 +87,7 @@ def test_frames_of_a_video_come_in_the_memory_they_were_made_in(room: Room) -> N
 
 def test_jobs_meet_in_it_and_leave_when_they_are_to(room: Room) -> None:
     names = [f"long-{at}" for at in range(6)]
-    for name in names:
-        room.seat(a_job(name, steps=900))
+    room.seat(*(a_job(name, steps=900) for name in names))
     wait_until(lambda: 6 in room.recorder.rows, "all share a forward")
     wait_until(lambda: room.engine.standing.activity.busy, "it tells that it is at work")
     room.engine.cancel(names[0])

@@ -189,8 +189,8 @@ class AnyEngine(Protocol):
     def stop(self, timeout_s: float) -> None:
         """End after the present forward, throwing out what is unfinished; waits up to `timeout_s`."""
 
-    def seat(self, seat: Seat) -> None:
-        """Take a job in; the listener hears of it from now on, and at last that it finished."""
+    def seat(self, *seats: Seat) -> None:
+        """Take jobs in, which begin together; the listener hears of each from now on, and at last that it finished."""
 
     def cancel(self, claim_key: str) -> None:
         """Let a job leave at its next step; unknown keys are ignored."""
