@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler
 from engine_room import a_job
-from PIL import Image
+from PIL import Image, ImageOps
 
 from shared.errors import InferenceFailed, ModelUnavailable, NonFiniteLatents
 from shared.job import Job, Task
@@ -143,6 +144,16 @@ def test_the_input_that_cannot_be_decoded_is_named(param: str) -> None:
     with pytest.raises(InferenceFailed) as caught:
         prepare(job, InputFiles(images=(file_of(Image.new("RGB", (8, 8))),), **{param: b"broken"}))
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("fault", [EOFError("no more"), struct.error("unpack"), KeyError("mode"), MemoryError()])
+def test_whatever_a_reader_of_pictures_raises_ends_its_job(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_picture: Any) -> Any:
+        raise fault
+
+    monkeypatch.setattr(ImageOps, "exif_transpose", broken)
+    with pytest.raises(InferenceFailed, match="cannot be decoded"):
+        fit_picture(file_of(Image.new("RGB", (8, 8))), 8, 8)
 
 
 def called(pipeline: str, job: Job, inputs: Inputs | None = None) -> dict[str, Any]:

@@ -82,5 +82,5 @@ def _upright(data: bytes, param: str) -> Iterator[Image.Image]:
     try:
         with Image.open(io.BytesIO(data)) as opened:
             yield _eight_bits(ImageOps.exif_transpose(opened))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow's readers raise what they meet: EOFError, struct.error, zlib.error
         raise InferenceFailed(f"the input picture cannot be decoded: {error}", param=param) from error
