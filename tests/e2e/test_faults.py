@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import threading
+import time
 from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from shared.keys import Keys
 PROMPT = "a red circle on a blue ground, left"
 LEASE_S = 12.0
 TRIES = 5
+MOMENT_S = 0.05
 EXIT_HUNG = 70  # of worker/loop.py
 
 
@@ -31,26 +35,50 @@ def submit_together(stack: Any, count: int, **body: object) -> list[str]:
 
 
 def caught_in_mid_batch(stack: Any, **body: object) -> tuple[list[str], Any]:
-    """Return jobs that one worker is half-way with, and that worker, which is stopped (SIGSTOP).
+    """Return jobs that one worker is half-way with, and that worker, which is stopped (SIGSTOP), as is its engine.
 
-    Jobs that were done before it could be stopped are let go, and others submitted.
+    Until they are claimed all engines are stopped; then theirs goes on by moments. Jobs that were done before they
+    were seen half-way are let go, and others submitted.
     """
-    workers = [part for part in stack.parts if part.name.startswith("worker")]
+    workers = {part.process.pid: part for part in stack.parts if part.name.startswith("worker")}
+    engines = {pid: engine_of(worker) for pid, worker in workers.items()}
     for _ in range(TRIES):
+        signal_all(engines.values(), signal.SIGSTOP)
         ids = submit_together(stack, 3, **body)
-        wait_until(lambda ids=ids: half_way(stack, ids) or ended(stack, ids), "the batch is half-way")
-        for worker in workers:
-            worker.send(signal.SIGSTOP)
-        pids = holders(stack, ids)
-        caught = half_way(stack, ids) and len(pids) == 1
-        for worker in workers:
-            if not (caught and worker.process.pid in pids):
-                worker.send(signal.SIGCONT)
-        if caught:
-            return ids, next(worker for worker in workers if worker.process.pid in pids)
+        wait_until(lambda ids=ids: None not in holders(stack, ids), "the jobs are claimed")
+        pids = set(holders(stack, ids))
+        pid = pids.pop()
+        while not pids and not half_way(stack, ids) and not ended(stack, ids):
+            os.kill(engines[pid], signal.SIGCONT)
+            time.sleep(MOMENT_S)
+            os.kill(engines[pid], signal.SIGSTOP)
+            time.sleep(MOMENT_S)  # what it told is written down within this time, or seen after the next
+        workers[pid].send(signal.SIGSTOP)
+        if not pids and half_way(stack, ids):
+            signal_all(set(engines.values()) - {engines[pid]}, signal.SIGCONT)
+            return ids, workers[pid]
+        signal_all((pid, *engines.values()), signal.SIGCONT)
         for name in ids:
             stack.finish(name)
     raise AssertionError(f"no batch was caught half-way in {TRIES} tries")
+
+
+def go_on(worker: Any) -> None:
+    """Let a worker that is stopped go on, with its engine."""
+    signal_all((worker.process.pid, engine_of(worker)), signal.SIGCONT)
+
+
+def signal_all(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def engine_of(worker: Any) -> int:
+    """Return the process of a worker's engine."""
+    pid = worker.process.pid
+    (engine,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(engine)
 
 
 def half_way(stack: Any, ids: list[str]) -> bool:
@@ -62,24 +90,17 @@ def ended(stack: Any, ids: list[str]) -> bool:
     return any(stack.job(name)["status"] not in ("queued", "running") for name in ids)
 
 
-def holders(stack: Any, ids: list[str]) -> set[int]:
-    """Return the processes that claimed the jobs."""
+def holders(stack: Any, ids: list[str]) -> list[int | None]:
+    """Return the process that claimed each of the jobs, None where none has."""
     with redis.Redis(port=stack.redis_port, decode_responses=True) as client:
         names = [client.hget(Keys("default").job(name), "worker") for name in ids]
-    return {int(name.rsplit("-", 2)[1]) for name in names if name}
+    return [int(name.rsplit("-", 2)[1]) if name else None for name in names]
 
 
 def let_leases_run_out(stack: Any, ids: list[str]) -> None:
     """Let the leases be over, as if their time had passed."""
     with redis.Redis(port=stack.redis_port) as client:
         assert client.zadd(Keys("default").leases, dict.fromkeys(ids, 1), xx=True, ch=True) == len(ids)
-
-
-def engine_of(worker: Any) -> int:
-    """Return the process of a worker's engine."""
-    pid = worker.process.pid
-    (engine,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(engine)
 
 
 def epoch_s(moment: str) -> float:
@@ -126,7 +147,7 @@ def test_a_worker_frozen_past_its_lease_writes_nothing_when_it_wakes(make_stack:
     let_leases_run_out(stack, ids)
     jobs = [stack.finish(name) for name in ids]
     assert all(job["status"] == "succeeded" and job["attempts"] == 2 for job in jobs)
-    frozen.send(signal.SIGCONT)
+    go_on(frozen)
     wait_until(lambda: frozen.text().count("job_given_up") + frozen.text().count("job_lost") >= 3, "it has noticed")
     assert [stack.job(name) for name in ids] == jobs
     told = stack.terminal_events()
@@ -186,7 +207,7 @@ def test_a_drained_worker_gives_back_what_it_cannot_finish(make_stack: Any) -> N
     stack = make_stack(lease_ms="60000", drain_timeout_s="0.2").start(workers=1)
     ids, leaving = caught_in_mid_batch(stack, steps=100, n=4)
     leaving.send(signal.SIGTERM)
-    leaving.send(signal.SIGCONT)
+    go_on(leaving)
     assert leaving.process.wait(60) == 0
     assert all(stack.job(name)["status"] == "queued" for name in ids)
     stack.worker()
