@@ -78,11 +78,12 @@ class AsyncClient:
         return Job.model_validate(await self._http.json("POST", "/v1/jobs", json=body, headers=key))
 
     async def submit_many(
-        self, bodies: Iterable[Mapping[str, Any]], *, idempotency_key: str | None = None
+        self, bodies: Iterable[Mapping[str, Any] | None], *, idempotency_key: str | None = None
     ) -> AsyncGenerator[LineResult]:
         """Submit jobs by the thousand, and yield what became of each, in order.
 
-        With the same key and the same bodies again, no job is enqueued twice. `bodies` is read as it is needed.
+        With the same key and the same body in the same place again, no job is enqueued twice; None leaves a place
+        empty. `bodies` is read as it is needed.
         """
         key, lines, first = idempotency_key or uuid.uuid4().hex, iter(bodies), 1
         while piece := list(islice(lines, LINES_A_REQUEST)):
@@ -90,13 +91,16 @@ class AsyncClient:
                 yield result.model_copy(update={"line": first + result.line - 1})
             first += len(piece)
 
-    async def _bulk(self, bodies: Sequence[Mapping[str, Any]], key: str) -> list[LineResult]:
+    async def _bulk(self, bodies: Sequence[Mapping[str, Any] | None], key: str) -> list[LineResult]:
         """Submit one request's worth; lines that are refused for now are sent again, in their place among blank ones.
 
         The place is what the service knows a line by, so that nothing is enqueued twice.
         """
         results: dict[int, LineResult] = {}
-        waiting = dict(enumerate((json.dumps(body, separators=(",", ":")) for body in bodies), start=1))
+        asked = {line: body for line, body in enumerate(bodies, start=1) if body is not None}
+        waiting = {line: json.dumps(body, separators=(",", ":")) for line, body in asked.items()}
+        if not asked:
+            return []
         headers = {"Idempotency-Key": key, "Content-Type": "application/x-ndjson"}
         for attempt in range(self._http.retries + 1):
             content = "".join(f"{waiting.get(line, '')}\n" for line in range(1, len(bodies) + 1))
@@ -107,8 +111,8 @@ class AsyncClient:
             retry_after_s = max((one["error"].get("retry_after_s", 0) for one in told if "error" in one), default=0)
             if not waiting or not await self._http.pause(attempt, retry_after_s or None):
                 break
-        if len(results) < len(bodies):
-            raise Unreachable(f"{len(bodies) - len(results)} of {len(bodies)} lines got no answer")
+        if len(results) < len(asked):
+            raise Unreachable(f"{len(asked) - len(results)} of {len(asked)} lines got no answer")
         return [results[line] for line in sorted(results)]
 
     async def upload(self, picture: Path | bytes) -> str:

@@ -45,7 +45,7 @@ class Client:
         return self._run(lambda: self._client.submit(model, prompt, idempotency_key=idempotency_key, **fields))
 
     def submit_many(
-        self, bodies: Iterable[Mapping[str, Any]], *, idempotency_key: str | None = None
+        self, bodies: Iterable[Mapping[str, Any] | None], *, idempotency_key: str | None = None
     ) -> Iterator[LineResult]:
         return self._each(self._client.submit_many(bodies, idempotency_key=idempotency_key))
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from cli.backfill.ledger import Entry, Ledger, Line
 from cli.backfill.prompts import file_name
 from fusequeue import AsyncClient, Job, NotFound
 
-PIECE = 250  # lines of one request
+PIECE = 250  # lines of one request; that of a line is the same whatever is submitted with it
 DOWNLOADS = 8  # at once
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 3.0
 
@@ -61,8 +62,7 @@ class Backfill:
     async def _submit(self, most: int) -> int:
         """Submit the next lines under keys that are the same after a crash, and return how many were taken.
 
-        Fresh lines go together: until it is noted what became of them, the next ones are the same again, each in its
-        place. A line that failed may come back at any time and move others, so it goes by itself.
+        Fresh lines go together. One that failed may come back at any time, and has a new key each: it goes by itself.
         """
         entries = self._ledger.entries(Line.NEW, most)
         fresh = [entry for entry in entries if not entry.tries]
@@ -78,14 +78,18 @@ class Backfill:
         return len(noted)
 
     async def _submit_fresh(self, entries: Sequence[Entry]) -> list[tuple[int, str | None, str | None]]:
+        """Submit lines, each at its own place under the key of its piece: what is in flight beside it may change."""
         noted: list[tuple[int, str | None, str | None]] = []
-        key = f"{self._ledger.run_id}-{entries[0].number}"
-        results = self._client.submit_many([self._body(entry) for entry in entries], idempotency_key=key)
-        async for result in results:
-            error = result.error
-            if error is None or not error.retryable:  # one that is refused for now stays as it is
-                told = None if error is None else f"{error.message} ({error.code})"
-                noted.append((entries[result.line - 1].number, result.id, told))
+        for piece, lines in groupby(entries, lambda entry: entry.number // PIECE):
+            bodies: list[dict[str, Any] | None] = [None] * PIECE
+            for entry in lines:
+                bodies[entry.number % PIECE] = self._body(entry)
+            key = f"{self._ledger.run_id}-{piece}"
+            async for result in self._client.submit_many(bodies, idempotency_key=key):
+                error = result.error
+                if error is None or not error.retryable:  # one that is refused for now stays as it is
+                    told = None if error is None else f"{error.message} ({error.code})"
+                    noted.append((piece * PIECE + result.line - 1, result.id, told))
         return noted
 
     def _body(self, entry: Entry) -> dict[str, Any]:

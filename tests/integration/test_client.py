@@ -105,6 +105,9 @@ async def test_many_jobs_once_each_however_often_they_are_sent(api: AsyncClient)
     bodies[5]["steps"] = 0
     first = [result async for result in api.submit_many(bodies, idempotency_key="k")]
     again = [result async for result in api.submit_many(bodies, idempotency_key="k")]
+    some = [body if at % 700 == 3 else None for at, body in enumerate(bodies)]
+    assert [result async for result in api.submit_many(some, idempotency_key="k")] == again[3::700]
+    assert [result async for result in api.submit_many([None] * 5, idempotency_key="k")] == []
     assert [result.line for result in first] == list(range(1, 2_101))
     assert [result.id for result in first] == [result.id for result in again]
     assert first[5].error is not None
