@@ -52,7 +52,8 @@ class EngineProcess:
         own, other = socket.socketpair()
         with other:
             command = [sys.executable, "-m", "worker.engine.process", str(other.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[other.fileno()])
+            # A group of its own: Ctrl-C in a terminal is for the worker, which ends its engine when it has drained.
+            self._process = subprocess.Popen(command, pass_fds=[other.fileno()], process_group=0)
         channel = Channel(own)
         for work, name in ((self._read, "hear-engine"), (self._write, "tell-engine")):
             threading.Thread(target=work, args=(channel,), name=name, daemon=True).start()

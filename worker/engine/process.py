@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -26,7 +26,7 @@ from shared.settings import Settings
 from worker.engine.channel import Channel
 from worker.engine.device import device_facts
 from worker.engine.engine import Engine
-from worker.engine.interface import Finished, ForwardFacts, Incident, Made, Pixels
+from worker.engine.interface import Finished, ForwardFacts, Incident, Made, Pixels, Standing
 
 SWITCH_INTERVAL_S = 0.0005
 """How long one thread may keep Python from another. The engine's thread gives it up at every operation of torch, and
@@ -36,13 +36,16 @@ STANDING_S = 0.1
 MOST_AT_ONCE = 64  # callbacks in one message
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
+Told: TypeAlias = tuple[str, tuple[Any, ...]]
+"""A callback of the listener, by name, with its arguments."""
+
 
 class Teller:
     """The engine's `Listener`: a thread of its own sends what it hears, in order, as many at once as there are."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._told: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._send, name="tell", daemon=True)
         self._standing_at = float("-inf")
         self._engine: Engine | None = None
@@ -98,8 +101,8 @@ class Teller:
                 structlog.get_logger().exception("engine_cannot_tell")
             os._exit(1)
 
-    def _taken(self) -> list[tuple[str, tuple[Any, ...]] | None]:
-        told: list[tuple[str, tuple[Any, ...]] | None] = []
+    def _taken(self) -> list[Told | None]:
+        told: list[Told | None] = []
         try:
             told.append(self._told.get(timeout=STANDING_S))
             while len(told) < MOST_AT_ONCE:
@@ -108,7 +111,7 @@ class Teller:
             pass
         return told
 
-    def _standing(self) -> Any:
+    def _standing(self) -> Standing | None:
         now = time.monotonic()
         if self._engine is None or now - self._standing_at < STANDING_S:
             return None
