@@ -21,6 +21,7 @@ from api.spool import Spool
 from api.streaming import SEND_STALL_S
 from api.visit import Visit
 from shared import metrics
+from shared.canceling import canceled
 from shared.errors import FusequeueError, PayloadTooLarge
 from shared.queue import Submission, Submitted
 
@@ -124,8 +125,7 @@ class BulkResponse(Response):
             await reading
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            reading.cancel()
-            await asyncio.wait({reading})
+            await canceled((reading,))
             self._spool.close()
 
     async def _send(self, send: Send, piece: bytes, reading: asyncio.Future[None]) -> None:

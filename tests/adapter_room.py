@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from engine_room import Recorder, Room, a_job, a_spec
+from parity.running import TOLERANCE
 
 from shared.adapters import AdapterSpec
 from shared.catalog import ModelSpec
@@ -18,10 +19,6 @@ from shared.job import Adapter, Job
 from worker.engine import Finished
 from worker.engine.calls import arguments_for, make_results, set_guidance
 from worker.engine.inputs import Inputs
-
-# Of the picture's range. On random weights strong adapters make much of the order in which sums are made: up to 5e-5
-# was seen, with other seeds too. An adapter that is left out changes more than a tenth.
-TOLERANCE = 5e-4
 
 
 def bare(folder: Path) -> Any:
