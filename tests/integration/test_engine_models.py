@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,24 @@ def test_the_least_recently_used_model_makes_room(tiny_models: Path) -> None:
         ("loading", "job1"),
         ("loading", "job3"),
     ]
+
+
+def test_a_model_that_leaves_is_gone_though_it_was_set_apart_from_garbage(tiny_models: Path) -> None:
+    """What a warm engine holds is kept out of garbage collection; a model pushed out of it frees its memory."""
+    specs = [a_spec(tiny_models / family, model=family) for family in ("sd", "sd3")]
+    room = Room(*specs, gpu_memory_bytes=max(models.locate(spec)[1] for spec in specs) + BUFFERS)
+    try:
+        with room.started() as engine:
+            room.seat(a_job("first", model="sd"))
+            room.recorder.wait_for(["first"])
+            weights = weakref.ref(engine._models.loaded["sd"].points[0].module)
+            gc.freeze()
+            room.seat(a_job("second", model="sd3"))
+            room.recorder.wait_for(["second"])
+            wait_until(lambda: weights() is None, "the weights are freed", TIMEOUT_S)
+            assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_a_model_with_running_jobs_stays(tiny_models: Path) -> None:

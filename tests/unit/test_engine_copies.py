@@ -41,6 +41,18 @@ def test_each_picture_is_guided_by_its_own_job() -> None:
     assert one.transformer is other.transformer
 
 
+def test_a_copied_schedulers_tensors_are_its_own() -> None:
+    """What a step changes, also in place, stays with its picture; what were one tensor are one in the copy too."""
+    pipeline = Guided(None)
+    pipeline.scheduler.same = pipeline.scheduler.alphas_cumprod
+    before = pipeline.scheduler.alphas_cumprod.clone()
+    scheduler = a_copy(pipeline).scheduler
+    scheduler.alphas_cumprod += 1
+    assert torch.equal(pipeline.scheduler.alphas_cumprod, before)
+    assert torch.equal(scheduler.same, before + 1)
+    assert scheduler.config is pipeline.scheduler.config
+
+
 def test_a_guider_that_leaves_the_denoiser_alone_is_taken() -> None:
     """One with a memory of its own is fine: the memory is copied."""
     assert isinstance(a_copy(Guided(AdaptiveProjectedGuidance())).guider, AdaptiveProjectedGuidance)
@@ -53,14 +65,18 @@ def test_a_guider_that_changes_the_denoiser_is_refused() -> None:
 
 
 def test_signatures_of_attention_processors_are_at_hand() -> None:
-    """The same signature as before, without working it out again; modules that have no processor are let be."""
+    """The same signature as before, not worked out again; calls are the class's, and modules without one are let be."""
 
     class Processor:
-        def __call__(self, attn: Any, hidden_states: Any, scale: float = 1.0) -> None: ...
+        def __call__(self, attn: Any, hidden_states: Any, scale: float = 1.0) -> Any:
+            return attn, hidden_states, scale
 
-    before = inspect.signature(Processor().__call__)
+    processor = Processor()
+    before = inspect.signature(processor.__call__)
     module = torch.nn.Sequential(torch.nn.Linear(1, 1))
-    module[0].processor = Processor()  # type: ignore[assignment]
+    module[0].processor = processor  # type: ignore[assignment]
     remember_signatures(module)
-    assert inspect.signature(Processor().__call__) == before
-    assert Processor.__call__.__signature__ == inspect.signature(Processor.__call__)  # type: ignore[attr-defined]
+    remember_signatures(module)
+    assert inspect.signature(processor.__call__) == before
+    assert inspect.signature(processor.__call__) is inspect.signature(processor.__call__)
+    assert processor(1, 2, scale=3.0) == processor.__call__(1, 2, scale=3.0) == (1, 2, 3.0)

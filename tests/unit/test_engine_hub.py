@@ -269,3 +269,24 @@ def test_a_lost_device_is_nobodys_error(proxy: Proxy, doubler: Doubler) -> None:
     with pytest.raises(torch.AcceleratorError):
         Execution([picture.call]).run()
     picture.throw_out()
+
+
+class Decoder(torch.nn.Module):
+    """A decoder that notes whether it ran in inference mode."""
+
+    lean = False
+
+    def decode(self, z: torch.Tensor) -> torch.Tensor:
+        self.lean = torch.is_inference_mode_enabled()
+        return 2 * z
+
+
+@pytest.mark.parametrize(("shape", "lean"), [((1, 4, 2, 2), True), ((1, 4, 3, 2, 2), False)])
+def test_pictures_are_decoded_in_inference_mode_and_videos_not(shape: tuple[int, ...], lean: bool) -> None:
+    """What comes out may be changed in place, for which it is copied; a video's frames are not held twice."""
+    decoder = Decoder()
+    points = points_of("vae", decoder, lean=True)
+    for decoded in (points["decode"].run(torch.ones(shape)), points["decode"].run(z=torch.ones(shape))):
+        assert decoder.lean is lean
+        decoded += 1
+        assert torch.equal(decoded, torch.full(shape, 3.0))

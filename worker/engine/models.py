@@ -177,7 +177,8 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
     points: list[Point] = []
     proxies: dict[str, Proxy] = {}
     for name, module in modules.items():
-        remember_signatures(module)
+        if not spec.compile:
+            remember_signatures(module)
         own_dtype: torch.dtype = getattr(module, "dtype", dtype)
         cast = torch.float32 if name == "vae" and full_precision else None
         if cast is not None:
@@ -328,13 +329,22 @@ class Models:
         del self.loaded[oldest.spec.id]
         log.info("model_evicted", model=oldest.spec.id, bytes=oldest.nbytes)
         del oldest, idle
-        gc.collect()
+        _collect()
         empty_cache(self.device)
         return True
 
     def close(self) -> None:
         self._loader.shutdown(wait=False, cancel_futures=True)
         self.adapters.close()
+
+
+def _collect() -> None:
+    """Collect garbage, also among what was set apart from that (`gc.freeze`), and set apart what is left of it."""
+    apart = gc.get_freeze_count()
+    gc.unfreeze()
+    gc.collect()
+    if apart:
+        gc.freeze()
 
 
 def empty_cache(device: torch.device) -> None:
