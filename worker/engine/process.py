@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import queue
 import signal
 import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -34,9 +34,6 @@ SWITCH_INTERVAL_S = 0.0005
 would wait for up to Python's 5 ms to have it back, many times a forward."""
 
 STANDING_S = 0.1
-GATHERING_S = 0.002
-"""For how long what is told gathers before it is sent: about as long as pictures go on between two forwards. A message
-for each word of theirs would take Python from the engine's thread each time."""
 MOST_AT_ONCE = 64  # callbacks in one message
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -45,11 +42,17 @@ Told: TypeAlias = tuple[str, tuple[Any, ...]]
 
 
 class Teller:
-    """The engine's `Listener`: a thread of its own sends what it hears, in order, as many at once as there are."""
+    """The engine's `Listener`: a thread of its own sends what it hears, in order, as many at once as there are.
+
+    Waking that thread takes Python from the engine's one. What is mostly followed by more at once does not: a forward
+    and a decoding by progress, a picture by its job's end. It is sent within `STANDING_S` in any case.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._told: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
+        self._told: deque[Told] = deque()
+        self._due = threading.Event()
+        self._finishing = False
         self._thread = threading.Thread(target=self._send, name="tell", daemon=True)
         self._standing_at = float("-inf")
         self._engine: Engine | None = None
@@ -61,60 +64,57 @@ class Teller:
 
     def finish(self) -> None:
         """Send what there is, and end."""
-        self._told.put(None)
+        self._finishing = True
+        self._due.set()
         self._thread.join()
 
     def loading(self, key: str) -> None:
-        self._told.put(("loading", (key,)))
+        self._tell("loading", key)
 
     def progress(self, key: str, step: int, total: int) -> None:
-        self._told.put(("progress", (key, step, total)))
+        self._tell("progress", key, step, total)
 
     def decoding(self, key: str) -> None:
-        self._told.put(("decoding", (key,)))
+        self._told.append(("decoding", (key,)))
 
     def preview(self, key: str, index: int, pixels: Pixels) -> None:
-        self._told.put(("preview", (key, index, pixels)))
+        self._tell("preview", key, index, pixels)
 
     def picture(self, key: str, index: int, made: Made) -> None:
-        self._told.put(("picture", (key, index, made)))
+        self._told.append(("picture", (key, index, made)))
 
     def finished(self, key: str, finished: Finished) -> None:
-        self._told.put(("finished", (key, finished)))
+        self._tell("finished", key, finished)
 
     def forward(self, facts: ForwardFacts) -> None:
-        self._told.put(("forward", (facts,)))
+        self._told.append(("forward", (facts,)))
 
     def incident(self, incident: Incident) -> None:
-        self._told.put(("incident", (incident,)))
+        self._tell("incident", incident)
+
+    def _tell(self, name: str, *arguments: Any) -> None:
+        self._told.append((name, arguments))
+        self._due.set()
 
     def warm(self) -> None:
         """Tell that the models have come."""
         self._standing_at = float("-inf")  # they stand there by now
-        self._told.put(("warm", ()))
+        self._tell("warm")
 
     def _send(self) -> None:
-        going = True
         try:
-            while going:
-                told = self._taken()
-                going = None not in told
-                self._channel.send(([one for one in told if one is not None], self._standing()))
+            while not self._finishing or self._told:
+                self._due.wait(STANDING_S)
+                self._due.clear()
+                while True:
+                    told = [self._told.popleft() for _ in range(min(MOST_AT_ONCE, len(self._told)))]
+                    self._channel.send((told, self._standing()))
+                    if not self._told:
+                        break
         except Exception as error:  # a silent engine would be worse than none; the worker may be gone
             if not isinstance(error, OSError):
                 structlog.get_logger().exception("engine_cannot_tell")
             os._exit(1)
-
-    def _taken(self) -> list[Told | None]:
-        told: list[Told | None] = []
-        try:
-            told.append(self._told.get(timeout=STANDING_S))
-            time.sleep(GATHERING_S)
-            while len(told) < MOST_AT_ONCE:
-                told.append(self._told.get_nowait())
-        except queue.Empty:
-            pass
-        return told
 
     def _standing(self) -> Standing | None:
         now = time.monotonic()
