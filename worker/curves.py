@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from shared.queue import Queue
 from worker.engine import ForwardFacts
@@ -13,24 +13,65 @@ from worker.policy import paying_rows
 
 MAX_KEPT = 1000  # shapes, and signatures: clients choose among many sizes, and a worker lives long
 TELL_AGAIN_S = 3600.0  # Redis forgets within a day what is not told again
-SAMPLES = 15
-TRUSTED_SAMPLES = 5
+SAMPLES = 60
+TRUSTED_SAMPLES = 8
 MEMORY_S = 600.0
+MEMORY_FORWARDS = 1000
 
 Shape = tuple[str, str, str]  # device, model, tensor shape
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Curves:
-    """Learns how long forwards of each shape take, and says how many rows pay.
+class Sample(NamedTuple):
+    """One forward: when it ended (`time.monotonic()`), how many of its shape had before it, and seconds."""
 
-    A measurement is forgotten after `MEMORY_S`: a row count that once did not pay is tried again. The median of
-    the last few stands for a count, so that a hiccup of the machine does not.
+    at_s: float
+    number: int
+    seconds: float
+
+
+class Measured:
+    """The forwards of one shape. The median of the last ones of a row count stands for it: no hiccup does.
+
+    A measurement is forgotten after `MEMORY_S`, or `MEMORY_FORWARDS` more of the shape: what was seen in a slow moment
+    is not held against a row count, nor what was in a fast one for it, once that is long over. It is tried again.
     """
 
     def __init__(self) -> None:
-        self._samples: dict[Shape, dict[int, deque[tuple[float, float]]]] = {}
+        self._forwards = 0
+        self._samples: dict[int, deque[Sample]] = {}
+        self._medians: dict[int, float] = {}  # as long as the samples are the same
+
+    def add(self, rows: int, seconds: float) -> None:
+        """Take in a forward."""
+        self._forwards += 1
+        samples = self._samples.setdefault(rows, deque(maxlen=SAMPLES))
+        samples.append(Sample(time.monotonic(), self._forwards, seconds))
+        self._medians.pop(rows, None)
+
+    def curve(self) -> dict[int, float]:
+        """Return seconds per forward of each row count that was measured often enough."""
+        now = time.monotonic()
+        curve = {}
+        for rows, samples in self._samples.items():
+            while samples and (
+                now - samples[0].at_s > MEMORY_S or self._forwards - samples[0].number > MEMORY_FORWARDS
+            ):
+                samples.popleft()
+                self._medians.pop(rows, None)
+            if len(samples) >= TRUSTED_SAMPLES:
+                if rows not in self._medians:
+                    self._medians[rows] = statistics.median(sample.seconds for sample in samples)
+                curve[rows] = self._medians[rows]
+        return curve
+
+
+class Curves:
+    """Learns how long forwards of each shape take, and says how many rows pay."""
+
+    def __init__(self) -> None:
+        self._measured: dict[Shape, Measured] = {}
         self._untold: dict[tuple[Shape, int], list[float]] = {}
         self._shape_of: dict[str, Shape] = {}
         self._paying: dict[str, int] = {}
@@ -42,8 +83,7 @@ class Curves:
         shape = (facts.device, facts.model, facts.shape)
         _keep(self._shape_of, signature, shape)
         rows = facts.rows + facts.padding
-        samples = _keep(self._samples, shape, self._samples.get(shape, {})).setdefault(rows, deque(maxlen=SAMPLES))
-        samples.append((time.monotonic(), facts.seconds))
+        _keep(self._measured, shape, self._measured.get(shape) or Measured()).add(rows, facts.seconds)
         self._untold.setdefault((shape, rows), []).append(facts.seconds)
         if shape not in self._recalled:
             _keep(self._recalled, shape, None)
@@ -56,14 +96,10 @@ class Curves:
         return rows
 
     def _curve(self, shape: Shape) -> dict[int, float]:
-        fresh = time.monotonic() - MEMORY_S
         recalled = self._recalled.get(shape)
-        curve = dict(recalled[1]) if recalled is not None and recalled[0] > fresh else {}
-        for rows, samples in self._samples.get(shape, {}).items():
-            recent = [seconds for at, seconds in samples if at > fresh]
-            if len(recent) >= TRUSTED_SAMPLES:
-                curve[rows] = statistics.median(recent)
-        return curve
+        curve = dict(recalled[1]) if recalled is not None and time.monotonic() - recalled[0] <= MEMORY_S else {}
+        measured = self._measured.get(shape)
+        return curve if measured is None else curve | measured.curve()
 
     async def recall(self, queue: Queue) -> None:
         """Read what was learned before, by others or a probe, of shapes that are new here.

@@ -6,8 +6,10 @@ import pytest
 
 from shared.queue import Queue
 from worker import curves
-from worker.curves import TRUSTED_SAMPLES, Curves
+from worker.curves import SAMPLES, TRUSTED_SAMPLES, Curves
 from worker.engine import ForwardFacts
+
+FORWARD = ForwardFacts("demo", 1, 1, 1.0, "cpu", "4x8x8", "job_1:1")
 
 
 def learned(seconds: dict[int, float], samples: int = TRUSTED_SAMPLES) -> Curves:
@@ -37,6 +39,26 @@ def test_what_did_not_pay_is_tried_again_after_a_while(monkeypatch: pytest.Monke
     """Old measurements are forgotten: the machine may have been busy with something else."""
     made = learned({1: 1.0, 2: 2.0})
     monkeypatch.setattr(curves, "MEMORY_S", -1.0)
+    assert made.rows("s", 8) == 8
+
+
+def test_what_did_not_pay_is_tried_again_after_many_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where little time has passed: it may have been a slow moment, and cost the worker half of its rows."""
+    monkeypatch.setattr(curves, "MEMORY_FORWARDS", 100)
+    made = learned({1: 1.0, 2: 2.0})
+    for _ in range(99 - TRUSTED_SAMPLES):
+        made.measure("s", FORWARD)
+    assert made.rows("s", 8) == 1
+    for _ in range(TRUSTED_SAMPLES):
+        made.measure("s", FORWARD)
+    assert made.rows("s", 8) == 2
+
+
+def test_a_slow_moment_takes_no_rows() -> None:
+    """Twenty forwards in a row that took a quarter longer are no reason to go on with half as many rows."""
+    made = learned({4: 0.0223, 8: 0.0410}, samples=SAMPLES)
+    for _ in range(20):
+        made.measure("s", ForwardFacts("demo", 8, 8, 0.0510, "cpu", "4x8x8", "job_1:1"))
     assert made.rows("s", 8) == 8
 
 

@@ -19,6 +19,8 @@ QWEN_1024 = {1: 1.0, 2: 2 / 1.02, 4: 4 / 1.02}
         ({1: 1.0, 2: 1.1}, 8, 4, "two rows paid: try four"),
         (QWEN_512, 8, 8, "the published 512 curve gains up to eight rows"),
         (QWEN_512, 4, 4, "the cap wins over a curve that still gains"),
+        ({4: 22.3, 8: 41.9}, 8, 8, "a row costs 12% less: small pictures on a CPU"),
+        ({4: 22.3, 8: 44.0}, 8, 4, "a row costs 3% less: not worth it either"),
         (QWEN_1024, 8, 1, "the published 1024 curve gains two percent at two rows: not worth the wait"),
         ({1: 1.0, 2: 1.0, 4: 3.9}, 8, 2, "the step from two to four rows costs more than it brings"),
         ({1: 1.0, 2: 2.0, 4: 2.1}, 4, 4, "two rows did not pay, four of them do"),
