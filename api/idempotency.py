@@ -22,7 +22,7 @@ class Once:
     fingerprint: str | None = None
 
 
-def idempotency_key(
+async def idempotency_key(
     key: Annotated[
         str | None,
         Header(alias="Idempotency-Key", description="1 to 255 visible ASCII characters; kept for a day."),

@@ -32,7 +32,7 @@ class Services:
     closing: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-def services(request: Request) -> Services:
+async def services(request: Request) -> Services:
     """Return the parts of the API that `request` came to."""
     found: Services = request.app.state.services
     return found
