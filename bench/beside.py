@@ -26,9 +26,10 @@ from typing import Any
 import httpx
 
 from bench import record, shapes
+from bench.clients import REQUEST_TIMEOUT_S
 from bench.engine import GUIDANCE, prompt
 from bench.idle import scrape
-from bench.over_http import MODEL, REQUEST_TIMEOUT_S, ROWS, SIDE, bodies, served
+from bench.over_http import MODEL, ROWS, SIDE, bodies, served
 from cli import ports
 
 STEPS = 8  # of an interactive job; bulk jobs have 6, 8 and 10

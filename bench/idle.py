@@ -22,7 +22,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench import record
-from bench.over_http import REQUEST_TIMEOUT_S, ROWS, Load, Meter, client, launched, up
+from bench.clients import REQUEST_TIMEOUT_S, Load, Meter, asking, client
+from bench.over_http import ROWS, launched, up
 from cli import ports
 
 BUCKET = "pictures"
@@ -88,9 +89,7 @@ async def scrape(port: int) -> dict[str, float]:
 
 async def measure(url: str, port: int, load: Load) -> dict[str, Any]:
     """Return what the worker's metrics say of a closed loop of clients."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.clients)
-    options: dict[str, Any] = {"timeout": REQUEST_TIMEOUT_S, "limits": limits, "trust_env": False}
-    async with httpx.AsyncClient(base_url=url, follow_redirects=True, **options) as http:
+    async with asking(url, load.clients) as http:
         meter, line = Meter(load), jobs()
         async with asyncio.TaskGroup() as clients:
             for _ in range(load.clients):

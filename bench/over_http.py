@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import signal
@@ -25,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 from diffusers import DiffusionPipeline
 
 from bench import record, shapes
+from bench.clients import Asking, Load, Meter, asking, client
 from bench.engine import GUIDANCE, call, prompt
 
 MODEL = "small-sd"
@@ -37,7 +38,6 @@ SIDE = 64
 ROWS = 8
 STEPS = (6, 8, 10)
 STOP_PATIENCE_S = 60.0
-REQUEST_TIMEOUT_S = 90.0
 BEATS_S = 1.2  # a worker tells its counters twice a second
 
 MODELS_FILE = """
@@ -53,51 +53,12 @@ height = {side}
 
 
 @dataclass(frozen=True)
-class Load:
-    """How much is asked for: `clients` at a time, and `pictures` in each turn's measurement."""
-
-    clients: int
-    pictures: int
-
-
-@dataclass(frozen=True)
 class Served:
     """One turn over HTTP: pictures a second in the steady state, and what the worker's counters say of the turn."""
 
     rate: float
     rows_a_forward: float
     idle_share: float
-
-
-class Meter:
-    """The steady state of a closed loop: from when every client has had a picture to `pictures` later."""
-
-    def __init__(self, load: Load) -> None:
-        self._first = load.clients
-        self._last = load.clients + load.pictures
-        self._done = 0
-        self._began = self._ended = 0.0
-
-    @property
-    def steady(self) -> bool:
-        return self._done >= self._first
-
-    @property
-    def over(self) -> bool:
-        return self._done >= self._last
-
-    def note(self) -> None:
-        """Count one more picture that a client holds in its hands."""
-        self._done += 1
-        if self._done == self._first:
-            self._began = time.perf_counter()
-        elif self._done == self._last:
-            self._ended = time.perf_counter()
-
-    @property
-    def rate(self) -> float:
-        """Pictures a second."""
-        return (self._last - self._first) / (self._ended - self._began)
 
 
 @contextmanager
@@ -164,33 +125,17 @@ def bodies(seed: int) -> Iterator[dict[str, object]]:
             yield {"model": MODEL, "prompt": words, "seed": at, "steps": steps, "guidance_scale": GUIDANCE}
 
 
-async def client(http: httpx.AsyncClient, jobs: Iterator[dict[str, object]], meter: Meter) -> None:
-    """Ask for one picture after the other until the measurement is over."""
-    while not meter.over:
-        answer = await http.post("/v1/jobs", json=next(jobs), headers={"Prefer": "wait=60"})
-        answer.raise_for_status()
-        job = answer.json()
-        if job["status"] != "succeeded":
-            raise RuntimeError(f"job {job['id']}: {job['status']} {job['error']}")
-        picture = await http.get(job["artifacts"][0]["url"])
-        picture.raise_for_status()
-        meter.note()
-
-
-async def counters(http: httpx.AsyncClient) -> dict[str, Any]:
+async def counters(http: Asking) -> dict[str, Any]:
     """Return what the worker tells of itself, after its next beat."""
     await asyncio.sleep(BEATS_S)
-    answer = await http.get("/v1/workers")
-    answer.raise_for_status()
-    (worker,) = answer.json()["data"]
+    (worker,) = json.loads(await http.get("/v1/workers"))["data"]
     told: dict[str, Any] = worker
     return told
 
 
 async def over_http(url: str, load: Load, seed: int) -> Served:
     """Run one turn over HTTP."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.clients)
-    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False) as http:
+    async with asking(url, load.clients) as http:
         before = await counters(http)
         meter, jobs = Meter(load), bodies(seed)
         async with asyncio.TaskGroup() as clients:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench import over_http
-from bench.over_http import Load, Meter, bodies, from_the_head, from_the_whole_line
+from bench.clients import Load, Meter
+from bench.over_http import bodies, from_the_head, from_the_whole_line
 
 
 @pytest.mark.parametrize(
