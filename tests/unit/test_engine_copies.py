@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import AdaptiveProjectedGuidance, ClassifierFreeGuidance, DDIMScheduler, PerturbedAttentionGuidance
+from diffusers.loaders import TextualInversionLoaderMixin
 from engine_room import a_job
 
 from worker.engine.calls import set_guidance
@@ -25,7 +26,28 @@ class Guided:
         self.transformer = torch.nn.Linear(2, 2)
 
 
-def a_copy(pipeline: Guided) -> Any:
+class Tokenizer:
+    """Tells words apart, knows those that it has learned, and remembers what it was asked to split."""
+
+    def __init__(self, learned: list[str]) -> None:
+        self.added_tokens_encoder = {token: at for at, token in enumerate(learned)}
+        self.split: list[str] = []
+
+    def tokenize(self, prompt: str) -> list[str]:
+        self.split.append(prompt)
+        return prompt.split()
+
+
+class Worded(TextualInversionLoaderMixin):
+    """A pipeline whose tokenizer may have learned tokens."""
+
+    def __init__(self, learned: list[str]) -> None:
+        self.tokenizer = Tokenizer(learned)
+        self.scheduler = DDIMScheduler()
+        self.components = {"tokenizer": self.tokenizer, "tokenizer_2": None, "scheduler": self.scheduler}
+
+
+def a_copy(pipeline: Guided | Worded) -> Any:
     return copy_pipeline(make_template(pipeline, {}, CPU), pipeline.scheduler, Steps(lambda: None))
 
 
@@ -80,3 +102,22 @@ def test_signatures_of_attention_processors_are_at_hand() -> None:
     assert inspect.signature(processor.__call__) == before
     assert inspect.signature(processor.__call__) is inspect.signature(processor.__call__)
     assert processor(1, 2, scale=3.0) == processor.__call__(1, 2, scale=3.0) == (1, 2, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("learned", "converted", "asked"),
+    [
+        pytest.param(["<cat>", "<cat>_1"], "a <cat> <cat>_1 on a mat", True, id="a token in two parts"),
+        pytest.param(["<cat>"], "a <cat> on a mat", False, id="a token in one part"),
+        pytest.param([], "a <cat> on a mat", False, id="no learned token"),
+    ],
+)
+def test_prompts_are_searched_for_learned_tokens_only_where_these_change_them(
+    learned: list[str], converted: str, asked: bool
+) -> None:
+    """Textual inversion spells a token of several vectors out; the pipeline does so, or need not be asked."""
+    pipeline = Worded(learned)
+    picture = a_copy(pipeline)
+    assert picture.maybe_convert_prompt("a <cat> on a mat", picture.tokenizer) == converted
+    assert bool(pipeline.tokenizer.split) is asked
+    assert pipeline.maybe_convert_prompt("a <cat> on a mat", pipeline.tokenizer) == converted, "as without the engine"

@@ -105,12 +105,16 @@ class Channel:
         body = io.BytesIO()
         pickler = _Pickler(body)
         pickler.dump(message)
-        head = HEAD.pack(body.tell())
+        parts = [memoryview(HEAD.pack(body.tell())), body.getbuffer()]
+        # At once where it fits into the socket's buffer: a thread that comes back from the system waits for Python.
         if pickler.memories:
-            socket.send_fds(self._end, [head], [memory.descriptor for memory in pickler.memories])
+            sent = socket.send_fds(self._end, parts, [memory.descriptor for memory in pickler.memories])
         else:
-            self._end.sendall(head)
-        self._end.sendall(body.getbuffer())
+            sent = self._end.sendmsg(parts)
+        for part in parts:
+            if sent < len(part):
+                self._end.sendall(part[sent:])
+            sent = max(0, sent - len(part))
 
     def receive(self) -> Any:
         """Wait for the next message; raises `EOFError` when the other end is closed, `OSError` when this one is."""

@@ -82,12 +82,10 @@ class Picture:
         # keeps its own autocast and random state over a switch, and gradients stay off for all.
         if self._autocast is not None:
             _set_autocast(device, self._autocast)
-        outside = global_state(device)
         if self._chance is not None:
             set_global_state(device, self._chance)
         parked = enter(*args)
-        self._chance = global_state(device)
-        set_global_state(device, outside)
+        self._chance = None if self.done else global_state(device)
         self._autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         if self._autocast is not None:
             _set_autocast(device, None)
