@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -164,8 +165,11 @@ class Room:
         told = Settings(**{"device": "cpu", "torch_threads": 1, **settings})
         self.engine = make(Catalog(specs), self.recorder, told)
 
-    def seat(self, *jobs: Job, alone: Sequence[str] = (), image: bytes | None = None) -> None:
+    def seat(
+        self, *jobs: Job, alone: Sequence[str] = (), image: bytes | None = None, waited_s: float | None = None
+    ) -> None:
         """Seat jobs, which begin together; their input pictures are made from their seeds, but for `image`, if any."""
+        since_s = None if waited_s is None else time.monotonic() - waited_s
         self.engine.seat(
             *(
                 Seat(
@@ -174,6 +178,7 @@ class Room:
                     self.specs[job.model],
                     input_files(job) if image is None else InputFiles(images=(image,)),
                     job.id in alone,
+                    since_s,
                 )
                 for job in jobs
             )

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from engine_room import TIMEOUT_S, Recorder, Room, a_job, a_spec
 from waiting import wait_until
 
 from shared.catalog import ModelSpec
 from shared.job import Job, Priority
+from worker.engine.pace import Pace
 
 DEMO = Path(__file__).resolve().parents[2] / "demo" / "model"
 
@@ -165,6 +165,33 @@ def test_free_seats_are_no_reason_to_slow_an_interactive_job_down(tiny_models: P
     assert sum(room.recorder.rows) == 3 * 6 + 2 * 3
 
 
+@pytest.mark.parametrize(
+    ("waited_s", "priority", "together"),
+    [
+        pytest.param(1e9, Priority.STANDARD, True, id="many are in line"),
+        pytest.param(-1e9, Priority.STANDARD, False, id="nobody is in line"),
+        pytest.param(1e9, Priority.INTERACTIVE, False, id="in a hurry"),
+    ],
+)
+def test_a_finished_picture_waits_for_the_next_one_where_that_helps_those_in_line(
+    waited_s: float, priority: Priority, together: bool, tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that come to their ends a step apart are decoded at once, and are the pictures that they are alone."""
+    folder = tiny_models / "sd"
+    first, next_one, last = (a_job(f"of{steps}", steps=steps, priority=priority) for steps in (4, 5, 8))
+    monkeypatch.setattr(Pace, "learned", lambda _self, kind: 1.0 + 0.5 * kind[-1])
+    room = Room(a_spec(folder))
+    room.seat(first, next_one, last, waited_s=waited_s)
+    with room.started():
+        room.recorder.wait_for([job.id for job in (first, next_one, last)])
+    heard = room.recorder.heard
+    assert (heard.index(("progress", "of5", 5, 5)) < heard.index(("decoding", "of4"))) is together
+    assert heard.index(("decoding", "of5")) < heard.index(("progress", "of8", 6, 8)), "nobody waits for what is far"
+    assert room.recorder.rows == [3, 3, 3, 3, 2, 1, 1, 1]
+    for job in (first, next_one):
+        assert same(room.recorder.pictures[job.id, 0], alone(folder, job)[0])
+
+
 def test_a_stream_of_interactive_jobs_does_not_starve_a_bulk_job(tiny_models: Path) -> None:
     """Set aside for long enough it counts as interactive itself, and as the oldest of them goes on to its end."""
     stream = [a_job(f"urgent{at}", steps=3, priority=Priority.INTERACTIVE) for at in range(200)]
@@ -288,12 +315,3 @@ def test_reproducible_pictures_have_the_same_bits_in_any_company(family: str, ti
     ]
     assert differing == []
     assert sum(heard.ended[f"exact{at}"].fusing.max_jobs > 1 for at in range(20)) >= 5, "hardly any company"
-
-
-def test_the_global_generator_and_grad_mode_are_left_alone(tiny_models: Path) -> None:
-    """Each picture draws from a generator of its own; what the process draws elsewhere does not change."""
-    torch.manual_seed(11)
-    before = torch.get_rng_state()
-    Room(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two", strength=0.7))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.is_grad_enabled()

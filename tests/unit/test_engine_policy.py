@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from worker.engine.policy import Waiting, aged, company, next_group
+from worker.engine.policy import Waiting, aged, can_wait, company, next_group
 
 ENCODE, DECODE, DENOISE = range(3)
 
 
-def call(
-    cohort: str = "a", urgency: int = 1, age: int = 0, stage: int = DENOISE, fit: str = "fits", place: int | None = None
-) -> Waiting:
-    return Waiting(cohort, urgency, age, stage, fit, place)
+def call(cohort: str = "a", urgency: int = 1, age: int = 0, stage: int = DENOISE, **more: Any) -> Waiting:
+    return Waiting(cohort, urgency, age, stage, more.pop("fit", "fits"), **more)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,16 @@ def call(
         pytest.param(
             [call(age=1, place=3), call(age=2, place=3), call(age=3, place=0)], 8, [0, 2], id="one a place, the oldest"
         ),
+        pytest.param(
+            [call(age=0, stage=DECODE, patient=True), call(age=1)], 8, [1], id="a patient one lets the others go first"
+        ),
+        pytest.param(
+            [call(age=0, stage=DECODE, patient=True), call(age=1), call(age=2, stage=DECODE)],
+            8,
+            [0, 2],
+            id="it goes with one that is not patient",
+        ),
+        pytest.param([call(stage=DECODE, patient=True)], 8, [0], id="it waits for nobody where nobody is"),
     ],
 )
 def test_next_group(waiting: list[Waiting], limit: int, chosen: list[int]) -> None:
@@ -68,6 +78,24 @@ def test_the_stage_of_a_bulk_call_keeps_no_interactive_one_waiting(stage: int) -
     bulk, interactive, standard = call(urgency=2, stage=stage), call(age=1, urgency=0), call(age=2)
     assert next_group([bulk, interactive], lambda fitting, _own: len(fitting)) == [1]
     assert next_group([bulk, standard], lambda fitting, _own: len(fitting)) == [0]
+
+
+@pytest.mark.parametrize(
+    ("urgency", "calls", "forward_s", "saved_s", "in_line", "waits"),
+    [
+        pytest.param(1, 1, 0.2, 0.1, 40, True, id="0.2 s of one picture for 0.1 s of each of 40"),
+        pytest.param(2, 1, 0.2, 0.1, 40, True, id="a bulk job too"),
+        pytest.param(0, 1, 0.2, 0.1, 40, False, id="an interactive one not"),
+        pytest.param(1, 21, 0.2, 0.1, 40, False, id="0.2 s of 21 pictures"),
+        pytest.param(1, 1, 0.2, 0.1, 1, False, id="nobody else in line"),
+        pytest.param(1, 1, 4.1, 0.1, 40, False, id="a long forward"),
+        pytest.param(1, 1, 0.2, 0.0, 40, False, id="two take as long as one and one"),
+        pytest.param(1, 1, 0.2, -0.1, 40, False, id="or longer"),
+    ],
+)
+def test_can_wait(urgency: int, calls: int, forward_s: float, saved_s: float, in_line: float, waits: bool) -> None:
+    """Whether finished pictures wait for company in their decoding: what they lose by it against what all gain."""
+    assert can_wait(urgency, calls, forward_s, saved_s, in_line) is waits
 
 
 FLAT_TO_FOUR = {1: 1.0, 2: 1.01, 3: 1.01, 4: 1.04, 5: 1.3, 6: 1.5, 8: 1.9}

@@ -26,7 +26,7 @@ class Stage(IntEnum):
     """What a module does for a picture, in the order in which the hub serves those who wait.
 
     Encoding goes first, so that a newcomer reaches the denoiser while its companions wait there; decoding next,
-    so that a finished picture leaves at once.
+    so that a finished picture leaves at once, unless it is patient.
     """
 
     ENCODE = 0

@@ -18,7 +18,7 @@ class Waiting(NamedTuple):
 
     `cohort` names those that may have company in each other; `urgency` and `age` count from 0, less going first;
     `stage` orders the kinds of work of one cohort; calls of the same `fit` may share a forward, unless they want the
-    same `place` in it.
+    same `place` in it. A `patient` one lets all others go first, unless one of its stage is not patient.
     """
 
     cohort: Hashable
@@ -27,6 +27,7 @@ class Waiting(NamedTuple):
     stage: int
     fit: Hashable
     place: int | None = None
+    patient: bool = False
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -46,15 +47,15 @@ def next_group(waiting: Sequence[Waiting], limit: Callable[[Sequence[int], int],
     """Return the positions in `waiting` of the calls that run next, at least one, in order of rank.
 
     The cohort of the first in rank goes on, the others stay where they are until it has ended: groups that do
-    not fuse run one after the other, not in turns. In it the earliest stage goes first, and there whoever fits
-    with the first in rank, up to `limit(positions, own)` calls: those that fit, in order of rank, and how many of
-    them go first. The rest is set aside for now. Beside an interactive call, all but bulk calls go first; elsewhere
-    all do. Of those who do not, the stage does not count either.
+    not fuse run one after the other, not in turns. In it the earliest stage goes first at which not all are patient,
+    and there whoever fits with the first in rank, up to `limit(positions, own)` calls: those that fit, in order of
+    rank, and how many of them go first. The rest is set aside for now. Beside an interactive call, all but bulk calls
+    go first; elsewhere all do. Of those who do not, the stage does not count either.
     """
     first = min(waiting, key=lambda call: call.rank)
     cohort = [at for at, call in enumerate(waiting) if call.cohort == first.cohort]
     leading = [at for at in cohort if not yields(waiting[at], first)]
-    stage = min(waiting[at].stage for at in leading)
+    stage = min((waiting[at].patient, waiting[at].stage) for at in leading)[1]
     due = sorted((at for at in cohort if waiting[at].stage == stage), key=lambda at: waiting[at].rank)
     fitting = _one_a_place(waiting, [at for at in due if waiting[at].fit == waiting[due[0]].fit])
     own = sum(not yields(waiting[at], first) for at in fitting)
@@ -64,6 +65,15 @@ def next_group(waiting: Sequence[Waiting], limit: Callable[[Sequence[int], int],
 def yields(call: Waiting, first: Waiting) -> bool:
     """Return whether a call shares a forward with the first in rank only where that costs this one nothing."""
     return first.urgency == URGENCY[Priority.INTERACTIVE] and call.urgency >= URGENCY[Priority.BULK]
+
+
+def can_wait(urgency: int, calls: int, forward_s: float, saved_s: float, in_line: float) -> bool:
+    """Return whether finished pictures wait for one more forward, to be decoded together with the one that it finishes.
+
+    `calls` of them wait for `forward_s` so that all who are `in_line` have a decoding's `saved_s` back. An interactive
+    one waits for nobody.
+    """
+    return urgency != URGENCY[Priority.INTERACTIVE] and calls * forward_s <= saved_s * in_line
 
 
 def company(own: int, others: int, seconds: Callable[[int], float | None]) -> int:

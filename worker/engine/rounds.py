@@ -1,8 +1,7 @@
-"""The rounds of the engine's thread: choose those who go on, run their forward, let each go on with its rows."""
+"""The rounds of the engine's thread: run a forward of those who are chosen, let each go on with its rows."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,25 +11,20 @@ import torch
 from shared.errors import JobError
 from worker.engine.architectures import DENOISERS
 from worker.engine.calls import non_finite
+from worker.engine.choosing import Chooser, Member
 from worker.engine.device import device_name
-from worker.engine.fixed import place_of
 from worker.engine.hub import Execution, Picture
 from worker.engine.interface import ForwardFacts, Incident, Listener
 from worker.engine.meeting import Call, Stage
-from worker.engine.memory import Kind, Memory
+from worker.engine.memory import Memory
 from worker.engine.models import LoadedModel, Models, empty_cache
 from worker.engine.pace import Pace
-from worker.engine.policy import Waiting, aged, company, next_group, yields
 from worker.engine.row_adapters import AdapterKey
 from worker.engine.seated import SeatedJob
 
 log = structlog.get_logger()
 
-# A VAE's activations grow with the pixels of all rows: so many pixels at once, at most.
-DECODE_PIXELS = 4 * 1024 * 1024
 DENOISING = frozenset(f"{name}.forward" for name in DENOISERS)
-
-Member = tuple[SeatedJob, Picture, Call]
 
 
 class Rounds:
@@ -50,9 +44,9 @@ class Rounds:
         self._pace = pace
         self._listener = listener
         self._left = left
-        self._patience_s = patience_s
         self._jobs: dict[str, SeatedJob] = {}
         self._memory = Memory()
+        self._chooser = Chooser(pace, self._memory, patience_s)
 
     # Views, from any thread.
 
@@ -151,7 +145,7 @@ class Rounds:
 
     def run_one(self) -> None:
         """Run one forward for those who are due, and let each go on to its next meeting point."""
-        members = self._choose()
+        members = self._chooser.choose(self._jobs.values())
         if members and members[0][2].point.method == "decode":
             members = self._drop_non_finite(members)
         if not members:
@@ -162,75 +156,6 @@ class Rounds:
                 picture.resume(self._device, outcome)
                 self._look_after(job, picture)
         self._tell_progress({job.key: job for job, _, _ in members})
-
-    def _choose(self) -> list[Member]:
-        parked = [
-            (job, picture, picture.call)
-            for job in self._jobs.values()
-            for picture in job.pictures
-            if picture.call is not None
-        ]
-        if not parked:
-            return []
-        now = time.monotonic()
-        waiting = [self._waiting(member, now) for member in parked]
-        group = next_group(waiting, lambda fitting, own: self._limit([parked[at] for at in fitting], own))
-        members = [parked[at] for at in group]
-        self._note_set_aside(members, now)
-        self._note_misfits(parked, waiting, members, waiting[group[0]])
-        return members
-
-    def _waiting(self, member: Member, now: float) -> Waiting:
-        job, _, call = member
-        urgency = aged(job.urgency, job.aside_s(now), self._patience_s)
-        if job.fixed_rows is None:
-            return Waiting(job.cohort, urgency, job.age, call.point.stage, call.fit)
-        return Waiting(job.cohort, urgency, job.age, call.point.stage, call.exact_fit, self._place(member))
-
-    def _place(self, member: Member) -> int:
-        job, picture, call = member
-        return place_of(job.seat.job, job.pictures.index(picture), self._fixed(job, call) or 1)
-
-    def _note_set_aside(self, members: Sequence[Member], now: float) -> None:
-        going = {job.key for job, _, _ in members}
-        urgency = min(job.urgency for job, _, _ in members)
-        for job in self._jobs.values():
-            if job.started and job.key not in going and job.urgency > urgency:
-                job.set_aside(now)
-            else:
-                job.take_up(now)
-
-    def _limit(self, members: Sequence[Member], own: int) -> int:
-        """Return how many calls may run together; the last ones but `own` yield to the others."""
-        job, _, call = members[0]
-        if job.fixed_rows is not None:
-            return self._fixed(job, call) or 1
-        kind = _kind(job, call)
-        most = self._memory.allowed(kind, job.seat.spec.max_batch)
-        most = min(most, _chunk(job), len(members)) if call.point.component == "vae" else min(most, len(members))
-        if own >= most:
-            return most
-        return own + company(own, most - own, lambda rows: self._pace.learned((*kind, rows)))
-
-    def _fixed(self, job: SeatedJob, call: Call) -> int | None:
-        if job.fixed_rows is None:
-            return None
-        return min(job.fixed_rows, _chunk(job)) if call.point.component == "vae" else job.fixed_rows
-
-    def _note_misfits(
-        self, parked: Sequence[Member], waiting: Sequence[Waiting], members: Sequence[Member], lead: Waiting
-    ) -> None:
-        if lead.stage != Stage.DENOISE or len(members) == len(parked):
-            return
-        chosen = {job.key for job, _, _ in members}
-        for (apart, _, _), call in zip(parked, waiting, strict=True):
-            if call.cohort != lead.cohort or call.stage != lead.stage or apart.key in chosen:
-                continue
-            kept_away = yields(call, lead)
-            apart.met_misfit |= not kept_away
-            for job, _, _ in members:
-                job.went_first |= kept_away
-                job.met_misfit |= not kept_away
 
     def _drop_non_finite(self, members: list[Member]) -> list[Member]:
         """Fail the jobs whose latents are not finite; one wait for the device for all of them."""
@@ -251,8 +176,7 @@ class Rounds:
         return model.encodings.outcomes(calls, lambda which: self._execute([members[at] for at in which]))
 
     def _execute(self, members: Sequence[Member]) -> list[Any]:
-        job, _, call = members[0]
-        kind, fixed = _kind(job, call), self._fixed(job, call)
+        call, kind, fixed = members[0].call, members[0].kind, members[0].fixed
         for other, _, at in members:
             if at.point.stage is Stage.DECODE and not (at.preview or other.told_decoding):
                 other.told_decoding = True
@@ -273,9 +197,9 @@ class Rounds:
 
         known = self._memory.fits(kind) if fixed is None else None
         execution = Execution(
-            [member[2] for member in members],
+            [member.call for member in members],
             fixed=fixed,
-            places=() if fixed is None else [self._place(member) for member in members],
+            places=() if fixed is None else [member.place for member in members],
             measure=measure,
             free=free,
             known=known,
@@ -294,7 +218,7 @@ class Rounds:
         if call.point.stage is not Stage.DENOISE:
             return
         for job in company.values():
-            job.note_forward(len(jobs), len(company))
+            job.note_forward(len(jobs), len(company), seconds)
         first = jobs[0]
         self._listener.forward(
             ForwardFacts(
@@ -342,12 +266,3 @@ class Rounds:
                 for index, pixels in job.take_previews():
                     self._listener.preview(key, index, pixels)
                 self._listener.progress(key, *job.progress())
-
-
-def _kind(job: SeatedJob, call: Call) -> Kind:
-    point = f"{call.point.component}.{call.point.method}"
-    return (job.seat.spec.id, job.shape, f"{point} of previews" if call.preview else point)
-
-
-def _chunk(job: SeatedJob) -> int:
-    return max(1, DECODE_PIXELS // (job.seat.job.width * job.seat.job.height * job.seat.job.frames))

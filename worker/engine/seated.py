@@ -20,6 +20,9 @@ from worker.engine.row_adapters import adapter_key
 # lone job, and the same whatever the load.
 REPRODUCIBLE_ROWS = 4
 
+# A VAE's activations grow with the pixels of all rows: so many pixels at once, at most.
+DECODE_PIXELS = 4 * 1024 * 1024
+
 
 class SeatedJob:
     """One job, from `begin` until all its pictures are done or it is thrown out. `age` orders by arrival.
@@ -42,6 +45,8 @@ class SeatedJob:
         self.went_first = False
         self.told_decoding = False
         self.gpu_seconds = 0.0
+        self.forward_s = 0.0  # its last one
+        self._rate = 0.0  # pictures a second, were all forwards as that one
         self._steps: list[Steps] = []
         self._arrived_s = time.monotonic()
         self._loaded_s: float | None = None
@@ -67,8 +72,18 @@ class SeatedJob:
         return min(REPRODUCIBLE_ROWS, self.seat.spec.max_batch) if self.seat.job.reproducible else None
 
     @property
+    def decoded_at_once(self) -> int:
+        """How many pictures of its size are decoded at once, at most."""
+        return max(1, DECODE_PIXELS // (self.seat.job.width * self.seat.job.height * self.seat.job.frames))
+
+    @property
     def started(self) -> bool:
         return bool(self.pictures)
+
+    def in_line(self, now_s: float) -> float:
+        """Return how many pictures wait or run here, by Little's law: as many as come out while one goes through."""
+        since_s = self.seat.waiting_since_s
+        return self._rate * (now_s - (self._arrived_s if since_s is None else since_s))
 
     def aside_s(self, now_s: float) -> float:
         """Return for how long more urgent jobs have kept this one from going on, in all."""
@@ -106,6 +121,11 @@ class SeatedJob:
         longest = max((steps.total for steps in self._steps), default=0)
         return sum(steps.step for steps in self._steps), sum(steps.total or longest for steps in self._steps)
 
+    def is_at_last_step(self, picture: Picture) -> bool:
+        """Return whether a picture comes to its end after the next forward."""
+        steps = self._steps[self.pictures.index(picture)]
+        return steps.step == steps.total - 1
+
     def is_previewing(self, picture: Picture) -> bool:
         """Return whether what a picture waits for is a preview of it."""
         return self._steps[self.pictures.index(picture)].previewing
@@ -121,8 +141,9 @@ class SeatedJob:
         """Add the job's share of a forward's time."""
         self.gpu_seconds += seconds
 
-    def note_forward(self, rows: int, jobs: int) -> None:
+    def note_forward(self, rows: int, jobs: int, seconds: float) -> None:
         """Count a denoiser forward that the job took part in."""
+        self.forward_s, self._rate = seconds, rows / (self.seat.job.steps * max(seconds, 1e-9))
         self._forwards += 1
         self._rows += rows
         self._max_jobs = max(self._max_jobs, jobs)
