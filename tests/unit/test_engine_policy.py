@@ -91,6 +91,7 @@ def test_the_stage_of_a_bulk_call_keeps_no_interactive_one_waiting(stage: int) -
         pytest.param(1, 1, 4.1, 0.1, 40, False, id="a long forward"),
         pytest.param(1, 1, 0.2, 0.0, 40, False, id="two take as long as one and one"),
         pytest.param(1, 1, 0.2, -0.1, 40, False, id="or longer"),
+        pytest.param(1, 1, 0.0, 0.1, 0, False, id="no forward has been measured yet"),
     ],
 )
 def test_can_wait(urgency: int, calls: int, forward_s: float, saved_s: float, in_line: float, waits: bool) -> None:

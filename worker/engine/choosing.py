@@ -90,15 +90,12 @@ class Chooser:
         if call.preview or member.most(self._memory) < 2:
             return False
         alike = [other for other in parked if (other.job.cohort, other.job.shape) == (job.cohort, job.shape)]
-        coming = (
-            other.job.forward_s for other in alike if other.call.point.stage is Stage.DENOISE and other.at_last_step
-        )
-        forward_s = next(coming, None)
+        coming = any(other.call.point.stage is Stage.DENOISE and other.at_last_step for other in alike)
         alone_s, pair_s = (self._pace.learned((*member.kind, calls)) for calls in (1, 2))
-        if forward_s is None or alone_s is None or pair_s is None:
+        if not coming or alone_s is None or pair_s is None:
             return False
         calls = sum(other.kind == member.kind for other in alike)
-        return can_wait(job.urgency, calls, forward_s, 2 * alone_s - pair_s, job.in_line(now))
+        return can_wait(job.urgency, calls, job.forward_s, 2 * alone_s - pair_s, job.in_line(now))
 
     def _limit(self, members: Sequence[Member], own: int) -> int:
         """Return how many calls may run together; the last ones but `own` yield to the others."""

@@ -73,7 +73,7 @@ def can_wait(urgency: int, calls: int, forward_s: float, saved_s: float, in_line
     `calls` of them wait for `forward_s` so that all who are `in_line` have a decoding's `saved_s` back. An interactive
     one waits for nobody.
     """
-    return urgency != URGENCY[Priority.INTERACTIVE] and calls * forward_s <= saved_s * in_line
+    return urgency != URGENCY[Priority.INTERACTIVE] and calls * forward_s < saved_s * in_line
 
 
 def company(own: int, others: int, seconds: Callable[[int], float | None]) -> int:
