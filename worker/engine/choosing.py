@@ -95,7 +95,8 @@ class Chooser:
         if not coming or alone_s is None or pair_s is None:
             return False
         calls = sum(other.kind == member.kind for other in alike)
-        return can_wait(job.urgency, calls, job.forward_s, 2 * alone_s - pair_s, job.in_line(now))
+        wait_s = now - call.since_s + job.forward_s  # in all: the one to come may be set aside, again and again
+        return can_wait(job.urgency, calls, wait_s, 2 * alone_s - pair_s, job.in_line(now))
 
     def _limit(self, members: Sequence[Member], own: int) -> int:
         """Return how many calls may run together; the last ones but `own` yield to the others."""

@@ -7,6 +7,7 @@ arguments; the hub runs the real module for all that fit together and resumes ea
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
@@ -145,7 +146,10 @@ def _plain(tree: Any) -> Any:
 
 
 class Call:
-    """A parked call: the arguments as the pipeline gave them, how many rows they are, whom they fit with."""
+    """A parked call: the arguments as the pipeline gave them, how many rows they are, whom they fit with.
+
+    `since_s` is `time.monotonic()` of when it was parked.
+    """
 
     def __init__(self, point: Point, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.point = point
@@ -154,6 +158,7 @@ class Call:
         self.autocast: tuple[str, torch.dtype] | None = None
         self.adapter: AdapterKey = ()
         self.preview = False
+        self.since_s = time.monotonic()
         self.rows = 1
         self.arguments: dict[str, Any] = {}
         self.fit: Hashable = (id(point), id(self))

@@ -67,13 +67,13 @@ def yields(call: Waiting, first: Waiting) -> bool:
     return first.urgency == URGENCY[Priority.INTERACTIVE] and call.urgency >= URGENCY[Priority.BULK]
 
 
-def can_wait(urgency: int, calls: int, forward_s: float, saved_s: float, in_line: float) -> bool:
+def can_wait(urgency: int, calls: int, wait_s: float, saved_s: float, in_line: float) -> bool:
     """Return whether finished pictures wait for one more forward, to be decoded together with the one that it finishes.
 
-    `calls` of them wait for `forward_s` so that all who are `in_line` have a decoding's `saved_s` back. An interactive
-    one waits for nobody.
+    `calls` of them wait for `wait_s`, what they have waited included, so that all who are `in_line` have a decoding's
+    `saved_s` back. An interactive one waits for nobody.
     """
-    return urgency != URGENCY[Priority.INTERACTIVE] and calls * forward_s < saved_s * in_line
+    return urgency != URGENCY[Priority.INTERACTIVE] and calls * wait_s < saved_s * in_line
 
 
 def company(own: int, others: int, seconds: Callable[[int], float | None]) -> int:
