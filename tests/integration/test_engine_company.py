@@ -166,29 +166,33 @@ def test_free_seats_are_no_reason_to_slow_an_interactive_job_down(tiny_models: P
 
 
 @pytest.mark.parametrize(
-    ("waited_s", "priority", "together"),
+    ("waited_s", "priority", "max_batch", "decoded"),
     [
-        pytest.param(1e9, Priority.STANDARD, True, id="many are in line"),
-        pytest.param(-1e9, Priority.STANDARD, False, id="nobody is in line"),
-        pytest.param(1e9, Priority.INTERACTIVE, False, id="in a hurry"),
+        pytest.param(1e9, Priority.STANDARD, 8, [["of4", "of5", "of8"]], id="many are in line"),
+        pytest.param(1e9, Priority.STANDARD, 2, [["of4", "of5"], ["of8"]], id="as many as are decoded at once"),
+        pytest.param(-1e9, Priority.STANDARD, 8, [["of4"], ["of5"], ["of8"]], id="nobody is in line"),
+        pytest.param(1e9, Priority.INTERACTIVE, 8, [["of4"], ["of5"], ["of8"]], id="in a hurry"),
     ],
 )
-def test_a_finished_picture_waits_for_the_next_one_where_that_helps_those_in_line(
-    waited_s: float, priority: Priority, together: bool, tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+def test_finished_pictures_wait_for_the_next_one_where_that_helps_those_in_line(
+    waited_s: float,
+    priority: Priority,
+    max_batch: int,
+    decoded: list[list[str]],
+    tiny_models: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two that come to their ends a step apart are decoded at once, and are the pictures that they are alone."""
+    """Those that come to their ends steps apart are decoded at once, and are the pictures that they are alone."""
     folder = tiny_models / "sd"
-    first, next_one, last = (a_job(f"of{steps}", steps=steps, priority=priority) for steps in (4, 5, 8))
+    jobs = [a_job(f"of{steps}", steps=steps, priority=priority) for steps in (4, 5, 8)]
     monkeypatch.setattr(Pace, "learned", lambda _self, kind: 1.0 + 0.5 * kind[-1])
-    room = Room(a_spec(folder))
-    room.seat(first, next_one, last, waited_s=waited_s)
+    room = Room(a_spec(folder, max_batch=max_batch))
+    room.seat(*jobs, waited_s=waited_s)
     with room.started():
-        room.recorder.wait_for([job.id for job in (first, next_one, last)])
-    heard = room.recorder.heard
-    assert (heard.index(("progress", "of5", 5, 5)) < heard.index(("decoding", "of4"))) is together
-    assert heard.index(("decoding", "of5")) < heard.index(("progress", "of8", 6, 8)), "nobody waits for what is far"
-    assert room.recorder.rows == [3, 3, 3, 3, 2, 1, 1, 1]
-    for job in (first, next_one):
+        room.recorder.wait_for([job.id for job in jobs])
+    told = [(kind, key) for kind, key, *_ in room.recorder.heard if kind in ("decoding", "picture")]
+    assert told == [(kind, key) for keys in decoded for kind in ("decoding", "picture") for key in keys]
+    for job in jobs:
         assert same(room.recorder.pictures[job.id, 0], alone(folder, job)[0])
 
 

@@ -83,12 +83,13 @@ def test_the_stage_of_a_bulk_call_keeps_no_interactive_one_waiting(stage: int) -
 @pytest.mark.parametrize(
     ("urgency", "calls", "wait_s", "saved_s", "in_line", "waits"),
     [
-        pytest.param(1, 1, 0.2, 0.1, 40, True, id="0.2 s of one picture for 0.1 s of each of 40"),
+        pytest.param(1, 1, 0.2, 0.1, 40, True, id="0.2 s of one picture for 0.1 s of each of 40, and of 40 more"),
         pytest.param(2, 1, 0.2, 0.1, 40, True, id="a bulk job too"),
         pytest.param(0, 1, 0.2, 0.1, 40, False, id="an interactive one not"),
-        pytest.param(1, 21, 0.2, 0.1, 40, False, id="0.2 s of 21 pictures"),
+        pytest.param(1, 39, 0.2, 0.1, 40, True, id="39 pictures still"),
+        pytest.param(1, 41, 0.2, 0.1, 40, False, id="41 lose more"),
         pytest.param(1, 1, 0.2, 0.1, 1, False, id="nobody else in line"),
-        pytest.param(1, 1, 4.1, 0.1, 40, False, id="a long forward, or many of them"),
+        pytest.param(1, 1, 8.1, 0.1, 40, False, id="a long forward, or many of them"),
         pytest.param(1, 1, 0.2, 0.0, 40, False, id="two take as long as one and one"),
         pytest.param(1, 1, 0.2, -0.1, 40, False, id="or longer"),
         pytest.param(1, 1, 0.0, 0.1, 0, False, id="no forward has been measured yet"),

@@ -40,9 +40,9 @@ class Member(NamedTuple):
         return place_of(self.job.seat.job, self.job.pictures.index(self.picture), self.fixed or 1)
 
     @property
-    def at_last_step(self) -> bool:
-        """Whether its picture comes to its end after the next forward."""
-        return self.job.is_at_last_step(self.picture)
+    def steps_left(self) -> int:
+        """After how many steps its picture comes to its end."""
+        return self.job.steps_left(self.picture)
 
     def most(self, memory: Memory) -> int:
         """Return how many of its kind may go on together."""
@@ -85,17 +85,16 @@ class Chooser:
         return Waiting(job.cohort, urgency, job.age, call.point.stage, fit, place, patient)
 
     def _expects_company(self, member: Member, parked: Sequence[Member], now: float) -> bool:
-        """Return whether a finished picture waits for one that is about to be, to be decoded together with it."""
+        """Return whether a finished picture waits for the next one, to be decoded together with it."""
         job, _, call = member
-        if call.preview or member.most(self._memory) < 2:
-            return False
         alike = [other for other in parked if (other.job.cohort, other.job.shape) == (job.cohort, job.shape)]
-        coming = any(other.call.point.stage is Stage.DENOISE and other.at_last_step for other in alike)
-        alone_s, pair_s = (self._pace.learned((*member.kind, calls)) for calls in (1, 2))
-        if not coming or alone_s is None or pair_s is None:
-            return False
+        coming = [other.steps_left for other in alike if other.call.point.stage is Stage.DENOISE]
         calls = sum(other.kind == member.kind for other in alike)
-        wait_s = now - call.since_s + job.forward_s  # in all: the one to come may be set aside, again and again
+        alone_s, pair_s = (self._pace.learned((*member.kind, calls)) for calls in (1, 2))
+        if call.preview or not coming or calls >= member.most(self._memory) or alone_s is None or pair_s is None:
+            return False
+        # What it has waited counts too: the one to come may be set aside, again and again.
+        wait_s = now - call.since_s + min(coming) * job.forward_s
         return can_wait(job.urgency, calls, wait_s, 2 * alone_s - pair_s, job.in_line(now))
 
     def _limit(self, members: Sequence[Member], own: int) -> int:

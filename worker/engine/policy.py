@@ -68,12 +68,13 @@ def yields(call: Waiting, first: Waiting) -> bool:
 
 
 def can_wait(urgency: int, calls: int, wait_s: float, saved_s: float, in_line: float) -> bool:
-    """Return whether finished pictures wait for one more forward, to be decoded together with the one that it finishes.
+    """Return whether finished pictures wait for the next one to be finished, to be decoded together with it.
 
-    `calls` of them wait for `wait_s`, what they have waited included, so that all who are `in_line` have a decoding's
-    `saved_s` back. An interactive one waits for nobody.
+    `calls` of them wait for `wait_s` each, what they have waited included. A decoding's `saved_s` is gained by all who
+    are `in_line`, and by those who come behind them before that line is served: as many again, where the line neither
+    grows nor shrinks. An interactive one waits for nobody.
     """
-    return urgency != URGENCY[Priority.INTERACTIVE] and calls * wait_s < saved_s * in_line
+    return urgency != URGENCY[Priority.INTERACTIVE] and calls * wait_s < saved_s * 2 * in_line
 
 
 def company(own: int, others: int, seconds: Callable[[int], float | None]) -> int:

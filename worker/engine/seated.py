@@ -121,10 +121,10 @@ class SeatedJob:
         longest = max((steps.total for steps in self._steps), default=0)
         return sum(steps.step for steps in self._steps), sum(steps.total or longest for steps in self._steps)
 
-    def is_at_last_step(self, picture: Picture) -> bool:
-        """Return whether a picture comes to its end after the next forward."""
+    def steps_left(self, picture: Picture) -> int:
+        """Return after how many steps a picture comes to its end."""
         steps = self._steps[self.pictures.index(picture)]
-        return steps.step == steps.total - 1
+        return steps.total - steps.step
 
     def is_previewing(self, picture: Picture) -> bool:
         """Return whether what a picture waits for is a preview of it."""
