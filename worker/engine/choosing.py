@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Sequence
 from typing import NamedTuple
 
 from worker.engine.fixed import place_of
@@ -25,7 +26,7 @@ class Member(NamedTuple):
     @property
     def kind(self) -> Kind:
         """What its forward's time and memory depend on, but for the number of calls."""
-        point = f"{self.call.point.component}.{self.call.point.method}"
+        point = self.call.point.name
         return (self.job.seat.spec.id, self.job.shape, f"{point} of previews" if self.call.preview else point)
 
     @property
@@ -40,9 +41,9 @@ class Member(NamedTuple):
         return place_of(self.job.seat.job, self.job.pictures.index(self.picture), self.fixed or 1)
 
     @property
-    def steps_left(self) -> int:
-        """After how many steps its picture comes to its end."""
-        return self.job.steps_left(self.picture)
+    def finished(self) -> bool:
+        """Whether its picture has come to its end, and waits to be decoded."""
+        return self.call.point.method == "decode" and not self.call.preview
 
     def most(self, memory: Memory) -> int:
         """Return how many of its kind may go on together."""
@@ -70,31 +71,47 @@ class Chooser:
         if not parked:
             return []
         now = time.monotonic()
-        waiting = [self._waiting(member, parked, now) for member in parked]
+        patient = self._patient(parked, now)
+        waiting = [self._waiting(member, at in patient, now) for at, member in enumerate(parked)]
         group = next_group(waiting, lambda fitting, own: self._limit([parked[at] for at in fitting], own))
         members = [parked[at] for at in group]
         _note_set_aside(jobs, members, now)
         _note_misfits(parked, waiting, members, waiting[group[0]])
         return members
 
-    def _waiting(self, member: Member, parked: Sequence[Member], now: float) -> Waiting:
+    def _waiting(self, member: Member, patient: bool, now: float) -> Waiting:
         job, call = member.job, member.call
         urgency = aged(job.urgency, job.aside_s(now), self._patience_s)
         fit, place = (call.fit, None) if job.fixed_rows is None else (call.exact_fit, member.place)
-        patient = call.point.method == "decode" and self._expects_company(member, parked, now)
         return Waiting(job.cohort, urgency, job.age, call.point.stage, fit, place, patient)
 
-    def _expects_company(self, member: Member, parked: Sequence[Member], now: float) -> bool:
-        """Return whether a finished picture waits for the next one, to be decoded together with it."""
-        job, _, call = member
-        alike = [other for other in parked if (other.job.cohort, other.job.shape) == (job.cohort, job.shape)]
-        coming = [other.steps_left for other in alike if other.call.point.stage is Stage.DENOISE]
-        calls = sum(other.kind == member.kind for other in alike)
-        alone_s, pair_s = (self._pace.learned((*member.kind, calls)) for calls in (1, 2))
-        if call.preview or not coming or calls >= member.most(self._memory) or alone_s is None or pair_s is None:
+    def _patient(self, parked: Sequence[Member], now: float) -> set[int]:
+        """Return the positions of finished pictures that wait for the next one, to be decoded together with it."""
+        finished = Counter((member.job.cohort, member.kind) for member in parked if member.finished)
+        if not finished:
+            return set()
+        soonest: dict[tuple[Hashable, str], int] = {}  # to come to its end, in steps
+        for job, picture, call in parked:
+            if call.point.stage is Stage.DENOISE:
+                alike, left = (job.cohort, job.shape), job.steps_left(picture)
+                soonest[alike] = min(left, soonest.get(alike, left))
+        patient = set()
+        for at, member in enumerate(parked):
+            if member.finished:
+                calls = finished[member.job.cohort, member.kind]
+                steps = soonest.get((member.job.cohort, member.job.shape))
+                if steps is not None and self._can_wait(member, calls, steps, now):
+                    patient.add(at)
+        return patient
+
+    def _can_wait(self, member: Member, calls: int, steps: int, now: float) -> bool:
+        """Return whether one of `calls` finished pictures waits for the next one, which has `steps` to go."""
+        alone_s, pair_s = (self._pace.learned((*member.kind, together)) for together in (1, 2))
+        if alone_s is None or pair_s is None or calls >= member.most(self._memory):
             return False
+        job = member.job
         # What it has waited counts too: the one to come may be set aside, again and again.
-        wait_s = now - call.since_s + min(coming) * job.forward_s
+        wait_s = now - member.call.since_s + steps * job.forward_s
         return can_wait(job.urgency, calls, wait_s, 2 * alone_s - pair_s, job.in_line(now))
 
     def _limit(self, members: Sequence[Member], own: int) -> int:

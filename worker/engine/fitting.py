@@ -27,9 +27,9 @@ class StackingError(Exception):
 def complete(rules: Rules, arguments: Arguments) -> dict[str, Any]:
     """Return a call's arguments with those added that stand for others where they are left out."""
     completed = dict(arguments)
-    for name, rule in rules.arguments.items():
-        if rule.like is not None and name not in completed and rule.like in completed:
-            completed[name] = completed[rule.like]
+    for name, like in rules.stand_ins.items():
+        if name not in completed and like in completed:
+            completed[name] = completed[like]
     return completed
 
 

@@ -55,6 +55,7 @@ class Point:
     ) -> None:
         self.component = component
         self.method = method
+        self.name = f"{component}.{method}"
         self.module = module
         self.cast = cast
         self.adapters = RowAdapters(module) if adapters is None else adapters
@@ -81,7 +82,7 @@ class Point:
         return rules.arguments[rules.rows].kind is Kind.LISTED
 
     def __str__(self) -> str:
-        return f"{self.component}.{self.method} ({self.architecture})"
+        return f"{self.name} ({self.architecture})"
 
     @property
     def unruled(self) -> bool:

@@ -35,6 +35,7 @@ class SeatedJob:
         self.age = age
         self.urgency = URGENCY[seat.job.priority]
         self.cohort = _cohort(seat)
+        self.shape = shape_of(seat.job)
         self.inputs = inputs
         self.adapter = adapter_key(seat.job.adapters)
         self.awaits: LoadedModel | None = None
@@ -61,10 +62,6 @@ class SeatedJob:
     @property
     def key(self) -> str:
         return self.seat.claim_key
-
-    @property
-    def shape(self) -> str:
-        return shape_of(self.seat.job)
 
     @property
     def fixed_rows(self) -> int | None:

@@ -117,6 +117,8 @@ def _to_rows(values: Sequence[Any], rows: Sequence[int], rule: Argument, device:
     """Join `values` to one entry a row; where one of them has several a row (a time for each token), all have."""
     dtype = None if rule.dtype is None else getattr(torch, rule.dtype)
     entries = [torch.as_tensor(value, dtype=dtype, device=device) for value in values]
+    if len(set(rows)) == 1 and all(entry.ndim == 0 for entry in entries):  # mostly so, and twice as fast
+        return torch.stack(entries).repeat_interleave(rows[0])
     row_shape = max((entry.shape[1:] for entry in entries), key=len)
     parts = []
     for entry, count in zip(entries, rows, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 
 class Kind(StrEnum):
@@ -48,6 +49,11 @@ class Rules:
     rows: str
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     listed_output: bool = False
+
+    @cached_property
+    def stand_ins(self) -> Mapping[str, str]:
+        """The arguments that others stand for where they are left out, with the names of those."""
+        return {name: rule.like for name, rule in self.arguments.items() if rule.like is not None}
 
 
 Architectures = Mapping[str, Mapping[str, Rules]]  # class name -> method -> rules
