@@ -1,4 +1,4 @@
-"""One child process: in a session of its own, its output in a bounded file, gone with everything it started."""
+"""One child process: in a process group of its own, its output in a bounded file, gone with everything it started."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ class Process:
                 stdout=writer_fd,
                 stderr=writer_fd,
                 env=env,
-                start_new_session=True,
+                # Not in a session of its own: Linux deals a core out among sessions first (sched_autogroup), and the
+                # priority of the engine's thread would count for nothing against the API and Redis.
+                process_group=0,
             )
         except BaseException:
             os.close(reader_fd)

@@ -77,11 +77,16 @@ async def test_what_a_child_started_ends_with_it(tmp_path):
 
 
 async def test_the_terminals_interrupt_does_not_reach_a_child(tmp_path):
-    """A child has a session of its own, so that Ctrl-C drains in order instead of hitting all at once."""
+    """A child has a process group of its own, so that Ctrl-C drains in order instead of hitting all at once.
+
+    The session is that of all the others: in one of its own the engine's priority would not count against theirs.
+    """
     log = BoundedLog(tmp_path / "a.log")
-    process = await start("import os, time; print(os.getsid(0), flush=True); time.sleep(600)", log)
+    process = await start("import os, time; print(os.getpgid(0), os.getsid(0), flush=True); time.sleep(600)", log)
     await until(log.tail, "the child has spoken")
-    assert int(log.tail()[0]) == process.pid != os.getsid(0)
+    group, session = map(int, log.tail()[0].split())
+    assert group == process.pid != os.getpgid(0)
+    assert session == os.getsid(0)
     process.terminate()
     assert await process.wait() == -signal.SIGTERM
     log.close()
