@@ -83,21 +83,23 @@ def test_the_stage_of_a_bulk_call_keeps_no_interactive_one_waiting(stage: int) -
 @pytest.mark.parametrize(
     ("urgency", "calls", "wait_s", "saved_s", "in_line", "waits"),
     [
-        pytest.param(1, 1, 0.2, 0.1, 40, True, id="0.2 s of one picture for 0.1 s of each of 40, and of 40 more"),
-        pytest.param(2, 1, 0.2, 0.1, 40, True, id="a bulk job too"),
-        pytest.param(0, 1, 0.2, 0.1, 40, False, id="an interactive one not"),
-        pytest.param(1, 39, 0.2, 0.1, 40, True, id="39 pictures still"),
-        pytest.param(1, 41, 0.2, 0.1, 40, False, id="41 lose more"),
+        pytest.param(1, 1, 0.2, 0.1, 8, True, id="0.2 s of one picture for 0.1 s of each of 8, and of 8 more"),
+        pytest.param(2, 1, 0.2, 0.1, 8, True, id="a bulk job too"),
+        pytest.param(0, 1, 0.2, 0.1, 8, False, id="an interactive one not"),
+        pytest.param(1, 7, 0.2, 0.1, 8, True, id="7 pictures still"),
+        pytest.param(1, 9, 0.2, 0.1, 8, False, id="9 lose more"),
+        pytest.param(1, 47, 0.2, 0.1, 24, True, id="47 for 24 in line and 72 more: three batches are a load of 3/4"),
+        pytest.param(1, 49, 0.2, 0.1, 24, False, id="49 lose more than these gain"),
         pytest.param(1, 1, 0.2, 0.1, 1, False, id="nobody else in line"),
-        pytest.param(1, 1, 8.1, 0.1, 40, False, id="a long forward, or many of them"),
-        pytest.param(1, 1, 0.2, 0.0, 40, False, id="two take as long as one and one"),
-        pytest.param(1, 1, 0.2, -0.1, 40, False, id="or longer"),
+        pytest.param(1, 1, 1.7, 0.1, 8, False, id="a long forward, or many of them"),
+        pytest.param(1, 1, 0.2, 0.0, 8, False, id="two take as long as one and one"),
+        pytest.param(1, 1, 0.2, -0.1, 8, False, id="or longer"),
         pytest.param(1, 1, 0.0, 0.1, 0, False, id="no forward has been measured yet"),
     ],
 )
 def test_can_wait(urgency: int, calls: int, wait_s: float, saved_s: float, in_line: float, waits: bool) -> None:
     """Whether finished pictures wait for company in their decoding: what they lose by it against what all gain."""
-    assert can_wait(urgency, calls, wait_s, saved_s, in_line) is waits
+    assert can_wait(urgency, calls, wait_s, saved_s, in_line, rows=8) is waits
 
 
 FLAT_TO_FOUR = {1: 1.0, 2: 1.01, 3: 1.01, 4: 1.04, 5: 1.3, 6: 1.5, 8: 1.9}

@@ -112,7 +112,7 @@ class Chooser:
         job = member.job
         # What it has waited counts too: the one to come may be set aside, again and again.
         wait_s = now - member.call.since_s + steps * job.forward_s
-        return can_wait(job.urgency, calls, wait_s, 2 * alone_s - pair_s, job.in_line(now))
+        return can_wait(job.urgency, calls, wait_s, 2 * alone_s - pair_s, job.in_line(now), job.seat.spec.max_batch)
 
     def _limit(self, members: Sequence[Member], own: int) -> int:
         """Return how many calls may run together; the last ones but `own` yield to the others."""

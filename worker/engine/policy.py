@@ -67,14 +67,15 @@ def yields(call: Waiting, first: Waiting) -> bool:
     return first.urgency == URGENCY[Priority.INTERACTIVE] and call.urgency >= URGENCY[Priority.BULK]
 
 
-def can_wait(urgency: int, calls: int, wait_s: float, saved_s: float, in_line: float) -> bool:
+def can_wait(urgency: int, calls: int, wait_s: float, saved_s: float, in_line: float, rows: int) -> bool:
     """Return whether finished pictures wait for the next one to be finished, to be decoded together with it.
 
     `calls` of them wait for `wait_s` each, what they have waited included. A decoding's `saved_s` is gained by all who
-    are `in_line`, and by those who come behind them before that line is served: as many again, where the line neither
-    grows nor shrinks. An interactive one waits for nobody.
+    are `in_line`, and by those who come before the line has ended: 1 / (1 - load) times as many, where L batches of
+    `rows` in line tell of a load of L / (1 + L) (both of M/M/1). An interactive one waits for nobody.
     """
-    return urgency != URGENCY[Priority.INTERACTIVE] and calls * wait_s < saved_s * 2 * in_line
+    gaining = in_line * (1 + in_line / rows)
+    return urgency != URGENCY[Priority.INTERACTIVE] and calls * wait_s < saved_s * gaining
 
 
 def company(own: int, others: int, seconds: Callable[[int], float | None]) -> int:

@@ -80,7 +80,7 @@ class SeatedJob:
     def in_line(self, now_s: float) -> float:
         """Return how many pictures wait or run here, by Little's law: as many as come out while one goes through."""
         since_s = self.seat.waiting_since_s
-        return self._rate * (now_s - (self._arrived_s if since_s is None else since_s))
+        return self._rate * max(0.0, now_s - (self._arrived_s if since_s is None else since_s))
 
     def aside_s(self, now_s: float) -> float:
         """Return for how long more urgent jobs have kept this one from going on, in all."""
