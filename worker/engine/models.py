@@ -29,6 +29,7 @@ from worker.engine.interface import Made
 from worker.engine.meeting import Point, Proxy, Stage, points_of
 from worker.engine.previews import previewing
 from worker.engine.row_adapters import ModelAdapters, adapter_key
+from worker.engine.tokens import remembering
 from worker.engine.weights import default_budget, device_bytes, folder_bytes, too_large
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
     modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
     full_precision = _wants_full_precision_vae(pipeline, dtype)
     points: list[Point] = []
-    proxies: dict[str, Proxy] = {}
+    proxies: dict[str, Any] = {}
     for name, module in modules.items():
         if not spec.compile:
             remember_signatures(module)
@@ -187,7 +188,8 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
         met = points_of(name, module, cast=cast, lean=spec.offload == "none")
         points.extend(met.values())
         proxies[name] = Proxy(module, met, device, own_dtype)
-    templates = {task: make_template(pipeline_for(task, pipeline), proxies, device) for task in spec.tasks}
+    stand_ins = proxies | remembering(pipeline.components)
+    templates = {task: make_template(pipeline_for(task, pipeline), stand_ins, device) for task in spec.tasks}
     nbytes = sum(_module_bytes(module) for module in modules.values())
     schedulers = {name: scheduler_named(name, pipeline.scheduler) for name in spec.schedulers}
     return LoadedModel(
