@@ -17,6 +17,7 @@ from waiting import wait_until
 from shared.catalog import ModelSpec
 from shared.job import Job, Priority
 from worker.engine.pace import Pace
+from worker.engine.seated import SeatedJob
 
 DEMO = Path(__file__).resolve().parents[2] / "demo" / "model"
 
@@ -194,6 +195,20 @@ def test_finished_pictures_wait_for_the_next_one_where_that_helps_those_in_line(
     assert told == [(kind, key) for keys in decoded for kind in ("decoding", "picture") for key in keys]
     for job in jobs:
         assert same(room.recorder.pictures[job.id, 0], alone(folder, job)[0])
+
+
+def test_a_finished_picture_waits_for_none_that_does_not_tell_its_steps(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not every pipeline has a progress bar, and one may call its denoiser before it or after its end."""
+    monkeypatch.setattr(Pace, "learned", lambda _self, kind: 1.0 + 0.5 * kind[-1])
+    monkeypatch.setattr(SeatedJob, "steps_left", lambda _self, _picture: 0)
+    room = Room(a_spec(tiny_models / "sd"))
+    room.seat(a_job("of2", steps=2), a_job("of4", steps=4), waited_s=1e9)
+    with room.started():
+        room.recorder.wait_for(["of2", "of4"])
+    heard = room.recorder.heard
+    assert heard.index(("decoding", "of2")) < heard.index(("progress", "of4", 3, 4))
 
 
 def test_a_stream_of_interactive_jobs_does_not_starve_a_bulk_job(tiny_models: Path) -> None:

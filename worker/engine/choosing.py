@@ -94,7 +94,8 @@ class Chooser:
         for job, picture, call in parked:
             if call.point.stage is Stage.DENOISE:
                 alike, left = (job.cohort, job.shape), job.steps_left(picture)
-                soonest[alike] = min(left, soonest.get(alike, left))
+                if left > 0:  # else nobody knows: its pipeline has no progress bar, or is between two of them
+                    soonest[alike] = min(left, soonest.get(alike, left))
         patient = set()
         for at, member in enumerate(parked):
             if member.finished:

@@ -176,7 +176,7 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
     modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
     full_precision = _wants_full_precision_vae(pipeline, dtype)
     points: list[Point] = []
-    proxies: dict[str, Any] = {}
+    proxies: dict[str, Proxy] = {}
     for name, module in modules.items():
         if not spec.compile:
             remember_signatures(module)
@@ -188,7 +188,7 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
         met = points_of(name, module, cast=cast, lean=spec.offload == "none")
         points.extend(met.values())
         proxies[name] = Proxy(module, met, device, own_dtype)
-    stand_ins = proxies | remembering(pipeline.components)
+    stand_ins: dict[str, Any] = {**proxies, **remembering(pipeline.components)}
     templates = {task: make_template(pipeline_for(task, pipeline), stand_ins, device) for task in spec.tasks}
     nbytes = sum(_module_bytes(module) for module in modules.values())
     schedulers = {name: scheduler_named(name, pipeline.scheduler) for name in spec.schedulers}

@@ -119,7 +119,7 @@ class SeatedJob:
         return sum(steps.step for steps in self._steps), sum(steps.total or longest for steps in self._steps)
 
     def steps_left(self, picture: Picture) -> int:
-        """Return after how many steps a picture comes to its end."""
+        """Return after how many steps a picture comes to its end; 0 where its pipeline tells none."""
         steps = self._steps[self.pictures.index(picture)]
         return steps.total - steps.step
 
