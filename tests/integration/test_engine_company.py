@@ -16,6 +16,7 @@ from waiting import wait_until
 
 from shared.catalog import ModelSpec
 from shared.job import Job, Priority
+from worker.engine.choosing import Chooser, Member
 from worker.engine.pace import Pace
 from worker.engine.seated import SeatedJob
 
@@ -55,6 +56,29 @@ class Stage(Room):
     def __init__(self, *specs: ModelSpec, **settings: Any) -> None:
         self.script = Script()
         super().__init__(*specs, recorder=self.script, **settings)
+
+
+def test_a_text_that_is_known_takes_no_round(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever brings it goes on to the denoiser at once."""
+    chosen: list[tuple[str, str]] = []
+    choose = Chooser.choose
+
+    def noted(self: Chooser, jobs: Any) -> list[Member]:
+        members = choose(self, jobs)
+        chosen.extend((member.job.key, member.call.point.name) for member in members)
+        return members
+
+    monkeypatch.setattr(Chooser, "choose", noted)
+    first, again = a_job("first", prompt="a dog"), a_job("again", prompt="a dog", seed=7)
+    room = Stage(a_spec(tiny_models / "sd"))
+    room.script.at("first", 2, lambda: room.seat_now(again))
+    room.seat(first)
+    with room.started():
+        room.recorder.wait_for(["first", "again"])
+
+    assert ("first", "text_encoder.forward") in chosen
+    assert ("again", "text_encoder.forward") not in chosen
+    assert same(room.recorder.pictures["again", 0], alone(tiny_models / "sd", again)[0])
 
 
 @pytest.mark.parametrize("family", ["sd", "flux"])

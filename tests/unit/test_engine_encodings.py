@@ -53,6 +53,20 @@ def told(encodings: Encodings, *calls: Call) -> tuple[list[list[float]], list[in
     return [outcome.last_hidden_state[0].tolist() for outcome in outcomes], run.ran
 
 
+def test_what_is_known_is_told_without_a_run() -> None:
+    """In memory of its own, and only for tokens that were seen."""
+    encodings = Encodings()
+    assert encodings.known(call(1)) is None
+    told(encodings, call(1))
+    one, other = encodings.known(call(1)), encodings.known(call(1))
+    assert one is not None
+    one.last_hidden_state.zero_()
+    assert other is not None
+    assert other.last_hidden_state.tolist() == [[1]]
+    assert encodings.known(call(2)) is None
+    assert encodings.known(Call(UNET, (tokens(1),), {})) is None
+
+
 @pytest.mark.parametrize(
     ("other", "equal"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ State = tuple[torch.Tensor, ...]
 
 def global_state(device: torch.device) -> State:
     """Return where the CPU's generator stands, and that of `device` if it has one."""
-    return tuple(generator.get_state() for generator in _generators(device))
+    return tuple([generator.get_state() for generator in _generators(device)])
 
 
 def set_global_state(device: torch.device, state: State) -> None:
@@ -29,6 +30,7 @@ def seed_globally(device: torch.device, seed: int) -> None:
         generator.manual_seed(seed)
 
 
+@cache  # asked at each switch of pictures; torch's current device stays what it is
 def _generators(device: torch.device) -> tuple[Any, ...]:
     if device.type != "cuda":
         return (torch.default_generator,)

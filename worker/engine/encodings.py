@@ -29,6 +29,12 @@ class Encodings:
         self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self.nbytes = 0
 
+    def known(self, call: Call) -> Any | None:
+        """Return the outcome of a call of known tokens, which shares no memory; None where it has to be run."""
+        key = tokens_of(call)
+        found = None if key is None else self._find(key)
+        return None if found is None else _copy_of(found)
+
     def outcomes(self, calls: Sequence[Call], run: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
         """Return the outcome of each call: `run(which)` gives those of the calls that are not known, equal ones once.
 

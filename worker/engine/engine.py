@@ -184,12 +184,8 @@ class Engine:
             self._workday.rest(time.monotonic())
             self._inbox.get()()
             self._pace.note_life()
-        while True:
-            try:
-                message = self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            message()
+        while not self._inbox.empty():
+            self._inbox.get()()
 
     def _begin_stop(self) -> None:
         self._stopping = True

@@ -17,6 +17,7 @@ import torch
 from worker.engine.architectures import Argument, Kind, Rules
 
 EQUAL = Argument(Kind.EQUAL)
+PLAIN = bool | int | float | str | torch.dtype | torch.device | None
 Arguments = Mapping[str, Any]
 
 
@@ -132,12 +133,12 @@ def _rows_fit(value: Any) -> Hashable:
 
 
 def _value_fit(value: Any) -> Hashable:
+    if isinstance(value, PLAIN):
+        return (type(value), value)
     if isinstance(value, Mapping):
         return ("dict", frozenset((name, _value_fit(item)) for name, item in value.items()))
     if isinstance(value, list | tuple):
         return ("list", tuple(_value_fit(item) for item in value))
-    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
-        return (type(value), value)
     return ("object", id(value))  # a tensor too: only the very same one is surely equal
 
 

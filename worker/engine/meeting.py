@@ -219,6 +219,8 @@ class Proxy:
         self._module = module
         self.device = device
         self.dtype = dtype
+        if hasattr(module, "config"):  # pipelines ask for it at each step
+            self.config = module.config
         for name, point in points.items():
             setattr(self, name, partial(_meet, point))
 

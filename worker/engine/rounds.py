@@ -13,6 +13,7 @@ from worker.engine.architectures import DENOISERS
 from worker.engine.calls import non_finite
 from worker.engine.choosing import Chooser, Member
 from worker.engine.device import device_name
+from worker.engine.encodings import Encodings
 from worker.engine.hub import Execution, Picture
 from worker.engine.interface import ForwardFacts, Incident, Listener
 from worker.engine.meeting import Call, Stage
@@ -167,13 +168,23 @@ class Rounds:
         return [member for member, fine in zip(members, sound, strict=True) if fine and not member[1].done]
 
     def _outcomes(self, members: Sequence[Member]) -> list[Any]:
-        job, _, call = members[0]
-        model = self._models.get(job.seat.spec.id)
-        # What was encoded in other company has other last bits, which a reproducible job may not have.
-        if model is None or call.point.stage is not Stage.ENCODE or job.fixed_rows is not None:
+        encodings = self._encodings(members[0].job, members[0].call)
+        if encodings is None:
             return self._execute(members)
         calls = [call for _, _, call in members]
-        return model.encodings.outcomes(calls, lambda which: self._execute([members[at] for at in which]))
+        return encodings.outcomes(calls, lambda which: self._execute([members[at] for at in which]))
+
+    def _encodings(self, job: SeatedJob, call: Call) -> Encodings | None:
+        """Return where the outcome of a call may be known from or kept, None if nowhere."""
+        # What was encoded in other company has other last bits, which a reproducible job may not have.
+        if call.point.stage is not Stage.ENCODE or job.fixed_rows is not None:
+            return None
+        model = self._models.get(job.seat.spec.id)
+        return None if model is None else model.encodings
+
+    def _known(self, job: SeatedJob, call: Call) -> Any | None:
+        encodings = self._encodings(job, call)
+        return None if encodings is None else encodings.known(call)
 
     def _execute(self, members: Sequence[Member]) -> list[Any]:
         call, kind, fixed = members[0].call, members[0].kind, members[0].fixed
@@ -242,7 +253,12 @@ class Rounds:
         empty_cache(self._device)
 
     def _look_after(self, job: SeatedJob, picture: Picture) -> None:
-        """Hand over a picture that is done; end its job if that was the last one or it failed."""
+        """Give a picture what is known already; hand it over if it is done, and end its job if that was the last one.
+
+        A job of which a picture failed ends too.
+        """
+        while picture.call is not None and (known := self._known(job, picture.call)) is not None:
+            picture.resume(self._device, known)
         self._pace.note_life()  # its own code may take long: GLM-Image draws a whole coarse picture in it
         if picture.call is not None and job.seat.job.previews:
             picture.call.preview = job.is_previewing(picture)

@@ -163,7 +163,7 @@ def split(output: Any, rows: Sequence[int], listed: bool = False) -> list[Any]:
     if isinstance(output, torch.Tensor):
         if output.ndim == 0 or output.shape[0] != sum(rows):
             raise StackingError(f"the output has shape {tuple(output.shape)}, not {sum(rows)} rows")
-        return list(torch.split(output, list(rows)))
+        return list(output.split_with_sizes(list(rows)))
     if isinstance(output, DiagonalGaussianDistribution):
         parts = split(output.parameters, rows)
         return [DiagonalGaussianDistribution(part, deterministic=output.deterministic) for part in parts]
@@ -173,8 +173,10 @@ def split(output: Any, rows: Sequence[int], listed: bool = False) -> list[Any]:
     if listed and isinstance(output, list):
         return _split_list(output, rows)
     if isinstance(output, list | tuple):
+        if not output:
+            return [output] * len(rows)
         columns_list = [split(item, rows, listed) for item in output]
-        return [type(output)(column[at] for column in columns_list) for at in range(len(rows))]
+        return [type(output)(parts) for parts in zip(*columns_list, strict=True)]
     return [output] * len(rows)
 
 
