@@ -2,9 +2,9 @@
 
 Starts `fusequeue up` (Redis, API, one worker with one torch thread, storage in a folder) on a small Stable Diffusion
 1.x. Clients submit a job, wait for it, fetch its picture and submit the next; the jobs have 6, 8 and 10 steps. In
-turns with that, in this process and on the same weights: the pipeline's own batched call over and over, always full
-and at the mean steps, and two batchers of requests, which call the pipeline for requests of equal steps. Figures are
-medians over the turns. `--json FILE` keeps them.
+turns with that, in this process and on the same weights: two batchers of requests, which call the pipeline for
+requests of equal steps, and, before and after each of the three, the pipeline's own batched call over and over, always
+full and at the mean steps. Figures are medians over the turns. `--json FILE` keeps them.
 """
 
 from __future__ import annotations
@@ -114,6 +114,24 @@ def launched(command: list[str], log: Path, stdout: int | None, **settings: str)
             process.wait()
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Pictures a second of one turn, and of full batches just before and after it: a machine's speed drifts."""
+
+    rate: float
+    before: float
+    after: float
+
+    @property
+    def full(self) -> float:
+        """Of full batches, over both, which make as many pictures each."""
+        return 2 / (1 / self.before + 1 / self.after)
+
+    @property
+    def of_full(self) -> float:
+        return self.rate / self.full
+
+
 def bodies(seed: int) -> Iterator[dict[str, object]]:
     """Yield jobs without end: each three of them have all numbers of steps, in random order."""
     chance = random.Random(seed)
@@ -191,34 +209,39 @@ def by_request(take: Callable[[list[int]], list[int]], pipeline: Any, load: Load
 def measure(url: str, pipeline: Any, load: Load, turns: int) -> dict[str, Any]:
     """Return the medians over the turns, in which the ways alternate."""
     told: list[Served] = []
+    half = Load(load.clients, load.pictures // 2)
+
+    def full(turn: int) -> float:
+        return full_batches(pipeline, half, turn)
 
     def http(_pipeline: Any, load: Load, seed: int) -> float:
         told.append(asyncio.run(over_http(url, load, seed)))
         return told[-1].rate
 
     ways: dict[str, Callable[[Any, Load, int], float]] = {
-        "full_batches": full_batches,
         "http": http,
         "by_request_head": lambda *args: by_request(from_the_head, *args),
         "by_request_line": lambda *args: by_request(from_the_whole_line, *args),
     }
-    rates: dict[str, list[float]] = {name: [] for name in ways}
+    beside: dict[str, list[Beside]] = {name: [] for name in ways}
     short = Load(load.clients, min(load.clients, load.pictures))
     for way in ways.values():
         way(pipeline, short, 0)
     told.clear()
-    for turn in range(turns):
-        for name, way in sorted(ways.items(), reverse=bool(turn % 2)):
-            rates[name].append(way(pipeline, load, turn + 1))
-        print({name: round(seen[-1], 2) for name, seen in rates.items()}, told[-1], flush=True)
-    ratio = {
-        name: statistics.median(one / full for one, full in zip(rates[name], rates["full_batches"], strict=True))
-        for name in ways
-    }
+    after = full(0)
+    for turn in range(1, turns + 1):
+        for name, way in sorted(ways.items(), reverse=turn % 2 == 0):
+            before, rate, after = after, way(pipeline, load, turn), full(turn)
+            beside[name].append(Beside(rate, before, after))
+        print({name: round(seen[-1].of_full, 3) for name, seen in beside.items()}, told[-1], flush=True)
+    references = [one.full for seen in beside.values() for one in seen]
     return {
-        "pictures_a_second": {name: round(statistics.median(seen), 2) for name, seen in rates.items()},
-        "of_full_batches": {name: round(value, 3) for name, value in ratio.items()},
-        "turns": [{name: round(rates[name][at], 2) for name in ways} for at in range(turns)],
+        "pictures_a_second": {"full_batches": round(statistics.median(references), 2)}
+        | {name: round(statistics.median(one.rate for one in seen), 2) for name, seen in beside.items()},
+        "of_full_batches": {
+            name: round(statistics.median(one.of_full for one in seen), 3) for name, seen in beside.items()
+        },
+        "turns_of_full_batches": {name: [round(one.of_full, 3) for one in seen] for name, seen in beside.items()},
         "rows_a_forward": round(statistics.median(one.rows_a_forward for one in told), 2),
         "gpu_thread_idle_while_work_waits": round(statistics.median(one.idle_share for one in told), 4),
     }

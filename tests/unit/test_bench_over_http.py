@@ -8,7 +8,7 @@ import pytest
 
 from bench import over_http
 from bench.clients import Load, Meter
-from bench.over_http import bodies, from_the_head, from_the_whole_line
+from bench.over_http import Beside, bodies, from_the_head, from_the_whole_line
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,11 @@ def test_every_three_jobs_have_all_numbers_of_steps() -> None:
     jobs = list(itertools.islice(bodies(3), 30))
     assert Counter(job["steps"] for job in jobs) == {6: 10, 8: 10, 10: 10}
     assert len({job["seed"] for job in jobs}) == 30
+
+
+def test_a_way_is_compared_with_full_batches_on_both_sides_of_it() -> None:
+    """On a machine that slows down steadily: 8 pictures in 1 s, then in 2 s, then in 3 s."""
+    assert Beside(rate=8 / 2, before=8 / 1, after=8 / 3).of_full == pytest.approx(1)
 
 
 def test_the_measurement_begins_when_every_client_has_had_a_picture() -> None:
