@@ -100,7 +100,15 @@ async def test_a_worker_whose_models_are_missing_is_not_ready(
         running = asyncio.create_task(worker.run())
         await eventually(lambda: any(line["event"] == "nothing_to_serve" for line in logs), "it has tried", 60)
         async with answering(settings, worker), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-            answer = await client.get("/readyz", timeout=10)
+            answers: list[httpx.Response] = []
+
+            async def tells_of_models() -> bool:
+                answers.append(await client.get("/readyz", timeout=10))
+                return "no model" in answers[-1].json()["reason"]
+
+            # The first load imports torch in this process, which may have held up its heart for a while.
+            await eventually(tells_of_models, "it is not ready for want of models", 30)
+        answer = answers[-1]
         await submit(queue, a_job("refused"))
 
         async def refused() -> bool:
