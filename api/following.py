@@ -49,11 +49,11 @@ async def until_terminal(job_id: str, seconds: float, services: Services) -> boo
     with contextlib.suppress(TimeoutError), services.followers.one_more():
         async with (
             asyncio.timeout(seconds),
-            services.feed.subscribe(job_id, None) as events,
+            services.feed.subscribe(job_id, end_only=True) as events,
             contextlib.aclosing(follow(events, services.closing, seconds)) as followed,
         ):
             async for event in followed:
-                if event is not None and event.state is not None and event.state.terminal:
+                if event is not None:
                     return True
     return False
 

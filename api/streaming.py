@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -51,6 +52,13 @@ class Streamed(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+class Patient(Response):
+    """An answer in one piece, given up where the client does not read it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(scope, receive, partial(send_patiently, send))
+
+
 async def send_patiently(send: Send, message: Message) -> None:
     """Send, or raise `TimeoutError` when the client has not read for `SEND_STALL_S`."""
     async with asyncio.timeout(SEND_STALL_S):
@@ -64,12 +72,8 @@ async def _left(receive: Receive) -> None:
 
 async def opened(pieces: AsyncIterator[bytes], *, param: str) -> AsyncGenerator[bytes]:
     """Return `pieces` with the first one read, so that what is missing or away can still be told by a status."""
-    try:
-        first = await anext(pieces)
-    except StopAsyncIteration:
-        first = b""
-    except NotFound:
-        raise NotFound("it is no longer in storage", param=param) from None
+    with there(param):
+        first = await anext(pieces, b"")
 
     async def whole() -> AsyncGenerator[bytes]:
         yield first
@@ -77,3 +81,12 @@ async def opened(pieces: AsyncIterator[bytes], *, param: str) -> AsyncGenerator[
             yield piece
 
     return whole()
+
+
+@contextlib.contextmanager
+def there(param: str) -> Iterator[None]:
+    """Raise `NotFound` in words for a client where an object is not in storage any more."""
+    try:
+        yield
+    except NotFound:
+        raise NotFound("it is no longer in storage", param=param) from None

@@ -7,14 +7,11 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-import httpcore
+import aiohttp
 
 REQUEST_TIMEOUT_S = 90.0
-SENT_ON = (302, 303, 307)
-
-Headers: TypeAlias = dict[bytes | str, bytes | str]
 
 
 @dataclass(frozen=True)
@@ -57,45 +54,38 @@ class Meter:
 
 
 class Asking:
-    """Requests to one server, on httpcore alone: httpx around it takes more than as much again.
+    """Requests to one server, at little cost: what clients take of a machine, they take from what is measured there."""
 
-    What the clients take of a machine of two cores, they take from what is measured there.
-    """
-
-    def __init__(self, url: str, pool: httpcore.AsyncConnectionPool) -> None:
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self._url = url
-        self._pool = pool
+        self._session = session
 
     async def get(self, path: str) -> bytes:
         """Return what is at `path`, or at a whole URL, also where one is sent on from there (a storage's signed URL).
 
         Raises `RuntimeError` where there is nothing.
         """
-        return await self._ask("GET", path, {}, None)
+        return await self._ask("GET", path)
 
     async def post(self, path: str, body: dict[str, object], **headers: str) -> Any:
         """Send `body` as JSON and return the answer's; raises `RuntimeError` where it is refused."""
-        head: Headers = {"Content-Type": "application/json"}
-        head.update(headers.items())
-        return json.loads(await self._ask("POST", path, head, json.dumps(body).encode()))
+        return json.loads(await self._ask("POST", path, json=body, headers=headers))
 
-    async def _ask(self, method: str, path: str, headers: Headers, content: bytes | None) -> bytes:
+    async def _ask(self, method: str, path: str, **asked: Any) -> bytes:
         url = path if path.startswith("http") else self._url + path
-        patience = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), REQUEST_TIMEOUT_S)}
-        answer = await self._pool.request(method, url, headers=headers, content=content, extensions=patience)
-        if method == "GET" and answer.status in SENT_ON:
-            elsewhere = dict(answer.headers)[b"location"].decode()
-            answer = await self._pool.request(method, elsewhere, headers=headers, extensions=patience)
+        async with self._session.request(method, url, **asked) as answer:
+            content = await answer.read()
         if answer.status >= 300:
-            raise RuntimeError(f"{method} {path}: {answer.status} {answer.content[:500]!r}")
-        return answer.content
+            raise RuntimeError(f"{method} {path}: {answer.status} {content[:500]!r}")
+        return content
 
 
 @asynccontextmanager
-async def asking(url: str, clients: int) -> AsyncIterator[Asking]:
-    """Keep connections for so many clients."""
-    async with httpcore.AsyncConnectionPool(max_connections=None, max_keepalive_connections=clients) as pool:
-        yield Asking(url, pool)
+async def asking(url: str) -> AsyncIterator[Asking]:
+    """Keep as many connections as clients come to need."""
+    patience = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT_S, sock_read=REQUEST_TIMEOUT_S)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=patience) as session:
+        yield Asking(url, session)
 
 
 async def client(http: Asking, jobs: Iterator[dict[str, object]], meter: Meter) -> None:

@@ -89,7 +89,7 @@ async def scrape(port: int) -> dict[str, float]:
 
 async def measure(url: str, port: int, load: Load) -> dict[str, Any]:
     """Return what the worker's metrics say of a closed loop of clients."""
-    async with asking(url, load.clients) as http:
+    async with asking(url) as http:
         meter, line = Meter(load), jobs()
         async with asyncio.TaskGroup() as clients:
             for _ in range(load.clients):

@@ -153,7 +153,7 @@ async def counters(http: Asking) -> dict[str, Any]:
 
 async def over_http(url: str, load: Load, seed: int) -> Served:
     """Run one turn over HTTP."""
-    async with asking(url, load.clients) as http:
+    async with asking(url) as http:
         before = await counters(http)
         meter, jobs = Meter(load), bodies(seed)
         async with asyncio.TaskGroup() as clients:

@@ -64,7 +64,7 @@ cluster slot, so the scripts take the prefix as KEYS[1] and may build the other 
 | hook_due:<host>                | zset    | -                 | deliveries that are not done     | hook_expand       |
 | delivery:<id>                  | hash    | 7 d               |                                  | hook_expand       |
 | deliveries:<tenant>            | zset    | 7 d               |                                  | hook_expand       |
-| progress                       | channel | -                 | no key: one message a forward    | report            |
+| progress                       | channel | -                 | no key: one message for all jobs | report            |
 """
 
 from __future__ import annotations

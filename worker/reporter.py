@@ -15,8 +15,8 @@ import structlog
 from shared.catalog import Catalog
 from shared.clock import now_ms
 from shared.errors import RedisUnavailable
-from shared.job import Phase, Progress
-from shared.queue import Queue, WorkerInfo
+from shared.job import Phase
+from shared.queue import Queue, Report, WorkerInfo
 from shared.version import VERSION
 from worker.curves import Curves
 from worker.engine import AnyEngine, ForwardFacts, Standing
@@ -93,20 +93,20 @@ class Reporter:
             self._unstored &= self._runs.keys()
 
     async def _report(self, runs: Sequence[Run], changed: set[str]) -> None:
-        """Store what was not stored for a second or is of another phase by now, and tell the rest in one message."""
+        """Tell how far the runs are, and store what was not stored for a second or is of another phase by now."""
         now = time.monotonic()
-        news: list[tuple[str, Phase, Progress]] = []
+        reports: dict[str, Report] = {}
         for run in runs:
             phase, at = self._stored.get(run.key, (None, 0.0))
-            if phase is not run.phase or now - at >= STORE_EVERY_S:
-                self._stored[run.key] = (run.phase, now)
-                self._unstored.discard(run.key)
-                await self._queue.report(run.claim.job.id, run.claim.epoch, run.phase, run.progress)
-            elif run.key in changed:
-                self._unstored.add(run.key)
-                news.append((run.claim.job.id, run.phase, run.progress))
-        if news:
-            await self._queue.publish_progress(news)
+            store = phase is not run.phase or now - at >= STORE_EVERY_S
+            if store or run.key in changed:
+                reports[run.key] = Report(run.claim.job.id, run.claim.epoch, run.phase, run.progress, store)
+        self._unstored |= reports.keys()  # until Redis has taken it
+        if reports:
+            await self._queue.report(*reports.values())
+        stored = {key: (one.phase, now) for key, one in reports.items() if one.store}
+        self._stored |= stored
+        self._unstored -= stored.keys()
 
     async def beat(self, engine: AnyEngine) -> None:
         """Say that this worker is there, for as long as it lives."""

@@ -11,11 +11,11 @@ import structlog
 from pydantic import ValidationError
 
 from shared.errors import RedisUnavailable
-from shared.job import Failure, Job, Outcome, Phase, Priority, Progress, State, decode, is_newer
+from shared.job import Failure, Job, Outcome, Priority, State, decode, is_newer
 from shared.queue.client import MAX_BLOCK_MS, Connected, translated
 from shared.queue.feed import progress_message
 from shared.queue.records import outcome_fields
-from shared.queue.values import RANKS, Claim, Renewal
+from shared.queue.values import RANKS, Claim, Renewal, Report
 
 log = structlog.get_logger()
 
@@ -172,18 +172,18 @@ class Claiming(Connected):
         token = token or secrets.token_hex(8)
         return bool(await self.run("settle", worker, job_id, epoch, token, *outcome_fields(outcome)))
 
-    async def report(self, job_id: str, epoch: int, phase: Phase, progress: Progress) -> bool:
-        """Write phase and progress to the job's record and tell all who listen; False: the claim is not current."""
-        message = progress_message(job_id, phase, progress)
-        return bool(await self.run("report", job_id, epoch, phase.value, progress.step, progress.total, message))
+    async def report(self, *reports: Report) -> int:
+        """Tell all who listen how far jobs are, in one message; returns how many records it was written to.
 
-    async def publish_progress(self, news: Sequence[tuple[str, Phase, Progress]]) -> None:
-        """Tell all who listen of several jobs in one round trip, and write nothing."""
-        with translated():
-            async with self.redis.pipeline(transaction=False) as pipe:
-                for job_id, phase, progress in news:
-                    pipe.publish(self.keys.progress, progress_message(job_id, phase, progress))
-                await pipe.execute()
+        It is written where the report says so and its claim is current.
+        """
+        rows = [
+            part
+            for one in reports
+            if one.store
+            for part in (one.job_id, one.epoch, one.phase.value, one.progress.step, one.progress.total)
+        ]
+        return int(await self.run("report", progress_message(reports), *rows))
 
     async def release(self, worker: str, claims: Mapping[str, int]) -> int:
         """Give unfinished jobs back to the front of their line, no loss counted; returns how many were still ours."""

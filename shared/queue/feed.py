@@ -18,7 +18,7 @@ from shared.clock import now_ms
 from shared.errors import NotFound, RedisUnavailable
 from shared.job import JobRecord, Phase, Progress, State
 from shared.queue.client import MAX_BLOCK_MS, translated
-from shared.queue.values import Event
+from shared.queue.values import Event, Report
 
 if TYPE_CHECKING:
     from shared.queue.facade import Queue
@@ -36,8 +36,13 @@ _LARGEST_NUMBER = 2**64 - 1  # of a stream id's second part; Redis refuses to re
 MAX_BACKOFF_S = 5.0
 
 
-def progress_message(job_id: str, phase: Phase, progress: Progress) -> str:
-    return json.dumps({"job": job_id, "phase": phase.value, "step": progress.step, "total": progress.total})
+def progress_message(reports: Sequence[Report]) -> str:
+    """Return what those who listen are told, in one message for all jobs: each wakes every process that listens."""
+    told = [
+        {"job": one.job_id, "phase": one.phase.value, "step": one.progress.step, "total": one.progress.total}
+        for one in reports
+    ]
+    return json.dumps(told, separators=(",", ":"))
 
 
 def _order(event_id: str) -> tuple[int, int]:
@@ -61,10 +66,14 @@ def _present(record: JobRecord) -> Event:
 
 
 class _Subscription:
-    """What one subscriber has not read yet: changes of state in order, and the latest progress only."""
+    """What one subscriber has not read yet: changes of state in order, and the latest progress only.
 
-    def __init__(self, job_id: str) -> None:
+    `end_only`: nothing but the terminal state, so that nothing else wakes who waits for it.
+    """
+
+    def __init__(self, job_id: str, *, end_only: bool) -> None:
         self.job_id = job_id
+        self._end_only = end_only
         self._tenant = ""
         self._states: deque[Event] = deque(maxlen=STATES_KEPT)
         self._progress: Event | None = None
@@ -86,11 +95,15 @@ class _Subscription:
         if _order(event.id) <= _order(self._newest):
             return
         self._newest, self._tenant = event.id, event.tenant
+        if self._end_only and not (event.state is not None and event.state.terminal):
+            return
         self._states.append(event)
         self._progress = None
         self._wake.set()
 
     def advance(self, phase: Phase, progress: Progress) -> None:
+        if self._end_only:
+            return
         self._progress = Event(
             id=self._newest, job_id=self.job_id, tenant=self._tenant, kind="progress", phase=phase, progress=progress
         )
@@ -149,13 +162,16 @@ class EventFeed:
         await self.close()
 
     @contextlib.asynccontextmanager
-    async def subscribe(self, job_id: str, after: str | None = None) -> AsyncIterator[AsyncIterator[Event]]:
+    async def subscribe(
+        self, job_id: str, after: str | None = None, *, end_only: bool = False
+    ) -> AsyncIterator[AsyncIterator[Event]]:
         """Give the job's changes and progress, and end with its terminal state, or when the feed is closed.
 
         Without `after`, the present state comes first. With it (the id of the last event seen), the changes since then
-        do, or the present state where they cannot be told any more. Raises `NotFound`.
+        do, or the present state where they cannot be told any more. `end_only`: the terminal state and nothing before
+        it. Raises `NotFound`.
         """
-        subscription = _Subscription(job_id)
+        subscription = _Subscription(job_id, end_only=end_only)
         self._subscriptions[job_id].add(subscription)  # registered first: no change falls between
         try:
             await self._catch_up(subscription, after)
@@ -257,9 +273,9 @@ class EventFeed:
                         self._advance(message["data"])
 
     def _advance(self, message: str) -> None:
-        told = json.loads(message)
-        for subscription in self._subscriptions.get(told["job"], ()):
-            subscription.advance(Phase(told["phase"]), Progress(step=told["step"], total=told["total"]))
+        for told in json.loads(message):
+            for subscription in self._subscriptions.get(told["job"], ()):
+                subscription.advance(Phase(told["phase"]), Progress(step=told["step"], total=told["total"]))
 
 
 def _event(event_id: str, fields: dict[str, str]) -> Event:

@@ -146,6 +146,17 @@ class Doomed:
 
 
 @dataclass(frozen=True)
+class Report:
+    """How far a running job is. It is told to all who listen; `store`: and written to its record."""
+
+    job_id: str
+    epoch: int
+    phase: Phase
+    progress: Progress
+    store: bool = True
+
+
+@dataclass(frozen=True)
 class Event:
     """A change of a job's state, or progress within one. `id` orders a job's changes; progress bears the last one's."""
 

@@ -24,7 +24,7 @@ from waiting import wait_until
 
 from api.__main__ import DRAIN_S
 from shared.job import Phase, Progress
-from shared.queue import Claim, Queue
+from shared.queue import Claim, Queue, Report
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 LINE = json.dumps(BODY).encode() + b"\n"
@@ -176,7 +176,7 @@ async def test_events_come_as_they_happen(
 
 
 async def report_half(queue: Queue, claim: Claim) -> None:
-    while await queue.report(claim.job.id, claim.epoch, Phase.DENOISING, Progress(step=1, total=2)):
+    while await queue.report(Report(claim.job.id, claim.epoch, Phase.DENOISING, Progress(step=1, total=2))):
         await asyncio.sleep(0.05)
 
 

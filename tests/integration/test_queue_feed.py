@@ -10,7 +10,7 @@ from line_up import claim, end, put
 
 from shared.errors import NotFound
 from shared.job import Phase, Progress, State
-from shared.queue import Event, EventFeed, Queue, Submission
+from shared.queue import Event, EventFeed, Queue, Report, Submission
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
@@ -47,9 +47,9 @@ async def test_a_subscriber_sees_it_all(
         reader = asyncio.create_task(collect(events, seen))
         (one,) = await claim(queue)
         await eventually(lambda: State.RUNNING in states(seen), "it is told that the job runs")
-        await queue.report(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8))
+        await queue.report(Report(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8)))
         await eventually(lambda: seen[-1].kind == "progress", "it is told of progress")
-        await queue.publish_progress([(job_id, Phase.DENOISING, Progress(step=2, total=8))])
+        await queue.report(Report(job_id, 0, Phase.DENOISING, Progress(step=2, total=8), store=False))
         await eventually(lambda: seen[-1].progress == Progress(step=2, total=8), "it is told of more")
         await end(queue, one)
         await reader
@@ -71,6 +71,52 @@ async def test_many_subscribers_of_one_job(queue: Queue, feed: EventFeed, make_s
         assert states(log)[-1] is State.SUCCEEDED
         assert {event.job_id for event in log} == {job_id}
         assert len({event.id for event in log}) == len(log)
+
+
+async def test_one_message_tells_of_many_jobs(
+    queue: Queue, feed: EventFeed, make_submission: Make, eventually: Eventually
+) -> None:
+    """Progress of a whole batch wakes a process once; it is written only where the report says so."""
+    mine, other = await put(queue, make_submission(), make_submission())
+    first, second = await claim(queue)
+    seen: dict[str, list[Event]] = {mine: [], other: []}
+    async with feed.subscribe(mine) as a, feed.subscribe(other) as b:
+        readers = [asyncio.create_task(collect(events, seen[job])) for events, job in ((a, mine), (b, other))]
+        written = await queue.report(
+            Report(mine, first.epoch, Phase.DENOISING, Progress(step=1, total=8)),
+            Report(other, second.epoch, Phase.DENOISING, Progress(step=2, total=8), store=False),
+        )
+        await eventually(lambda: all(log and log[-1].kind == "progress" for log in seen.values()), "both are told")
+        for one in (first, second):
+            await end(queue, one)
+        await asyncio.gather(*readers)
+    assert written == 1
+    steps = {
+        job: [event.progress.step for event in log if event.kind == "progress" and event.progress]
+        for job, log in seen.items()
+    }
+    assert steps == {mine: [1], other: [2]}
+
+
+async def test_who_waits_for_the_end_is_told_of_nothing_else(
+    queue: Queue, feed: EventFeed, make_submission: Make, eventually: Eventually
+) -> None:
+    """A request that waits is not woken by each step of its job."""
+    (job_id,) = await put(queue, make_submission())
+    seen: list[Event] = []
+    told: list[Event] = []
+    async with feed.subscribe(job_id, end_only=True) as events, feed.subscribe(job_id) as all_events:
+        readers = [asyncio.create_task(collect(*pair)) for pair in ((events, seen), (all_events, told))]
+        (one,) = await claim(queue)
+        await queue.report(Report(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8)))
+        await eventually(lambda: bool(told) and told[-1].kind == "progress", "the other is told of progress")
+        await end(queue, one)
+        await asyncio.gather(*readers)
+    assert [event.state for event in seen] == [State.SUCCEEDED]
+    seen.clear()
+    async with feed.subscribe(job_id, end_only=True) as events:
+        await collect(events, seen)
+    assert [event.state for event in seen] == [State.SUCCEEDED], "one that has ended says so at once"
 
 
 async def test_a_job_that_has_ended_tells_so_and_ends(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
@@ -161,8 +207,8 @@ async def test_a_slow_subscriber_loses_progress_and_no_change(
         reader = asyncio.create_task(collect(probing, probed))
         await eventually(lambda: len(probed) == 1, "the probe is subscribed")
         for step in range(500):
-            await queue.publish_progress([(job_id, Phase.DENOISING, Progress(step=step, total=500))])
-        await queue.publish_progress([(probe, Phase.DENOISING, Progress(step=1, total=1))])
+            await queue.report(Report(job_id, 0, Phase.DENOISING, Progress(step=step, total=500), store=False))
+        await queue.report(Report(probe, 0, Phase.DENOISING, Progress(step=1, total=1), store=False))
         await eventually(lambda: len(probed) == 2, "all progress has come")
         iterator = aiter(events)
         seen += [await anext(iterator), await anext(iterator)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from line_up import MODELS, claim, claim_ids, end, lose, put, state_of
 
 from shared.job import Artifact, Failure, Fusing, Outcome, Phase, Priority, Progress, State, Timings
-from shared.queue import Queue, Submission
+from shared.queue import Queue, Report, Submission
 
 Make = Callable[..., Submission]
 
@@ -16,7 +16,7 @@ async def test_a_settled_job_tells_its_result(queue: Queue, make_submission: Mak
     """Result, state, event and times in one script; the lease and the entry are gone, the record has a TTL."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
-    await queue.report(job_id, one.epoch, Phase.UPLOADING, Progress(step=8, total=8))
+    await queue.report(Report(job_id, one.epoch, Phase.UPLOADING, Progress(step=8, total=8)))
     outcome = Outcome(
         state=State.SUCCEEDED,
         artifacts=(Artifact(index=0, key="k", content_type="image/png", bytes=3, width=64, height=64, seed=7),),
@@ -86,7 +86,7 @@ async def test_only_the_one_who_holds_it_may_write(queue: Queue, make_submission
     done = Outcome(state=State.SUCCEEDED)
     assert not await queue.settle("w1", job_id, one.epoch + 1, done)
     assert not await queue.settle("w1", "job_unknown", 1, done)
-    assert not await queue.report(job_id, one.epoch + 1, Phase.DENOISING, Progress(step=1, total=2))
+    assert not await queue.report(Report(job_id, one.epoch + 1, Phase.DENOISING, Progress(step=1, total=2)))
     assert await queue.release("w2", {job_id: one.epoch}) == 0
     assert (await queue.renew("w2", {job_id: one.epoch})).lost == {job_id}
     assert await queue.redis.hgetall(queue.keys.job(job_id)) == before
@@ -105,7 +105,7 @@ async def test_a_worker_that_wakes_too_late_writes_nothing(queue: Queue, make_su
     lease = await queue.redis.zscore(queue.keys.leases, job_id)
     assert (await queue.renew("stopped", {job_id: stale.epoch})).lost == {job_id}
     assert not await end(queue, stale, worker="stopped")
-    assert not await queue.report(job_id, stale.epoch, Phase.DECODING, Progress())
+    assert not await queue.report(Report(job_id, stale.epoch, Phase.DECODING, Progress()))
     assert await queue.release("stopped", {job_id: stale.epoch}) == 0
     assert await queue.redis.hgetall(queue.keys.job(job_id)) == before
     assert await queue.redis.zscore(queue.keys.leases, job_id) == lease
@@ -245,7 +245,7 @@ async def test_progress_is_on_record(queue: Queue, make_submission: Make) -> Non
     """Phase and steps can be polled, and a job given back has none."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
-    assert await queue.report(job_id, one.epoch, Phase.DENOISING, Progress(step=3, total=8))
+    assert await queue.report(Report(job_id, one.epoch, Phase.DENOISING, Progress(step=3, total=8)))
     record = await queue.get(job_id)
     assert record is not None
     assert (record.phase, record.progress) == (Phase.DENOISING, Progress(step=3, total=8))

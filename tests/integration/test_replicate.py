@@ -30,7 +30,7 @@ from api.replicate import outputs, predictions
 from shared.access import Scope
 from shared.fetch import Guard, Rules
 from shared.job import Failure, Outcome, Phase, Progress, State, Task
-from shared.queue import Claim, Queue
+from shared.queue import Claim, Queue, Report
 from shared.storage import connect
 from worker.chores.webhooks import Pass
 
@@ -119,7 +119,7 @@ async def test_a_prediction_is_followed_to_its_picture(place: Any, monkeypatch: 
     assert (prediction.input["seed"], prediction.input["num_inference_steps"]) == (7, 12)
 
     claim = await here.claim()
-    assert await here.queue.report(prediction.id, claim.epoch, Phase.DENOISING, Progress(step=3, total=12))
+    assert await here.queue.report(Report(prediction.id, claim.epoch, Phase.DENOISING, Progress(step=3, total=12)))
     await prediction.async_reload()
     assert (prediction.status, prediction.output) == ("processing", None)
     assert prediction.progress == Prediction.Progress(percentage=0.25, current=3, total=12)

@@ -14,7 +14,7 @@ import pytest
 from serving import BODY, Following, claimed, deliver, finish, serving
 
 from shared.job import Phase, Progress
-from shared.queue import Queue
+from shared.queue import Queue, Report
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def test_a_stream_tells_a_jobs_life_and_ends_with_the_whole_job(
     claim = await claimed(fake_queue, job_id)
     await following.tells('"status":"running"')
     while "event: progress" not in following.text:  # nobody keeps what is told of progress: it is said until heard
-        await fake_queue.report(job_id, claim.epoch, Phase.DENOISING, Progress(step=6, total=12))
+        await fake_queue.report(Report(job_id, claim.epoch, Phase.DENOISING, Progress(step=6, total=12)))
         await asyncio.sleep(0.01)
     await deliver(fake_queue, tmp_path, claim)
     text = await following.whole()

@@ -15,7 +15,7 @@ from serving import BODY, claimed, finish, png, serving
 from api import places
 from api.places import Places
 from shared.job import Phase, Progress
-from shared.queue import Place, Queue, Submission
+from shared.queue import Place, Queue, Report, Submission
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ async def test_a_waiting_job_tells_its_place(api: httpx.AsyncClient) -> None:
 async def test_a_running_job_tells_its_phase_and_progress(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     claim = await claimed(fake_queue, job_id)
-    await fake_queue.report(job_id, claim.epoch, Phase.DENOISING, Progress(step=3, total=12))
+    await fake_queue.report(Report(job_id, claim.epoch, Phase.DENOISING, Progress(step=3, total=12)))
     job = (await api.get(f"/v1/jobs/{job_id}")).json()
     assert (job["status"], job["phase"], job["queue"]) == ("running", "denoising", None)
     assert job["progress"] == {"step": 3, "total": 12, "percent": 25}

@@ -1,10 +1,15 @@
--- Note what a running job is doing, if the epoch is still current, and tell all who listen.
+-- Tell all who listen how far jobs are, and write it to the records of those whose epoch is still current.
 -- KEYS[1]  prefix
--- ARGV     job id, epoch, phase, step, total, the message for those who listen
--- Returns  1, or 0 when the claim is no longer current
-local name = key.job(ARGV[1])
-local job = redis.call('HMGET', name, 'state', 'epoch')
-if job[1] ~= 'running' or job[2] ~= ARGV[2] then return 0 end
-redis.call('HSET', name, 'phase', ARGV[3], 'step', ARGV[4], 'total', ARGV[5])
-redis.call('PUBLISH', key.progress, ARGV[6])
-return 1
+-- ARGV     the message for those who listen; job id, epoch, phase, step and total of each that is to be written
+-- Returns  how many were written
+local written = 0
+for i = 2, #ARGV, 5 do
+  local name = key.job(ARGV[i])
+  local job = redis.call('HMGET', name, 'state', 'epoch')
+  if job[1] == 'running' and job[2] == ARGV[i + 1] then
+    redis.call('HSET', name, 'phase', ARGV[i + 2], 'step', ARGV[i + 3], 'total', ARGV[i + 4])
+    written = written + 1
+  end
+end
+redis.call('PUBLISH', key.progress, ARGV[1])
+return written
