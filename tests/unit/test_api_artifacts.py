@@ -109,7 +109,7 @@ async def test_a_video_is_played_from_any_place_and_has_a_still(
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     claim = await claimed(fake_queue, job_id)
     storage = FolderStorage(tmp_path / "storage", timeout_s=10)
-    video, still = bytes(range(256)) * 8, png()
+    video, still = bytes(range(256)) * 2048, png()  # one of several pieces, one of one
     await storage.put(f"jobs/{job_id}/1/0.mp4", video, "video/mp4")
     await storage.put(f"jobs/{job_id}/1/0-thumbnail.jpg", still, "image/jpeg")
     thumbnail = Thumbnail(
@@ -132,6 +132,8 @@ async def test_a_video_is_played_from_any_place_and_has_a_still(
     assert shown.headers["content-disposition"] == f'inline; filename="{job_id}-0-thumbnail.jpg"'
     assert shown.headers["etag"] != part.headers["etag"]
     assert (await api.head(told["thumbnail_url"])).headers["content-length"] == str(len(still))
+    await storage.delete_prefix(f"jobs/{job_id}/")
+    assert [(await api.get(told[url])).status_code for url in ("url", "thumbnail_url")] == [404, 404]
 
 
 async def test_a_picture_has_no_thumbnail(api: httpx.AsyncClient, url: str) -> None:
