@@ -33,6 +33,15 @@ class Upkeep(Connected):
         """End up to `limit` waiting jobs whose deadline has passed; returns how many."""
         return int(await self.run("expire", limit))
 
+    async def webhooks_or_batches(self) -> tuple[bool, bool]:
+        """Return whether there are webhooks to deliver, now or later, and whether batches are under way."""
+        with translated():
+            async with self.redis.pipeline(transaction=False) as pipe:
+                pipe.exists(self.keys.outbox, self.keys.hook_hosts)
+                pipe.exists(self.keys.backfills)
+                hooks, batches = await pipe.execute()
+        return bool(hooks), bool(batches)
+
     async def heartbeat(self, info: WorkerInfo, holds: Collection[str] = ()) -> None:
         """Tell that a worker lives; it is forgotten 30 s after its last beat.
 

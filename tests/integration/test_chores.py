@@ -22,6 +22,7 @@ from shared.settings import Settings
 from shared.storage import Storage, connect
 from worker.chores import line
 from worker.chores.retention import sweep_piece
+from worker.chores.schedule import Schedule
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., Submission]
@@ -199,6 +200,29 @@ async def _doom(queue: Queue, storage: Storage, count: int) -> None:
             *(storage.put(f"jobs/{job_id}/1/0.png", b"x", "image/png") for job_id in doomed[start : start + 100])
         )
     await queue.redis.zadd(queue.keys.retention, {f"job|default|{job_id}|": 1 for job_id in doomed})
+
+
+async def test_what_would_find_nothing_to_do_is_not_put_in_line(queue: Queue) -> None:
+    """An idle service does not run chores every two seconds for webhooks and batches that it has none of."""
+    with line.connect(queue.settings) as connection:
+        schedule = Schedule(queue.settings, connection)
+        waiting = line.line(queue.settings, connection)
+
+        async def put_at(now_s: float) -> list[str]:
+            waiting.empty()
+            await asyncio.to_thread(schedule.tick, now_s)
+            return sorted({job_id.removeprefix(f"{waiting.name}-").partition("-")[0] for job_id in waiting.job_ids})
+
+        assert await put_at(1000.0) == ["move", "reconcile", "sweep"]
+        assert await put_at(1004.0) == []
+        await queue.redis.xadd(queue.keys.outbox, {"event": "1-0"})
+        assert await put_at(1008.0) == ["webhooks"]
+        await queue.redis.zadd(queue.keys.backfills, {"default|batch_1": 1})
+        assert await put_at(1012.0) == ["batches", "move", "webhooks"]
+        await queue.redis.delete(queue.keys.outbox)
+        await queue.redis.zadd(queue.keys.hook_hosts, {"example.com": 2**41})
+        assert await put_at(1016.0) == ["batches", "webhooks"]
+        waiting.delete()
 
 
 async def test_a_sweep_that_is_killed_is_finished_by_the_next_worker(

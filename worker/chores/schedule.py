@@ -7,6 +7,7 @@ are for, and whichever worker comes second finds the id taken.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import threading
 import time
@@ -18,6 +19,8 @@ from redis import Redis
 from redis.exceptions import RedisError
 from rq.scheduler import RQScheduler
 
+from shared.errors import RedisUnavailable
+from shared.queue import Queue
 from shared.settings import Settings
 from worker.chores import line
 from worker.chores.backfills import LOOK
@@ -74,10 +77,28 @@ def turns(now_s: float, last_s: float | None, token: str) -> list[Turn]:
     return due
 
 
+def idle_chores(configured: Settings) -> set[str]:
+    """Return those of the frequent chores that would find nothing to do: a run of one costs many times this look."""
+    try:
+        hooks, batches = asyncio.run(_hooks_and_batches(configured))
+    except RedisUnavailable:
+        return set()
+    return {chore for chore, wanted in ((DELIVER, hooks), (LOOK, batches)) if not wanted}
+
+
+async def _hooks_and_batches(configured: Settings) -> tuple[bool, bool]:
+    queue = Queue.connect(configured)
+    try:
+        return await queue.webhooks_or_batches()
+    finally:
+        await queue.close()
+
+
 class Schedule:
     """A thread that ticks once a second until it is stopped; Redis may come and go meanwhile."""
 
     def __init__(self, settings: Settings, connection: Redis) -> None:
+        self._settings = settings
         self._queue = line.line(settings, connection)
         self._retries = RQScheduler(
             [self._queue.name], connection, logging_level="WARNING", serializer=self._queue.serializer
@@ -103,7 +124,11 @@ class Schedule:
 
     def tick(self, now_s: float) -> None:
         """Enqueue what is due at `now_s`."""
-        for turn in turns(now_s, self._last_s, self._token):
+        due = turns(now_s, self._last_s, self._token)
+        idle = idle_chores(self._settings) if any(turn.chore in (DELIVER, LOOK) for turn in due) else ()
+        for turn in due:
+            if turn.chore in idle:
+                continue
             line.put(self._queue, turn.chore, *turn.args, chore_id=turn.chore_id, start_within_s=turn.start_within_s)
         self._last_s = now_s
         if now_s - self._locked_at_s >= _LOCK_EVERY_S:
