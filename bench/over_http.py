@@ -38,6 +38,7 @@ SIDE = 64
 ROWS = 8
 STEPS = (6, 8, 10)
 STOP_PATIENCE_S = 60.0
+WORDS = 5000  # of a log, at its end
 BEATS_S = 1.2  # a worker tells its counters twice a second
 
 MODELS_FILE = """
@@ -80,7 +81,7 @@ def up(folder: Path, *options: str, **settings: str) -> Iterator[str]:
         with process.stdout:
             word, _, url = process.stdout.readline().decode().strip().partition(" ")  # `up` tells its own failures
             if word != "ready":
-                raise RuntimeError(f"fusequeue did not start: {log.read_text()[-2000:]}")
+                raise RuntimeError("fusequeue did not start; see above why")
             yield url
 
 
@@ -105,6 +106,9 @@ def launched(command: list[str], log: Path, stdout: int | None, **settings: str)
         )
     try:
         yield process
+    except Exception:
+        print(log.read_text()[-WORDS:], file=sys.stderr)
+        raise
     finally:
         process.terminate()
         try:
@@ -160,6 +164,8 @@ async def over_http(url: str, load: Load, seed: int) -> Served:
             for _ in range(load.clients):
                 clients.create_task(client(http, jobs, meter))
         after = await counters(http)
+    if before["id"] != after["id"]:
+        raise RuntimeError("the worker ended in a turn and was started anew; see above why")
     grown = {
         name: after[name] - before[name] for name in ("forwards", "forward_rows", "busy_s", "idle_while_waiting_s")
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from engine_room import TIMEOUT_S, Recorder, Room, a_job, a_spec
 from waiting import wait_until
 
 from shared.catalog import ModelSpec
 from shared.job import Job, Priority
 from worker.engine.choosing import Chooser, Member
+from worker.engine.hub import Picture
+from worker.engine.interface import Activity
 from worker.engine.pace import Pace
 from worker.engine.seated import SeatedJob
 
@@ -301,6 +305,29 @@ def test_stop_ends_the_thread_in_mid_run(tiny_models: Path) -> None:
     assert engine.join(0)
     assert room.recorder.ended["long"].canceled
     assert room.recorder.rows == [1]
+
+
+def test_a_job_that_ends_a_long_idleness_does_not_look_hung(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the moment that it makes the thread busy: whoever looks then would kill a worker that hangs."""
+    room = Room(a_spec(tiny_models / "sd"))
+    looked: list[Activity] = []
+    start = Picture.start
+
+    def look_and_start(self: Picture, device: torch.device) -> None:
+        looked.append(room.engine.standing.activity)
+        start(self, device)
+
+    monkeypatch.setattr(Picture, "start", look_and_start)
+    with room.started() as engine:
+        engine.warm_up()
+        room.seat(a_job("before"))
+        room.recorder.wait_for(["before"])
+        wait_until(lambda: not engine._workday._working, "the thread is idle")
+        engine._pace.last_progress -= 3600.0
+        seated_s = time.monotonic()
+        room.seat(a_job("after"))
+        room.recorder.wait_for(["after"])
+    assert (looked[-1].busy, looked[-1].since_s >= seated_s) == (True, True)
 
 
 def test_progress_counts_all_pictures_and_comes_in_order(tiny_models: Path) -> None:

@@ -182,7 +182,9 @@ class Engine:
     def _take_messages(self, wait: bool) -> None:
         if wait:
             self._workday.rest(time.monotonic())
-            self._inbox.get()()
+            message = self._inbox.get()
+            self._pace.note_life()  # before a job is under way: else the pause would look like a thread that hangs
+            message()
             self._pace.note_life()
         while not self._inbox.empty():
             self._inbox.get()()
