@@ -74,9 +74,17 @@ async def test_many_subscribers_of_one_job(queue: Queue, feed: EventFeed, make_s
 
 
 async def test_one_message_tells_of_many_jobs(
-    queue: Queue, feed: EventFeed, make_submission: Make, eventually: Eventually
+    queue: Queue, feed: EventFeed, make_submission: Make, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Progress of a whole batch wakes a process once; it is written only where the report says so."""
+    messages: list[str] = []
+    advance = feed._advance
+
+    def count_and_advance(message: str) -> None:
+        messages.append(message)
+        advance(message)
+
+    monkeypatch.setattr(feed, "_advance", count_and_advance)
     mine, other = await put(queue, make_submission(), make_submission())
     first, second = await claim(queue)
     seen: dict[str, list[Event]] = {mine: [], other: []}
@@ -90,7 +98,7 @@ async def test_one_message_tells_of_many_jobs(
         for one in (first, second):
             await end(queue, one)
         await asyncio.gather(*readers)
-    assert written == 1
+    assert (len(messages), written) == (1, 1)
     steps = {
         job: [event.progress.step for event in log if event.kind == "progress" and event.progress]
         for job, log in seen.items()
