@@ -16,9 +16,10 @@ from fastapi import FastAPI
 
 from api.app import create_app, preflight
 from api.exposure import guarded
-from shared import log, settings
+from shared.config import settings
+from shared.config.settings import Settings
 from shared.errors import FusequeueError
-from shared.settings import Settings
+from shared.runtime import log
 
 MAX_HEAD_BYTES = 64 * 1024
 KEEP_ALIVE_S = 15

@@ -11,21 +11,24 @@ import structlog
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from api import documented, errors
-from api.gate import Gate
-from api.huggingface import images as huggingface
-from api.limits import BodyLimits
-from api.observe import Observed
-from api.openai import batches, files, images, videos
+from api import errors
+from api.auth import Gate
+from api.compat.huggingface import images as huggingface
+from api.compat.openai import batches, files, images, videos
+from api.compat.replicate import files as replicate_files
+from api.compat.replicate import models as replicate_models
+from api.compat.replicate import predictions as replicate_predictions
+from api.compat.replicate import webhook_secret as replicate_webhooks
+from api.context import Services
+from api.http import openapi
+from api.http.body_limits import BodyLimits
+from api.http.middleware import Observed
 from api.places import Places
-from api.replicate import files as replicate_files
-from api.replicate import models as replicate_models
-from api.replicate import predictions as replicate_predictions
-from api.replicate import webhooks as replicate_webhooks
 from api.routes import (
     artifacts,
+    autoscaling,
     bulk,
-    dead,
+    dead_letters,
     docs,
     events,
     health,
@@ -34,17 +37,15 @@ from api.routes import (
     listing,
     models,
     queues,
-    scale,
     webhooks,
 )
-from api.services import Services
 from api.tenancy import ADMIN, JOBS
-from shared import catalog
-from shared.catalog import Catalog
+from shared.config import models_file
+from shared.config.models_file import Catalog
+from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
+from shared.protocols.native import JobObject
 from shared.queue import EventFeed, Queue
-from shared.representations import JobObject
-from shared.settings import Settings
 from shared.storage import Storage, connect
 
 log = structlog.get_logger()
@@ -72,7 +73,7 @@ def create_app(
     storage: Storage | None = None,
 ) -> FastAPI:
     """Return the API for `settings`; parts that are given instead are used as they are, and not closed."""
-    served = catalog.load(settings.models, settings.batch_rules) if models_served is None else models_served
+    served = models_file.load(settings.models, settings.batch_rules) if models_served is None else models_served
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -93,7 +94,7 @@ def create_app(
     )
     errors.install(app)
     _include_routes(app)
-    documented.complete(app, JobObject)
+    openapi.complete(app, JobObject)
     # The one added last is the outermost: it sees all requests and errors.
     app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=_body_caps(settings, served))
     if settings.cors_origins:
@@ -107,7 +108,7 @@ def _include_routes(app: FastAPI) -> None:
         app.include_router(routes.router, dependencies=[JOBS])
     for of_replicate in (replicate_predictions, replicate_models, replicate_files, replicate_webhooks):
         app.include_router(of_replicate.router, dependencies=[JOBS])
-    for of_operators in (queues, scale, dead):
+    for of_operators in (queues, autoscaling, dead_letters):
         app.include_router(of_operators.router, dependencies=[ADMIN])
     for open_routes in (artifacts, health, docs):  # a picture's URL may be signed; metrics ask for a key themselves
         app.include_router(open_routes.router)

@@ -13,17 +13,17 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api import intake
+from api import submission
 from api.errors import RequestTimeout, TooManyLines, describe
+from api.http.ndjson import Line, Splitter
+from api.http.response_spool import Spool
+from api.http.streaming import SEND_STALL_S
 from api.idempotency import once
-from api.ndjson import Line, Splitter
-from api.spool import Spool
-from api.streaming import SEND_STALL_S
 from api.visit import Visit
-from shared import metrics
-from shared.canceling import canceled
 from shared.errors import FusequeueError, PayloadTooLarge
 from shared.queue import Submission, Submitted
+from shared.runtime import metrics
+from shared.runtime.cancellation import canceled
 
 log = structlog.get_logger()
 
@@ -78,7 +78,7 @@ class BulkSubmit:
                 f"the line is longer than {self._services.settings.max_body_bytes} bytes", param="line"
             )
         try:
-            return await intake.submission(
+            return await submission.submission(
                 line.raw, self._here.tenant, self._services, once(self._key, line.raw, line.number)
             )
         except FusequeueError as error:
@@ -88,7 +88,7 @@ class BulkSubmit:
         if not items:
             return []
         try:
-            return await intake.submit(items, self._services)
+            return await submission.submit(items, self._services)
         except FusequeueError as error:
             return [error] * len(items)
 

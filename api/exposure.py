@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from shared.config.settings import Settings
 from shared.errors import ConfigurationError, HostRefused, RedisUnavailable
 from shared.queue import Queue
-from shared.settings import Settings
 
 log = structlog.get_logger()
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from api.errors import TooManyStreams
-from shared import metrics
+from shared.runtime import metrics
 
 # Each holds a connection and a bounded queue; with many more the process would run out of file descriptors.
 MAX_FOLLOWERS = 5_000

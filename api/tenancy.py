@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.auth import Caller, rate_headers
+from api.context import Parts
 from api.exposure import require_own_host
-from api.gate import Caller, rate_headers
-from api.services import Parts
-from shared.access import Scope
+from shared.auth import Scope
 from shared.errors import RateLimited
 
 _READS = frozenset(("GET", "HEAD"))

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
-from api.services import Parts, Services
-from api.signing import Signer
+from api.context import Parts, Services
+from api.signed_urls import Signer
 from api.tenancy import Asks, caller
-from shared.access import Scope
-from shared.clock import now_ms
+from shared.auth import Scope
+from shared.runtime.clock import now_ms
 
 Sign = Callable[[str, int], str]
 

@@ -30,7 +30,7 @@ from bench.clients import REQUEST_TIMEOUT_S
 from bench.engine import GUIDANCE, prompt
 from bench.idle import scrape
 from bench.over_http import MODEL, ROWS, SIDE, bodies, served
-from cli import ports
+from cli.up import ports
 
 STEPS = 8  # of an interactive job; bulk jobs have 6, 8 and 10
 LOOK_S = 0.05

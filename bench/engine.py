@@ -23,9 +23,9 @@ import torch
 from diffusers import DiffusionPipeline
 
 from bench import record, shapes
-from shared.catalog import Catalog, Limits, ModelSpec
+from shared.config.models_file import Catalog, Limits, ModelSpec
+from shared.config.settings import Settings
 from shared.job import Job
-from shared.settings import Settings
 from worker.engine import Finished, ForwardFacts, Incident, Made, Pixels, Seat
 from worker.engine.engine import Engine
 

@@ -21,8 +21,8 @@ from typing import TypeAlias
 
 from bench.simulate import CURVES
 from cli.pool.decisions import Bounds, Member, Want, aim, moves, remembered
-from shared.scaling import Fleet, Line, wanted_workers
-from worker.policy import paying_rows
+from shared.autoscaling import Fleet, Line, wanted_workers
+from worker.claiming import paying_rows
 
 LOOK_S = 5.0
 COOL_DOWN_S = 60.0

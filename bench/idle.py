@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench import record
 from bench.clients import REQUEST_TIMEOUT_S, Load, Meter, asking, client
 from bench.over_http import ROWS, launched, up
-from cli import ports
+from cli.up import ports
 
 BUCKET = "pictures"
 SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=bench/20260101/us-east-1/s3/aws4_request"}  # moto asks no more

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from bench import record, shapes
-from shared.catalog import Catalog, Limits, ModelSpec
+from shared.config.models_file import Catalog, Limits, ModelSpec
+from shared.config.settings import Settings
 from shared.job import Job, Priority
-from shared.settings import Settings
 from worker.engine import Finished, ForwardFacts, Incident, Made, Pixels, Seat
 from worker.engine.engine import Engine
 

@@ -1,7 +1,7 @@
 """`python -m bench.simulate`: latency under load by batching policy, in simulated time.
 
 Jobs arrive at random (Poisson), in two signatures, with 20 to 40 steps. The decisions are the ones that run in
-production: `rhythm` of the queue's Lua prelude says what is ripe, `worker.policy` how many rows pay. They are
+production: `rhythm` of the queue's Lua prelude says what is ripe, `worker.claiming` how many rows pay. They are
 compared with three policies that other servers use. Loads are fractions of what one job at a time can serve.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from lupa import lua51
 
-from worker.policy import paying_rows
+from worker.claiming import paying_rows
 
 STEP_S = 0.05
 WINDOW_S = 0.1

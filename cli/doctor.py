@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from cli.connection import Json
+from cli.client_options import Json
 from cli.output import Exit, Screen
 
 TIMEOUT_S = 120  # importing torch on a cold disk takes a while
@@ -40,7 +40,7 @@ def _findings() -> Iterator[dict[str, Any]]:
         seen, remedy = "no torch here", "on a worker's machine: pip install 'fusequeue[worker]'"
         yield {"name": "device", "verdict": "warning", "seen": seen, "remedy": remedy}
     else:
-        yield from _run("worker.doctor")
+        yield from _run("worker.device_check")
 
 
 def _run(module: str) -> Iterator[dict[str, Any]]:

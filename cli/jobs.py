@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli.backfill.prompts import value_of
-from cli.connection import Json, Key, Url, connected
+from cli.client_options import Json, Key, Url, connected
 from cli.output import Screen
 from fusequeue import Client, Event, Job
 

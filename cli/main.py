@@ -10,19 +10,19 @@ from typing import Annotated
 
 import typer
 
-from cli import jobs, keyring, service
-from cli import up as running
+from cli import jobs, keys, service
 from cli.backfill.command import backfill
 from cli.doctor import doctor
 from cli.pool.command import pool
-from shared import settings
+from cli.up import command as running
+from shared.config import settings
 from shared.errors import FusequeueError
-from shared.version import VERSION
+from shared.runtime.version import VERSION
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-app.add_typer(keyring.keys, name="keys")
-app.add_typer(keyring.tenants, name="tenants")
+app.add_typer(keys.keys, name="keys")
+app.add_typer(keys.tenants, name="tenants")
 
 EXIT_CONFIGURATION = 2
 INSECURE = "insecure-no-keys"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli.connection import Json, Key, Url, connected
+from cli.client_options import Json, Key, Url, connected
 
 dead = typer.Typer(no_args_is_help=True, help="Jobs that were given up: list, show, redrive, purge.")
 LetterIds = Annotated[list[str], typer.Argument(help="Dead letters, by their jobs' ids.")]

@@ -1,6 +1,6 @@
 """`python -m shared.doctor`: look at everything a deployment stands on, and say what to do about what is wrong.
 
-Prints one JSON object a finding. It needs no torch; `python -m worker.doctor` looks at the device.
+Prints one JSON object a finding. It needs no torch; `python -m worker.device_check` looks at the device.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 
 import httpx
 
-from shared import catalog, settings
-from shared.catalog import ModelSpec
+from shared.config import models_file, settings
+from shared.config.models_file import ModelSpec
+from shared.config.settings import Settings
 from shared.errors import FusequeueError
 from shared.queue import Queue
-from shared.settings import Settings
 from shared.storage import connect
 
 LEAST_FREE_BYTES = 2 * 2**30
@@ -70,7 +70,7 @@ def spelling() -> Iterator[Finding]:
 def model_files(configured: Settings) -> Iterator[Finding]:
     """Tell of the models file, and of each model whose source is a folder."""
     try:
-        served = catalog.load(configured.models, configured.batch_rules)
+        served = models_file.load(configured.models, configured.batch_rules)
     except FusequeueError as error:
         yield failed("models file", error.message, "mend the file, or set FUSEQUEUE_MODELS to another")
         return

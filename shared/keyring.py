@@ -15,8 +15,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from shared import settings
-from shared.access import DEFAULT_TENANT, PREFIX, ApiKey, Scope, TenantLimits, id_of, scopes_of, seconds_of, tenant_name
+from shared.auth import DEFAULT_TENANT, PREFIX, ApiKey, Scope, TenantLimits, id_of, scopes_of, seconds_of, tenant_name
+from shared.config import settings
 from shared.errors import FusequeueError, InvalidRequest, NotFound
 from shared.queue import Queue
 

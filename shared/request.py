@@ -8,11 +8,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from shared.adapters import MOST_ADAPTERS, AdapterChoice, choose
-from shared.catalog import MAX_FPS, MAX_INPUT_IMAGES, Catalog, ModelSpec, References
-from shared.clock import new_id
+from shared.config.adapters import MOST_ADAPTERS, AdapterChoice, choose
+from shared.config.models_file import MAX_FPS, MAX_INPUT_IMAGES, Catalog, ModelSpec, References
 from shared.errors import InvalidRequest
 from shared.job import InputRef, Job, OutputFormat, Priority, Task, Webhook
+from shared.runtime.clock import new_id
 from shared.tasks import Sent, task_of
 from shared.webhooks import EVENTS, TERMINAL, JobEvent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.catalog import ModelSpec
+from shared.config.models_file import ModelSpec
 from shared.errors import InvalidRequest
 from shared.job import Task
 

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ports import free_port
+from harness.ports import free_port
 from redis import Redis
 from redis.exceptions import RedisError
 
-from shared.clock import new_id, now_ms
+from shared.config.settings import Settings
 from shared.job import Job, Priority
 from shared.queue import Queue, Submission
-from shared.settings import Settings
+from shared.runtime.clock import new_id, now_ms
 from shared.signature import signature
 
 START_TIMEOUT_S = 30.0
@@ -202,7 +202,7 @@ async def fake_queue(settings_for: Callable[..., Settings]) -> AsyncIterator[Que
 
 
 async def _left_behind(queue: Queue) -> None:
-    """Fail where a key was left without a TTL that `shared/keys.py` does not say may be; then delete the namespace."""
+    """Fail on a key without a TTL that `shared/queue/redis_keys.py` does not allow; then delete the namespace."""
     redis, keys = queue.redis, queue.keys
     names = [name async for name in redis.scan_iter(match=_pattern(keys.prefix), count=1000)]
     forever = [name for name in names if not keys.bounded(name) and await redis.pttl(name) == -1]

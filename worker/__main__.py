@@ -9,19 +9,20 @@ import sys
 
 import structlog
 
-from shared import catalog, log, settings
+from shared.config import models_file, settings
+from shared.config.settings import Settings
 from shared.errors import FusequeueError
 from shared.queue import Queue
-from shared.settings import Settings
+from shared.runtime import log
 from shared.storage import connect
-from worker import pod
-from worker.loop import Worker
-from worker.port import answering
+from worker.metrics import pod_deletion_cost
+from worker.metrics.http_port import answering
+from worker.worker import Worker
 
 
 async def serve(configured: Settings) -> int:
     """Work until SIGTERM or SIGINT, then drain; returns the exit status."""
-    models = catalog.load(configured.models, configured.batch_rules)
+    models = models_file.load(configured.models, configured.batch_rules)
     queue = Queue.connect(configured)
     storage = connect(configured)
     try:
@@ -29,7 +30,7 @@ async def serve(configured: Settings) -> int:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, worker.drain)
-        async with answering(configured, worker), pod.cost_kept(configured, worker, os.environ):
+        async with answering(configured, worker), pod_deletion_cost.cost_kept(configured, worker, os.environ):
             return await worker.run()
     finally:
         await storage.close()

@@ -11,14 +11,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from shared import catalog, log, settings
-from shared.catalog import ModelSpec
+from shared.config import models_file, settings
+from shared.config.models_file import ModelSpec
+from shared.config.settings import Settings
 from shared.errors import FusequeueError
-from shared.plot import curves_svg
 from shared.queue import Queue
-from shared.settings import Settings
-from worker.engine.probing import Probed, probe
-from worker.policy import paying_rows
+from shared.runtime import log
+from shared.runtime.plots import curves_svg
+from worker.claiming import paying_rows
+from worker.engine.model_probe import Probed, probe
 
 MIB = 2**20
 
@@ -70,7 +71,7 @@ async def keep(probed: Sequence[Probed], configured: Settings) -> None:
 
 def run(options: argparse.Namespace, configured: Settings, console: Console) -> int:
     """Probe, tell, plot and keep; returns the exit status: 1 when a model could not be measured or kept."""
-    served = catalog.load(configured.models)
+    served = models_file.load(configured.models)
     wanted = [served.get(name) for name in options.model] if options.model else list(served)
     probed, specs, status = [], [], 0
     for spec in wanted:

@@ -10,14 +10,14 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import RedirectResponse, Response
 
-from api import ranges
-from api.answers import find, matches
-from api.documented import problems
-from api.streaming import Patient, Streamed, opened, there
+from api.http import ranges
+from api.http.openapi import problems
+from api.http.streaming import Patient, Streamed, opened, there
+from api.responses import find, matches
 from api.visit import HereByUrl, Visit
 from shared.errors import NotFound
 from shared.job import Artifact, JobRecord, Thumbnail
-from shared.storage.keys import CHUNK_BYTES
+from shared.storage.object_keys import CHUNK_BYTES
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from api.bodies import NDJSON_TYPES, require_type
 from api.bulk import BulkResponse, BulkSubmit
-from api.documented import ndjson_body, problems
+from api.http.openapi import ndjson_body, problems
 from api.idempotency import Key
 from api.visit import Here
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse
 
-from api.page import rendered
+from api.http.openapi_page import rendered
 
 router = APIRouter()
 

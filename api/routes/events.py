@@ -12,15 +12,15 @@ import structlog
 from fastapi import APIRouter, Header, Request
 from starlette.responses import Response
 
-from api.answers import find
-from api.documented import problems
-from api.following import follow
-from api.streaming import Streamed
+from api.http.openapi import problems
+from api.http.streaming import Streamed
+from api.responses import find
 from api.visit import Here, Visit
+from api.waiting import follow
 from shared.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable
 from shared.job import Progress, State
+from shared.protocols.native import job_object
 from shared.queue import Event
-from shared.representations import job_object
 
 log = structlog.get_logger()
 

@@ -9,15 +9,15 @@ from collections.abc import Awaitable
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from api.documented import problems
+from api.context import Parts, Services
 from api.errors import NotReady
-from api.routes.scale import fleet_of
-from api.services import Parts, Services
+from api.http.openapi import problems
+from api.routes.autoscaling import fleet_of
 from api.tenancy import ADMIN
-from shared import metrics
+from shared.autoscaling import Scale, wanted_workers
 from shared.errors import FusequeueError
 from shared.queue import QueueDepth, WorkerInfo
-from shared.scaling import Scale, wanted_workers
+from shared.runtime import metrics
 
 router = APIRouter(tags=["operations"])
 

@@ -8,13 +8,13 @@ from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
 from api.bodies import UPLOAD_TYPES, require_type
-from api.documented import problems, upload_body
-from api.services import Parts
+from api.context import Parts
+from api.http.openapi import problems, upload_body
 from api.tenancy import Tenant
-from shared import inputs
-from shared.clock import now_ms
 from shared.errors import InputRejected, InvalidRequest
-from shared.representations import iso
+from shared.inputs import store
+from shared.protocols.native import iso
+from shared.runtime.clock import now_ms
 
 router = APIRouter(prefix="/v1/inputs", tags=["inputs"])
 
@@ -50,7 +50,7 @@ async def upload(request: Request, tenant: Tenant, parts: Parts) -> Response:
         if not file.size:
             raise InputRejected("file: it is empty", param="file")
         data = await file.read()
-    ref = await inputs.store_input(
+    ref = await store.store_input(
         data, tenant=tenant, queue=parts.queue, storage=parts.storage, settings=parts.settings, param="file"
     )
     shown = InputObject(

@@ -8,17 +8,17 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
-from api import following, intake
-from api.answers import find, job_answer, of_replay, placed, still_there
+from api import submission, waiting
 from api.bodies import JSON_TYPES, require_type
-from api.documented import job_answers, json_body, problems
+from api.context import Services
+from api.http.openapi import job_answers, json_body, problems
 from api.idempotency import Key, once
-from api.services import Services
+from api.responses import find, job_answer, of_replay, placed, still_there
 from api.visit import Here
 from shared.errors import Conflict, FusequeueError, Unavailable
 from shared.job import JobRecord, State
+from shared.protocols.native import job_object
 from shared.queue import Submission, Submitted
-from shared.representations import job_object
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -40,14 +40,14 @@ async def submit_job(request: Request, here: Here, key: Key = None, prefer: Pref
     parts = here.parts
     require_type(request, JSON_TYPES)
     raw = await request.body()
-    item = await intake.submission(raw, here.tenant, parts, once(key, raw))
-    outcome = item if isinstance(item, Submitted) else (await intake.submit([item], parts))[0]
+    item = await submission.submission(raw, here.tenant, parts, once(key, raw))
+    outcome = item if isinstance(item, Submitted) else (await submission.submit([item], parts))[0]
     if isinstance(outcome, FusequeueError):
         raise outcome
     headers = {"Location": f"{here.base_url}/v1/jobs/{outcome.job_id}"}
     if outcome.replayed:
         headers["Idempotent-Replayed"] = "true"
-    wait_s = following.preferred_wait_s(prefer, parts.settings.max_wait_s)
+    wait_s = waiting.preferred_wait_s(prefer, parts.settings.max_wait_s)
     if wait_s is not None:
         headers["Preference-Applied"] = f"wait={wait_s:.0f}"
     record = await _after_submit(item, outcome, wait_s, parts)
@@ -68,7 +68,7 @@ async def _after_submit(
     if fresh.state.terminal or not wait_s:
         return fresh
     with contextlib.suppress(Unavailable):
-        await following.until_terminal(outcome.job_id, wait_s, parts)
+        await waiting.until_terminal(outcome.job_id, wait_s, parts)
         return await parts.queue.get(outcome.job_id) or fresh
     return fresh
 
@@ -81,7 +81,7 @@ async def get_job(
     parts = here.parts
     record = await find(job_id, here)
     if wait and not record.state.terminal:
-        await following.until_terminal(job_id, min(wait, parts.settings.max_wait_s), parts)
+        await waiting.until_terminal(job_id, min(wait, parts.settings.max_wait_s), parts)
         record = still_there(await parts.queue.get(job_id), job_id)
     return job_answer(
         job_object(record, here.base_url, await placed(record, parts), sign=here.sign), if_none_match=if_none_match

@@ -11,12 +11,12 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from api.documented import problems
-from api.services import Services
+from api.context import Services
+from api.http.openapi import problems
 from api.visit import Here
 from shared.errors import InvalidRequest
 from shared.job import JobRecord, State
-from shared.representations import JobObject, job_object
+from shared.protocols.native import JobObject, job_object
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

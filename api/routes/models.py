@@ -7,9 +7,9 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from api.documented import problems
-from api.services import Parts
-from shared.catalog import Defaults, Limits, ModelSpec
+from api.context import Parts
+from api.http.openapi import problems
+from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.job import Task
 from shared.mixing import Mixable
 

@@ -7,8 +7,8 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from api.documented import problems
-from api.services import Parts
+from api.context import Parts
+from api.http.openapi import problems
 from shared.queue import QueueDepth, WorkerInfo
 
 router = APIRouter(prefix="/v1", tags=["operations"])

@@ -10,17 +10,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from api.bodies import JSON_TYPES, require_type
-from api.documented import problems
-from api.services import Parts, Services
+from api.context import Parts, Services
+from api.http.openapi import problems
 from api.tenancy import Tenant
-from shared import strict_json
-from shared.clock import new_id, now_ms
 from shared.errors import FetchFailed, FetchRefused, InvalidRequest
-from shared.fetch import Guard, Rules
+from shared.inputs.fetch_guard import Guard, Rules
 from shared.job import State
+from shared.protocols.native import iso
 from shared.queue import Delivery
-from shared.representations import iso
 from shared.request import validated
+from shared.runtime import strict_json
+from shared.runtime.clock import new_id, now_ms
 from shared.webhooks import ENDPOINT_EVENTS, TERMINAL, EndEvent, Endpoint, JobEvent, Secret, new_secret, rotated
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])

@@ -22,8 +22,8 @@ from rich.text import Text
 
 from cli.backfill.ledger import Ledger, LedgerError, Line
 from cli.backfill.prompts import PromptsError, read
-from cli.backfill.work import Backfill, Options
-from cli.connection import Json, Key, Url
+from cli.backfill.runner import Backfill, Options
+from cli.client_options import Json, Key, Url
 from cli.jobs import fields_of
 from cli.output import Exit, Screen, told
 from fusequeue import AsyncClient

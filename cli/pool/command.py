@@ -11,16 +11,16 @@ from typing import Annotated
 
 import typer
 
-from cli import up
-from cli.connection import Json, Key, Url
-from cli.keyring import point_at
+from cli.client_options import Json, Key, Url
+from cli.keys import point_at
 from cli.output import Exit, Screen, told
-from cli.pool.crew import Crew
 from cli.pool.decisions import Bounds
+from cli.pool.pool import Pool
+from cli.pool.processes import Crew
 from cli.pool.report import Report
-from cli.pool.running import Pool
+from cli.up import command
 from fusequeue import AsyncClient
-from shared import catalog, settings
+from shared.config import models_file, settings
 from shared.errors import FusequeueError
 
 ASK_TIMEOUT_S = 5.0
@@ -60,7 +60,7 @@ def pool(
     if plot is not None and log is None:
         raise typer.BadParameter("it is drawn from a log: name one with --log", param_hint="--plot")
     environ = {name: value for name, value in os.environ.items() if value or not name.startswith(settings.PREFIX)}
-    most = most if most is not None else max(1, least, len(up.gpus(environ)))
+    most = most if most is not None else max(1, least, len(command.gpus(environ)))
     if least > most:
         raise typer.BadParameter(f"it must not be above --max, which is {most}", param_hint="--min")
     options = Options(Bounds(least, most, cool_down_s), look_every_s, data_dir.resolve(), models, (url, api_key))
@@ -71,23 +71,25 @@ def pool(
             if plot is not None:
                 report.plot(plot)
         except (FusequeueError, OSError) as error:
-            up.tell(f"fusequeue: {getattr(error, 'message', error)}")
+            command.tell(f"fusequeue: {getattr(error, 'message', error)}")
             raise typer.Exit(Exit.USAGE) from None
 
 
 async def _run(options: Options, report: Report, environ: Mapping[str, str]) -> None:
     configured = settings.load()
     point_at(options.data_dir, found := dict(environ))
-    models = up.models_file(options.models, found)
-    catalog.load(models, configured.batch_rules)
-    env = up.child_environment(options.data_dir, options.bounds.most, models, configured, found)
-    own = [up.worker_environment(number, up.gpus(env), env) for number in range(1, options.bounds.most + 1)]
+    models = command.chosen_models_file(options.models, found)
+    models_file.load(models, configured.batch_rules)
+    env = command.child_environment(options.data_dir, options.bounds.most, models, configured, found)
+    own = [command.worker_environment(number, command.gpus(env), env) for number in range(1, options.bounds.most + 1)]
     url, key = options.service
-    with up.locked(options.data_dir / "pool"):
-        crew = Crew(own, env, options.data_dir / "pool", up.tell, configured.drain_timeout_s + up.AFTER_DRAIN_S)
+    with command.locked(options.data_dir / "pool"):
+        crew = Crew(
+            own, env, options.data_dir / "pool", command.tell, configured.drain_timeout_s + command.AFTER_DRAIN_S
+        )
         async with AsyncClient(url, api_key=key, timeout_s=ASK_TIMEOUT_S, retries=0) as client:
-            running = Pool(client, configured.namespace, crew, options.bounds, options.look_every_s, up.tell)
-            with up.on_stop_signal(running.stop):
+            running = Pool(client, configured.namespace, crew, options.bounds, options.look_every_s, command.tell)
+            with command.on_stop_signal(running.stop):
                 try:
                     await running.run(report.told)
                 finally:

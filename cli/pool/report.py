@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from cli.output import Screen
-from cli.pool.running import Standing
-from cli.process import BoundedLog
-from shared.plot import Panel, times_svg
+from cli.pool.pool import Standing
+from cli.up.process import BoundedLog
+from shared.runtime.plots import Panel, times_svg
 
 Row: TypeAlias = dict[str, Any]
 

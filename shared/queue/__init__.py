@@ -1,9 +1,8 @@
 """The queue: the only place that speaks to its Redis."""
 
-from shared.queue.backfills import Piece
-from shared.queue.facade import Queue
-from shared.queue.feed import EventFeed
-from shared.queue.hooks import Attempt, Delivery, Due
+from shared.queue.batches import Piece
+from shared.queue.event_feed import EventFeed
+from shared.queue.queue import Queue
 from shared.queue.values import (
     Claim,
     DeadLetter,
@@ -17,6 +16,7 @@ from shared.queue.values import (
     Submitted,
     WorkerInfo,
 )
+from shared.queue.webhooks import Attempt, Delivery, Due
 
 __all__ = [
     "Attempt",

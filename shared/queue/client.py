@@ -14,10 +14,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
 
+from shared.config.settings import Settings
 from shared.errors import IncompatibleRedis, RedisUnavailable
 from shared.job import SCHEMA_VERSION
-from shared.keys import Keys
-from shared.settings import Settings
+from shared.queue.redis_keys import Keys
 
 if TYPE_CHECKING:
     from redis.commands.core import AsyncScript

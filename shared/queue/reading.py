@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from pydantic import TypeAdapter, ValidationError
 
-from shared.clock import made_at_ms
+from shared.autoscaling import Line
 from shared.errors import InvalidRequest
 from shared.job import JobRecord
 from shared.queue.client import Connected, translated
 from shared.queue.records import record
 from shared.queue.values import RANKS, Place, QueueDepth, WorkerInfo
-from shared.scaling import Line
+from shared.runtime.clock import made_at_ms
 
 MAX_SIGNATURES = 1000
 MAX_WORKERS = 1000

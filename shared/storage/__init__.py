@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from shared.settings import Settings
-from shared.storage.keys import ObjectInfo, check_key
+from shared.config.settings import Settings
+from shared.storage.object_keys import ObjectInfo, check_key
 
 __all__ = ["ObjectInfo", "Storage", "check_key", "connect"]
 

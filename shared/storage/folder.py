@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from shared.errors import NotFound, StorageUnavailable
-from shared.storage.keys import CHUNK_BYTES, ObjectInfo, check_key, check_prefix, span
+from shared.storage.object_keys import CHUNK_BYTES, ObjectInfo, check_key, check_prefix, span
 
 T = TypeVar("T")
 

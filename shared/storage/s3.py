@@ -11,9 +11,9 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
+from shared.config.settings import Settings
 from shared.errors import ConfigurationError, NotFound, StorageUnavailable
-from shared.settings import Settings
-from shared.storage.keys import CHUNK_BYTES, ObjectInfo, check_key, check_prefix, span
+from shared.storage.object_keys import CHUNK_BYTES, ObjectInfo, check_key, check_prefix, span
 
 T = TypeVar("T")
 

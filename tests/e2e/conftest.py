@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from ports import free_port
-from waiting import wait_until
+from harness.ports import free_port
+from harness.waiting import wait_until
 
 from shared.job import State
-from shared.keys import Keys
+from shared.queue.redis_keys import Keys
 
 BUCKET = "pictures"
 TIMEOUT_S = 290
@@ -55,7 +55,7 @@ class Part:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Part:
-        leash = [sys.executable, "-m", "cli.leash", str(os.getpid()), str(int(signal.SIGKILL))]
+        leash = [sys.executable, "-m", "cli.up.parent_watch", str(os.getpid()), str(int(signal.SIGKILL))]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 leash + self._command, env=self._env, stdout=log, stderr=log, cwd=ROOT, start_new_session=True

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.http_server import ROOT
+from harness.waiting import wait_until
 from PIL import Image
-from serving import ROOT
-from waiting import wait_until
 
 STEPS = 2
 LINES = int(os.environ.get("BACKFILL_LINES", "240"))  # more of them for a longer look

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import numpy as np
+from harness.waiting import wait_until
 from PIL import Image
-from waiting import wait_until
 
 from demo.checker import matches
 from demo.pictures import all_prompts

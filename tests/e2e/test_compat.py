@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 import replicate
+from harness.waiting import wait_until
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 from PIL import Image, ImageChops
 from replicate.helpers import FileOutput
 from replicate.prediction import Prediction
-from waiting import wait_until
 
 from demo.checker import matches
 

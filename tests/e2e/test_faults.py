@@ -16,15 +16,15 @@ from typing import Any
 
 import httpx
 import redis
-from waiting import wait_until
+from harness.waiting import wait_until
 
-from shared.keys import Keys
+from shared.queue.redis_keys import Keys
 
 PROMPT = "a red circle on a blue ground, left"
 LEASE_S = 12.0
 TRIES = 5
 MOMENT_S = 0.05
-EXIT_HUNG = 70  # of worker/loop.py
+EXIT_HUNG = 70  # of worker/worker.py
 
 
 def submit_together(stack: Any, count: int, **body: object) -> list[str]:

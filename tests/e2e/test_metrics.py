@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
-from ports import free_port
+from harness.ports import free_port
+from harness.waiting import wait_until
 from prometheus_client.parser import text_string_to_metric_families
-from waiting import wait_until
 
-from shared import metrics
+from shared.runtime import metrics
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from hanging_up import hang_up
+from harness.disconnecting_client import hang_up
+from harness.waiting import wait_until
 from openai import OpenAI
 from PIL import Image, ImageChops
-from waiting import wait_until
 
 PROMPT = "a red circle on a blue ground, left"
 

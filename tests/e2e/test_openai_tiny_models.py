@@ -13,11 +13,11 @@ from typing import Any
 import av
 import openai
 import pytest
-from engine_room import DIFFUSERS_AND_NUMPY
+from harness.engine import DIFFUSERS_AND_NUMPY
+from harness.webhook_receiver import Receiver, receiving
 from openai import OpenAI
 from openai.types.webhooks import BatchCompletedWebhookEvent, BatchFailedWebhookEvent
 from PIL import Image, ImageChops
-from receiving import Receiver, receiving
 from standardwebhooks import Webhook, WebhookVerificationError
 from tiny import shelf
 

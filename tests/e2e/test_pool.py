@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import wait_until
+from harness.waiting import wait_until
 
 BURST = 60
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 import redis
-from waiting import wait_until
+from harness.waiting import wait_until
 
-from shared.keys import Keys
+from shared.queue.redis_keys import Keys
 
 PROMPT = "a blue square on a white ground, top"
 

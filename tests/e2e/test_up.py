@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from ports import free_port
-from waiting import wait_until
+from harness.ports import free_port
+from harness.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 90.0

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_process import Server
-from ports import free_port
-from s3_process import admin, wait_until_listening
-from waiting import wait_until
+from harness.api_process import Server
+from harness.ports import free_port
+from harness.s3_process import admin, wait_until_listening
+from harness.waiting import wait_until
 
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny pipeline of every family, made once."""
-    import factory  # here, so that tests without models do not wait for torch
+    from harness import jobs as factory  # here, so that tests without models do not wait for torch
 
     folder = tmp_path_factory.mktemp("models")
     for family in factory.FAMILIES:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from engine_room import a_job
+from harness.engine import a_job
 from tiny import shelf
 
 from shared.job import Job, Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import cycle
 
-from engine_room import SIDE
+from harness.engine import SIDE
 from parity.cells import (
     LATE,
     MASKED,
@@ -20,7 +20,7 @@ from parity.cells import (
     small,
 )
 
-from shared.catalog import Defaults, Limits
+from shared.config.models_file import Defaults, Limits
 from shared.job import Task
 
 # Of about as many pixels, so that jobs of all of them are claimed together.

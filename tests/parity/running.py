@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from engine_room import Recorder, Room, a_job, a_spec, input_files
+from harness.engine import Recorder, Room, a_job, a_spec, input_files
 from parity.cells import Cell
 
 from shared.job import Job
 from worker.engine import ForwardFacts, Made
-from worker.engine.calls import arguments_for, make_results, scheduler_named, set_guidance
-from worker.engine.forms import pipeline_for
-from worker.engine.inputs import prepare
+from worker.engine.pipelines.call_arguments import arguments_for, make_results, scheduler_named, set_guidance
+from worker.engine.pipelines.input_images import prepare
+from worker.engine.pipelines.task_pipelines import pipeline_for
 
 TOLERANCE = 1e-4  # of the picture's range, before it becomes 8 bits
 ALIKE = 5e-3  # pictures that differ by less would prove nothing
@@ -70,8 +70,8 @@ def run(cell: Cell, folder: Path) -> Outcome:
 def as_floats() -> Iterator[None]:
     """Let pictures leave the engine as floats of 0 to 1: 8 bits would hide small differences."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("worker.engine.calls.to_pixels", _floats)
-        patch.setattr("worker.engine.calls.to_frames", _floats)
+        patch.setattr("worker.engine.pipelines.call_arguments.to_pixels", _floats)
+        patch.setattr("worker.engine.pipelines.call_arguments.to_frames", _floats)
         yield
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engine_room import DIFFUSERS_AND_NUMPY
+from harness.engine import DIFFUSERS_AND_NUMPY
 from parity.cells import Cell
 from parity.grid import GRID
 from parity.running import run

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_room import DIFFUSERS_AND_NUMPY, Room, a_job, a_spec
+from harness.engine import DIFFUSERS_AND_NUMPY, Room, a_job, a_spec
 from parity.cells import LONG
 from tiny import shelf
 
 from shared.job import Task
-from worker.engine.architectures import ARCHITECTURES, Argument, Kind, Rules
+from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, Rules
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 
@@ -52,7 +52,7 @@ def test_padding_that_nothing_hides_is_found_at_load(shelf_folder: Path, monkeyp
     rules = ARCHITECTURES["QwenImageTransformer2DModel"]["forward"]
     unmasked = {**rules.arguments, "encoder_hidden_states": Argument(Kind.PADDED)}
     wrong = {**ARCHITECTURES, "QwenImageTransformer2DModel": {"forward": Rules(rules.rows, unmasked)}}
-    monkeypatch.setattr("worker.engine.meeting.ARCHITECTURES", wrong)
+    monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", wrong)
     heard = Room(a_spec(source, tasks=(Task.TEXT_TO_IMAGE,))).run(a_job("one"), a_job("two", prompt=LONG))
     reason = heard.ended["one"].fusing.alone_reason
     assert reason is not None

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from engine_room import SIDE
+from harness.engine import SIDE
 from parity.cells import LONG, Cell, Fields
 
-from shared.catalog import Defaults, Limits
+from shared.config.models_file import Defaults, Limits
 from shared.job import InputRef, Task
 
 Jobs = Mapping[str, Fields]

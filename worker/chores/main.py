@@ -13,11 +13,11 @@ from rq import SimpleWorker
 from rq.exceptions import StopRequested
 from rq.serializers import JSONSerializer
 
-from shared import log as logging
-from shared import settings
+from shared.config import settings
+from shared.config.settings import Settings
 from shared.errors import FusequeueError
-from shared.settings import Settings
-from worker.chores import line
+from shared.runtime import log as logging
+from worker.chores import rq_queue
 from worker.chores.schedule import Schedule
 
 log = structlog.get_logger()
@@ -46,7 +46,7 @@ class ChoresWorker:
         """Work until told to stop; the chore in hand is finished first, and a second signal ends it at once."""
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._stop)
-        with line.connect(self._settings) as connection:
+        with rq_queue.connect(self._settings) as connection:
             schedule = Schedule(self._settings, connection)
             schedule.start()
             try:
@@ -60,10 +60,10 @@ class ChoresWorker:
     def _work(self) -> None:
         """Run one rq worker until it is told to stop, or gives up because Redis failed it."""
         try:
-            with line.connect(self._settings) as connection:
+            with rq_queue.connect(self._settings) as connection:
                 connection.ping()
                 self._worker = RqWorker(
-                    [line.line(self._settings, connection)],
+                    [rq_queue.line(self._settings, connection)],
                     connection=connection,
                     serializer=JSONSerializer,
                     worker_ttl=WORKER_TTL_S,
@@ -71,7 +71,7 @@ class ChoresWorker:
                     log_job_description=False,
                 )
                 if not self._stopping.is_set():
-                    logging.announce("chores_ready", line=line.name(self._settings.namespace))
+                    logging.announce("chores_ready", line=rq_queue.name(self._settings.namespace))
                     self._worker.work(logging_level="WARNING")
         except StopRequested:
             pass

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 import structlog
 
-from shared import settings
+from shared.config import settings
+from shared.config.settings import Settings
 from shared.errors import StorageUnavailable
 from shared.queue import Doomed, Queue
-from shared.settings import Settings
 from shared.storage import Storage, connect
-from worker.chores import line
+from worker.chores import rq_queue
 
 log = structlog.get_logger()
 
 SWEEP = "worker.chores.retention.sweep"
 ROWS_A_PIECE = 100
 ROWS_AT_ONCE = 8
-BUDGET_S = 0.75 * line.JOB_TIMEOUT_S  # ends before rq would raise into the middle of it
+BUDGET_S = 0.75 * rq_queue.JOB_TIMEOUT_S  # ends before rq would raise into the middle of it
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ def sweep(chain: str, piece: int, until_s: float) -> int:
     configured = settings.load()
     swept = asyncio.run(_sweep(configured))
     if swept.more and time.time() < until_s:
-        with line.connect(configured) as connection:
-            queue = line.line(configured, connection)
-            line.put(queue, SWEEP, chain, piece + 1, until_s, chore_id=f"{chain}-{piece + 1}", start_within_s=60)
+        with rq_queue.connect(configured) as connection:
+            queue = rq_queue.line(configured, connection)
+            rq_queue.put(queue, SWEEP, chain, piece + 1, until_s, chore_id=f"{chain}-{piece + 1}", start_within_s=60)
     return swept.removed
 
 

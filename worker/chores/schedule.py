@@ -19,13 +19,13 @@ from redis import Redis
 from redis.exceptions import RedisError
 from rq.scheduler import RQScheduler
 
+from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.queue import Queue
-from shared.settings import Settings
-from worker.chores import line
-from worker.chores.backfills import LOOK
+from worker.chores import rq_queue
+from worker.chores.batches import LOOK
+from worker.chores.maintenance import MOVE_ON, RECONCILE
 from worker.chores.retention import SWEEP
-from worker.chores.upkeep import MOVE_ON, RECONCILE
 from worker.chores.webhooks import DELIVER
 
 log = structlog.get_logger()
@@ -99,7 +99,7 @@ class Schedule:
 
     def __init__(self, settings: Settings, connection: Redis) -> None:
         self._settings = settings
-        self._queue = line.line(settings, connection)
+        self._queue = rq_queue.line(settings, connection)
         self._retries = RQScheduler(
             [self._queue.name], connection, logging_level="WARNING", serializer=self._queue.serializer
         )
@@ -129,7 +129,9 @@ class Schedule:
         for turn in due:
             if turn.chore in idle:
                 continue
-            line.put(self._queue, turn.chore, *turn.args, chore_id=turn.chore_id, start_within_s=turn.start_within_s)
+            rq_queue.put(
+                self._queue, turn.chore, *turn.args, chore_id=turn.chore_id, start_within_s=turn.start_within_s
+            )
         self._last_s = now_s
         if now_s - self._locked_at_s >= _LOCK_EVERY_S:
             self._retries.acquire_locks()

@@ -9,16 +9,16 @@ from collections import Counter
 
 import structlog
 
-from shared import settings
-from shared.clock import now_ms
+from shared.config import settings
+from shared.config.settings import Settings
 from shared.errors import FusequeueError
-from shared.fetch import Guard, Reply, Rules
+from shared.inputs.fetch_guard import Guard, Reply, Rules
 from shared.job import JobRecord
+from shared.protocols.replicate.predictions import webhook_body
 from shared.queue import Attempt, Delivery, Due, Queue
-from shared.replicate.predictions import webhook_body
-from shared.settings import Settings
+from shared.runtime.clock import now_ms
 from shared.webhooks import Step, Verdict, body, headers, judge
-from worker.chores import line
+from worker.chores import rq_queue
 
 log = structlog.get_logger()
 
@@ -38,7 +38,7 @@ def deliver() -> int:
 async def _deliver(configured: Settings) -> int:
     queue = Queue.connect(configured)
     try:
-        async with asyncio.timeout(0.95 * line.JOB_TIMEOUT_S):
+        async with asyncio.timeout(0.95 * rq_queue.JOB_TIMEOUT_S):
             return await Pass(
                 queue, Guard(Rules.for_webhooks(configured)), (configured.public_url or "").rstrip("/")
             ).run()
@@ -54,7 +54,7 @@ class Pass:
         self._guard = guard
         self._base_url = base_url
         self._under_way: dict[asyncio.Task[None], str] = {}
-        self._again_ms = round((guard.rules.timeout_s + line.JOB_TIMEOUT_S) * 1000)
+        self._again_ms = round((guard.rules.timeout_s + rq_queue.JOB_TIMEOUT_S) * 1000)
 
     async def run(self) -> int:
         """Deliver until nothing is due or the budget is spent; returns the attempts made."""

@@ -9,7 +9,7 @@ import os
 # Before transformers is imported: it tells at every start which of its optional parts are missing.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from worker.engine.interface import (
+from worker.engine.protocol import (
     Activity,
     AnyEngine,
     EngineFactory,

@@ -13,22 +13,22 @@ import torch
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
-from shared.catalog import Catalog, ModelSpec
+from shared.config.models_file import Catalog, ModelSpec
+from shared.config.settings import Settings
 from shared.errors import JobError
-from shared.settings import Settings
-from worker.engine.adapters import AdapterLoader
 from worker.engine.device import chosen_device, uuid_of
-from worker.engine.host import go_first, keep_freed_memory
-from worker.engine.inputs import Inputs, prepare
-from worker.engine.interface import Activity, Incident, Listener, Seat, Standing, TimeSpent
-from worker.engine.models import LoadedModel, Models, NoRoom
-from worker.engine.pace import Pace
-from worker.engine.rounds import Rounds
-from worker.engine.row_adapters import AdapterKey
-from worker.engine.seated import SeatedJob
-from worker.engine.selfcheck import check_fusing
-from worker.engine.warming import warm
-from worker.engine.workday import Workday
+from worker.engine.fusion.self_check import check_fusing
+from worker.engine.lora.loading import AdapterLoader
+from worker.engine.lora.per_row import AdapterKey
+from worker.engine.pipelines.input_images import Inputs, prepare
+from worker.engine.pipelines.model_cache import LoadedModel, Models, NoRoom
+from worker.engine.protocol import Activity, Incident, Listener, Seat, Standing, TimeSpent
+from worker.engine.scheduling.batch_scheduler import Rounds
+from worker.engine.scheduling.engine_job import SeatedJob
+from worker.engine.scheduling.thread_time import Workday
+from worker.engine.scheduling.timing import Pace
+from worker.engine.thread_settings import go_first, keep_freed_memory
+from worker.engine.warm_up import warm
 
 log = structlog.get_logger()
 

@@ -20,14 +20,14 @@ from typing import Any, TypeAlias
 
 import structlog
 
-from shared import log
-from shared.catalog import Catalog
+from shared.config.models_file import Catalog
+from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FusequeueError
-from shared.settings import Settings
+from shared.runtime import log
 from worker.engine.channel import Channel
 from worker.engine.device import device_facts
 from worker.engine.engine import Engine
-from worker.engine.interface import Finished, ForwardFacts, Incident, Made, Pixels, Standing
+from worker.engine.protocol import Finished, ForwardFacts, Incident, Made, Pixels, Standing
 
 SWITCH_INTERVAL_S = 0.0005
 """How long one thread may keep Python from another. The engine's thread gives it up at every operation of torch, and

@@ -1,4 +1,4 @@
--- Part of every script: key names (the mirror of shared/keys.py), the clock, and the decisions that are pure.
+-- Part of every script: key names (the mirror of shared/queue/redis_keys.py), the clock, and the decisions that are pure.
 -- KEYS[1]  prefix of every key, "{fq:<namespace>}:". All keys share its hash tag, so scripts build the other names.
 -- conf     settings, written above this text when the script is loaded.
 

@@ -1,0 +1,1 @@
+"""Other services' protocols, served by the same queue and engine."""

@@ -1,0 +1,69 @@
+"""`/compat/replicate/v1/files`: pictures to start from, as the SDKs upload them when an input holds an open file."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.datastructures import UploadFile
+from starlette.responses import JSONResponse, Response
+
+from api.bodies import UPLOAD_TYPES, require_type
+from api.http.openapi import problems
+from api.routes.inputs import OVERHEAD_BYTES
+from api.visit import Here
+from shared.errors import InputRejected, InvalidRequest
+from shared.inputs import store
+from shared.protocols.native import iso
+from shared.protocols.replicate.predictions import PREFIX
+from shared.runtime import strict_json
+from shared.runtime.clock import now_ms
+
+router = APIRouter(prefix=f"{PREFIX}/files", tags=["Replicate"])
+
+_FILE = {"type": "string", "format": "binary", "description": "PNG, JPEG or WebP."}
+_BODY = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {"type": "object", "required": ["content"], "properties": {"content": _FILE}},
+        }
+    },
+}
+
+
+@router.post(
+    "", status_code=201, openapi_extra={"requestBody": _BODY}, responses=problems(400, 408, 413, 415, 422, 429, 503)
+)
+async def create_file(request: Request, here: Here) -> Response:
+    """Upload a picture; its `urls.get` stands for it in an input."""
+    require_type(request, UPLOAD_TYPES)
+    async with request.form(max_files=1, max_fields=4, max_part_size=OVERHEAD_BYTES) as form:
+        file, told = form.get("content"), form.get("metadata")
+        if not isinstance(file, UploadFile):
+            raise InvalidRequest("content: the multipart body has no file in a field of this name", param="content")
+        if not file.size:
+            raise InputRejected("content: it is empty", param="content")
+        data, name = await file.read(), file.filename or "file"
+    metadata = strict_json.decode(told.encode("utf-8", "replace")) if isinstance(told, str) else {}
+    parts = here.parts
+    ref = await store.store_input(
+        data, tenant=here.tenant, queue=parts.queue, storage=parts.storage, settings=parts.settings, param="content"
+    )
+    digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
+    at_ms = now_ms()
+    shown: dict[str, Any] = {
+        "id": ref.id,
+        "name": name[:255],
+        "content_type": ref.content_type,
+        "size": ref.bytes,
+        "etag": digest,
+        "checksums": {"sha256": digest},
+        "metadata": metadata if isinstance(metadata, dict) else {},
+        "created_at": iso(at_ms),
+        "expires_at": iso(at_ms + parts.settings.input_retention_s * 1000),
+        "urls": {"get": f"{here.base_url}{PREFIX}/files/{ref.id}"},
+    }
+    return JSONResponse(shown, 201)

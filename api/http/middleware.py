@@ -1,0 +1,81 @@
+"""The outermost layer of the API: request ids, one log line and the metrics of each request, and the last catch."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import problem
+from shared.runtime import metrics
+from shared.runtime.clock import new_id
+
+log = structlog.get_logger()
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_METHODS = frozenset(("GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"))
+_QUIET = frozenset(("GET", "HEAD"))
+
+
+class Observed:
+    """ASGI middleware. An `x-request-id` that a client sends is taken where it is short and plain."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["request_id"] = _request_id(scope)
+        answer = _Answer(send, scope)
+        began = time.perf_counter()
+        with (
+            structlog.contextvars.bound_contextvars(request_id=scope["request_id"]),
+            metrics.http_in_flight.track_inprogress(),
+        ):
+            try:
+                await self._app(scope, receive, answer.send)
+            except Exception:
+                if answer.status is not None:  # too late for an answer: the server logs it and cuts the connection
+                    raise
+                log.exception("request_crashed", method=scope["method"], path=scope["path"][:200])
+                await problem(scope, "internal_error", "")(scope, receive, answer.send)
+            finally:
+                _record(scope, answer.status, time.perf_counter() - began)
+
+
+class _Answer:
+    """The sending side of one request: adds the request id and the tenant's limit, and remembers the status."""
+
+    def __init__(self, send: Send, scope: Scope) -> None:
+        self._send = send
+        self._scope = scope
+        self.status: int | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            told = {"x-request-id": self._scope["request_id"], **self._scope.get("rate_headers", {})}
+            added = [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in told.items()]
+            message["headers"] = [*message.get("headers", ()), *added]
+        await self._send(message)
+
+
+def _request_id(scope: Scope) -> str:
+    sent = Headers(scope=scope).get("x-request-id", "")
+    return sent if _REQUEST_ID.fullmatch(sent) else new_id("req")
+
+
+def _record(scope: Scope, status: int | None, seconds: float) -> None:
+    route = getattr(scope.get("route"), "path", "none")
+    method = scope["method"] if scope["method"] in _METHODS else "other"
+    metrics.http_requests.labels(method, route, str(status or "cut")).inc()
+    metrics.http_request_seconds.labels(route).observe(seconds)
+    quiet = scope["method"] in _QUIET and status is not None and status < 400
+    (log.debug if quiet else log.info)(
+        "request", method=method, route=route, status=status, duration_ms=round(seconds * 1000, 1)
+    )

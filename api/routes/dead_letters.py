@@ -1,0 +1,82 @@
+"""Dead letters: jobs that were given up, and entries that could not be read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from api.http.openapi import problems
+from api.visit import Here
+from shared.errors import NotFound
+from shared.protocols.native import JobObject, iso, job_object
+from shared.queue import DeadLetter
+
+router = APIRouter(prefix="/v1/dead-letters", tags=["operations"])
+
+
+class DeadLetterObject(BaseModel):
+    """A job that was given up; `job` is null for an entry of the line that could not be read as one."""
+
+    id: str
+    object: Literal["dead_letter"] = "dead_letter"
+    at: str | None = Field(description="When it was given up.")
+    reason: str
+    detail: str
+    job: JobObject | None
+
+
+class DeadLetterList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[DeadLetterObject]
+    has_more: bool
+    next_cursor: str | None
+
+
+@router.get("", responses=problems(422, 503))
+async def list_dead_letters(
+    here: Here,
+    after: Annotated[str | None, Query(max_length=128, description="`next_cursor` of the page before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> DeadLetterList:
+    """List dead letters, newest first."""
+    letters, cursor = await here.parts.queue.dead_letters(after, limit)
+    return DeadLetterList(
+        data=[_object(letter, here.base_url) for letter in letters], has_more=cursor is not None, next_cursor=cursor
+    )
+
+
+@router.get("/{letter_id}", responses=problems(404, 503))
+async def get_dead_letter(letter_id: str, here: Here) -> DeadLetterObject:
+    """Read one dead letter."""
+    letter = await here.parts.queue.dead_letter(letter_id)
+    if letter is None:
+        raise _none(letter_id)
+    return _object(letter, here.base_url)
+
+
+@router.post("/{letter_id}/redrive", status_code=204, responses=problems(404, 503))
+async def redrive_dead_letter(letter_id: str, here: Here) -> Response:
+    """Put the job back in line, its attempts forgotten; an entry that stands for no job cannot be (404)."""
+    if not await here.parts.queue.redrive(letter_id):
+        raise _none(letter_id)
+    return Response(status_code=204)
+
+
+@router.delete("/{letter_id}", status_code=204, responses=problems(404, 503))
+async def purge_dead_letter(letter_id: str, here: Here) -> Response:
+    """Delete a dead letter, and the record of its job."""
+    if not await here.parts.queue.purge_dead(letter_id):
+        raise _none(letter_id)
+    return Response(status_code=204)
+
+
+def _none(letter_id: str) -> NotFound:
+    return NotFound(f"there is no dead letter {letter_id[:64]} that this can be done to", param="id")
+
+
+def _object(letter: DeadLetter, base_url: str) -> DeadLetterObject:
+    job = None if letter.record is None else job_object(letter.record, base_url)
+    return DeadLetterObject(id=letter.id, at=iso(letter.at_ms), reason=letter.reason, detail=letter.detail, job=job)

@@ -1,0 +1,1 @@
+"""`fusequeue up`: every part of fusequeue on this machine."""

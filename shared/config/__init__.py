@@ -1,0 +1,1 @@
+"""What operators configure: settings, the models file, batch rules."""

@@ -1,0 +1,1 @@
+"""Input images of jobs: fetched, validated, stored."""

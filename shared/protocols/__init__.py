@@ -1,0 +1,1 @@
+"""Request and response bodies of each protocol as jobs, without HTTP."""

@@ -1,0 +1,152 @@
+"""API keys and the limits of tenants, as the queue's Redis holds them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shared.auth import (
+    MAX_NAME_CHARS,
+    ApiKey,
+    Identity,
+    Rate,
+    Scope,
+    TenantLimits,
+    digest_of,
+    id_of,
+    new_token,
+    tenant_name,
+)
+from shared.errors import Conflict, InvalidRequest
+from shared.queue.client import Connected, translated
+from shared.queue.records import paired
+
+MAX_KEYS = 10_000
+MAX_LIMITED_TENANTS = 10_000
+_LIMITS = {"requests_per_minute": "requests", "waiting_jobs": "waiting", "running_seats": "seats"}
+
+
+class Access(Connected):
+    async def create_key(
+        self, tenant: str, scopes: frozenset[Scope], *, name: str = "", lives_s: int | None = None
+    ) -> tuple[str, ApiKey]:
+        """Make a key of a tenant, and return it with its record: this is the only time that it is told.
+
+        From the first key of a namespace on, its APIs ask for keys. Raises `Conflict` at 10,000 keys.
+        """
+        tenant_name(tenant)
+        if len(name) > MAX_NAME_CHARS or not name.isprintable():
+            raise InvalidRequest(f"name: at most {MAX_NAME_CHARS} printable characters", param="name")
+        token = new_token()
+        key_id = id_of(token) or ""
+        lives_ms = "" if lives_s is None else lives_s * 1000
+        words = ",".join(sorted(scopes))
+        code, at = await self.run("create_key", key_id, digest_of(token), tenant, words, name, lives_ms)
+        if code != "ok":
+            raise Conflict(f"there are {MAX_KEYS} keys; those that are revoked or have expired go after 30 days")
+        made = ApiKey(key_id, tenant, scopes, name, int(at), None if lives_s is None else int(at) + lives_s * 1000)
+        return token, made
+
+    async def api_keys(self) -> list[ApiKey]:
+        """Return all keys, oldest first, with those that were revoked or have expired within 30 days."""
+        with translated():
+            ids = await self.redis.zrange(self.keys.apikeys, 0, MAX_KEYS - 1)
+            async with self.redis.pipeline(transaction=False) as pipe:
+                pipe.time()
+                for key_id in ids:
+                    pipe.hgetall(self.keys.apikey(key_id))
+                (seconds, _), *rows = await pipe.execute()
+            found = [
+                (key_id, _api_key(key_id, fields, seconds * 1000)) for key_id, fields in zip(ids, rows, strict=True)
+            ]
+            gone = [key_id for key_id, key in found if key is None]
+            if gone:
+                await self.redis.zrem(self.keys.apikeys, *gone)
+        return [key for _, key in found if key is not None]
+
+    async def revoke_key(self, key_id: str) -> bool:
+        """Let a key be good for nothing; an API notices within two seconds. False: there is none."""
+        return bool(await self.run("revoke_key", key_id))
+
+    async def identify(self, key_id: str | None, default_tenant: str) -> Identity:
+        """Return what is known of a key and of its tenant's limits (without a key: of `default_tenant`'s): one read."""
+        made, fields, expired, limits = await self.run("identify", key_id or "", default_tenant)
+        key = _api_key(key_id or "", paired(fields), None)
+        if key is not None and expired:
+            key = replace(key, expired=True)
+        return Identity(bool(made), key, _limits(dict(zip(_LIMITS.values(), limits, strict=True))))
+
+    async def note_use(self, key_id: str) -> None:
+        """Note that a key is in use now; it is written once a minute at most."""
+        await self.run("note_use", key_id)
+
+    async def admit(self, tenant: str, requests_per_minute: int) -> Rate:
+        """Count one request of a tenant, where its limit allows it; the limit holds over all API processes."""
+        allowed, remaining, reset_ms, retry_ms = await self.run("admit", tenant, requests_per_minute)
+        return Rate(bool(allowed), requests_per_minute, int(remaining), int(reset_ms), int(retry_ms))
+
+    async def keys_made(self) -> bool:
+        """Return whether a key has ever been made."""
+        with translated():
+            return bool(await self.redis.exists(self.keys.auth))
+
+    async def url_secret(self) -> bytes:
+        """Return what this namespace signs URLs with; made at the first call."""
+        with translated():
+            await self.redis.set(self.keys.url_secret, secrets.token_hex(32), nx=True)
+            return bytes.fromhex(await self.redis.get(self.keys.url_secret))
+
+    async def limits_of_tenants(self) -> dict[str, TenantLimits]:
+        """Return the tenants that have limits of their own."""
+        with translated():
+            rows = await self.redis.hgetall(self.keys.limits)
+        tenants = sorted({field.partition("|")[0] for field in rows})
+        return {
+            tenant: _limits({word: rows.get(f"{tenant}|{word}", "") for word in _LIMITS.values()}) for tenant in tenants
+        }
+
+    async def set_limits(self, tenant: str, limits: TenantLimits) -> None:
+        """Give a tenant these limits in place of those it has; None leaves one to the settings."""
+        tenant_name(tenant)
+        values = {f"{tenant}|{word}": getattr(limits, name) for name, word in _LIMITS.items()}
+        for name in _LIMITS:
+            value = getattr(limits, name)
+            if value is not None and not 1 <= value <= 10**9:
+                raise InvalidRequest(f"{name}: {value} must be 1 or more", param=name)
+        known = await self.limits_of_tenants()
+        if tenant not in known and len(known) >= MAX_LIMITED_TENANTS:
+            raise Conflict(f"{MAX_LIMITED_TENANTS} tenants have limits of their own; raise those of the settings")
+        with translated():
+            async with self.redis.pipeline(transaction=True) as pipe:
+                pipe.hdel(self.keys.limits, *values)
+                if any(value is not None for value in values.values()):
+                    pipe.hset(self.keys.limits, mapping={f: v for f, v in values.items() if v is not None})
+                await pipe.execute()
+
+
+def _api_key(key_id: str, fields: Mapping[str, str], now_ms: int | None) -> ApiKey | None:
+    if not fields.get("digest"):
+        return None
+    known = frozenset(Scope)
+    expires = _number(fields.get("expires", ""))
+    return ApiKey(
+        id=key_id,
+        tenant=fields["tenant"],
+        scopes=frozenset(Scope(word) for word in fields["scopes"].split(",") if word in known),
+        name=fields.get("name", ""),
+        created_at_ms=int(fields["created"]),
+        expires_at_ms=expires,
+        last_used_at_ms=_number(fields.get("used", "")),
+        revoked_at_ms=_number(fields.get("revoked", "")),
+        expired=now_ms is not None and expires is not None and expires <= now_ms,
+        digest=fields["digest"],
+    )
+
+
+def _limits(rows: Mapping[str, str]) -> TenantLimits:
+    return TenantLimits(**{name: _number(rows[word]) for name, word in _LIMITS.items()})
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text else None

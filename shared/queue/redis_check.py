@@ -1,0 +1,89 @@
+"""What an operator should know of the queue's Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from shared.job import SCHEMA_VERSION
+from shared.queue.client import Connected, translated
+from shared.runtime.clock import now_ms
+
+LEAST_VERSION = (6, 2)
+MOST_SKEW_MS = 5_000
+FULL_MEMORY = 0.9
+"""Of maxmemory; beyond it a submit may be refused at any moment."""
+
+
+@dataclass(frozen=True)
+class Trait:
+    """One thing seen: `remedy` is empty when it is as it should be; `fatal` says that nothing works so."""
+
+    name: str
+    seen: str
+    remedy: str = ""
+    fatal: bool = False
+
+
+class Examining(Connected):
+    async def examine(self) -> list[Trait]:
+        """Return what is seen of version, settings, memory, clock and schema; raises `RedisUnavailable`."""
+        with translated():
+            seconds, micros = await self.redis.time()
+            schema = int(await self.redis.get(self.keys.schema) or 0)
+            try:
+                info = await self.redis.info("everything")
+            except ResponseError:  # refused to this user, as some services do
+                info = {}
+        skew_ms = now_ms() - (int(seconds) * 1000 + int(micros) // 1000)
+        return [*traits(info), _clock(skew_ms), _schema(schema)]
+
+
+def traits(info: Mapping[str, Any]) -> list[Trait]:
+    """Return what Redis' own INFO tells; empty where it was refused."""
+    if not info:
+        return [Trait("redis settings", "INFO is refused to this user", "allow the user INFO, to see the settings")]
+    return [_version(info), _policy(info), _durability(info), _memory(info)]
+
+
+def _version(info: Mapping[str, Any]) -> Trait:
+    version = str(info.get("redis_version", "0"))
+    known = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    remedy = "" if known >= LEAST_VERSION else "upgrade Redis to 6.2 or later"
+    return Trait("redis version", version, remedy, fatal=True)
+
+
+def _policy(info: Mapping[str, Any]) -> Trait:
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    remedy = "redis-cli CONFIG SET maxmemory-policy noeviction, and set it in redis.conf: an evicted key is a lost job"
+    return Trait("redis eviction", policy, "" if policy == "noeviction" else remedy, fatal=True)
+
+
+def _durability(info: Mapping[str, Any]) -> Trait:
+    if not int(info.get("aof_enabled", 0)):
+        remedy = "redis-cli CONFIG SET appendonly yes, and set it in redis.conf: a restart forgets the jobs"
+        return Trait("redis durability", "appendonly no", remedy)
+    if info.get("aof_last_write_status", "ok") != "ok":
+        return Trait("redis durability", "the last write to disk failed", "free disk space, and read Redis' log")
+    return Trait("redis durability", "appendonly yes")
+
+
+def _memory(info: Mapping[str, Any]) -> Trait:
+    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    seen = f"{used / 2**20:.0f} MiB used" + (f" of {most / 2**20:.0f} MiB" if most else ", no maxmemory")
+    full = most and used > FULL_MEMORY * most
+    return Trait("redis memory", seen, "raise maxmemory, or lower FUSEQUEUE_MAX_WAITING_JOBS" if full else "")
+
+
+def _clock(skew_ms: int) -> Trait:
+    remedy = "synchronise the clocks of both machines (NTP)" if abs(skew_ms) > MOST_SKEW_MS else ""
+    return Trait("redis clock", f"{skew_ms / 1000:+.1f} s from ours", remedy)
+
+
+def _schema(version: int) -> Trait:
+    newer = version > SCHEMA_VERSION
+    remedy = f"upgrade this program: it knows schema {SCHEMA_VERSION}" if newer else ""
+    return Trait("queue schema", str(version or SCHEMA_VERSION), remedy, fatal=True)

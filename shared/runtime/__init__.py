@@ -1,0 +1,1 @@
+"""Process basics: clock, logging, metrics, cancellation, JSON, the version."""

@@ -1,0 +1,1 @@
+"""Servers, processes and fixtures that the tests share."""

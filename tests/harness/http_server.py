@@ -1,0 +1,125 @@
+"""The API inside of a test: an application over a given queue, and a worker's part played by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from PIL import Image
+
+from api.app import create_app
+from shared.job import Artifact, Outcome, State
+from shared.queue import Claim, Queue
+from shared.storage import connect
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = "worker-of-the-test"
+BODY = {"model": "demo", "prompt": "a red circle on a blue ground, left"}
+
+
+def application(queue: Queue, folder: Path, **settings: Any) -> FastAPI:
+    """Return the API over `queue`, with its storage in `folder`."""
+    own = {"models": ROOT / "models.toml", "storage_dir": folder / "storage", "sse_keepalive_s": 0.05, **settings}
+    return create_app(queue.settings.model_copy(update=own), queue=queue)
+
+
+@contextlib.asynccontextmanager
+async def serving(queue: Queue, folder: Path, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Give a client of an API that needs no network."""
+    app = application(queue, folder, **settings)
+    async with app.router.lifespan_context(app):
+        for _ in range(50):  # fakeredis sits out its blocking read when it is canceled as it connects
+            await asyncio.sleep(0)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            yield client
+
+
+def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
+    """Return a picture's file."""
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+async def claimed(queue: Queue, job_id: str) -> Claim:
+    """Claim jobs as a worker does until `job_id` is among them."""
+    async with asyncio.timeout(60):
+        while True:
+            for claim in await queue.claim(WORKER, ["demo"], 64):
+                if claim.job.id == job_id:
+                    return claim
+            await asyncio.sleep(0.01)
+
+
+async def finish(queue: Queue, folder: Path, job_id: str) -> bytes:
+    """Do a worker's work for one job, and return the picture that it stored."""
+    return await deliver(queue, folder, await claimed(queue, job_id))
+
+
+async def deliver(queue: Queue, folder: Path, claim: Claim) -> bytes:
+    """Store a picture for a claimed job and settle it."""
+    storage = connect(queue.settings.model_copy(update={"storage_dir": folder / "storage"}))
+    data, key = png(), f"jobs/{claim.job.id}/{claim.attempt}/0.png"
+    await storage.put(key, data, "image/png")
+    await storage.close()
+    artifact = Artifact(
+        index=0, key=key, content_type="image/png", bytes=len(data), width=64, height=64, seed=claim.job.seed
+    )
+    outcome = Outcome(state=State.SUCCEEDED, artifacts=(artifact,))
+    assert await queue.settle(WORKER, claim.job.id, claim.epoch, outcome)
+    return data
+
+
+class Following:
+    """An answer as it grows; httpx's transport for applications hands one over only once it has ended."""
+
+    def __init__(self, api: httpx.AsyncClient, path: str, headers: Mapping[str, str] | None = None) -> None:
+        self.text = ""
+        request = api.build_request("GET", path, headers=headers)
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "GET",
+            "scheme": "http",
+            "path": request.url.path,
+            "raw_path": request.url.raw_path,
+            "query_string": request.url.query,
+            "root_path": "",
+            "headers": [(name.lower(), value) for name, value in request.headers.raw],
+            "client": ("127.0.0.1", 1),
+            "server": ("localhost", 80),
+        }
+        self.headers = httpx.Headers()
+        self._asked = False
+        self._ended = asyncio.ensure_future(api._transport.app(scope, self._receive, self._send))  # type: ignore[attr-defined]
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._asked:
+            await asyncio.Event().wait()  # it never hangs up
+        self._asked = True
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def _send(self, message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.headers = httpx.Headers(message["headers"])
+        self.text += message.get("body", b"").decode()
+
+    async def tells(self, words: str) -> None:
+        """Wait until the answer holds `words`."""
+        async with asyncio.timeout(60):
+            while words not in self.text:
+                assert not self._ended.done(), f"it ended without {words!r}: {self.text}"
+                await asyncio.sleep(0.01)
+
+    async def whole(self) -> str:
+        """Wait for the answer's end."""
+        await asyncio.wait_for(self._ended, 60)
+        return self.text

@@ -1,0 +1,303 @@
+"""Videos, asked for with the unmodified `openai` SDK of a real API; the worker is played by hand, its MP4 is real."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import av
+import httpx
+import numpy as np
+import openai
+import pytest
+from harness.api_process import Server
+from harness.disconnecting_client import a_write_waits, hang_up
+from harness.http_server import WORKER, png
+from harness.waiting import wait_until
+from redis import Redis
+
+from shared.config import models_file
+from shared.job import Artifact, Failure, Job, Outcome, State, Task, Thumbnail
+from shared.queue import Claim, Queue
+from shared.storage import Storage, connect
+from worker.chores.batch_work import Desk, Work
+from worker.engine import Made
+from worker.output.videos import encode_video
+
+# The SDK warns of OpenAI's own service; the protocol lives on.
+pytestmark = pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
+
+MODELS = """
+[[model]]
+id = "film"
+source = "x"
+tasks = ["text_to_video", "image_to_video"]
+[model.defaults]
+width = 96
+height = 64
+frames = 17
+fps = 16
+[model.limits]
+max_frames = 81
+frames_multiple = 4
+[[model.adapter]]
+id = "ink"
+source = "someone/ink"
+weight_name = "ink.safetensors"
+
+[[model]]
+id = "still"
+source = "x"
+"""
+
+
+@dataclass
+class Studio:
+    """A server, a client of it, and a worker that makes what it is asked for."""
+
+    server: Server
+    client: openai.AsyncOpenAI
+    queue: Queue
+    storage: Storage
+
+    async def claim(self) -> Claim:
+        while True:
+            for claim in await self.queue.claim(WORKER, ["film"], 1):
+                return claim
+            await asyncio.sleep(0.01)
+
+    async def make(self, steps: int = 0) -> Job:
+        """Make the next video, and tell of a few steps on the way."""
+        claim = await self.claim()
+        job, key = claim.job, f"jobs/{claim.job.id}/{claim.attempt}/0"
+        video = encode_video(Made(np.full((job.frames, job.height, job.width, 3), 90, np.uint8)), job, 0)
+        await self.storage.put(f"{key}.mp4", video.data, "video/mp4")
+        await self.storage.put(f"{key}-thumbnail.jpg", video.thumbnail, "image/jpeg")
+        width, height = video.thumbnail_size
+        still = Thumbnail(
+            key=f"{key}-thumbnail.jpg",
+            content_type="image/jpeg",
+            bytes=len(video.thumbnail),
+            width=width,
+            height=height,
+        )
+        artifact = Artifact(
+            index=0,
+            kind="video",
+            key=f"{key}.mp4",
+            content_type="video/mp4",
+            bytes=len(video.data),
+            width=video.width,
+            height=video.height,
+            seed=job.seed,
+            frames=video.frames,
+            fps=video.fps,
+            duration_s=video.duration_s,
+            has_audio=False,
+            thumbnail=still,
+        )
+        done = Outcome(state=State.SUCCEEDED, artifacts=(artifact,))
+        assert await self.queue.settle(WORKER, job.id, claim.epoch, done)
+        return job
+
+    async def fail(self) -> None:
+        claim = await self.claim()
+        why = Failure(code="out_of_memory", message="it does not fit", retryable=True)
+        assert await self.queue.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.FAILED, error=why))
+
+
+@pytest.fixture
+async def studio(start: Callable[..., Server], tmp_path: Path) -> AsyncIterator[Studio]:
+    (tmp_path / "models.toml").write_text(MODELS)
+    server = start(models=str(tmp_path / "models.toml"))
+    queue, storage = Queue.connect(server.settings), connect(server.settings)
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield Studio(server, client, queue, storage)
+    await queue.close()
+    await storage.close()
+
+
+async def test_a_video_is_created_polled_and_downloaded(studio: Studio) -> None:
+    """By the SDK's own loop, to an MP4 that a player opens and a thumbnail of it."""
+    making = asyncio.create_task(studio.make())
+    video = await studio.client.videos.create_and_poll(
+        model="film",
+        prompt="a wave breaks",
+        seconds="2",
+        size="128x64",
+        extra_body={"seed": 5},  # type: ignore[arg-type]
+    )
+    job = await making
+    assert (video.status, video.progress, video.seconds, video.size) == ("completed", 100, "2.06", "128x64")
+    assert (job.frames, job.fps, job.width, job.height, job.seed, job.task) == (33, 16, 128, 64, 5, Task.TEXT_TO_VIDEO)
+    assert video.completed_at is not None
+    data = (await studio.client.videos.download_content(video.id)).content
+    with av.open(io.BytesIO(data)) as file:
+        assert sum(1 for _ in file.decode(video=0)) == 33
+    still = await studio.client.videos.download_content(video.id, variant="thumbnail")
+    assert (still.content[:3], still.response.headers["content-type"]) == (b"\xff\xd8\xff", "image/jpeg")
+    part = await studio.client.videos.download_content(video.id, extra_headers={"Range": "bytes=4-7"})
+    assert part.content == b"ftyp"
+    with pytest.raises(openai.NotFoundError):
+        await studio.client.videos.download_content(video.id, variant="spritesheet")
+
+
+async def test_json_multipart_and_pictures_mean_the_same(studio: Studio) -> None:
+    """The SDK sends multipart whatever is in it; others send JSON, and a picture by its id, a URL or with the body."""
+    own = {"model": "film", "prompt": "a wave", "num_frames": 21, "lora": ["ink"], "negative_prompt": "calm"}
+    async with httpx.AsyncClient(base_url=studio.server.url, timeout=60) as http:
+        ref = (await http.post("/v1/inputs", files={"file": png()})).json()["id"]
+        as_json = (await http.post("/v1/videos", json={**own, "input_reference": {"file_id": ref}})).json()
+    create = studio.client.videos.create
+    more = {"num_frames": 21, "lora": ["ink"], "negative_prompt": "calm"}
+    by_id = {**more, "input_reference": {"file_id": ref}}  # the SDK itself takes no dict here
+    told = await create(model="film", prompt="a wave", extra_body=by_id)
+    sent = await create(model="film", prompt="a wave", input_reference=("in.png", png()), extra_body=more)
+    jobs = [await studio.make() for _ in range(3)]
+    assert {video.id for video in (told, sent)} | {as_json["id"]} == {job.id.replace("job", "video") for job in jobs}
+    for job in jobs:
+        assert (job.task, job.frames, job.negative_prompt) == (Task.IMAGE_TO_VIDEO, 21, "calm")
+        assert ([one.id for one in job.images], [one.id for one in job.adapters]) == ([ref], ["ink"])
+
+
+async def test_no_status_but_openais_is_told(studio: Studio) -> None:
+    """Any other would end the SDK's polling as if the video were done: canceled and expired are failures."""
+    client, queue = studio.client.videos, studio.queue
+    video = await client.create(model="film", prompt="x")
+    raw = await client.with_raw_response.retrieve(video.id)
+    assert (video.status, int(raw.headers["openai-poll-after-ms"])) == ("queued", 1000)
+    with pytest.raises(openai.NotFoundError, match="no content"):
+        await client.download_content(video.id)
+    await studio.fail()
+    failed = await client.retrieve(video.id)
+    assert failed.error is not None
+    assert (failed.status, failed.error.code, failed.error.message) == ("failed", "out_of_memory", "it does not fit")
+
+    canceled = await client.create(model="film", prompt="x")
+    await queue.cancel(canceled.id.replace("video", "job"))
+    expired = await client.create(model="film", prompt="x", extra_body={"deadline_s": 0.001})
+    async with asyncio.timeout(60):
+        while not await queue.expire():
+            await asyncio.sleep(0.01)
+    for one, code in ((canceled, "video_canceled"), (expired, "video_expired")):
+        ended = await client.retrieve(one.id)
+        assert ended.error is not None
+        assert (ended.status, ended.error.code) == ("failed", code)
+
+    running = await client.create(model="film", prompt="x")
+    await studio.claim()
+    assert (await client.retrieve(running.id)).status == "in_progress"
+
+
+async def test_videos_are_listed_over_pages_and_deleted(studio: Studio) -> None:
+    """Three pages either way, without the jobs that are no videos; what is deleted is gone, with its files."""
+    client = studio.client.videos
+    made = [(await client.create(model="film", prompt=f"number {number}")).id for number in range(5)]
+    async with httpx.AsyncClient(base_url=studio.server.url, timeout=60) as http:
+        await http.post("/v1/jobs", json={"model": "still", "prompt": "no video"})
+        first = (await http.get("/v1/videos", params={"limit": 2})).json()
+    assert (first["first_id"], first["last_id"], first["has_more"]) == (made[4], made[3], True)
+    assert [video.id async for video in client.list(limit=2)] == made[::-1]
+    assert [video.id async for video in client.list(limit=2, order="asc")] == made
+
+    await studio.make()
+    assert (await client.delete(made[0])).deleted  # done
+    assert (await client.delete(made[4])).deleted  # waiting
+    assert await studio.storage.delete_prefix(f"jobs/{made[0].replace('video', 'job')}") == 0
+    assert [video.id async for video in client.list(limit=2)] == made[3:0:-1]
+    with pytest.raises(openai.NotFoundError):
+        await client.retrieve(made[0])
+
+    claim = await studio.claim()
+    deleting = asyncio.create_task(client.delete(made[1]))
+    async with asyncio.timeout(60):
+        while not (await studio.queue.renew(WORKER, {claim.job.id: claim.epoch})).cancel:
+            await asyncio.sleep(0.01)
+    await studio.queue.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.CANCELED))
+    assert (await deleting).deleted
+
+
+async def test_a_bad_request_names_its_field(studio: Studio) -> None:
+    """As typed exceptions with OpenAI's error object."""
+    create = studio.client.videos.create
+    for body, param in (
+        ({"seconds": "60"}, "seconds"),
+        ({"seconds": "often"}, "seconds"),
+        ({"size": "63x64"}, "size"),
+        ({"size": "large"}, "size"),
+        ({"num_frames": 20}, "frames"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"n": 2}, "n"),
+    ):
+        with pytest.raises(openai.UnprocessableEntityError) as told:
+            await create(model="film", prompt="x", extra_body=body)
+        assert told.value.param == param
+    with pytest.raises(openai.NotFoundError) as unknown:
+        await create(model="nobody", prompt="x")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.UnprocessableEntityError):
+        await create(model="still", prompt="x")
+    assert (await create(prompt="the first that makes videos")).model == "film"
+
+
+async def test_a_batch_makes_videos(studio: Studio) -> None:
+    """Its lines are bodies of the same path, and its results the videos."""
+    client, url = studio.client, "/v1/videos"
+    bodies = [{"model": "film", "prompt": "a wave", "seconds": "1"}, {"model": "film", "prompt": "x", "seconds": "60"}]
+    lines = [{"custom_id": f"{at}", "method": "POST", "url": url, "body": body} for at, body in enumerate(bodies)]
+    file = await client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+    batch = await client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
+    desk = Desk(studio.server.settings, models_file.load(studio.server.settings.models), studio.queue, studio.storage)
+    for made in (False, True):
+        while await Work(desk, await studio.queue.batch("default", batch.id)).do():
+            pass
+        if not made:
+            assert (await studio.make()).frames == 17
+    ended = await client.batches.retrieve(batch.id)
+    (good,) = (await client.files.content(ended.output_file_id or "")).text.splitlines()
+    (bad,) = (await client.files.content(ended.error_file_id or "")).text.splitlines()
+    video = json.loads(good)["response"]["body"]
+    assert (video["object"], video["status"]) == ("video", "completed")
+    assert (await client.videos.retrieve(video["id"])).prompt == "a wave"
+    assert json.loads(bad)["error"]["param"] == "seconds"
+
+
+def made_unheard(request: httpx.Request, redis_url: str) -> bool:
+    """Have a video made of which nobody hears; it is not where another write than its own was waited for."""
+
+    def count() -> int:
+        return len(httpx.get(request.url, timeout=60).json()["data"])
+
+    before = count()
+    with Redis.from_url(redis_url) as redis:
+        for _ in range(3):
+            redis.client_pause(60_000, all=False)
+            with pytest.raises(httpx.ReadTimeout):
+                hang_up(request, lambda: a_write_waits(redis))
+            redis.client_unpause()
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: count() > before, "it is made", 10)
+                return True
+    return False
+
+
+async def test_a_retry_finds_the_video_of_its_first_try(studio: Studio) -> None:
+    """The SDK sends no key: what counts is its retry header, and that no answer has been delivered."""
+    body = json.dumps({"model": "film", "prompt": "once"}).encode()
+    headers = {"Content-Type": "application/json"}
+    retry = {**headers, "x-stainless-retry-count": "1"}
+    async with httpx.AsyncClient(base_url=studio.server.url, timeout=60) as http:
+        first = (await http.post("/v1/videos", content=body, headers=headers)).json()
+        again = (await http.post("/v1/videos", content=body, headers=retry)).json()
+        assert again["id"] != first["id"]  # the first was answered
+
+        request = httpx.Request("POST", f"{studio.server.url}/v1/videos", content=body, headers=headers)
+        assert await asyncio.to_thread(made_unheard, request, studio.server.settings.redis_url)
+        known = (await http.get("/v1/videos")).json()["data"][0]["id"]
+        retried = await http.post("/v1/videos", content=body, headers=retry)
+        assert retried.json()["id"] == known

@@ -1,0 +1,319 @@
+"""The API as its own process, over real sockets and a real Redis: streams, memory, losses, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness.api_process import Server
+from harness.http_server import BODY, ROOT, claimed, deliver
+from harness.waiting import wait_until
+from redis import Redis
+
+from api.__main__ import DRAIN_S
+from shared.job import Phase, Progress
+from shared.queue import Claim, Queue, Report
+
+NDJSON = {"Content-Type": "application/x-ndjson"}
+LINE = json.dumps(BODY).encode() + b"\n"
+
+
+@pytest.fixture
+async def queue_of() -> AsyncIterator[Callable[[Server], Queue]]:
+    """The worker's end of a server's queue."""
+    made: list[Queue] = []
+
+    def build(server: Server) -> Queue:
+        made.append(Queue.connect(server.settings))
+        return made[-1]
+
+    yield build
+    for queue in made:
+        await queue.close()
+
+
+def bulk(lines: int, bad: frozenset[int] = frozenset()) -> Iterator[bytes]:
+    for number in range(1, lines + 1):
+        yield b'{"model":"demo","prompt":"x","steps":0}\n' if number in bad else LINE
+
+
+def send_bulk(server: Server, body: Iterator[bytes], **headers: str) -> list[dict[str, Any]]:
+    told = {**NDJSON, **headers}
+    with httpx.stream("POST", server.url + "/v1/jobs:bulk", content=body, headers=told, timeout=60) as answer:
+        assert answer.status_code == 200
+        return [json.loads(line) for line in answer.iter_lines()]
+
+
+def test_5000_lines_with_10_bad_ones_in_flat_memory(start: Callable[..., Server]) -> None:
+    server = start()
+    bad = frozenset(range(250, 5001, 500))
+    send_bulk(server, bulk(1000))  # so that all is loaded and every pool has its size
+    before = server.forget_peak()
+    results = send_bulk(server, bulk(5000, bad))
+    assert [result["line"] for result in results] == list(range(1, 5001))
+    errors = {result["line"]: result["error"] for result in results if "error" in result}
+    assert set(errors) == bad
+    assert {error["param"] for error in errors.values()} == {"steps"}
+    assert len({result["id"] for result in results if "id" in result}) == 4990
+    assert server.peak_kb() - before < 6_000
+
+
+def test_a_result_comes_before_the_next_line_is_sent(start: Callable[..., Server]) -> None:
+    with connected(start()) as client:
+        client.sendall(head("Transfer-Encoding: chunked"))
+        received = b""
+        for number in range(1, 4):
+            client.sendall(b"%x\r\n%s\r\n" % (len(LINE), LINE))
+            while b'"line":%d,' % number not in received:
+                received += client.recv(4096)
+        client.sendall(b"0\r\n\r\n")
+        while not received.endswith(b"0\r\n\r\n"):
+            received += client.recv(4096)
+
+
+def test_a_client_that_sends_everything_before_it_reads_is_not_left_hanging(start: Callable[..., Server]) -> None:
+    server = start()
+    lines = 60_000
+    send_bulk(server, bulk(1000))
+    before = server.forget_peak()
+    with connected(server) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        client.sendall(head(f"Content-Length: {2 * lines}") + b"x\n" * lines)
+        received, ends = 0, b""
+        while not ends.endswith(b"0\r\n\r\n"):
+            piece = client.recv(1 << 20)
+            assert piece, "cut off"
+            received += len(piece)
+            ends = (ends + piece)[-64:]
+    assert received > 100 * lines
+    assert server.peak_kb() - before < 8_000
+
+
+def test_a_client_that_leaves_has_its_whole_lines_taken_and_its_cut_one_not(start: Callable[..., Server]) -> None:
+    server = start()
+    with connected(server) as client:
+        client.sendall(head("Content-Length: 100000") + LINE * 3 + LINE[:-20])
+        while client.recv(4096).count(b'"line":') == 0:
+            pass
+    wait_until(lambda: b"bulk_client_left" in server.log.read_bytes(), "the API noticed")
+    assert len(httpx.get(server.url + "/v1/jobs", timeout=60).json()["data"]) == 3
+    assert b"Traceback" not in server.log.read_bytes()
+
+
+def test_a_body_of_50_mb_is_refused_without_being_held(start: Callable[..., Server]) -> None:
+    server = start()
+    httpx.post(server.url + "/v1/jobs", content=b"{", headers={"Content-Type": "application/json"}, timeout=60)
+    before = server.forget_peak()
+    large = b" " * 50_000_000
+    for path, content_type in (
+        ("/v1/jobs", "application/json"),
+        ("/v1/inputs", "multipart/form-data; boundary=x"),
+        ("/v1/jobs/job_00000000000000000000000000/cancel", "application/json"),
+    ):
+        answer = httpx.post(server.url + path, content=large, headers={"Content-Type": content_type}, timeout=60)
+        assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large"), path
+    chunked = httpx.post(
+        server.url + "/v1/jobs",
+        content=(large[:1_000_000] for _ in range(50)),
+        headers={"Content-Type": "application/json"},
+        timeout=60,
+    )
+    assert chunked.status_code == 413
+    assert server.peak_kb() - before < 8_000
+
+
+def test_one_endless_bulk_line_is_refused_and_the_next_taken(start: Callable[..., Server]) -> None:
+    server = start()
+    send_bulk(server, bulk(10))
+    before = server.forget_peak()
+
+    def lines() -> Iterator[bytes]:
+        yield b'{"prompt":"'
+        for _ in range(50):
+            yield b"x" * 1_000_000
+        yield b'"}\n' + LINE
+
+    results = send_bulk(server, lines())
+    assert results[0]["error"]["code"] == "payload_too_large"
+    assert "id" in results[1]
+    assert server.peak_kb() - before < 8_000
+
+
+async def test_events_come_as_they_happen(
+    start: Callable[..., Server], queue_of: Callable[[Server], Queue], tmp_path: Path
+) -> None:
+    server = start()
+    queue = queue_of(server)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        job_id = (await client.post("/v1/jobs", json=BODY)).json()["id"]
+        async with client.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
+            lines = stream.aiter_lines()
+            await until(lines, '"status":"queued"')
+            await until(lines, ": keep-alive")
+            claim = await claimed(queue, job_id)
+            await until(lines, '"status":"running"')
+            # Again and again: a telling that the API is not listening to yet is lost.
+            telling = asyncio.create_task(report_half(queue, claim))
+            await until(lines, '"percent":50')
+            telling.cancel()
+            await asyncio.wait({telling})
+            await deliver(queue, tmp_path, claim)
+            last = await until(lines, '"status":"succeeded"')
+            assert json.loads(last.removeprefix("data: "))["artifacts"]
+            assert "".join([rest async for rest in lines]) == "", "the stream ends"
+
+
+async def report_half(queue: Queue, claim: Claim) -> None:
+    while await queue.report(Report(claim.job.id, claim.epoch, Phase.DENOISING, Progress(step=1, total=2))):
+        await asyncio.sleep(0.05)
+
+
+async def test_many_followers_of_one_job_are_all_told(
+    start: Callable[..., Server], queue_of: Callable[[Server], Queue], tmp_path: Path
+) -> None:
+    server = start()
+    queue = queue_of(server)
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
+        job_id = (await client.post("/v1/jobs", json=BODY)).json()["id"]
+        following = [asyncio.ensure_future(client.get(f"/v1/jobs/{job_id}/events")) for _ in range(100)]
+        gauge = "fusequeue_event_streams 100.0"
+        while gauge not in (await client.get("/metrics")).text:
+            await asyncio.sleep(0.02)
+        # One reader for all of them; between two of its reads it is not blocked.
+        while (await readers(queue)) != (1, 1):
+            await asyncio.sleep(0.02)
+        await deliver(queue, tmp_path, await claimed(queue, job_id))
+        told = await asyncio.wait_for(asyncio.gather(*following), 60)
+        assert all('"status":"succeeded"' in answer.text for answer in told)
+        while "fusequeue_event_streams 0.0" not in (await client.get("/metrics")).text:
+            await asyncio.sleep(0.02)
+
+
+async def readers(queue: Queue) -> tuple[int, int]:
+    """Return how many clients of Redis wait for events, and how many listen to progress."""
+    ((_, listening),) = await queue.redis.pubsub_numsub(queue.keys.progress)
+    return (await queue.redis.info("clients"))["blocked_clients"], listening
+
+
+async def test_stopping_ends_streams_and_waits_at_once(start: Callable[..., Server]) -> None:
+    server = start()
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        job_id = (await client.post("/v1/jobs", json=BODY)).json()["id"]
+        waiting = asyncio.ensure_future(client.get(f"/v1/jobs/{job_id}", params={"wait": 60}))
+        async with client.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
+            lines = stream.aiter_lines()
+            await until(lines, '"status":"queued"')
+            began = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            async for _ in lines:
+                pass
+        assert (await waiting).json()["status"] == "queued"
+        assert await asyncio.to_thread(server.process.wait, 60) == 0
+        assert time.monotonic() - began < DRAIN_S, "nothing had to be cut off"
+    assert b"Traceback" not in server.log.read_bytes()
+
+
+async def test_a_redis_that_comes_back_is_used_again(
+    start: Callable[..., Server], queue_of: Callable[[Server], Queue], durable_server: Any, tmp_path: Path
+) -> None:
+    server = start()
+    queue = queue_of(server)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        job_id = (await client.post("/v1/jobs", json=BODY)).json()["id"]
+        async with client.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
+            lines = stream.aiter_lines()
+            await until(lines, '"status":"queued"')
+            durable_server.kill()
+            await without_redis(client)
+            await asyncio.to_thread(durable_server.start)
+            await asyncio.to_thread(wait_until, lambda: server.answers("/readyz"), "the API is ready again")
+            assert (await client.get(f"/v1/jobs/{job_id}")).json()["status"] == "queued"
+            await deliver(queue, tmp_path, await claimed(queue, job_id))
+            await until(lines, '"status":"succeeded"')
+
+
+async def without_redis(client: httpx.AsyncClient) -> None:
+    """Check that every path says what is the matter, and the process lives."""
+    refused = await client.post("/v1/jobs", json=BODY)
+    assert (refused.status_code, refused.json()["code"]) == (503, "redis_unavailable")
+    assert refused.headers["retry-after"]
+    assert (await client.get("/readyz")).status_code == 503
+    assert (await client.get("/healthz")).status_code == 200
+    assert (await client.get("/metrics")).status_code == 200
+
+
+def test_a_redis_that_would_lose_jobs_is_refused_at_the_start(durable_server: Any, tmp_path: Path) -> None:
+    with Redis.from_url(durable_server.url) as redis:
+        redis.config_set("maxmemory-policy", "allkeys-lru")
+    server = Server(durable_server.url, tmp_path)
+    assert server.process.wait(60) != 0
+    assert "noeviction" in server.log.read_text()
+
+
+@pytest.mark.parametrize(("trusted", "scheme"), [({}, "http"), ({"trusted_proxies": "127.0.0.1"}, "https")])
+def test_forwarded_headers_count_only_from_trusted_proxies(
+    start: Callable[..., Server], trusted: dict[str, str], scheme: str
+) -> None:
+    server = start(**trusted)
+    answer = httpx.post(server.url + "/v1/jobs", json=BODY, headers={"X-Forwarded-Proto": "https"}, timeout=60)
+    assert answer.headers["location"].startswith(f"{scheme}://127.0.0.1:{server.port}/v1/jobs/")
+
+
+def test_a_head_that_is_too_long_or_wrong_is_refused(start: Callable[..., Server]) -> None:
+    server = start()
+    for raw in (
+        b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000,
+        b"\xff\xfe\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+    ):
+        with connected(server) as client:
+            with contextlib.suppress(ConnectionError):
+                client.sendall(raw)
+            assert b" 400 " in client.recv(100)
+    assert server.answers("/healthz")
+
+
+def head(*headers: str) -> bytes:
+    fields = ("Host: localhost", "Content-Type: application/x-ndjson", *headers)
+    return ("POST /v1/jobs:bulk HTTP/1.1\r\n" + "".join(f"{field}\r\n" for field in fields) + "\r\n").encode()
+
+
+@contextlib.contextmanager
+def connected(server: Server) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        yield client
+
+
+async def until(lines: AsyncIterator[str], words: str) -> str:
+    async with asyncio.timeout(60):
+        async for line in lines:
+            if words in line:
+                return line
+    raise AssertionError(f"the stream ended without {words}")
+
+
+def test_a_redis_that_evicts_keeps_the_api_from_starting(durable_server: Any, tmp_path: Path) -> None:
+    """The last line says why and what to change; there is no traceback to search for it."""
+    env = {**os.environ, "FUSEQUEUE_REDIS_URL": durable_server.url, "FUSEQUEUE_STORAGE_DIR": str(tmp_path)}
+    with Redis.from_url(durable_server.url) as redis:
+        redis.config_set("maxmemory-policy", "allkeys-lru")
+        command = [sys.executable, "-m", "api", "--port", "0"]
+        ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=90, check=False)
+        redis.config_set("maxmemory-policy", "noeviction")
+    told = json.loads(ended.stderr.splitlines()[-1])
+    assert (ended.returncode, told["event"], told["code"]) == (1, "api_stopped", "incompatible_redis")
+    assert "CONFIG SET maxmemory-policy noeviction" in told["error"]
+    assert "Traceback" not in ended.stderr

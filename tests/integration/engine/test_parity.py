@@ -1,0 +1,104 @@
+"""Fused pictures equal those of the unmodified pipeline, called for each job by itself without any engine."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoPipelineForImage2Image, DiffusionPipeline
+from harness import jobs as factory
+from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, Room, a_job, a_picture_file, a_spec
+
+from shared.job import Job, Task
+from worker.engine.pipelines.input_images import fit_picture
+
+pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+
+TOLERANCE = 1e-4  # of the picture's range, before it becomes 8 bits
+
+# Each family's own features, on top of what all jobs below mix.
+EXTRA: dict[str, dict[str, Any]] = {
+    "sd": {"scheduler": "EulerDiscreteScheduler"},
+    "sdxl": {"scheduler": "DPMSolverMultistepScheduler"},
+    "sd3": {},
+    "flux": {},
+}
+
+
+@pytest.fixture
+def floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pictures reach the listener as floats of 0 to 1: 8 bits would hide small differences."""
+    monkeypatch.setattr("worker.engine.pipelines.call_arguments.to_pixels", as_floats)
+
+
+def as_floats(image: torch.Tensor) -> np.ndarray:
+    return image.permute(1, 2, 0).float().cpu().numpy()
+
+
+def mixed_jobs(family: str) -> list[Job]:
+    return [
+        a_job("plain", prompt="a dog"),
+        a_job("longer", prompt="a very large number of dogs, one behind the other", steps=6, guidance_scale=7.5),
+        a_job("unguided", prompt="fog", steps=3, guidance_scale=1.0),
+        a_job("negative", prompt="a town at night", negative_prompt="rain, snow", guidance_scale=2.5),
+        a_job("two", prompt="a boat", n=2, steps=5),
+        a_job("from-picture", prompt="a hill", strength=0.5, steps=6),
+        a_job("from-picture-strongly", prompt="another hill", strength=0.9, steps=4, guidance_scale=6.0),
+        a_job("own-scheduler", prompt="a mill", steps=5, **EXTRA[family]),
+    ]
+
+
+@pytest.fixture(params=sorted(factory.FAMILIES))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def alone(folder: Path, job: Job, index: int) -> np.ndarray:
+    """Make one picture with nothing but diffusers."""
+    pipeline: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    if job.scheduler is not None:
+        pipeline.scheduler = getattr(diffusers, job.scheduler).from_config(pipeline.scheduler.config)
+    arguments: dict[str, Any] = {
+        "prompt": job.prompt,
+        "num_inference_steps": job.steps,
+        "guidance_scale": job.guidance_scale,
+        "generator": torch.Generator().manual_seed(job.seed + index),
+        "output_type": "pt",
+    }
+    if job.negative_prompt:
+        arguments["negative_prompt"] = job.negative_prompt
+    if job.task is Task.IMAGE_TO_IMAGE:
+        pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)
+        arguments["image"] = fit_picture(a_picture_file(shade=job.seed % 100), SIDE, SIDE)
+        arguments["strength"] = job.strength
+    if "width" in inspect.signature(pipeline.__call__).parameters:
+        arguments |= {"width": SIDE, "height": SIDE}
+    return as_floats(pipeline(**arguments).images[0])
+
+
+@pytest.mark.usefixtures("floats")
+def test_a_mixed_batch_gives_every_job_the_picture_it_gets_alone(family: str, tiny_models: Path) -> None:
+    """Steps, guidance, schedulers, prompts, tasks and numbers of pictures mixed in shared forwards change nothing."""
+    spec = a_spec(
+        tiny_models / family, max_batch=16, schedulers=("EulerDiscreteScheduler", "DPMSolverMultistepScheduler")
+    )
+    jobs = mixed_jobs(family)
+    heard = Room(spec).run(*jobs)
+
+    assert [heard.ended[job.id].error for job in jobs] == [None] * len(jobs)
+    seen = []
+    for job in jobs:
+        for index in range(job.n):
+            picture, expected = heard.pictures[job.id, index], alone(tiny_models / family, job, index)
+            assert np.abs(picture - expected).max() <= TOLERANCE, f"{job.id} {index}"
+            seen.append(expected)
+    assert heard.rows[0] == 9, "all nine pictures meet in the first forward"
+    assert all(heard.ended[job.id].fusing.max_jobs == 8 for job in jobs)
+    different = [np.abs(one - other).max() > 1e-2 for at, one in enumerate(seen) for other in seen[:at]]
+    assert all(different), "pictures that are all alike would prove nothing"

@@ -1,0 +1,79 @@
+"""A probe measures a model through the engine, and workers start from what it found."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+from harness import jobs as factory
+from harness.engine import a_spec
+from rich.console import Console
+
+from shared.config.models_file import Limits
+from shared.config.settings import Settings
+from shared.errors import ModelUnavailable
+from shared.job import Task
+from shared.queue import Queue
+from worker import probe as command
+from worker.cost_curves import Curves
+from worker.engine import ForwardFacts
+from worker.engine.model_probe import Measured, Probed, probe
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+ON_CPU = Settings(device="cpu", torch_threads=1)
+
+
+def test_a_model_is_measured_at_each_count(tmp_path: Path) -> None:
+    spec = a_spec(factory.save("sd", tmp_path / "sd"), max_batch=3, limits=Limits(max_images=1, multiple_of=16))
+    found = probe(spec, ON_CPU)
+    assert (found.model, found.device, found.shape) == ("tiny", "cpu", "64x64")
+    assert list(found.seconds) == [1, 2, 3]
+    assert min(found.seconds.values()) > 0
+    assert found.row_bytes is None  # a CPU's memory is not counted
+
+
+def test_a_model_of_few_steps_that_starts_from_pictures_is_measured_too(tmp_path: Path) -> None:
+    """One forward a job is too little to believe: it is repeated."""
+    limits = Limits(max_images=1, max_steps=1, multiple_of=16)
+    spec = a_spec(factory.save("sd", tmp_path / "sd"), tasks=(Task.IMAGE_TO_IMAGE,), max_batch=1, limits=limits)
+    assert list(probe(spec, ON_CPU).seconds) == [1]
+
+
+def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable, match="tiny"):
+        probe(a_spec(tmp_path), ON_CPU)
+
+
+def options(**changes: object) -> argparse.Namespace:
+    return argparse.Namespace(**{"model": None, "plot": None, "keep": True, **changes})
+
+
+def test_one_bad_model_does_not_hide_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    factory.save("sd", tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    models = tmp_path / "models.toml"
+    models.write_text(
+        '[[model]]\nid = "bad"\nsource = "bad"\n'
+        '[[model]]\nid = "good"\nsource = "good"\nmax_batch = 2\n'
+        "[model.defaults]\nwidth = 64\nheight = 64\n[model.limits]\nmax_images = 1\n"
+    )
+    configured = ON_CPU.model_copy(update={"models": models})
+    plot = tmp_path / "curves.svg"
+    assert command.run(options(keep=False, plot=plot), configured, Console(width=120)) == 1
+    told = capsys.readouterr().out
+    assert "bad" in told
+    assert "64x64" in told
+    assert plot.read_text().startswith("<svg")
+
+
+async def test_workers_start_from_what_was_kept(queue: Queue) -> None:
+    """Without it a worker believes that all rows pay, until it has measured that they do not."""
+    facts = ForwardFacts("tiny", 1, 1, 1.0, "cpu", "64x64", "job_1:1")
+    one = Probed("tiny", "cpu", "64x64", (Measured(1, 1.0, None), Measured(2, 2.0, None)))
+    await command.keep([one], queue.settings)
+    curves = Curves()
+    curves.measure("s", facts)
+    assert curves.rows("s", 8) == 8
+    await curves.recall(queue)
+    assert curves.rows("s", 8) == 1

@@ -1,0 +1,128 @@
+"""Many workers that die, stall, drain and cancel: every job ends exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from harness.queue import MODELS, end, put, state_of
+
+from shared.job import Priority, State
+from shared.queue import Claim, Queue, Submission
+from shared.runtime.clock import now_ms
+
+Make = Callable[..., Submission]
+JOBS = 300
+WORKERS = 5
+
+
+class Crew:
+    """Workers that do to their jobs whatever can happen to jobs, and note what they were told."""
+
+    def __init__(self, queue: Queue, chance: random.Random) -> None:
+        self.queue = queue
+        self.chance = chance
+        self.settled: list[str] = []
+        self.stale: list[tuple[str, Claim]] = []
+        self.done = False
+
+    async def work(self, number: int) -> None:
+        lives = 0
+        while not self.done:
+            lives += 1
+            worker = f"w{number}.{lives}"
+            claims = await self.queue.claim(worker, MODELS, self.chance.randint(1, 8))
+            if claims and not claims[0].alone and self.chance.random() < 0.3:
+                claims += await self.queue.join(worker, claims[0].signature, 4, models=MODELS)
+            assert len({one.signature for one in claims}) <= 1
+            assert not any(one.alone for one in claims) or len(claims) == 1
+            for one in claims:
+                await self.treat(worker, one)
+            await asyncio.sleep(0.001 if claims else 0.005)
+
+    async def treat(self, worker: str, one: Claim) -> None:
+        fate = self.chance.random()
+        if fate < 0.15:
+            self.stale.append((worker, one))  # dies with it, or wakes up too late
+        elif fate < 0.25:
+            await self.queue.release(worker, {one.job.id: one.epoch})
+        elif fate < 0.30:
+            await self.queue.cancel(one.job.id)
+            renewal = await self.queue.renew(worker, {one.job.id: one.epoch})
+            if one.job.id in renewal.cancel:
+                await self.settle(worker, one, State.CANCELED)
+        else:
+            await self.settle(worker, one, self.chance.choice([State.SUCCEEDED, State.SUCCEEDED, State.FAILED]))
+
+    async def settle(self, worker: str, one: Claim, state: State) -> None:
+        if await end(self.queue, one, worker=worker, state=state, gpu_seconds=self.chance.random()):
+            self.settled.append(one.job.id)
+
+    async def keep_up(self) -> None:
+        while not self.done:
+            await self.queue.reclaim(50)
+            await self.queue.expire(50)
+            await asyncio.sleep(0.01)
+
+    async def wake_too_late(self) -> None:
+        while not self.done:
+            if self.stale:
+                worker, one = self.stale.pop(self.chance.randrange(len(self.stale)))
+                await self.settle(worker, one, State.SUCCEEDED)
+            await asyncio.sleep(0.01)
+
+    async def cancel_some(self, job_ids: list[str]) -> None:
+        for job_id in self.chance.sample(job_ids, len(job_ids) // 10):
+            await self.queue.cancel(job_id)
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_every_job_ends_exactly_once(queue_with: Callable[..., Queue], make_submission: Make, seed: int) -> None:
+    """Whatever befalls its workers: one terminal event a job, the state it tells, and nothing left in line."""
+    queue = queue_with(lease_ms=40, overdue_ms=50, max_attempts=5)
+    chance = random.Random(seed)
+    submissions = [
+        make_submission(
+            window_ms=chance.choice([0, 5, 20]),
+            n=chance.choice([1, 1, 1, 2, 4]),
+            width=chance.choice([64, 128, 192]),
+            tenant=chance.choice(["a", "b", "c"]),
+            priority=chance.choice(list(Priority)),
+            deadline_at_ms=now_ms() + 50 if chance.random() < 0.05 else None,
+        )
+        for _ in range(JOBS)
+    ]
+    crew = Crew(queue, chance)
+    ids, repaired = [], 0
+    async with asyncio.timeout(110), asyncio.TaskGroup() as group:
+        for number in range(WORKERS):
+            group.create_task(crew.work(number))
+        group.create_task(crew.keep_up())
+        group.create_task(crew.wake_too_late())
+        for first in range(0, JOBS, 20):
+            ids += await put(queue, *submissions[first : first + 20])
+            await asyncio.sleep(0.005)
+        group.create_task(crew.cancel_some(ids))
+        while await queue.queues():
+            repaired += await queue.reconcile()
+            await asyncio.sleep(0.02)
+        crew.done = True
+    assert repaired == 0  # what is on its way is not astray
+    terminal = Counter(
+        (fields["job"], fields["state"])
+        for _, fields in await queue.redis.xrange(queue.keys.events)
+        if State(fields["state"]).terminal
+    )
+    assert {job_id for job_id, _ in terminal} == set(ids)
+    assert len(terminal) == JOBS
+    assert set(terminal.values()) == {1}
+    for job_id, state in terminal:
+        assert await state_of(queue, job_id) == state
+    assert max(Counter(crew.settled).values()) == 1
+    assert await queue.reconcile() == 0
+    keys = queue.keys
+    assert await queue.redis.exists(keys.leases, keys.holding, keys.waiting, keys.deadlines, keys.signatures) == 0

@@ -1,0 +1,308 @@
+"""Claiming: which signature, whose jobs, how many, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.queue import MODELS, a_moment, claim, claim_ids, end, put, redis_ms, state_of
+
+from shared.job import Priority, State
+from shared.queue import Claim, Queue, Submission
+
+Make = Callable[..., Submission]
+LONG_MS = 60_000
+
+
+async def test_a_claim_says_all_a_worker_needs(queue: Queue, make_submission: Make) -> None:
+    """Job, signature, epoch and attempt; and the record says who runs it."""
+    one = make_submission()
+    await put(queue, one)
+    (claimed,) = await claim(queue, worker="w7")
+    assert claimed.job == one.job
+    assert (claimed.signature, claimed.epoch, claimed.attempt, claimed.alone) == (one.signature, 1, 1, False)
+    assert claimed.waited_ms >= 0
+    record = await queue.get(one.job.id)
+    assert record is not None
+    assert (record.state, record.worker, record.epoch, record.attempts) == (State.RUNNING, "w7", 1, 1)
+    assert record.started_at_ms is not None
+
+
+async def test_the_lease_starts_at_the_claim(queue: Queue, make_submission: Make) -> None:
+    """A claim that its worker never starts comes back as soon as any other."""
+    (job_id,) = await put(queue, make_submission())
+    await claim(queue)
+    left = await queue.redis.zscore(queue.keys.leases, job_id) - await redis_ms(queue)
+    assert queue.settings.lease_ms / 2 < left <= queue.settings.lease_ms
+
+
+async def test_nothing_waits_nothing_is_claimed(queue: Queue, make_submission: Make) -> None:
+    """No jobs, no seats, no models, or another model's jobs: nothing, and no error."""
+    assert await claim(queue) == []
+    await put(queue, make_submission(model="other"))
+    assert await claim(queue) == []
+    assert await queue.claim("w1", ["other"], 0) == []
+    assert await queue.claim("w1", [], 8) == []
+    assert len(await queue.claim("w1", ["demo", "other"], 8)) == 1
+
+
+async def test_one_signature_a_batch(queue: Queue, make_submission: Make) -> None:
+    """COUNT would be per stream: a claim over many lanes still keeps to one signature and to its seats."""
+    for width in (64, 128, 192):
+        await put(queue, *[make_submission(width=width, tenant=f"t{at}") for at in range(5)])
+    claimed = await claim(queue, 4)
+    assert len(claimed) == 4
+    assert len({one.signature for one in claimed}) == 1
+
+
+async def test_a_batch_is_filled_by_priority(queue: Queue, make_submission: Make) -> None:
+    """Interactive, then standard, then bulk, within one batch; bulk fills the seats left over."""
+    order = [Priority.BULK, Priority.STANDARD, Priority.INTERACTIVE]
+    ids = {}
+    for priority in order:
+        ids[priority] = await put(queue, *[make_submission(priority=priority) for _ in range(2)])
+    assert await claim_ids(queue, 5) == [*ids[Priority.INTERACTIVE], *ids[Priority.STANDARD], ids[Priority.BULK][0]]
+
+
+async def test_the_most_urgent_signature_is_chosen(queue: Queue, make_submission: Make) -> None:
+    """A signature with an interactive job goes before one that has waited longer for less urgent ones."""
+    await put(queue, make_submission(width=64, priority=Priority.STANDARD))
+    await a_moment(3)
+    (urgent,) = await put(queue, make_submission(width=128, priority=Priority.INTERACTIVE))
+    assert await claim_ids(queue) == [urgent]
+
+
+async def test_among_equals_the_earliest_ripe_goes_first(queue: Queue, make_submission: Make) -> None:
+    """Age decides between signatures of one priority."""
+    ids = []
+    for width in (256, 64, 128):
+        ids += await put(queue, make_submission(width=width))
+        await a_moment(3)
+    assert [(await claim_ids(queue))[0] for _ in ids] == ids
+
+
+async def test_lower_priorities_can_be_left_out(queue: Queue, make_submission: Make) -> None:
+    """A full worker takes interactive jobs only."""
+    await put(queue, make_submission(priority=Priority.STANDARD))
+    assert await claim(queue, lowest=Priority.INTERACTIVE) == []
+    (urgent,) = await put(queue, make_submission(priority=Priority.INTERACTIVE))
+    assert await claim_ids(queue, lowest=Priority.INTERACTIVE) == [urgent]
+
+
+async def test_a_lone_job_waits_for_nothing(queue: Queue, make_submission: Make) -> None:
+    """However long the window: where nobody is known to come, nobody is waited for."""
+    (job_id,) = await put(queue, make_submission(window_ms=LONG_MS))
+    assert await queue.next_ripening(MODELS) == 0
+    assert await claim_ids(queue) == [job_id]
+
+
+async def test_jobs_of_one_request_are_no_sign_of_more(queue: Queue, make_submission: Make) -> None:
+    """Three jobs sent together arrive once: they do not wait for a fourth."""
+    await put(queue, *[make_submission(window_ms=LONG_MS) for _ in range(3)])
+    assert len(await claim(queue)) == 3
+
+
+async def test_jobs_wait_for_likely_company(queue: Queue, make_submission: Make) -> None:
+    """Arrivals close to each other: the next one waits, in nobody's hands, until its seats are full."""
+    await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
+    assert len(await claim(queue)) == 1
+    await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
+    assert await claim(queue) == []
+    ripening = await queue.next_ripening(MODELS)
+    assert ripening is not None
+    assert LONG_MS / 2 < ripening <= LONG_MS
+    await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
+    assert await claim(queue) == []
+    await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
+    assert await queue.next_ripening(MODELS) == 0
+    assert len(await claim(queue)) == 3
+
+
+async def test_the_window_counts_from_the_arrival(queue: Queue, make_submission: Make) -> None:
+    """Company that does not come keeps a job for its window and no longer."""
+    for width in range(64, 64 + 30 * 16, 16):
+        before_ms = await redis_ms(queue)
+        await put(queue, make_submission(window_ms=80, width=width))
+        assert len(await claim(queue)) == 1
+        earliest_ms = await redis_ms(queue)
+        await put(queue, make_submission(window_ms=80, width=width))
+        latest_ms = await redis_ms(queue)
+        if latest_ms - before_ms < 80:  # else the two came too far apart to be a sign of more
+            break
+        await claim(queue)
+    while True:
+        asked_ms = await redis_ms(queue)
+        if await claim(queue):
+            break
+        assert asked_ms < latest_ms + 80
+        await a_moment(5)
+    assert await redis_ms(queue) >= int(earliest_ms) + 80
+
+
+async def test_the_window_ripens_all_that_waits(queue: Queue, make_submission: Make) -> None:
+    """Ripeness is the line's: whoever waits when it ripens goes along."""
+    first = make_submission(window_ms=LONG_MS, max_batch=8)
+    await put(queue, first)
+    await put(queue, *[make_submission(window_ms=LONG_MS) for _ in range(2)])
+    assert len(await claim(queue)) == 3  # the first was ripe at its arrival, and nobody was there
+
+
+async def test_what_the_workers_learned_decides_how_many_pay(queue: Queue, make_submission: Make) -> None:
+    """Fewer seats than the model's largest batch may be all that pays."""
+    one = make_submission(window_ms=LONG_MS, max_batch=64)
+    await queue.learn_paying(one.signature, 2)
+    await put(queue, one)
+    await claim(queue)
+    await put(queue, make_submission(window_ms=LONG_MS, max_batch=64))
+    assert await claim(queue) == []
+    await put(queue, make_submission(window_ms=LONG_MS, max_batch=64))
+    assert len(await claim(queue)) == 2
+
+
+async def test_a_job_may_need_several_seats(queue: Queue, make_submission: Make) -> None:
+    """Seats are counted, not jobs."""
+    ids = await put(queue, make_submission(n=3), make_submission(n=2), make_submission(n=1))
+    assert await claim_ids(queue, 6) == ids
+    depth = (await queue.queues())[0]
+    assert (depth.waiting_seats, depth.running) == (0, 3)
+
+
+async def test_what_is_not_claimed_stays_in_its_lane(queue: Queue, make_submission: Make) -> None:
+    """A claim reads no further than it can take."""
+    await put(queue, *[make_submission(n=2) for _ in range(10)])
+    assert len(await claim(queue, 4)) == 2
+    lane = queue.keys.lane(make_submission().signature, "standard", "default")
+    assert (await queue.redis.xpending(lane, "workers"))["pending"] == 2
+    assert await queue.redis.exists(queue.keys.front(make_submission().signature)) == 0
+
+
+async def test_what_does_not_fit_is_left_and_leads_the_next_batch(queue: Queue, make_submission: Make) -> None:
+    """Smaller jobs behind a large one fill the seats; the large one is first as soon as it fits."""
+    small, large, other = await put(queue, make_submission(), make_submission(n=4), make_submission())
+    assert await claim_ids(queue, 3) == [small, other]
+    later = await put(queue, make_submission(), make_submission())
+    assert await claim_ids(queue, 5) == [large, later[0]]
+
+
+async def test_a_large_job_at_the_head_of_an_empty_batch_is_taken(queue: Queue, make_submission: Make) -> None:
+    """As many seats as it needs are enough."""
+    large, _ = await put(queue, make_submission(n=4), make_submission())
+    assert await claim_ids(queue, 4) == [large]
+
+
+async def test_a_large_job_is_not_starved_by_small_ones(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """Passed over for longer than overdue_ms, it holds the seats of a busy worker free until it fits."""
+    queue = queue_with(overdue_ms=LONG_MS)
+    later = queue_with(namespace=queue.settings.namespace, overdue_ms=1)
+    (small,) = await put(queue, make_submission())
+    (running,) = await claim(queue, 4)
+    assert running.job.id == small
+    (large,) = await put(queue, make_submission(n=4))
+    await put(queue, *[make_submission() for _ in range(6)])
+    joined = await queue.join("w1", running.signature, 1, models=MODELS)
+    assert len(joined) == 1  # it does not fit; others may go, for now
+    await a_moment(5)
+    assert await later.join("w1", running.signature, 2, models=MODELS) == []
+    assert await claim(later, 2) == []
+    for one in (running, joined[0]):
+        await end(queue, one)
+    assert await claim_ids(later, 4) == [large]
+
+
+async def test_a_worker_too_small_for_a_job_serves_the_others(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """An idle worker that could never take the large job is not stopped by it."""
+    queue = queue_with(overdue_ms=20)
+    large, small = await put(queue, make_submission(n=4), make_submission())
+    assert await claim_ids(queue, 1, "small") == [small]
+    await end(queue, (await _running(queue, small)), "small")
+    await a_moment(30)
+    (next_one,) = await put(queue, make_submission())
+    assert await claim_ids(queue, 1, "small") == [next_one]
+    assert await state_of(queue, large) is State.QUEUED
+
+
+async def _running(queue: Queue, job_id: str) -> Claim:
+    """Return the claim that a job is held by, from its record."""
+    record = await queue.get(job_id)
+    assert record is not None
+    return Claim(record.job, "", record.epoch, record.epoch, False, 0)
+
+
+async def test_a_signature_that_does_not_fit_does_not_hide_the_next(queue: Queue, make_submission: Make) -> None:
+    """A worker with few free seats starts what fits."""
+    await put(queue, make_submission(n=4, width=64))
+    await a_moment(3)
+    (other,) = await put(queue, make_submission(width=128))
+    assert await claim_ids(queue, 2) == [other]
+
+
+async def test_a_line_whose_group_is_lost_is_found_again(queue: Queue, make_submission: Make) -> None:
+    """A failover may lose the group: made again from 0, it skips nothing and runs nothing twice."""
+    ids = await put(queue, *[make_submission() for _ in range(3)])
+    (running,) = await claim(queue, 1)
+    lane = queue.keys.lane(running.signature, "standard", "default")
+    await queue.redis.xgroup_destroy(lane, "workers")
+    assert await claim_ids(queue, 8) == ids[1:]
+    assert await end(queue, running)
+
+
+async def test_rubbish_in_a_lane_goes_to_the_dead_letters(queue: Queue, make_submission: Make) -> None:
+    """An entry without a record, or none of ours, is dropped and told of; the line goes on."""
+    gone, good = await put(queue, make_submission(), make_submission())
+    lane = queue.keys.lane(make_submission().signature, "standard", "default")
+    await queue.redis.delete(queue.keys.job(gone))
+    await queue.redis.xadd(lane, {"what": "is this"})
+    assert await claim_ids(queue) == [good]
+    letters, more = await queue.dead_letters()
+    assert more is None
+    assert {letter.reason for letter in letters} == {"no_record"}
+    assert gone in {letter.id for letter in letters}
+    assert len(letters) == 2
+    await end(queue, await _running(queue, good))
+    assert await queue.queues() == []
+
+
+async def test_an_unreadable_job_fails_and_the_others_run(queue: Queue, make_submission: Make) -> None:
+    """A wire form that is none ends in the dead letters, with a word to its client."""
+    bad, good = await put(queue, make_submission(), make_submission())
+    await queue.redis.hset(queue.keys.job(bad), "job", '{"schema_version": 1}')
+    assert await claim_ids(queue) == [good]
+    assert await queue.redis.hget(queue.keys.job(bad), "state") == "failed"
+    letters, _ = await queue.dead_letters()
+    assert [(letter.id, letter.reason) for letter in letters] == [(bad, "undecodable")]
+
+
+async def test_bytes_that_are_no_text_do_not_stop_a_claim(queue: Queue, make_submission: Make) -> None:
+    """Whatever lies in a hash, the claim answers."""
+    bad, good = await put(queue, make_submission(), make_submission())
+    await queue.redis.hset(queue.keys.job(bad), "job", b"\xff\xfe{")
+    assert await claim_ids(queue) == [good]
+
+
+async def test_a_passed_deadline_is_not_run(queue: Queue, make_submission: Make) -> None:
+    """It expires instead, and the seats go to the next."""
+    late, good = await put(queue, make_submission(deadline_at_ms=1), make_submission())
+    assert await claim_ids(queue) == [good]
+    assert await state_of(queue, late) is State.EXPIRED
+
+
+async def test_a_batch_starts_with_no_more_than_its_model_takes(queue: Queue, make_submission: Make) -> None:
+    """A worker of several models offers the seats of the largest; each signature takes what its own model allows."""
+    await put(queue, *[make_submission(max_batch=3) for _ in range(5)])
+    assert len(await claim(queue, 8)) == 3
+
+
+async def test_a_batch_starts_with_no_more_than_pays(queue: Queue, make_submission: Make) -> None:
+    """What workers have learned bounds a start; a job of several pictures still gets the seats it needs."""
+    many = [make_submission() for _ in range(5)]
+    await put(queue, *many)
+    await queue.learn_paying(many[0].signature, 2)
+    assert len(await claim(queue, 8)) == 2
+    await claim(queue, 8)
+    large = make_submission(n=4)
+    await put(queue, large)
+    await claim(queue, 8)
+    assert await state_of(queue, large.job.id) is State.RUNNING

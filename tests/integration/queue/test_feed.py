@@ -1,0 +1,269 @@
+"""Events: every subscriber is told its job's changes, in order, whatever happens to the connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from harness.queue import claim, end, put
+
+from shared.errors import NotFound
+from shared.job import Phase, Progress, State
+from shared.queue import Event, EventFeed, Queue, Report, Submission
+
+Make = Callable[..., Submission]
+Eventually = Callable[..., Awaitable[None]]
+
+
+@pytest.fixture
+async def feed(queue: Queue, eventually: Eventually) -> AsyncIterator[EventFeed]:
+    async with EventFeed(queue) as feed:
+
+        async def listens() -> bool:
+            return (await queue.redis.pubsub_numsub(queue.keys.progress))[0][1] == 1
+
+        await eventually(listens, "the feed would hear of progress, which is not kept")
+        yield feed
+
+
+def states(events: list[Event]) -> list[State | None]:
+    return [event.state for event in events if event.kind == "state"]
+
+
+async def collect(events: AsyncIterator[Event], into: list[Event]) -> None:
+    async with asyncio.timeout(60):
+        async for event in events:
+            into.append(event)
+
+
+async def test_a_subscriber_sees_it_all(
+    queue: Queue, feed: EventFeed, make_submission: Make, eventually: Eventually
+) -> None:
+    """The present state first, then each change and the progress, and the end by itself."""
+    (job_id,) = await put(queue, make_submission())
+    seen: list[Event] = []
+    async with feed.subscribe(job_id) as events:
+        reader = asyncio.create_task(collect(events, seen))
+        (one,) = await claim(queue)
+        await eventually(lambda: State.RUNNING in states(seen), "it is told that the job runs")
+        await queue.report(Report(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8)))
+        await eventually(lambda: seen[-1].kind == "progress", "it is told of progress")
+        await queue.report(Report(job_id, 0, Phase.DENOISING, Progress(step=2, total=8), store=False))
+        await eventually(lambda: seen[-1].progress == Progress(step=2, total=8), "it is told of more")
+        await end(queue, one)
+        await reader
+    assert states(seen) == [State.QUEUED, State.RUNNING, State.SUCCEEDED]
+    assert {event.tenant for event in seen} == {"default"}
+    assert seen[-1].kind == "state"
+
+
+async def test_many_subscribers_of_one_job(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
+    """Each gets all, and others' jobs are none of theirs."""
+    mine, other = await put(queue, make_submission(), make_submission())
+    logs: list[list[Event]] = [[], [], []]
+    async with feed.subscribe(mine) as a, feed.subscribe(mine) as b, feed.subscribe(other) as c:
+        readers = [asyncio.create_task(collect(events, log)) for events, log in zip((a, b, c), logs, strict=True)]
+        for one in await claim(queue):
+            await end(queue, one)
+        await asyncio.gather(*readers)
+    for log, job_id in zip(logs, (mine, mine, other), strict=True):
+        assert states(log)[-1] is State.SUCCEEDED
+        assert {event.job_id for event in log} == {job_id}
+        assert len({event.id for event in log}) == len(log)
+
+
+async def test_one_message_tells_of_many_jobs(
+    queue: Queue, feed: EventFeed, make_submission: Make, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Progress of a whole batch wakes a process once; it is written only where the report says so."""
+    messages: list[str] = []
+    advance = feed._advance
+
+    def count_and_advance(message: str) -> None:
+        messages.append(message)
+        advance(message)
+
+    monkeypatch.setattr(feed, "_advance", count_and_advance)
+    mine, other = await put(queue, make_submission(), make_submission())
+    first, second = await claim(queue)
+    seen: dict[str, list[Event]] = {mine: [], other: []}
+    async with feed.subscribe(mine) as a, feed.subscribe(other) as b:
+        readers = [asyncio.create_task(collect(events, seen[job])) for events, job in ((a, mine), (b, other))]
+        written = await queue.report(
+            Report(mine, first.epoch, Phase.DENOISING, Progress(step=1, total=8)),
+            Report(other, second.epoch, Phase.DENOISING, Progress(step=2, total=8), store=False),
+        )
+        await eventually(lambda: all(log and log[-1].kind == "progress" for log in seen.values()), "both are told")
+        for one in (first, second):
+            await end(queue, one)
+        await asyncio.gather(*readers)
+    assert (len(messages), written) == (1, 1)
+    steps = {
+        job: [event.progress.step for event in log if event.kind == "progress" and event.progress]
+        for job, log in seen.items()
+    }
+    assert steps == {mine: [1], other: [2]}
+
+
+async def test_who_waits_for_the_end_is_told_of_nothing_else(
+    queue: Queue, feed: EventFeed, make_submission: Make, eventually: Eventually
+) -> None:
+    """A request that waits is not woken by each step of its job."""
+    (job_id,) = await put(queue, make_submission())
+    seen: list[Event] = []
+    told: list[Event] = []
+    async with feed.subscribe(job_id, end_only=True) as events, feed.subscribe(job_id) as all_events:
+        readers = [asyncio.create_task(collect(*pair)) for pair in ((events, seen), (all_events, told))]
+        (one,) = await claim(queue)
+        await queue.report(Report(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8)))
+        await eventually(lambda: bool(told) and told[-1].kind == "progress", "the other is told of progress")
+        await end(queue, one)
+        await asyncio.gather(*readers)
+    assert [event.state for event in seen] == [State.SUCCEEDED]
+    seen.clear()
+    async with feed.subscribe(job_id, end_only=True) as events:
+        await collect(events, seen)
+    assert [event.state for event in seen] == [State.SUCCEEDED], "one that has ended says so at once"
+
+
+async def test_a_job_that_has_ended_tells_so_and_ends(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
+    """Who comes late gets the present state."""
+    (job_id,) = await put(queue, make_submission())
+    await end(queue, (await claim(queue))[0])
+    seen: list[Event] = []
+    async with feed.subscribe(job_id) as events:
+        await collect(events, seen)
+    assert states(seen) == [State.SUCCEEDED]
+
+
+async def test_what_was_missed_is_replayed(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
+    """After the last event seen, each change since then, none twice."""
+    (job_id,) = await put(queue, make_submission())
+    record = await queue.get(job_id)
+    assert record is not None
+    (one,) = await claim(queue)
+    await end(queue, one)
+    seen: list[Event] = []
+    async with feed.subscribe(job_id, after=record.event_id) as events:
+        await collect(events, seen)
+    assert states(seen) == [State.RUNNING, State.SUCCEEDED]
+    again: list[Event] = []
+    async with feed.subscribe(job_id, after=seen[-1].id) as events:
+        await collect(events, again)
+    assert again == []
+
+
+@pytest.mark.parametrize(
+    "after", ["1-0", "rubbish", "", "99-99-99", "99999999999999-0", "٣-0", "{}-99999999999999999999"]
+)
+async def test_what_cannot_be_replayed_gives_the_present_state(
+    queue: Queue, feed: EventFeed, make_submission: Make, after: str
+) -> None:
+    """An id too old, or later than all (of another Redis, perhaps), or none of ours. `{}` stands for a time of ours."""
+    (job_id,) = await put(queue, make_submission())
+    record = await queue.get(job_id)
+    assert record is not None
+    await end(queue, (await claim(queue))[0])
+    seen: list[Event] = []
+    async with feed.subscribe(job_id, after=after.format(record.event_id.partition("-")[0])) as events:
+        await collect(events, seen)
+    assert states(seen) == [State.SUCCEEDED]
+
+
+async def test_one_who_has_seen_all_waits_for_the_next(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
+    """Nothing is told twice, and the next change comes."""
+    (job_id,) = await put(queue, make_submission())
+    record = await queue.get(job_id)
+    assert record is not None
+    seen: list[Event] = []
+    async with feed.subscribe(job_id, after=record.event_id) as events:
+        reader = asyncio.create_task(collect(events, seen))
+        await queue.cancel(job_id)
+        await reader
+    assert states(seen) == [State.CANCELED]
+
+
+async def test_an_id_from_the_future_hides_nothing(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
+    """As after Redis lost its events: the client is told how its job stands, and of all that follows."""
+    (job_id,) = await put(queue, make_submission())
+    seen: list[Event] = []
+    async with feed.subscribe(job_id, after="99999999999999-0") as events:
+        reader = asyncio.create_task(collect(events, seen))
+        await queue.cancel(job_id)
+        await reader
+    assert states(seen)[-1] is State.CANCELED
+
+
+async def test_an_unknown_job_is_not_found(feed: EventFeed) -> None:
+    """And leaves no subscription."""
+    with pytest.raises(NotFound):
+        async with feed.subscribe("job_unknown"):
+            pass
+    assert not feed._subscriptions
+
+
+async def test_a_slow_subscriber_loses_progress_and_no_change(
+    queue: Queue, feed: EventFeed, make_submission: Make, eventually: Eventually
+) -> None:
+    """What it has not read is bounded: the latest progress, and the changes."""
+    job_id, probe = await put(queue, make_submission(), make_submission())
+    first, second = await claim(queue)
+    seen: list[Event] = []
+    probed: list[Event] = []
+    async with feed.subscribe(job_id) as events, feed.subscribe(probe) as probing:
+        reader = asyncio.create_task(collect(probing, probed))
+        await eventually(lambda: len(probed) == 1, "the probe is subscribed")
+        for step in range(500):
+            await queue.report(Report(job_id, 0, Phase.DENOISING, Progress(step=step, total=500), store=False))
+        await queue.report(Report(probe, 0, Phase.DENOISING, Progress(step=1, total=1), store=False))
+        await eventually(lambda: len(probed) == 2, "all progress has come")
+        iterator = aiter(events)
+        seen += [await anext(iterator), await anext(iterator)]
+        assert seen[1].progress == Progress(step=499, total=500)
+        await end(queue, first)
+        await end(queue, second)
+        await reader
+        await collect(iterator, seen)
+    assert states(seen) == [State.RUNNING, State.SUCCEEDED]
+
+
+async def test_closing_the_feed_ends_its_subscribers(queue: Queue, make_submission: Make) -> None:
+    """A stopping API lets its clients go."""
+    (job_id,) = await put(queue, make_submission())
+    seen: list[Event] = []
+    feed = EventFeed(queue)
+    await feed.start()
+    async with feed.subscribe(job_id) as events:
+        reader = asyncio.create_task(collect(events, seen))
+        await feed.close()
+        await reader
+    assert states(seen) == [State.QUEUED]
+
+
+async def test_rubbish_in_the_stream_does_not_stop_the_feed(
+    queue: Queue, feed: EventFeed, make_submission: Make
+) -> None:
+    """An event of a newer version is passed by."""
+    (job_id,) = await put(queue, make_submission())
+    seen: list[Event] = []
+    async with feed.subscribe(job_id) as events:
+        reader = asyncio.create_task(collect(events, seen))
+        await queue.redis.xadd(queue.keys.events, {"new": "kind"})
+        await queue.redis.xadd(queue.keys.events, {"job": job_id, "tenant": "default", "state": "dreaming"})
+        await queue.redis.publish(queue.keys.progress, "{not json")
+        await queue.cancel(job_id)
+        await reader
+    assert states(seen) == [State.QUEUED, State.CANCELED]
+
+
+async def test_the_feed_on_fakeredis(fake_queue: Queue, make_submission: Make) -> None:
+    """The API's fast tests get real events."""
+    (job_id,) = await put(fake_queue, make_submission())
+    seen: list[Event] = []
+    async with EventFeed(fake_queue) as feed, feed.subscribe(job_id) as events:
+        reader = asyncio.create_task(collect(events, seen))
+        (one,) = await claim(fake_queue)
+        await end(fake_queue, one)
+        await reader
+    assert states(seen)[-1] is State.SUCCEEDED

@@ -1,0 +1,208 @@
+"""Seats that one tenant may have in use at once: kept at every claim, and in nobody else's way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, redis_ms, state_of
+
+from shared.auth import TenantLimits
+from shared.job import Priority, State
+from shared.queue import Claim, Queue, Submission
+
+Make = Callable[..., Submission]
+
+
+async def limit(queue: Queue, seats: int, tenant: str = "acme") -> None:
+    await queue.set_limits(tenant, TenantLimits(running_seats=seats))
+
+
+async def drained(queue: Queue, seats: int = 8, worker: str = "w1") -> list[Claim]:
+    """Return all that can be claimed now, batch by batch."""
+    found: list[Claim] = []
+    while batch := await claim(queue, seats, worker):
+        found += batch
+    return found
+
+
+async def ripens_ms(queue: Queue) -> float:
+    """Return when the next of what waits is ripe."""
+    asleep = await queue.next_ripening(MODELS)
+    assert asleep is not None
+    return asleep + await redis_ms(queue)
+
+
+def tenants(claims: list[Claim]) -> Counter[str]:
+    return Counter(one.job.tenant for one in claims)
+
+
+async def test_a_tenant_has_no_more_seats_than_it_may(queue: Queue, make_submission: Make) -> None:
+    """Over several workers, signatures and priorities; what another tenant wants it gets."""
+    await limit(queue, 3)
+    for width in (64, 128):
+        for priority in Priority:
+            await put(queue, *[make_submission(tenant="acme", width=width, priority=priority) for _ in range(2)])
+            await put(queue, *[make_submission(tenant="other", width=width, priority=priority) for _ in range(2)])
+    claims = await drained(queue) + await drained(queue, 2, "w2")
+    assert tenants(claims) == {"acme": 3, "other": 12}
+    assert await queue.redis.hgetall(queue.keys.running) == {"acme": "3", "other": "12"}
+    mine = [one for one in claims if one.job.tenant == "acme"]
+    assert await end(queue, mine[0])
+    assert tenants(await drained(queue)) == {"acme": 1}
+
+
+async def test_the_settings_limit_those_without_a_limit_of_their_own(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    queue = queue_with(max_running_seats_per_tenant=2)
+    await limit(queue, 4, "large")
+    for tenant in ("large", "small"):
+        await put(queue, *[make_submission(tenant=tenant) for _ in range(6)])
+    assert tenants(await drained(queue)) == {"large": 4, "small": 2}
+
+
+@pytest.mark.parametrize("how", ["settle", "release", "lose", "cancel"])
+async def test_however_a_job_leaves_its_seat_comes_free(queue: Queue, make_submission: Make, how: str) -> None:
+    await limit(queue, 1)
+    await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme"))
+    (first,) = await claim(queue)
+    assert await claim(queue) == []
+    if how == "settle":
+        await end(queue, first)
+    elif how == "release":
+        assert await queue.release("w1", {first.job.id: first.epoch}) == 1
+    elif how == "lose":
+        await lose(queue, first.job.id)
+        assert await queue.reclaim() == [first.job.id]
+    else:
+        await queue.cancel(first.job.id)
+        await end(queue, first, state=State.CANCELED)
+    assert await queue.redis.hgetall(queue.keys.running) == {}
+    assert len(await drained(queue)) == 1
+
+
+async def test_what_is_put_off_keeps_nobody_waiting_and_no_worker_turning(queue: Queue, make_submission: Make) -> None:
+    """A tenant's signatures stand before another's by age; without seats they are passed, and a worker sleeps on."""
+    await limit(queue, 1)
+    await put(queue, make_submission(tenant="acme", width=64))
+    (running,) = await claim(queue)
+    for width in range(128, 128 + 64 * 12, 64):
+        await put(queue, make_submission(tenant="acme", width=width))
+    await a_moment(3)
+    (other,) = await put(queue, make_submission(tenant="other", width=64))
+    began_ms = await redis_ms(queue)
+    found = [job_id for _ in range(4) for job_id in await claim_ids(queue)]
+    assert found == [other]
+    for _ in range(4):
+        assert await claim(queue) == []
+    assert await ripens_ms(queue) - began_ms > 500
+    await end(queue, running)
+    assert await queue.next_ripening(MODELS) == 0
+    assert len(await drained(queue)) == 1
+
+
+async def test_a_freed_seat_wakes_the_workers(queue: Queue, make_submission: Make) -> None:
+    await limit(queue, 1)
+    await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme", width=128))
+    (running,) = await claim(queue)
+    assert await claim(queue) == []
+    before = await queue.redis.xlen(queue.keys.wakeup)
+    await end(queue, running)
+    assert await queue.redis.xlen(queue.keys.wakeup) == before + 1
+    assert len(await claim(queue)) == 1
+    assert not await queue.redis.exists(queue.keys.held("acme"))
+
+
+async def test_only_arrivals_of_others_ripen_what_is_put_off(queue: Queue, make_submission: Make) -> None:
+    """A flood of the tenant that has its seats wakes nobody; one job of another is claimed at once."""
+    await limit(queue, 1)
+    await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme"))
+    assert len(await claim(queue, 1)) == 1
+    began_ms = await redis_ms(queue)
+    assert await claim(queue) == []
+    await put(queue, *[make_submission(tenant="acme") for _ in range(5)])
+    assert await ripens_ms(queue) - began_ms > 500
+    (other,) = await put(queue, make_submission(tenant="other"))
+    assert await queue.next_ripening(MODELS) == 0
+    assert await claim_ids(queue) == [other]
+
+
+async def test_a_signature_that_was_put_off_and_emptied_can_be_used_again(queue: Queue, make_submission: Make) -> None:
+    """That it was put off is no reason to leave a new job unripe for good."""
+    await limit(queue, 1)
+    await put(queue, make_submission(tenant="acme"))
+    (running,) = await claim(queue)
+    (waiting,) = await put(queue, make_submission(tenant="acme", width=128))
+    assert await claim(queue) == []
+    await queue.cancel(waiting)
+    await put(queue, make_submission(tenant="acme", width=128))
+    assert await queue.next_ripening(MODELS) is not None
+    await end(queue, running)
+    assert len(await claim(queue)) == 1
+
+
+async def test_jobs_of_several_seats_keep_to_the_limit_and_to_their_place(queue: Queue, make_submission: Make) -> None:
+    """What does not fit stays in its lane: it has not been passed over, and starts in its turn."""
+    await limit(queue, 4)
+    ids = await put(queue, *[make_submission(tenant="acme", n=3) for _ in range(3)])
+    first = await drained(queue)
+    assert [one.job.id for one in first] == ids[:1]
+    assert await queue.redis.exists(queue.keys.front(first[0].signature)) == 0
+    for done, following in zip(first, ids[1:2], strict=True):
+        await end(queue, done)
+        assert await claim_ids(queue) == [following]
+
+
+async def test_a_job_larger_than_the_limit_runs_while_nothing_else_of_its_tenant_does(
+    queue: Queue, make_submission: Make
+) -> None:
+    await limit(queue, 2)
+    small, large = await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme", n=5))
+    (running,) = await claim(queue)
+    assert running.job.id == small
+    assert await claim(queue) == []
+    await end(queue, running)
+    assert await claim_ids(queue) == [large]
+
+
+async def test_jobs_given_back_or_lost_wait_for_seats_and_let_others_by(queue: Queue, make_submission: Make) -> None:
+    """Before the lanes too, a tenant that has its seats is stepped over, however many of its jobs stand there."""
+    await put(queue, *[make_submission(tenant="acme") for _ in range(72)])
+    mine = await drained(queue)
+    await put(queue, *[make_submission(tenant="other") for _ in range(3)])
+    others = await drained(queue, worker="w2")
+    await lose(queue, mine[0].job.id, others[0].job.id)
+    assert len(await queue.reclaim()) == 2
+    assert await queue.release("w1", {one.job.id: one.epoch for one in mine[1:71]}) == 70
+    assert await queue.release("w2", {one.job.id: one.epoch for one in others[1:]}) == 2
+    assert await queue.redis.hgetall(queue.keys.running) == {"acme": "1"}
+    await limit(queue, 1)
+    assert {one.job.id for one in await drained(queue, worker="w2")} == {one.job.id for one in others}
+    await end(queue, mine[71])
+    (lost,) = await drained(queue)
+    assert (lost.job.id, lost.alone) == (mine[0].job.id, True)
+
+
+async def test_a_running_batch_is_joined_within_the_limit(queue: Queue, make_submission: Make) -> None:
+    await limit(queue, 2)
+    await put(queue, make_submission(tenant="acme"))
+    (running,) = await claim(queue, 1)
+    await put(queue, *[make_submission(tenant="acme") for _ in range(3)])
+    await put(queue, make_submission(tenant="other"))
+    joined = await queue.join("w1", running.signature, 6, models=MODELS)
+    assert tenants(joined) == {"acme": 1, "other": 1}
+
+
+async def test_a_wrong_count_is_put_right(queue: Queue, make_submission: Make) -> None:
+    """As after a failover: seats that nobody uses would keep a tenant out for good."""
+    await limit(queue, 2)
+    ids = await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme"))
+    (running,) = await claim(queue, 1)
+    await queue.redis.hset(queue.keys.running, mapping={"acme": 9, "gone": 4})
+    assert await queue.reconcile() >= 1
+    assert await queue.redis.hgetall(queue.keys.running) == {"acme": "1"}
+    assert await queue.reconcile() == 0
+    assert await claim_ids(queue) == ids[1:]
+    assert await state_of(queue, running.job.id) is State.RUNNING

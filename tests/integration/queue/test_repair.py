@@ -1,0 +1,213 @@
+"""What a killed server, a failover or a stray hand leaves behind, put right again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from harness.queue import MODELS, claim, claim_ids, end, put, state_of
+
+from shared.config.settings import Settings
+from shared.errors import RedisUnavailable
+from shared.job import State
+from shared.queue import Event, EventFeed, Queue, Submission, Submitted
+
+Make = Callable[..., Submission]
+Eventually = Callable[..., Awaitable[None]]
+
+
+async def test_acknowledged_jobs_survive_a_killed_server(
+    durable_server: Any, settings_for: Callable[..., Settings], make_submission: Make
+) -> None:
+    """kill -9 in the midst of submits: every job that was acknowledged is in line after the restart, once."""
+    queue = Queue.connect(settings_for(durable_server.url))
+    acknowledged: list[str] = []
+
+    async def submit_until_it_dies() -> None:
+        while True:
+            outcomes = await queue.submit([make_submission() for _ in range(5)])
+            acknowledged.extend(outcome.job_id for outcome in outcomes if isinstance(outcome, Submitted))
+
+    submitting = asyncio.create_task(submit_until_it_dies())
+    while len(acknowledged) < 300:
+        await asyncio.sleep(0.005)
+    durable_server.kill()
+    with pytest.raises(RedisUnavailable):
+        await submitting
+    durable_server.start()
+    assert await queue.reconcile() == 0  # scripts are whole in the log, or not in it
+    claimed: list[str] = []
+    while batch := await claim_ids(queue, 64):
+        claimed += batch
+    assert len(claimed) == len(set(claimed))
+    assert set(acknowledged) <= set(claimed)
+    await queue.close()
+
+
+async def test_a_running_job_outlives_its_server(
+    durable_server: Any, settings_for: Callable[..., Settings], make_submission: Make
+) -> None:
+    """Claimed before, settled after: the lease and the fence are where they were."""
+    queue = Queue.connect(settings_for(durable_server.url))
+    (job_id,) = await put(queue, make_submission())
+    (one,) = await claim(queue)
+    durable_server.kill()
+    with pytest.raises(RedisUnavailable):
+        await queue.renew("w1", {job_id: one.epoch})
+    durable_server.start()
+    assert not (await queue.renew("w1", {job_id: one.epoch})).lost
+    assert await end(queue, one)
+    assert await state_of(queue, job_id) is State.SUCCEEDED
+    await queue.close()
+
+
+async def test_the_feed_makes_up_for_what_it_missed(
+    durable_server: Any, settings_for: Callable[..., Settings], make_submission: Make, eventually: Eventually
+) -> None:
+    """A server that was away: its subscribers are told the state, and end."""
+    queue = Queue.connect(settings_for(durable_server.url))
+    (job_id,) = await put(queue, make_submission())
+    seen: list[Event] = []
+
+    async def read(events: Any) -> None:
+        async for event in events:
+            seen.append(event)
+
+    async with EventFeed(queue) as feed, feed.subscribe(job_id) as events:
+        reader = asyncio.create_task(read(events))
+        await eventually(lambda: len(seen) == 1, "the present state is told")
+        durable_server.kill()
+        durable_server.start()
+        await queue.cancel(job_id)
+        await asyncio.wait_for(reader, 60)
+    assert [event.state for event in seen] == [State.QUEUED, State.CANCELED]
+    await queue.close()
+
+
+async def test_a_feed_may_start_before_its_redis(
+    durable_server: Any, settings_for: Callable[..., Settings], make_submission: Make
+) -> None:
+    """An API that comes up first tells of what it missed."""
+    queue = Queue.connect(settings_for(durable_server.url))
+    (job_id,) = await put(queue, make_submission())
+    durable_server.kill()
+    async with EventFeed(queue) as feed:
+        with pytest.raises(RedisUnavailable):
+            async with feed.subscribe(job_id):
+                pass
+        durable_server.start()
+        async with feed.subscribe(job_id) as events:
+            await queue.cancel(job_id)
+            seen = [event.state async for event in events]
+    assert seen[-1] is State.CANCELED
+    await queue.close()
+
+
+async def test_nothing_is_put_right_where_all_is_right(queue: Queue, make_submission: Make) -> None:
+    """Jobs in every place: waiting, running, given back, lost, ended."""
+    ids = await put(queue, *[make_submission(tenant=f"t{at % 2}") for at in range(8)])
+    claims = await claim(queue, 4)
+    await end(queue, claims[0])
+    await queue.release("w1", {claims[1].job.id: 1})
+    await queue.redis.zadd(queue.keys.leases, {claims[2].job.id: 1})
+    await queue.reclaim()
+    assert await queue.reconcile() == 0
+    assert await queue.reconcile() == 0
+    left = await claim_ids(queue, 1) + await claim_ids(queue, 8)
+    assert sorted([*left, claims[3].job.id, claims[0].job.id]) == sorted(ids)
+
+
+async def test_a_job_without_its_entry_is_put_in_line_again(queue: Queue, make_submission: Make) -> None:
+    """The hash says queued, the stream knows nothing of it."""
+    gone, stays = await put(queue, make_submission(n=2), make_submission())
+    entry = await queue.redis.hget(queue.keys.job(gone), "entry")
+    await queue.redis.xdel(queue.keys.lane(make_submission().signature, "standard", "default"), entry)
+    assert await queue.reconcile() >= 1
+    (depth,) = await queue.queues()
+    assert (depth.waiting_jobs, depth.waiting_seats) == (2, 3)
+    assert await queue.reconcile() == 0
+    assert await claim_ids(queue) == [gone, stays]
+
+
+async def test_a_job_whose_lane_is_lost_is_put_in_line_again(queue: Queue, make_submission: Make) -> None:
+    """Stream and group gone, and all that was counted: nothing is lost, and limits count right."""
+    ids = await put(queue, *[make_submission() for _ in range(3)])
+    one = make_submission()
+    keys = queue.keys
+    await queue.redis.delete(
+        keys.lane(one.signature, "standard", "default"),
+        keys.lanes(one.signature, "standard"),
+        keys.sig(one.signature),
+        keys.signatures,
+        keys.ripe("demo", "standard"),
+        keys.waiting,
+    )
+    assert await claim(queue) == []
+    assert await queue.reconcile() >= 3
+    assert sorted(await claim_ids(queue)) == sorted(ids)
+    assert await queue.queues() != []
+    assert await queue.redis.exists(keys.waiting) == 0
+
+
+async def test_a_lane_alone_may_be_lost(queue: Queue, make_submission: Make) -> None:
+    """The stream is gone, while what was counted and listed of it is still there."""
+    ids = await put(queue, *[make_submission() for _ in range(3)])
+    await queue.redis.delete(queue.keys.lane(make_submission().signature, "standard", "default"))
+    assert await queue.reconcile() >= 3
+    assert await claim_ids(queue) == ids
+    assert await queue.reconcile() == 0
+
+
+async def test_a_running_job_without_a_lease_gets_one(queue: Queue, make_submission: Make) -> None:
+    """Its worker may renew it; if there is none, it ends like any other."""
+    (job_id,) = await put(queue, make_submission())
+    (one,) = await claim(queue)
+    await queue.redis.delete(queue.keys.leases)
+    assert await queue.reclaim() == []
+    assert await queue.reconcile() == 1
+    assert await queue.redis.zscore(queue.keys.leases, job_id) is not None
+    assert await end(queue, one)
+
+
+async def test_an_entry_without_its_job_is_dropped(queue: Queue, make_submission: Make) -> None:
+    """It goes to the dead letters, and no seat is counted for it."""
+    gone, stays = await put(queue, make_submission(), make_submission())
+    await queue.redis.delete(queue.keys.job(gone))
+    assert await queue.reconcile() >= 1
+    assert [letter.id for letter in (await queue.dead_letters())[0]] == [gone]
+    (depth,) = await queue.queues()
+    assert depth.waiting_jobs == 1
+    assert await queue.redis.hgetall(queue.keys.waiting) == {"default": "1", "*": "1"}
+    assert await claim_ids(queue) == [stays]
+
+
+async def test_a_lost_group_is_made_again_from_the_beginning(queue: Queue, make_submission: Make) -> None:
+    """$ would skip what waits."""
+    ids = await put(queue, *[make_submission() for _ in range(2)])
+    await queue.redis.xgroup_destroy(queue.keys.lane(make_submission().signature, "standard", "default"), "workers")
+    assert await queue.reconcile() >= 1
+    assert await claim_ids(queue) == ids
+
+
+async def test_counters_that_went_astray_are_put_right(queue: Queue, make_submission: Make) -> None:
+    """What waits is what stands in line."""
+    await put(queue, *[make_submission(tenant=tenant) for tenant in "aab"])
+    signature = make_submission().signature
+    await queue.redis.hset(queue.keys.sig(signature), mapping={"jobs:1": 99, "seats:1": 99})
+    await queue.redis.hset(queue.keys.waiting, mapping={"a": 50, "ghost": 3})
+    assert await queue.reconcile() == 2
+    (depth,) = await queue.queues()
+    assert depth.waiting_jobs == 3
+    assert await queue.redis.hgetall(queue.keys.waiting) == {"a": "2", "b": "1", "*": "3"}
+
+
+async def test_one_of_several_that_start_reconciles(queue: Queue, make_submission: Make) -> None:
+    """The others do not do it again."""
+    await put(queue, make_submission())
+    await queue.redis.delete(queue.keys.lanes(make_submission().signature, "standard"))
+    repaired = await asyncio.gather(*[queue.reconcile() for _ in range(4)])
+    assert sorted(repaired)[:3] == [0, 0, 0]
+    assert await queue.redis.exists(queue.keys.reconciling) == 0
+    assert await queue.next_ripening(MODELS) == 0

@@ -1,0 +1,125 @@
+"""A whole worker whose surroundings fail it: no Redis for a while, and models that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import structlog
+from harness.engine import a_job, a_spec
+from harness.ports import free_port
+from harness.queue import put
+
+from shared.config.models_file import Catalog
+from shared.config.settings import Settings
+from shared.errors import RedisUnavailable
+from shared.job import Job, JobRecord, State
+from shared.queue import Queue, Submission
+from shared.runtime import metrics
+from shared.signature import signature
+from shared.storage import connect
+from worker.engine.engine import Engine
+from worker.metrics.http_port import answering
+from worker.worker import Worker
+
+Eventually = Callable[..., Awaitable[None]]
+STEPS = 900  # a few seconds: longer than a silent Redis takes to be noticed
+MODEL = "outlasts"  # of this test alone: the metrics are the process's
+
+
+async def submit(queue: Queue, *jobs: Job) -> None:
+    await put(queue, *(Submission(job, signature(job), 0, 1) for job in jobs))
+
+
+def forwards() -> float:
+    return metrics.REGISTRY.get_sample_value("fusequeue_forward_rows_count", {"model": MODEL}) or 0.0
+
+
+async def seen(queue: Queue, name: str) -> JobRecord | None:
+    """Return a job's record; None while Redis does not tell."""
+    try:
+        return await queue.get(name)
+    except RedisUnavailable:
+        return None
+
+
+async def test_a_worker_without_redis_keeps_its_forward_claims_nothing_and_comes_back(
+    durable_server: Any,
+    settings_for: Callable[..., Settings],
+    tiny_models: Path,
+    tmp_path: Path,
+    eventually: Eventually,
+) -> None:
+    """Redis is killed in mid-run and started again: not a step is computed twice, and what waited is made after it."""
+    settings = settings_for(
+        durable_server.url, storage_dir=tmp_path / "storage", device="cpu", torch_threads=1, drain_timeout_s=60.0
+    )
+    queue, storage = Queue.connect(settings), connect(settings)
+    worker = Worker(Catalog((a_spec(tiny_models / "sd", MODEL, max_batch=1),)), queue, storage, settings, Engine)
+    await submit(queue, a_job("runs", model=MODEL, steps=STEPS), a_job("waits", model=MODEL, steps=2))
+    running = asyncio.create_task(worker.run())
+
+    await eventually(lambda: forwards() > 5, "it is under way", 60)
+    durable_server.kill()
+    at_the_kill = forwards()
+    await eventually(lambda: worker.unready() is not None, "it says that Redis is away", 30)
+    assert "heartbeat" in (worker.unready() or "")
+    assert forwards() > at_the_kill + 5, "the forwards go on"
+    assert worker.seats_in_use == 1, "nothing else is claimed"
+    durable_server.start()
+    await eventually(lambda: worker.unready() is None, "it comes back by itself", 30)
+
+    async def both_ended() -> bool:
+        records = [await seen(queue, name) for name in ("runs", "waits")]
+        return all(record is not None and record.state.terminal for record in records)
+
+    await eventually(both_ended, "both have ended", 90)
+    records = [await queue.get(name) for name in ("runs", "waits")]
+    worker.drain()
+    assert await running == 0
+    await storage.close()
+    await queue.close()
+    assert [record and (record.state, record.attempts) for record in records] == [(State.SUCCEEDED, 1)] * 2
+    assert [record and record.fusing.forwards for record in records] == [STEPS, 2]
+
+
+async def test_a_worker_whose_models_are_missing_is_not_ready(
+    queue: Queue, tmp_path: Path, eventually: Eventually
+) -> None:
+    """The probe's body and the log name the model and the folder; clients are told by their jobs."""
+    port = free_port()
+    settings = queue.settings.model_copy(
+        update={"storage_dir": tmp_path / "storage", "device": "cpu", "worker_port": port, "drain_timeout_s": 5.0}
+    )
+    storage = connect(settings)
+    with structlog.testing.capture_logs() as logs:
+        worker = Worker(Catalog((a_spec(tmp_path / "nowhere"),)), queue, storage, settings, Engine)
+        running = asyncio.create_task(worker.run())
+        await eventually(lambda: any(line["event"] == "nothing_to_serve" for line in logs), "it has tried", 60)
+        async with answering(settings, worker), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            answers: list[httpx.Response] = []
+
+            async def tells_of_models() -> bool:
+                answers.append(await client.get("/readyz", timeout=10))
+                return "no model" in answers[-1].json()["reason"]
+
+            # The first load imports torch in this process, which may have held up its heart for a while.
+            await eventually(tells_of_models, "it is not ready for want of models", 30)
+        answer = answers[-1]
+        await submit(queue, a_job("refused"))
+
+        async def refused() -> bool:
+            record = await queue.get("refused")
+            return record is not None and record.state is State.FAILED
+
+        await eventually(refused, "its job has failed", 30)
+        worker.drain()
+        assert await running == 0
+    await storage.close()
+    assert answer.status_code == 503
+    for told in (answer.json()["reason"], next(line["reason"] for line in logs if line["event"] == "nothing_to_serve")):
+        assert "no model can be loaded: model 'tiny'" in told
+        assert "nowhere" in told

@@ -1,0 +1,78 @@
+"""Two whole workers and three models of which each can hold one: they settle, and all jobs are made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+from harness.engine import a_job, a_spec
+from harness.queue import a_moment, put
+
+from shared.config.models_file import Catalog
+from shared.job import State
+from shared.queue import Queue, Submission
+from shared.signature import signature
+from shared.storage import connect
+from worker.engine.engine import Engine
+from worker.engine.pipelines.model_cache import locate
+from worker.worker import Worker
+
+MODELS = ("one", "two", "three")
+JOBS_EACH = 16
+ROWS = 2
+
+
+async def test_a_fleet_with_several_models_settles_into_few_loads(
+    queue_with: Callable[..., Queue], tiny_models: Path, tmp_path: Path, eventually: Callable[..., Awaitable[None]]
+) -> None:
+    """48 jobs come in turns. Served as they ripened, nearly each of the 24 batches would load another model; it takes
+    two loads at the start, one or two for each other model, and some where a worker had nothing else to do.
+    """
+    queue = queue_with(overdue_ms=50)
+    specs = tuple(a_spec(tiny_models / "sd", model, max_batch=ROWS) for model in MODELS)
+    _, nbytes = locate(specs[0])
+    settings = queue.settings.model_copy(
+        update={
+            "storage_dir": tmp_path,
+            "device": "cpu",
+            "torch_threads": 1,
+            "drain_timeout_s": 60.0,
+            "gpu_memory_bytes": nbytes * 3 // 2,
+        }
+    )
+    jobs = [a_job(f"{model}-{at}", model=model, steps=6) for at in range(JOBS_EACH) for model in MODELS]
+    for job in jobs:
+        await put(queue, Submission(job, signature(job), 0, ROWS))
+        await a_moment(1)  # so that none of the models is older than the others for longer than a batch
+    storage = connect(settings)
+
+    async def all_ended() -> bool:
+        records = await queue.get_many([job.id for job in jobs])
+        return all(record is not None and record.state.terminal for record in records)
+
+    async def registered() -> bool:
+        told = await queue.workers()
+        return len(told) == 2 and all(
+            (one.device, one.models, len(one.loaded), one.running, one.running_seats) == ("cpu", MODELS, 1, 0, 0)
+            and one.memory_bytes > one.models_bytes > 0
+            for one in told
+        )
+
+    with structlog.testing.capture_logs() as logs:
+        workers = [Worker(Catalog(specs), queue, storage, settings, Engine) for _ in range(2)]
+        running = [asyncio.create_task(worker.run()) for worker in workers]
+        await eventually(all_ended, "all jobs have ended", 120)
+        await eventually(registered, "they tell what they are and hold", 10)
+        for worker in workers:
+            worker.drain()
+        assert await asyncio.gather(*running) == [0, 0]
+    await storage.close()
+    records = await queue.get_many([job.id for job in jobs])
+    assert Counter(record.state for record in records if record) == {State.SUCCEEDED: len(jobs)}
+    loads = [line["model"] for line in logs if line["event"] == "model_loaded"]
+    assert set(loads) == set(MODELS)
+    assert not any(line["event"] == "model_unavailable" for line in logs), "to have no room at the start is no failure"
+    assert len(loads) <= 10, loads

@@ -1,0 +1,200 @@
+"""From a request over HTTP to what a client downloads: pictures repainted and videos made by a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import httpx
+import numpy as np
+import pytest
+from harness.engine import DIFFUSERS_AND_NUMPY, a_mask_file, a_picture_file
+from harness.http_server import serving
+from PIL import Image
+from tiny import shelf
+
+from shared.config import models_file
+from shared.queue import Queue
+from shared.storage import connect
+from worker.engine import Seat
+from worker.engine.engine import Engine
+from worker.worker import Worker
+
+pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.timeout(240)]
+
+MODELS = """
+[[model]]
+id = "painter"
+source = "sd"
+tasks = ["text_to_image", "inpaint"]
+[model.defaults]
+width = 64
+height = 64
+steps = 4
+
+[[model]]
+id = "mixer"
+source = "z-image"
+window_ms = 20000
+max_batch = 5
+[model.defaults]
+width = 64
+height = 64
+steps = 3
+[model.limits]
+min_side = 48
+multiple_of = 16
+max_images = 4
+
+[[model]]
+id = "film"
+source = "wan-2.2-ti2v"
+tasks = ["text_to_video", "image_to_video"]
+max_batch = 4
+[model.defaults]
+width = 64
+height = 64
+steps = 2
+frames = 5
+fps = 8
+[model.limits]
+multiple_of = 32
+max_frames = 17
+frames_multiple = 4
+max_images = 4
+"""
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def models_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    for name in ("sd", "z-image", "wan-2.2-ti2v"):
+        shelf.put(name, folder / name)
+    file = folder / "models.toml"
+    file.write_text(MODELS)
+    return file
+
+
+class Shop:
+    """A client of an API, and a worker that starts once there are jobs, and has all of them begin together."""
+
+    def __init__(self, client: httpx.AsyncClient, worker: Worker, patches: pytest.MonkeyPatch) -> None:
+        self.client = client
+        self._worker = worker
+        self._patches = patches
+        self._working: asyncio.Task[int] | None = None
+
+    async def made(self, *bodies: dict[str, Any]) -> list[dict[str, Any]]:
+        """Submit jobs and return them once they have succeeded."""
+        self._patches.setattr(Engine, "seat", seated_together(len(bodies)))
+        ids = [(await self.client.post("/v1/jobs", json=body)).json()["id"] for body in bodies]
+        self._working = asyncio.create_task(self._worker.run())
+        return [await self._ended(job_id) for job_id in ids]
+
+    async def _ended(self, job_id: str) -> dict[str, Any]:
+        while True:
+            job: dict[str, Any] = (await self.client.get(f"/v1/jobs/{job_id}", params={"wait": WAIT_S})).json()
+            if job["status"] not in ("queued", "running"):
+                assert job["status"] == "succeeded", job
+                return job
+
+    async def close(self) -> None:
+        self._worker.drain()
+        if self._working is not None:
+            assert await asyncio.wait_for(self._working, WAIT_S) == 0
+
+
+def seated_together(count: int) -> Callable[..., None]:
+    """Return what seats so many jobs at once, however long the inputs of one are fetched while another could run."""
+    seat, held = Engine.seat, list[Seat]()
+
+    def together(engine: Engine, *seats: Seat) -> None:
+        held.extend(seats)
+        if len(held) == count:
+            seat(engine, *held)
+
+    return together
+
+
+@pytest.fixture
+async def shop(
+    durable_server: Any, settings_for: Any, models_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Shop]:
+    """An API beside a worker, in this process, over a Redis and a folder."""
+    own = {"models": models_path, "storage_dir": tmp_path / "storage", "device": "cpu", "torch_threads": 1}
+    settings = settings_for(durable_server.url, **own)
+    queue, workers_queue, storage = Queue.connect(settings), Queue.connect(settings), connect(settings)
+    worker = Worker(models_file.load(models_path), workers_queue, storage, settings, Engine)
+    async with serving(queue, tmp_path, models=models_path) as client:
+        opened = Shop(client, worker, monkeypatch)
+        yield opened
+    await opened.close()
+    for part in (storage, workers_queue, queue):
+        await part.close()
+
+
+async def upload(api: httpx.AsyncClient, data: bytes) -> str:
+    return str((await api.post("/v1/inputs", files={"file": ("a.png", data)})).json()["id"])
+
+
+async def test_what_is_masked_is_repainted_and_the_rest_stays(shop: Shop) -> None:
+    """The job's answer names both pictures; the picture keeps, outside of the mask, what it showed."""
+    api = shop.client
+    picture, mask = await upload(api, a_picture_file()), await upload(api, a_mask_file())
+    common = {"model": "painter", "image": picture, "mask": mask, "seed": 3}
+    jobs = await shop.made(*({**common, "prompt": prompt} for prompt in ("a cat", "a red house")))
+    for job in jobs:
+        assert (job["task"], job["strength"], job["mask"]["id"]) == ("inpaint", 1.0, mask)
+        assert [image["id"] for image in job["images"]] == [picture]
+    seen = []
+    for job in jobs:
+        file = await api.get(job["artifacts"][0]["url"])
+        seen.append(np.asarray(Image.open(io.BytesIO(file.content)).convert("RGB"), int))
+    different = np.abs(seen[0] - seen[1]).mean(axis=(0, 2))  # of each column
+    assert different[40:].mean() > 3 * different[:16].mean(), "the prompt shows where the mask is white"
+
+
+async def test_videos_from_words_and_from_a_picture_share_forwards_and_play(shop: Shop) -> None:
+    """Both are MP4s of the asked length and rate, with a still; a part of one can be read."""
+    api = shop.client
+    first = await upload(api, a_picture_file())
+    bodies = [
+        {"model": "film", "prompt": "a wave", "steps": 3, "seed": 1},
+        {"model": "film", "prompt": "a ship leaves", "steps": 3, "seed": 2, "image": first},
+    ]
+    jobs = await shop.made(*bodies)
+    assert [job["task"] for job in jobs] == ["text_to_video", "image_to_video"]
+    for job in jobs:
+        (artifact,) = job["artifacts"]
+        assert (artifact["kind"], artifact["frames"], artifact["duration_s"]) == ("video", 5, 0.625)
+        data = (await api.get(artifact["url"])).content
+        assert len(data) == artifact["bytes"]
+        with av.open(io.BytesIO(data)) as file:
+            (stream,) = file.streams.video
+            assert (stream.average_rate, stream.frames, stream.width, stream.height) == (8, 5, 64, 64)
+        still = await api.get(artifact["thumbnail_url"])
+        assert Image.open(io.BytesIO(still.content)).size == (64, 64)
+        part = await api.get(artifact["url"], headers={"Range": "bytes=100-199"})
+        assert (part.status_code, part.content) == (206, data[100:200])
+    assert max(job["fusing"]["max_jobs"] for job in jobs) == 2, [job["fusing"] for job in jobs]
+
+
+SIZES = ((64, 64), (80, 48), (48, 80), (96, 48), (48, 96))
+
+
+async def test_five_resolutions_are_claimed_together_and_share_every_forward(shop: Shop) -> None:
+    """Where the model takes pictures as a list: no job waits for others of its own size."""
+    bodies = [
+        {"model": "mixer", "prompt": f"picture {at}", "seed": at, "width": width, "height": height}
+        for at, (width, height) in enumerate(SIZES)
+    ]
+    jobs = await shop.made(*bodies)
+    for job, size in zip(jobs, SIZES, strict=True):
+        assert (job["fusing"]["max_jobs"], job["fusing"]["mean_rows"]) == (5, 5.0), job["fusing"]
+        file = await shop.client.get(job["artifacts"][0]["url"])
+        assert Image.open(io.BytesIO(file.content)).size == size

@@ -1,0 +1,283 @@
+"""Whatever is wrong, the client is told in one form, with the field at fault, and never by a traceback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+from harness.http_server import BODY, application, serving
+
+from shared.errors import RedisUnavailable
+from shared.queue import Queue, Submission
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(fake_queue, tmp_path) as client:
+        yield client
+
+
+def fault(answer: httpx.Response) -> tuple[int, str, str | None]:
+    """Return status, code and field of an error, having checked that it has the form of all errors."""
+    assert answer.headers["content-type"] == "application/problem+json"
+    told = answer.json()
+    assert set(told) == {"type", "title", "status", "detail", "code", "request_id", "error"}
+    assert set(told["error"]) == {"message", "type", "param", "code"}
+    assert told["status"] == answer.status_code
+    assert told["code"] == told["error"]["code"]
+    assert told["detail"] == told["error"]["message"]
+    assert told["request_id"] == answer.headers["x-request-id"]
+    return answer.status_code, told["code"], told["error"]["param"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "code", "param"),
+    [
+        ({"model": "no-such"}, 404, "model_not_found", "model"),
+        ({"model": None}, 422, "invalid_request", "model"),
+        ({"prompt": ""}, 422, "invalid_request", "prompt"),
+        ({"prompt": 5}, 422, "invalid_request", "prompt"),
+        ({"prompt": "x" * 501}, 422, "invalid_request", "prompt"),
+        ({"negative_prompt": ["x"]}, 422, "invalid_request", "negative_prompt"),
+        ({"width": 72.5}, 422, "invalid_request", "width"),
+        ({"width": "64"}, 422, "invalid_request", "width"),
+        ({"width": 65}, 422, "invalid_request", "width"),
+        ({"height": 136}, 422, "invalid_request", "height"),
+        ({"width": 10**30}, 422, "invalid_request", "width"),
+        ({"steps": 0}, 422, "invalid_request", "steps"),
+        ({"steps": 101}, 422, "invalid_request", "steps"),
+        ({"num_inference_steps": -1}, 422, "invalid_request", "num_inference_steps"),
+        ({"n": 9}, 422, "invalid_request", "n"),
+        ({"n": True}, 422, "invalid_request", "n"),
+        ({"seed": -1}, 422, "invalid_request", "seed"),
+        ({"seed": 2**63}, 422, "invalid_request", "seed"),
+        ({"guidance_scale": 21}, 422, "invalid_request", "guidance_scale"),
+        ({"guidance_scale": 10**400}, 422, "invalid_request", "guidance_scale"),
+        ({"guidance_scale": "2"}, 422, "invalid_request", "guidance_scale"),
+        ({"guidance_scale": True}, 422, "invalid_request", "guidance_scale"),
+        ({"deadline_s": True}, 422, "invalid_request", "deadline_s"),
+        ({"strength": "0.5"}, 422, "invalid_request", "strength"),
+        ({"metadata": {"": "x"}}, 422, "invalid_request", "metadata"),
+        ({"metadata": {"k" * 65: "x"}}, 422, "invalid_request", f"metadata.{'k' * 65}"),
+        ({"scheduler": "Nope"}, 422, "invalid_request", "scheduler"),
+        ({"strength": 0.5}, 422, "invalid_request", "strength"),
+        ({"image": "in_0123456789abcdef0123456789abcdef"}, 422, "invalid_input_image", "image"),
+        ({"image": "data:image/png;base64,AAAA"}, 422, "invalid_input_image", "image"),
+        ({"image": "file:///etc/passwd"}, 422, "invalid_input_image", "image"),
+        ({"image": "https://127.0.0.1/a.png"}, 422, "invalid_input_image", "image"),
+        ({"output_format": "gif"}, 422, "invalid_request", "output_format"),
+        ({"priority": "now"}, 422, "invalid_request", "priority"),
+        ({"deadline_s": 0}, 422, "invalid_request", "deadline_s"),
+        ({"metadata": {"a": 1}}, 422, "invalid_request", "metadata.a"),
+        ({"metadata": {str(key): "" for key in range(17)}}, 422, "invalid_request", "metadata"),
+        ({"batch_id": "a b"}, 422, "invalid_request", "batch_id"),
+        ({"no_such_field": 1}, 422, "invalid_request", "no_such_field"),
+        ({"prompt": "a\0b"}, 422, "invalid_request", "prompt"),
+    ],
+)
+async def test_a_field_at_fault_is_named(
+    api: httpx.AsyncClient, fake_queue: Queue, changed: dict[str, Any], status: int, code: str, param: str
+) -> None:
+    answer = await api.post("/v1/jobs", content=json.dumps({**BODY, **changed}), headers=JSON)
+    assert fault(answer) == (status, code, param)
+    assert (await fake_queue.list_jobs("default"))[0] == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "code", "param"),
+    [
+        (b"", 400, "invalid_json", None),
+        (b"{", 400, "invalid_json", None),
+        (b'{"prompt": "\xff\xfe"}', 400, "invalid_json", None),
+        (b'{"model":"demo","prompt":"x","guidance_scale":NaN}', 400, "invalid_json", None),
+        (b'{"model":"demo","prompt":"x","guidance_scale":1e999}', 422, "invalid_request", "guidance_scale"),
+        (b"[" * 200_000, 400, "invalid_json", None),
+        (b'{"model":"demo","prompt":' + b"[" * 900 + b"]" * 900 + b"}", 422, "invalid_request", "prompt"),
+        (b'{"model":"demo","prompt":"x","prompt":"y"}', 422, "invalid_request", "prompt"),
+        (b"[]", 422, "invalid_request", None),
+        (b"null", 422, "invalid_request", None),
+        (b'"text"', 422, "invalid_request", None),
+        (b'{"model":"demo","prompt":"\\ud800"}', 422, "invalid_request", "prompt"),
+        (b'{"model":"demo","prompt":"x","\\ud800":1}', 422, "invalid_request", None),
+        (b'{"model":"demo","prompt":"x","seed":' + b"9" * 5000 + b"}", 400, "invalid_json", None),
+    ],
+)
+async def test_a_body_that_is_no_job_is_refused(
+    api: httpx.AsyncClient, raw: bytes, status: int, code: str, param: str | None
+) -> None:
+    answer = await api.post("/v1/jobs", content=raw, headers=JSON)
+    assert fault(answer) == (status, code, param)
+
+
+async def test_a_field_name_of_any_length_does_not_come_back_whole(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/v1/jobs", json={**BODY, "x" * 500_000: 1})
+    assert fault(answer)[0] == 422
+    assert len(answer.content) < 4_000
+
+
+async def test_what_is_wrong_is_said_in_plain_words(api: httpx.AsyncClient) -> None:
+    unknown = await api.post("/v1/jobs", json={**BODY, "cfg": 2})
+    assert unknown.json()["detail"] == "cfg: there is no such field"
+    array = await api.post("/v1/jobs", json=[BODY])
+    assert array.json()["detail"] == "body: it must be a JSON object"
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data"])
+async def test_another_content_type_is_refused(api: httpx.AsyncClient, content_type: str) -> None:
+    answer = await api.post("/v1/jobs", content=json.dumps(BODY), headers={"Content-Type": content_type})
+    assert fault(answer) == (415, "unsupported_media_type", "Content-Type")
+
+
+async def test_a_content_type_may_have_parameters(api: httpx.AsyncClient) -> None:
+    answer = await api.post(
+        "/v1/jobs", content=json.dumps(BODY), headers={"Content-Type": "Application/JSON; charset=utf-8"}
+    )
+    assert answer.status_code == 202
+
+
+async def test_a_body_that_is_too_large_is_refused_whether_announced_or_not(fake_queue: Queue, tmp_path: Path) -> None:
+    async def unannounced() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b" " * 1_000
+
+    async with serving(fake_queue, tmp_path, max_body_bytes=10_000) as api:
+        announced = await api.post("/v1/jobs", content=b" " * 10_001, headers=JSON)
+        streamed = await api.post("/v1/jobs", content=unannounced(), headers=JSON)
+        fits = await api.post("/v1/jobs", content=json.dumps(BODY) + " " * 9_000, headers=JSON)
+    assert fault(announced) == fault(streamed) == (413, "payload_too_large", "body")
+    assert fits.status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/", 404, "not_found"),
+        ("GET", "/v1/nothing", 404, "not_found"),
+        ("GET", "/v1/jobs/", 404, "not_found"),
+        ("GET", "/v1/jobs/no-such", 404, "not_found"),
+        ("GET", "/v1/jobs/job_00000000000000000000000000", 404, "not_found"),
+        ("GET", "/v1/jobs/job_%00", 404, "not_found"),
+        ("GET", "/v1/jobs/%ff%fe", 404, "not_found"),
+        ("GET", "/v1/jobs/job_00000000000000000000000000/artifacts/0", 404, "not_found"),
+        ("GET", "/v1/jobs/job_00000000000000000000000000/artifacts/x", 404, "not_found"),
+        ("GET", "/v1/models/no-such", 404, "model_not_found"),
+        ("PUT", "/v1/jobs", 405, "method_not_allowed"),
+        ("POST", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/v1/jobs:bulk", 405, "method_not_allowed"),
+    ],
+)
+async def test_a_path_that_is_not_there_is_an_error_like_all(
+    api: httpx.AsyncClient, method: str, path: str, status: int, code: str
+) -> None:
+    answer = await api.request(method, path)
+    assert fault(answer)[:2] == (status, code)
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("/v1/jobs?limit=0", "limit"),
+        ("/v1/jobs?limit=many", "limit"),
+        ("/v1/jobs?status=done", "status"),
+        ("/v1/jobs?batch_id=a%20b", "batch_id"),
+        ("/v1/jobs?created_after=yesterday", "created_after"),
+        ("/v1/jobs?after=nothing", "after"),
+        ("/v1/jobs?stauts=queued", "stauts"),
+        ("/v1/jobs/job_00000000000000000000000000?wait=nan", "wait"),
+        ("/v1/jobs/job_00000000000000000000000000?wait=-1", "wait"),
+    ],
+)
+async def test_a_query_parameter_at_fault_is_named(api: httpx.AsyncClient, path: str, param: str) -> None:
+    assert fault(await api.get(path)) == (422, "invalid_request", param)
+
+
+@pytest.mark.parametrize("key", ["", " ", "a b", "k" * 256, "k\u00e9"])
+async def test_an_idempotency_key_at_fault_is_named(api: httpx.AsyncClient, key: str) -> None:
+    answer = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": key.encode("latin-1")})
+    assert fault(answer) == (422, "invalid_request", "Idempotency-Key")
+
+
+async def test_a_full_queue_says_when_to_come_back(fake_queue: Queue, tmp_path: Path, settings_for: Any) -> None:
+    full = Queue(
+        fake_queue.redis,
+        namespace="full",
+        settings=fake_queue.settings.model_copy(update={"max_waiting_jobs": 1}),
+        blocking=fake_queue.blocking,
+    )
+    async with serving(full, tmp_path) as api:
+        assert (await api.post("/v1/jobs", json=BODY)).status_code == 202
+        answer = await api.post("/v1/jobs", json=BODY)
+    assert fault(answer)[:2] == (429, "queue_full")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+class Away(Queue):
+    """A queue whose Redis does not answer."""
+
+    async def run(self, name: str, *args: str | int, once: bool = False) -> Any:
+        raise RedisUnavailable("the queue's Redis does not serve: refused")
+
+    async def get(self, job_id: str) -> Any:
+        raise RedisUnavailable("the queue's Redis does not serve: refused")
+
+
+async def test_without_redis_a_client_is_told_to_come_back(fake_queue: Queue, tmp_path: Path) -> None:
+    away = Away(fake_queue.redis, namespace="away", settings=fake_queue.settings, blocking=fake_queue.blocking)
+    async with serving(away, tmp_path) as api:
+        submitted = await api.post("/v1/jobs", json=BODY)
+        read = await api.get("/v1/jobs/job_00000000000000000000000000")
+        alive = await api.get("/healthz")
+    assert fault(submitted) == fault(read) == (503, "redis_unavailable", None)
+    assert submitted.headers["retry-after"] == read.headers["retry-after"] == "2"
+    assert alive.status_code == 200
+
+
+class Broken(Queue):
+    async def submit(self, submissions: Sequence[Submission]) -> Any:
+        raise ZeroDivisionError("secret words")
+
+
+async def test_an_error_of_ours_tells_nothing_but_its_request_id(fake_queue: Queue, tmp_path: Path) -> None:
+    broken = Broken(fake_queue.redis, namespace="broken", settings=fake_queue.settings, blocking=fake_queue.blocking)
+    async with serving(broken, tmp_path) as api:
+        with structlog.testing.capture_logs() as lines:
+            answer = await api.post("/v1/jobs", json=BODY, headers={"X-Request-Id": "trace-7"})
+    assert [line["event"] for line in lines if line["log_level"] == "error"] == ["request_crashed"]
+    assert fault(answer) == (500, "internal_error", None)
+    assert answer.headers["x-request-id"] == "trace-7"
+    assert "secret" not in answer.text
+    assert "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize("sent", ["a b", "x" * 129, "id\u00e9", ""])
+async def test_a_request_id_that_is_not_plain_is_replaced(api: httpx.AsyncClient, sent: str) -> None:
+    answer = await api.get("/healthz", headers={"X-Request-Id": sent.encode("latin-1")})
+    assert answer.headers["x-request-id"].startswith("req_")
+    assert len(answer.headers.get_list("x-request-id")) == 1
+
+
+async def test_every_documented_error_has_the_form_of_all(fake_queue: Queue, tmp_path: Path) -> None:
+    page = application(fake_queue, tmp_path).openapi()
+    for path, operations in page["paths"].items():
+        for operation in operations.values():
+            told = operation["responses"]
+            assert "HTTPValidationError" not in json.dumps(told), path
+            for status, response in told.items():
+                if status == "default" or int(status) >= 400:
+                    schema = response["content"]["application/problem+json"]["schema"]
+                    assert schema == {"$ref": "#/components/schemas/Problem"}, (path, status)
+    assert {"Problem", "JobObject", "JobRequest"} <= set(page["components"]["schemas"])
+
+
+async def test_a_method_that_is_not_allowed_is_told_all_that_are(api: httpx.AsyncClient) -> None:
+    answer = await api.put("/v1/jobs/job_00000000000000000000000000")
+    assert answer.headers["allow"] == "DELETE, GET"
+    assert (await api.put("/v1/jobs")).headers["allow"] == "GET, POST"

@@ -1,0 +1,77 @@
+"""Without keys the API is for this machine alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from api import exposure
+from shared.config.settings import Settings
+from shared.errors import ConfigurationError
+
+HOSTS = [
+    ("127.0.0.1", True),
+    ("127.9.9.9", True),
+    ("::1", True),
+    ("[::1]", True),
+    ("localhost", True),
+    ("0.0.0.0", False),
+    ("::", False),
+    ("", False),
+    ("10.0.0.1", False),
+    ("localhost.evil.example", False),
+    ("127.0.0.1.evil.example", False),
+    ("::ffff:0.0.0.0", False),
+]
+
+
+@pytest.mark.parametrize(("host", "loopback"), HOSTS)
+def test_only_addresses_of_this_machine_are_loopback(host: str, loopback: bool) -> None:
+    assert exposure.is_loopback(host) is loopback
+
+
+# auth, host, keys made -> auth to serve with; None: refused
+DECISIONS = [
+    ("auto", "127.0.0.1", False, "auto"),
+    ("auto", "127.0.0.1", True, "auto"),
+    ("auto", "0.0.0.0", False, None),
+    ("auto", "0.0.0.0", True, "keys"),
+    ("keys", "0.0.0.0", False, "keys"),
+    ("keys", "127.0.0.1", False, "keys"),
+    ("insecure-no-keys", "0.0.0.0", True, "insecure-no-keys"),
+    ("insecure-no-keys", "127.0.0.1", True, "insecure-no-keys"),
+]
+
+
+@pytest.mark.parametrize(("auth", "host", "made", "served"), DECISIONS)
+async def test_what_is_open_to_others_asks_for_keys(
+    monkeypatch: pytest.MonkeyPatch, auth: str, host: str, made: bool, served: str | None
+) -> None:
+    async def keys_made(settings: Settings) -> bool:
+        return made
+
+    monkeypatch.setattr(exposure, "_keys_made", keys_made)
+    settings = Settings(auth=auth)  # type: ignore[arg-type]
+    if served is not None:
+        assert (await exposure.guarded(settings, host)).auth == served
+        return
+    with pytest.raises(ConfigurationError) as refused:
+        await exposure.guarded(settings, host)
+    for word in (host, "fusequeue keys create", "--insecure-no-keys", "FUSEQUEUE_AUTH=keys"):
+        assert word in refused.value.message
+
+
+async def test_a_redis_that_is_away_is_taken_as_one_with_keys(settings_for: Callable[..., Settings]) -> None:
+    """Nobody may get in because Redis was late."""
+    settings = settings_for("redis://127.0.0.1:1/0")
+    assert (await exposure.guarded(settings, "0.0.0.0")).auth == "keys"
+
+
+@pytest.mark.parametrize("origin", ["*", "shop.example", "https://a.example/path", "file://x", "https://A b"])
+def test_an_origin_is_named_whole(origin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wildcard: a page of any site could use what it finds on this machine."""
+    with pytest.raises(ValueError, match="cors_origins"):
+        Settings(cors_origins=(origin,))
+    monkeypatch.setenv("FUSEQUEUE_CORS_ORIGINS", "https://shop.example, http://localhost:3000")
+    assert Settings().cors_origins == ("https://shop.example", "http://localhost:3000")

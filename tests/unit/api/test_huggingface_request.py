@@ -1,0 +1,85 @@
+"""Bodies of `InferenceClient`, read as jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.http_server import ROOT, serving
+
+from api.compat.huggingface.inference_request import output_format, request_of
+from shared.config import models_file
+from shared.errors import FusequeueError
+from shared.job import OutputFormat, Priority
+from shared.queue import Queue
+from shared.request import JobRequest
+
+CATALOG = models_file.load(ROOT / "models.toml")
+
+
+def read(accept: str = "image/png", **parameters: Any) -> JobRequest:
+    return request_of({"inputs": "a red circle", "parameters": parameters}, "demo", accept, CATALOG)
+
+
+def test_hugging_faces_words_become_ours() -> None:
+    request = read(num_inference_steps=5, guidance_scale=3, width=128, height=64, negative_prompt="blue", seed=None)
+    assert (request.model, request.prompt, request.negative_prompt) == ("demo", "a red circle", "blue")
+    assert (request.steps, request.guidance_scale, request.width, request.height) == (5, 3.0, 128, 64)
+    assert (request.seed, request.priority) == (None, Priority.INTERACTIVE)
+
+
+def test_a_prompt_among_the_parameters_makes_the_input_a_picture() -> None:
+    request = read(prompt="a blue square", target_size={"width": 64, "height": 128}, strength=0.5)
+    assert (request.image, request.prompt) == ("data:;base64,a red circle", "a blue square")
+    assert (request.width, request.height, request.strength) == (64, 128, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("image/png", OutputFormat.PNG),
+        ("image/jpeg", OutputFormat.JPEG),
+        ("text/html, image/WebP;q=0.8, image/png", OutputFormat.WEBP),
+        ("*/*", OutputFormat.PNG),
+        ("application/json", OutputFormat.PNG),
+        ("video/mp4", OutputFormat.PNG),
+        ("", OutputFormat.PNG),
+    ],
+)
+def test_the_header_tells_the_kind_of_picture(accept: str, kind: OutputFormat) -> None:
+    assert output_format(accept) is kind
+    assert read(accept).output_format is kind
+    assert read(accept, output_format="webp").output_format is OutputFormat.WEBP  # said aloud, it counts more
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ([], None),
+        ({"parameters": {}}, "inputs"),
+        ({"inputs": ""}, "inputs"),
+        ({"inputs": ["a", "b"]}, "inputs"),
+        ({"inputs": "x", "more": 1}, "more"),
+        ({"inputs": "x", "parameters": {"stepz": 1}}, "stepz"),
+        ({"inputs": "x", "parameters": {"width": 60}}, "width"),
+        ({"inputs": "x", "parameters": {"n": 2}}, "n"),
+        ({"inputs": "x", "parameters": {"image": "in_a"}}, "parameters.image"),
+        ({"inputs": "x", "parameters": {"model": "other"}}, "parameters.model"),
+        ({"inputs": "x", "parameters": {"prompt": "y", "target_size": {"width": 64}}}, "height"),
+    ],
+)
+def test_what_is_at_fault_is_named(body: Any, param: str | None) -> None:
+    with pytest.raises(FusequeueError) as told:
+        request_of(body, "demo", "", CATALOG)
+    assert told.value.param == param
+
+
+async def test_errors_are_told_in_words_whoever_raises_them(fake_queue: Queue, tmp_path: Path) -> None:
+    """Those of keys too, which come before the handler; what programs read beside the words stays."""
+    async with serving(fake_queue, tmp_path, auth="keys") as api:
+        answer = await api.post("/compat/huggingface/demo", json={}, headers={"Authorization": "Bearer hf_x"})
+    told = answer.json()
+    assert (answer.status_code, told["code"]) == (401, "invalid_api_key")
+    assert told["error"] == told["detail"] == "this is no key of fusequeue: they begin with fq_"
+    assert answer.headers["www-authenticate"].startswith("Bearer ")

@@ -1,0 +1,132 @@
+"""Uploaded pictures."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import struct
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from harness.http_server import BODY, png, serving
+
+from shared.queue import Queue
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(fake_queue, tmp_path) as client:
+        yield client
+
+
+def bomb(side: int = 50_000) -> bytes:
+    """Return a PNG of a few bytes that claims to be of `side` x `side` pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 100_000))
+        + chunk(b"IEND", b"")
+    )
+
+
+async def test_an_uploaded_picture_is_known_by_its_content(api: httpx.AsyncClient) -> None:
+    first = await api.post("/v1/inputs", files={"file": ("a.png", png(80, 48), "image/png")})
+    again = await api.post("/v1/inputs", files={"file": ("b.gif", png(80, 48), "image/gif")})
+    told = first.json()
+    assert first.status_code == 201
+    assert (told["width"], told["height"], told["content_type"]) == (80, 48, "image/png")
+    assert told["bytes"] == len(png(80, 48))
+    assert told["expires_at"].endswith("Z")
+    assert "key" not in told
+    assert again.json()["id"] == told["id"]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no picture", b"GIF89a", png()[:100], bomb(), b"\x89PNG\r\n\x1a\n", b"\0" * 100_000]
+)
+async def test_what_is_no_picture_is_refused_and_not_kept(api: httpx.AsyncClient, tmp_path: Path, data: bytes) -> None:
+    answer = await api.post("/v1/inputs", files={"file": ("a.png", data, "image/png")})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input_image")
+    assert answer.json()["error"]["param"] == "file"
+    assert not [path for path in (tmp_path / "storage").rglob("*") if path.is_file()]
+
+
+async def test_a_bomb_in_a_data_url_is_refused_too(api: httpx.AsyncClient) -> None:
+    image = "data:image/png;base64," + base64.b64encode(bomb()).decode()
+    answer = await api.post("/v1/jobs", json={**BODY, "image": image})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "image")
+
+
+async def test_a_data_url_is_stored_like_an_upload(api: httpx.AsyncClient) -> None:
+    image = "data:image/png;base64," + base64.b64encode(png()).decode()
+    job = (await api.post("/v1/jobs", json={**BODY, "image": image})).json()
+    uploaded = (await api.post("/v1/inputs", files={"file": png()})).json()
+    assert job["image"]["id"] == uploaded["id"]
+
+
+async def test_a_replay_asks_nothing_of_its_picture(api: httpx.AsyncClient, tmp_path: Path) -> None:
+    """The job is known by its key: a picture that is gone by now, or slow to fetch, does not matter any more."""
+    image = (await api.post("/v1/inputs", files={"file": png()})).json()["id"]
+    key = {"Idempotency-Key": "k1"}
+    first = await api.post("/v1/jobs", json={**BODY, "image": image}, headers=key)
+    lines = (json.dumps({**BODY, "image": image}) + "\n").encode()
+    head = {"Content-Type": "application/x-ndjson", **key}
+    first_line = (await api.post("/v1/jobs:bulk", content=lines, headers=head)).json()
+    shutil.rmtree(tmp_path / "storage" / "inputs")
+    again = await api.post("/v1/jobs", json={**BODY, "image": image}, headers=key)
+    assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
+    assert again.headers["idempotent-replayed"] == "true"
+    again_line = (await api.post("/v1/jobs:bulk", content=lines, headers=head)).json()
+    assert again_line == {**first_line, "replayed": True}
+    other = await api.post("/v1/jobs", json={**BODY, "image": image, "n": 2}, headers=key)
+    assert other.json()["code"] == "idempotency_key_reused"
+    without_key = await api.post("/v1/jobs", json={**BODY, "image": image})
+    assert without_key.json()["code"] == "invalid_input_image"
+
+
+async def test_an_upload_that_is_too_large_is_refused(fake_queue: Queue, tmp_path: Path) -> None:
+    async with serving(fake_queue, tmp_path, max_input_bytes=10_000) as api:
+        a_little = await api.post("/v1/inputs", files={"file": b"x" * 10_001})
+        much = await api.post("/v1/inputs", files={"file": b"x" * 200_000})
+    assert (a_little.status_code, a_little.json()["error"]["param"]) == (422, "file")
+    assert (much.status_code, much.json()["code"]) == (413, "payload_too_large")
+
+
+async def test_an_upload_without_its_file_is_refused(api: httpx.AsyncClient) -> None:
+    other_name = await api.post("/v1/inputs", files={"picture": png()})
+    text = await api.post("/v1/inputs", files={"file": (None, "text")})
+    for answer in (other_name, text):
+        assert (answer.status_code, answer.json()["error"]["param"]) == (422, "file")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "status"),
+    [
+        ("application/json", b"{}", 415),
+        ("multipart/form-data", b"x", 400),
+        ("multipart/form-data; boundary=a", b"garbage", 400),
+        ("multipart/form-data; boundary=a", b"--a\r\nContent-Disposition: form-data\r\n\r\nx\r\n--a--\r\n", 400),
+        ("multipart/form-data; boundary=a", b"", 422),
+        ("multipart/form-data; boundary=" + "a" * 10_000, b"x", 400),
+    ],
+)
+async def test_a_body_that_is_no_upload_is_refused(
+    api: httpx.AsyncClient, content_type: str, body: bytes, status: int
+) -> None:
+    answer = await api.post("/v1/inputs", content=body, headers={"Content-Type": content_type})
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_an_upload_of_many_parts_is_refused(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/v1/inputs", files=[("file", png()) for _ in range(3)])
+    assert answer.status_code == 400

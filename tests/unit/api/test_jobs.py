@@ -1,0 +1,302 @@
+"""One job over HTTP: submit, read, wait, cancel, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness.http_server import BODY, claimed, finish, png, serving
+
+from api import places
+from api.places import Places
+from shared.job import Phase, Progress
+from shared.queue import Place, Queue, Report, Submission
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(fake_queue, tmp_path) as client:
+        yield client
+
+
+async def test_a_job_is_accepted_with_all_its_defaults_resolved(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/v1/jobs", json={**BODY, "metadata": {"order": "1"}})
+    job = answer.json()
+    assert answer.status_code == 202
+    assert answer.headers["location"] == job["urls"]["self"] == f"http://localhost/v1/jobs/{job['id']}"
+    assert (job["object"], job["status"], job["model"], job["task"]) == ("job", "queued", "demo", "text_to_image")
+    assert (job["width"], job["height"], job["steps"], job["guidance_scale"]) == (64, 64, 12, 2.0)
+    assert isinstance(job["seed"], int)
+    assert job["queue"] == {"position": 0, "eta_s": None}
+    assert job["metadata"] == {"order": "1"}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", job["created_at"])
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_what_is_read_is_what_was_accepted(api: httpx.AsyncClient) -> None:
+    accepted = (await api.post("/v1/jobs", json=BODY)).json()
+    read = await api.get(f"/v1/jobs/{accepted['id']}")
+    assert read.status_code == 200
+    assert read.json() == accepted
+
+
+async def test_a_waiting_job_tells_its_place(api: httpx.AsyncClient) -> None:
+    ids = [(await api.post("/v1/jobs", json=BODY)).json()["id"] for _ in range(3)]
+    places = [(await api.get(f"/v1/jobs/{one}")).json()["queue"]["position"] for one in ids]
+    assert places == [0, 1, 2]
+
+
+async def test_a_running_job_tells_its_phase_and_progress(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    claim = await claimed(fake_queue, job_id)
+    await fake_queue.report(Report(job_id, claim.epoch, Phase.DENOISING, Progress(step=3, total=12)))
+    job = (await api.get(f"/v1/jobs/{job_id}")).json()
+    assert (job["status"], job["phase"], job["queue"]) == ("running", "denoising", None)
+    assert job["progress"] == {"step": 3, "total": 12, "percent": 25}
+    assert job["started_at"] is not None
+
+
+async def test_a_finished_job_tells_where_its_pictures_are(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    job_id = (await api.post("/v1/jobs", json={**BODY, "seed": 5})).json()["id"]
+    await finish(fake_queue, tmp_path, job_id)
+    answer = await api.get(f"/v1/jobs/{job_id}")
+    job = answer.json()
+    assert (job["status"], job["error"]) == ("succeeded", None)
+    assert "retry-after" not in answer.headers
+    assert job["expires_at"] > job["finished_at"]
+    (artifact,) = job["artifacts"]
+    assert artifact["url"] == f"http://localhost/v1/jobs/{job_id}/artifacts/0"
+    assert (artifact["seed"], artifact["content_type"], artifact["flagged"]) == (5, "image/png", False)
+    assert "key" not in artifact
+
+
+async def test_a_job_that_has_not_changed_is_not_sent_again(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    etag = (await api.get(f"/v1/jobs/{job_id}")).headers["etag"]
+    same = await api.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": f'"other", W/{etag}'})
+    assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", etag)
+    await finish(fake_queue, tmp_path, job_id)
+    changed = await api.get(f"/v1/jobs/{job_id}", headers={"If-None-Match": etag})
+    assert changed.status_code == 200
+    assert changed.headers["etag"] != etag
+
+
+async def test_a_submit_that_waits_gets_the_finished_job(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    waiting = asyncio.ensure_future(api.post("/v1/jobs", json=BODY, headers={"Prefer": "respond-async, wait=20"}))
+    await _any_claimed(fake_queue, tmp_path)
+    answer = await waiting
+    assert (answer.status_code, answer.json()["status"]) == (200, "succeeded")
+    assert answer.headers["preference-applied"] == "wait=20"
+
+
+async def test_a_submit_whose_wait_runs_out_is_accepted_all_the_same(api: httpx.AsyncClient) -> None:
+    began = asyncio.get_running_loop().time()
+    answer = await api.post("/v1/jobs", json=BODY, headers={"Prefer": "wait=1"})
+    assert (answer.status_code, answer.json()["status"]) == (202, "queued")
+    assert 0.9 < asyncio.get_running_loop().time() - began < 30
+
+
+async def test_a_read_that_waits_is_answered_as_soon_as_the_job_ends(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    waiting = asyncio.ensure_future(api.get(f"/v1/jobs/{job_id}", params={"wait": 60}))
+    await finish(fake_queue, tmp_path, job_id)
+    answer = await asyncio.wait_for(waiting, 30)
+    assert answer.json()["status"] == "succeeded"
+
+
+async def test_no_wait_is_longer_than_the_settings_allow(fake_queue: Queue, tmp_path: Path) -> None:
+    async with serving(fake_queue, tmp_path, max_wait_s=1) as api:
+        job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+        answer = await asyncio.wait_for(api.get(f"/v1/jobs/{job_id}", params={"wait": 500}), 30)
+    assert answer.json()["status"] == "queued"
+
+
+async def test_the_same_key_and_body_give_the_same_job(api: httpx.AsyncClient) -> None:
+    first = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k1"})
+    again = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k1"})
+    other = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k2"})
+    assert again.json() == first.json()
+    assert again.headers["idempotent-replayed"] == "true"
+    assert "idempotent-replayed" not in first.headers
+    assert other.json()["id"] != first.json()["id"]
+
+
+async def test_a_replay_shows_the_job_as_it_is_now(api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
+    first = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k1"})
+    await finish(fake_queue, tmp_path, first.json()["id"])
+    again = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k1"})
+    assert (again.status_code, again.json()["status"]) == (200, "succeeded")
+
+
+async def test_the_same_key_with_another_body_is_refused(api: httpx.AsyncClient) -> None:
+    await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k1"})
+    other = await api.post("/v1/jobs", json={**BODY, "n": 2}, headers={"Idempotency-Key": "k1"})
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
+    assert other.json()["error"]["param"] == "Idempotency-Key"
+
+
+async def test_a_key_is_free_again_once_its_job_is_deleted(api: httpx.AsyncClient) -> None:
+    first = (await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k1"})).json()["id"]
+    await api.post(f"/v1/jobs/{first}/cancel")
+    await api.delete(f"/v1/jobs/{first}")
+    again = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k1"})
+    assert (again.status_code, again.json()["id"] != first) == (202, True)
+
+
+async def test_a_waiting_job_is_canceled_at_once(api: httpx.AsyncClient) -> None:
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    answer = await api.post(f"/v1/jobs/{job_id}/cancel")
+    assert (answer.status_code, answer.json()["status"]) == (200, "canceled")
+    assert (await api.post(f"/v1/jobs/{job_id}/cancel")).json()["status"] == "canceled"
+
+
+async def test_a_running_job_is_marked_to_be_canceled(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    await claimed(fake_queue, job_id)
+    job = (await api.post(f"/v1/jobs/{job_id}/cancel")).json()
+    assert (job["status"], job["cancel_requested"]) == ("running", True)
+
+
+async def test_deleting_a_finished_job_deletes_its_pictures_too(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    await finish(fake_queue, tmp_path, job_id)
+    assert list((tmp_path / "storage").rglob("*.png"))
+    assert (await api.delete(f"/v1/jobs/{job_id}")).status_code == 204
+    assert not list((tmp_path / "storage").rglob("*.png"))
+    assert (await api.get(f"/v1/jobs/{job_id}")).status_code == 404
+    assert (await api.delete(f"/v1/jobs/{job_id}")).status_code == 404
+
+
+async def test_a_job_that_has_not_ended_is_not_deleted(api: httpx.AsyncClient) -> None:
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    answer = await api.delete(f"/v1/jobs/{job_id}")
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+    assert answer.headers["x-should-retry"] == "false"
+    assert (await api.get(f"/v1/jobs/{job_id}")).status_code == 200
+
+
+async def test_another_tenants_job_is_none_for_any_call(
+    api: httpx.AsyncClient, fake_queue: Queue, make_submission: Callable[..., Any]
+) -> None:
+    item = make_submission(tenant="somebody-else")
+    await fake_queue.submit([item])
+    path = f"/v1/jobs/{item.job.id}"
+    calls: list[tuple[str, str]] = [
+        ("GET", path),
+        ("POST", f"{path}/cancel"),
+        ("DELETE", path),
+        ("GET", f"{path}/events"),
+        ("GET", f"{path}/artifacts/0"),
+    ]
+    for method, where in calls:
+        assert (await api.request(method, where)).status_code == 404, where
+    assert (await api.get("/v1/jobs")).json()["data"] == []
+    record = await fake_queue.get(item.job.id)
+    assert record is not None
+    assert record.state.value == "queued"
+
+
+async def test_a_job_starts_from_an_uploaded_picture(api: httpx.AsyncClient) -> None:
+    uploaded = (await api.post("/v1/inputs", files={"file": ("a.png", png(80, 40), "image/png")})).json()
+    job = (await api.post("/v1/jobs", json={**BODY, "image": uploaded["id"]})).json()
+    assert (job["task"], job["strength"]) == ("image_to_image", 0.6)
+    assert job["image"]["id"] == uploaded["id"]
+    assert (job["image"]["width"], job["image"]["height"]) == (80, 40)
+    assert "key" not in job["image"]
+
+
+async def test_urls_are_built_from_what_the_client_spoke_to(fake_queue: Queue, tmp_path: Path) -> None:
+    told = {"Host": "pictures.example:8080", "X-Forwarded-Host": "evil.example", "X-Forwarded-Proto": "https"}
+    async with serving(fake_queue, tmp_path, auth="insecure-no-keys") as api:
+        job = (await api.post("/v1/jobs", json=BODY, headers=told)).json()
+    assert job["urls"]["self"].startswith("http://pictures.example:8080/v1/jobs/")
+
+
+async def test_urls_are_built_from_the_public_url_where_one_is_set(fake_queue: Queue, tmp_path: Path) -> None:
+    async with serving(fake_queue, tmp_path, public_url="https://pictures.example/api/") as api:
+        job = (await api.post("/v1/jobs", json=BODY)).json()
+    assert job["urls"]["cancel"] == f"https://pictures.example/api/v1/jobs/{job['id']}/cancel"
+
+
+async def test_a_submit_is_not_cut_short_by_a_client_that_leaves(
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    submit = Queue.submit
+
+    async def slow(self: Queue, submissions: Sequence[Submission]) -> Any:
+        reached.set()
+        await go_on.wait()
+        return await submit(self, submissions)
+
+    monkeypatch.setattr(Queue, "submit", slow)
+    async with serving(fake_queue, tmp_path) as api:
+        leaving = asyncio.ensure_future(api.post("/v1/jobs", json=BODY))
+        await reached.wait()
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        go_on.set()
+        async with asyncio.timeout(30):
+            while not (await fake_queue.list_jobs("default"))[0]:
+                await asyncio.sleep(0.01)
+
+
+async def test_polling_a_job_is_one_redis_command_a_poll(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "FRESH_S", 600.0)
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    commands: list[str] = []
+    execute: Callable[..., Awaitable[Any]] = fake_queue.redis.execute_command
+
+    async def counted(*args: Any, **kwargs: Any) -> Any:
+        commands.append(str(args[0]))
+        return await execute(*args, **kwargs)
+
+    monkeypatch.setattr(fake_queue.redis, "execute_command", counted)
+    await api.get(f"/v1/jobs/{job_id}")
+    assert commands == ["HGETALL"], "while it waits: its place is known from a moment ago"
+    await finish(fake_queue, tmp_path, job_id)
+    commands.clear()
+    await api.get(f"/v1/jobs/{job_id}")
+    assert commands == ["HGETALL"]
+
+
+async def test_places_are_asked_for_again_after_a_while_and_not_all_kept(
+    fake_queue: Queue, monkeypatch: pytest.MonkeyPatch, make_submission: Callable[..., Any]
+) -> None:
+    first, second = make_submission(), make_submission()
+    await fake_queue.submit([first, second])
+    known = Places(fake_queue)
+    monkeypatch.setattr(places, "FRESH_S", 600.0)
+    assert (await known.of(second.job.id) or Place(9, None)).position == 1
+    await fake_queue.cancel(first.job.id)
+    assert (await known.of(second.job.id) or Place(9, None)).position == 1, "of a moment ago"
+    monkeypatch.setattr(places, "FRESH_S", 0.0)
+    assert (await known.of(second.job.id) or Place(9, None)).position == 0
+    monkeypatch.setattr(places, "MAX_KEPT", 3)
+    for number in range(10):
+        await known.of(f"job_{number}")
+    assert len(known._kept) == 3
+
+
+async def _any_claimed(queue: Queue, folder: Path) -> None:
+    async with asyncio.timeout(10):
+        while not (listed := (await queue.list_jobs("default", limit=1))[0]):
+            await asyncio.sleep(0.01)
+    await finish(queue, folder, listed[0].job.id)

@@ -1,0 +1,90 @@
+"""Lists of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness.http_server import BODY, serving
+
+from api.routes import listing
+from shared.queue import Queue
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(fake_queue, tmp_path) as client:
+        yield client
+
+
+async def submit(api: httpx.AsyncClient, **fields: Any) -> str:
+    return str((await api.post("/v1/jobs", json={**BODY, **fields})).json()["id"])
+
+
+async def pages(api: httpx.AsyncClient, **params: Any) -> list[list[str]]:
+    """Return the ids of every page, gone through by the cursor."""
+    found = []
+    while True:
+        page = (await api.get("/v1/jobs", params=params)).json()
+        found.append([job["id"] for job in page["data"]])
+        assert page["object"] == "list"
+        assert page["has_more"] == (page["next_cursor"] is not None)
+        if not page["has_more"]:
+            return found
+        params["after"] = page["next_cursor"]
+
+
+async def test_jobs_come_newest_first_page_by_page(api: httpx.AsyncClient) -> None:
+    ids = [await submit(api) for _ in range(7)]
+    found = await pages(api, limit=3)
+    assert [len(page) for page in found] == [3, 3, 1]
+    assert list(chain(*found)) == ids[::-1]
+
+
+async def test_a_page_tells_its_first_and_last_job(api: httpx.AsyncClient) -> None:
+    ids = [await submit(api) for _ in range(3)]
+    page = (await api.get("/v1/jobs", params={"limit": 2})).json()
+    assert (page["first_id"], page["last_id"], page["next_cursor"]) == (ids[2], ids[1], ids[1])
+    empty = (await api.get("/v1/jobs", params={"batch_id": "none"})).json()
+    assert (empty["data"], empty["first_id"], empty["has_more"]) == ([], None, False)
+
+
+async def test_jobs_are_listed_by_batch_and_time(api: httpx.AsyncClient) -> None:
+    await submit(api)
+    mine = await submit(api, batch_id="b1")
+    at = (await api.get(f"/v1/jobs/{mine}")).json()["created_at"]
+    assert await pages(api, batch_id="b1") == [[mine]]
+    assert mine in list(chain(*await pages(api, created_after=at)))
+    assert mine not in list(chain(*await pages(api, created_before=at)))
+    assert await pages(api, created_after="2100-01-01T00:00:00Z") == [[]]
+    assert await pages(api, created_before="1000000000") == [[]]
+
+
+async def test_filters_go_through_all_pages_and_miss_none(
+    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "PAGE", 4)
+    monkeypatch.setattr(listing, "MAX_SCANNED", 8)
+    marked = [await submit(api, metadata={"order": "7" if number % 5 == 0 else "8"}) for number in range(23)][::5]
+    found = await pages(api, **{"metadata.order": "7", "limit": 2})
+    assert list(chain(*found)) == marked[::-1]
+    assert all(len(page) <= 2 for page in found)
+
+
+async def test_jobs_are_filtered_by_state_and_model(api: httpx.AsyncClient) -> None:
+    waiting, ended = await submit(api), await submit(api)
+    await api.post(f"/v1/jobs/{ended}/cancel")
+    assert await pages(api, status="canceled") == [[ended]]
+    assert await pages(api, status="queued,running") == [[waiting]]
+    assert await pages(api, model="other") == [[]]
+    assert await pages(api, model="demo", status="queued") == [[waiting]]
+
+
+async def test_a_parameter_given_twice_is_an_error(api: httpx.AsyncClient) -> None:
+    """One of them would be ignored, and the wrong jobs listed."""
+    answer = await api.get("/v1/jobs?status=failed&status=succeeded")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "status")

@@ -1,0 +1,84 @@
+"""What operators and clients ask about the service itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from harness.http_server import BODY, serving
+
+from shared.queue import Queue, WorkerInfo
+from shared.request import parse
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(fake_queue, tmp_path) as client:
+        yield client
+
+
+async def test_models_are_listed_as_openai_clients_expect_and_with_their_limits(api: httpx.AsyncClient) -> None:
+    page = (await api.get("/v1/models")).json()
+    assert page["object"] == "list"
+    (model,) = page["data"]
+    assert (model["id"], model["object"], model["owned_by"]) == ("demo", "model", "fusequeue")
+    assert isinstance(model["created"], int)
+    assert model["tasks"] == ["text_to_image", "image_to_image", "inpaint"]
+    assert (model["defaults"]["width"], model["limits"]["max_side"]) == (64, 128)
+    assert "source" not in model
+    assert (await api.get("/v1/models/demo")).json() == model
+
+
+async def test_queues_tell_what_waits(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    for _ in range(3):
+        await api.post("/v1/jobs", json={**BODY, "n": 2, "priority": "bulk"})
+    await fake_queue.heartbeat(WorkerInfo(id="w1", models=("demo",)))
+    told = (await api.get("/v1/queues")).json()
+    (queue,) = told["data"]
+    assert (queue["model"], queue["jobs"]["bulk"], queue["seats"]["bulk"], queue["running"]) == ("demo", 3, 6, 0)
+    assert queue["oldest_age_ms"] >= 0
+    assert told["workers"] == 1
+
+
+async def test_workers_are_listed(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    await fake_queue.heartbeat(WorkerInfo(id="w1", models=("demo",), seats=8, device="cpu"))
+    (worker,) = (await api.get("/v1/workers")).json()["data"]
+    assert (worker["id"], worker["models"], worker["seats"], worker["device"]) == ("w1", ["demo"], 8, "cpu")
+
+
+async def test_metrics_tell_requests_by_route_and_never_by_job(api: httpx.AsyncClient) -> None:
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    await api.get(f"/v1/jobs/{job_id}")
+    await api.get("/no/such/path")
+    text = (await api.get("/metrics")).text
+    assert re.search(r'fusequeue_http_requests_total\{method="GET",route="/v1/jobs/\{job_id\}",status="200"\} \d', text)
+    assert re.search(r'fusequeue_http_requests_total\{method="GET",route="none",status="404"\} \d', text)
+    assert re.search(r'fusequeue_submits_total\{model="demo",outcome="accepted"\} \d', text)
+    assert 'fusequeue_waiting_jobs{model="demo",priority="standard"} 1.0' in text
+    assert job_id not in text
+    assert "/no/such" not in text
+
+
+async def test_metrics_tell_how_workers_spend_their_time(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    await fake_queue.heartbeat(WorkerInfo(id="w1", models=("demo",), busy_s=40.5, idle_while_waiting_s=1.25))
+    text = (await api.get("/metrics")).text
+    assert 'fusequeue_worker_busy_seconds{worker="w1"} 40.5' in text
+    assert 'fusequeue_worker_idle_while_waiting_seconds{worker="w1"} 1.25' in text
+
+
+async def test_the_documentation_is_there_with_examples(api: httpx.AsyncClient) -> None:
+    docs = await api.get("/docs")
+    assert docs.status_code == 200
+    assert "POST /v1/jobs:bulk" in docs.text
+    assert "a red circle on a blue ground, left" in docs.text
+    assert "<script" not in docs.text
+    assert "https://" not in docs.text, "it is to be read without the internet"
+    page = (await api.get("/openapi.json")).json()
+    submit = page["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]
+    assert submit["examples"]["text to image"]["value"]["model"] == "demo"
+    for name, example in submit["examples"].items():
+        assert parse(example["value"]).prompt, f"{name} is a body that is taken"
+    assert {"/v1/jobs:bulk", "/v1/inputs", "/v1/jobs/{job_id}/events", "/readyz"} <= set(page["paths"])

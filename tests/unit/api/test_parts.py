@@ -1,0 +1,181 @@
+"""The small parts of the API, each alone."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from api.errors import RangeNotSatisfiable
+from api.http import ranges
+from api.http.ndjson import Line, Splitter
+from api.http.response_spool import Spool
+from api.waiting import preferred_wait_s
+from shared.errors import InvalidJson, InvalidRequest
+from shared.runtime import log, strict_json
+
+
+@pytest.mark.parametrize(
+    ("header", "part"),
+    [
+        (None, None),
+        ("bytes=0-0", (0, 1)),
+        ("bytes=2-5", (2, 6)),
+        ("bytes=2-", (2, 10)),
+        ("bytes=-3", (7, 10)),
+        ("bytes=-30", (0, 10)),
+        ("bytes=5-99", (5, 10)),
+        ("bytes=0-1,4-5", None),
+        ("bytes=5-2", None),
+        ("lines=1-2", None),
+        ("bytes=-", None),
+        ("bytes=a-b", None),
+    ],
+)
+def test_a_range_is_cut_to_the_object_and_what_is_no_range_means_all(
+    header: str | None, part: tuple[int, int] | None
+) -> None:
+    assert ranges.requested(header, 10) == part
+
+
+@pytest.mark.parametrize("header", ["bytes=10-", "bytes=99-100", "bytes=-0"])
+def test_a_range_outside_of_the_object_is_refused(header: str) -> None:
+    with pytest.raises(RangeNotSatisfiable):
+        ranges.requested(header, 10)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"{", "not JSON"),
+        (b"", "not JSON"),
+        (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": -Infinity}', "-Infinity is not JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b'{"a": "\xff"}', "not UTF-8"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        (b'{"a": ' + b"9" * 10_000 + b"}", "too many digits"),
+        (b'{"a": 1} {}', "not JSON"),
+        (b'{"a": "\x00"}', "not JSON"),
+    ],
+)
+def test_what_is_not_json_is_told_as_such(raw: bytes, words: str) -> None:
+    with pytest.raises(InvalidJson, match=words):
+        strict_json.decode(raw)
+
+
+def test_a_key_that_comes_twice_is_named() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        strict_json.decode(b'{"seed": 1, "seed": 2}')
+    assert caught.value.param == "seed"
+
+
+def test_a_nul_character_is_found_wherever_it_is() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        strict_json.decode(rb'{"metadata": {"order": ["x", "a\u0000b"]}}')
+    assert caught.value.param == "metadata.order"
+    with pytest.raises(InvalidRequest):
+        strict_json.decode(rb'{"metadata": {"\u0000": 1}}')
+    assert strict_json.decode(rb'{"prompt": "a\\u0000"}') == {"prompt": "a\\u0000"}
+
+
+def test_lines_are_cut_the_same_wherever_the_pieces_end() -> None:
+    data = b'{"a":1}\r\n\n   \n{"b":2}\n' + b"x" * 50 + b'\n{"c":3}'
+    whole = [Line(1, b'{"a":1}'), Line(4, b'{"b":2}'), Line(5, None), Line(6, b'{"c":3}')]
+    for size in range(1, len(data) + 1):
+        splitter, lines = Splitter(20), []
+        for start in range(0, len(data), size):
+            lines += splitter.feed(data[start : start + size])
+        assert lines + list(splitter.finish()) == whole
+
+
+def test_a_body_that_ends_in_a_newline_has_no_further_line() -> None:
+    splitter = Splitter(20)
+    assert [line.number for line in splitter.feed(b"1\n2\n")] == [1, 2]
+    assert list(splitter.finish()) == []
+    assert splitter.number == 2
+
+
+def test_an_endless_line_is_not_held() -> None:
+    splitter = Splitter(100)
+    for _ in range(1000):
+        assert list(splitter.feed(b"x" * 1000)) == []
+    assert len(splitter._held) == 0
+    assert list(splitter.feed(b"\n{}\n")) == [Line(1, None), Line(2, b"{}")]
+
+
+async def test_a_spool_gives_back_in_order_what_went_through_memory_and_disk() -> None:
+    spool = Spool(memory_bytes=100, disk_bytes=10_000)
+    written = [bytes([number % 256]) * 37 for number in range(200)]
+
+    async def write() -> None:
+        for piece in written:
+            await spool.write(piece)
+        await spool.end()
+
+    writing, read = asyncio.ensure_future(write()), b""
+    while piece := await spool.read():
+        read += piece
+        await asyncio.sleep(0.0005 if len(read) % 3 else 0)
+    await writing
+    spool.close()
+    assert read == b"".join(written)
+
+
+async def test_a_full_spool_makes_its_writer_wait_for_the_reader() -> None:
+    spool = Spool(memory_bytes=10, disk_bytes=50)
+    await spool.write(b"x" * 60)
+    writing = asyncio.ensure_future(spool.write(b"y"))
+    done, _ = await asyncio.wait({writing}, timeout=0.05)
+    assert not done
+    assert await spool.read() == b"x" * 60
+    await asyncio.wait_for(writing, 60)
+    assert await spool.read() == b"y"
+    spool.close()
+
+
+@pytest.mark.parametrize(
+    ("prefer", "wait_s"),
+    [
+        (None, None),
+        ("respond-async", None),
+        ("wait=5", 5.0),
+        ("respond-async, wait=5", 5.0),
+        ("wait = 5; x=y, return=minimal", 5.0),
+        ("Wait=500", 60.0),
+        ("wait", 60.0),
+        ("wait=-1", None),
+        ("wait=soon", None),
+    ],
+)
+def test_prefer_is_read_as_the_rfc_has_it(prefer: str | None, wait_s: float | None) -> None:
+    assert preferred_wait_s(prefer, 60) == wait_s
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """Leave the logging of the other tests as it was."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_log_lines_are_json_where_nobody_looks_at_them() -> None:
+    stream = io.StringIO()
+    log.configure("INFO", stream=stream)
+    structlog.get_logger("some.part").info("something_happened", jobs=3)
+    structlog.get_logger("some.part").debug("not_shown")
+    logging.getLogger("uvicorn.error").warning("from %s", "elsewhere")
+    ours, theirs = map(json.loads, stream.getvalue().splitlines())
+    assert (ours["event"], ours["jobs"], ours["level"]) == ("something_happened", 3, "info")
+    assert (theirs["event"], theirs["logger"]) == ("from elsewhere", "uvicorn.error")

@@ -1,0 +1,130 @@
+"""Repainting, editing and video over HTTP: what is accepted, what is told, what is refused."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness.http_server import png, serving
+
+from shared.queue import Queue
+
+MODELS = """
+[[model]]
+id = "painter"
+source = "x"
+tasks = ["text_to_image", "image_to_image", "inpaint"]
+
+[[model]]
+id = "editor"
+source = "x"
+tasks = ["edit"]
+[model.limits]
+max_input_images = 3
+[model.references]
+pixels = 65536
+
+[[model]]
+id = "film"
+source = "x"
+tasks = ["text_to_video", "image_to_video"]
+[model.defaults]
+frames = 17
+fps = 16
+[model.limits]
+max_frames = 81
+frames_multiple = 4
+last_image = "allowed"
+"""
+UNKNOWN = "in_0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    models = tmp_path / "models.toml"
+    models.write_text(MODELS)
+    async with serving(fake_queue, tmp_path, models=models) as client:
+        yield client
+
+
+def data_url(width: int, height: int, colour: str) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png(width, height, colour)).decode()}"
+
+
+async def submitted(api: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
+    answer = await api.post("/v1/jobs", json={"prompt": "x", **body})
+    assert answer.status_code == 202, answer.text
+    return dict(answer.json())
+
+
+async def test_several_pictures_are_edited_into_one(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    """In the order in which they were sent, whatever they came as, and in the proportions of the first."""
+    uploaded = (await api.post("/v1/inputs", files={"file": ("a.png", png(400, 200))})).json()["id"]
+    job = await submitted(api, model="editor", images=[uploaded, data_url(512, 512, "blue")])
+    assert job["task"] == "edit"
+    assert [(image["width"], image["height"]) for image in job["images"]] == [(400, 200), (512, 512)]
+    assert job["image"] == job["images"][0]
+    assert job["image"]["id"] == uploaded
+    assert (job["width"], job["height"], job["strength"]) == (728, 360, None)
+    record = await fake_queue.get(job["id"])
+    assert record is not None
+    assert record.job.reference_sizes == ((352, 192), (256, 256))
+
+
+async def test_a_picture_is_repainted_where_its_mask_is_white(api: httpx.AsyncClient) -> None:
+    """The answer names both."""
+    job = await submitted(api, model="painter", image=data_url(64, 32, "red"), mask=data_url(128, 64, "white"))
+    assert (job["task"], job["strength"], job["mask"]["width"], job["last_image"]) == ("inpaint", 1.0, 128, None)
+
+
+async def test_a_video_goes_from_one_picture_to_another(api: httpx.AsyncClient) -> None:
+    """Of the length and the rate that were asked for, or the model's own."""
+    first, last = data_url(64, 64, "red"), data_url(64, 64, "blue")
+    job = await submitted(api, model="film", image=first, last_image=last, frames=33)
+    assert (job["task"], job["frames"], job["fps"], job["output_format"]) == ("image_to_video", 33, 16, "mp4")
+    assert job["last_image"]["id"] != job["image"]["id"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"model": "film", "output_format": "png"}, "invalid_request", "output_format"),
+        ({"model": "film", "frames": 6}, "invalid_request", "frames"),
+        ({"model": "film", "frames": "17"}, "invalid_request", "frames"),
+        ({"model": "film", "last_image": UNKNOWN}, "invalid_request", "image"),
+        ({"model": "film", "image": data_url(8, 8, "red"), "last_image": UNKNOWN}, "invalid_input_image", "last_image"),
+        ({"model": "editor"}, "invalid_request", "image"),
+        ({"model": "editor", "images": [data_url(8, 8, "red"), UNKNOWN]}, "invalid_input_image", "images.1"),
+        ({"model": "editor", "images": ["https://127.0.0.1/a.png"]}, "invalid_input_image", "images.0"),
+        ({"model": "editor", "images": [UNKNOWN] * 4}, "invalid_request", "images"),
+        ({"model": "editor", "images": [UNKNOWN] * 17}, "invalid_request", "images"),
+        ({"model": "editor", "images": UNKNOWN}, "invalid_request", "images"),
+        ({"model": "painter", "image": data_url(8, 8, "red"), "mask": "data:,"}, "invalid_input_image", "mask"),
+        (
+            {"model": "painter", "image": data_url(64, 32, "red"), "mask": data_url(64, 64, "red")},
+            "invalid_request",
+            "mask",
+        ),
+    ],
+)
+async def test_what_is_wrong_is_told_by_its_field(
+    api: httpx.AsyncClient, fake_queue: Queue, body: dict[str, Any], code: str, param: str
+) -> None:
+    """And no job is made."""
+    answer = await api.post("/v1/jobs", json={"prompt": "x", **body})
+    assert answer.status_code == 422
+    assert (answer.json()["code"], answer.json()["error"]["param"]) == (code, param), answer.text
+    assert (await fake_queue.list_jobs("default"))[0] == []
+
+
+async def test_models_tell_what_they_take(api: httpx.AsyncClient) -> None:
+    """So that a client knows how many frames and pictures it may ask with."""
+    models = {model["id"]: model for model in (await api.get("/v1/models")).json()["data"]}
+    assert models["film"]["limits"]["frames_multiple"] == 4
+    assert models["film"]["defaults"]["fps"] == 16
+    assert models["editor"]["limits"]["max_input_images"] == 3
+    assert models["editor"]["tasks"] == ["edit"]

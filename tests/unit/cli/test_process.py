@@ -1,0 +1,114 @@
+"""Child processes: their output is bounded, and nothing of them outlives their end or their parent's."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.up.process import BoundedLog, Process
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def gone(pid: int) -> bool:
+    """Tell whether a process has ended, as a zombie or altogether."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+async def until(condition, what: str, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        await asyncio.sleep(0.01)
+
+
+async def start(code: str, log: BoundedLog) -> Process:
+    return await Process.start((sys.executable, "-c", code), env=dict(os.environ), log=log)
+
+
+def test_a_log_stays_within_twice_its_bound(tmp_path):
+    """However much is written, the file and the one before it hold no more than the bound each."""
+    log = BoundedLog(tmp_path / "a.log", max_bytes=1000)
+    for number in range(200):
+        log.write(b"%060d\n" % number)
+    log.close()
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert set(sizes) == {"a.log", "a.log.1"}
+    assert max(sizes.values()) <= 1000
+    assert log.tail()[-1].endswith("199")
+
+
+def test_a_line_without_end_is_not_kept_in_memory(tmp_path):
+    """The remembered tail is bounded in bytes too."""
+    log = BoundedLog(tmp_path / "a.log")
+    for _ in range(100):
+        log.write(b"x" * 10_000)
+    assert sum(map(len, log.tail())) <= 2000
+    log.close()
+
+
+async def test_output_of_both_streams_is_in_the_log(tmp_path):
+    """What a child says last is there to be shown when it has ended."""
+    log = BoundedLog(tmp_path / "a.log")
+    process = await start("import sys; print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)", log)
+    assert await process.wait() == 3
+    assert log.tail() == ["out", "err"]
+    log.close()
+
+
+async def test_what_a_child_started_ends_with_it(tmp_path):
+    """A grandchild that holds the output open neither survives the child nor delays the notice of its end."""
+    log = BoundedLog(tmp_path / "a.log")
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
+    process = await start(code, log)
+    async with asyncio.timeout(60):
+        await process.wait()
+    grandchild = int(log.tail()[0])
+    await until(lambda: gone(grandchild), "the grandchild has ended")
+    log.close()
+
+
+async def test_the_terminals_interrupt_does_not_reach_a_child(tmp_path):
+    """A child has a process group of its own, so that Ctrl-C drains in order instead of hitting all at once.
+
+    The session is that of all the others: in one of its own the engine's priority would not count against theirs.
+    """
+    log = BoundedLog(tmp_path / "a.log")
+    process = await start("import os, time; print(os.getpgid(0), os.getsid(0), flush=True); time.sleep(600)", log)
+    await until(log.tail, "the child has spoken")
+    group, session = map(int, log.tail()[0].split())
+    assert group == process.pid != os.getpgid(0)
+    assert session == os.getsid(0)
+    process.terminate()
+    assert await process.wait() == -signal.SIGTERM
+    log.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+def test_a_child_dies_with_a_parent_that_was_killed(tmp_path):
+    """kill -9 of the supervisor leaves no orphan."""
+    code = f"""
+import asyncio, os, sys
+from pathlib import Path
+from cli.up.process import BoundedLog, Process
+async def main():
+    log = BoundedLog(Path({str(tmp_path)!r}) / "a.log")
+    process = await Process.start(("sleep", "600"), env=dict(os.environ), log=log)
+    print(process.pid, flush=True)
+    await process.wait()
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert not gone(child)
+        parent.kill()
+    asyncio.run(until(lambda: gone(child), "the child has ended"))

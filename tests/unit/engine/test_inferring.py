@@ -1,0 +1,72 @@
+"""Rules guessed from the arguments of calls: what is stacked, what must be equal, and when nothing can be said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from worker.engine.fusion.architectures import Kind
+from worker.engine.fusion.batch_key import fit_key
+from worker.engine.fusion.inferred_rules import infer_rules
+from worker.engine.fusion.stacking import Stacker
+
+
+def call(rows: int, **changes: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "hidden_states": torch.full((rows, 16, 4), float(rows)),
+        "timestep": torch.ones(rows),
+        "step": torch.tensor(3),
+        "encoder_hidden_states": torch.ones(rows, 7, 8),
+        "img_ids": torch.arange(48).reshape(16, 3),
+        "sizes": {"time_ids": torch.ones(rows, 6), "none": None},
+        "options": {},
+        "return_dict": False,
+    }
+    return given | changes
+
+
+KINDS = {
+    "hidden_states": Kind.STACKED,
+    "timestep": Kind.STACKED,
+    "step": Kind.ROWS,
+    "encoder_hidden_states": Kind.STACKED,
+    "img_ids": Kind.SAME,
+    "sizes": Kind.STACKED,
+}
+
+
+def test_arguments_are_told_apart_by_their_shapes() -> None:
+    """As many entries as rows are stacked, numbers spread, other tensors compared, and the rest must be equal."""
+    rules = infer_rules([call(2), call(1)])
+    assert rules is not None
+    assert rules.rows == "hidden_states"
+    assert {name: argument.kind for name, argument in rules.arguments.items()} == KINDS
+    stacked = Stacker(rules).stack([call(2), call(1)], [2, 1])
+    assert stacked["hidden_states"][:, 0, 0].tolist() == [2, 2, 1]
+    assert stacked["step"].tolist() == [3, 3, 3]
+    assert stacked["sizes"]["time_ids"].shape == (3, 6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"encoder_hidden_states": torch.ones(1, 9, 8)},
+        {"img_ids": torch.arange(48).reshape(16, 3) * 2},
+        {"return_dict": True},
+        {"options": {"scale": 0.5}},
+    ],
+    ids=["longer text", "other positions", "another flag", "options"],
+)
+def test_calls_that_differ_in_anything_else_do_not_fit(changes: dict[str, Any]) -> None:
+    """Nothing is padded or shared on a guess."""
+    rules = infer_rules([call(1), call(1, **changes)])
+    assert rules is not None
+    assert fit_key(rules, call(1)) != fit_key(rules, call(1, **changes))
+
+
+def test_without_a_batch_nothing_is_inferred() -> None:
+    """A list of samples, or a call that lacks them, has no rows to count."""
+    assert infer_rules([{"x": [torch.ones(4, 1, 8)], "t": torch.ones(1)}] * 2) is None
+    assert infer_rules([call(1), {"timestep": torch.ones(1)}]) is None

@@ -1,0 +1,133 @@
+"""What only videos ask of the stacking: times by token, arguments that stand for others, several outputs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import diffusers
+import diffusers.pipelines.ltx2
+import pytest
+import torch
+import transformers
+
+from worker.engine.fusion.architectures import Argument, Kind, Rules
+from worker.engine.fusion.architectures.video_models import VIDEOS
+from worker.engine.fusion.batch_key import StackingError, complete, fit_key
+from worker.engine.fusion.module_proxy import Point, Proxy, points_of
+from worker.engine.fusion.stacking import Stacker, split
+
+LTX = VIDEOS["LTX2VideoTransformer3DModel"]["forward"]
+WAN = VIDEOS["WanTransformer3DModel"]["forward"]
+HELIOS = VIDEOS["HeliosTransformer3DModel"]["forward"]
+TOKENS = 6
+
+
+def ltx_call(rows: int, timestep: torch.Tensor, **more: Any) -> dict[str, Any]:
+    call = {
+        "hidden_states": torch.zeros(rows, TOKENS, 4),
+        "audio_hidden_states": torch.zeros(rows, 3, 8),
+        "timestep": timestep,
+        "sigma": torch.full((rows,), 0.5),
+        "isolate_modalities": False,
+    }
+    return complete(LTX, call | more)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "method"), [(name, method) for name, methods in VIDEOS.items() for method in methods]
+)
+def test_every_rule_names_arguments_that_the_class_takes(architecture: str, method: str) -> None:
+    """A misspelt name would be taken for an argument that must be equal, and cost all company."""
+    homes: tuple[Any, ...] = (diffusers, diffusers.pipelines.ltx2, transformers)
+    found = next(getattr(home, architecture) for home in homes if hasattr(home, architecture))
+    taken = set(inspect.signature(getattr(found, method)).parameters)
+    rules = VIDEOS[architecture][method]
+    assert set(rules.arguments) <= taken
+    assert {rule.like for rule in rules.arguments.values()} - {None} <= set(rules.arguments)
+
+
+def test_times_by_row_become_times_by_token_beside_a_call_that_has_those() -> None:
+    """Text-to-video has one time a row, image-to-video holds its first frame's tokens at time zero."""
+    held = torch.tensor([[0.0, 0, 7, 7, 7, 7]])
+    calls = [ltx_call(2, torch.tensor([3.0, 3.0])), ltx_call(1, held, audio_timestep=torch.tensor([7.0]))]
+    assert fit_key(LTX, calls[0]) == fit_key(LTX, calls[1])
+    stacked = Stacker(LTX).stack(calls, [2, 1])
+    assert stacked["timestep"].tolist() == [[3.0] * TOKENS, [3.0] * TOKENS, held[0].tolist()]
+    assert stacked["audio_timestep"].tolist() == [3.0, 3.0, 7.0]
+    assert stacked["sigma"].shape == (3,)
+
+
+def test_a_single_time_by_token_serves_all_rows_of_its_call() -> None:
+    """As a broadcast would."""
+    calls = [ltx_call(2, torch.arange(TOKENS).float()[None]), ltx_call(1, torch.tensor([9]))]
+    assert Stacker(LTX).stack(calls, [2, 1])["timestep"].tolist() == [*[[0, 1, 2, 3, 4, 5]] * 2, [9] * TOKENS]
+
+
+def test_times_of_the_wrong_number_are_refused() -> None:
+    """Two rows with three times: one would get a neighbour's."""
+    with pytest.raises(StackingError):
+        Stacker(LTX).stack([ltx_call(2, torch.zeros(3, TOKENS)), ltx_call(1, torch.zeros(1))], [2, 1])
+
+
+def wan_call(rows: int, pictures: int) -> dict[str, Any]:
+    marks = torch.arange(rows * pictures).float()[:, None, None].expand(-1, 5, 16)
+    return {"hidden_states": torch.zeros(rows, 4, 3, 8, 8), "encoder_hidden_states_image": marks}
+
+
+def test_a_first_and_a_last_picture_stay_with_their_row() -> None:
+    """The embedding has two entries a row; whoever has one does not fit."""
+    assert fit_key(WAN, wan_call(1, 2)) == fit_key(WAN, wan_call(2, 2)) != fit_key(WAN, wan_call(2, 1))
+    stacked = Stacker(WAN).stack([wan_call(1, 2), wan_call(2, 2)], [1, 2])
+    assert stacked["encoder_hidden_states_image"][:, 0, 0].tolist() == [0, 1, 0, 1, 2, 3]
+    with pytest.raises(StackingError):
+        Stacker(WAN).stack([wan_call(1, 2), wan_call(2, 1)], [1, 2])
+
+
+def test_what_was_given_is_not_stood_in_for() -> None:
+    """Only what is left out takes another's value, and nothing is made of nothing."""
+    rules = Rules("x", {"x": Argument(Kind.STACKED), "y": Argument(Kind.ROWS, like="x")})
+    assert complete(rules, {"x": 1, "y": 2}) == {"x": 1, "y": 2}
+    assert complete(rules, {"x": 1}) == {"x": 1, "y": 1}
+    assert complete(rules, {}) == {}
+
+
+def test_frames_and_sound_come_apart_together() -> None:
+    """Two outputs, each by the same rows."""
+    first, second = split((torch.arange(3.0)[:, None], torch.arange(3.0)[:, None, None] * 10), [2, 1])
+    assert [part.flatten().tolist() for part in first] == [[0, 1], [0, 10]]
+    assert [part.flatten().tolist() for part in second] == [[2], [20]]
+
+
+@pytest.mark.parametrize(
+    ("rules", "one", "other"),
+    [
+        (WAN, {"hidden_states": torch.zeros(1, 4, 3, 8, 8)}, {"hidden_states": torch.zeros(1, 4, 5, 8, 8)}),
+        (
+            WAN,
+            {"hidden_states": torch.zeros(1, 4, 3, 8, 8)},
+            {"hidden_states": torch.zeros(1, 4, 3, 8, 8), "encoder_hidden_states_image": torch.zeros(1, 5, 16)},
+        ),
+        (
+            HELIOS,
+            {"hidden_states": torch.zeros(1, 4, 9, 8, 8), "indices_hidden_states": torch.arange(9)[None]},
+            {"hidden_states": torch.zeros(1, 4, 9, 8, 8), "indices_hidden_states": torch.arange(8)[None]},
+        ),
+        (LTX, ltx_call(1, torch.zeros(1)), ltx_call(1, torch.zeros(1), isolate_modalities=True)),
+        (LTX, ltx_call(1, torch.zeros(1)), ltx_call(1, torch.zeros(1), spatio_temporal_guidance_blocks=[1])),
+    ],
+    ids=["frames", "a picture's embedding", "history", "isolated modalities", "perturbed blocks"],
+)
+def test_calls_that_differ_in_what_a_whole_forward_shares_do_not_fit(
+    rules: Rules, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """They run one after the other."""
+    assert fit_key(rules, one) != fit_key(rules, other)
+
+
+def test_a_proxy_takes_whatever_a_pipeline_says_of_its_cache() -> None:
+    """Wan tells the step and the noise level along with the name."""
+    module = torch.nn.Linear(2, 2)
+    points: dict[str, Point] = points_of("transformer", module)
+    with Proxy(module, points, torch.device("cpu"), torch.float32).cache_context("cond", step_index=1, sigma=0.5):
+        pass

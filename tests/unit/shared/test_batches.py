@@ -1,0 +1,102 @@
+"""What is to be done next about a batch, what makes its file useless, and how its lines are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from shared.jsonl import read_lines
+from shared.protocols.openai.batch_lines import MAX_ERRORS, Checker
+from shared.protocols.openai.batches import AHEAD, GRACE_MS, MAX_LINES, Batch, Status, Step, job_id, next_step
+from shared.runtime.clock import made_at_ms
+
+NOW = 1_769_860_800_000
+LATER = NOW + 86_400_000
+
+
+def batch(**fields: Any) -> Batch:
+    own = {
+        "id": "batch_1",
+        "tenant": "default",
+        "endpoint": "/v1/jobs",
+        "input_file_id": "file_1",
+        "output_file_id": "file_2",
+        "error_file_id": "file_3",
+        "base_url": "http://localhost",
+        "created_at_ms": NOW,
+        "expires_at_ms": LATER,
+    }
+    return Batch(**{**own, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "now_ms", "step"),
+    [
+        ({}, NOW, Step.VALIDATE),
+        ({}, LATER, Step.CLOSE),  # never got to it
+        ({"status": Status.IN_PROGRESS, "total": 9}, NOW, Step.TAKE_UP),
+        ({"status": Status.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, NOW, Step.TAKE_UP),
+        # The rest stays in its file until some of what is in line has ended.
+        ({"status": Status.IN_PROGRESS, "total": 9_999, "read": AHEAD, "accepted": AHEAD}, NOW, Step.WAIT),
+        ({"status": Status.IN_PROGRESS, "total": 9, "read": 9, "accepted": 8, "ended": 7}, NOW, Step.WAIT),
+        ({"status": Status.IN_PROGRESS, "total": 9, "read": 9, "accepted": 8, "ended": 8}, NOW, Step.CLOSE),
+        ({"status": Status.IN_PROGRESS, "total": 9, "read": 9, "accepted": 0}, NOW, Step.CLOSE),  # all lines bad
+        # Its window is over: nothing more is taken up, and what runs is waited for, but not for ever.
+        ({"status": Status.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, LATER, Step.WAIT),
+        ({"status": Status.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5, "ended": 5}, LATER, Step.CLOSE),
+        ({"status": Status.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, LATER + GRACE_MS, Step.CLOSE),
+        ({"status": Status.FINALIZING, "total": 9, "read": 9, "accepted": 9}, NOW, Step.WRITE),
+        ({"status": Status.CANCELLING}, NOW, Step.WRITE),  # before it was validated
+        ({"status": Status.CANCELLING, "total": 9, "read": 5, "accepted": 5}, NOW, Step.STOP_JOBS),
+        # A piece may have put lines in line that it could not note any more.
+        ({"status": Status.CANCELLING, "total": 9, "read": 5, "accepted": 5, "stopped": 5}, NOW, Step.STOP_JOBS),
+        ({"status": Status.CANCELLING, "total": 9, "read": 5, "accepted": 5, "stopped": 9}, NOW, Step.WAIT),
+        (
+            {"status": Status.CANCELLING, "total": 9, "read": 5, "accepted": 5, "ended": 5, "stopped": 9},
+            NOW,
+            Step.WRITE,
+        ),
+        ({"status": Status.COMPLETED}, LATER, Step.NOTHING),
+        ({"status": Status.FAILED}, NOW, Step.NOTHING),
+    ],
+)
+def test_the_next_step_follows_from_what_is_known(fields: dict[str, Any], now_ms: int, step: Step) -> None:
+    assert next_step(batch(**fields), now_ms) is step
+
+
+def test_a_line_is_always_the_same_job() -> None:
+    """Whose id sorts as the line does, tells the batch's time, and is that of no other batch's line."""
+    made = [job_id(batch(), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)]
+    assert made == [job_id(batch(), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)] == sorted(set(made))
+    assert {made_at_ms(one) for one in made} == {NOW}
+    assert not set(made) & {job_id(batch(id="batch_2"), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)}
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+@pytest.mark.parametrize("start", [0, 3, 9])
+async def test_lines_are_the_same_however_they_come(size: int, start: int) -> None:
+    """In pieces of any size, from any line on; one that is too long is told, and not held."""
+    data = b"a\n\nbb \r\n" + b"x" * 20 + b"\nlast"
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(start, len(data), size):
+            yield data[at : at + size]
+
+    read = [(line.end, line.raw, line.blank) async for line in read_lines(pieces(), start, 10)]
+    whole = [(2, b"a", False), (3, b"", True), (8, b"bb", False), (29, None, False), (33, b"last", False)]
+    wanted = {0: whole, 3: whole[2:], 9: [(29, None, False), (33, b"last", False)]}[start]
+    assert read == wanted
+
+
+def test_the_first_errors_are_told_and_no_more() -> None:
+    checker = Checker("/v1/jobs")
+    good = {"custom_id": "a", "method": "POST", "url": "/v1/jobs", "body": {}}
+    checker.take(1, json.dumps(good).encode())
+    for number in range(2, 2 * MAX_ERRORS):
+        checker.take(number, b"[]")
+    assert checker.total == 2 * MAX_ERRORS - 1
+    assert [error.line for error in checker.errors] == list(range(2, MAX_ERRORS + 2))
+    assert {error.code for error in checker.errors} == {"invalid_json_line"}

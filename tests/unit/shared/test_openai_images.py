@@ -1,0 +1,80 @@
+"""OpenAI's bodies for pictures, read as jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness.http_server import ROOT
+
+from shared.config import models_file
+from shared.errors import InvalidRequest
+from shared.job import Priority
+from shared.protocols.openai.images import Asked, asked_of
+
+CATALOG = models_file.load(ROOT / "models.toml")
+
+
+def read(**body: Any) -> Asked:
+    return asked_of({"prompt": "a red circle", **body}, CATALOG, "image_generation")
+
+
+def test_openais_words_become_ours() -> None:
+    asked = read(size="128x64", n=3, output_format="jpeg", output_compression=0, num_inference_steps=5, model=None)
+    request = asked.request
+    assert (request.width, request.height, request.n, request.steps) == (128, 64, 3, 5)
+    assert (request.output_format, request.output_quality, request.model) == ("jpeg", 1, "demo")
+    assert request.priority is Priority.INTERACTIVE
+
+
+def test_a_batch_may_say_its_own_priority() -> None:
+    assert read(priority="bulk").request.priority is Priority.BULK
+
+
+@pytest.mark.parametrize("field", ["quality", "background", "moderation", "style", "user", "input_fidelity"])
+def test_what_has_no_meaning_here_is_taken(field: str) -> None:
+    assert read(**{field: "auto"}).request == read().request
+
+
+@pytest.mark.parametrize(
+    ("sent", "image", "images"),
+    [
+        ({"image": {"image_url": "https://a.example/x.png"}}, "https://a.example/x.png", None),
+        ({"images": [{"file_id": "in_a"}]}, "in_a", None),
+        ({"image": ["in_a"]}, "in_a", None),
+    ],
+)
+def test_pictures_as_a_batch_names_them(sent: dict[str, Any], image: str | None, images: Any) -> None:
+    request = read(**sent).request
+    assert (request.image, request.images) == (image, images)
+
+
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        ({"size": "large"}, "size"),
+        ({"size": "60x60"}, "size"),
+        ({"size": "64x64", "width": 64}, "size"),
+        ({"width": 60}, "width"),
+        ({"n": 0}, "n"),
+        ({"n": 99}, "n"),
+        ({"partial_images": 4}, "partial_images"),
+        ({"response_format": "png"}, "response_format"),
+        ({"output_format": "mp4"}, "output_format"),
+        ({"output_compression": 101}, "output_compression"),
+        ({"stream": "yes"}, "stream"),
+        ({"steps": 0}, "steps"),
+        ({"colour": "red"}, "colour"),
+        ({"loras": [{"id": "ink"}]}, "adapters.0.id"),
+        ({"prompt": ""}, "prompt"),
+    ],
+)
+def test_what_is_wrong_is_told_by_the_field_that_was_sent(sent: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as told:
+        read(**sent)
+    assert told.value.param == param
+
+
+def test_a_body_that_is_no_object_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        asked_of(["x"], CATALOG, "image_generation")

@@ -1,0 +1,146 @@
+"""Inputs of Replicate's models, read as jobs; and our models by the names that its clients use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness.http_server import ROOT
+
+from shared.config import models_file
+from shared.config.models_file import Catalog, Limits, ModelSpec
+from shared.errors import FusequeueError, InvalidRequest, UnknownModel
+from shared.job import Task
+from shared.protocols.replicate.models import named, of_version, owner_and_name, version_of
+from shared.protocols.replicate.prediction_inputs import request_of, size_for
+from shared.request import JobRequest
+
+CATALOG = models_file.load(ROOT / "models.toml")
+DEMO = CATALOG.get("demo")
+FILE = "in_0123456789abcdef0123456789abcdef"
+EDITS = ModelSpec(id="edits", source="x", tasks=(Task.EDIT,), limits=Limits(max_input_images=3), safety_checker=False)
+FILMS = ModelSpec(id="films", source="x", tasks=(Task.TEXT_TO_VIDEO,), limits=Limits(max_frames=81, frames_multiple=4))
+
+
+def read(spec: ModelSpec = DEMO, **told: Any) -> JobRequest:
+    return request_of({"prompt": "a red circle", **told}, spec, {"priority": "interactive"})[0]
+
+
+@pytest.mark.parametrize(
+    ("told", "ours"),
+    [
+        ({"num_outputs": 3}, {"n": 3}),
+        ({"num_inference_steps": 5}, {"steps": 5}),
+        ({"steps": 5}, {"steps": 5}),
+        ({"guidance": 3}, {"guidance_scale": 3.0}),
+        ({"guidance_scale": 3.5}, {"guidance_scale": 3.5}),
+        ({"seed": 7, "negative_prompt": "green", "scheduler": None}, {"seed": 7, "negative_prompt": "green"}),
+        ({"image": "in_a", "prompt_strength": 0.4}, {"image": "in_a", "strength": 0.4}),
+        ({"init_image": "in_a"}, {"image": "in_a"}),
+        ({"image": "in_a", "mask": "in_b"}, {"image": "in_a", "mask": "in_b"}),
+        ({"image": "data:application/octet-stream;base64,AA=="}, {"image": "data:;base64,AA=="}),
+        ({"image": f"https://a.example/compat/replicate/v1/files/{FILE}"}, {"image": FILE}),
+        ({"image": f"http://a.example:8000/x/compat/replicate/v1/files/{FILE}"}, {"image": FILE}),
+        ({"image": f"https://a.example/{FILE}"}, {"image": f"https://a.example/{FILE}"}),
+        ({"scheduler": "K_EULER"}, {"scheduler": "EulerDiscreteScheduler"}),
+        ({"scheduler": "DDIMScheduler"}, {"scheduler": "DDIMScheduler"}),
+        ({"output_format": "jpg", "output_quality": 0}, {"output_format": "jpeg", "output_quality": 1}),
+        ({"width": 128, "height": 64, "aspect_ratio": "custom"}, {"width": 128, "height": 64}),
+        ({"aspect_ratio": "1:1"}, {"width": 64, "height": 64}),
+        ({"aspect_ratio": "2:1"}, {"width": 128, "height": 64}),
+        ({"go_fast": True, "disable_safety_checker": False, "apply_watermark": False}, {"priority": "interactive"}),
+        ({"priority": "bulk", "metadata": {"order": "1"}}, {"priority": "bulk", "metadata": {"order": "1"}}),
+    ],
+)
+def test_their_names_become_ours(told: dict[str, Any], ours: dict[str, Any]) -> None:
+    request = read(**told)
+    assert {name: getattr(request, name) for name in ours} == ours
+
+
+def test_several_pictures_and_videos_have_names_of_their_own() -> None:
+    request = read(EDITS, input_images=["in_a", f"https://a.example/compat/replicate/v1/files/{FILE}"])
+    assert request.images == ("in_a", FILE)
+    same = read(EDITS, image="in_a", aspect_ratio="match_input_image", disable_safety_checker=True)
+    assert (same.width, same.height) == (None, None)
+    film = read(FILMS, num_frames=21, frames_per_second=8)
+    assert (film.frames, film.fps) == (21, 8)
+
+
+@pytest.mark.parametrize(
+    ("told", "param", "words"),
+    [
+        ({"stepz": 1}, "stepz", "input.stepz: there is no such field"),
+        ({"prompt": None}, "prompt", "input.prompt: Field required"),
+        ({"num_inference_steps": 1000}, "num_inference_steps", "input.num_inference_steps must be 1 to 100, not 1000"),
+        ({"num_inference_steps": "5"}, "num_inference_steps", "input.num_inference_steps: Input should be a valid int"),
+        ({"num_outputs": 99}, "num_outputs", "input.num_outputs is at most 8"),
+        ({"guidance": 99}, "guidance", "input.guidance is at most 20"),
+        ({"guidance": 1, "guidance_scale": 1}, "guidance", "send either guidance_scale or guidance"),
+        ({"init_image": "a", "input_image": "b"}, "input_image", "send either init_image or input_image"),
+        ({"prompt_strength": 0.5}, "prompt_strength", "input.prompt_strength needs an image"),
+        ({"output_quality": 101}, "output_quality", "input.output_quality: "),
+        ({"output_format": "gif"}, "output_format", "input.output_format: "),
+        ({"output_format": "mp4"}, "output_format", "input.output_format: text_to_image gives"),
+        ({"aspect_ratio": "wide"}, "aspect_ratio", "input.aspect_ratio: "),
+        ({"aspect_ratio": "0:1"}, "aspect_ratio", "input.aspect_ratio: "),
+        ({"aspect_ratio": "3:1"}, "aspect_ratio", "input.aspect_ratio must be 64 to 128, not 192"),
+        ({"aspect_ratio": "2:1", "width": 64}, "aspect_ratio", "send either aspect_ratio or width and height"),
+        ({"aspect_ratio": "custom", "width": 64}, "aspect_ratio", "custom needs width and height"),
+        ({"aspect_ratio": "match_input_image"}, "aspect_ratio", "matches no picture"),
+        ({"megapixels": 1}, "megapixels", "input.megapixels must be 64 to 128, not 1024"),
+        ({"width": 65}, "width", "input.width must be a multiple of 8"),
+        ({"lora_weights": "ink"}, "lora_weights", "input.lora_weights"),
+        ({"lora_scale": 1.0}, "lora_scale", "lora_scale needs lora_weights"),
+        ({"disable_safety_checker": True}, "disable_safety_checker", "for the operator to switch off"),
+        ({"apply_watermark": True}, "apply_watermark", "no watermark"),
+        ({"model": "other"}, "model", "there is no such field"),
+        ({"webhook": "https://a.example"}, "webhook", "there is no such field"),
+        ({"image": ["a"]}, "image", "input.image: "),
+    ],
+)
+def test_what_is_at_fault_is_told_by_their_name(told: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(InvalidRequest) as fault:
+        read(**told)
+    assert fault.value.param == f"input.{param}"
+    assert words in fault.value.message
+
+
+@pytest.mark.parametrize(
+    ("ratio", "pixels", "size"),
+    [
+        (1.0, 1024 * 1024, (1024, 1024)),
+        (16 / 9, 1024 * 1024, (1368, 768)),
+        (9 / 16, 1024 * 1024, (768, 1368)),
+        (3 / 2, 256 * 1024, (624, 416)),
+        (4.0, 64 * 64, (256, 64)),  # the shorter side would be 32, below the least
+    ],
+)
+def test_a_ratio_keeps_about_as_many_pixels(ratio: float, pixels: int, size: tuple[int, int]) -> None:
+    assert size_for(ratio, pixels, EDITS) == size
+
+
+def test_a_model_is_found_by_owner_and_name() -> None:
+    """Its own owner where its id names one, else anybody."""
+    owned = DEMO.model_copy(update={"id": "acme/flux"})
+    served = Catalog((DEMO, owned))
+    assert (owner_and_name("demo"), owner_and_name("acme/flux")) == (("fusequeue", "demo"), ("acme", "flux"))
+    assert named("stability-ai", "demo", served) is DEMO
+    assert named("acme", "flux", served) is owned
+    with pytest.raises(UnknownModel, match=r"'other/flux' is not served here; there are: acme/flux, fusequeue/demo"):
+        named("other", "flux", served)
+
+
+def test_a_version_is_served_as_long_as_its_weights_are() -> None:
+    hub = DEMO.model_copy(update={"id": "sdxl", "source": "stabilityai/sdxl"})
+    served = Catalog((DEMO, hub))
+    for told in (version_of(hub), f"a/sdxl:{version_of(hub)}", "sdxl", "a/sdxl"):
+        assert of_version(told, served) is hub
+    newer = hub.model_copy(update={"revision": "abc"})
+    for told in (version_of(hub), f"a/sdxl:{version_of(hub)}", f"a/demo:{version_of(newer)}", "no/such", "none", ""):
+        with pytest.raises(FusequeueError) as fault:
+            of_version(told, Catalog((DEMO, newer)))
+        assert fault.value.param == "version"
+
+
+def test_where_a_folder_lies_makes_no_version() -> None:
+    assert version_of(DEMO) == version_of(DEMO.model_copy(update={"source": "/elsewhere/demo"}))

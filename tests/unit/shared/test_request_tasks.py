@@ -1,0 +1,243 @@
+"""Which task a request means, and what becomes of its pictures, frames and layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec, References
+from shared.errors import InvalidRequest
+from shared.job import InputRef, Job, OutputFormat, Task
+from shared.request import Inputs, parse, resolve
+from shared.signature import signature
+
+T2I, I2I, PAINT, EDIT, T2V, I2V = (
+    Task.TEXT_TO_IMAGE,
+    Task.IMAGE_TO_IMAGE,
+    Task.INPAINT,
+    Task.EDIT,
+    Task.TEXT_TO_VIDEO,
+    Task.IMAGE_TO_VIDEO,
+)
+VIDEO: dict[str, Any] = {
+    "defaults": Defaults(frames=17, fps=16, guidance_scale_2=3.0),
+    "limits": Limits(max_frames=81, frames_multiple=4, last_image="allowed"),
+}
+SPECS = (
+    ModelSpec(id="painter", source="x", tasks=(T2I, I2I, PAINT)),
+    ModelSpec(id="words", source="x", tasks=(T2I,)),
+    ModelSpec(id="editor", source="x", tasks=(EDIT,), limits=Limits(max_input_images=3)),
+    ModelSpec(id="everything", source="x", tasks=tuple(Task), **VIDEO),
+    ModelSpec(id="film", source="x", tasks=(T2V, I2V), **VIDEO),
+    ModelSpec(id="open-end", source="x", tasks=(T2V, I2V), limits=Limits(max_frames=81)),
+    ModelSpec(id="both-ends", source="x", tasks=(I2V,), limits=Limits(max_frames=81, last_image="needed")),
+    ModelSpec(id="layered", source="x", tasks=(EDIT,), defaults=Defaults(layers=4), limits=Limits(max_layers=8)),
+)
+CATALOG = Catalog(SPECS)
+
+
+def ref(width: int = 512, height: int = 512) -> InputRef:
+    return InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=width, height=height)
+
+
+def job_of(body: dict[str, Any], *sizes: tuple[int, int], mask: tuple[int, int] | None = None) -> Job:
+    """Resolve a request whose pictures have these sizes."""
+    request = parse({"prompt": "x", **body})
+    several = request.images or ((request.image,) if request.image else ())
+    images = tuple(ref(*size) for size in (sizes or ((512, 512),) * len(several)))
+    inputs = Inputs(
+        images=images,
+        mask=None if request.mask is None else ref(*(mask or (512, 512))),
+        last_image=None if request.last_image is None else ref(),
+    )
+    return resolve(request, CATALOG, tenant="t", now_ms=0, inputs=inputs)
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "task"),
+    [
+        ("painter", {}, T2I),
+        ("painter", {"image": "i"}, I2I),
+        ("painter", {"images": ["i"]}, I2I),
+        ("painter", {"image": "i", "strength": 0.4}, I2I),
+        ("painter", {"image": "i", "mask": "m"}, PAINT),
+        ("painter", {"image": "i", "mask": "m", "strength": 0.4}, PAINT),
+        ("editor", {"image": "i"}, EDIT),
+        ("editor", {"images": ["i", "j", "k"]}, EDIT),
+        ("film", {}, T2V),
+        ("film", {"image": "i"}, I2V),
+        ("film", {"image": "i", "last_image": "l"}, I2V),
+        ("open-end", {}, T2V),
+        ("both-ends", {"image": "i", "last_image": "l"}, I2V),
+        ("everything", {"task": "edit", "image": "i"}, EDIT),
+        ("everything", {"task": "image_to_video", "image": "i"}, I2V),
+        ("everything", {"image": "i", "strength": 0.5}, I2I),
+        ("everything", {"image": "i", "mask": "m"}, PAINT),
+        ("everything", {"frames": 5}, T2V),
+        ("everything", {"image": "i", "frames": 5}, I2V),
+        ("everything", {"image": "i", "last_image": "j"}, I2V),
+        ("everything", {"task": "text_to_image"}, T2I),
+    ],
+)
+def test_the_task_follows_from_what_is_sent_and_what_the_model_does(
+    model: str, body: dict[str, Any], task: Task
+) -> None:
+    """Nobody has to name it where there is one it can be."""
+    assert job_of({"model": model, **body}).task is task
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "param"),
+    [
+        ("words", {"image": "i"}, "image"),
+        ("words", {"images": ["i"]}, "images"),
+        ("words", {"image": "i", "mask": "m"}, "mask"),
+        ("words", {"image": "i", "strength": 0.5}, "strength"),
+        ("words", {"task": "edit", "image": "i"}, "task"),
+        ("words", {"frames": 5}, "frames"),
+        ("words", {"fps": 5}, "fps"),
+        ("words", {"layers": 2}, "layers"),
+        ("words", {"strength": 0.5}, "strength"),
+        ("words", {"guidance_scale_2": 2}, "guidance_scale_2"),
+        ("words", {"output_format": "mp4"}, "output_format"),
+        ("painter", {"mask": "m"}, "image"),
+        ("painter", {"last_image": "l"}, "last_image"),
+        ("painter", {"image": "i", "images": ["j"]}, "images"),
+        ("painter", {"images": ["i", "j"]}, "images"),
+        ("painter", {"task": "text_to_image", "image": "i"}, "image"),
+        ("painter", {"task": "image_to_image"}, "image"),
+        ("painter", {"task": "inpaint", "image": "i"}, "mask"),
+        ("painter", {"task": "image_to_image", "image": "i", "mask": "m"}, "mask"),
+        ("editor", {}, "image"),
+        ("editor", {"image": "i", "strength": 0.5}, "strength"),
+        ("editor", {"images": ["i", "j", "k", "l"]}, "images"),
+        ("editor", {"images": []}, "images"),
+        ("film", {"images": ["i", "j"]}, "images"),
+        ("open-end", {"image": "i", "last_image": "l"}, "last_image"),
+        ("both-ends", {"image": "i"}, "last_image"),
+        ("film", {"frames": 16}, "frames"),
+        ("film", {"frames": 85}, "frames"),
+        ("film", {"frames": 0}, "frames"),
+        ("film", {"frames": 5.0}, "frames"),
+        ("film", {"fps": 0}, "fps"),
+        ("film", {"fps": 1000}, "fps"),
+        ("film", {"layers": 2}, "layers"),
+        ("film", {"output_format": "png"}, "output_format"),
+        ("film", {"guidance_scale_2": 31}, "guidance_scale_2"),
+        ("layered", {"image": "i", "layers": 9}, "layers"),
+        ("everything", {"image": "i"}, "task"),
+        ("everything", {}, "task"),
+        ("everything", {"task": "paint"}, "task"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_naming_the_field(model: str, body: dict[str, Any], param: str) -> None:
+    """So that a client knows what to change."""
+    with pytest.raises(InvalidRequest) as caught:
+        job_of({"model": model, **body})
+    assert caught.value.param == param
+
+
+def test_a_video_gets_its_models_length_and_rate() -> None:
+    """And is an MP4 whether or not that was said; pictures have no such fields."""
+    silent = job_of({"model": "film"})
+    assert (silent.frames, silent.fps, silent.output_format) == (17, 16, OutputFormat.MP4)
+    assert silent.guidance_scale_2 == 3.0
+    asked = job_of({"model": "film", "frames": 81, "fps": 24, "output_format": "mp4", "guidance_scale_2": 1.5})
+    assert (asked.frames, asked.fps, asked.guidance_scale_2) == (81, 24, 1.5)
+    most = ModelSpec(id="m", source="x", tasks=(T2V,), limits=Limits(max_frames=100, frames_multiple=8))
+    assert resolve(parse({"model": "m", "prompt": "x"}), Catalog((most,)), tenant="t", now_ms=0).frames == 97
+    picture = job_of({"model": "painter"})
+    assert (picture.frames, picture.fps, picture.output_format) == (1, None, OutputFormat.PNG)
+
+
+def test_what_is_masked_is_made_anew_unless_told() -> None:
+    """A picture to start from is kept in part."""
+    assert job_of({"model": "painter", "image": "i", "mask": "m"}).strength == 1.0
+    assert job_of({"model": "painter", "image": "i"}).strength == 0.6
+    assert job_of({"model": "editor", "image": "i"}).strength is None
+
+
+@pytest.mark.parametrize(
+    ("mask", "fits"),
+    [((512, 256), True), ((256, 128), True), ((171, 85), True), ((256, 256), False), ((512, 272), False)],
+)
+def test_a_mask_has_the_pictures_proportions(mask: tuple[int, int], fits: bool) -> None:
+    """Both are cut to the job's size in the same way; a pixel is lost in scaling a mask."""
+    body = {"model": "painter", "image": "i", "mask": "m"}
+    if fits:
+        assert job_of(body, (512, 256), mask=mask).mask is not None
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        job_of(body, (512, 256), mask=mask)
+    assert caught.value.param == "mask"
+
+
+def test_an_edited_picture_keeps_its_proportions_unless_told() -> None:
+    """At about the size that the model makes by default."""
+    wide = job_of({"model": "editor", "image": "i"}, (1920, 1080))
+    assert (wide.width, wide.height) == (680, 384)
+    assert (job_of({"model": "editor", "image": "i"}, (100, 5000)).width) == 512, "too long for the model's limits"
+    told = job_of({"model": "editor", "image": "i", "width": 512}, (1920, 1080))
+    assert (told.width, told.height) == (512, 512)
+
+
+def test_layers_are_the_models_own_unless_told() -> None:
+    """Models that make single pictures have none."""
+    assert job_of({"model": "layered", "image": "i"}).layers == 4
+    assert job_of({"model": "layered", "image": "i", "layers": 6}).layers == 6
+    assert job_of({"model": "editor", "image": "i"}).layers == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "rule", "expected"),
+    [
+        ((1024, 1024), {}, (1024, 1024)),
+        ((4096, 4096), {}, (1024, 1024)),
+        ((1920, 1080), {}, (1376, 768)),
+        ((3840, 2160), {}, (1376, 768)),
+        ((300, 200), {}, (288, 192)),
+        ((300, 200), {"enlarge": True}, (1248, 832)),
+        ((300, 200), {"multiple_of": 8}, (304, 200)),
+        ((1, 1), {}, (32, 32)),
+        ((40_000, 1), {"enlarge": True}, (32768, 32)),
+    ],
+)
+def test_pictures_to_edit_are_brought_to_few_sizes(
+    size: tuple[int, int], rule: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    """A photograph's size in megapixels does not keep jobs apart, and no picture is brought beyond the area."""
+    made = References(**rule).size_for(*size)
+    assert made == expected
+    assert made[0] * made[1] <= 1.1 * 1024 * 1024
+
+
+def test_jobs_share_a_signature_when_their_references_come_out_alike() -> None:
+    """Those pictures become tokens of the forward; where pictures are only noised, their sizes do not matter."""
+    body = {"model": "editor", "image": "i", "width": 512, "height": 512}
+    large, larger, square = (
+        job_of({**body, "prompt": str(size)}, size) for size in ((1920, 1080), (3840, 2160), (1024, 1024))
+    )
+    assert signature(large) == signature(larger) != signature(square)
+    two = job_of({"model": "editor", "images": ["i", "j"], "width": 512, "height": 512}, (1920, 1080), (1024, 1024))
+    assert signature(two) not in (signature(large), signature(square))
+    started = (job_of({"model": "painter", "image": "i"}, size) for size in ((1920, 1080), (64, 64)))
+    assert len({signature(job) for job in started}) == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"defaults": {"frames": 16}, "limits": {"max_frames": 81, "frames_multiple": 4}}, "defaults.frames 16"),
+        ({"defaults": {"frames": 2}}, "defaults.frames 2"),
+        ({"tasks": ["text_to_video"]}, "limits.max_frames"),
+        ({"limits": {"max_layers": 4}}, "defaults.layers 0"),
+        ({"defaults": {"layers": 2}}, "defaults.layers 2"),
+        ({"references": {"pixels": 10}}, "pixels"),
+    ],
+)
+def test_a_model_whose_defaults_it_would_refuse_is_refused(table: dict[str, Any], words: str) -> None:
+    """When the models file is read, not when a job comes."""
+    with pytest.raises(ValidationError, match=words):
+        ModelSpec.model_validate({"id": "m", "source": "x", **table})

@@ -1,0 +1,76 @@
+"""A worker's own port: what it answers, and that it asks for an address of its own."""
+
+from __future__ import annotations
+
+import socket
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from shared.config.settings import Settings
+from shared.errors import ConfigurationError
+from shared.runtime import metrics
+from worker.metrics.http_port import answering
+
+
+class Observed:
+    """What the port asks a worker."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = "the worker is starting"
+        self.refreshed = 0
+
+    def unready(self) -> str | None:
+        return self.reason
+
+    async def refresh_metrics(self) -> None:
+        self.refreshed += 1
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_the_port_tells_life_readiness_and_metrics() -> None:
+    """Alive from the start, ready when the worker says so; a scrape brings the gauges up to date first."""
+    port, observed = free_port(), Observed()
+    url = f"http://127.0.0.1:{port}"
+    async with answering(Settings(worker_port=port), observed), httpx.AsyncClient(base_url=url, timeout=5) as client:
+        assert (await client.get("/healthz")).status_code == 200
+        unready = await client.get("/readyz")
+        assert (unready.status_code, unready.json()["reason"]) == (503, "the worker is starting")
+        observed.reason = None
+        assert (await client.get("/readyz")).status_code == 200
+        answer = await client.get("/metrics")
+        assert observed.refreshed == 1
+        families = {family.name for family in text_string_to_metric_families(answer.text)}
+        assert {"fusequeue_forward_rows", "fusequeue_batches", "fusequeue_spool_bytes"} <= families
+        assert (await client.get("/")).status_code == 404
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    """Of several workers on a machine each needs its own."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"FUSEQUEUE_WORKER_PORT {port}"):
+            async with answering(Settings(worker_port=port), Observed()):
+                pass
+
+
+async def test_without_a_port_nothing_listens() -> None:
+    """It is off unless asked for."""
+    async with answering(Settings(), Observed()):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("rows", "label"), [(1, "1"), (2, "2"), (3, "3-4"), (8, "5-8"), (9, "9-16"), (32, "17-32"), (256, "33+")]
+)
+def test_rows_are_labelled_by_bucket(rows: int, label: str) -> None:
+    """So that a model has seven series of seconds at most, whatever `max_batch` is."""
+    assert metrics.rows_label(rows) == label

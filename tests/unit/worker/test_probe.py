@@ -1,0 +1,75 @@
+"""What a probe measures, shows and draws."""
+
+from __future__ import annotations
+
+import io
+import math
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from shared.config.models_file import Limits, ModelSpec
+from shared.runtime.plots import curves_svg
+from worker.engine.model_probe import Measured, Probed
+from worker.engine.warm_up import row_counts
+from worker.probe import remarks, table
+
+MIB = 2**20
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize(
+    ("most", "counts"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12])]
+)
+def test_counts_double_up_to_what_is_allowed(most: int, counts: list[int]) -> None:
+    assert row_counts(most) == counts
+
+
+def spec(max_batch: int = 8) -> ModelSpec:
+    return ModelSpec(id="m", source="/m", max_batch=max_batch, limits=Limits(max_images=1))
+
+
+def probed(seconds: dict[int, float], peaks: dict[int, int] | None = None) -> Probed:
+    peaks = peaks or {}
+    return Probed("m", "cpu", "64x64", tuple(Measured(rows, each, peaks.get(rows)) for rows, each in seconds.items()))
+
+
+def shown(one: Probed) -> str:
+    out = io.StringIO()
+    Console(width=120, file=out).print(table([one], [spec()]))
+    return out.getvalue()
+
+
+def test_the_table_says_which_rows_do_not_pay() -> None:
+    lines = [line for line in shown(probed({1: 0.1, 2: 0.12, 4: 0.26})).splitlines() if "64x64" in line]
+    assert ["does not pay" in line for line in lines] == [False, False, True]
+    assert "65%" in lines[2]  # 65 ms a picture, of 100 alone
+
+
+def test_memory_of_a_row_is_what_one_more_takes() -> None:
+    one = probed({1: 0.1, 2: 0.1, 4: 0.1}, {1: 500 * MIB, 2: 600 * MIB, 4: 800 * MIB})
+    assert one.row_bytes == 100 * MIB
+    assert "m: 100 MiB for each row more" in remarks([one], [spec(4)])
+
+
+def test_where_memory_ended_is_said() -> None:
+    (said,) = remarks([probed({1: 0.1, 2: 0.1})], [spec(8)])
+    assert "8 rows do not fit" in said
+
+
+def test_the_plot_has_a_line_for_each_model_and_lower_is_better() -> None:
+    root = ElementTree.fromstring(curves_svg("a < b", {"x": {1: 0.1, 2: 0.1, 4: 0.1}, "y & z": {1: 0.05}}))
+    lines = root.findall(f"{SVG}polyline")
+    assert len(lines) == 2
+    heights = [float(point.split(",")[1]) for point in lines[0].attrib["points"].split()]
+    assert heights == sorted(heights), "pictures get cheaper, and SVG counts from the top"
+    words = {text.text for text in root.findall(f"{SVG}text")}
+    assert {"a < b", "x", "y & z", "1", "2", "4"} <= words
+
+
+@pytest.mark.parametrize("curves", [{}, {"x": {1: 0.0}}, {"x": {1: 1e-6, 3: 2e-6}}])
+def test_the_plot_stays_within_its_frame(curves: dict[str, dict[int, float]]) -> None:
+    for circle in ElementTree.fromstring(curves_svg("t", curves)).findall(f"{SVG}circle"):
+        assert math.isfinite(float(circle.attrib["cx"]))
+        assert 0 <= float(circle.attrib["cy"]) <= 400

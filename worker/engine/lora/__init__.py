@@ -1,0 +1,1 @@
+"""LoRA adapters: files, loading, and their application per row of a forward."""

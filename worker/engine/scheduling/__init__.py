@@ -1,0 +1,1 @@
+"""Which calls run in the next forward, and the measurements that decide it."""

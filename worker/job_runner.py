@@ -1,0 +1,158 @@
+"""What this worker does for one claimed job: fetch its inputs, seat it, upload its pictures, settle it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+
+from shared.errors import NotFound, Unavailable
+from shared.job import Failure, Outcome, State, Timings
+from shared.queue import Queue
+from shared.storage import Storage
+from worker.claimed_job import Run, StopReason
+from worker.engine import AnyEngine, Finished, InputFiles, Seat
+from worker.metrics import collectors
+from worker.output.upload import attempt_prefix
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+FIRST_RETRY_S = 0.1
+LONGEST_RETRY_S = 5.0
+LEFTOVERS_S = 15.0  # a little longer than one request to the storage may take
+
+
+class _InputMissing(Exception):
+    def __init__(self, param: str) -> None:
+        super().__init__(param)
+        self.param = param
+
+
+class Service:
+    """Sees one run through, from its claim to its settling."""
+
+    def __init__(self, queue: Queue, storage: Storage, engine: AnyEngine, worker: str) -> None:
+        self._queue = queue
+        self._storage = storage
+        self._engine = engine
+        self._worker = worker
+
+    async def serve(self, run: Run) -> None:
+        """Make the job's pictures and settle it, unless it stops being this worker's on the way."""
+        try:
+            outcome = await self._make(run)
+            if run.stop_reason in (StopReason.LOST, StopReason.RELEASED):
+                log.info("job_given_up", job_id=run.claim.job.id, reason=run.stop_reason.value)
+                collectors.given_up(run.stop_reason.value)
+                settled = False
+            else:
+                settled = await self._settle(run, outcome)
+                self._tell(run, outcome, settled)
+            if not settled:
+                await self._remove_leftovers(run)
+        finally:
+            run.abandon()
+
+    async def _settle(self, run: Run, outcome: Outcome) -> bool:
+        job_id, epoch, token = run.claim.job.id, run.claim.epoch, secrets.token_hex(8)
+        return bool(
+            await self._patiently(run, lambda: self._queue.settle(self._worker, job_id, epoch, outcome, token=token))
+        )
+
+    async def _remove_leftovers(self, run: Run) -> None:
+        """Remove what was uploaded for a claim that is somebody else's by now; the job may have been deleted since.
+
+        Where storage or Redis is away it stays until the job's retention ends.
+        """
+        claim = run.claim
+        try:
+            async with asyncio.timeout(LEFTOVERS_S):
+                await run.uploads_ended()
+                record = await self._queue.get(claim.job.id)
+                # Of the same epoch, the job is given back, or settled after all: its pictures may be told already.
+                if record is None or record.epoch != claim.epoch:
+                    await self._storage.delete_prefix(attempt_prefix(claim.job, claim.attempt))
+        except (Unavailable, TimeoutError) as error:
+            log.warning("leftovers_not_removed", job_id=claim.job.id, error=str(error))
+
+    async def _make(self, run: Run) -> Outcome:
+        try:
+            inputs = await self._inputs(run)
+        except _InputMissing as missing:
+            return Outcome(
+                state=State.FAILED,
+                error=Failure(code="input_missing", message="the input image is no longer stored", param=missing.param),
+                timings=Timings(queue_ms=run.claim.waited_ms),
+            )
+        if run.stop_reason is not None:
+            return run.outcome(Finished(), (), None)
+        self._engine.seat(Seat(run.key, run.claim.job, run.spec, inputs, run.claim.alone, run.waiting_since_s))
+        finished = await run.engine_done
+        if finished.error is not None or run.stop_reason is not None:
+            return run.outcome(finished, (), None)
+        started = time.monotonic()
+        # The result is in storage before the state says so: a visible result is a whole one.
+        artifacts = await run.pictures()
+        await run.previews_told()  # whoever sees the end finds all of them
+        return run.outcome(finished, artifacts, round(1000 * (time.monotonic() - started)))
+
+    async def _inputs(self, run: Run) -> InputFiles:
+        """Fetch the job's input pictures; none when the run is stopped first."""
+        job = run.claim.job
+        files = {name: await self._fetched(run, name, ref.key) for name, ref in job.inputs.items()}
+        return InputFiles(
+            images=tuple(data or b"" for name, data in files.items() if name.partition(".")[0] in ("image", "images")),
+            mask=files.get("mask"),
+            last_image=files.get("last_image"),
+        )
+
+    async def _fetched(self, run: Run, name: str, key: str) -> bytes | None:
+        try:
+            return await self._patiently(run, lambda: self._storage.read(key), until_stopped=True)
+        except NotFound:
+            raise _InputMissing(name) from None
+
+    async def _patiently(
+        self, run: Run, action: Callable[[], Awaitable[T]], *, until_stopped: bool = False
+    ) -> T | None:
+        """Repeat `action` while something outside is away, until the run is not ours any more; then return None.
+
+        `until_stopped`: until it is stopped for whatever reason.
+        """
+        ceiling = FIRST_RETRY_S
+        while True:
+            try:
+                return await action()
+            except Unavailable as error:
+                log.warning("job_waits", job_id=run.claim.job.id, code=error.code, error=error.message)
+            if run.stop_reason in (StopReason.LOST, StopReason.RELEASED) or (until_stopped and run.stop_reason):
+                return None
+            await asyncio.sleep(random.uniform(ceiling / 2, ceiling))
+            ceiling = min(2 * ceiling, LONGEST_RETRY_S)
+
+    def _tell(self, run: Run, outcome: Outcome, settled: bool) -> None:
+        """Write the one log line of a job, and count it."""
+        if settled:
+            collectors.settled(run.claim, outcome)
+        else:
+            collectors.given_up(StopReason.LOST.value)
+        log.info(
+            "job" if settled else "job_lost_before_settle",
+            job_id=run.claim.job.id,
+            signature=run.claim.signature,
+            state=outcome.state.value,
+            jobs_fused=outcome.fusing.max_jobs,
+            mean_rows=outcome.fusing.mean_rows,
+            alone_reason=outcome.fusing.alone_reason,
+            wait_ms=outcome.timings.queue_ms,
+            inference_ms=outcome.timings.inference_ms,
+            upload_ms=outcome.timings.upload_ms,
+            error=outcome.error.code if outcome.error else None,
+        )

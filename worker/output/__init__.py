@@ -1,0 +1,1 @@
+"""From pixels to objects in storage: image and video encoding, uploads, previews."""
