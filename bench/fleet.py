@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from bench.simulate import CURVES
-from cli.pool.decisions import Bounds, Member, Want, aim, moves, remembered
+from cli.pool.decisions import Bounds, PoolWorker, Want, aim, moves, remembered
 from shared.autoscaling import Fleet, Line, wanted_workers
 from worker.claiming import paying_rows
 
@@ -250,9 +250,9 @@ class Fleets:
             self._start_s = took_s if self._start_s is None else self._start_s + LEARNED * (took_s - self._start_s)
             self._serve(worker)
 
-    def _members(self) -> list[Member]:
+    def _members(self) -> list[PoolWorker]:
         return [
-            Member(one.slot, "ready" if one.ready_s <= self._now else "starting", one.started_s, len(one.running))
+            PoolWorker(one.slot, "ready" if one.ready_s <= self._now else "starting", one.started_s, len(one.running))
             for one in self._workers.values()
         ]
 

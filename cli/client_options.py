@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cli.output import Screen, told
+from cli.output import CommandConsole, exit_on_error
 from fusequeue import Client
 
 Url = Annotated[
@@ -22,7 +22,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON: one object, or o
 
 
 @contextmanager
-def connected(url: str | None, key: str | None, as_json: bool) -> Iterator[tuple[Client, Screen]]:
+def connected(url: str | None, key: str | None, as_json: bool) -> Iterator[tuple[Client, CommandConsole]]:
     """Give a client and a screen; errors are told and become exit statuses."""
-    with told(), Client(url, api_key=key) as client:
-        yield client, Screen(as_json)
+    with exit_on_error(), Client(url, api_key=key) as client:
+        yield client, CommandConsole(as_json)

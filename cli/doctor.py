@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from cli.client_options import Json
-from cli.output import Exit, Screen
+from cli.output import CommandConsole, Exit
 
 TIMEOUT_S = 120  # importing torch on a cold disk takes a while
 _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[red]failed[/]"}
@@ -21,7 +21,7 @@ _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[red
 
 def doctor(as_json: Json = False) -> None:
     """Check Redis, storage, models, API and device under the present settings; status 1 if something cannot work."""
-    screen = Screen(as_json)
+    screen = CommandConsole(as_json)
     broken = False
     for finding in _findings():
         broken = broken or finding["verdict"] == "failed"

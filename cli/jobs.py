@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli.backfill.prompts import value_of
 from cli.client_options import Json, Key, Url, connected
-from cli.output import Screen
+from cli.output import CommandConsole
 from fusequeue import Client, Event, Job
 
 JobId = Annotated[str, typer.Argument(help="The job's id.")]
@@ -118,7 +118,7 @@ def fields_of(settings: Sequence[str]) -> dict[str, Any]:
     return made
 
 
-def _follow(client: Client, screen: Screen, job_id: str, timeout_s: float | None) -> Job:
+def _follow(client: Client, screen: CommandConsole, job_id: str, timeout_s: float | None) -> Job:
     if timeout_s is not None:
         return client.wait(job_id, timeout_s=timeout_s)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[steps]}"), TimeElapsedColumn())
@@ -149,7 +149,7 @@ def _row(job: Job) -> tuple[object, ...]:
     return job.id, job.status, job.model, percent, f"{job.created_at:%Y-%m-%d %H:%M:%S}", words
 
 
-def _tell(screen: Screen, job: Job, files: Sequence[Path] = ()) -> None:
+def _tell(screen: CommandConsole, job: Job, files: Sequence[Path] = ()) -> None:
     error = None if job.error is None else f"{job.error.message} ({job.error.code})"
     lines = (
         ("job", job.id),

@@ -29,7 +29,7 @@ class Exit(IntEnum):
     TIMEOUT = 6  # the job goes on
 
 
-class Screen:
+class CommandConsole:
     """Where a command's words go: results to stdout, as a table or as JSON; the rest to stderr."""
 
     def __init__(self, as_json: bool) -> None:
@@ -93,7 +93,7 @@ def status_of(error: ClientError) -> Exit:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """Tell an error in one line and end with its status; Ctrl-C ends with 130."""
     try:
         yield

@@ -7,7 +7,7 @@ with Client() as client:
     client.download(client.wait(job.id).require_success(), Path("pictures"))
 """
 
-from fusequeue.aio import AsyncClient, Picture
+from fusequeue.aio import AsyncClient, ImageSource
 from fusequeue.errors import (
     Busy,
     ClientError,
@@ -28,8 +28,8 @@ from fusequeue.models import (
     Job,
     LineResult,
     Metrics,
-    Place,
     Progress,
+    QueuePosition,
     Scale,
 )
 from fusequeue.sync import Client
@@ -44,15 +44,15 @@ __all__ = [
     "Event",
     "Failure",
     "Fusing",
+    "ImageSource",
     "Invalid",
     "Job",
     "JobFailed",
     "LineResult",
     "Metrics",
     "NotFound",
-    "Picture",
-    "Place",
     "Progress",
+    "QueuePosition",
     "RefusedError",
     "Scale",
     "Unauthorized",

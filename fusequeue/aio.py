@@ -20,7 +20,7 @@ from fusequeue.errors import Unreachable, WaitTimeout
 from fusequeue.models import DeadLetter, Event, Job, LineResult, Scale, event
 from fusequeue.transport import AWAY, Transport, refusal, unreachable
 
-Picture: TypeAlias = str | Path | bytes
+ImageSource: TypeAlias = str | Path | bytes
 """An id of an uploaded picture, an https or data URL, a file, or the bytes of one."""
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -131,7 +131,7 @@ class AsyncClient:
             made["images"] = [await self._stored(picture) for picture in made["images"]]
         return made
 
-    async def _stored(self, picture: Picture) -> str:
+    async def _stored(self, picture: ImageSource) -> str:
         return picture if isinstance(picture, str) else await self.upload(picture)
 
     # Following.

@@ -24,7 +24,7 @@ class Progress(_Seen):
     percent: int = 0
 
 
-class Place(_Seen):
+class QueuePosition(_Seen):
     """A waiting job's place; position 0 is next, None is not known."""
 
     position: int | None = None
@@ -95,7 +95,7 @@ class Job(_Seen):
     started_at: datetime | None = None
     finished_at: datetime | None = None
     progress: Progress = Progress()
-    queue: Place | None = None
+    queue: QueuePosition | None = None
     priority: str = "standard"
     metadata: dict[str, str] = Field(default_factory=dict)
     batch_id: str | None = None

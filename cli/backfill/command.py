@@ -25,7 +25,7 @@ from cli.backfill.prompts import PromptsError, read
 from cli.backfill.runner import Backfill, Options
 from cli.client_options import Json, Key, Url
 from cli.jobs import fields_of
-from cli.output import Exit, Screen, told
+from cli.output import CommandConsole, Exit, exit_on_error
 from fusequeue import AsyncClient
 
 MANIFEST = "manifest.jsonl"
@@ -47,8 +47,8 @@ def backfill(
     as_json: Json = False,
 ) -> None:
     """Make a picture of every prompt in a file. Run it again after Ctrl-C, a crash or a failure: it goes on."""
-    screen = Screen(as_json)
-    with told():
+    screen = CommandConsole(as_json)
+    with exit_on_error():
         ledger = _opened(prompts, out, {"model": model, **fields_of(field or [])})
         try:
             if retry_failed:
@@ -75,7 +75,9 @@ def _opened(prompts: Path, out: Path, common: dict[str, Any]) -> Ledger:
     return ledger
 
 
-async def _round(ledger: Ledger, options: Options, screen: Screen, service: tuple[str | None, str | None]) -> None:
+async def _round(
+    ledger: Ledger, options: Options, screen: CommandConsole, service: tuple[str | None, str | None]
+) -> None:
     url, key = service
     with _bar(screen.err, screen.as_json) as bar:
         counts = ledger.counts()
@@ -112,7 +114,7 @@ class _Speed(ProgressColumn):
         return Text(f"{task.speed:.1f}/s" if task.speed else "")
 
 
-def _tell(screen: Screen, counts: dict[Line, int], out: Path) -> None:
+def _tell(screen: CommandConsole, counts: dict[Line, int], out: Path) -> None:
     done, failed = counts[Line.DONE], counts[Line.FAILED]
     told: list[tuple[str, object]] = [("saved", f"{done} of {sum(counts.values())}"), ("manifest", out / MANIFEST)]
     if failed:

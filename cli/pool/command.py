@@ -13,10 +13,10 @@ import typer
 
 from cli.client_options import Json, Key, Url
 from cli.keys import point_at
-from cli.output import Exit, Screen, told
+from cli.output import CommandConsole, Exit, exit_on_error
 from cli.pool.decisions import Bounds
 from cli.pool.pool import Pool
-from cli.pool.processes import Crew
+from cli.pool.processes import PoolProcesses
 from cli.pool.report import Report
 from cli.up import command
 from fusequeue import AsyncClient
@@ -64,9 +64,9 @@ def pool(
     if least > most:
         raise typer.BadParameter(f"it must not be above --max, which is {most}", param_hint="--min")
     options = Options(Bounds(least, most, cool_down_s), look_every_s, data_dir.resolve(), models, (url, api_key))
-    with told():
+    with exit_on_error():
         try:
-            report = Report(Screen(as_json), log)
+            report = Report(CommandConsole(as_json), log)
             asyncio.run(_run(options, report, environ))
             if plot is not None:
                 report.plot(plot)
@@ -84,7 +84,7 @@ async def _run(options: Options, report: Report, environ: Mapping[str, str]) -> 
     own = [command.worker_environment(number, command.gpus(env), env) for number in range(1, options.bounds.most + 1)]
     url, key = options.service
     with command.locked(options.data_dir / "pool"):
-        crew = Crew(
+        crew = PoolProcesses(
             own, env, options.data_dir / "pool", command.tell, configured.drain_timeout_s + command.AFTER_DRAIN_S
         )
         async with AsyncClient(url, api_key=key, timeout_s=ASK_TIMEOUT_S, retries=0) as client:

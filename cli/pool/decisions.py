@@ -27,7 +27,7 @@ class Want:
 
 
 @dataclass(frozen=True)
-class Member:
+class PoolWorker:
     """A worker of the pool in one of its slots, from 0. `running` are its jobs; None: it has not told yet.
 
     `failing` is one that has died more than once of late and is not ready again.
@@ -62,7 +62,7 @@ def aim(wants: Sequence[Want], others: int, bounds: Bounds) -> int:
     return min(bounds.most, max(bounds.least, wanted - others))
 
 
-def moves(members: Sequence[Member], wanted: int, slots: int) -> Moves:
+def moves(members: Sequence[PoolWorker], wanted: int, slots: int) -> Moves:
     """Return what brings the members to `wanted`.
 
     A failing one does not count: another is started beside it where a slot is free, and it leaves once enough are
@@ -81,5 +81,5 @@ def moves(members: Sequence[Member], wanted: int, slots: int) -> Moves:
     return Moves(drain=(*leaving, *failing))
 
 
-def _idle(member: Member) -> bool:
+def _idle(member: PoolWorker) -> bool:
     return member.state == "starting" or member.running == 0

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cli.pool.decisions import Bounds, Member, Want, aim, moves, remembered
-from cli.pool.processes import Crew
+from cli.pool.decisions import Bounds, PoolWorker, Want, aim, moves, remembered
+from cli.pool.processes import PoolProcesses
 from cli.up.supervisor import Tell
 from fusequeue import AsyncClient, Busy, ClientError, Scale, Unreachable
 
 
 @dataclass(frozen=True)
-class Standing:
+class PoolStatus:
     """How a pool stands: pictures that wait, jobs that run, and its workers here by what they do.
 
     `wanted` are the workers aimed at here; `asked` is what the service wants, of all workers there are.
@@ -38,7 +38,7 @@ class Pool:
     """Keeps as many workers here as the service wants, within bounds, until it is stopped."""
 
     def __init__(
-        self, client: AsyncClient, name: str, crew: Crew, bounds: Bounds, look_every_s: float, tell: Tell
+        self, client: AsyncClient, name: str, crew: PoolProcesses, bounds: Bounds, look_every_s: float, tell: Tell
     ) -> None:
         self._client = client
         self._name = name
@@ -58,7 +58,7 @@ class Pool:
             self._crew.kill()
         self._stopping.set()
 
-    async def run(self, told: Callable[[Standing], None]) -> None:
+    async def run(self, told: Callable[[PoolStatus], None]) -> None:
         """Work until stopped, telling how it stands after each look; drains all before it returns or raises.
 
         Raises the error of a service that refuses to tell what is wanted, unless it has told before.
@@ -72,7 +72,7 @@ class Pool:
             await self._crew.finish()
         told(self._standing(None, {}, 0))
 
-    async def _turn(self) -> Standing:
+    async def _turn(self) -> PoolStatus:
         scale, workers = await self._look()
         here = {one["pid"]: one["running"] for one in workers if one["host"] == self._host}
         if scale is not None:
@@ -92,9 +92,9 @@ class Pool:
             self._crew.drain(slot)
         return self._standing(scale, here, wanted)
 
-    def _standing(self, scale: Scale | None, running: Mapping[int, int], wanted: int) -> Standing:
+    def _standing(self, scale: Scale | None, running: Mapping[int, int], wanted: int) -> PoolStatus:
         members = self._crew.members(running)
-        return Standing(
+        return PoolStatus(
             waiting=0 if scale is None else scale.waiting,
             running=0 if scale is None else scale.running,
             asked=0 if scale is None else scale.wanted,
@@ -130,5 +130,5 @@ class Pool:
             pass
 
 
-def _count(members: Sequence[Member], state: str) -> int:
+def _count(members: Sequence[PoolWorker], state: str) -> int:
     return sum(member.state == state for member in members)

@@ -11,25 +11,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.pool.decisions import Member, State
+from cli.pool.decisions import PoolWorker, State
 from cli.up.process import BoundedLog, Process
-from cli.up.supervisor import Keeper, Part, Patience, Tell
+from cli.up.supervisor import Part, PartRunner, RestartBackoff, Tell
 
 WORKER = (sys.executable, "-P", "-m", "worker")
 REMEMBERED = 256  # processes
-PATIENCE = Patience(first_s=1.0, longest_s=60.0, start_tries=None)
+PATIENCE = RestartBackoff(first_s=1.0, longest_s=60.0, start_tries=None)
 
 
 @dataclass
 class _Hired:
-    keeper: Keeper
+    keeper: PartRunner
     running: asyncio.Task[None]
     log: BoundedLog
     started_s: float
     leaving: asyncio.Task[None] | None = None
 
 
-class Crew:
+class PoolProcesses:
     """Starts and drains workers by slot; `own` is what each slot's worker gets in its environment beside `env`.
 
     A worker has `grace_s` to leave once it is drained.
@@ -77,7 +77,7 @@ class Crew:
             orphan_signal=signal.SIGTERM,  # Redis is still there: they finish what they have
         )
         log = BoundedLog(self._log_dir / f"{name}.log")
-        keeper = Keeper(part, env=self._env, log=log, tell=self._tell, patience=PATIENCE)
+        keeper = PartRunner(part, env=self._env, log=log, tell=self._tell, patience=PATIENCE)
         self._hired[slot] = _Hired(keeper, asyncio.create_task(keeper.run(None)), log, time.monotonic())
 
     def drain(self, slot: int) -> None:
@@ -91,7 +91,7 @@ class Crew:
         for hired in self._hired.values():
             hired.keeper.kill()
 
-    def members(self, running: Mapping[int, int]) -> list[Member]:
+    def members(self, running: Mapping[int, int]) -> list[PoolWorker]:
         """Return the workers of the slots; `running` is what each process told of its jobs.
 
         Slots whose worker has left are free again; an error of one that ended by itself is raised here.
@@ -101,7 +101,7 @@ class Crew:
             hired.log.close()
             hired.running.result()
         return [
-            Member(slot, _state(hired), hired.started_s, running.get(hired.keeper.pid or 0))
+            PoolWorker(slot, _state(hired), hired.started_s, running.get(hired.keeper.pid or 0))
             for slot, hired in self._hired.items()
         ]
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from cli.output import Screen
-from cli.pool.pool import Standing
+from cli.output import CommandConsole
+from cli.pool.pool import PoolStatus
 from cli.up.process import BoundedLog
 from shared.runtime.plots import Panel, times_svg
 
@@ -21,13 +21,13 @@ Row: TypeAlias = dict[str, Any]
 class Report:
     """Tells how a pool stands; `log` gets a line of JSON at each change, and holds at most twice 5 MiB."""
 
-    def __init__(self, screen: Screen, log: Path | None) -> None:
+    def __init__(self, screen: CommandConsole, log: Path | None) -> None:
         self._screen = screen
         self._log = None if log is None else BoundedLog(log)
         self._began_s = time.time()
-        self._last: Standing | None = None
+        self._last: PoolStatus | None = None
 
-    def told(self, standing: Standing) -> None:
+    def told(self, standing: PoolStatus) -> None:
         """Take in how the pool stands now."""
         if standing == self._last:
             return
@@ -52,7 +52,7 @@ class Report:
             self._log.close()
 
 
-def words(standing: Standing) -> str:
+def words(standing: PoolStatus) -> str:
     """Return a standing as a person reads it."""
     parts = [f"{standing.ready} ready"]
     parts += [
@@ -80,9 +80,9 @@ def _rows(path: Path) -> Iterable[Row]:
             yield json.loads(line)
 
 
-def _has(standing: Standing, name: str) -> bool:
+def _has(standing: PoolStatus, name: str) -> bool:
     return bool(getattr(standing, name))
 
 
-def _workers(standing: Standing) -> tuple[int, ...]:
+def _workers(standing: PoolStatus) -> tuple[int, ...]:
     return (standing.wanted, standing.ready, standing.starting, standing.draining, standing.failing)

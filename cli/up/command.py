@@ -17,7 +17,7 @@ import httpx
 
 from cli.up import ports, redis_server
 from cli.up.readiness import Probes
-from cli.up.supervisor import GaveUp, Part, Supervisor
+from cli.up.supervisor import Part, StartFailed, Supervisor
 from shared.config import models_file
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
@@ -77,7 +77,7 @@ async def supervise(supervisor: Supervisor, url: str) -> int:
     try:
         with on_stop_signal(supervisor.stop):
             await supervisor.run(lambda: print(f"ready {url}", flush=True))
-    except GaveUp as error:
+    except StartFailed as error:
         tell(str(error))
         return 1
     tell("stopped")

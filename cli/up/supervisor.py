@@ -36,7 +36,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Patience:
+class RestartBackoff:
     """How restarts are spaced: doubling from `first_s` to `longest_s`, afresh after `steady_s` of good health.
 
     A part that ends `start_tries` times before it was ready once ends the whole start; None: it is tried for good.
@@ -52,14 +52,16 @@ class Patience:
         return 0.0 if failures <= 1 else min(self.longest_s, self.first_s * 2.0 ** min(failures - 2, 30))
 
 
-class GaveUp(Exception):
+class StartFailed(Exception):
     """A part never became ready; the message tells which, and what it said last."""
 
 
-class Keeper:
+class PartRunner:
     """Keeps one part running until it is halted."""
 
-    def __init__(self, part: Part, *, env: Mapping[str, str], log: BoundedLog, tell: Tell, patience: Patience) -> None:
+    def __init__(
+        self, part: Part, *, env: Mapping[str, str], log: BoundedLog, tell: Tell, patience: RestartBackoff
+    ) -> None:
         self.part = part
         self.ready = asyncio.Event()
         self._env = {**env, **part.env}
@@ -153,7 +155,7 @@ class Keeper:
         told = f"{self.part.name}: ended with {_status(status)}; {self._log.path} ends:\n{last_words}"
         tries = self._patience.start_tries
         if tries is not None and not self._was_ready and self._failures >= tries:
-            raise GaveUp(f"{told}\n{self.part.name}: ended {self._failures} times before it was ready")
+            raise StartFailed(f"{told}\n{self.part.name}: ended {self._failures} times before it was ready")
         pause_s = self._patience.pause_s(self._failures)
         self._tell(f"{told}\n{self.part.name}: starting again" + (f" in {pause_s:.1f} s" if pause_s else ""))
 
@@ -177,13 +179,13 @@ class Supervisor:
         env: Mapping[str, str],
         log_dir: Path,
         tell: Tell,
-        patience: Patience = Patience(),
+        patience: RestartBackoff = RestartBackoff(),
     ) -> None:
         self._tell = tell
         self._log_dir = log_dir
         self._logs = [BoundedLog(log_dir / f"{part.name}.log") for part in parts]
         self._keepers = {
-            part.name: Keeper(part, env=env, log=log, tell=tell, patience=patience)
+            part.name: PartRunner(part, env=env, log=log, tell=tell, patience=patience)
             for part, log in zip(parts, self._logs, strict=True)
         }
         self._stopping = asyncio.Event()
@@ -216,7 +218,7 @@ class Supervisor:
             if isinstance(outcome, Exception):
                 raise outcome
 
-    def _needed(self, keeper: Keeper) -> asyncio.Event | None:
+    def _needed(self, keeper: PartRunner) -> asyncio.Event | None:
         return None if keeper.part.needs is None else self._keepers[keeper.part.needs].ready
 
     async def _greet(self, on_ready: Callable[[], None]) -> None:
@@ -230,7 +232,7 @@ class Supervisor:
                 self._tell(f"still starting: {late}; logs are in {self._log_dir}")
         on_ready()
 
-    def _unready(self) -> list[Keeper]:
+    def _unready(self) -> list[PartRunner]:
         return [keeper for keeper in self._keepers.values() if not keeper.ready.is_set()]
 
     async def _halt_all(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cli.pool.decisions import State
-from cli.pool.processes import Crew
+from cli.pool.processes import PoolProcesses
 
 POLITE = """
 import os, signal, sys, time
@@ -33,7 +33,7 @@ class Stage:
         self.told: list[str] = []
         own = ({"GPU": "a"}, {"GPU": "b"})
         command = (sys.executable, "-c", code)
-        self.crew = Crew(own, os.environ, folder, self.told.append, grace_s=20.0, command=command)
+        self.crew = PoolProcesses(own, os.environ, folder, self.told.append, grace_s=20.0, command=command)
 
     def states(self) -> dict[int, State]:
         return {member.slot: member.state for member in self.crew.members({})}

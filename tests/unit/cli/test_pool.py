@@ -9,18 +9,18 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.output import Screen
-from cli.pool.decisions import Bounds, Member, Moves, State, Want, aim, moves, remembered
-from cli.pool.pool import Standing
+from cli.output import CommandConsole
+from cli.pool.decisions import Bounds, Moves, PoolWorker, State, Want, aim, moves, remembered
+from cli.pool.pool import PoolStatus
 from cli.pool.report import Report, words
 
-STANDING = Standing(
+STANDING = PoolStatus(
     waiting=5, running=2, asked=2, wanted=2, ready=1, starting=1, busy=1, draining=0, failing=0, reasons=("so",)
 )
 
 
-def one(slot: int, state: State = "ready", running: int | None = 0, started_s: float = 0.0) -> Member:
-    return Member(slot, state, started_s, running)
+def one(slot: int, state: State = "ready", running: int | None = 0, started_s: float = 0.0) -> PoolWorker:
+    return PoolWorker(slot, state, started_s, running)
 
 
 def after(*told: tuple[float, int]) -> tuple[Want, ...]:
@@ -80,16 +80,16 @@ def test_workers_elsewhere_count(others: int, least: int, expected: int) -> None
         ([one(slot, "failing", None) for slot in range(3)], 3, Moves()),  # all fail: each tries again in its time
     ],
 )
-def test_who_starts_and_who_leaves(members: list[Member], wanted: int, expected: Moves) -> None:
+def test_who_starts_and_who_leaves(members: list[PoolWorker], wanted: int, expected: Moves) -> None:
     assert moves(members, wanted, slots=3) == expected
 
 
 def test_the_log_holds_each_change_and_the_screen_those_of_workers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = Report(Screen(as_json=True), tmp_path / "log")
-    fewer = Standing(**{**STANDING.__dict__, "waiting": 1})
-    more = Standing(**{**STANDING.__dict__, "ready": 2, "starting": 0})
+    report = Report(CommandConsole(as_json=True), tmp_path / "log")
+    fewer = PoolStatus(**{**STANDING.__dict__, "waiting": 1})
+    more = PoolStatus(**{**STANDING.__dict__, "ready": 2, "starting": 0})
     for standing in (STANDING, STANDING, fewer, more):
         report.told(standing)
     report.plot(tmp_path / "plot.svg")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cli.up.process import Process
-from cli.up.supervisor import GaveUp, Part, Patience, Supervisor
+from cli.up.supervisor import Part, RestartBackoff, StartFailed, Supervisor
 
-QUICK = Patience(first_s=0.01, longest_s=0.05, steady_s=60.0, start_tries=3)
+QUICK = RestartBackoff(first_s=0.01, longest_s=0.05, steady_s=60.0, start_tries=3)
 # Says that it is there, and when it was told to end, in the order in which that happened.
 POLITE = """
 import signal, sys, time
@@ -128,7 +128,7 @@ async def test_a_part_that_never_gets_ready_ends_the_start(stage):
     """After a few tries the start is given up with the part's last words, and the others are stopped."""
     running = stage.start(stage.part("good"), stage.part("bad", "import sys; sys.exit('no models file')"))
     async with asyncio.timeout(60):
-        with pytest.raises(GaveUp, match="no models file"):
+        with pytest.raises(StartFailed, match="no models file"):
             await running
     assert sum("starting again" in line for line in stage.told) == QUICK.start_tries - 1
     assert not stage.ready.is_set()
@@ -172,4 +172,4 @@ async def test_a_stop_during_the_start_is_heeded(stage):
 )
 def test_pauses_grow_to_a_bound(failures, pause_s):
     """The first restart is immediate; a part that keeps dying is tried at a steady, slow pace."""
-    assert Patience().pause_s(failures) == pause_s
+    assert RestartBackoff().pause_s(failures) == pause_s
