@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         configured = settings.load()
         log.configure(configured.log_level)
-        for told in settings.misspelt(os.environ):
+        for told in settings.unknown_variables(os.environ):
             structlog.get_logger().warning("setting_unknown", told=told)
         if asked.insecure_no_keys:
             configured = configured.model_copy(update={"auth": "insecure-no-keys"})

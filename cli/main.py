@@ -45,7 +45,7 @@ def up(
     if insecure_no_keys:
         os.environ["FUSEQUEUE_AUTH"] = INSECURE
     environ = {name: value for name, value in os.environ.items() if value or not name.startswith(settings.PREFIX)}
-    for told in settings.misspelt(environ):
+    for told in settings.unknown_variables(environ):
         running.tell(told)
     try:
         status = asyncio.run(running.up(options, settings.load(), environ))

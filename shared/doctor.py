@@ -63,7 +63,7 @@ def tell(finding: Finding) -> None:
 
 def spelling() -> Iterator[Finding]:
     """Tell of environment variables that look like settings and are none."""
-    for told in settings.misspelt(os.environ):
+    for told in settings.unknown_variables(os.environ):
         yield warning("settings", told, "mend its name, or unset it")
 
 

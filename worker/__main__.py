@@ -42,7 +42,7 @@ def main() -> int:
     try:
         configured = settings.load()
         log.configure(configured.log_level)
-        for told in settings.misspelt(os.environ):
+        for told in settings.unknown_variables(os.environ):
             structlog.get_logger().warning("setting_unknown", told=told)
         return asyncio.run(serve(configured))
     except FusequeueError as error:

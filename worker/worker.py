@@ -204,7 +204,7 @@ class Worker:
             most = allowed(self._engine.standing, first.claim.job, first.spec.max_batch)
             rows = self._curves.rows(first.claim.signature, most)
             self._batches.bound(first.claim.signature, most, rows)
-        aside = rows if self._settings.rows_aside is None else self._settings.rows_aside
+        aside = rows if self._settings.max_preempted_rows is None else self._settings.max_preempted_rows
         return asks(seated, rows, self._largest_batch, aside)
 
     async def _put(self, ask: Ask) -> list[Claim]:

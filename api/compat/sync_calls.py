@@ -162,7 +162,7 @@ class Try:
             if left is None:
                 return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.services.settings.hangup_grace_s):
+                async with asyncio.timeout(self.services.settings.disconnect_grace_s):
                     await closing.wait()
                 return  # a retry finds the job at another process of the API
             if await queue.abandon_try(self.tenant, self.digest, self.job_id, left):

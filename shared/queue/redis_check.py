@@ -75,7 +75,7 @@ def _memory(info: Mapping[str, Any]) -> Trait:
     used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     seen = f"{used / 2**20:.0f} MiB used" + (f" of {most / 2**20:.0f} MiB" if most else ", no maxmemory")
     full = most and used > FULL_MEMORY * most
-    return Trait("redis memory", seen, "raise maxmemory, or lower FUSEQUEUE_MAX_WAITING_JOBS" if full else "")
+    return Trait("redis memory", seen, "raise maxmemory, or lower FUSEQUEUE_MAX_QUEUED_JOBS" if full else "")
 
 
 def _clock(skew_ms: int) -> Trait:

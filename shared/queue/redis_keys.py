@@ -7,7 +7,7 @@ cluster slot, so the scripts take the prefix as KEYS[1] and may build the other 
 | key                            | type    | TTL               | bound, when there is no TTL      | writer            |
 |--------------------------------|---------|-------------------|----------------------------------|-------------------|
 | schema                         | string  | -                 | one number                       | check             |
-| job:<id>                       | hash    | once it has ended | max_waiting_jobs, and what runs  | all               |
+| job:<id>                       | hash    | once it has ended | max_queued_jobs, and what runs  | all               |
 | lane:<sig>|<priority>|<tenant> | stream  | -                 | holds work; deleted when empty   | submit, claim     |
 | lanes:<sig>|<priority>         | zset    | -                 | lanes with waiting jobs          | submit, claim     |
 | front:<sig>                    | zset    | -                 | waiting: given back, passed over | release, claim    |

@@ -24,7 +24,7 @@ PROMPT = "a red circle on a blue ground, left"
 
 @pytest.fixture(scope="module")
 def stack(make_shared_stack: Any) -> Any:
-    return make_shared_stack(hangup_grace_s="0").start()
+    return make_shared_stack(disconnect_grace_s="0").start()
 
 
 @pytest.fixture

@@ -306,7 +306,7 @@ def test_the_same_request_again_is_a_new_job(client: OpenAI) -> None:
 
 def test_a_job_whose_client_hung_up_is_canceled(stack: Any, make_stack: Any) -> None:
     """After the time that a retry has. No worker looks at this line, so that the job is not done before."""
-    line = api_of(stack, make_stack, namespace="nobody", hangup_grace_s="0.2")
+    line = api_of(stack, make_stack, namespace="nobody", disconnect_grace_s="0.2")
     body = {"model": "demo", "prompt": PROMPT, "metadata": {"order": "left"}}
     with pytest.raises(httpx.ReadTimeout):
         hang_up(httpx.Request("POST", f"{line.url}/v1/images/generations", json=body), lambda: jobs(line, order="left"))

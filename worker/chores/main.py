@@ -91,7 +91,7 @@ def main() -> int:
     try:
         configured = settings.load()
         logging.configure(configured.log_level)
-        for told in settings.misspelt(os.environ):
+        for told in settings.unknown_variables(os.environ):
             log.warning("setting_unknown", told=told)
         ChoresWorker(configured).run()
     except FusequeueError as error:

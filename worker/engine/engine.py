@@ -50,7 +50,7 @@ class Engine:
         self._models = Models(self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_arrived, adapters)
         self._pace = Pace(self.device)
         self._workday = Workday(time.monotonic())
-        patience_s = settings.patience_ms / 1000
+        patience_s = settings.aging_ms / 1000
         self._rounds = Rounds(self.device, self._models, self._pace, listener, self._forget, patience_s)
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare-input")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

@@ -263,7 +263,7 @@ async def test_a_piece_that_came_too_late_counts_for_nothing(
 
 async def test_a_full_queue_is_waited_for(start: Callable[..., Server]) -> None:
     """Lines for which there is no room stay in the file; none is lost, and none is told to be bad."""
-    server = start(max_waiting_jobs_per_tenant="7")
+    server = start(max_queued_jobs_per_tenant="7")
     queue, storage = Queue.connect(server.settings), connect(server.settings)
     desk = Desk(server.settings, models_file.load(server.settings.models), queue, storage)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:

@@ -242,7 +242,7 @@ def test_a_finished_picture_waits_for_none_that_does_not_tell_its_steps(
 def test_a_stream_of_interactive_jobs_does_not_starve_a_bulk_job(tiny_models: Path) -> None:
     """Set aside for long enough it counts as interactive itself, and as the oldest of them goes on to its end."""
     stream = [a_job(f"urgent{at}", steps=3, priority=Priority.INTERACTIVE) for at in range(200)]
-    room = Stage(a_spec(tiny_models / "sd", max_batch=1), patience_ms=50)
+    room = Stage(a_spec(tiny_models / "sd", max_batch=1), aging_ms=50)
     for at, after in pairwise(stream):
 
         def follow(job: Job = after) -> None:

@@ -125,7 +125,7 @@ async def test_limits_of_a_tenant_go_before_those_of_the_settings(
     queue_with: Callable[..., Queue], make_submission: Callable[..., Submission]
 ) -> None:
     """And back again: `default` in the command line is None here."""
-    queue = queue_with(max_waiting_jobs_per_tenant=2)
+    queue = queue_with(max_queued_jobs_per_tenant=2)
     await queue.set_limits("large", TenantLimits(waiting_jobs=3, requests_per_minute=5))
     await put(queue, *[make_submission(tenant="large") for _ in range(3)])
     await put(queue, *[make_submission(tenant="other") for _ in range(2)])

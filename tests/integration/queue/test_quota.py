@@ -56,7 +56,7 @@ async def test_a_tenant_has_no_more_seats_than_it_may(queue: Queue, make_submiss
 async def test_the_settings_limit_those_without_a_limit_of_their_own(
     queue_with: Callable[..., Queue], make_submission: Make
 ) -> None:
-    queue = queue_with(max_running_seats_per_tenant=2)
+    queue = queue_with(max_running_slots_per_tenant=2)
     await limit(queue, 4, "large")
     for tenant in ("large", "small"):
         await put(queue, *[make_submission(tenant=tenant) for _ in range(6)])

@@ -108,7 +108,7 @@ async def test_a_key_whose_job_is_forgotten_is_free_again(queue: Queue, make_sub
 
 async def test_a_full_queue_says_when_to_come_again(queue_with: Callable[..., Queue], make_submission: Make) -> None:
     """Each job gets its own answer: what fits is in line."""
-    queue = queue_with(max_waiting_jobs=2)
+    queue = queue_with(max_queued_jobs=2)
     outcomes = await queue.submit([make_submission() for _ in range(3)])
     assert [type(outcome) for outcome in outcomes] == [Submitted, Submitted, QueueFull]
     assert isinstance(outcomes[2], QueueFull)
@@ -119,7 +119,7 @@ async def test_a_full_queue_says_when_to_come_again(queue_with: Callable[..., Qu
 
 async def test_one_tenant_cannot_fill_the_queue(queue_with: Callable[..., Queue], make_submission: Make) -> None:
     """The limit of a tenant is its own, whatever the others do."""
-    queue = queue_with(max_waiting_jobs_per_tenant=1)
+    queue = queue_with(max_queued_jobs_per_tenant=1)
     outcomes = await queue.submit(
         [make_submission(tenant="a"), make_submission(tenant="a"), make_submission(tenant="b")]
     )
@@ -131,7 +131,7 @@ async def test_a_replay_is_answered_when_the_queue_is_full(
     queue_with: Callable[..., Queue], make_submission: Make
 ) -> None:
     """A client that lost its answer gets it, however long the line."""
-    queue = queue_with(max_waiting_jobs=1)
+    queue = queue_with(max_queued_jobs=1)
     one = make_submission(idempotency_key="k", fingerprint="f")
     await put(queue, one)
     again = make_submission(idempotency_key="k", fingerprint="f")

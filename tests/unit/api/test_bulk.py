@@ -112,7 +112,7 @@ async def test_no_script_takes_more_than_a_piece(
 
 
 async def test_lines_that_find_the_queue_full_are_told_when_to_come_back(fake_queue: Queue, tmp_path: Path) -> None:
-    settings = fake_queue.settings.model_copy(update={"max_waiting_jobs": 3})
+    settings = fake_queue.settings.model_copy(update={"max_queued_jobs": 3})
     full = Queue(fake_queue.redis, namespace="full", settings=settings, blocking=fake_queue.blocking)
     async with serving(full, tmp_path) as api:
         results = await send(api, *(line() for _ in range(5)))

@@ -209,7 +209,7 @@ async def test_a_full_queue_says_when_to_come_back(fake_queue: Queue, tmp_path: 
     full = Queue(
         fake_queue.redis,
         namespace="full",
-        settings=fake_queue.settings.model_copy(update={"max_waiting_jobs": 1}),
+        settings=fake_queue.settings.model_copy(update={"max_queued_jobs": 1}),
         blocking=fake_queue.blocking,
     )
     async with serving(full, tmp_path) as api:

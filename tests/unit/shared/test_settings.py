@@ -10,7 +10,7 @@ from shared.config import settings
 from shared.errors import ConfigurationError
 
 
-def test_the_documented_table_is_that_of_the_code() -> None:
+def test_documented_settings_table_is_current() -> None:
     """`docs/operations.md` ends with what `python -m shared.config.settings` prints."""
     document = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text("utf-8")
     assert document.rstrip().endswith(settings.table()), "run python -m shared.config.settings and paste its table"
@@ -28,23 +28,23 @@ def test_the_documented_table_is_that_of_the_code() -> None:
         ("FETCH_ALLOW_NETWORKS", "10.0.0.0/8,10.0.0.1/8"),
     ],
 )
-def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_error_names_the_invalid_setting(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     """The error names the variable, so that an operator knows what to change."""
     monkeypatch.setenv(f"FUSEQUEUE_{name}", value)
     with pytest.raises(ConfigurationError, match=f"FUSEQUEUE_{name}"):
         settings.load()
 
 
-def test_a_wrong_url_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may hold a password, and errors end in logs."""
+def test_error_does_not_repeat_an_invalid_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can hold a password, and errors are logged."""
     monkeypatch.setenv("FUSEQUEUE_REDIS_URL", "redis:/:hunter2@localhost")
     with pytest.raises(ConfigurationError) as caught:
         settings.load()
     assert "hunter2" not in caught.value.message
 
 
-def test_lists_are_written_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the table shows them."""
+def test_lists_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table shows them in this form."""
     monkeypatch.setenv("FUSEQUEUE_FETCH_PORTS", "443, 8443,9000")
     monkeypatch.setenv("FUSEQUEUE_FETCH_ALLOW_NETWORKS", "10.0.0.0/8,fd00::/8")
     loaded = settings.load()
@@ -52,8 +52,8 @@ def test_lists_are_written_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [str(network) for network in loaded.fetch_allow_networks] == ["10.0.0.0/8", "fd00::/8"]
 
 
-def test_an_empty_variable_is_an_unset_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compose files and unit files set variables to nothing: that is no bucket called nothing."""
+def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose files and unit files set variables to the empty string."""
     monkeypatch.setenv("FUSEQUEUE_S3_BUCKET", "")
     monkeypatch.setenv("FUSEQUEUE_LEASE_MS", "")
     loaded = settings.load()
@@ -62,17 +62,17 @@ def test_an_empty_variable_is_an_unset_one(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("FUSEQUEUE_LEASE_MS", None),
         ("FUSEQUEUE_URL", None),
         ("FUSEQUEUE_API_SERVICE_HOST", None),
         ("FUSEQUEUE_PORT_8000_TCP_ADDR", None),
         ("PATH", None),
-        ("FUSEQUEUE_LEASE_SM", "FUSEQUEUE_LEASE_SM is no setting and changes nothing; is it FUSEQUEUE_LEASE_MS?"),
-        ("FUSEQUEUE_FOO", "FUSEQUEUE_FOO is no setting and changes nothing"),
+        ("FUSEQUEUE_LEASE_SM", "unknown setting FUSEQUEUE_LEASE_SM (ignored); did you mean FUSEQUEUE_LEASE_MS?"),
+        ("FUSEQUEUE_FOO", "unknown setting FUSEQUEUE_FOO (ignored)"),
     ],
 )
-def test_a_misspelt_setting_is_told(name: str, told: str | None) -> None:
-    """What clients read, and what Kubernetes sets by itself, is none."""
-    assert settings.misspelt([name]) == ([] if told is None else [told])
+def test_unknown_settings_are_reported(name: str, message: str | None) -> None:
+    """Variables of clients and of Kubernetes are not settings."""
+    assert settings.unknown_variables([name]) == ([] if message is None else [message])
