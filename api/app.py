@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from api import errors
-from api.auth import Gate
+from api.auth import Authenticator
 from api.compat.huggingface import images as huggingface
 from api.compat.openai import batches, files, images, videos
 from api.compat.replicate import files as replicate_files
@@ -22,8 +22,8 @@ from api.compat.replicate import webhook_secret as replicate_webhooks
 from api.context import Services
 from api.http import openapi
 from api.http.body_limits import BodyLimits
-from api.http.middleware import Observed
-from api.places import Places
+from api.http.middleware import RequestLog
+from api.places import QueuePositions
 from api.routes import (
     artifacts,
     autoscaling,
@@ -99,7 +99,7 @@ def create_app(
     app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=_body_caps(settings, served))
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, **_cors(settings.cors_origins))
-    app.add_middleware(Observed)
+    app.add_middleware(RequestLog)
     return app
 
 
@@ -160,7 +160,7 @@ async def _services(
         stack.push_async_callback(storage.close)
     await _check(queue)
     feed = await stack.enter_async_context(EventFeed(queue))
-    return Services(settings, served, queue, feed, storage, Places(queue), Gate(queue, settings))
+    return Services(settings, served, queue, feed, storage, QueuePositions(queue), Authenticator(queue, settings))
 
 
 async def preflight(settings: Settings) -> None:

@@ -42,7 +42,7 @@ class Caller:
             raise PermissionDenied(f"this needs a key with the scope {scope.value}; this one has {has}")
 
 
-class Gate:
+class Authenticator:
     """Turns an Authorization header into a caller; keeps a bounded number of keys in mind."""
 
     def __init__(self, queue: Queue, settings: Settings) -> None:

@@ -19,7 +19,7 @@ from api.http.ndjson import Line, Splitter
 from api.http.response_spool import Spool
 from api.http.streaming import SEND_STALL_S
 from api.idempotency import once
-from api.visit import Visit
+from api.visit import RequestContext
 from shared.errors import FusequeueError, PayloadTooLarge
 from shared.queue import Submission, Submitted
 from shared.runtime import metrics
@@ -38,9 +38,9 @@ Checked = Submission | Submitted | FusequeueError
 class BulkSubmit:
     """The lines of one bulk request, on their way into the queue."""
 
-    def __init__(self, here: Visit, key: str | None) -> None:
-        self._here = here
-        self._services = here.parts
+    def __init__(self, context: RequestContext, key: str | None) -> None:
+        self._here = context
+        self._services = context.services
         self._key = key
         self._pictures = asyncio.Semaphore(_PICTURES_AT_ONCE)
 

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from api.auth import Gate
-from api.followers import Followers
-from api.places import Places
+from api.auth import Authenticator
+from api.followers import WaiterLimit
+from api.places import QueuePositions
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.queue import EventFeed, Queue
@@ -26,9 +26,9 @@ class Services:
     queue: Queue
     feed: EventFeed
     storage: Storage
-    places: Places
-    gate: Gate
-    followers: Followers = field(default_factory=Followers)
+    queue_positions: QueuePositions
+    authenticator: Authenticator
+    waiter_limit: WaiterLimit = field(default_factory=WaiterLimit)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -38,4 +38,4 @@ async def services(request: Request) -> Services:
     return found
 
 
-Parts = Annotated[Services, Depends(services)]
+ServicesDep = Annotated[Services, Depends(services)]

@@ -12,21 +12,21 @@ from shared.runtime import metrics
 MAX_FOLLOWERS = 5_000
 
 
-class Followers:
+class WaiterLimit:
     """Counts those who follow a job, by a stream or by a request that waits."""
 
     def __init__(self) -> None:
         self._count = 0
 
-    def make_room(self) -> None:
+    def check(self) -> None:
         """Raise `TooManyStreams` where there is no room for one more."""
         if self._count >= MAX_FOLLOWERS:
             raise TooManyStreams(f"{MAX_FOLLOWERS} clients are following jobs here already")
 
     @contextlib.contextmanager
-    def one_more(self) -> Iterator[None]:
+    def counted(self) -> Iterator[None]:
         """Count one for as long as it follows, or raise `TooManyStreams`."""
-        self.make_room()
+        self.check()
         self._count += 1
         metrics.streams.inc()
         try:

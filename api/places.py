@@ -11,7 +11,7 @@ FRESH_S = 1.0
 MAX_KEPT = 10_000
 
 
-class Places:
+class QueuePositions:
     """Asks the queue for a job's place once a second at most; keeps a bounded number of answers."""
 
     def __init__(self, queue: Queue) -> None:

@@ -9,7 +9,7 @@ import re
 from starlette.responses import Response
 
 from api.context import Services
-from api.visit import Visit
+from api.visit import RequestContext
 from shared.errors import Conflict, NotFound, Unavailable
 from shared.job import JobRecord, State
 from shared.protocols.native import JobObject
@@ -19,10 +19,10 @@ _JOB_ID = re.compile(r"job_[0-9a-hjkmnp-tv-z]{26}")
 MAX_RETRY_AFTER_S = 30
 
 
-async def find(job_id: str, here: Visit) -> JobRecord:
+async def find(job_id: str, context: RequestContext) -> JobRecord:
     """Return the tenant's job in one round trip, or raise `NotFound`: another tenant's job is none."""
-    record = await here.parts.queue.get(job_id) if _JOB_ID.fullmatch(job_id) else None
-    if record is None or record.job.tenant != here.tenant:
+    record = await context.services.queue.get(job_id) if _JOB_ID.fullmatch(job_id) else None
+    if record is None or record.job.tenant != context.tenant:
         raise NotFound(f"there is no job {job_id[:64]}, or no longer", param="id")
     return record
 
@@ -32,7 +32,7 @@ async def placed(record: JobRecord, services: Services) -> Place | None:
     if record.state is not State.QUEUED:
         return None
     with contextlib.suppress(Unavailable):
-        return await services.places.of(record.job.id)
+        return await services.queue_positions.of(record.job.id)
     return None
 
 

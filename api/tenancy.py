@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from api.auth import Caller, rate_headers
-from api.context import Parts
+from api.context import ServicesDep
 from api.exposure import require_own_host
 from shared.auth import Scope
 from shared.errors import RateLimited
@@ -15,13 +15,13 @@ from shared.errors import RateLimited
 _READS = frozenset(("GET", "HEAD"))
 
 
-async def caller(request: Request, parts: Parts) -> Caller:
+async def caller(request: Request, services: ServicesDep) -> Caller:
     """Return whose request it is, counted against its tenant's limit; raises `Unauthenticated`, `HostRefused`
     or `RateLimited`."""
-    found = await parts.gate.caller(request.headers.getlist("authorization"))
+    found = await services.authenticator.caller(request.headers.getlist("authorization"))
     if not found.keyed:
-        require_own_host(request.url.hostname, parts.settings)
-    rate = await parts.gate.admit(found)
+        require_own_host(request.url.hostname, services.settings)
+    rate = await services.authenticator.admit(found)
     if rate is not None:
         request.scope["rate_headers"] = rate_headers(rate)
         if not rate.allowed:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
-from api.context import Parts, Services
+from api.context import Services, ServicesDep
 from api.signed_urls import Signer
 from api.tenancy import Asks, caller
 from shared.auth import Scope
@@ -18,7 +18,7 @@ Sign = Callable[[str, int], str]
 
 
 @dataclass(frozen=True)
-class Visit:
+class RequestContext:
     """`base_url` is `scheme://host[:port]` without a slash at its end: what the URLs that we tell begin with.
 
     It is the configured one, else what the client itself spoke to; forwarded headers count only from the proxies
@@ -28,37 +28,39 @@ class Visit:
 
     tenant: str
     base_url: str
-    parts: Services
+    services: Services
     sign: Sign
 
 
-async def visit(request: Request, asks: Asks, parts: Parts) -> Visit:
+async def request_context(request: Request, asks: Asks, services: ServicesDep) -> RequestContext:
     """Return the surroundings of `request`."""
-    signer = await parts.gate.signer() if asks.keyed else None
-    return Visit(asks.tenant, _base_url(request, parts), parts, _sign(signer))
+    signer = await services.authenticator.signer() if asks.keyed else None
+    return RequestContext(asks.tenant, _base_url(request, services), services, _sign(signer))
 
 
-async def visit_by_url(
+async def signed_url_context(
     request: Request,
     job_id: str,
     index: int,
-    parts: Parts,
+    services: ServicesDep,
     expires: Annotated[int | None, Query(description="As the job's record has it.")] = None,
     signature: Annotated[str | None, Query(max_length=128, description="Stands for a key until `expires`.")] = None,
-) -> Visit:
+) -> RequestContext:
     """Return the surroundings of a request for a picture, which a signed URL lets in without a key."""
     if signature is None:
-        asks = await caller(request, parts)
+        asks = await caller(request, services)
         asks.require(Scope.JOBS_READ)
-        return await visit(request, asks, parts)
-    signer = await parts.gate.signer()
+        return await request_context(request, asks, services)
+    signer = await services.authenticator.signer()
     signer.check(job_id, index, expires=expires or 0, signature=signature, now_ms=now_ms())
-    record = await parts.queue.get(job_id)
-    return Visit("" if record is None else record.job.tenant, _base_url(request, parts), parts, _sign(signer))
+    record = await services.queue.get(job_id)
+    return RequestContext(
+        "" if record is None else record.job.tenant, _base_url(request, services), services, _sign(signer)
+    )
 
 
-def _base_url(request: Request, parts: Services) -> str:
-    return (parts.settings.public_url or str(request.base_url)).rstrip("/")
+def _base_url(request: Request, services: Services) -> str:
+    return (services.settings.public_url or str(request.base_url)).rstrip("/")
 
 
 def _sign(signer: Signer | None) -> Sign:
@@ -67,5 +69,5 @@ def _sign(signer: Signer | None) -> Sign:
     return lambda job_id, index: signer.query(job_id, index, now_ms())
 
 
-Here = Annotated[Visit, Depends(visit)]
-HereByUrl = Annotated[Visit, Depends(visit_by_url)]
+Context = Annotated[RequestContext, Depends(request_context)]
+SignedUrlContext = Annotated[RequestContext, Depends(signed_url_context)]

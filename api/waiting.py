@@ -46,7 +46,7 @@ async def follow(
 
 async def until_terminal(job_id: str, seconds: float, services: Services) -> bool:
     """Wait until the job has ended, `seconds` at the most, and return whether it has."""
-    with contextlib.suppress(TimeoutError), services.followers.one_more():
+    with contextlib.suppress(TimeoutError), services.waiter_limit.counted():
         async with (
             asyncio.timeout(seconds),
             services.feed.subscribe(job_id, end_only=True) as events,

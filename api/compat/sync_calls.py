@@ -21,8 +21,8 @@ from api import submission, waiting
 from api.compat.openai import results
 from api.context import Services
 from api.errors import WaitTimeout
-from api.http.streaming import Streamed
-from api.visit import Visit
+from api.http.streaming import StreamedResponse
+from api.visit import RequestContext
 from shared.errors import FusequeueError, Unavailable
 from shared.job import JobRecord, State
 from shared.queue import Submitted
@@ -50,27 +50,29 @@ def digest_of(request: Request, parts: Iterable[bytes]) -> str:
     return digest.hexdigest()[:40]
 
 
-async def submitted(asked: JobRequest, here: Visit, digest: str, previews: int = 0) -> str:
+async def submitted(asked: JobRequest, context: RequestContext, digest: str, previews: int = 0) -> str:
     """Put a job in line that the request waits for, and return its id."""
-    item = await submission.submission_of(asked, here.tenant, here.parts, previews=previews)
-    outcome = item if isinstance(item, Submitted) else (await submission.submit([item], here.parts))[0]
+    item = await submission.submission_of(asked, context.tenant, context.services, previews=previews)
+    outcome = item if isinstance(item, Submitted) else (await submission.submit([item], context.services))[0]
     if isinstance(outcome, FusequeueError):
         raise outcome
-    await here.parts.queue.note_try(here.tenant, digest, outcome.job_id)
+    await context.services.queue.note_try(context.tenant, digest, outcome.job_id)
     return outcome.job_id
 
 
-async def of_earlier_try(request: Request, here: Visit, digest: str) -> str | None:
+async def of_earlier_try(request: Request, context: RequestContext, digest: str) -> str | None:
     """Return the id of what an earlier try of this request noted, and whose answer did not arrive; None: of none."""
-    return await here.parts.queue.join_try(here.tenant, digest) if is_retry(request) else None
+    return await context.services.queue.join_try(context.tenant, digest) if is_retry(request) else None
 
 
-async def answering(request: Request, here: Visit, digest: str, made_id: str, answer: bytes) -> AsyncGenerator[bytes]:
+async def answering(
+    request: Request, context: RequestContext, digest: str, made_id: str, answer: bytes
+) -> AsyncGenerator[bytes]:
     """Yield the whole answer; once it has been taken, the same request sent again means something new."""
     yield answer
     with contextlib.suppress(Unavailable):
         if not await request.is_disconnected():
-            await here.parts.queue.delivered_try(here.tenant, digest, made_id)
+            await context.services.queue.delivered_try(context.tenant, digest, made_id)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Try:
         finally:
             await canceled((job_end, hanging_up))
 
-    async def answered(self, request: Request, give: Callable[[JobRecord], Awaitable[Streamed]]) -> Response:
+    async def answered(self, request: Request, give: Callable[[JobRecord], Awaitable[StreamedResponse]]) -> Response:
         """Wait for the job's end, and return what `give` makes of one that succeeded, or the answer that tells why not.
 
         Where the job is not done in time it goes on, and `WaitTimeout` says so.

@@ -20,7 +20,7 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"
 _QUIET = frozenset(("GET", "HEAD"))
 
 
-class Observed:
+class RequestLog:
     """ASGI middleware. An `x-request-id` that a client sends is taken where it is short and plain."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -16,7 +16,7 @@ from shared.runtime.cancellation import canceled
 SEND_STALL_S = 60.0
 
 
-class Streamed(Response):
+class StreamedResponse(Response):
     """Sends what `pieces` yields, and closes it when all is sent, the client has left or does not read any more."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Streamed(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class Patient(Response):
+class TimedResponse(Response):
     """An answer in one piece, given up where the client does not read it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,9 +12,9 @@ from starlette.responses import RedirectResponse, Response
 
 from api.http import ranges
 from api.http.openapi import problems
-from api.http.streaming import Patient, Streamed, opened, there
+from api.http.streaming import StreamedResponse, TimedResponse, opened, there
 from api.responses import find, matches
-from api.visit import HereByUrl, Visit
+from api.visit import RequestContext, SignedUrlContext
 from shared.errors import NotFound
 from shared.job import Artifact, JobRecord, Thumbnail
 from shared.storage.object_keys import CHUNK_BYTES
@@ -50,11 +50,11 @@ Redirect = Annotated[bool, Query(description="Answer 307 to a signed URL, where 
     },
 )
 async def artifact(
-    request: Request, job_id: str, index: int, here: HereByUrl, asked: Asked, redirect: Redirect = False
+    request: Request, job_id: str, index: int, context: SignedUrlContext, asked: Asked, redirect: Redirect = False
 ) -> Response:
     """Read one picture or video of a job, or a part of it."""
-    found = _pick(await find(job_id, here), index)
-    return await object_answer(request, here, found, asked, To(f"{job_id}-{index}", redirect))
+    found = _pick(await find(job_id, context), index)
+    return await object_answer(request, context, found, asked, To(f"{job_id}-{index}", redirect))
 
 
 @router.head("/{job_id}/artifacts/{index}/thumbnail", include_in_schema=False)
@@ -69,13 +69,13 @@ async def artifact(
     },
 )
 async def thumbnail(
-    request: Request, job_id: str, index: int, here: HereByUrl, asked: Asked, redirect: Redirect = False
+    request: Request, job_id: str, index: int, context: SignedUrlContext, asked: Asked, redirect: Redirect = False
 ) -> Response:
     """Read the still that stands for a video."""
-    found = _pick(await find(job_id, here), index)
+    found = _pick(await find(job_id, context), index)
     if found.thumbnail is None:
         raise NotFound(f"artifact {index} of job {job_id} is no video and has no thumbnail", param="index")
-    return await object_answer(request, here, found.thumbnail, asked, To(f"{job_id}-{index}-thumbnail", redirect))
+    return await object_answer(request, context, found.thumbnail, asked, To(f"{job_id}-{index}-thumbnail", redirect))
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ class To:
 
 
 async def object_answer(
-    request: Request, here: Visit, found: Artifact | Thumbnail, asked: Conditions, to: To
+    request: Request, context: RequestContext, found: Artifact | Thumbnail, asked: Conditions, to: To
 ) -> Response:
     """Return the answer that gives an object of the storage, or the part of it that is asked for."""
     if to.redirect:
-        url = await here.parts.storage.presigned_url(found.key, here.parts.settings.presign_expires_s)
+        url = await context.services.storage.presigned_url(found.key, context.services.settings.presign_expires_s)
         if url is not None:
             return RedirectResponse(url, 307, {"Cache-Control": "no-store"})
     etag = f'"{hashlib.sha256(found.key.encode()).hexdigest()[:32]}"'  # a key is written once
@@ -112,12 +112,12 @@ async def object_answer(
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{found.bytes}"
     if request.method == "HEAD":
         return Response(status_code=206 if part else 200, headers=headers)
-    storage, status = here.parts.storage, 206 if part else 200
+    storage, status = context.services.storage, 206 if part else 200
     if end - start <= CHUNK_BYTES:  # one piece: to read and send it at once is a fraction of the work
         with there("index"):
-            return Patient(await storage.read(found.key, start, end), status, headers)
+            return TimedResponse(await storage.read(found.key, start, end), status, headers)
     pieces = await opened(storage.stream(found.key, start, end), param="index")
-    return Streamed(pieces, status_code=status, headers=headers)
+    return StreamedResponse(pieces, status_code=status, headers=headers)
 
 
 def _pick(record: JobRecord, index: int) -> Artifact:

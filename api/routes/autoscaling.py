@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from api.context import Parts
+from api.context import ServicesDep
 from api.http.openapi import problems
 from shared.autoscaling import Fleet, wanted_workers
 from shared.errors import NotFound
@@ -40,13 +40,13 @@ class ScaleObject(BaseModel):
 
 
 @router.get("/{pool}", responses=problems(404, 503))
-async def scale(pool: str, parts: Parts) -> ScaleObject:
+async def scale(pool: str, services: ServicesDep) -> ScaleObject:
     """Tell how many workers the pool wants now. A pool is a namespace; this API serves one."""
-    if pool != parts.settings.namespace:
-        raise NotFound(f"this API serves the pool {parts.settings.namespace!r}", param="pool")
-    fleet = fleet_of(await parts.queue.workers(), await parts.queue.start_seconds())
-    target_s = parts.settings.target_wait_s
-    lines = await parts.queue.lines()
+    if pool != services.settings.namespace:
+        raise NotFound(f"this API serves the pool {services.settings.namespace!r}", param="pool")
+    fleet = fleet_of(await services.queue.workers(), await services.queue.start_seconds())
+    target_s = services.settings.target_wait_s
+    lines = await services.queue.lines()
     found = wanted_workers(lines, fleet, target_s)
     return ScaleObject(
         pool=pool,

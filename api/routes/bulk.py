@@ -9,7 +9,7 @@ from api.bodies import NDJSON_TYPES, require_type
 from api.bulk import BulkResponse, BulkSubmit
 from api.http.openapi import ndjson_body, problems
 from api.idempotency import Key
-from api.visit import Here
+from api.visit import Context
 
 router = APIRouter(tags=["jobs"])
 
@@ -29,15 +29,15 @@ _EXAMPLE = """{"line":1,"id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","replayed":false,"
         }
     },
 )
-async def submit_bulk(request: Request, here: Here, key: Key = None) -> Response:
+async def submit_bulk(request: Request, context: Context, key: Key = None) -> Response:
     """Submit a job a line. A bad line gets an error that names its field, and the others go through.
 
     With an `Idempotency-Key`, a request that is sent again enqueues nothing twice: a line counts as the same by
     its number.
     """
     require_type(request, NDJSON_TYPES)
-    settings = here.parts.settings
-    work = BulkSubmit(here, key)
+    settings = context.services.settings
+    work = BulkSubmit(context, key)
     return BulkResponse(
         request.stream(), work, max_lines=settings.max_bulk_lines, max_line_bytes=settings.max_body_bytes
     )

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from api.http.openapi import problems
-from api.visit import Here
+from api.visit import Context
 from shared.errors import NotFound
 from shared.protocols.native import JobObject, iso, job_object
 from shared.queue import DeadLetter
@@ -37,38 +37,38 @@ class DeadLetterList(BaseModel):
 
 @router.get("", responses=problems(422, 503))
 async def list_dead_letters(
-    here: Here,
+    context: Context,
     after: Annotated[str | None, Query(max_length=128, description="`next_cursor` of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> DeadLetterList:
     """List dead letters, newest first."""
-    letters, cursor = await here.parts.queue.dead_letters(after, limit)
+    letters, cursor = await context.services.queue.dead_letters(after, limit)
     return DeadLetterList(
-        data=[_object(letter, here.base_url) for letter in letters], has_more=cursor is not None, next_cursor=cursor
+        data=[_object(letter, context.base_url) for letter in letters], has_more=cursor is not None, next_cursor=cursor
     )
 
 
 @router.get("/{letter_id}", responses=problems(404, 503))
-async def get_dead_letter(letter_id: str, here: Here) -> DeadLetterObject:
+async def get_dead_letter(letter_id: str, context: Context) -> DeadLetterObject:
     """Read one dead letter."""
-    letter = await here.parts.queue.dead_letter(letter_id)
+    letter = await context.services.queue.dead_letter(letter_id)
     if letter is None:
         raise _none(letter_id)
-    return _object(letter, here.base_url)
+    return _object(letter, context.base_url)
 
 
 @router.post("/{letter_id}/redrive", status_code=204, responses=problems(404, 503))
-async def redrive_dead_letter(letter_id: str, here: Here) -> Response:
+async def redrive_dead_letter(letter_id: str, context: Context) -> Response:
     """Put the job back in line, its attempts forgotten; an entry that stands for no job cannot be (404)."""
-    if not await here.parts.queue.redrive(letter_id):
+    if not await context.services.queue.redrive(letter_id):
         raise _none(letter_id)
     return Response(status_code=204)
 
 
 @router.delete("/{letter_id}", status_code=204, responses=problems(404, 503))
-async def purge_dead_letter(letter_id: str, here: Here) -> Response:
+async def purge_dead_letter(letter_id: str, context: Context) -> Response:
     """Delete a dead letter, and the record of its job."""
-    if not await here.parts.queue.purge_dead(letter_id):
+    if not await context.services.queue.purge_dead(letter_id):
         raise _none(letter_id)
     return Response(status_code=204)
 

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Header, Request
 from starlette.responses import Response
 
 from api.http.openapi import problems
-from api.http.streaming import Streamed
+from api.http.streaming import StreamedResponse
 from api.responses import find
-from api.visit import Here, Visit
+from api.visit import Context, RequestContext
 from api.waiting import follow
 from shared.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable
 from shared.job import Progress, State
@@ -49,37 +49,37 @@ data: {"id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","status":"running","phase":"loading
 async def job_events(
     request: Request,
     job_id: str,
-    here: Here,
+    context: Context,
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
 ) -> Response:
     """Subscribe to a job: its state now, every change and step, and at the end the whole job."""
     if last_event_id is not None and not _EVENT_ID.fullmatch(last_event_id):
         raise InvalidRequest("Last-Event-ID must be the id of an event of this API", param="Last-Event-ID")
-    record = await find(job_id, here)
+    record = await find(job_id, context)
     if record.state.terminal and last_event_id == record.event_id:
         return Response(status_code=204)
-    here.parts.followers.make_room()
-    return Streamed(
-        _lines(job_id, last_event_id, here, request.headers.getlist("authorization")),
+    context.services.waiter_limit.check()
+    return StreamedResponse(
+        _lines(job_id, last_event_id, context, request.headers.getlist("authorization")),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _lines(job_id: str, after: str | None, here: Visit, key: list[str]) -> AsyncGenerator[bytes]:
-    parts = here.parts
-    silence_s = parts.settings.sse_keepalive_s
+async def _lines(job_id: str, after: str | None, context: RequestContext, key: list[str]) -> AsyncGenerator[bytes]:
+    services = context.services
+    silence_s = services.settings.sse_keepalive_s
     yield f"retry: {RECONNECT_MS}\n\n".encode()
     try:
         async with (
-            parts.feed.subscribe(job_id, after) as events,
-            contextlib.aclosing(follow(events, parts.closing, silence_s)) as followed,
+            services.feed.subscribe(job_id, after) as events,
+            contextlib.aclosing(follow(events, services.closing, silence_s)) as followed,
         ):
-            with parts.followers.one_more():
+            with services.waiter_limit.counted():
                 async for event in followed:
                     with contextlib.suppress(Unavailable):
-                        await parts.gate.caller(key)  # it may have been revoked since
-                    yield b": keep-alive\n\n" if event is None else await _message(event, here)
+                        await services.authenticator.caller(key)  # it may have been revoked since
+                    yield b": keep-alive\n\n" if event is None else await _message(event, context)
                     if event is not None and event.state is not None and event.state.terminal:
                         return
     except (
@@ -90,12 +90,12 @@ async def _lines(job_id: str, after: str | None, here: Visit, key: list[str]) ->
         log.info("events_cut", job_id=job_id, reason=error.message)
 
 
-async def _message(event: Event, here: Visit) -> bytes:
+async def _message(event: Event, context: RequestContext) -> bytes:
     """Return the event as it goes over the wire; a terminal one carries the whole job."""
     ended = event.state is not None and event.state.terminal
-    record = await here.parts.queue.get(event.job_id) if ended else None
+    record = await context.services.queue.get(event.job_id) if ended else None
     if record is not None:
-        data = job_object(record, here.base_url, sign=here.sign).model_dump_json()
+        data = job_object(record, context.base_url, sign=context.sign).model_dump_json()
     else:
         progress = event.progress or Progress()
         told = {"step": progress.step, "total": progress.total, "percent": min(100, progress.percent)}

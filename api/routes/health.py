@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from api.context import Parts, Services
+from api.context import Services, ServicesDep
 from api.errors import NotReady
 from api.http.openapi import problems
 from api.routes.autoscaling import fleet_of
@@ -31,11 +31,11 @@ async def alive() -> dict[str, str]:
 
 
 @router.get("/readyz", responses=problems(503))
-async def ready(parts: Parts) -> dict[str, str]:
+async def ready(services: ServicesDep) -> dict[str, str]:
     """Say that jobs can be taken: Redis is there and usable, the storage can be written, the API is not stopping."""
-    if parts.closing.is_set():
+    if services.closing.is_set():
         raise NotReady("the API is stopping")
-    faults = await asyncio.gather(_fault("redis", parts.queue.check()), _fault("storage", parts.storage.check()))
+    faults = await asyncio.gather(_fault("redis", services.queue.check()), _fault("storage", services.storage.check()))
     told = [fault for fault in faults if fault is not None]
     if told:
         raise NotReady("; ".join(told))
@@ -43,9 +43,9 @@ async def ready(parts: Parts) -> dict[str, str]:
 
 
 @router.get("/metrics", include_in_schema=False, dependencies=[ADMIN])
-async def prometheus(parts: Parts) -> Response:
+async def prometheus(services: ServicesDep) -> Response:
     """Return the metrics of this process, with the queue's depth and the workers' time as of now."""
-    await _read_queue(parts)
+    await _read_queue(services)
     return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
 
 
@@ -60,7 +60,7 @@ async def _fault(part: str, check: Awaitable[None]) -> str | None:
     return None
 
 
-async def _read_queue(parts: Services) -> None:
+async def _read_queue(services: Services) -> None:
     """Set the gauges of queue and workers; without Redis they are empty, and the scrape still tells the rest."""
     depths: list[QueueDepth] = []
     workers: list[WorkerInfo] = []
@@ -68,11 +68,11 @@ async def _read_queue(parts: Services) -> None:
     dead: int | None = None
     with contextlib.suppress(FusequeueError, TimeoutError):
         async with asyncio.timeout(CHECK_TIMEOUT_S):
-            depths = await parts.queue.queues()
-            workers = await parts.queue.workers()
-            fleet = fleet_of(workers, await parts.queue.start_seconds())
-            scale = wanted_workers(await parts.queue.lines(), fleet, parts.settings.target_wait_s)
-            dead = await parts.queue.dead_letter_count()
+            depths = await services.queue.queues()
+            workers = await services.queue.workers()
+            fleet = fleet_of(workers, await services.queue.start_seconds())
+            scale = wanted_workers(await services.queue.lines(), fleet, services.settings.target_wait_s)
+            dead = await services.queue.dead_letter_count()
     metrics.show_depths(depths)
     metrics.show_workers(workers)
     metrics.show_scale(scale, dead)

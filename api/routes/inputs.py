@@ -8,7 +8,7 @@ from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
 from api.bodies import UPLOAD_TYPES, require_type
-from api.context import Parts
+from api.context import ServicesDep
 from api.http.openapi import problems, upload_body
 from api.tenancy import Tenant
 from shared.errors import InputRejected, InvalidRequest
@@ -40,7 +40,7 @@ class InputObject(BaseModel):
     openapi_extra=upload_body(),
     responses=problems(400, 408, 413, 415, 422, 503) | {201: {"model": InputObject}},
 )
-async def upload(request: Request, tenant: Tenant, parts: Parts) -> Response:
+async def upload(request: Request, tenant: Tenant, services: ServicesDep) -> Response:
     """Upload a PNG, JPEG or WebP as the multipart field `file`."""
     require_type(request, UPLOAD_TYPES)
     async with request.form(max_files=1, max_fields=4, max_part_size=OVERHEAD_BYTES) as form:
@@ -51,9 +51,9 @@ async def upload(request: Request, tenant: Tenant, parts: Parts) -> Response:
             raise InputRejected("file: it is empty", param="file")
         data = await file.read()
     ref = await store.store_input(
-        data, tenant=tenant, queue=parts.queue, storage=parts.storage, settings=parts.settings, param="file"
+        data, tenant=tenant, queue=services.queue, storage=services.storage, settings=services.settings, param="file"
     )
     shown = InputObject(
-        **ref.model_dump(exclude={"key"}), expires_at=iso(now_ms() + parts.settings.input_retention_s * 1000) or ""
+        **ref.model_dump(exclude={"key"}), expires_at=iso(now_ms() + services.settings.input_retention_s * 1000) or ""
     )
     return Response(shown.model_dump_json(), 201, media_type="application/json")

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from api.context import Services
 from api.http.openapi import problems
-from api.visit import Here
+from api.visit import Context
 from shared.errors import InvalidRequest
 from shared.job import JobRecord, State
 from shared.protocols.native import JobObject, job_object
@@ -83,12 +83,12 @@ class Scan:
 
 
 @router.get("", responses=problems(422, 503) | {200: {"model": JobList}})
-async def list_jobs(request: Request, here: Here, asked: Annotated[ListQuery, Query()]) -> Response:
+async def list_jobs(request: Request, context: Context, asked: Annotated[ListQuery, Query()]) -> Response:
     """List jobs, newest first. `metadata.KEY=VALUE` keeps those with that metadata."""
     wanted = Filter(_states(asked.status), asked.model, _metadata(request.query_params.multi_items()))
-    scan = Scan(here.tenant, asked.batch_id, _ms(asked.created_after), _ms(asked.created_before))
-    records, cursor = await _page(scan, wanted, asked, here.parts)
-    data = [job_object(record, here.base_url, sign=here.sign) for record in records]
+    scan = Scan(context.tenant, asked.batch_id, _ms(asked.created_after), _ms(asked.created_before))
+    records, cursor = await _page(scan, wanted, asked, context.services)
+    data = [job_object(record, context.base_url, sign=context.sign) for record in records]
     page = JobList(
         data=data,
         has_more=cursor is not None,
@@ -99,12 +99,12 @@ async def list_jobs(request: Request, here: Here, asked: Annotated[ListQuery, Qu
     return Response(page.model_dump_json(), media_type="application/json")
 
 
-async def _page(scan: Scan, wanted: Filter, asked: ListQuery, parts: Services) -> tuple[list[JobRecord], str | None]:
+async def _page(scan: Scan, wanted: Filter, asked: ListQuery, services: Services) -> tuple[list[JobRecord], str | None]:
     """Return up to `limit` jobs that pass, and where to go on; reads at most `MAX_SCANNED`."""
     found: list[JobRecord] = []
     cursor, scanned = asked.after, 0
     while True:
-        records, cursor = await parts.queue.list_jobs(
+        records, cursor = await services.queue.list_jobs(
             scan.tenant,
             batch_id=scan.batch_id,
             after=cursor,

@@ -7,7 +7,7 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from api.context import Parts
+from api.context import ServicesDep
 from api.http.openapi import problems
 from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.job import Task
@@ -47,15 +47,15 @@ class ModelList(BaseModel):
 
 
 @router.get("", responses=problems())
-async def list_models(parts: Parts) -> ModelList:
+async def list_models(services: ServicesDep) -> ModelList:
     """List the models, with their tasks, defaults and limits."""
-    return ModelList(data=[_object(spec) for spec in parts.catalog])
+    return ModelList(data=[_object(spec) for spec in services.catalog])
 
 
 @router.get("/{model:path}", responses=problems(404))
-async def get_model(model: str, parts: Parts) -> ModelObject:
+async def get_model(model: str, services: ServicesDep) -> ModelObject:
     """Read one model."""
-    return _object(parts.catalog.get(model))
+    return _object(services.catalog.get(model))
 
 
 def _object(spec: ModelSpec) -> ModelObject:

@@ -7,7 +7,7 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from api.context import Parts
+from api.context import ServicesDep
 from api.http.openapi import problems
 from shared.queue import QueueDepth, WorkerInfo
 
@@ -28,13 +28,13 @@ class WorkerList(BaseModel):
 
 
 @router.get("/queues", responses=problems(503))
-async def list_queues(parts: Parts) -> QueueList:
+async def list_queues(services: ServicesDep) -> QueueList:
     """List the signatures that have jobs: how many wait and run, since when, and when they will be done."""
-    workers = await parts.queue.workers()
-    return QueueList(data=await parts.queue.queues(), workers=len(workers))
+    workers = await services.queue.workers()
+    return QueueList(data=await services.queue.queues(), workers=len(workers))
 
 
 @router.get("/workers", responses=problems(503))
-async def list_workers(parts: Parts) -> WorkerList:
+async def list_workers(services: ServicesDep) -> WorkerList:
     """List the workers that are alive."""
-    return WorkerList(data=await parts.queue.workers())
+    return WorkerList(data=await services.queue.workers())

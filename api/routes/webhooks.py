@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from api.bodies import JSON_TYPES, require_type
-from api.context import Parts, Services
+from api.context import Services, ServicesDep
 from api.http.openapi import problems
 from api.tenancy import Tenant
 from shared.errors import FetchFailed, FetchRefused, InvalidRequest
@@ -106,10 +106,10 @@ class DeliveryList(BaseModel):
 
 
 @router.post("", status_code=201, responses=problems(400, 409, 415, 422, 503) | {201: {"model": EndpointObject}})
-async def create_endpoint(request: Request, tenant: Tenant, parts: Parts) -> EndpointObject:
+async def create_endpoint(request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Make an endpoint, and tell its secret: this is the only time."""
     asked = await _body(request, EndpointRequest)
-    await _vet(asked.url, parts)
+    await _vet(asked.url, services)
     made = Endpoint(
         id=f"we_{secrets.token_hex(8)}",
         url=asked.url,
@@ -118,90 +118,90 @@ async def create_endpoint(request: Request, tenant: Tenant, parts: Parts) -> End
         description=asked.description,
         created_at_ms=now_ms(),
     )
-    await parts.queue.put_endpoint(tenant, made)
+    await services.queue.put_endpoint(tenant, made)
     return _endpoint(made, tell=True)
 
 
 @router.get("", responses=problems(503))
-async def list_endpoints(tenant: Tenant, parts: Parts) -> EndpointList:
+async def list_endpoints(tenant: Tenant, services: ServicesDep) -> EndpointList:
     """List the endpoints, oldest first."""
-    return EndpointList(data=[_endpoint(one) for one in await parts.queue.endpoints(tenant)])
+    return EndpointList(data=[_endpoint(one) for one in await services.queue.endpoints(tenant)])
 
 
 @router.get("/secret", responses=problems(503))
-async def account_secret(tenant: Tenant, parts: Parts) -> SecretObject:
+async def account_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
     """Tell the secret that signs to the URLs which jobs name."""
-    return _secret(await parts.queue.account_secrets(tenant))
+    return _secret(await services.queue.account_secrets(tenant))
 
 
 @router.post("/secret/rotate", responses=problems(503))
-async def rotate_account_secret(tenant: Tenant, parts: Parts) -> SecretObject:
+async def rotate_account_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
     """Replace that secret; the one before signs too for a day."""
-    return _secret(await parts.queue.account_secrets(tenant, rotate=True))
+    return _secret(await services.queue.account_secrets(tenant, rotate=True))
 
 
 @router.get("/deliveries", responses=problems(422, 503))
 async def list_deliveries(
     tenant: Tenant,
-    parts: Parts,
+    services: ServicesDep,
     endpoint: Annotated[str | None, Query(max_length=64, description="Only of this endpoint.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> DeliveryList:
     """List deliveries of the last seven days, newest first, with each attempt."""
-    found = await parts.queue.deliveries(tenant, endpoint_id=endpoint, limit=limit)
+    found = await services.queue.deliveries(tenant, endpoint_id=endpoint, limit=limit)
     return DeliveryList(data=[_delivery(one) for one in found])
 
 
 @router.post("/deliveries/{delivery_id}/redeliver", status_code=202, responses=problems(404, 503))
-async def redeliver(delivery_id: str, tenant: Tenant, parts: Parts) -> Response:
+async def redeliver(delivery_id: str, tenant: Tenant, services: ServicesDep) -> Response:
     """Deliver once more, under the same webhook id."""
-    await parts.queue.redeliver(tenant, delivery_id)
+    await services.queue.redeliver(tenant, delivery_id)
     return Response(status_code=202)
 
 
 @router.get("/{endpoint_id}", responses=problems(404, 503))
-async def get_endpoint(endpoint_id: str, tenant: Tenant, parts: Parts) -> EndpointObject:
+async def get_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Read one endpoint."""
-    return _endpoint(await parts.queue.endpoint(tenant, endpoint_id))
+    return _endpoint(await services.queue.endpoint(tenant, endpoint_id))
 
 
 @router.patch("/{endpoint_id}", responses=problems(400, 404, 415, 422, 503))
-async def change_endpoint(endpoint_id: str, request: Request, tenant: Tenant, parts: Parts) -> EndpointObject:
+async def change_endpoint(endpoint_id: str, request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Change an endpoint; `{"enabled": true}` gives one that was disabled another chance."""
     asked = await _body(request, EndpointChange)
     if asked.url is not None:
-        await _vet(asked.url, parts)
+        await _vet(asked.url, services)
     told = asked.model_dump(exclude_none=True, exclude={"events"})
     if asked.events is not None:
         told["states"] = _states(asked.events)
     if asked.enabled:
         told |= {"failing_since": None, "disabled_reason": None}
-    changed = (await parts.queue.endpoint(tenant, endpoint_id)).model_copy(update=told)
-    await parts.queue.put_endpoint(tenant, changed, exists=True)
+    changed = (await services.queue.endpoint(tenant, endpoint_id)).model_copy(update=told)
+    await services.queue.put_endpoint(tenant, changed, exists=True)
     return _endpoint(changed)
 
 
 @router.delete("/{endpoint_id}", status_code=204, responses=problems(404, 503))
-async def delete_endpoint(endpoint_id: str, tenant: Tenant, parts: Parts) -> Response:
+async def delete_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> Response:
     """Delete an endpoint; nothing more is sent to it."""
-    await parts.queue.delete_endpoint(tenant, endpoint_id)
+    await services.queue.delete_endpoint(tenant, endpoint_id)
     return Response(status_code=204)
 
 
 @router.post("/{endpoint_id}/rotate", responses=problems(404, 503))
-async def rotate_endpoint(endpoint_id: str, tenant: Tenant, parts: Parts) -> EndpointObject:
+async def rotate_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Replace the secret, and tell the new one; for a day deliveries carry signatures of both."""
-    found = await parts.queue.endpoint(tenant, endpoint_id)
+    found = await services.queue.endpoint(tenant, endpoint_id)
     changed = found.model_copy(update={"secrets": rotated(found.secrets, now_ms())})
-    await parts.queue.put_endpoint(tenant, changed, exists=True)
+    await services.queue.put_endpoint(tenant, changed, exists=True)
     return _endpoint(changed, tell=True)
 
 
 @router.post("/{endpoint_id}/test", status_code=202, responses=problems(404, 503))
-async def test_endpoint(endpoint_id: str, tenant: Tenant, parts: Parts) -> dict[str, str]:
+async def test_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> dict[str, str]:
     """Send a `webhook.test` event, and tell its delivery's id."""
-    endpoint = await parts.queue.endpoint(tenant, endpoint_id)
-    return {"delivery": await parts.queue.send_test(tenant, endpoint, new_id("test", now_ms()))}
+    endpoint = await services.queue.endpoint(tenant, endpoint_id)
+    return {"delivery": await services.queue.send_test(tenant, endpoint, new_id("test", now_ms()))}
 
 
 async def _body(request: Request, kind: type[Asked]) -> Asked:
@@ -213,10 +213,10 @@ def _states(events: tuple[JobEvent | EndEvent, ...]) -> tuple[State | EndEvent, 
     return tuple(ENDPOINT_EVENTS[name] for name in events)
 
 
-async def _vet(url: str, parts: Services) -> None:
+async def _vet(url: str, services: Services) -> None:
     """Refuse a URL that no delivery could be made to; its name is resolved again at each."""
     try:
-        await Guard(Rules.for_webhooks(parts.settings)).vet(url)
+        await Guard(Rules.for_webhooks(services.settings)).vet(url)
     except (FetchRefused, FetchFailed) as error:
         raise InvalidRequest(f"url: {error.message}", param="url") from error
 

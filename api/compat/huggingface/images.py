@@ -16,8 +16,8 @@ from api.compat.huggingface.inference_request import Inference, request_of
 from api.compat.sync_calls import Try, digest_of, submitted
 from api.errors import for_error
 from api.http.openapi import problems
-from api.http.streaming import Streamed, opened
-from api.visit import Here
+from api.http.streaming import StreamedResponse, opened
+from api.visit import Context
 from shared.errors import FusequeueError
 from shared.job import JobRecord
 from shared.runtime import strict_json
@@ -63,23 +63,23 @@ _ANSWERS = problems(400, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504) | {
 
 
 @router.post("/{model:path}", openapi_extra={"requestBody": _BODY}, responses=_ANSWERS)
-async def make_picture(request: Request, model: str, here: Here) -> Response:
+async def make_picture(request: Request, model: str, context: Context) -> Response:
     """Make one picture from words, or from a picture and words, and wait for it: what `InferenceClient(model=URL)` asks
     with `text_to_image` and `image_to_image`. The headers `x-job-id` and `x-seed` tell of which job it is."""
     require_type(request, JSON_TYPES)
     raw = await request.body()
-    asked = request_of(strict_json.decode(raw), model, request.headers.get("accept", ""), here.parts.catalog)
-    here.parts.followers.make_room()
+    asked = request_of(strict_json.decode(raw), model, request.headers.get("accept", ""), context.services.catalog)
+    context.services.waiter_limit.check()
     digest = digest_of(request, (raw,))
-    job_id = await submitted(asked, here, digest)
+    job_id = await submitted(asked, context, digest)
 
-    async def picture(record: JobRecord) -> Streamed:
+    async def picture(record: JobRecord) -> StreamedResponse:
         found = record.artifacts[0]
-        pieces = await opened(here.parts.storage.stream(found.key, 0, found.bytes), param="inputs")
+        pieces = await opened(context.services.storage.stream(found.key, 0, found.bytes), param="inputs")
         told = {"Content-Length": str(found.bytes), "x-job-id": job_id, "x-seed": str(found.seed)}
-        return Streamed(pieces, media_type=found.content_type, headers={**told, "Cache-Control": "no-store"})
+        return StreamedResponse(pieces, media_type=found.content_type, headers={**told, "Cache-Control": "no-store"})
 
-    return await Try(job_id, here.tenant, digest, here.parts).answered(request, picture)
+    return await Try(job_id, context.tenant, digest, context.services).answered(request, picture)
 
 
 def _in_words(answer: Response) -> Response:

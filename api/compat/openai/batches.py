@@ -16,8 +16,8 @@ from api.bodies import JSON_TYPES, require_type
 from api.compat.openai.pagination import Page, listed
 from api.compat.sync_calls import answering, digest_of, of_earlier_try
 from api.http.openapi import problems
-from api.http.streaming import Streamed
-from api.visit import Here, Visit
+from api.http.streaming import StreamedResponse
+from api.visit import Context, RequestContext
 from shared.errors import NotFound, Unauthenticated, Unavailable
 from shared.protocols.openai.batches import WINDOW_S, Batch, Status
 from shared.request import MetadataKey, MetadataValue, validated
@@ -49,62 +49,62 @@ _BODY = {"content": {"application/json": {"schema": BatchRequest.model_json_sche
 
 
 @router.post("", openapi_extra={"requestBody": _BODY}, responses=problems(400, 404, 408, 409, 413, 415, 422, 503))
-async def create_batch(request: Request, here: Here) -> Response:
+async def create_batch(request: Request, context: Context) -> Response:
     """Begin a batch of a JSONL file. Its lines become jobs of priority `bulk`: they fill the seats others leave."""
     require_type(request, JSON_TYPES)
     raw = await request.body()
     asked, digest = validated(BatchRequest, strict_json.decode(raw)), digest_of(request, (raw,))
-    batch = await _joined(request, here, digest) or await _created(asked, here, digest)
+    batch = await _joined(request, context, digest) or await _created(asked, context, digest)
     answer = json.dumps(batch_object(batch)).encode()
     headers = {"Content-Type": "application/json", "Content-Length": str(len(answer))}
-    return Streamed(answering(request, here, digest, batch.id, answer), headers=headers)
+    return StreamedResponse(answering(request, context, digest, batch.id, answer), headers=headers)
 
 
-async def _joined(request: Request, here: Visit, digest: str) -> Batch | None:
+async def _joined(request: Request, context: RequestContext, digest: str) -> Batch | None:
     """Return the batch that an earlier try of this request began, whose answer did not arrive."""
-    batch_id = await of_earlier_try(request, here, digest)
+    batch_id = await of_earlier_try(request, context, digest)
     with contextlib.suppress(NotFound):  # it came no further than to note its id
-        return None if batch_id is None else await here.parts.queue.batch(here.tenant, batch_id)
+        return None if batch_id is None else await context.services.queue.batch(context.tenant, batch_id)
     return None
 
 
-async def _created(asked: BatchRequest, here: Visit, digest: str) -> Batch:
-    now, queue = now_ms(), here.parts.queue
+async def _created(asked: BatchRequest, context: RequestContext, digest: str) -> Batch:
+    now, queue = now_ms(), context.services.queue
     batch = Batch(
         id=new_id("batch", now),
-        tenant=here.tenant,
+        tenant=context.tenant,
         endpoint=asked.endpoint,
         input_file_id=asked.input_file_id,
         output_file_id=new_id("file", now),
         error_file_id=new_id("file", now),
-        base_url=here.base_url,
+        base_url=context.base_url,
         created_at_ms=now,
         expires_at_ms=now + WINDOW_S * 1000,
         metadata=asked.metadata or {},
     )
-    await queue.note_try(here.tenant, digest, batch.id)  # first: a kill in between begins no second batch
+    await queue.note_try(context.tenant, digest, batch.id)  # first: a kill in between begins no second batch
     await queue.create_batch(batch)
     return batch
 
 
 @router.get("", responses=problems(404, 422, 503))
-async def list_batches(here: Here, asked: Annotated[Page, Query()]) -> Response:
+async def list_batches(context: Context, asked: Annotated[Page, Query()]) -> Response:
     """List batches, newest first."""
-    found, more = await here.parts.queue.batches(here.tenant, asked.after, asked.rows)
+    found, more = await context.services.queue.batches(context.tenant, asked.after, asked.rows)
     return JSONResponse(listed([batch_object(batch) for batch in found], more))
 
 
 @router.get("/{batch_id}", responses=problems(404, 503))
-async def get_batch(batch_id: str, here: Here) -> Response:
+async def get_batch(batch_id: str, context: Context) -> Response:
     """Read a batch; `request_counts` never go back."""
-    return JSONResponse(batch_object(await here.parts.queue.batch(here.tenant, batch_id)))
+    return JSONResponse(batch_object(await context.services.queue.batch(context.tenant, batch_id)))
 
 
 @router.post("/{batch_id}/cancel", responses=problems(404, 503))
-async def cancel_batch(batch_id: str, here: Here) -> Response:
+async def cancel_batch(batch_id: str, context: Context) -> Response:
     """Cancel a batch: what is done stays, what runs leaves at its next step, and the files tell of every line."""
-    await here.parts.queue.cancel_batch(here.tenant, batch_id)
-    return JSONResponse(batch_object(await here.parts.queue.batch(here.tenant, batch_id)))
+    await context.services.queue.cancel_batch(context.tenant, batch_id)
+    return JSONResponse(batch_object(await context.services.queue.batch(context.tenant, batch_id)))
 
 
 @router.get(
@@ -117,34 +117,34 @@ async def cancel_batch(batch_id: str, here: Here) -> Response:
         }
     },
 )
-async def batch_events(request: Request, batch_id: str, here: Here) -> Response:
+async def batch_events(request: Request, batch_id: str, context: Context) -> Response:
     """Subscribe to a batch."""
-    await here.parts.queue.batch(here.tenant, batch_id)
-    here.parts.followers.make_room()
-    return Streamed(
-        _events(batch_id, here, request.headers.getlist("authorization")),
+    await context.services.queue.batch(context.tenant, batch_id)
+    context.services.waiter_limit.check()
+    return StreamedResponse(
+        _events(batch_id, context, request.headers.getlist("authorization")),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _events(batch_id: str, here: Visit, key: list[str]) -> AsyncGenerator[bytes]:
-    parts, told, silent_s = here.parts, b"", 0.0
-    with contextlib.suppress(Unavailable, NotFound, Unauthenticated), parts.followers.one_more():
-        while not parts.closing.is_set():
-            await parts.gate.caller(key)  # it may have been revoked since
-            batch = await parts.queue.batch(here.tenant, batch_id)
+async def _events(batch_id: str, context: RequestContext, key: list[str]) -> AsyncGenerator[bytes]:
+    services, told, silent_s = context.services, b"", 0.0
+    with contextlib.suppress(Unavailable, NotFound, Unauthenticated), services.waiter_limit.counted():
+        while not services.closing.is_set():
+            await services.authenticator.caller(key)  # it may have been revoked since
+            batch = await services.queue.batch(context.tenant, batch_id)
             message = f"event: batch\ndata: {json.dumps(batch_object(batch), separators=(',', ':'))}\n\n".encode()
             if message != told:
                 yield message
                 told, silent_s = message, 0.0
-            elif silent_s >= parts.settings.sse_keepalive_s:
+            elif silent_s >= services.settings.sse_keepalive_s:
                 yield b": keep-alive\n\n"
                 silent_s = 0.0
             if batch.status.terminal:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(parts.closing.wait(), LOOK_S)
+                await asyncio.wait_for(services.closing.wait(), LOOK_S)
             silent_s += LOOK_S
 
 

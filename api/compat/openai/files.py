@@ -18,8 +18,8 @@ from api.bodies import UPLOAD_TYPES, require_type
 from api.compat.openai.pagination import Page, listed
 from api.compat.sync_calls import answering, digest_of, of_earlier_try
 from api.http.openapi import problems
-from api.http.streaming import Streamed, opened
-from api.visit import Here, Visit
+from api.http.streaming import StreamedResponse, opened
+from api.visit import Context, RequestContext
 from shared.errors import FusequeueError, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.protocols.openai import files
 from shared.protocols.openai.files import File
@@ -53,10 +53,10 @@ class FilePage(Page):
     openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}},
     responses=problems(400, 408, 409, 413, 415, 422, 503),
 )
-async def upload(request: Request, here: Here) -> Response:
+async def upload(request: Request, context: Context) -> Response:
     """Upload the JSONL file of a batch: multipart fields `file` and `purpose`, which is `batch`."""
     require_type(request, UPLOAD_TYPES)
-    settings = here.parts.settings
+    settings = context.services.settings
     async with request.form(max_files=1, max_fields=8, max_part_size=OVERHEAD_BYTES) as form:
         sent, purpose = form.get("file"), form.get("purpose")
         if not isinstance(sent, UploadFile):
@@ -68,10 +68,10 @@ async def upload(request: Request, here: Here) -> Response:
         if sent.size > settings.max_file_bytes:
             raise PayloadTooLarge(f"file: at most {settings.max_file_bytes} bytes, not {sent.size}", param="file")
         digest = await _digest(request, sent)
-        file = await _joined(request, here, digest) or await _store(sent, sent.size, here, digest)
+        file = await _joined(request, context, digest) or await _store(sent, sent.size, context, digest)
     answer = json.dumps(file_object(file)).encode()
     headers = {"Content-Type": "application/json", "Content-Length": str(len(answer))}
-    return Streamed(answering(request, here, digest, file.id, answer), headers=headers)
+    return StreamedResponse(answering(request, context, digest, file.id, answer), headers=headers)
 
 
 async def _digest(request: Request, sent: UploadFile) -> str:
@@ -83,39 +83,39 @@ async def _digest(request: Request, sent: UploadFile) -> str:
     return digest_of(request, ((sent.filename or "").encode("utf-8", "surrogatepass"), content.digest()))
 
 
-async def _joined(request: Request, here: Visit, digest: str) -> File | None:
+async def _joined(request: Request, context: RequestContext, digest: str) -> File | None:
     """Return the file of an earlier try of this request, whose answer did not arrive; it may still be stored."""
-    file_id = await of_earlier_try(request, here, digest)
+    file_id = await of_earlier_try(request, context, digest)
     give_up = time.monotonic() + STORING_WAIT_S
     while file_id is not None and time.monotonic() < give_up:
         with contextlib.suppress(NotFound):
-            return await here.parts.queue.file(here.tenant, file_id)
+            return await context.services.queue.file(context.tenant, file_id)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(here.parts.closing.wait(), _LOOK_S)
+            await asyncio.wait_for(context.services.closing.wait(), _LOOK_S)
             break
     return None
 
 
-async def _store(sent: UploadFile, size: int, here: Visit, digest: str) -> File:
+async def _store(sent: UploadFile, size: int, context: RequestContext, digest: str) -> File:
     """Store an upload; a kill at any point leaves nothing that is not swept."""
-    parts, now = here.parts, now_ms()
+    services, now = context.services, now_ms()
     file = File(
         id=new_id("file", now),
-        tenant=here.tenant,
+        tenant=context.tenant,
         filename=(sent.filename or "upload.jsonl")[:MAX_NAME_CHARS],
         purpose="batch",
         bytes=size,
         created_at_ms=now,
-        expires_at_ms=now + parts.settings.file_retention_s * 1000,
+        expires_at_ms=now + services.settings.file_retention_s * 1000,
     )
-    await parts.queue.begin_file(file.tenant, file.id)
-    await parts.queue.note_try(file.tenant, digest, file.id)
+    await services.queue.begin_file(file.tenant, file.id)
+    await services.queue.note_try(file.tenant, digest, file.id)
     try:
-        stored = await files.store_upload(_pieces(sent), parts.storage, file.tenant, file.id)
-        await parts.queue.put_file(file, stored)
+        stored = await files.store_upload(_pieces(sent), services.storage, file.tenant, file.id)
+        await services.queue.put_file(file, stored)
     except FusequeueError:
         with contextlib.suppress(Unavailable):
-            await parts.queue.delivered_try(file.tenant, digest, file.id)  # a retry has nothing to wait for
+            await services.queue.delivered_try(file.tenant, digest, file.id)  # a retry has nothing to wait for
         raise
     return file
 
@@ -126,9 +126,9 @@ async def _pieces(sent: UploadFile) -> AsyncIterator[bytes]:
 
 
 @router.get("", responses=problems(404, 422, 503))
-async def list_files(here: Here, asked: Annotated[FilePage, Query()]) -> Response:
+async def list_files(context: Context, asked: Annotated[FilePage, Query()]) -> Response:
     """List files, newest first."""
-    found, more = await here.parts.queue.files(here.tenant, asked.after, asked.rows, asked.order == "desc")
+    found, more = await context.services.queue.files(context.tenant, asked.after, asked.rows, asked.order == "desc")
     page = listed([file_object(file) for file in found], more)
     if asked.purpose is not None:  # within the page: its cursors are those of all files
         page["data"] = [shown for shown in page["data"] if shown["purpose"] == asked.purpose]
@@ -136,18 +136,18 @@ async def list_files(here: Here, asked: Annotated[FilePage, Query()]) -> Respons
 
 
 @router.get("/{file_id}", responses=problems(404, 503))
-async def get_file(file_id: str, here: Here) -> Response:
+async def get_file(file_id: str, context: Context) -> Response:
     """Read what is known of a file."""
-    return JSONResponse(file_object(await here.parts.queue.file(here.tenant, file_id)))
+    return JSONResponse(file_object(await context.services.queue.file(context.tenant, file_id)))
 
 
 @router.get("/{file_id}/content", responses=problems(404, 503))
-async def get_content(file_id: str, here: Here) -> Response:
+async def get_content(file_id: str, context: Context) -> Response:
     """Read a file's bytes."""
-    queue, storage = here.parts.queue, here.parts.storage
-    file = await queue.file(here.tenant, file_id)
-    parts = await queue.file_parts(here.tenant, file_id)
-    pieces = await opened(files.content(storage, here.tenant, file_id, parts), param="id")
+    queue, storage = context.services.queue, context.services.storage
+    file = await queue.file(context.tenant, file_id)
+    parts = await queue.file_parts(context.tenant, file_id)
+    pieces = await opened(files.content(storage, context.tenant, file_id, parts), param="id")
     headers = {
         "Content-Type": files.CONTENT_TYPE,
         "Content-Length": str(file.bytes),
@@ -155,14 +155,14 @@ async def get_content(file_id: str, here: Here) -> Response:
         "Cache-Control": "private, no-cache",
         "X-Content-Type-Options": "nosniff",
     }
-    return Streamed(pieces, headers=headers)
+    return StreamedResponse(pieces, headers=headers)
 
 
 @router.delete("/{file_id}", responses=problems(404, 409, 503))
-async def delete_file(file_id: str, here: Here) -> Response:
+async def delete_file(file_id: str, context: Context) -> Response:
     """Delete a file; one that a batch still reads stays (409)."""
-    await here.parts.queue.forget_file(here.tenant, file_id)
-    await here.parts.storage.delete_prefix(files.prefix(here.tenant, file_id))
+    await context.services.queue.forget_file(context.tenant, file_id)
+    await context.services.storage.delete_prefix(files.prefix(context.tenant, file_id))
     return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from api.compat.openai import results
 from api.errors import STATUSES, problem
-from api.visit import Visit
+from api.visit import RequestContext
 from api.waiting import follow
 from shared.errors import FusequeueError, NotFound, Unavailable
 from shared.job import Job, JobRecord, State
@@ -17,15 +17,15 @@ from shared.protocols.openai.images import Asked, created_s, picture_fields, usa
 from shared.runtime.clock import now_ms
 
 
-async def lines(job_id: str, asked: Asked, here: Visit, scope: Mapping[str, Any]) -> AsyncGenerator[bytes]:
+async def lines(job_id: str, asked: Asked, context: RequestContext, scope: Mapping[str, Any]) -> AsyncGenerator[bytes]:
     """Yield the stream of a job: previews and, in silence, comments; then each picture, or one `error`."""
-    parts = here.parts
-    partials = _Partials(job_id, asked, here)
+    services = context.services
+    partials = _Partials(job_id, asked, context)
     try:
-        with parts.followers.one_more():
+        with services.waiter_limit.counted():
             async with (
-                parts.feed.subscribe(job_id, None) as events,
-                contextlib.aclosing(follow(events, parts.closing, parts.settings.sse_keepalive_s)) as followed,
+                services.feed.subscribe(job_id, None) as events,
+                contextlib.aclosing(follow(events, services.closing, services.settings.sse_keepalive_s)) as followed,
             ):
                 async for event in followed:
                     if event is None:
@@ -35,7 +35,7 @@ async def lines(job_id: str, asked: Asked, here: Visit, scope: Mapping[str, Any]
                         break
                     async for message in partials.new():
                         yield message
-        record = await parts.queue.get(job_id)
+        record = await services.queue.get(job_id)
         if record is None or not record.state.terminal:
             raise Unavailable("the stream was interrupted; send the request again")
         if record.state is not State.SUCCEEDED:
@@ -43,7 +43,7 @@ async def lines(job_id: str, asked: Asked, here: Visit, scope: Mapping[str, Any]
             return
         async for message in partials.new():
             yield message
-        async for message in _completed(record, asked, here):
+        async for message in _completed(record, asked, context):
             yield message
     except (Unavailable, NotFound) as error:  # too late for a status
         yield _message("error", json.loads(bytes(problem(scope, _code(error), error.message).body)))
@@ -52,10 +52,10 @@ async def lines(job_id: str, asked: Asked, here: Visit, scope: Mapping[str, Any]
 class _Partials:
     """The previews of a job, each told once."""
 
-    def __init__(self, job_id: str, asked: Asked, here: Visit) -> None:
+    def __init__(self, job_id: str, asked: Asked, context: RequestContext) -> None:
         self._job_id = job_id
         self._asked = asked
-        self._here = here
+        self._here = context
         self._told: set[str] = set()
         self._job: Job | None = None
 
@@ -63,7 +63,7 @@ class _Partials:
         """Yield those that have come since the last time."""
         if not self._asked.previews:
             return
-        queue, kind = self._here.parts.queue, f"{self._asked.kind}.partial_image"
+        queue, kind = self._here.services.queue, f"{self._asked.kind}.partial_image"
         for preview in await queue.previews(self._job_id, self._told):
             self._told.add(preview.name)
             if self._job is None:
@@ -83,13 +83,13 @@ class _Partials:
             yield _message(kind, told)
 
 
-async def _completed(record: JobRecord, asked: Asked, here: Visit) -> AsyncGenerator[bytes]:
+async def _completed(record: JobRecord, asked: Asked, context: RequestContext) -> AsyncGenerator[bytes]:
     """Yield one event a picture; OpenAI's has no number, which clients of several find in `index`."""
     kind = f"{asked.kind}.completed"
     for artifact in record.artifacts:
         told = {
             "type": kind,
-            "b64_json": await results.b64(artifact.key, here),
+            "b64_json": await results.b64(artifact.key, context),
             "created_at": created_s(record),
             **picture_fields(record.job, asked.fields.quality),
             "usage": usage(record.job),

@@ -15,8 +15,8 @@ from api.compat.openai.multipart import nested, numeric
 from api.compat.openai.openapi_bodies import generation_body
 from api.compat.sync_calls import Try, digest_of, is_retry, submitted
 from api.http.openapi import problems
-from api.http.streaming import Streamed
-from api.visit import Here, Visit
+from api.http.streaming import StreamedResponse
+from api.visit import Context, RequestContext
 from shared.config.adapters import AdapterChoice
 from shared.config.models_file import MAX_INPUT_IMAGES
 from shared.errors import InvalidRequest
@@ -65,31 +65,31 @@ _ANSWER = {200: {"model": Pictures, "description": "The pictures; Server-Sent Ev
 
 
 @router.post("/generations", openapi_extra=generation_body(PictureFields), responses=_ANSWER)
-async def generate(request: Request, here: Here) -> Response:
+async def generate(request: Request, context: Context) -> Response:
     """Make pictures from words and wait for them. Fields of a job may stand beside OpenAI's own."""
     require_type(request, JSON_TYPES)
     raw = await request.body()
-    asked = asked_of(strict_json.decode(raw), here.parts.catalog, "image_generation")
-    return await _answered(request, here, asked, digest_of(request, (raw,)))
+    asked = asked_of(strict_json.decode(raw), context.services.catalog, "image_generation")
+    return await _answered(request, context, asked, digest_of(request, (raw,)))
 
 
 @router.post("/edits", openapi_extra=generation_body(PictureFields, upload=True), responses=_ANSWER)
-async def edit(request: Request, here: Here) -> Response:
+async def edit(request: Request, context: Context) -> Response:
     """Make pictures from pictures and wait for them: `image` or several `image[]`, and a `mask` that is transparent
     where something new is wanted. As JSON, pictures are ids of `POST /v1/inputs`, data URLs or https URLs."""
     require_type(request, JSON_TYPES | UPLOAD_TYPES)
     if not request.headers["content-type"].lower().startswith("multipart/"):
         raw = await request.body()
-        asked = _with_picture(asked_of(strict_json.decode(raw), here.parts.catalog, "image_edit"))
-        return await _answered(request, here, asked, digest_of(request, (raw,)))
+        asked = _with_picture(asked_of(strict_json.decode(raw), context.services.catalog, "image_edit"))
+        return await _answered(request, context, asked, digest_of(request, (raw,)))
     async with request.form(
         max_files=MAX_INPUT_IMAGES + 1, max_fields=MAX_FIELDS, max_part_size=OVERHEAD_BYTES
     ) as form:
-        asked, digest = await _from_form(request, form, here)
-    return await _answered(request, here, asked, digest)
+        asked, digest = await _from_form(request, form, context)
+    return await _answered(request, context, asked, digest)
 
 
-async def _from_form(request: Request, form: FormData, here: Visit) -> tuple[Asked, str]:
+async def _from_form(request: Request, form: FormData, context: RequestContext) -> tuple[Asked, str]:
     """Return what a multipart body asks for, its pictures stored, and the digest of it."""
     texts = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
     files = [(name.removesuffix("[]"), value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
@@ -101,15 +101,20 @@ async def _from_form(request: Request, form: FormData, here: Visit) -> tuple[Ask
     count = sum(name == "image" for name, _ in files)
     if count > 1:
         named["images"] = [named.pop("image")] * count
-    asked = _with_picture(asked_of({**body, **named}, here.parts.catalog, "image_edit"))
+    asked = _with_picture(asked_of({**body, **named}, context.services.catalog, "image_edit"))
     digested = [part.encode("utf-8", "surrogatepass") for item in texts for part in item]
     stored: dict[str, list[str]] = {}
     for name, file in files:
         data = await file.read()
         digested += [name.encode(), data]
-        parts = here.parts
+        services = context.services
         ref = await store.store_input(
-            data, tenant=here.tenant, queue=parts.queue, storage=parts.storage, settings=parts.settings, param=name
+            data,
+            tenant=context.tenant,
+            queue=services.queue,
+            storage=services.storage,
+            settings=services.settings,
+            param=name,
         )
         stored.setdefault(name, []).append(ref.id)
     images = stored.pop("image", [])
@@ -126,28 +131,28 @@ def _with_picture(asked: Asked) -> Asked:
     return asked
 
 
-async def _answered(request: Request, here: Visit, asked: Asked, digest: str) -> Response:
+async def _answered(request: Request, context: RequestContext, asked: Asked, digest: str) -> Response:
     """Put the job in line, or find that of an earlier try, and answer when it has ended."""
-    here.parts.followers.make_room()
-    job_id = await _joined(request, here, digest) or await submitted(asked.request, here, digest, asked.previews)
-    found = Try(job_id, here.tenant, digest, here.parts)
+    context.services.waiter_limit.check()
+    job_id = await _joined(request, context, digest) or await submitted(asked.request, context, digest, asked.previews)
+    found = Try(job_id, context.tenant, digest, context.services)
     if asked.fields.stream:
-        return Streamed(
-            found.delivering(image_stream.lines(job_id, asked, here, request.scope)),
+        return StreamedResponse(
+            found.delivering(image_stream.lines(job_id, asked, context, request.scope)),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
 
-    async def pictures(record: JobRecord) -> Streamed:
-        whole = await results.body(record, asked, here)
+    async def pictures(record: JobRecord) -> StreamedResponse:
+        whole = await results.body(record, asked, context)
         headers = {"Content-Length": str(len(whole)), "Cache-Control": "no-store"}
-        return Streamed(results.pieces(whole), media_type="application/json", headers=headers)
+        return StreamedResponse(results.pieces(whole), media_type="application/json", headers=headers)
 
     return await found.answered(request, pictures)
 
 
-async def _joined(request: Request, here: Visit, digest: str) -> str | None:
+async def _joined(request: Request, context: RequestContext, digest: str) -> str | None:
     """Return the job that an earlier try of this request made, None where there is none to wait for."""
-    queue = here.parts.queue
-    job_id = await queue.join_try(here.tenant, digest) if is_retry(request) else None
+    queue = context.services.queue
+    job_id = await queue.join_try(context.tenant, digest) if is_retry(request) else None
     return job_id if job_id is not None and await queue.get(job_id) is not None else None

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import Response
 
 from api.errors import STATUSES, problem
-from api.visit import Visit
+from api.visit import RequestContext
 from shared.errors import NotFound
 from shared.job import Artifact, JobRecord, State
 from shared.protocols.openai.images import Asked, created_s, picture_fields, usage
@@ -31,34 +31,34 @@ def failed(scope: Mapping[str, Any], record: JobRecord) -> Response:
     return problem(scope, code, words, param=param, headers={"x-should-retry": "true" if retryable else "false"})
 
 
-async def results(record: JobRecord, asked: Asked, here: Visit) -> list[dict[str, Any]]:
+async def results(record: JobRecord, asked: Asked, context: RequestContext) -> list[dict[str, Any]]:
     """Return the entries of `data`: each picture as base64, or as a URL that needs no key for a while."""
-    return [await _result(record, artifact, asked, here) for artifact in record.artifacts]
+    return [await _result(record, artifact, asked, context) for artifact in record.artifacts]
 
 
-async def _result(record: JobRecord, artifact: Artifact, asked: Asked, here: Visit) -> dict[str, Any]:
+async def _result(record: JobRecord, artifact: Artifact, asked: Asked, context: RequestContext) -> dict[str, Any]:
     more = {"revised_prompt": None, "seed": artifact.seed, "flagged": artifact.flagged}
     if asked.by_url:
         path = f"/v1/jobs/{record.job.id}/artifacts/{artifact.index}"
-        return {"url": here.base_url + path + here.sign(record.job.id, artifact.index), **more}
-    return {"b64_json": await b64(artifact.key, here), **more}
+        return {"url": context.base_url + path + context.sign(record.job.id, artifact.index), **more}
+    return {"b64_json": await b64(artifact.key, context), **more}
 
 
-async def b64(key: str, here: Visit) -> str:
+async def b64(key: str, context: RequestContext) -> str:
     """Return an object of the storage as base64, or raise `NotFound`."""
     try:
-        data = await here.parts.storage.read(key)
+        data = await context.services.storage.read(key)
     except NotFound:
         raise NotFound("the picture is no longer in storage") from None
     return await asyncio.to_thread(lambda: base64.b64encode(data).decode("ascii"))
 
 
-async def body(record: JobRecord, asked: Asked, here: Visit) -> bytes:
+async def body(record: JobRecord, asked: Asked, context: RequestContext) -> bytes:
     """Return the whole answer of a call that does not stream."""
     told = {
         "id": record.job.id,
         "created": created_s(record),
-        "data": await results(record, asked, here),
+        "data": await results(record, asked, context),
         **picture_fields(record.job, asked.fields.quality),
         "usage": usage(record.job),
     }

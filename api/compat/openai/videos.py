@@ -16,10 +16,10 @@ from api.compat.openai.openapi_bodies import generation_body
 from api.compat.openai.pagination import Page, listed
 from api.compat.sync_calls import answering, digest_of, of_earlier_try
 from api.http.openapi import problems
-from api.http.streaming import Streamed
+from api.http.streaming import StreamedResponse
 from api.responses import find, placed
 from api.routes.artifacts import Asked, To, object_answer
-from api.visit import Here, Visit
+from api.visit import Context, RequestContext
 from shared.config.adapters import AdapterChoice
 from shared.errors import Conflict, FusequeueError, InvalidRequest, NotFound
 from shared.inputs import store
@@ -46,84 +46,89 @@ _ERRORS = problems(400, 404, 408, 409, 413, 415, 422, 429, 503)
 
 
 @router.post("", openapi_extra=generation_body(VideoFields), responses=_ERRORS)
-async def create_video(request: Request, here: Here) -> Response:
+async def create_video(request: Request, context: Context) -> Response:
     """Ask for a video: JSON, or multipart with the picture to start from as `input_reference`. Fields of a job may
     stand beside OpenAI's own. It is there when its status is `completed`."""
     require_type(request, JSON_TYPES | UPLOAD_TYPES)
     if request.headers["content-type"].lower().startswith("multipart/"):
         async with request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=OVERHEAD_BYTES) as form:
-            asked, digest = await _from_form(request, form, here)
+            asked, digest = await _from_form(request, form, context)
     else:
         raw = await request.body()
-        asked, digest = video_request(strict_json.decode(raw), here.parts.catalog), digest_of(request, (raw,))
-    record = await _joined(request, here, digest) or await _submitted(asked, here, digest)
+        asked, digest = video_request(strict_json.decode(raw), context.services.catalog), digest_of(request, (raw,))
+    record = await _joined(request, context, digest) or await _submitted(asked, context, digest)
 
-    headers = {**await _headers(record, here), "Content-Type": "application/json"}
+    headers = {**await _headers(record, context), "Content-Type": "application/json"}
     answer = json.dumps(video_object(record)).encode()
-    return Streamed(answering(request, here, digest, record.job.id, answer), headers=headers)
+    return StreamedResponse(answering(request, context, digest, record.job.id, answer), headers=headers)
 
 
-async def _from_form(request: Request, form: FormData, here: Visit) -> tuple[JobRequest, str]:
+async def _from_form(request: Request, form: FormData, context: RequestContext) -> tuple[JobRequest, str]:
     """Return what a multipart body asks for, its picture stored, and the digest of it."""
     texts = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
     sent = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
     body = nested(texts, _NUMBERS)
     digested = [part.encode("utf-8", "surrogatepass") for item in texts for part in item]
     if not sent:
-        return video_request(body, here.parts.catalog), digest_of(request, digested)
+        return video_request(body, context.services.catalog), digest_of(request, digested)
     name, file = sent[0]
     if name != "input_reference" or name in body:
         raise InvalidRequest(f"{name[:64]}: no such file is taken, or it is given twice", param=name)
-    asked = video_request({**body, name: _TO_COME}, here.parts.catalog)
-    data, parts = await file.read(), here.parts
+    asked = video_request({**body, name: _TO_COME}, context.services.catalog)
+    data, services = await file.read(), context.services
     ref = await store.store_input(
-        data, tenant=here.tenant, queue=parts.queue, storage=parts.storage, settings=parts.settings, param=name
+        data,
+        tenant=context.tenant,
+        queue=services.queue,
+        storage=services.storage,
+        settings=services.settings,
+        param=name,
     )
     return asked.model_copy(update={"image": ref.id}), digest_of(request, [*digested, data])
 
 
-async def _joined(request: Request, here: Visit, digest: str) -> JobRecord | None:
+async def _joined(request: Request, context: RequestContext, digest: str) -> JobRecord | None:
     """Return the job that an earlier try of this request made, whose answer did not arrive."""
-    job_id = await of_earlier_try(request, here, digest)
-    return None if job_id is None else await here.parts.queue.get(job_id)
+    job_id = await of_earlier_try(request, context, digest)
+    return None if job_id is None else await context.services.queue.get(job_id)
 
 
-async def _submitted(asked: JobRequest, here: Visit, digest: str) -> JobRecord:
-    item = await submission.submission_of(asked, here.tenant, here.parts)
+async def _submitted(asked: JobRequest, context: RequestContext, digest: str) -> JobRecord:
+    item = await submission.submission_of(asked, context.tenant, context.services)
     if isinstance(item, Submitted):
         raise AssertionError("there is no key by which it could be known")
-    outcome = (await submission.submit([item], here.parts))[0]
+    outcome = (await submission.submit([item], context.services))[0]
     if isinstance(outcome, FusequeueError):
         raise outcome
-    await here.parts.queue.note_try(here.tenant, digest, outcome.job_id)
+    await context.services.queue.note_try(context.tenant, digest, outcome.job_id)
     return JobRecord(job=item.job, state=State.QUEUED)
 
 
 @router.get("", responses=problems(422, 503))
-async def list_videos(here: Here, asked: Annotated[Page, Query()]) -> Response:
+async def list_videos(context: Context, asked: Annotated[Page, Query()]) -> Response:
     """List videos, newest first unless asked otherwise."""
     after = None if asked.after is None else job_id_of(asked.after)
-    found, more = await here.parts.queue.videos(here.tenant, after, asked.rows, asked.order == "desc")
+    found, more = await context.services.queue.videos(context.tenant, after, asked.rows, asked.order == "desc")
     return JSONResponse(listed([video_object(record) for record in found], more))
 
 
 @router.get("/{video_id}", responses=problems(404, 503))
-async def get_video(video_id: str, here: Here) -> Response:
+async def get_video(video_id: str, context: Context) -> Response:
     """Read a video; the header `openai-poll-after-ms` says when it is worth asking again."""
-    record = await _find(video_id, here)
-    return JSONResponse(video_object(record), headers=await _headers(record, here))
+    record = await _find(video_id, context)
+    return JSONResponse(video_object(record), headers=await _headers(record, context))
 
 
 @router.delete("/{video_id}", responses=problems(404, 409, 503))
-async def delete_video(video_id: str, here: Here) -> Response:
+async def delete_video(video_id: str, context: Context) -> Response:
     """Delete a video; one that is not done is canceled first."""
-    record = await _find(video_id, here)
-    job_id, queue = record.job.id, here.parts.queue
+    record = await _find(video_id, context)
+    job_id, queue = record.job.id, context.services.queue
     if not record.state.terminal:
         canceled = await queue.cancel(job_id)
         if canceled is not None and not canceled.state.terminal:
-            await waiting.until_terminal(job_id, DELETE_WAIT_S, here.parts)
-    await here.parts.storage.delete_prefix(f"jobs/{job_id}/")
+            await waiting.until_terminal(job_id, DELETE_WAIT_S, context.services)
+    await context.services.storage.delete_prefix(f"jobs/{job_id}/")
     if not await queue.forget(job_id) and await queue.get(job_id) is not None:
         raise Conflict(f"video {video_id} is being canceled; delete it in a moment", param="id")
     return JSONResponse({"id": video_id, "object": "video.deleted", "deleted": True})
@@ -133,25 +138,25 @@ async def delete_video(video_id: str, here: Here) -> Response:
 async def video_content(
     request: Request,
     video_id: str,
-    here: Here,
+    context: Context,
     asked: Asked,
     variant: Literal["video", "thumbnail", "spritesheet"] = "video",
 ) -> Response:
     """Read the MP4 of a video, or its thumbnail, a JPEG; or a part of it."""
-    record = await _find(video_id, here)
+    record = await _find(video_id, context)
     video = next(iter(record.artifacts), None)
     if video is None:
         raise NotFound(f"video {video_id} is {video_object(record)['status']} and has no content", param="id")
     found = {"video": video, "thumbnail": video.thumbnail}.get(variant)
     if found is None:
         raise NotFound(f"video {video_id} has no {variant}", param="variant")
-    return await object_answer(request, here, found, asked, To(f"{video_id}-{variant}", redirect=False))
+    return await object_answer(request, context, found, asked, To(f"{video_id}-{variant}", redirect=False))
 
 
-async def _find(video_id: str, here: Visit) -> JobRecord:
+async def _find(video_id: str, context: RequestContext) -> JobRecord:
     """Return the job that makes a video of the tenant, or raise `NotFound`."""
     try:
-        record = await find(job_id_of(video_id), here)
+        record = await find(job_id_of(video_id), context)
     except NotFound:
         record = None
     if record is None or not record.job.task.makes_video:
@@ -159,13 +164,13 @@ async def _find(video_id: str, here: Visit) -> JobRecord:
     return record
 
 
-async def _headers(record: JobRecord, here: Visit) -> dict[str, str]:
-    return {} if record.state.terminal else {"openai-poll-after-ms": str(await _poll_ms(record, here))}
+async def _headers(record: JobRecord, context: RequestContext) -> dict[str, str]:
+    return {} if record.state.terminal else {"openai-poll-after-ms": str(await _poll_ms(record, context))}
 
 
-async def _poll_ms(record: JobRecord, here: Visit) -> int:
+async def _poll_ms(record: JobRecord, context: RequestContext) -> int:
     """Return when it is worth asking again: soon for a video that is being made, by its place for one that waits."""
-    place = await placed(record, here.parts) if record.state is State.QUEUED else None
+    place = await placed(record, context.services) if record.state is State.QUEUED else None
     if place is None or place.eta_s is None:
         return _POLL_RUNNING_MS
     least, most = _POLL_MS

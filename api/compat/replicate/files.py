@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from api.bodies import UPLOAD_TYPES, require_type
 from api.http.openapi import problems
 from api.routes.inputs import OVERHEAD_BYTES
-from api.visit import Here
+from api.visit import Context
 from shared.errors import InputRejected, InvalidRequest
 from shared.inputs import store
 from shared.protocols.native import iso
@@ -37,7 +37,7 @@ _BODY = {
 @router.post(
     "", status_code=201, openapi_extra={"requestBody": _BODY}, responses=problems(400, 408, 413, 415, 422, 429, 503)
 )
-async def create_file(request: Request, here: Here) -> Response:
+async def create_file(request: Request, context: Context) -> Response:
     """Upload a picture; its `urls.get` stands for it in an input."""
     require_type(request, UPLOAD_TYPES)
     async with request.form(max_files=1, max_fields=4, max_part_size=OVERHEAD_BYTES) as form:
@@ -48,9 +48,14 @@ async def create_file(request: Request, here: Here) -> Response:
             raise InputRejected("content: it is empty", param="content")
         data, name = await file.read(), file.filename or "file"
     metadata = strict_json.decode(told.encode("utf-8", "replace")) if isinstance(told, str) else {}
-    parts = here.parts
+    services = context.services
     ref = await store.store_input(
-        data, tenant=here.tenant, queue=parts.queue, storage=parts.storage, settings=parts.settings, param="content"
+        data,
+        tenant=context.tenant,
+        queue=services.queue,
+        storage=services.storage,
+        settings=services.settings,
+        param="content",
     )
     digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
     at_ms = now_ms()
@@ -63,7 +68,7 @@ async def create_file(request: Request, here: Here) -> Response:
         "checksums": {"sha256": digest},
         "metadata": metadata if isinstance(metadata, dict) else {},
         "created_at": iso(at_ms),
-        "expires_at": iso(at_ms + parts.settings.input_retention_s * 1000),
-        "urls": {"get": f"{here.base_url}{PREFIX}/files/{ref.id}"},
+        "expires_at": iso(at_ms + services.settings.input_retention_s * 1000),
+        "urls": {"get": f"{context.base_url}{PREFIX}/files/{ref.id}"},
     }
     return JSONResponse(shown, 201)

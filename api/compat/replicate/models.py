@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from api.http.openapi import problems
-from api.visit import Here
+from api.visit import Context
 from shared.config.models_file import ModelSpec
 from shared.errors import NotFound
 from shared.protocols.replicate.models import named, owner_and_name, version_of
@@ -23,29 +23,29 @@ _NEVER = "1970-01-01T00:00:00.000Z"  # clients want a time; a models file has no
 
 
 @router.get("", responses=problems(503))
-async def list_models(here: Here) -> Response:
+async def list_models(context: Context) -> Response:
     """List the models, all on one page."""
-    told = [model_object(spec, here.base_url) for spec in here.parts.catalog]
+    told = [model_object(spec, context.base_url) for spec in context.services.catalog]
     return JSONResponse({"previous": None, "next": None, "results": told})
 
 
 @router.get("/{owner}/{name}", responses=problems(404, 503))
-async def get_model(owner: str, name: str, here: Here) -> Response:
+async def get_model(owner: str, name: str, context: Context) -> Response:
     """Read a model, with what its input may hold."""
-    return JSONResponse(model_object(named(owner, name, here.parts.catalog), here.base_url))
+    return JSONResponse(model_object(named(owner, name, context.services.catalog), context.base_url))
 
 
 @router.get("/{owner}/{name}/versions", responses=problems(404, 503))
-async def list_versions(owner: str, name: str, here: Here) -> Response:
+async def list_versions(owner: str, name: str, context: Context) -> Response:
     """List the versions of a model: there is one, that which is served."""
-    told = [version_object(named(owner, name, here.parts.catalog))]
+    told = [version_object(named(owner, name, context.services.catalog))]
     return JSONResponse({"previous": None, "next": None, "results": told})
 
 
 @router.get("/{owner}/{name}/versions/{version}", responses=problems(404, 503))
-async def get_version(owner: str, name: str, version: str, here: Here) -> Response:
+async def get_version(owner: str, name: str, version: str, context: Context) -> Response:
     """Read a version of a model."""
-    spec = named(owner, name, here.parts.catalog)
+    spec = named(owner, name, context.services.catalog)
     if version != version_of(spec):
         raise NotFound(f"{owner}/{name} has no version {version[:64]} here; it is {version_of(spec)}", param="version")
     return JSONResponse(version_object(spec))

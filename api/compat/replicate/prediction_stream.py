@@ -7,28 +7,28 @@ import json
 from collections.abc import AsyncGenerator
 
 from api.compat.replicate import outputs
-from api.visit import Visit
+from api.visit import RequestContext
 from api.waiting import follow
 from shared.errors import NotFound, Unauthenticated, Unavailable
 from shared.job import JobRecord, Progress, State
 from shared.protocols.replicate.predictions import logs, prediction, progress_line
 
 
-async def lines(record: JobRecord, here: Visit, key: list[str]) -> AsyncGenerator[bytes]:
+async def lines(record: JobRecord, context: RequestContext, key: list[str]) -> AsyncGenerator[bytes]:
     """Yield the stream of a job: its logs as they grow, and in silence comments; then its pictures and `done`, or one
     `error`. `key` are the headers that let it in, which may cease to."""
-    job, parts = record.job, here.parts
+    job, services = record.job, context.services
     yield _message("logs", logs(job, Progress()), "seed")
     told = Progress()
     try:
-        with parts.followers.one_more():
+        with services.waiter_limit.counted():
             async with (
-                parts.feed.subscribe(job.id, None) as events,
-                contextlib.aclosing(follow(events, parts.closing, parts.settings.sse_keepalive_s)) as followed,
+                services.feed.subscribe(job.id, None) as events,
+                contextlib.aclosing(follow(events, services.closing, services.settings.sse_keepalive_s)) as followed,
             ):
                 async for event in followed:
                     with contextlib.suppress(Unavailable):
-                        await parts.gate.caller(key)
+                        await services.authenticator.caller(key)
                     if event is None:
                         yield b": keep-alive\n\n"
                         continue
@@ -37,21 +37,21 @@ async def lines(record: JobRecord, here: Visit, key: list[str]) -> AsyncGenerato
                     if event.progress is not None and event.progress.step > told.step:
                         told = event.progress
                         yield _message("logs", f"{progress_line(told)}\n", str(told.step))
-        ended = await parts.queue.get(job.id)
+        ended = await services.queue.get(job.id)
         if ended is None or not ended.state.terminal:
             raise Unavailable("the stream was interrupted; read the prediction")
-        async for message in _ending(ended, here):
+        async for message in _ending(ended, context):
             yield message
     except (Unavailable, NotFound, Unauthenticated) as error:  # too late for a status
         yield _message("error", error.message, "interrupted")
 
 
-async def _ending(record: JobRecord, here: Visit) -> AsyncGenerator[bytes]:
+async def _ending(record: JobRecord, context: RequestContext) -> AsyncGenerator[bytes]:
     if record.state is State.SUCCEEDED:
-        for number, url in enumerate(await outputs.outputs(record, here)):
+        for number, url in enumerate(await outputs.outputs(record, context)):
             yield _message("output", url, f"output:{number}")
     elif record.state is not State.CANCELED:
-        yield _message("error", prediction(record, here.base_url, "")["error"], "error")
+        yield _message("error", prediction(record, context.base_url, "")["error"], "error")
         return
     reason = {"reason": "canceled"} if record.state is State.CANCELED else {}
     yield _message("done", json.dumps(reason), "done")

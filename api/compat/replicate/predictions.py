@@ -15,10 +15,10 @@ from api import submission, waiting
 from api.bodies import JSON_TYPES, require_type
 from api.compat.replicate import outputs, prediction_stream
 from api.http.openapi import problems
-from api.http.streaming import Streamed
+from api.http.streaming import StreamedResponse
 from api.responses import find, still_there
 from api.routes.jobs import Prefer
-from api.visit import Here, Visit
+from api.visit import Context, RequestContext
 from shared.config.models_file import ModelSpec
 from shared.errors import FusequeueError, InvalidRequest, Unavailable
 from shared.job import JobRecord, Priority, State
@@ -79,79 +79,79 @@ _BODY = {
 
 @router.post("/predictions", status_code=201, openapi_extra={"requestBody": _BODY}, responses=_CREATED)
 async def create_prediction(
-    request: Request, here: Here, prefer: Prefer = None, cancel_after: CancelAfter = None
+    request: Request, context: Context, prefer: Prefer = None, cancel_after: CancelAfter = None
 ) -> Response:
     """Make a prediction of a version. With `Prefer: wait=n` the answer is the finished one, or, after n seconds, one
     that is `starting`."""
     asked = await _asked(request)
     if asked.version is None:
         raise InvalidRequest("version: say which model is meant", param="version")
-    spec = of_version(asked.version, here.parts.catalog)
-    return await _created(asked, spec, here, prefer, cancel_after)
+    spec = of_version(asked.version, context.services.catalog)
+    return await _created(asked, spec, context, prefer, cancel_after)
 
 
 @router.post(
     "/models/{owner}/{name}/predictions", status_code=201, openapi_extra={"requestBody": _BODY}, responses=_CREATED
 )
 async def create_of_model(
-    request: Request, owner: str, name: str, here: Here, prefer: Prefer = None, cancel_after: CancelAfter = None
+    request: Request, owner: str, name: str, context: Context, prefer: Prefer = None, cancel_after: CancelAfter = None
 ) -> Response:
     """Make a prediction of a model. `owner` may be anybody where the model's id names none."""
-    spec = named(owner, name, here.parts.catalog)
+    spec = named(owner, name, context.services.catalog)
     asked = await _asked(request)
-    if asked.version is not None and of_version(asked.version, here.parts.catalog) != spec:
+    if asked.version is not None and of_version(asked.version, context.services.catalog) != spec:
         raise InvalidRequest(f"version: it is none of {owner}/{name}", param="version")
-    return await _created(asked, spec, here, prefer, cancel_after)
+    return await _created(asked, spec, context, prefer, cancel_after)
 
 
 @router.get("/predictions", responses=problems(422, 503))
 async def list_predictions(
-    here: Here, cursor: Annotated[str | None, Query(max_length=128, description="As `next` has it.")] = None
+    context: Context, cursor: Annotated[str | None, Query(max_length=128, description="As `next` has it.")] = None
 ) -> Response:
     """List predictions, newest first, a hundred a page."""
-    queue, all_of_them = here.parts.queue, f"{here.base_url}{PREFIX}/predictions"
+    queue, all_of_them = context.services.queue, f"{context.base_url}{PREFIX}/predictions"
     try:
-        records, following_on = await queue.list_jobs(here.tenant, after=cursor, limit=PAGE)
+        records, following_on = await queue.list_jobs(context.tenant, after=cursor, limit=PAGE)
     except InvalidRequest as error:
         raise InvalidRequest("cursor: it must be that of `next` or `previous`", param="cursor") from error
     previous = None
     if cursor is not None:
-        before = await queue.job_before(here.tenant, cursor, PAGE)
+        before = await queue.job_before(context.tenant, cursor, PAGE)
         previous = all_of_them if before is None else f"{all_of_them}?cursor={before}"
     told = {
         "previous": previous,
         "next": None if following_on is None else f"{all_of_them}?cursor={following_on}",
-        "results": [outputs.listed(record, here) for record in records],
+        "results": [outputs.listed(record, context) for record in records],
     }
     return JSONResponse(told)
 
 
 @router.get("/predictions/{prediction_id}", responses=problems(404, 503))
-async def get_prediction(prediction_id: str, here: Here) -> Response:
+async def get_prediction(prediction_id: str, context: Context) -> Response:
     """Read a prediction."""
-    return JSONResponse(await outputs.shown(await find(prediction_id, here), here))
+    return JSONResponse(await outputs.shown(await find(prediction_id, context), context))
 
 
 @router.post("/predictions/{prediction_id}/cancel", responses=problems(404, 503))
-async def cancel_prediction(prediction_id: str, here: Here) -> Response:
+async def cancel_prediction(prediction_id: str, context: Context) -> Response:
     """Cancel a prediction: at once while it waits, at its next step while it runs."""
-    await find(prediction_id, here)
-    queue = here.parts.queue
+    await find(prediction_id, context)
+    queue = context.services.queue
     record = still_there(await queue.cancel(prediction_id), prediction_id)
     if not record.state.terminal:
         with contextlib.suppress(Unavailable):
-            await waiting.until_terminal(prediction_id, CANCEL_WAIT_S, here.parts)
+            await waiting.until_terminal(prediction_id, CANCEL_WAIT_S, context.services)
         record = still_there(await queue.get(prediction_id), prediction_id)
-    return JSONResponse(await outputs.shown(record, here))
+    return JSONResponse(await outputs.shown(record, context))
 
 
 @router.get("/predictions/{prediction_id}/stream", responses=problems(404, 503))
-async def stream_prediction(request: Request, prediction_id: str, here: Here) -> Response:
+async def stream_prediction(request: Request, prediction_id: str, context: Context) -> Response:
     """Follow a prediction by Server-Sent Events: `logs` with its progress, `output` for each picture, then `done`."""
-    record = await find(prediction_id, here)
-    here.parts.followers.make_room()
-    return Streamed(
-        prediction_stream.lines(record, here, request.headers.getlist("authorization")),
+    record = await find(prediction_id, context)
+    context.services.waiter_limit.check()
+    return StreamedResponse(
+        prediction_stream.lines(record, context, request.headers.getlist("authorization")),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -165,38 +165,38 @@ async def _asked(request: Request) -> PredictionRequest:
 
 
 async def _created(
-    asked: PredictionRequest, spec: ModelSpec, here: Visit, prefer: str | None, cancel_after: str | None
+    asked: PredictionRequest, spec: ModelSpec, context: RequestContext, prefer: str | None, cancel_after: str | None
 ) -> Response:
     began_s = waiting.now_s()
-    wait_s = waiting.preferred_wait_s(prefer, min(MAX_WAIT_S, here.parts.settings.max_wait_s))
+    wait_s = waiting.preferred_wait_s(prefer, min(MAX_WAIT_S, context.services.settings.max_wait_s))
     beside: dict[str, Any] = {"priority": (Priority.INTERACTIVE if wait_s else Priority.STANDARD).value}
     if cancel_after is not None:
         beside["deadline_s"] = deadline_s(cancel_after)
     request, naming = request_of(asked.input, spec, {**beside, **webhook_fields(asked)})
     with naming.told():
-        item = await _submission(request, spec, here)
-        outcome = (await submission.submit([item], here.parts))[0]
+        item = await _submission(request, spec, context)
+        outcome = (await submission.submit([item], context.services))[0]
     if isinstance(outcome, FusequeueError):
         raise outcome
     record: JobRecord | None = None
     if wait_s:
         left_s = max(0.0, wait_s - ANSWERED_BEFORE_S - (waiting.now_s() - began_s))
         with contextlib.suppress(Unavailable):
-            await waiting.until_terminal(item.job.id, left_s, here.parts)
-            record = await here.parts.queue.get(item.job.id)
+            await waiting.until_terminal(item.job.id, left_s, context.services)
+            record = await context.services.queue.get(item.job.id)
     if record is None or not record.state.terminal:
         # By `starting` clients know that they must ask again; they take anything else for the end.
         record = JobRecord(job=item.job, state=State.QUEUED)
-    told = await outputs.shown(record, here)
+    told = await outputs.shown(record, context)
     headers = {"Location": told["urls"]["get"]}
     if wait_s:
         headers["Preference-Applied"] = f"wait={wait_s:.0f}"
     return JSONResponse(told, 201, headers)
 
 
-async def _submission(request: JobRequest, spec: ModelSpec, here: Visit) -> Submission:
+async def _submission(request: JobRequest, spec: ModelSpec, context: RequestContext) -> Submission:
     """Return the job, whose webhook tells predictions."""
-    item = await submission.submission_of(request, here.tenant, here.parts)
+    item = await submission.submission_of(request, context.tenant, context.services)
     if not isinstance(item, Submission):
         raise AssertionError("there is no key by which it could be known")
     hook = item.job.webhook

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api.context import Parts
+from api.context import ServicesDep
 from api.http.openapi import problems
 from api.tenancy import Tenant
 from shared.protocols.replicate.predictions import PREFIX
@@ -13,6 +13,6 @@ router = APIRouter(prefix=f"{PREFIX}/webhooks", tags=["Replicate"])
 
 
 @router.get("/default/secret", responses=problems(503))
-async def webhook_secret(tenant: Tenant, parts: Parts) -> dict[str, str]:
+async def webhook_secret(tenant: Tenant, services: ServicesDep) -> dict[str, str]:
     """Tell the secret that signs to the URLs which predictions name."""
-    return {"key": (await parts.queue.account_secrets(tenant))[0].secret}
+    return {"key": (await services.queue.account_secrets(tenant))[0].secret}

@@ -13,7 +13,7 @@ import pytest
 from harness.http_server import BODY, claimed, finish, png, serving
 
 from api import places
-from api.places import Places
+from api.places import QueuePositions
 from shared.job import Phase, Progress
 from shared.queue import Place, Queue, Report, Submission
 
@@ -282,7 +282,7 @@ async def test_places_are_asked_for_again_after_a_while_and_not_all_kept(
 ) -> None:
     first, second = make_submission(), make_submission()
     await fake_queue.submit([first, second])
-    known = Places(fake_queue)
+    known = QueuePositions(fake_queue)
     monkeypatch.setattr(places, "FRESH_S", 600.0)
     assert (await known.of(second.job.id) or Place(9, None)).position == 1
     await fake_queue.cancel(first.job.id)
