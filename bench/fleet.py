@@ -22,7 +22,7 @@ from typing import TypeAlias
 from bench.simulate import CURVES
 from cli.pool.decisions import Bounds, PoolWorker, Want, aim, moves, remembered
 from shared.autoscaling import Fleet, Line, wanted_workers
-from worker.claiming import paying_rows
+from worker.claiming import efficient_rows
 
 LOOK_S = 5.0
 COOL_DOWN_S = 60.0
@@ -147,7 +147,7 @@ class Fleets:
         self._lines: dict[Kind, deque[Job]] = {}
         self._learned: dict[Kind, Learned] = {}
         self._curves = {kind: kind.curve() for kind in {kind for _, kind in load.arrivals}}
-        self._rows = {kind: paying_rows(curve, MAX_BATCH) for kind, curve in self._curves.items()}
+        self._rows = {kind: efficient_rows(curve, MAX_BATCH) for kind, curve in self._curves.items()}
         self._workers: dict[int, Worker] = {}
         self._wants: tuple[Want, ...] = ()
         self._ended: list[Job] = []

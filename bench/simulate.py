@@ -18,7 +18,7 @@ from typing import Any
 
 from lupa import lua51
 
-from worker.claiming import paying_rows
+from worker.claiming import efficient_rows
 
 STEP_S = 0.05
 WINDOW_S = 0.1
@@ -151,7 +151,7 @@ class Continuous:
     def __init__(self, jobs: list[Job], curve: Curve) -> None:
         self._coming = deque(jobs)
         self._curve = curve
-        self._rows = paying_rows(curve.seconds, MAX_BATCH)
+        self._rows = efficient_rows(curve.seconds, MAX_BATCH)
         self._rhythm = Rhythm()
         self._line: dict[int, list[Job]] = {}
         self._running: list[Job] = []

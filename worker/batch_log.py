@@ -12,14 +12,14 @@ from shared.config.models_file import Catalog
 from shared.job import Job
 from shared.runtime import metrics
 from shared.signature import differences
-from worker.claimed_job import Run
+from worker.claimed_job import ClaimedJob
 from worker.engine import ForwardFacts
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class Growth:
+class BatchLimits:
     """What bounded a batch. All but the times count pictures: `seats` the most that it held at once, `max_batch` what
     the models file allows, `ruled` what a batch rule leaves of that, `fits` what memory does, `paying` where one more
     no longer pays.
@@ -36,7 +36,7 @@ class Growth:
     window_ms: int = 0
 
 
-def stopped_by(growth: Growth) -> str:
+def stopped_by(growth: BatchLimits) -> str:
     """Return why a batch held no more.
 
     `memory` and `cap` (more would not pay, or a rule forbids it) are told where they bind below `max_batch`, `full`
@@ -85,8 +85,8 @@ class _Batch:
     def __post_init__(self) -> None:
         self.fits = self.paying = self.ruled
 
-    def growth(self) -> Growth:
-        return Growth(
+    def growth(self) -> BatchLimits:
+        return BatchLimits(
             seats=self.seats,
             max_batch=self.max_batch,
             ruled=self.ruled,
@@ -99,7 +99,7 @@ class _Batch:
         )
 
 
-class Batches:
+class BatchLog:
     """Follows the batches of one worker. All on the event loop."""
 
     def __init__(self, catalog: Catalog, clock: Callable[[], float] = time.monotonic) -> None:
@@ -108,7 +108,7 @@ class Batches:
         self._open: dict[str, _Batch] = {}
         self._latest: _Batch | None = None
 
-    def admit(self, run: Run) -> None:
+    def admit(self, run: ClaimedJob) -> None:
         """Note that a job was claimed; the first of its signature begins a batch."""
         signature, seats = run.claim.signature, run.claim.job.seats
         batch = self._open.get(signature)
@@ -140,7 +140,7 @@ class Batches:
             batch.most_rows = max(batch.most_rows, facts.rows)
             batch.seconds += facts.seconds
 
-    def leave(self, run: Run) -> None:
+    def leave(self, run: ClaimedJob) -> None:
         """Note that a job left the engine; the last of its signature ends the batch. It may be told twice of one."""
         batch = self._open.get(run.claim.signature)
         if batch is None or batch.inside.pop(run.key, None) is None or batch.inside:
@@ -154,7 +154,7 @@ class Batches:
         """Pictures in the engine, or on their way into it."""
         return sum(sum(batch.inside.values()) for batch in self._open.values())
 
-    def _begin(self, run: Run) -> _Batch:
+    def _begin(self, run: ClaimedJob) -> _Batch:
         claim, spec = run.claim, run.spec
         batch = _Batch(
             signature=claim.signature,
@@ -194,7 +194,7 @@ class Batches:
         )
 
 
-def _passed_by(batch: _Batch, run: Run) -> bool:
+def _passed_by(batch: _Batch, run: ClaimedJob) -> bool:
     """Tell whether a job waited while a batch with room for it ran, which its signature kept it out of."""
     waited = batch.ended_s is None or run.waiting_since_s < batch.ended_s
     room = min(batch.ruled, batch.fits, batch.paying) - batch.seats

@@ -11,8 +11,8 @@ from shared.errors import FusequeueError
 from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
 from shared.queue import Claim
 from worker.engine import Finished, Made, Pixels
-from worker.output.preview_files import Previews
-from worker.output.upload import Delivery
+from worker.output.preview_files import PreviewPublisher
+from worker.output.upload import Uploader
 
 
 class StopReason(StrEnum):
@@ -24,7 +24,7 @@ class StopReason(StrEnum):
     RELEASED = "released"
 
 
-class Run:
+class ClaimedJob:
     """A claim, how far it has come, and the pictures it is uploading.
 
     The engine's callbacks arrive on the loop; the worker awaits `engine_done`, then `pictures`.
@@ -62,12 +62,12 @@ class Run:
             self.stop_reason = reason
             self.stopped.set()
 
-    def deliver(self, delivery: Delivery, index: int, made: Made) -> None:
+    def deliver(self, delivery: Uploader, index: int, made: Made) -> None:
         """Start encoding and uploading picture `index`."""
         task = asyncio.create_task(delivery.deliver(self.claim, index, made))
         self._uploads[index] = task
 
-    def preview(self, previews: Previews, index: int, pixels: Pixels) -> None:
+    def preview(self, previews: PreviewPublisher, index: int, pixels: Pixels) -> None:
         """Tell the next preview of picture `index`, once those before it are told: who follows sees them in order."""
         told = self._previews.setdefault(index, [])
         before, number = told[-1:], len(told)

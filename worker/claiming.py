@@ -15,7 +15,7 @@ UNKNOWN_LOAD_S = 10.0
 LONGEST_LOAD_S = 60.0
 
 
-def paying_rows(curve: Mapping[int, float], cap: int, gain: float = PAYING_GAIN) -> int:
+def efficient_rows(curve: Mapping[int, float], cap: int, gain: float = PAYING_GAIN) -> int:
     """Return the most rows a forward should have: where one more no longer pays, or `cap`.
 
     `curve` holds measured seconds per forward by rows. With r rows a row costs s(r)/r; from a to b rows each further
@@ -51,7 +51,7 @@ def loads_ms(
 
 
 @dataclass(frozen=True)
-class Seated:
+class RunningJob:
     """A job that has seats on this worker."""
 
     signature: str
@@ -61,7 +61,7 @@ class Seated:
 
 
 @dataclass(frozen=True)
-class Ask:
+class ClaimRequest:
     """What to claim: up to so many seats of a signature, of any ripe one where that is None."""
 
     signature: str | None
@@ -69,12 +69,12 @@ class Ask:
     lowest: Priority = Priority.BULK
 
 
-def leading(seated: Sequence[Seated]) -> str:
+def leading(seated: Sequence[RunningJob]) -> str:
     """Return the signature whose jobs the engine runs, the others being set aside. `seated` is in order of arrival."""
     return next((one for one in seated if one.interactive), seated[0]).signature
 
 
-def asks(seated: Sequence[Seated], rows: int, largest: int, aside: int) -> list[Ask]:
+def asks(seated: Sequence[RunningJob], rows: int, largest: int, aside: int) -> list[ClaimRequest]:
     """Return what to claim, in the order in which to try; nothing more once one of them gave something.
 
     `rows` of the leading signature go on together, `largest` is the most of any signature. While everything runs
@@ -83,7 +83,7 @@ def asks(seated: Sequence[Seated], rows: int, largest: int, aside: int) -> list[
     aside for them. A job that was lost has no company, and joins none.
     """
     if not seated:
-        return [Ask(None, largest)]
+        return [ClaimRequest(None, largest)]
     if any(one.alone for one in seated):
         return []
     mine = leading(seated)
@@ -92,10 +92,10 @@ def asks(seated: Sequence[Seated], rows: int, largest: int, aside: int) -> list[
     interactive = sum(one.seats for one in seated if one.interactive)
     wanted = []
     if taken == together < rows:
-        wanted.append(Ask(mine, rows - taken))
+        wanted.append(ClaimRequest(mine, rows - taken))
     room = min(rows - interactive, max(rows - together, rows + aside - taken))
     if room > 0:
-        wanted.append(Ask(mine, room, Priority.INTERACTIVE))
+        wanted.append(ClaimRequest(mine, room, Priority.INTERACTIVE))
     if not interactive and taken <= aside:
-        wanted.append(Ask(None, largest, Priority.INTERACTIVE))
+        wanted.append(ClaimRequest(None, largest, Priority.INTERACTIVE))
     return wanted

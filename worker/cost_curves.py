@@ -8,7 +8,7 @@ from collections import deque
 from typing import NamedTuple, TypeVar
 
 from shared.queue import Queue
-from worker.claiming import paying_rows
+from worker.claiming import efficient_rows
 from worker.engine import ForwardFacts
 
 MAX_KEPT = 1000  # shapes, and signatures: clients choose among many sizes, and a worker lives long
@@ -67,7 +67,7 @@ class Measured:
         return curve
 
 
-class Curves:
+class CostCurves:
     """Learns how long forwards of each shape take, and says how many rows pay."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Curves:
     def rows(self, signature: str, cap: int) -> int:
         """Return how many rows a forward of `signature` should have at most."""
         shape = self._shape_of.get(signature)
-        rows = cap if shape is None else paying_rows(self._curve(shape), cap)
+        rows = cap if shape is None else efficient_rows(self._curve(shape), cap)
         self._paying[signature] = rows
         return rows
 

@@ -7,23 +7,23 @@ from collections import deque
 from collections.abc import Callable
 
 from shared.job import Phase, Progress
-from worker.claimed_job import Run
+from worker.claimed_job import ClaimedJob
 from worker.engine import Finished, ForwardFacts, Incident, Made, Pixels
 from worker.metrics import collectors
-from worker.output.preview_files import Previews
-from worker.output.upload import Delivery
+from worker.output.preview_files import PreviewPublisher
+from worker.output.upload import Uploader
 
 
-class Bridge:
+class EngineEventHandler:
     """The engine's `Listener`. `runs` is read on the loop only; a callback for a run that is gone is dropped."""
 
     def __init__(
         self,
-        runs: dict[str, Run],
-        delivery: Delivery,
-        previews: Previews,
+        runs: dict[str, ClaimedJob],
+        delivery: Uploader,
+        previews: PreviewPublisher,
         *,
-        on_change: Callable[[Run], None],
+        on_change: Callable[[ClaimedJob], None],
         on_forward: Callable[[ForwardFacts], None],
     ) -> None:
         self._runs = runs

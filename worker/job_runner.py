@@ -15,7 +15,7 @@ from shared.errors import NotFound, Unavailable
 from shared.job import Failure, Outcome, State, Timings
 from shared.queue import Queue
 from shared.storage import Storage
-from worker.claimed_job import Run, StopReason
+from worker.claimed_job import ClaimedJob, StopReason
 from worker.engine import AnyEngine, Finished, InputFiles, Seat
 from worker.metrics import collectors
 from worker.output.upload import attempt_prefix
@@ -35,7 +35,7 @@ class _InputMissing(Exception):
         self.param = param
 
 
-class Service:
+class JobRunner:
     """Sees one run through, from its claim to its settling."""
 
     def __init__(self, queue: Queue, storage: Storage, engine: AnyEngine, worker: str) -> None:
@@ -44,7 +44,7 @@ class Service:
         self._engine = engine
         self._worker = worker
 
-    async def serve(self, run: Run) -> None:
+    async def serve(self, run: ClaimedJob) -> None:
         """Make the job's pictures and settle it, unless it stops being this worker's on the way."""
         try:
             outcome = await self._make(run)
@@ -60,13 +60,13 @@ class Service:
         finally:
             run.abandon()
 
-    async def _settle(self, run: Run, outcome: Outcome) -> bool:
+    async def _settle(self, run: ClaimedJob, outcome: Outcome) -> bool:
         job_id, epoch, token = run.claim.job.id, run.claim.epoch, secrets.token_hex(8)
         return bool(
             await self._patiently(run, lambda: self._queue.settle(self._worker, job_id, epoch, outcome, token=token))
         )
 
-    async def _remove_leftovers(self, run: Run) -> None:
+    async def _remove_leftovers(self, run: ClaimedJob) -> None:
         """Remove what was uploaded for a claim that is somebody else's by now; the job may have been deleted since.
 
         Where storage or Redis is away it stays until the job's retention ends.
@@ -82,7 +82,7 @@ class Service:
         except (Unavailable, TimeoutError) as error:
             log.warning("leftovers_not_removed", job_id=claim.job.id, error=str(error))
 
-    async def _make(self, run: Run) -> Outcome:
+    async def _make(self, run: ClaimedJob) -> Outcome:
         try:
             inputs = await self._inputs(run)
         except _InputMissing as missing:
@@ -103,7 +103,7 @@ class Service:
         await run.previews_told()  # whoever sees the end finds all of them
         return run.outcome(finished, artifacts, round(1000 * (time.monotonic() - started)))
 
-    async def _inputs(self, run: Run) -> InputFiles:
+    async def _inputs(self, run: ClaimedJob) -> InputFiles:
         """Fetch the job's input pictures; none when the run is stopped first."""
         job = run.claim.job
         files = {name: await self._fetched(run, name, ref.key) for name, ref in job.inputs.items()}
@@ -113,14 +113,14 @@ class Service:
             last_image=files.get("last_image"),
         )
 
-    async def _fetched(self, run: Run, name: str, key: str) -> bytes | None:
+    async def _fetched(self, run: ClaimedJob, name: str, key: str) -> bytes | None:
         try:
             return await self._patiently(run, lambda: self._storage.read(key), until_stopped=True)
         except NotFound:
             raise _InputMissing(name) from None
 
     async def _patiently(
-        self, run: Run, action: Callable[[], Awaitable[T]], *, until_stopped: bool = False
+        self, run: ClaimedJob, action: Callable[[], Awaitable[T]], *, until_stopped: bool = False
     ) -> T | None:
         """Repeat `action` while something outside is away, until the run is not ours any more; then return None.
 
@@ -137,7 +137,7 @@ class Service:
             await asyncio.sleep(random.uniform(ceiling / 2, ceiling))
             ceiling = min(2 * ceiling, LONGEST_RETRY_S)
 
-    def _tell(self, run: Run, outcome: Outcome, settled: bool) -> None:
+    def _tell(self, run: ClaimedJob, outcome: Outcome, settled: bool) -> None:
         """Write the one log line of a job, and count it."""
         if settled:
             collectors.settled(run.claim, outcome)

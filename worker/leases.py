@@ -15,7 +15,7 @@ from shared.errors import RedisUnavailable
 from shared.queue import Queue
 from shared.runtime import metrics
 from shared.runtime.clock import now_ms
-from worker.claimed_job import Run, StopReason
+from worker.claimed_job import ClaimedJob, StopReason
 from worker.engine import Activity, AnyEngine
 
 log = structlog.get_logger()
@@ -44,10 +44,12 @@ def stalled(activity: Activity, now_s: float, limits: StallLimits) -> bool:
     return silence > max(limits.floor_s, limits.factor * (activity.expected_s or 0.0))
 
 
-class Keeper:
+class Leases:
     """Renews leases, tells runs that they were canceled, lost or are out of time, and reclaims others' losses."""
 
-    def __init__(self, queue: Queue, engine: AnyEngine, runs: dict[str, Run], worker: str, settings: Settings) -> None:
+    def __init__(
+        self, queue: Queue, engine: AnyEngine, runs: dict[str, ClaimedJob], worker: str, settings: Settings
+    ) -> None:
         self._queue = queue
         self._engine = engine
         self._runs = runs
@@ -99,7 +101,7 @@ class Keeper:
             log.warning("leases_ran_out", jobs=reclaimed)
         await self._queue.expire()
 
-    def _stop(self, run: Run, reason: StopReason) -> None:
+    def _stop(self, run: ClaimedJob, reason: StopReason) -> None:
         if run.stop_reason is None:
             run.stop(reason)
             self._engine.cancel(run.key)

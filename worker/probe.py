@@ -18,7 +18,7 @@ from shared.errors import FusequeueError
 from shared.queue import Queue
 from shared.runtime import log
 from shared.runtime.plots import curves_svg
-from worker.claiming import paying_rows
+from worker.claiming import efficient_rows
 from worker.engine.model_probe import Probed, probe
 
 MIB = 2**20
@@ -28,7 +28,7 @@ def table(probed: Sequence[Probed], specs: Sequence[ModelSpec]) -> Table:
     """Return one row for each model and row count."""
     shown = Table("model", "size", "rows", "ms a forward", "ms a picture", "of one row's", "MiB", "")
     for one, spec in zip(probed, specs, strict=True):
-        pays = paying_rows(one.seconds, spec.max_batch)
+        pays = efficient_rows(one.seconds, spec.max_batch)
         lone = one.measured[0].seconds
         for measured in one.measured:
             each = measured.seconds / measured.rows

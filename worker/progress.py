@@ -18,8 +18,8 @@ from shared.job import Phase
 from shared.queue import Queue, Report, WorkerInfo
 from shared.runtime.clock import now_ms
 from shared.runtime.version import VERSION
-from worker.claimed_job import Run
-from worker.cost_curves import Curves
+from worker.claimed_job import ClaimedJob
+from worker.cost_curves import CostCurves
 from worker.engine import AnyEngine, ForwardFacts, Standing
 
 log = structlog.get_logger()
@@ -31,13 +31,15 @@ LEARN_EVERY_S = 5.0
 SILENT_S = 3.0  # several beats: one that is late is no outage
 
 
-class Reporter:
+class ProgressReporter:
     """Publishes progress at most ten times a second, stores it once a second and at a new phase, beats twice a second.
 
     What it tells may be lost while Redis is away: the next telling says it anew.
     """
 
-    def __init__(self, queue: Queue, runs: dict[str, Run], curves: Curves, worker: str, catalog: Catalog) -> None:
+    def __init__(
+        self, queue: Queue, runs: dict[str, ClaimedJob], curves: CostCurves, worker: str, catalog: Catalog
+    ) -> None:
         self._queue = queue
         self._runs = runs
         self._curves = curves
@@ -56,7 +58,7 @@ class Reporter:
             started_at_ms=now_ms(),
         )
 
-    def note(self, run: Run) -> None:
+    def note(self, run: ClaimedJob) -> None:
         """Remember that a run has got further; it is told with the next flush."""
         self._changed.add(run.key)
 
@@ -92,7 +94,7 @@ class Reporter:
                 del self._stored[key]
             self._unstored &= self._runs.keys()
 
-    async def _report(self, runs: Sequence[Run], changed: set[str]) -> None:
+    async def _report(self, runs: Sequence[ClaimedJob], changed: set[str]) -> None:
         """Tell how far the runs are, and store what was not stored for a second or is of another phase by now."""
         now = time.monotonic()
         reports: dict[str, Report] = {}

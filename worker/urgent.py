@@ -8,7 +8,7 @@ from collections.abc import Callable
 TRUSTED_S = 2.0
 
 
-class Urgent:
+class InteractiveHint:
     """Likely from each hint that interactive jobs came, until the queue says that none waits.
 
     That is believed for `TRUSTED_S`: a hint may have been lost, and a model loaded since.

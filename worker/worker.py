@@ -19,21 +19,21 @@ from shared.runtime.cancellation import canceled
 from shared.runtime.clock import new_id
 from shared.runtime.log import announce
 from shared.storage import Storage
-from worker.batch_log import Batches
-from worker.claimed_job import Run, StopReason
-from worker.claiming import Ask, Seated, asks, leading, loads_ms
-from worker.cost_curves import Curves
+from worker.batch_log import BatchLog
+from worker.claimed_job import ClaimedJob, StopReason
+from worker.claiming import ClaimRequest, RunningJob, asks, leading, loads_ms
+from worker.cost_curves import CostCurves
 from worker.engine import EngineFactory, ForwardFacts, allowed
 from worker.engine.remote import EngineProcess
-from worker.engine_events import Bridge
-from worker.job_runner import Service
-from worker.leases import Keeper
+from worker.engine_events import EngineEventHandler
+from worker.job_runner import JobRunner
+from worker.leases import Leases
 from worker.metrics import collectors
 from worker.metrics.gauges import Gauges
-from worker.output.preview_files import Previews
-from worker.output.upload import Delivery
-from worker.progress import Reporter
-from worker.urgent import Urgent
+from worker.output.preview_files import PreviewPublisher
+from worker.output.upload import Uploader
+from worker.progress import ProgressReporter
+from worker.urgent import InteractiveHint
 
 log = structlog.get_logger()
 
@@ -71,21 +71,23 @@ class Worker:
         self._settings = settings
         self._models = [spec.id for spec in catalog]
         self._largest_batch = max(spec.max_batch for spec in catalog)
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, ClaimedJob] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stirred = asyncio.Event()
-        self._urgent = Urgent()
+        self._urgent = InteractiveHint()
         self._draining = asyncio.Event()
-        self._delivery = Delivery(storage, settings.spool_bytes)
-        self._curves = Curves()
-        self._batches = Batches(catalog)
+        self._delivery = Uploader(storage, settings.spool_bytes)
+        self._curves = CostCurves()
+        self._batches = BatchLog(catalog)
         self._gauges = Gauges(self._delivery, self._batches)
-        self._reporter = Reporter(queue, self._runs, self._curves, self.name, catalog)
-        previews = Previews(queue)
-        bridge = Bridge(self._runs, self._delivery, previews, on_change=self._changed, on_forward=self._measured)
+        self._reporter = ProgressReporter(queue, self._runs, self._curves, self.name, catalog)
+        previews = PreviewPublisher(queue)
+        bridge = EngineEventHandler(
+            self._runs, self._delivery, previews, on_change=self._changed, on_forward=self._measured
+        )
         self._engine = engine(catalog, bridge, settings)
-        self._service = Service(queue, storage, self._engine, self.name)
-        self._keeper = Keeper(queue, self._engine, self._runs, self.name, settings)
+        self._service = JobRunner(queue, storage, self._engine, self.name)
+        self._keeper = Leases(queue, self._engine, self._runs, self.name, settings)
 
     def drain(self) -> None:
         """Claim nothing more, finish what runs, give back what does not finish in time, and leave."""
@@ -181,19 +183,19 @@ class Worker:
             if pause_s:
                 await self._stir(pause_s)
 
-    async def _claim(self, asked: Sequence[Ask]) -> list[Claim]:
+    async def _claim(self, asked: Sequence[ClaimRequest]) -> list[Claim]:
         """Claim for the free seats, and interactive jobs that may set others aside."""
         for ask in asked:
             if claims := await self._put(ask):
                 return claims
         return []
 
-    def _asks(self) -> list[Ask]:
+    def _asks(self) -> list[ClaimRequest]:
         """Return what to ask the queue for; a full worker does not ask while no interactive job can wait."""
         wanted = self._wanted()
         return wanted if self._urgent.likely else [ask for ask in wanted if ask.lowest is not Priority.INTERACTIVE]
 
-    def _wanted(self) -> list[Ask]:
+    def _wanted(self) -> list[ClaimRequest]:
         if self._delivery.full:
             return []
         runs = [run for run in self._runs.values() if run.occupies_seats]
@@ -207,7 +209,7 @@ class Worker:
         aside = rows if self._settings.max_preempted_rows is None else self._settings.max_preempted_rows
         return asks(seated, rows, self._largest_batch, aside)
 
-    async def _put(self, ask: Ask) -> list[Claim]:
+    async def _put(self, ask: ClaimRequest) -> list[Claim]:
         if ask.signature is not None:
             held_back = self._batches.hold_back
             return await self._queue.join(
@@ -224,7 +226,7 @@ class Worker:
         engine = self._engine.standing
         return loads_ms(self._models, engine.loaded_models, engine.load_seconds, engine.unavailable_models)
 
-    async def _idle_s(self, asked: Sequence[Ask]) -> float:
+    async def _idle_s(self, asked: Sequence[ClaimRequest]) -> float:
         """Return how long to wait for a wake-up before looking again, `asked` having given nothing."""
         ripens_in_ms = None
         if not any(run.occupies_seats for run in self._runs.values()):
@@ -270,7 +272,7 @@ class Worker:
         if running is not None:
             self._curves.measure(running.claim.signature, facts)
 
-    def _changed(self, run: Run) -> None:
+    def _changed(self, run: ClaimedJob) -> None:
         self._reporter.note(run)
         if run.engine_done.done():
             self._batches.leave(run)
@@ -279,7 +281,7 @@ class Worker:
 
     def _start(self, claim: Claim) -> None:
         job = claim.job
-        run = Run(claim, self._catalog.for_size(job.model, job.width, job.height))
+        run = ClaimedJob(claim, self._catalog.for_size(job.model, job.width, job.height))
         self._runs[run.key] = run
         collectors.claimed(claim)
         self._batches.admit(run)
@@ -287,7 +289,7 @@ class Worker:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _see_through(self, run: Run) -> None:
+    async def _see_through(self, run: ClaimedJob) -> None:
         try:
             await self._service.serve(run)
         except Exception:
@@ -327,6 +329,6 @@ class Worker:
         return False
 
 
-def _seated(run: Run) -> Seated:
+def _seated(run: ClaimedJob) -> RunningJob:
     job = run.claim.job
-    return Seated(run.claim.signature, job.seats, job.priority is Priority.INTERACTIVE, run.claim.alone)
+    return RunningJob(run.claim.signature, job.seats, job.priority is Priority.INTERACTIVE, run.claim.alone)

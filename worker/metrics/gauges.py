@@ -7,11 +7,11 @@ import asyncio
 import structlog
 
 from shared.runtime import metrics
-from worker.batch_log import Batches
+from worker.batch_log import BatchLog
 from worker.engine import Standing
 from worker.metrics.collectors import Spent
 from worker.metrics.nvml import Card
-from worker.output.upload import Delivery
+from worker.output.upload import Uploader
 
 log = structlog.get_logger()
 
@@ -21,7 +21,7 @@ NVML_S = 2.0
 class Gauges:
     """Brings them up to date when asked to."""
 
-    def __init__(self, delivery: Delivery, batches: Batches) -> None:
+    def __init__(self, delivery: Uploader, batches: BatchLog) -> None:
         self._delivery = delivery
         self._batches = batches
         self._spent = Spent()

@@ -19,7 +19,7 @@ log = structlog.get_logger()
 _QUALITIES = (80, 60, 40, 20)
 
 
-class Previews:
+class PreviewPublisher:
     """Tells previews. One that cannot be told is dropped: the picture itself will come."""
 
     def __init__(self, queue: Queue) -> None:

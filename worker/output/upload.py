@@ -31,7 +31,7 @@ FIRST_RETRY_S = 0.2
 LONGEST_RETRY_S = 10.0
 
 
-class Delivery:
+class Uploader:
     """Encodes and uploads pictures and videos; while storage is down it holds them, up to `spool_bytes`.
 
     An upload is tried again for as long as the job is this worker's: it ends when storage answers, or when the

@@ -16,7 +16,7 @@ from shared.errors import ModelUnavailable
 from shared.job import Task
 from shared.queue import Queue
 from worker import probe as command
-from worker.cost_curves import Curves
+from worker.cost_curves import CostCurves
 from worker.engine import ForwardFacts
 from worker.engine.model_probe import Measured, Probed, probe
 
@@ -72,7 +72,7 @@ async def test_workers_start_from_what_was_kept(queue: Queue) -> None:
     facts = ForwardFacts("tiny", 1, 1, 1.0, "cpu", "64x64", "job_1:1")
     one = Probed("tiny", "cpu", "64x64", (Measured(1, 1.0, None), Measured(2, 2.0, None)))
     await command.keep([one], queue.settings)
-    curves = Curves()
+    curves = CostCurves()
     curves.measure("s", facts)
     assert curves.rows("s", 8) == 8
     await curves.recall(queue)

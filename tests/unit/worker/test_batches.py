@@ -14,8 +14,8 @@ from shared.job import Adapter, Job
 from shared.queue import Claim
 from shared.runtime import metrics
 from shared.signature import differences, signature
-from worker.batch_log import Batches, Growth, stopped_by
-from worker.claimed_job import Run
+from worker.batch_log import BatchLimits, BatchLog, stopped_by
+from worker.claimed_job import ClaimedJob
 from worker.engine import ForwardFacts
 
 EIGHT: dict[str, Any] = {"max_batch": 8, "ruled": 8, "fits": 8, "paying": 8, "window_ms": 50}
@@ -24,19 +24,19 @@ EIGHT: dict[str, Any] = {"max_batch": 8, "ruled": 8, "fits": 8, "paying": 8, "wi
 @pytest.mark.parametrize(
     ("growth", "reason", "why"),
     [
-        (Growth(**EIGHT, seats=8), "full", "as many as the models file allows"),
-        (Growth(**EIGHT | {"fits": 4}, seats=4), "memory", "memory once held no more than four"),
-        (Growth(**EIGHT | {"fits": 4, "paying": 4}, seats=4), "memory", "what pays is counted up to what fits"),
-        (Growth(**EIGHT | {"paying": 4}, seats=4), "cap", "a fifth would not have paid"),
-        (Growth(**EIGHT | {"ruled": 2, "fits": 2, "paying": 2}, seats=2), "cap", "a rule allows two"),
-        (Growth(**EIGHT, seats=3, overdue=True), "overdue", "jobs waited that had to let others go first"),
-        (Growth(**EIGHT, seats=8, overdue=True), "full", "the others came too late to matter"),
-        (Growth(**EIGHT, seats=3, waited_ms=50), "window", "the first had waited for company long enough"),
-        (Growth(**EIGHT, seats=1, waited_ms=3), "alone", "no company was likely: it did not wait for any"),
-        (Growth(**EIGHT, seats=1, waited_ms=90, alone=True), "alone", "it was lost once"),
+        (BatchLimits(**EIGHT, seats=8), "full", "as many as the models file allows"),
+        (BatchLimits(**EIGHT | {"fits": 4}, seats=4), "memory", "memory once held no more than four"),
+        (BatchLimits(**EIGHT | {"fits": 4, "paying": 4}, seats=4), "memory", "what pays is counted up to what fits"),
+        (BatchLimits(**EIGHT | {"paying": 4}, seats=4), "cap", "a fifth would not have paid"),
+        (BatchLimits(**EIGHT | {"ruled": 2, "fits": 2, "paying": 2}, seats=2), "cap", "a rule allows two"),
+        (BatchLimits(**EIGHT, seats=3, overdue=True), "overdue", "jobs waited that had to let others go first"),
+        (BatchLimits(**EIGHT, seats=8, overdue=True), "full", "the others came too late to matter"),
+        (BatchLimits(**EIGHT, seats=3, waited_ms=50), "window", "the first had waited for company long enough"),
+        (BatchLimits(**EIGHT, seats=1, waited_ms=3), "alone", "no company was likely: it did not wait for any"),
+        (BatchLimits(**EIGHT, seats=1, waited_ms=90, alone=True), "alone", "it was lost once"),
     ],
 )
-def test_a_batch_says_what_stopped_it(growth: Growth, reason: str, why: str) -> None:
+def test_a_batch_says_what_stopped_it(growth: BatchLimits, reason: str, why: str) -> None:
     """Memory, what pays and rules count where they bind before `max_batch` does."""
     assert stopped_by(growth) == reason, why
 
@@ -67,7 +67,7 @@ def count(name: str, **labels: str) -> float:
 async def test_a_batch_is_told_in_one_line_when_its_last_job_has_left(make_job: Callable[..., Job]) -> None:
     """Jobs that join belong to it; one of another size that had to wait tells what kept it apart."""
     spec = ModelSpec(id="of-batches", source="none", max_batch=8, window_ms=50)
-    batches = Batches(Catalog((spec,)))
+    batches = BatchLog(Catalog((spec,)))
     runs = [_run(make_job(model=spec.id), spec, waited_ms=60 * at) for at in range(1, 4)]
     apart = _run(make_job(model=spec.id, width=768), spec, waited_ms=5000)
     kept, stopped = count("fusequeue_kept_apart_total", field="shape"), {"model": spec.id, "stopped_by": "window"}
@@ -97,7 +97,7 @@ async def test_a_batch_is_told_in_one_line_when_its_last_job_has_left(make_job: 
 async def test_a_job_that_came_later_was_not_kept_apart(make_job: Callable[..., Job]) -> None:
     """It never waited while the other batch ran."""
     spec = ModelSpec(id="of-batches", source="none", max_batch=8)
-    batches = Batches(Catalog((spec,)))
+    batches = BatchLog(Catalog((spec,)))
     first = _run(make_job(model=spec.id), spec)
     batches.admit(first)
     batches.leave(first)
@@ -106,5 +106,5 @@ async def test_a_job_that_came_later_was_not_kept_apart(make_job: Callable[..., 
     assert count("fusequeue_kept_apart_total", field="shape") == kept
 
 
-def _run(job: Job, spec: ModelSpec, waited_ms: int = 0) -> Run:
-    return Run(Claim(job, signature(job), epoch=1, attempt=1, alone=False, waited_ms=waited_ms), spec)
+def _run(job: Job, spec: ModelSpec, waited_ms: int = 0) -> ClaimedJob:
+    return ClaimedJob(Claim(job, signature(job), epoch=1, attempt=1, alone=False, waited_ms=waited_ms), spec)

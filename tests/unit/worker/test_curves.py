@@ -6,14 +6,14 @@ import pytest
 
 from shared.queue import Queue
 from worker import cost_curves
-from worker.cost_curves import SAMPLES, TRUSTED_SAMPLES, Curves
+from worker.cost_curves import SAMPLES, TRUSTED_SAMPLES, CostCurves
 from worker.engine import ForwardFacts
 
 FORWARD = ForwardFacts("demo", 1, 1, 1.0, "cpu", "4x8x8", "job_1:1")
 
 
-def learned(seconds: dict[int, float], samples: int = TRUSTED_SAMPLES) -> Curves:
-    made = Curves()
+def learned(seconds: dict[int, float], samples: int = TRUSTED_SAMPLES) -> CostCurves:
+    made = CostCurves()
     for rows, each in seconds.items():
         for _ in range(samples):
             made.measure("s", ForwardFacts("demo", rows, rows, each, "cpu", "4x8x8", "job_1:1"))
@@ -22,7 +22,7 @@ def learned(seconds: dict[int, float], samples: int = TRUSTED_SAMPLES) -> Curves
 
 def test_an_unknown_signature_takes_what_the_operator_allows() -> None:
     """Nothing measured means the cap."""
-    assert Curves().rows("s", 8) == 8
+    assert CostCurves().rows("s", 8) == 8
 
 
 def test_rows_that_do_not_pay_are_not_seated() -> None:
@@ -84,7 +84,7 @@ async def test_what_pays_is_told_when_it_changes_and_before_redis_forgets_it(
 async def test_what_is_learned_is_bounded(fake_queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients choose sizes: the newest signatures and shapes are kept."""
     monkeypatch.setattr(cost_curves, "MAX_KEPT", 5)
-    made = Curves()
+    made = CostCurves()
     for at in range(20):
         for _ in range(TRUSTED_SAMPLES):
             made.measure(f"s{at}", ForwardFacts("demo", 1, 1, 1.0, "cpu", f"4x8x{at}", "job_1:1"))
@@ -98,7 +98,7 @@ async def test_what_is_learned_is_bounded(fake_queue: Queue, monkeypatch: pytest
 
 def test_padding_counts_as_rows() -> None:
     """A reproducible job's forward takes the time of all the rows that it is filled up to."""
-    made = Curves()
+    made = CostCurves()
     for _ in range(TRUSTED_SAMPLES):
         made.measure("s", ForwardFacts("demo", 1, 1, 1.0, "cpu", "4x8x8", "job_1:1", padding=3))
     assert made.rows("s", 16) == 8, "twice the four rows that are known, not twice one"

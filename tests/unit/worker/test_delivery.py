@@ -15,7 +15,7 @@ from shared.job import Job, OutputFormat, Task
 from shared.queue import Claim
 from worker.engine import Made, Sound
 from worker.output import upload
-from worker.output.upload import Delivery, object_key
+from worker.output.upload import Uploader, object_key
 
 PIXELS = np.zeros((64, 64, 3), np.uint8)
 
@@ -46,10 +46,10 @@ def claim() -> Claim:
 
 @pytest.fixture
 async def delivering() -> AsyncIterator[Any]:
-    made: list[Delivery] = []
+    made: list[Uploader] = []
 
-    def build(shelf: Shelf, spool_bytes: int = 10**6) -> Delivery:
-        made.append(Delivery(shelf, spool_bytes))  # type: ignore[arg-type]
+    def build(shelf: Shelf, spool_bytes: int = 10**6) -> Uploader:
+        made.append(Uploader(shelf, spool_bytes))  # type: ignore[arg-type]
         return made[-1]
 
     yield build

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from shared.job import Priority
-from worker.claiming import LONGEST_LOAD_S, UNKNOWN_LOAD_S, Ask, Seated, asks, leading, loads_ms, paying_rows
+from worker.claiming import (
+    LONGEST_LOAD_S,
+    UNKNOWN_LOAD_S,
+    ClaimRequest,
+    RunningJob,
+    asks,
+    efficient_rows,
+    leading,
+    loads_ms,
+)
 
 QWEN_512 = {1: 1.0, 2: 2 / 1.8, 4: 4 / 2.8, 8: 8 / 3.1}
 QWEN_1024 = {1: 1.0, 2: 2 / 1.02, 4: 4 / 1.02}
@@ -44,15 +53,15 @@ QWEN_1024 = {1: 1.0, 2: 2 / 1.02, 4: 4 / 1.02}
 )
 def test_rows_stop_where_one_more_no_longer_pays(curve: dict[int, float], cap: int, rows: int, why: str) -> None:
     """A forward takes rows for as long as each makes all of them cheaper."""
-    assert paying_rows(curve, cap) == rows, why
+    assert efficient_rows(curve, cap) == rows, why
 
 
-def bulk(seats: int = 1, signature: str = "a") -> Seated:
-    return Seated(signature, seats)
+def bulk(seats: int = 1, signature: str = "a") -> RunningJob:
+    return RunningJob(signature, seats)
 
 
-def urgent(seats: int = 1, signature: str = "a") -> Seated:
-    return Seated(signature, seats, interactive=True)
+def urgent(seats: int = 1, signature: str = "a") -> RunningJob:
+    return RunningJob(signature, seats, interactive=True)
 
 
 ANY, URGENT = Priority.BULK, Priority.INTERACTIVE
@@ -61,37 +70,52 @@ ANY, URGENT = Priority.BULK, Priority.INTERACTIVE
 @pytest.mark.parametrize(
     ("seated", "aside", "wanted", "why"),
     [
-        ([], 8, [Ask(None, 16, ANY)], "an idle worker starts what is ripe, up to the largest batch"),
+        ([], 8, [ClaimRequest(None, 16, ANY)], "an idle worker starts what is ripe, up to the largest batch"),
         (
             [bulk(5)],
             8,
-            [Ask("a", 3, ANY), Ask("a", 8, URGENT), Ask(None, 16, URGENT)],
+            [ClaimRequest("a", 3, ANY), ClaimRequest("a", 8, URGENT), ClaimRequest(None, 16, URGENT)],
             "free seats are for all; interactive jobs may set aside the rows that run",
         ),
         (
             [bulk(8)],
             8,
-            [Ask("a", 8, URGENT), Ask(None, 16, URGENT)],
+            [ClaimRequest("a", 8, URGENT), ClaimRequest(None, 16, URGENT)],
             "a full worker still takes interactive jobs, of its own signature or another",
         ),
-        ([bulk(8)], 3, [Ask("a", 3, URGENT)], "no more than may be set aside; another signature would set all aside"),
+        (
+            [bulk(8)],
+            3,
+            [ClaimRequest("a", 3, URGENT)],
+            "no more than may be set aside; another signature would set all aside",
+        ),
         ([bulk(8)], 0, [], "with nothing to be set aside a full worker is full"),
-        ([bulk(8), urgent(3)], 8, [Ask("a", 5, URGENT)], "until interactive jobs fill the forward"),
+        ([bulk(8), urgent(3)], 8, [ClaimRequest("a", 5, URGENT)], "until interactive jobs fill the forward"),
         ([bulk(8), urgent(8)], 8, [], "then others can have them"),
         (
             [bulk(8), urgent(2, "b")],
             8,
-            [Ask("b", 6, URGENT)],
+            [ClaimRequest("b", 6, URGENT)],
             "beside parked rows the leading signature takes no bulk, and a third signature has to wait",
         ),
         ([bulk(8), urgent(8, "b")], 8, [], "nothing beyond a forward of the leading signature"),
-        ([bulk(4), urgent(1, "b")], 2, [Ask("b", 7, URGENT)], "free seats of the leading one set nothing more aside"),
-        ([urgent(3)], 8, [Ask("a", 5, ANY), Ask("a", 5, URGENT)], "beside interactive jobs others may join"),
-        ([Seated("a", 1, alone=True)], 8, [], "a job that was lost runs alone in its process"),
-        ([Seated("a", 1, interactive=True, alone=True)], 8, [], "an interactive one too"),
+        (
+            [bulk(4), urgent(1, "b")],
+            2,
+            [ClaimRequest("b", 7, URGENT)],
+            "free seats of the leading one set nothing more aside",
+        ),
+        (
+            [urgent(3)],
+            8,
+            [ClaimRequest("a", 5, ANY), ClaimRequest("a", 5, URGENT)],
+            "beside interactive jobs others may join",
+        ),
+        ([RunningJob("a", 1, alone=True)], 8, [], "a job that was lost runs alone in its process"),
+        ([RunningJob("a", 1, interactive=True, alone=True)], 8, [], "an interactive one too"),
     ],
 )
-def test_what_a_worker_asks_for(seated: list[Seated], aside: int, wanted: list[Ask], why: str) -> None:
+def test_what_a_worker_asks_for(seated: list[RunningJob], aside: int, wanted: list[ClaimRequest], why: str) -> None:
     """Eight rows go on together here, sixteen of another signature might."""
     assert asks(seated, rows=8, largest=16, aside=aside) == wanted, why
 
@@ -108,7 +132,7 @@ def test_rows_set_aside_are_bounded_whatever_comes(aside: int) -> None:
     seated = [bulk(8)]
     while wanted := asks(seated, rows=8, largest=8, aside=aside):
         ask = wanted[0]
-        seated.append(Seated(ask.signature or "b", ask.seats, ask.lowest is URGENT))
+        seated.append(RunningJob(ask.signature or "b", ask.seats, ask.lowest is URGENT))
         together = sum(one.seats for one in seated if one.signature == leading(seated))
         set_aside = sum(one.seats for one in seated) - min(8, together)
         assert set_aside <= aside

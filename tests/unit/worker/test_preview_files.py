@@ -16,8 +16,8 @@ from PIL import Image
 from shared.job import Job, OutputFormat
 from shared.queue import Claim, Queue
 from shared.queue.previews import MAX_PREVIEW_BYTES, PREVIEWS_KEPT_S
-from worker.claimed_job import Run
-from worker.output.preview_files import Previews, encode_preview
+from worker.claimed_job import ClaimedJob
+from worker.output.preview_files import PreviewPublisher, encode_preview
 
 NOISE = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
 
@@ -67,9 +67,9 @@ async def test_previews_are_told_in_the_order_in_which_they_were_taken(
 
     monkeypatch.setattr("worker.output.preview_files.encode_preview", encode)
     job = make_job()
-    run = Run(Claim(job, "s", epoch=1, attempt=1, alone=False, waited_ms=0), a_spec(Path("none")))
+    run = ClaimedJob(Claim(job, "s", epoch=1, attempt=1, alone=False, waited_ms=0), a_spec(Path("none")))
     for shade in (0, 1, 2):
-        run.preview(Previews(fake_queue), 0, np.full((8, 8, 3), shade, np.uint8))
+        run.preview(PreviewPublisher(fake_queue), 0, np.full((8, 8, 3), shade, np.uint8))
     await asyncio.sleep(0.05)  # what does not wait for the first would be told by now
     slow.set()
     await run.previews_told()

@@ -11,8 +11,8 @@ from shared.errors import RedisUnavailable
 from shared.job import Phase, Progress
 from shared.queue import Report
 from shared.runtime.cancellation import canceled
-from worker.cost_curves import Curves
-from worker.progress import Reporter
+from worker.cost_curves import CostCurves
+from worker.progress import ProgressReporter
 
 Eventually = Callable[..., Awaitable[None]]
 
@@ -36,7 +36,7 @@ async def test_what_redis_did_not_take_is_told_again(eventually: Eventually) -> 
     claim = SimpleNamespace(job=SimpleNamespace(id="job_1"), epoch=3)
     run: Any = SimpleNamespace(key="job_1:3", claim=claim, phase=Phase.DECODING, progress=Progress(step=8, total=8))
     catalog: Any = [SimpleNamespace(id="demo", max_batch=8)]
-    reporter = Reporter(queue, {run.key: run}, Curves(), "worker-1", catalog)
+    reporter = ProgressReporter(queue, {run.key: run}, CostCurves(), "worker-1", catalog)
     reporter.note(run)
     telling = asyncio.create_task(reporter.report_progress())
     try:

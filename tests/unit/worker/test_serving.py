@@ -17,10 +17,10 @@ from shared.errors import StorageUnavailable
 from shared.job import InputRef, State
 from shared.queue import Claim, Queue, Submission
 from shared.storage.folder import FolderStorage
-from worker.claimed_job import Run, StopReason
+from worker.claimed_job import ClaimedJob, StopReason
 from worker.engine import Finished, Made, Seat
-from worker.job_runner import Service
-from worker.output.upload import Delivery
+from worker.job_runner import JobRunner
+from worker.output.upload import Uploader
 
 Eventually = Callable[..., Awaitable[None]]
 MADE = Made(np.zeros((64, 64, 3), np.uint8))
@@ -58,7 +58,7 @@ class SlowFolder(FolderStorage):
 class House:
     queue: Queue
     storage: SlowFolder
-    delivery: Delivery
+    delivery: Uploader
     root: Path
     seats: Seats
 
@@ -66,12 +66,12 @@ class House:
         (one,) = await self.queue.claim(worker, ["demo"], 8)
         return one
 
-    def serve(self, claim: Claim) -> tuple[Run, asyncio.Task[None]]:
-        run = Run(claim, ModelSpec(id="demo", source="none"))
-        service = Service(self.queue, self.storage, self.seats, WORKER)  # type: ignore[arg-type]
+    def serve(self, claim: Claim) -> tuple[ClaimedJob, asyncio.Task[None]]:
+        run = ClaimedJob(claim, ModelSpec(id="demo", source="none"))
+        service = JobRunner(self.queue, self.storage, self.seats, WORKER)  # type: ignore[arg-type]
         return run, asyncio.create_task(service.serve(run))
 
-    async def finish(self, run: Run, serving: asyncio.Task[None]) -> None:
+    async def finish(self, run: ClaimedJob, serving: asyncio.Task[None]) -> None:
         run.deliver(self.delivery, 0, MADE)
         run.engine_done.set_result(Finished())
         async with asyncio.timeout(10):
@@ -85,7 +85,7 @@ class House:
 async def house(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[House]:
     storage = SlowFolder(tmp_path)
     storage.open.set()
-    delivery = Delivery(storage, 10**8)
+    delivery = Uploader(storage, 10**8)
     yield House(fake_queue, storage, delivery, tmp_path, Seats())
     delivery.close()
     await storage.close()
