@@ -14,7 +14,7 @@ from shared.errors import InvalidRequest
 from shared.job import InputRef, Job, OutputFormat, Priority, Task, Webhook
 from shared.runtime.clock import new_id
 from shared.tasks import Sent, task_of
-from shared.webhooks import EVENTS, TERMINAL, JobEvent
+from shared.webhooks import EVENTS, TERMINAL_EVENTS, JobEvent
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
@@ -179,7 +179,7 @@ def resolve(request: JobRequest, catalog: Catalog, *, tenant: str, now_ms: int, 
 def _webhook(request: JobRequest) -> Webhook | None:
     if request.webhook is None:
         return None
-    names = TERMINAL if request.webhook_events is None else request.webhook_events
+    names = TERMINAL_EVENTS if request.webhook_events is None else request.webhook_events
     return Webhook(url=request.webhook, states=tuple(EVENTS[name] for name in names))
 
 

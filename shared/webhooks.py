@@ -20,17 +20,17 @@ JobEvent = Literal["job.queued", "job.running", "job.succeeded", "job.failed", "
 EVENTS: dict[JobEvent, State] = {name: State(name.partition(".")[2]) for name in get_args(JobEvent)}
 """The events there are, and the state that each tells of."""
 
-EndEvent = Literal[
+TerminalEvent = Literal[
     "batch.completed", "batch.failed", "batch.expired", "batch.cancelled", "video.completed", "video.failed"
 ]
 """How batches and videos end, as OpenAI names it: for endpoints that ask for it."""
 
-ENDPOINT_EVENTS: dict[str, State | EndEvent] = {
-    **dict[str, State | EndEvent](EVENTS.items()),
-    **{name: name for name in get_args(EndEvent)},
+ENDPOINT_EVENTS: dict[str, State | TerminalEvent] = {
+    **dict[str, State | TerminalEvent](EVENTS.items()),
+    **{name: name for name in get_args(TerminalEvent)},
 }
 
-TERMINAL: tuple[JobEvent, ...] = tuple(name for name, state in EVENTS.items() if state.terminal)
+TERMINAL_EVENTS: tuple[JobEvent, ...] = tuple(name for name, state in EVENTS.items() if state.terminal)
 MAX_BODY_BYTES = 20_000
 SECRET_BYTES = 32
 ROTATION_MS = 86_400_000
@@ -46,7 +46,7 @@ MOST_RETRY_AFTER_S = 86_400
 _SLOW_DOWN = frozenset((429, 502, 504))
 
 
-class Secret(BaseModel):
+class SigningSecret(BaseModel):
     """A signing secret; `until_ms` is when a replaced one ends."""
 
     model_config = ConfigDict(frozen=True)
@@ -55,15 +55,15 @@ class Secret(BaseModel):
     until_ms: int | None = None
 
 
-class Endpoint(BaseModel):
+class WebhookEndpoint(BaseModel):
     """Where a tenant is told of its jobs and batches. `failing_since` is in ms; None while deliveries succeed."""
 
     model_config = ConfigDict(frozen=True)
 
     id: str
     url: str
-    states: tuple[State | EndEvent, ...]
-    secrets: tuple[Secret, ...]
+    states: tuple[State | TerminalEvent, ...]
+    secrets: tuple[SigningSecret, ...]
     enabled: bool = True
     description: str = ""
     created_at_ms: int
@@ -71,7 +71,7 @@ class Endpoint(BaseModel):
     disabled_reason: str | None = None
 
 
-class Step(StrEnum):
+class DeliveryState(StrEnum):
     """What becomes of a delivery after an attempt."""
 
     DELIVERED = "delivered"
@@ -80,30 +80,30 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AttemptOutcome:
     """`again_s` is set while the delivery is pending; `gone` says that the endpoint wants no more of any."""
 
-    step: Step
+    step: DeliveryState
     again_s: float | None = None
     gone: bool = False
 
 
-def judge(attempts: int, status: int | None, retry_after_s: float | None, spread: float) -> Verdict:
+def attempt_outcome(attempts: int, status: int | None, retry_after_s: float | None, spread: float) -> AttemptOutcome:
     """Return what follows from an attempt.
 
     `attempts` counts this one too; `status` is None where no answer came; `spread`, drawn from 0 to 1, is the jitter:
     a fifth either way. A redirect is a failure: its target was not vetted, and would get what is not signed for it.
     """
     if status is not None and 200 <= status < 300:
-        return Verdict(Step.DELIVERED)
+        return AttemptOutcome(DeliveryState.DELIVERED)
     if status == 410:
-        return Verdict(Step.FAILED, gone=True)
+        return AttemptOutcome(DeliveryState.FAILED, gone=True)
     if attempts > len(SCHEDULE_S):
-        return Verdict(Step.FAILED)
+        return AttemptOutcome(DeliveryState.FAILED)
     pause_s = SCHEDULE_S[attempts - 1] * (0.8 + 0.4 * spread) * (2 if status in _SLOW_DOWN else 1)
     if retry_after_s is not None:
         pause_s = max(pause_s, min(retry_after_s, MOST_RETRY_AFTER_S))
-    return Verdict(Step.PENDING, again_s=pause_s)
+    return AttemptOutcome(DeliveryState.PENDING, again_s=pause_s)
 
 
 def new_secret() -> str:
@@ -111,13 +111,13 @@ def new_secret() -> str:
     return "whsec_" + b64encode(chance.token_bytes(SECRET_BYTES)).decode()
 
 
-def rotated(old: Sequence[Secret], now_ms: int) -> tuple[Secret, ...]:
+def rotate_secrets(old: Sequence[SigningSecret], now_ms: int) -> tuple[SigningSecret, ...]:
     """Return the secrets with a fresh one before the present one, which goes on signing for a day."""
     present = old[0].model_copy(update={"until_ms": now_ms + ROTATION_MS})
-    return (Secret(secret=new_secret()), present)
+    return (SigningSecret(secret=new_secret()), present)
 
 
-def headers(message_id: str, body: bytes, secrets: Sequence[Secret], now_ms: int) -> dict[str, str]:
+def headers(message_id: str, body: bytes, secrets: Sequence[SigningSecret], now_ms: int) -> dict[str, str]:
     """Return the headers of one attempt: a signature of each secret that is still good."""
     at = datetime.fromtimestamp(now_ms // 1000, UTC)
     good = [one for one in secrets if one.until_ms is None or one.until_ms > now_ms]

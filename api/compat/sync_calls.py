@@ -41,7 +41,7 @@ def is_retry(request: Request) -> bool:
     return count.isdecimal() and len(count) < 9 and int(count) > 0
 
 
-def digest_of(request: Request, parts: Iterable[bytes]) -> str:
+def request_digest(request: Request, parts: Iterable[bytes]) -> str:
     """Return what equal requests of one key share; `parts` are the body, without a multipart's boundary."""
     digest = hashlib.sha256()
     for part in (request.url.path.encode(), request.headers.get("authorization", "").encode(), *parts):
@@ -50,7 +50,7 @@ def digest_of(request: Request, parts: Iterable[bytes]) -> str:
     return digest.hexdigest()[:40]
 
 
-async def submitted(asked: JobRequest, context: RequestContext, digest: str, previews: int = 0) -> str:
+async def submit(asked: JobRequest, context: RequestContext, digest: str, previews: int = 0) -> str:
     """Put a job in line that the request waits for, and return its id."""
     item = await submission.submission_of(asked, context.tenant, context.services, previews=previews)
     outcome = item if isinstance(item, Submitted) else (await submission.submit([item], context.services))[0]
@@ -60,12 +60,12 @@ async def submitted(asked: JobRequest, context: RequestContext, digest: str, pre
     return outcome.job_id
 
 
-async def of_earlier_try(request: Request, context: RequestContext, digest: str) -> str | None:
+async def earlier_attempt(request: Request, context: RequestContext, digest: str) -> str | None:
     """Return the id of what an earlier try of this request noted, and whose answer did not arrive; None: of none."""
     return await context.services.queue.join_try(context.tenant, digest) if is_retry(request) else None
 
 
-async def answering(
+async def deliver(
     request: Request, context: RequestContext, digest: str, made_id: str, answer: bytes
 ) -> AsyncGenerator[bytes]:
     """Yield the whole answer; once it has been taken, the same request sent again means something new."""
@@ -76,7 +76,7 @@ async def answering(
 
 
 @dataclass(frozen=True)
-class Try:
+class SyncCall:
     """A request that waits for `job_id`; `digest` is that of its body."""
 
     job_id: str

@@ -17,11 +17,20 @@ from shared.errors import FetchFailed, FetchRefused, InvalidRequest
 from shared.inputs.fetch_guard import Guard, Rules
 from shared.job import State
 from shared.protocols.native import iso
-from shared.queue import Delivery
+from shared.queue import WebhookDelivery
 from shared.request import validated
 from shared.runtime import strict_json
 from shared.runtime.clock import new_id, now_ms
-from shared.webhooks import ENDPOINT_EVENTS, TERMINAL, EndEvent, Endpoint, JobEvent, Secret, new_secret, rotated
+from shared.webhooks import (
+    ENDPOINT_EVENTS,
+    TERMINAL_EVENTS,
+    JobEvent,
+    SigningSecret,
+    TerminalEvent,
+    WebhookEndpoint,
+    new_secret,
+    rotate_secrets,
+)
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 Asked = TypeVar("Asked", bound=BaseModel)
@@ -34,8 +43,8 @@ class EndpointRequest(BaseModel):
 
     url: Annotated[str, Field(max_length=2048, description="https, and reachable from here.")]
     events: Annotated[
-        tuple[JobEvent | EndEvent, ...], Field(min_length=1, description="Unset: those that end a job.")
-    ] = TERMINAL
+        tuple[JobEvent | TerminalEvent, ...], Field(min_length=1, description="Unset: those that end a job.")
+    ] = TERMINAL_EVENTS
     description: Annotated[str, Field(max_length=200)] = ""
 
 
@@ -45,7 +54,7 @@ class EndpointChange(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: Annotated[str | None, Field(max_length=2048)] = None
-    events: Annotated[tuple[JobEvent | EndEvent, ...] | None, Field(min_length=1)] = None
+    events: Annotated[tuple[JobEvent | TerminalEvent, ...] | None, Field(min_length=1)] = None
     description: Annotated[str | None, Field(max_length=200)] = None
     enabled: Annotated[bool | None, Field(strict=True)] = None
 
@@ -110,11 +119,11 @@ async def create_endpoint(request: Request, tenant: Tenant, services: ServicesDe
     """Make an endpoint, and tell its secret: this is the only time."""
     asked = await _body(request, EndpointRequest)
     await _vet(asked.url, services)
-    made = Endpoint(
+    made = WebhookEndpoint(
         id=f"we_{secrets.token_hex(8)}",
         url=asked.url,
         states=_states(asked.events),
-        secrets=(Secret(secret=new_secret()),),
+        secrets=(SigningSecret(secret=new_secret()),),
         description=asked.description,
         created_at_ms=now_ms(),
     )
@@ -192,7 +201,7 @@ async def delete_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDe
 async def rotate_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Replace the secret, and tell the new one; for a day deliveries carry signatures of both."""
     found = await services.queue.endpoint(tenant, endpoint_id)
-    changed = found.model_copy(update={"secrets": rotated(found.secrets, now_ms())})
+    changed = found.model_copy(update={"secrets": rotate_secrets(found.secrets, now_ms())})
     await services.queue.put_endpoint(tenant, changed, exists=True)
     return _endpoint(changed, tell=True)
 
@@ -209,7 +218,7 @@ async def _body(request: Request, kind: type[Asked]) -> Asked:
     return validated(kind, strict_json.decode(await request.body()))
 
 
-def _states(events: tuple[JobEvent | EndEvent, ...]) -> tuple[State | EndEvent, ...]:
+def _states(events: tuple[JobEvent | TerminalEvent, ...]) -> tuple[State | TerminalEvent, ...]:
     return tuple(ENDPOINT_EVENTS[name] for name in events)
 
 
@@ -221,7 +230,7 @@ async def _vet(url: str, services: Services) -> None:
         raise InvalidRequest(f"url: {error.message}", param="url") from error
 
 
-def _endpoint(endpoint: Endpoint, *, tell: bool = False) -> EndpointObject:
+def _endpoint(endpoint: WebhookEndpoint, *, tell: bool = False) -> EndpointObject:
     failing = endpoint.failing_since
     return EndpointObject(
         id=endpoint.id,
@@ -236,12 +245,12 @@ def _endpoint(endpoint: Endpoint, *, tell: bool = False) -> EndpointObject:
     )
 
 
-def _secret(found: tuple[Secret, ...]) -> SecretObject:
+def _secret(found: tuple[SigningSecret, ...]) -> SecretObject:
     previous = found[1].until_ms if len(found) > 1 else None
     return SecretObject(secret=found[0].secret, previous_until=iso(previous))
 
 
-def _delivery(delivery: Delivery) -> DeliveryObject:
+def _delivery(delivery: WebhookDelivery) -> DeliveryObject:
     return DeliveryObject(
         id=delivery.id,
         webhook_id=f"msg_{delivery.event_id}",

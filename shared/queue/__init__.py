@@ -1,6 +1,6 @@
 """The queue: the only place that speaks to its Redis."""
 
-from shared.queue.batches import Piece
+from shared.queue.batches import BatchUpdate
 from shared.queue.event_feed import EventFeed
 from shared.queue.queue import Queue
 from shared.queue.values import (
@@ -16,18 +16,17 @@ from shared.queue.values import (
     Submitted,
     WorkerInfo,
 )
-from shared.queue.webhooks import Attempt, Delivery, Due
+from shared.queue.webhooks import DeliveryAttempt, DueDelivery, WebhookDelivery
 
 __all__ = [
-    "Attempt",
+    "BatchUpdate",
     "Claim",
     "DeadLetter",
-    "Delivery",
+    "DeliveryAttempt",
     "Doomed",
-    "Due",
+    "DueDelivery",
     "Event",
     "EventFeed",
-    "Piece",
     "Place",
     "Queue",
     "QueueDepth",
@@ -35,5 +34,6 @@ __all__ = [
     "Report",
     "Submission",
     "Submitted",
+    "WebhookDelivery",
     "WorkerInfo",
 ]

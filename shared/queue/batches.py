@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from shared.errors import Conflict, NotFound
-from shared.protocols.openai.batches import Batch, LineError, Status
+from shared.protocols.openai.batches import Batch, BatchError, BatchStatus
 from shared.protocols.openai.files import Part
 from shared.queue.client import Connected, translated
 from shared.runtime.clock import now_ms
@@ -21,7 +21,7 @@ _FLAGS = {"has_output", "has_errors"}
 
 
 @dataclass(frozen=True)
-class Piece:
+class BatchUpdate:
     """What a piece of work on a batch has come to: fields to set and counters to add to, lines that became jobs, and
     parts of the batch's files that were stored."""
 
@@ -84,7 +84,7 @@ class Backfilling(Connected):
             row = f"{batch.tenant}|{batch.id}"
             await self.redis.zadd(self.keys.backfills, {row: now_ms() + again_ms}, xx=True)
 
-    async def commit_batch(self, batch: Batch, piece: Piece, again_ms: int | None) -> bool:
+    async def commit_batch(self, batch: Batch, piece: BatchUpdate, again_ms: int | None) -> bool:
         """Write a piece of work on `batch` and look again after `again_ms`; None: it has ended.
 
         False where another piece was written since `batch` was read: then this one counts for nothing.
@@ -139,7 +139,7 @@ def _batch(tenant: str, batch_id: str, found: Mapping[str, str]) -> Batch:
     for name in values.keys() & _FLAGS:
         values[name] = values[name] == "1"
     values["metadata"] = json.loads(found.get("metadata", "{}"))
-    values["status"] = Status(found["status"])
-    values["ends_as"] = Status(found.get("ends_as", Status.COMPLETED))
-    values["errors"] = tuple(LineError.model_validate(one) for one in json.loads(found.get("errors", "[]")))
+    values["status"] = BatchStatus(found["status"])
+    values["ends_as"] = BatchStatus(found.get("ends_as", BatchStatus.COMPLETED))
+    values["errors"] = tuple(BatchError.model_validate(one) for one in json.loads(found.get("errors", "[]")))
     return Batch(**{**values, "id": batch_id, "tenant": tenant})

@@ -13,13 +13,21 @@ from shared.errors import Conflict, NotFound
 from shared.queue.client import Connected, translated
 from shared.queue.records import paired
 from shared.runtime.clock import now_ms
-from shared.webhooks import DISABLED_AFTER_S, Endpoint, Secret, Step, Verdict, new_secret, rotated
+from shared.webhooks import (
+    DISABLED_AFTER_S,
+    AttemptOutcome,
+    DeliveryState,
+    SigningSecret,
+    WebhookEndpoint,
+    new_secret,
+    rotate_secrets,
+)
 
 MAX_ENDPOINTS = 16
 _ACCOUNT = "account"
 
 
-class Attempt(BaseModel):
+class DeliveryAttempt(BaseModel):
     """One try: the status of the answer, or the error where none came."""
 
     at_ms: int
@@ -29,7 +37,7 @@ class Attempt(BaseModel):
 
 
 @dataclass(frozen=True)
-class Delivery:
+class WebhookDelivery:
     """One event on its way to one URL. `endpoint` is `job` for a job's own webhook; `job_id` is empty for a test."""
 
     id: str
@@ -41,22 +49,22 @@ class Delivery:
     job_id: str
     type: str
     at_ms: int
-    state: Step
+    state: DeliveryState
     attempts: int
     next_at_ms: int | None
-    log: tuple[Attempt, ...]
+    log: tuple[DeliveryAttempt, ...]
 
 
 @dataclass(frozen=True)
-class Due:
+class DueDelivery:
     """A delivery to be made now, and the secrets that sign it; none: its endpoint is gone or disabled."""
 
-    delivery: Delivery
-    secrets: tuple[Secret, ...]
+    delivery: WebhookDelivery
+    secrets: tuple[SigningSecret, ...]
 
 
 class Hooking(Connected):
-    async def put_endpoint(self, tenant: str, endpoint: Endpoint, *, exists: bool = False) -> None:
+    async def put_endpoint(self, tenant: str, endpoint: WebhookEndpoint, *, exists: bool = False) -> None:
         """Write an endpoint; raises `Conflict` at 16 of them, and `NotFound` where it should exist and does not."""
         wire = endpoint.model_dump_json(exclude={"id"}, exclude_none=True)
         answer = await self.run("hook_endpoint", tenant, endpoint.id, wire, MAX_ENDPOINTS, int(exists))
@@ -70,14 +78,14 @@ class Hooking(Connected):
         if await self.run("hook_endpoint", tenant, endpoint_id, "", MAX_ENDPOINTS, 1) == "none":
             raise _no_endpoint(endpoint_id)
 
-    async def endpoints(self, tenant: str) -> list[Endpoint]:
+    async def endpoints(self, tenant: str) -> list[WebhookEndpoint]:
         """Return a tenant's endpoints, oldest first."""
         with translated():
             fields = await self.redis.hgetall(self.keys.hooks(tenant))
         found = [_endpoint(name, wire) for name, wire in fields.items() if name.startswith("we_")]
         return sorted(found, key=lambda endpoint: (endpoint.created_at_ms, endpoint.id))
 
-    async def endpoint(self, tenant: str, endpoint_id: str) -> Endpoint:
+    async def endpoint(self, tenant: str, endpoint_id: str) -> WebhookEndpoint:
         """Return one endpoint, or raise `NotFound`."""
         with translated():
             wire = await self.redis.hget(self.keys.hooks(tenant), endpoint_id)
@@ -85,14 +93,14 @@ class Hooking(Connected):
             raise _no_endpoint(endpoint_id)
         return _endpoint(endpoint_id, wire)
 
-    async def account_secrets(self, tenant: str, *, rotate: bool = False) -> tuple[Secret, ...]:
+    async def account_secrets(self, tenant: str, *, rotate: bool = False) -> tuple[SigningSecret, ...]:
         """Return the secrets that sign to the URLs which a tenant's jobs name, the present one first."""
         name = self.keys.hooks(tenant)
         with translated():
-            await self.redis.hsetnx(name, _ACCOUNT, _wire((Secret(secret=new_secret()),)))
+            await self.redis.hsetnx(name, _ACCOUNT, _wire((SigningSecret(secret=new_secret()),)))
             found = _secrets(await self.redis.hget(name, _ACCOUNT))
             if rotate:
-                found = rotated(found, now_ms())
+                found = rotate_secrets(found, now_ms())
                 await self.redis.hset(name, _ACCOUNT, _wire(found))
         return found
 
@@ -102,7 +110,7 @@ class Hooking(Connected):
 
     async def claim_deliveries(
         self, limit: int, of_host: int, under_way: Mapping[str, int], again_ms: int
-    ) -> list[Due]:
+    ) -> list[DueDelivery]:
         """Take up to `limit` due deliveries, at most `of_host` of one host with those under way.
 
         Each is due again after `again_ms`, should nobody note how it went.
@@ -113,20 +121,24 @@ class Hooking(Connected):
         for delivery_id, fields, wire in rows:
             delivery = _delivery(delivery_id, paired(fields))
             if delivery.endpoint == "job":
-                due.append(Due(delivery, _secrets(wire) if wire else await self.account_secrets(delivery.tenant)))
+                due.append(
+                    DueDelivery(delivery, _secrets(wire) if wire else await self.account_secrets(delivery.tenant))
+                )
             else:
                 endpoint = _endpoint(delivery.endpoint, wire) if wire else None
-                due.append(Due(delivery, endpoint.secrets if endpoint is not None and endpoint.enabled else ()))
+                due.append(DueDelivery(delivery, endpoint.secrets if endpoint is not None and endpoint.enabled else ()))
         return due
 
-    async def note_attempt(self, delivery_id: str, verdict: Verdict, attempt: Attempt) -> bool:
+    async def note_attempt(self, delivery_id: str, verdict: AttemptOutcome, attempt: DeliveryAttempt) -> bool:
         """Note how an attempt went, and disable an endpoint that is gone or failed for days."""
         again_ms = "" if verdict.again_s is None else round(verdict.again_s * 1000)
         told = attempt.model_dump_json(exclude_none=True)
         gone, patience_ms = int(verdict.gone), DISABLED_AFTER_S * 1000
         return bool(await self.run("hook_note", delivery_id, verdict.step, again_ms, told, gone, patience_ms))
 
-    async def deliveries(self, tenant: str, *, endpoint_id: str | None = None, limit: int = 50) -> list[Delivery]:
+    async def deliveries(
+        self, tenant: str, *, endpoint_id: str | None = None, limit: int = 50
+    ) -> list[WebhookDelivery]:
         """Return a tenant's deliveries of late, newest first; of one endpoint, among the last thousand."""
         with translated():
             ids = await self.redis.zrange(
@@ -145,7 +157,7 @@ class Hooking(Connected):
         if not await self.run("hook_again", delivery_id, tenant):
             raise NotFound(f"there is no delivery {delivery_id[:64]}, or no longer", param="id")
 
-    async def send_test(self, tenant: str, endpoint: Endpoint, event_id: str) -> str:
+    async def send_test(self, tenant: str, endpoint: WebhookEndpoint, event_id: str) -> str:
         """Send an event that says nothing; returns the delivery's id."""
         delivery_id = f"{event_id}.{endpoint.id}"
         await self.run("hook_again", delivery_id, tenant, endpoint.id, endpoint.url, "webhook.test")
@@ -156,20 +168,20 @@ def _no_endpoint(endpoint_id: str) -> NotFound:
     return NotFound(f"there is no webhook endpoint {endpoint_id[:64]}", param="id")
 
 
-def _endpoint(endpoint_id: str, wire: str) -> Endpoint:
-    return Endpoint.model_validate({**json.loads(wire), "id": endpoint_id})
+def _endpoint(endpoint_id: str, wire: str) -> WebhookEndpoint:
+    return WebhookEndpoint.model_validate({**json.loads(wire), "id": endpoint_id})
 
 
-def _secrets(wire: str) -> tuple[Secret, ...]:
-    return tuple(Secret.model_validate(one) for one in json.loads(wire))
+def _secrets(wire: str) -> tuple[SigningSecret, ...]:
+    return tuple(SigningSecret.model_validate(one) for one in json.loads(wire))
 
 
-def _wire(secrets: tuple[Secret, ...]) -> str:
+def _wire(secrets: tuple[SigningSecret, ...]) -> str:
     return json.dumps([one.model_dump(exclude_none=True) for one in secrets])
 
 
-def _delivery(delivery_id: str, fields: Mapping[str, Any]) -> Delivery:
-    return Delivery(
+def _delivery(delivery_id: str, fields: Mapping[str, Any]) -> WebhookDelivery:
+    return WebhookDelivery(
         id=delivery_id,
         event_id=fields["event"],
         tenant=fields["tenant"],
@@ -179,8 +191,8 @@ def _delivery(delivery_id: str, fields: Mapping[str, Any]) -> Delivery:
         job_id=fields["job"],
         type=fields["type"],
         at_ms=int(fields["at"]),
-        state=Step(fields["state"]),
+        state=DeliveryState(fields["state"]),
         attempts=int(fields["attempts"]),
         next_at_ms=int(fields["next"]) if "next" in fields else None,
-        log=tuple(Attempt.model_validate(one) for one in json.loads(fields.get("log", "[]"))),
+        log=tuple(DeliveryAttempt.model_validate(one) for one in json.loads(fields.get("log", "[]"))),
     )

@@ -17,21 +17,21 @@ from shared.errors import FusequeueError, InvalidRequest, NotFound, QueueFull
 from shared.job import JobRecord, Priority
 from shared.jsonl import FileLine, read_lines
 from shared.protocols.openai import batch_lines, files
-from shared.protocols.openai.batch_lines import Asked, Checker
+from shared.protocols.openai.batch_lines import BatchLine, LineChecker
 from shared.protocols.openai.batches import (
     AHEAD,
     GRACE_MS,
     MAX_LINES,
     PIECE_LINES,
     Batch,
-    LineError,
-    Status,
-    Step,
+    BatchError,
+    BatchStatus,
+    BatchStep,
     job_id,
     next_step,
 )
 from shared.protocols.openai.files import File, Part
-from shared.queue import Piece, Queue, Submission
+from shared.queue import BatchUpdate, Queue, Submission
 from shared.runtime.clock import now_ms
 from shared.storage import Storage
 
@@ -67,22 +67,22 @@ class Work:
     async def do(self) -> bool:
         """Do what is next, and return whether more can be done at once."""
         step = next_step(self._batch, now_ms())
-        if step is Step.VALIDATE:
+        if step is BatchStep.VALIDATE:
             return await self._validate()
-        if step is Step.TAKE_UP:
+        if step is BatchStep.TAKE_UP:
             return await self._take_up()
-        if step is Step.STOP_JOBS:
+        if step is BatchStep.STOP_JOBS:
             return await self._stop_jobs()
-        if step is Step.CLOSE:
+        if step is BatchStep.CLOSE:
             return await self._close()
-        if step is Step.WRITE:
+        if step is BatchStep.WRITE:
             return await Writing(self._desk, self._batch).do()
-        if step is Step.WAIT:
+        if step is BatchStep.WAIT:
             await self._queue.put_off(self._batch, WAIT_MS)
         return False
 
     async def _validate(self) -> bool:
-        batch, checker = self._batch, Checker(self._batch.endpoint)
+        batch, checker = self._batch, LineChecker(self._batch.endpoint)
         async with aclosing(read(self._desk, batch, 0)) as found:
             async for line in found:
                 if line.blank:
@@ -92,20 +92,22 @@ class Work:
                     break
         errors = list(checker.errors)
         if checker.total > MAX_LINES:
-            errors = [LineError(code="too_many_lines", message=f"a batch has at most {MAX_LINES} lines")]
+            errors = [BatchError(code="too_many_lines", message=f"a batch has at most {MAX_LINES} lines")]
         elif not checker.total:
-            errors = [LineError(code="empty_file", message="the file has no lines")]
+            errors = [BatchError(code="empty_file", message="the file has no lines")]
         if errors:
             told = json.dumps([error.model_dump() for error in errors])
-            return await self._end(Status.FAILED, {"errors": told})
+            return await self._end(BatchStatus.FAILED, {"errors": told})
         life_ms = batch.expires_at_ms + GRACE_MS - now_ms() + self._desk.settings.file_retention_s * 1000
         for file_id in (batch.output_file_id, batch.error_file_id):
             await self._queue.begin_file(batch.tenant, file_id, life_ms)
         begun = {"in_progress_at": now_ms(), "total": checker.total}
-        return await self._queue.commit_batch(batch, Piece({"status": Status.IN_PROGRESS.value, **begun}), LOOK_MS)
+        return await self._queue.commit_batch(
+            batch, BatchUpdate({"status": BatchStatus.IN_PROGRESS.value, **begun}), LOOK_MS
+        )
 
-    async def _end(self, status: Status, told: dict[str, str | int] | None = None) -> bool:
-        piece = Piece({**(told or {}), "status": status.value, f"{status.value}_at": now_ms()})
+    async def _end(self, status: BatchStatus, told: dict[str, str | int] | None = None) -> bool:
+        piece = BatchUpdate({**(told or {}), "status": status.value, f"{status.value}_at": now_ms()})
         await self._queue.commit_batch(self._batch, piece, None)
         return False
 
@@ -137,13 +139,15 @@ class Work:
             done["has_errors"] = 1
         counts = {"read": len(taken) + len(bad), "accepted": len(taken), "failed": len(bad)}
         again_ms = min(LOOK_MS, *(1000 * full.retry_after_s for full in refused.values())) if refused else LOOK_MS
-        return await self._queue.commit_batch(batch, Piece(done, counts, taken, parts), again_ms) and not refused
+        return await self._queue.commit_batch(batch, BatchUpdate(done, counts, taken, parts), again_ms) and not refused
 
-    async def _check(self, some: Sequence[tuple[tuple[Asked, int], bool]]) -> list[Submission | FusequeueError | None]:
+    async def _check(
+        self, some: Sequence[tuple[tuple[BatchLine, int], bool]]
+    ) -> list[Submission | FusequeueError | None]:
         """Return for each line its job, or what is wrong with it, or None where it is a job already."""
         pictures = asyncio.Semaphore(_PICTURES_AT_ONCE)
 
-        async def check(line: Asked, known: bool) -> Submission | FusequeueError | None:
+        async def check(line: BatchLine, known: bool) -> Submission | FusequeueError | None:
             if known:
                 return None
             async with pictures:
@@ -154,9 +158,9 @@ class Work:
 
         return await asyncio.gather(*(check(line, known) for (line, _), known in some))
 
-    async def _submission(self, line: Asked) -> Submission:
+    async def _submission(self, line: BatchLine) -> Submission:
         desk, batch = self._desk, self._batch
-        request = batch_lines.request_of(batch.endpoint, line.body, desk.catalog)
+        request = batch_lines.line_request(batch.endpoint, line.body, desk.catalog)
         job_builder.checked(request, desk)
         own = {"priority": Priority.BULK, "batch_id": batch.id}
         job = await job_builder.resolved(request.model_copy(update=own), batch.tenant, desk)
@@ -189,16 +193,20 @@ class Work:
         for ordinal, is_job in enumerate(taken, batch.stopped + 1):
             if is_job or ordinal > batch.read:
                 await self._queue.cancel(job_id(batch, ordinal))
-        return await self._queue.commit_batch(batch, Piece({"stopped": batch.stopped + count}), LOOK_MS)
+        return await self._queue.commit_batch(batch, BatchUpdate({"stopped": batch.stopped + count}), LOOK_MS)
 
     async def _close(self) -> bool:
         """Begin to write the results."""
         batch, now = self._batch, now_ms()
         if not batch.total:
-            return await self._end(Status.EXPIRED)
-        ends_as = Status.EXPIRED if now >= batch.expires_at_ms else Status.COMPLETED
-        told: dict[str, str | int] = {"status": Status.FINALIZING.value, "finalizing_at": now, "ends_as": ends_as.value}
-        return await self._queue.commit_batch(batch, Piece(told), LOOK_MS)
+            return await self._end(BatchStatus.EXPIRED)
+        ends_as = BatchStatus.EXPIRED if now >= batch.expires_at_ms else BatchStatus.COMPLETED
+        told: dict[str, str | int] = {
+            "status": BatchStatus.FINALIZING.value,
+            "finalizing_at": now,
+            "ends_as": ends_as.value,
+        }
+        return await self._queue.commit_batch(batch, BatchUpdate(told), LOOK_MS)
 
 
 class Writing:
@@ -234,11 +242,11 @@ class Writing:
         if self._bad:
             done["has_errors"] = 1
         counts = {"written": self._lines, "succeeded": len(self._good)}
-        piece = Piece(done, counts, parts=parts)
+        piece = BatchUpdate(done, counts, parts=parts)
         again_ms = WAIT_MS if self._waits else LOOK_MS
         return await self._queue.commit_batch(batch, piece, again_ms) and not self._waits
 
-    async def _write(self, found: Sequence[tuple[Asked, int]]) -> None:
+    async def _write(self, found: Sequence[tuple[BatchLine, int]]) -> None:
         """Write some lines, up to one whose job has still not ended, or until the piece is full."""
         batch = self._batch
         first = found[0][0].ordinal
@@ -259,11 +267,11 @@ class Writing:
     def _late(self) -> bool:
         return now_ms() >= self._batch.expires_at_ms + GRACE_MS
 
-    async def _write_line(self, line: Asked, is_job: bool, record: JobRecord | None) -> None:
+    async def _write_line(self, line: BatchLine, is_job: bool, record: JobRecord | None) -> None:
         batch = self._batch
         if line.ordinal > batch.read:
-            word = "canceled" if batch.status is Status.CANCELLING else "over"
-            code = "batch_cancelled" if batch.status is Status.CANCELLING else "batch_expired"
+            word = "canceled" if batch.status is BatchStatus.CANCELLING else "over"
+            code = "batch_cancelled" if batch.status is BatchStatus.CANCELLING else "batch_expired"
             self._bad.append(
                 batch_lines.error_line(batch, line, code, f"the batch was {word} before this line's turn came")
             )
@@ -287,9 +295,9 @@ class Writing:
         batch, now = self._batch, now_ms()
         await self._make_known(batch.output_file_id, batch.has_output, "output", now)
         await self._make_known(batch.error_file_id, batch.has_errors, "error", now)
-        ends_as = Status.CANCELLED if batch.status is Status.CANCELLING else batch.ends_as
+        ends_as = BatchStatus.CANCELLED if batch.status is BatchStatus.CANCELLING else batch.ends_as
         counts = {"completed": batch.succeeded, "failed": batch.total - batch.succeeded}
-        piece = Piece({"status": ends_as.value, f"{ends_as.value}_at": now, **counts})
+        piece = BatchUpdate({"status": ends_as.value, f"{ends_as.value}_at": now, **counts})
         await self._queue.commit_batch(batch, piece, None)
         return False
 
@@ -319,17 +327,17 @@ async def read(desk: Desk, batch: Batch, at: int) -> AsyncGenerator[FileLine]:
             yield line
 
 
-async def read_piece(desk: Desk, batch: Batch, at: int, before: int, most: int) -> list[tuple[Asked, int]]:
+async def read_piece(desk: Desk, batch: Batch, at: int, before: int, most: int) -> list[tuple[BatchLine, int]]:
     """Return up to `most` lines from an offset on, as many as fit into memory, each with the offset after it.
 
     `before` is how many there were up to there.
     """
-    found: list[tuple[Asked, int]] = []
+    found: list[tuple[BatchLine, int]] = []
     size = 0
     async with aclosing(read(desk, batch, at)) as every:
         async for line in every:
             if line.raw:
-                found.append((batch_lines.asked(before + len(found) + 1, line.raw), line.end))
+                found.append((batch_lines.parse_line(before + len(found) + 1, line.raw), line.end))
                 size += len(line.raw)
             if len(found) >= most or size > PIECE_BYTES:
                 break

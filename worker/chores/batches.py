@@ -12,7 +12,7 @@ import structlog
 from shared.config import models_file, settings
 from shared.config.settings import Settings
 from shared.errors import NotFound
-from shared.protocols.openai.batches import Batch, Step, next_step
+from shared.protocols.openai.batches import Batch, BatchStep, next_step
 from shared.queue import Queue
 from shared.runtime.clock import now_ms
 from shared.storage import connect
@@ -63,7 +63,7 @@ async def _due(configured: Settings) -> list[Batch]:
                     batch = await queue.batch(tenant, batch_id)
                 except NotFound:
                     continue
-                if next_step(batch, now_ms()) is Step.WAIT:
+                if next_step(batch, now_ms()) is BatchStep.WAIT:
                     await queue.put_off(batch, WAIT_MS)
                 else:
                     due.append(batch)

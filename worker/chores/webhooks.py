@@ -15,9 +15,9 @@ from shared.errors import FusequeueError
 from shared.inputs.fetch_guard import Guard, Reply, Rules
 from shared.job import JobRecord
 from shared.protocols.replicate.predictions import webhook_body
-from shared.queue import Attempt, Delivery, Due, Queue
+from shared.queue import DeliveryAttempt, DueDelivery, Queue, WebhookDelivery
 from shared.runtime.clock import now_ms
-from shared.webhooks import Step, Verdict, body, headers, judge
+from shared.webhooks import AttemptOutcome, DeliveryState, attempt_outcome, body, headers
 from worker.chores import rq_queue
 
 log = structlog.get_logger()
@@ -77,7 +77,7 @@ class Pass:
                 task.cancel()
         return made
 
-    async def _claim(self) -> list[Due]:
+    async def _claim(self) -> list[DueDelivery]:
         room = AT_ONCE - len(self._under_way)
         if room <= 0:
             return []
@@ -92,17 +92,17 @@ class Pass:
             del self._under_way[task]
             task.result()
 
-    async def _attempt(self, due: Due) -> None:
+    async def _attempt(self, due: DueDelivery) -> None:
         delivery = due.delivery
         began = time.monotonic()
-        attempt = Attempt(at_ms=now_ms())
+        attempt = DeliveryAttempt(at_ms=now_ms())
         if not due.secrets:
-            verdict = Verdict(Step.FAILED)
+            verdict = AttemptOutcome(DeliveryState.FAILED)
             attempt = attempt.model_copy(update={"error": "its endpoint was deleted or disabled"})
         else:
             reply, error = await self._send(due)
             status = None if reply is None else reply.status
-            verdict = judge(delivery.attempts + 1, status, _retry_after_s(reply), random.random())
+            verdict = attempt_outcome(delivery.attempts + 1, status, _retry_after_s(reply), random.random())
             spent_ms = round(1000 * (time.monotonic() - began))
             attempt = attempt.model_copy(update={"status": status, "error": error, "duration_ms": spent_ms})
         await self._queue.note_attempt(delivery.id, verdict, attempt)
@@ -117,7 +117,7 @@ class Pass:
             outcome=verdict.step.value,
         )
 
-    async def _send(self, due: Due) -> tuple[Reply | None, str | None]:
+    async def _send(self, due: DueDelivery) -> tuple[Reply | None, str | None]:
         delivery = due.delivery
         record = await self._queue.get(delivery.job_id) if delivery.job_id else None
         content = self._content(delivery, record)
@@ -127,7 +127,7 @@ class Pass:
         except FusequeueError as error:
             return None, error.message
 
-    def _content(self, delivery: Delivery, record: JobRecord | None) -> bytes:
+    def _content(self, delivery: WebhookDelivery, record: JobRecord | None) -> bytes:
         """Return the body: of the form that the job's client asked for, where it goes to that one's own URL."""
         hook = record.job.webhook if record is not None and delivery.endpoint == "job" else None
         if record is not None and hook is not None and hook.version is not None:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from api.bodies import JSON_TYPES, require_type
 from api.compat.huggingface.inference_request import Inference, request_of
-from api.compat.sync_calls import Try, digest_of, submitted
+from api.compat.sync_calls import SyncCall, request_digest, submit
 from api.errors import for_error
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse, opened
@@ -70,8 +70,8 @@ async def make_picture(request: Request, model: str, context: Context) -> Respon
     raw = await request.body()
     asked = request_of(strict_json.decode(raw), model, request.headers.get("accept", ""), context.services.catalog)
     context.services.waiter_limit.check()
-    digest = digest_of(request, (raw,))
-    job_id = await submitted(asked, context, digest)
+    digest = request_digest(request, (raw,))
+    job_id = await submit(asked, context, digest)
 
     async def picture(record: JobRecord) -> StreamedResponse:
         found = record.artifacts[0]
@@ -79,7 +79,7 @@ async def make_picture(request: Request, model: str, context: Context) -> Respon
         told = {"Content-Length": str(found.bytes), "x-job-id": job_id, "x-seed": str(found.seed)}
         return StreamedResponse(pieces, media_type=found.content_type, headers={**told, "Cache-Control": "no-store"})
 
-    return await Try(job_id, context.tenant, digest, context.services).answered(request, picture)
+    return await SyncCall(job_id, context.tenant, digest, context.services).answered(request, picture)
 
 
 def _in_words(answer: Response) -> Response:

@@ -14,12 +14,12 @@ from starlette.responses import JSONResponse, Response
 
 from api.bodies import JSON_TYPES, require_type
 from api.compat.openai.pagination import Page, listed
-from api.compat.sync_calls import answering, digest_of, of_earlier_try
+from api.compat.sync_calls import deliver, earlier_attempt, request_digest
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse
 from api.visit import Context, RequestContext
 from shared.errors import NotFound, Unauthenticated, Unavailable
-from shared.protocols.openai.batches import WINDOW_S, Batch, Status
+from shared.protocols.openai.batches import WINDOW_S, Batch, BatchStatus
 from shared.request import MetadataKey, MetadataValue, validated
 from shared.runtime import strict_json
 from shared.runtime.clock import new_id, now_ms
@@ -53,16 +53,16 @@ async def create_batch(request: Request, context: Context) -> Response:
     """Begin a batch of a JSONL file. Its lines become jobs of priority `bulk`: they fill the seats others leave."""
     require_type(request, JSON_TYPES)
     raw = await request.body()
-    asked, digest = validated(BatchRequest, strict_json.decode(raw)), digest_of(request, (raw,))
+    asked, digest = validated(BatchRequest, strict_json.decode(raw)), request_digest(request, (raw,))
     batch = await _joined(request, context, digest) or await _created(asked, context, digest)
     answer = json.dumps(batch_object(batch)).encode()
     headers = {"Content-Type": "application/json", "Content-Length": str(len(answer))}
-    return StreamedResponse(answering(request, context, digest, batch.id, answer), headers=headers)
+    return StreamedResponse(deliver(request, context, digest, batch.id, answer), headers=headers)
 
 
 async def _joined(request: Request, context: RequestContext, digest: str) -> Batch | None:
     """Return the batch that an earlier try of this request began, whose answer did not arrive."""
-    batch_id = await of_earlier_try(request, context, digest)
+    batch_id = await earlier_attempt(request, context, digest)
     with contextlib.suppress(NotFound):  # it came no further than to note its id
         return None if batch_id is None else await context.services.queue.batch(context.tenant, batch_id)
     return None
@@ -150,7 +150,7 @@ async def _events(batch_id: str, context: RequestContext, key: list[str]) -> Asy
 
 def batch_object(batch: Batch) -> dict[str, Any]:
     """Return a batch as OpenAI's SDKs read it."""
-    ended = batch.status.terminal and batch.status is not Status.FAILED
+    ended = batch.status.terminal and batch.status is not BatchStatus.FAILED
     errors = [error.model_dump() for error in batch.errors]
     return {
         "id": batch.id,

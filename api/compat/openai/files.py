@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from api.bodies import UPLOAD_TYPES, require_type
 from api.compat.openai.pagination import Page, listed
-from api.compat.sync_calls import answering, digest_of, of_earlier_try
+from api.compat.sync_calls import deliver, earlier_attempt, request_digest
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse, opened
 from api.visit import Context, RequestContext
@@ -71,7 +71,7 @@ async def upload(request: Request, context: Context) -> Response:
         file = await _joined(request, context, digest) or await _store(sent, sent.size, context, digest)
     answer = json.dumps(file_object(file)).encode()
     headers = {"Content-Type": "application/json", "Content-Length": str(len(answer))}
-    return StreamedResponse(answering(request, context, digest, file.id, answer), headers=headers)
+    return StreamedResponse(deliver(request, context, digest, file.id, answer), headers=headers)
 
 
 async def _digest(request: Request, sent: UploadFile) -> str:
@@ -80,12 +80,12 @@ async def _digest(request: Request, sent: UploadFile) -> str:
     async for piece in _pieces(sent):
         content.update(piece)
     await sent.seek(0)
-    return digest_of(request, ((sent.filename or "").encode("utf-8", "surrogatepass"), content.digest()))
+    return request_digest(request, ((sent.filename or "").encode("utf-8", "surrogatepass"), content.digest()))
 
 
 async def _joined(request: Request, context: RequestContext, digest: str) -> File | None:
     """Return the file of an earlier try of this request, whose answer did not arrive; it may still be stored."""
-    file_id = await of_earlier_try(request, context, digest)
+    file_id = await earlier_attempt(request, context, digest)
     give_up = time.monotonic() + STORING_WAIT_S
     while file_id is not None and time.monotonic() < give_up:
         with contextlib.suppress(NotFound):

@@ -13,11 +13,13 @@ from api.visit import RequestContext
 from api.waiting import follow
 from shared.errors import FusequeueError, NotFound, Unavailable
 from shared.job import Job, JobRecord, State
-from shared.protocols.openai.images import Asked, created_s, picture_fields, usage
+from shared.protocols.openai.images import ImageRequest, created_s, response_fields, usage
 from shared.runtime.clock import now_ms
 
 
-async def lines(job_id: str, asked: Asked, context: RequestContext, scope: Mapping[str, Any]) -> AsyncGenerator[bytes]:
+async def lines(
+    job_id: str, asked: ImageRequest, context: RequestContext, scope: Mapping[str, Any]
+) -> AsyncGenerator[bytes]:
     """Yield the stream of a job: previews and, in silence, comments; then each picture, or one `error`."""
     services = context.services
     partials = _Partials(job_id, asked, context)
@@ -52,7 +54,7 @@ async def lines(job_id: str, asked: Asked, context: RequestContext, scope: Mappi
 class _Partials:
     """The previews of a job, each told once."""
 
-    def __init__(self, job_id: str, asked: Asked, context: RequestContext) -> None:
+    def __init__(self, job_id: str, asked: ImageRequest, context: RequestContext) -> None:
         self._job_id = job_id
         self._asked = asked
         self._here = context
@@ -75,7 +77,7 @@ class _Partials:
                 "type": kind,
                 "b64_json": preview.b64,
                 "created_at": now_ms() // 1000,
-                **picture_fields(self._job, self._asked.fields.quality),
+                **response_fields(self._job, self._asked.fields.quality),
                 "output_format": self._job.output_format.of_previews.value,
                 "partial_image_index": preview.number,
                 "index": preview.index,
@@ -83,7 +85,7 @@ class _Partials:
             yield _message(kind, told)
 
 
-async def _completed(record: JobRecord, asked: Asked, context: RequestContext) -> AsyncGenerator[bytes]:
+async def _completed(record: JobRecord, asked: ImageRequest, context: RequestContext) -> AsyncGenerator[bytes]:
     """Yield one event a picture; OpenAI's has no number, which clients of several find in `index`."""
     kind = f"{asked.kind}.completed"
     for artifact in record.artifacts:
@@ -91,7 +93,7 @@ async def _completed(record: JobRecord, asked: Asked, context: RequestContext) -
             "type": kind,
             "b64_json": await results.b64(artifact.key, context),
             "created_at": created_s(record),
-            **picture_fields(record.job, asked.fields.quality),
+            **response_fields(record.job, asked.fields.quality),
             "usage": usage(record.job),
             "id": record.job.id,
             "index": artifact.index,

@@ -18,7 +18,7 @@ _WORDS = {"true": True, "false": False}
 MAX_DEPTH = 3
 
 
-def numeric(*kinds: type[BaseModel]) -> frozenset[str]:
+def numeric_fields(*kinds: type[BaseModel]) -> frozenset[str]:
     """Return the names of those fields that hold a number or a truth value, also by their other names."""
     found: set[str] = set()
     for kind in kinds:
@@ -35,7 +35,7 @@ def _is_numeric(annotation: Any) -> bool:
     return annotation in (int, float, bool)
 
 
-def nested(items: Iterable[tuple[str, str]], numbers: Collection[str]) -> dict[str, Any]:
+def parse_form(items: Iterable[tuple[str, str]], numbers: Collection[str]) -> dict[str, Any]:
     """Return `steps=8`, `tags[]=a`, `metadata[order]=1` and `loras[][id]=a` as the JSON object they stand for.
 
     The fields called as one of `numbers` are read as numbers where they look like one: what is wrong with the others

@@ -14,7 +14,7 @@ from api.errors import STATUSES, problem
 from api.visit import RequestContext
 from shared.errors import NotFound
 from shared.job import Artifact, JobRecord, State
-from shared.protocols.openai.images import Asked, created_s, picture_fields, usage
+from shared.protocols.openai.images import ImageRequest, created_s, response_fields, usage
 
 _PIECE_BYTES = 256 * 1024
 
@@ -31,12 +31,14 @@ def failed(scope: Mapping[str, Any], record: JobRecord) -> Response:
     return problem(scope, code, words, param=param, headers={"x-should-retry": "true" if retryable else "false"})
 
 
-async def results(record: JobRecord, asked: Asked, context: RequestContext) -> list[dict[str, Any]]:
+async def results(record: JobRecord, asked: ImageRequest, context: RequestContext) -> list[dict[str, Any]]:
     """Return the entries of `data`: each picture as base64, or as a URL that needs no key for a while."""
     return [await _result(record, artifact, asked, context) for artifact in record.artifacts]
 
 
-async def _result(record: JobRecord, artifact: Artifact, asked: Asked, context: RequestContext) -> dict[str, Any]:
+async def _result(
+    record: JobRecord, artifact: Artifact, asked: ImageRequest, context: RequestContext
+) -> dict[str, Any]:
     more = {"revised_prompt": None, "seed": artifact.seed, "flagged": artifact.flagged}
     if asked.by_url:
         path = f"/v1/jobs/{record.job.id}/artifacts/{artifact.index}"
@@ -53,13 +55,13 @@ async def b64(key: str, context: RequestContext) -> str:
     return await asyncio.to_thread(lambda: base64.b64encode(data).decode("ascii"))
 
 
-async def body(record: JobRecord, asked: Asked, context: RequestContext) -> bytes:
+async def body(record: JobRecord, asked: ImageRequest, context: RequestContext) -> bytes:
     """Return the whole answer of a call that does not stream."""
     told = {
         "id": record.job.id,
         "created": created_s(record),
         "data": await results(record, asked, context),
-        **picture_fields(record.job, asked.fields.quality),
+        **response_fields(record.job, asked.fields.quality),
         "usage": usage(record.job),
     }
     return await asyncio.to_thread(lambda: json.dumps(told, separators=(",", ":")).encode())

@@ -11,10 +11,10 @@ from starlette.responses import JSONResponse, Response
 
 from api import submission, waiting
 from api.bodies import JSON_TYPES, UPLOAD_TYPES, require_type
-from api.compat.openai.multipart import nested, numeric
+from api.compat.openai.multipart import numeric_fields, parse_form
 from api.compat.openai.openapi_bodies import generation_body
 from api.compat.openai.pagination import Page, listed
-from api.compat.sync_calls import answering, digest_of, of_earlier_try
+from api.compat.sync_calls import deliver, earlier_attempt, request_digest
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse
 from api.responses import find, placed
@@ -24,7 +24,7 @@ from shared.config.adapters import AdapterChoice
 from shared.errors import Conflict, FusequeueError, InvalidRequest, NotFound
 from shared.inputs import store
 from shared.job import JobRecord, State
-from shared.protocols.openai.videos import VideoFields, job_id_of, video_object, video_request
+from shared.protocols.openai.videos import VideoFields, parse_video_request, video_job_id, video_object
 from shared.queue import Submitted
 from shared.request import JobRequest
 from shared.runtime import strict_json
@@ -38,7 +38,7 @@ MAX_FIELDS = 128
 DELETE_WAIT_S = 10.0
 """A video that is being made leaves at its next step: its deletion waits for that so long."""
 
-_NUMBERS = numeric(JobRequest, VideoFields, AdapterChoice)
+_NUMBERS = numeric_fields(JobRequest, VideoFields, AdapterChoice)
 _TO_COME = "in_" + 32 * "0"  # stands for a picture that is not stored yet
 _POLL_RUNNING_MS = 1_000
 _POLL_MS = (500, 10_000)
@@ -55,26 +55,29 @@ async def create_video(request: Request, context: Context) -> Response:
             asked, digest = await _from_form(request, form, context)
     else:
         raw = await request.body()
-        asked, digest = video_request(strict_json.decode(raw), context.services.catalog), digest_of(request, (raw,))
+        asked, digest = (
+            parse_video_request(strict_json.decode(raw), context.services.catalog),
+            request_digest(request, (raw,)),
+        )
     record = await _joined(request, context, digest) or await _submitted(asked, context, digest)
 
     headers = {**await _headers(record, context), "Content-Type": "application/json"}
     answer = json.dumps(video_object(record)).encode()
-    return StreamedResponse(answering(request, context, digest, record.job.id, answer), headers=headers)
+    return StreamedResponse(deliver(request, context, digest, record.job.id, answer), headers=headers)
 
 
 async def _from_form(request: Request, form: FormData, context: RequestContext) -> tuple[JobRequest, str]:
     """Return what a multipart body asks for, its picture stored, and the digest of it."""
     texts = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
     sent = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
-    body = nested(texts, _NUMBERS)
+    body = parse_form(texts, _NUMBERS)
     digested = [part.encode("utf-8", "surrogatepass") for item in texts for part in item]
     if not sent:
-        return video_request(body, context.services.catalog), digest_of(request, digested)
+        return parse_video_request(body, context.services.catalog), request_digest(request, digested)
     name, file = sent[0]
     if name != "input_reference" or name in body:
         raise InvalidRequest(f"{name[:64]}: no such file is taken, or it is given twice", param=name)
-    asked = video_request({**body, name: _TO_COME}, context.services.catalog)
+    asked = parse_video_request({**body, name: _TO_COME}, context.services.catalog)
     data, services = await file.read(), context.services
     ref = await store.store_input(
         data,
@@ -84,12 +87,12 @@ async def _from_form(request: Request, form: FormData, context: RequestContext) 
         settings=services.settings,
         param=name,
     )
-    return asked.model_copy(update={"image": ref.id}), digest_of(request, [*digested, data])
+    return asked.model_copy(update={"image": ref.id}), request_digest(request, [*digested, data])
 
 
 async def _joined(request: Request, context: RequestContext, digest: str) -> JobRecord | None:
     """Return the job that an earlier try of this request made, whose answer did not arrive."""
-    job_id = await of_earlier_try(request, context, digest)
+    job_id = await earlier_attempt(request, context, digest)
     return None if job_id is None else await context.services.queue.get(job_id)
 
 
@@ -107,7 +110,7 @@ async def _submitted(asked: JobRequest, context: RequestContext, digest: str) ->
 @router.get("", responses=problems(422, 503))
 async def list_videos(context: Context, asked: Annotated[Page, Query()]) -> Response:
     """List videos, newest first unless asked otherwise."""
-    after = None if asked.after is None else job_id_of(asked.after)
+    after = None if asked.after is None else video_job_id(asked.after)
     found, more = await context.services.queue.videos(context.tenant, after, asked.rows, asked.order == "desc")
     return JSONResponse(listed([video_object(record) for record in found], more))
 
@@ -156,7 +159,7 @@ async def video_content(
 async def _find(video_id: str, context: RequestContext) -> JobRecord:
     """Return the job that makes a video of the tenant, or raise `NotFound`."""
     try:
-        record = await find(job_id_of(video_id), context)
+        record = await find(video_job_id(video_id), context)
     except NotFound:
         record = None
     if record is None or not record.job.task.makes_video:

@@ -28,7 +28,7 @@ from shared.protocols.replicate.predictions import PREFIX
 from shared.queue import Submission
 from shared.request import MAX_DEADLINE_S, JobRequest, validated
 from shared.runtime import strict_json
-from shared.webhooks import TERMINAL, JobEvent
+from shared.webhooks import TERMINAL_EVENTS, JobEvent
 
 router = APIRouter(prefix=PREFIX, tags=["Replicate"])
 
@@ -44,7 +44,7 @@ _SPAN = re.compile(r"(?=\d)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s?)?")
 _EVENTS: dict[str, tuple[JobEvent, ...]] = {
     "start": ("job.running",),
     "output": ("job.succeeded",),  # all of it comes at the end
-    "completed": TERMINAL,
+    "completed": TERMINAL_EVENTS,
 }
 _CREATED = problems(400, 404, 408, 413, 415, 422, 429, 503)
 
@@ -219,7 +219,7 @@ def webhook_fields(asked: PredictionRequest) -> dict[str, Any]:
     if asked.webhook_completed is not None:
         if asked.webhook is not None:
             raise InvalidRequest("webhook_completed: send either webhook or this", param="webhook_completed")
-        return {"webhook": asked.webhook_completed, "webhook_events": TERMINAL}
+        return {"webhook": asked.webhook_completed, "webhook_events": TERMINAL_EVENTS}
     if asked.webhook is None:
         return {}
     events = [event for name in chosen or ("start", "completed") for event in _EVENTS[name]]

@@ -13,9 +13,9 @@ from shared.config.models_file import Catalog
 from shared.errors import FusequeueError, InvalidRequest
 from shared.job import JobRecord, State
 from shared.protocols.native import job_object
-from shared.protocols.openai.batches import Batch, LineError, job_id
-from shared.protocols.openai.images import asked_of, created_s, picture_fields, usage
-from shared.protocols.openai.videos import video_object, video_request
+from shared.protocols.openai.batches import Batch, BatchError, job_id
+from shared.protocols.openai.images import created_s, parse_image_request, response_fields, usage
+from shared.protocols.openai.videos import parse_video_request, video_object
 from shared.request import JobRequest, parse
 from shared.runtime import strict_json
 from shared.storage import Storage
@@ -31,7 +31,7 @@ MAX_ERRORS = 100
 
 
 @dataclass(frozen=True)
-class Asked:
+class BatchLine:
     """One line: `ordinal` counts from 1 those that are not blank."""
 
     ordinal: int
@@ -39,14 +39,14 @@ class Asked:
     body: dict[str, Any]
 
 
-class Checker:
+class LineChecker:
     """Looks at the lines of a file for what makes it useless as a whole; it keeps a digest of each custom_id."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._seen: set[bytes] = set()
         self.total = 0
-        self.errors: list[LineError] = []
+        self.errors: list[BatchError] = []
 
     def take(self, number: int, raw: bytes | None) -> None:
         """Look at line `number` of the file, None where it is too long."""
@@ -54,7 +54,7 @@ class Checker:
         fault = self._fault(raw)
         if fault is not None and len(self.errors) < MAX_ERRORS:
             code, message, param = fault
-            self.errors.append(LineError(code=code, message=message, line=number, param=param))
+            self.errors.append(BatchError(code=code, message=message, line=number, param=param))
 
     def _fault(self, raw: bytes | None) -> tuple[str, str, str | None] | None:
         if raw is None:
@@ -82,19 +82,19 @@ class Checker:
         return None
 
 
-def asked(ordinal: int, raw: bytes) -> Asked:
+def parse_line(ordinal: int, raw: bytes) -> BatchLine:
     """Return a line of a file that has been checked."""
     line = strict_json.decode(raw)
-    return Asked(ordinal, line["custom_id"], line["body"])
+    return BatchLine(ordinal, line["custom_id"], line["body"])
 
 
-def request_of(endpoint: str, body: dict[str, Any], catalog: Catalog) -> JobRequest:
+def line_request(endpoint: str, body: dict[str, Any], catalog: Catalog) -> JobRequest:
     """Return the job that the body of a line asks for, or raise `InvalidRequest`."""
     if endpoint == JOBS:
         return parse(body)
     if endpoint == VIDEOS:
-        return video_request(body, catalog)
-    pictures = asked_of(body, catalog, "image_edit" if endpoint == EDITS else "image_generation")
+        return parse_video_request(body, catalog)
+    pictures = parse_image_request(body, catalog, "image_edit" if endpoint == EDITS else "image_generation")
     request = pictures.request
     if endpoint == EDITS and request.image is None and request.images is None:
         raise InvalidRequest("image: an edit needs one", param="image")
@@ -103,17 +103,17 @@ def request_of(endpoint: str, body: dict[str, Any], catalog: Catalog) -> JobRequ
     return request
 
 
-def failed_line(batch: Batch, line: Asked, error: FusequeueError) -> bytes:
+def failed_line(batch: Batch, line: BatchLine, error: FusequeueError) -> bytes:
     """Return the line of the error file for a line that became no job."""
     return _line(batch, line, None, {"code": error.code, "message": error.message, "param": error.param})
 
 
-def error_line(batch: Batch, line: Asked, code: str, message: str) -> bytes:
+def error_line(batch: Batch, line: BatchLine, code: str, message: str) -> bytes:
     """Return the line of the error file for a line without a result."""
     return _line(batch, line, None, {"code": code, "message": message, "param": None})
 
 
-def ended_badly(batch: Batch, line: Asked, record: JobRecord) -> bytes:
+def ended_badly(batch: Batch, line: BatchLine, record: JobRecord) -> bytes:
     """Return the line of the error file for a job that gave nothing."""
     if record.error is not None:
         told = record.error.model_dump(mode="json")
@@ -123,7 +123,7 @@ def ended_badly(batch: Batch, line: Asked, record: JobRecord) -> bytes:
     return error_line(batch, line, f"job_{record.state.value}", f"job {record.job.id} was {record.state.value}")
 
 
-async def result_line(batch: Batch, line: Asked, record: JobRecord, storage: Storage) -> bytes:
+async def result_line(batch: Batch, line: BatchLine, record: JobRecord, storage: Storage) -> bytes:
     """Return the line of the output file for a job that succeeded; raises `NotFound` for pictures that are gone.
 
     Pictures are told by URLs, which want a key where one is asked for, unless `response_format` is `b64_json`.
@@ -138,7 +138,7 @@ async def result_line(batch: Batch, line: Asked, record: JobRecord, storage: Sto
     return _line(batch, line, {"status_code": 200, "request_id": record.job.id, "body": body}, None)
 
 
-async def _pictures(batch: Batch, line: Asked, record: JobRecord, storage: Storage) -> dict[str, Any]:
+async def _pictures(batch: Batch, line: BatchLine, record: JobRecord, storage: Storage) -> dict[str, Any]:
     in_file = line.body.get("response_format") == "b64_json"
     data = []
     for artifact in record.artifacts:
@@ -152,12 +152,12 @@ async def _pictures(batch: Batch, line: Asked, record: JobRecord, storage: Stora
         "id": record.job.id,
         "created": created_s(record),
         "data": data,
-        **picture_fields(record.job, line.body.get("quality")),
+        **response_fields(record.job, line.body.get("quality")),
         "usage": usage(record.job),
     }
 
 
-def _line(batch: Batch, line: Asked, response: Mapping[str, Any] | None, error: Mapping[str, Any] | None) -> bytes:
+def _line(batch: Batch, line: BatchLine, response: Mapping[str, Any] | None, error: Mapping[str, Any] | None) -> bytes:
     told = {
         "id": job_id(batch, line.ordinal).replace("job_", "batch_req_"),
         "custom_id": line.custom_id,

@@ -22,7 +22,7 @@ GRACE_MS = 600_000
 _ORDINAL_BITS = 20  # more than MAX_LINES needs
 
 
-class Status(StrEnum):
+class BatchStatus(StrEnum):
     VALIDATING = "validating"
     FAILED = "failed"
     IN_PROGRESS = "in_progress"
@@ -34,10 +34,10 @@ class Status(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        return self in (Status.FAILED, Status.COMPLETED, Status.EXPIRED, Status.CANCELLED)
+        return self in (BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
 
 
-class LineError(BaseModel):
+class BatchError(BaseModel):
     """What is wrong with a file as a whole; `line` counts from 1, None where it is no single line's fault."""
 
     model_config = ConfigDict(frozen=True)
@@ -68,8 +68,8 @@ class Batch:
     created_at_ms: int
     expires_at_ms: int
     metadata: dict[str, str] = field(default_factory=dict)
-    status: Status = Status.VALIDATING
-    ends_as: Status = Status.COMPLETED
+    status: BatchStatus = BatchStatus.VALIDATING
+    ends_as: BatchStatus = BatchStatus.COMPLETED
     rev: int = 0
     total: int = 0
     read: int = 0
@@ -84,7 +84,7 @@ class Batch:
     succeeded: int = 0
     has_output: bool = False
     has_errors: bool = False
-    errors: tuple[LineError, ...] = ()
+    errors: tuple[BatchError, ...] = ()
     in_progress_at: int | None = None
     finalizing_at: int | None = None
     completed_at: int | None = None
@@ -104,7 +104,7 @@ class Batch:
         return max(0, self.accepted - self.ended)
 
 
-class Step(StrEnum):
+class BatchStep(StrEnum):
     """What a look at a batch comes to."""
 
     VALIDATE = "validate"
@@ -116,22 +116,22 @@ class Step(StrEnum):
     NOTHING = "nothing"
 
 
-def next_step(batch: Batch, now_ms: int) -> Step:
+def next_step(batch: Batch, now_ms: int) -> BatchStep:
     """Return what is to be done next about `batch`."""
     if batch.status.terminal:
-        return Step.NOTHING
-    if batch.status is Status.VALIDATING:
-        return Step.CLOSE if now_ms >= batch.expires_at_ms else Step.VALIDATE
-    if batch.status is Status.FINALIZING:
-        return Step.WRITE
+        return BatchStep.NOTHING
+    if batch.status is BatchStatus.VALIDATING:
+        return BatchStep.CLOSE if now_ms >= batch.expires_at_ms else BatchStep.VALIDATE
+    if batch.status is BatchStatus.FINALIZING:
+        return BatchStep.WRITE
     waits = batch.open > 0 and now_ms < batch.expires_at_ms + GRACE_MS
-    if batch.status is Status.CANCELLING:
+    if batch.status is BatchStatus.CANCELLING:
         if batch.stopped < batch.reach:
-            return Step.STOP_JOBS
-        return Step.WAIT if waits else Step.WRITE
+            return BatchStep.STOP_JOBS
+        return BatchStep.WAIT if waits else BatchStep.WRITE
     if now_ms < batch.expires_at_ms and batch.read < batch.total:
-        return Step.TAKE_UP if batch.open < AHEAD else Step.WAIT
-    return Step.WAIT if waits else Step.CLOSE
+        return BatchStep.TAKE_UP if batch.open < AHEAD else BatchStep.WAIT
+    return BatchStep.WAIT if waits else BatchStep.CLOSE
 
 
 def job_id(batch: Batch, ordinal: int) -> str:

@@ -19,7 +19,7 @@ _WORD = Annotated[str | None, Field(max_length=64)]
 MAX_PARTIAL_IMAGES = 3
 
 
-class PictureFields(BaseModel):
+class ImageFields(BaseModel):
     """What OpenAI's bodies for pictures hold beside the fields of a job, which may stand at the top level too."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,11 +45,11 @@ class PictureFields(BaseModel):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ImageRequest:
     """One request for pictures: the job, and how it is to be answered. `kind` begins the names of stream events."""
 
     request: JobRequest
-    fields: PictureFields
+    fields: ImageFields
     kind: Literal["image_generation", "image_edit"]
 
     @property
@@ -62,7 +62,7 @@ class Asked:
         return self.fields.response_format == "url"
 
 
-def asked_of(body: Any, catalog: Catalog, kind: Literal["image_generation", "image_edit"]) -> Asked:
+def parse_image_request(body: Any, catalog: Catalog, kind: Literal["image_generation", "image_edit"]) -> ImageRequest:
     """Return what a decoded body of `/v1/images/...` asks for, or raise `InvalidRequest` that names the field at fault.
 
     Without a `model` the first one of the catalog is meant.
@@ -70,7 +70,7 @@ def asked_of(body: Any, catalog: Catalog, kind: Literal["image_generation", "ima
     if not isinstance(body, dict):
         raise InvalidRequest("body: it must be a JSON object")
     sent = {name: value for name, value in body.items() if value is not None}  # null is how SDKs leave a field out
-    fields = validated(PictureFields, {name: sent.pop(name) for name in PictureFields.model_fields if name in sent})
+    fields = validated(ImageFields, {name: sent.pop(name) for name in ImageFields.model_fields if name in sent})
     if "loras" in sent:
         sent.setdefault("adapters", sent.pop("loras"))
     sent.setdefault("model", next(iter(catalog)).id)
@@ -90,21 +90,25 @@ def asked_of(body: Any, catalog: Catalog, kind: Literal["image_generation", "ima
         raise
     if task.makes_video:
         raise InvalidRequest(f"model {request.model!r} makes videos: ask /v1/videos, or /v1/jobs", param="model")
-    return Asked(request, fields, kind)
+    return ImageRequest(request, fields, kind)
 
 
 def _set_pictures(sent: dict[str, Any]) -> None:
     """Take pictures that are told as `{"image_url": ...}`, as a batch's lines do, or as lists, by our own names."""
     for name in ("image", "images", "mask"):
         if name in sent:
-            sent[name] = [named(one) for one in sent[name]] if isinstance(sent[name], list) else named(sent[name])
+            sent[name] = (
+                [image_reference(one) for one in sent[name]]
+                if isinstance(sent[name], list)
+                else image_reference(sent[name])
+            )
     if isinstance(sent.get("image"), list) and "images" not in sent:
         sent["images"] = sent.pop("image")
     if isinstance(sent.get("images"), list) and len(sent["images"]) == 1 and "image" not in sent:
         sent["image"] = sent.pop("images")[0]
 
 
-def named(value: Any) -> Any:
+def image_reference(value: Any) -> Any:
     """Return the picture that is meant by itself or as `{"image_url": ..}`."""
     if isinstance(value, Mapping) and len(value) == 1:
         return value.get("image_url", value.get("file_id", value))
@@ -123,7 +127,7 @@ def set_size(sent: dict[str, Any], size: str | None) -> None:
     sent["width"], sent["height"] = int(found[1]), int(found[2])
 
 
-def picture_fields(job: Job, quality: str | None) -> dict[str, str]:
+def response_fields(job: Job, quality: str | None) -> dict[str, str]:
     """Return what an answer, and each event of a stream, says of all pictures."""
     return {
         "size": f"{job.width}x{job.height}",

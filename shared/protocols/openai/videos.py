@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import InvalidRequest
 from shared.job import Job, JobRecord, State, Task
-from shared.protocols.openai.images import named, set_size
+from shared.protocols.openai.images import image_reference, set_size
 from shared.request import JobRequest, check, parse, validated
 
 MAX_SECONDS = 600.0
@@ -34,7 +34,7 @@ class VideoFields(BaseModel):
     user: Annotated[str | None, Field(max_length=512, description="Taken, and not kept.")] = None
 
 
-def video_request(body: Any, catalog: Catalog) -> JobRequest:
+def parse_video_request(body: Any, catalog: Catalog) -> JobRequest:
     """Return the job that a decoded body of `/v1/videos` asks for, or raise `InvalidRequest` that names a field.
 
     Without a `model` the catalog's first one that makes videos is meant.
@@ -48,7 +48,7 @@ def video_request(body: Any, catalog: Catalog) -> JobRequest:
             choices = sent.pop(name)
             sent.setdefault("adapters", [{"id": one} if isinstance(one, str) else one for one in choices])
     if "input_reference" in sent:
-        sent["image"] = named(sent.pop("input_reference"))
+        sent["image"] = image_reference(sent.pop("input_reference"))
     if "model" not in sent:
         sent["model"] = _first(catalog).id
     sent.setdefault("task", (Task.IMAGE_TO_VIDEO if "image" in sent else Task.TEXT_TO_VIDEO).value)
@@ -102,7 +102,7 @@ def video_id(job_id: str) -> str:
     return "video_" + job_id.removeprefix("job_")
 
 
-def job_id_of(video: str) -> str:
+def video_job_id(video: str) -> str:
     """Return the id of the job that makes a video; what is no video's id becomes no job's."""
     return "job_" + video.removeprefix("video_") if video.startswith("video_") else ""
 

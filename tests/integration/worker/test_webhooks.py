@@ -31,7 +31,7 @@ from shared.job import State, Task
 from shared.job import Webhook as JobWebhook
 from shared.queue import Queue
 from shared.storage import connect
-from shared.webhooks import DISABLED_AFTER_S, Step
+from shared.webhooks import DISABLED_AFTER_S, DeliveryState
 from worker.chores import webhooks
 from worker.chores.batch_work import Desk, Work
 from worker.chores.webhooks import Pass
@@ -312,7 +312,7 @@ async def test_what_is_deleted_gets_nothing_more(
     await one_pass(queue).run()
     assert receiver.received == []
     (delivery,) = await queue.deliveries("default")
-    assert (delivery.state, delivery.log[0].error) == (Step.FAILED, "its endpoint was deleted or disabled")
+    assert (delivery.state, delivery.log[0].error) == (DeliveryState.FAILED, "its endpoint was deleted or disabled")
 
 
 async def test_another_tenants_jobs_are_not_told(

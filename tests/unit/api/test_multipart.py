@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from openai._qs import Querystring
 
-from api.compat.openai.multipart import nested, numeric
+from api.compat.openai.multipart import numeric_fields, parse_form
 from shared.config.adapters import AdapterChoice
 from shared.errors import InvalidRequest
-from shared.protocols.openai.images import PictureFields
+from shared.protocols.openai.images import ImageFields
 from shared.request import JobRequest
 
-NUMBERS = numeric(JobRequest, PictureFields, AdapterChoice)
+NUMBERS = numeric_fields(JobRequest, ImageFields, AdapterChoice)
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,11 @@ NUMBERS = numeric(JobRequest, PictureFields, AdapterChoice)
 )
 def test_what_the_sdk_writes_is_read_back(body: dict[str, Any]) -> None:
     """Numbers come back as numbers, and texts that look like one as texts."""
-    assert nested(Querystring(array_format="brackets").stringify_items(body), NUMBERS) == body
+    assert parse_form(Querystring(array_format="brackets").stringify_items(body), NUMBERS) == body
 
 
 def test_what_is_no_number_is_left_for_the_check_of_the_body() -> None:
-    assert nested([("seed", "many"), ("steps", "1e999999")], NUMBERS) == {"seed": "many", "steps": "1e999999"}
+    assert parse_form([("seed", "many"), ("steps", "1e999999")], NUMBERS) == {"seed": "many", "steps": "1e999999"}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_what_is_no_number_is_left_for_the_check_of_the_body() -> None:
 )
 def test_what_cannot_be_placed_is_refused_by_name(items: list[tuple[str, str]]) -> None:
     with pytest.raises(InvalidRequest) as told:
-        nested(items, NUMBERS)
+        parse_form(items, NUMBERS)
     assert told.value.param == items[-1][0]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shared.jsonl import read_lines
-from shared.protocols.openai.batch_lines import MAX_ERRORS, Checker
-from shared.protocols.openai.batches import AHEAD, GRACE_MS, MAX_LINES, Batch, Status, Step, job_id, next_step
+from shared.protocols.openai.batch_lines import MAX_ERRORS, LineChecker
+from shared.protocols.openai.batches import AHEAD, GRACE_MS, MAX_LINES, Batch, BatchStatus, BatchStep, job_id, next_step
 from shared.runtime.clock import made_at_ms
 
 NOW = 1_769_860_800_000
@@ -35,35 +35,43 @@ def batch(**fields: Any) -> Batch:
 @pytest.mark.parametrize(
     ("fields", "now_ms", "step"),
     [
-        ({}, NOW, Step.VALIDATE),
-        ({}, LATER, Step.CLOSE),  # never got to it
-        ({"status": Status.IN_PROGRESS, "total": 9}, NOW, Step.TAKE_UP),
-        ({"status": Status.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, NOW, Step.TAKE_UP),
+        ({}, NOW, BatchStep.VALIDATE),
+        ({}, LATER, BatchStep.CLOSE),  # never got to it
+        ({"status": BatchStatus.IN_PROGRESS, "total": 9}, NOW, BatchStep.TAKE_UP),
+        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, NOW, BatchStep.TAKE_UP),
         # The rest stays in its file until some of what is in line has ended.
-        ({"status": Status.IN_PROGRESS, "total": 9_999, "read": AHEAD, "accepted": AHEAD}, NOW, Step.WAIT),
-        ({"status": Status.IN_PROGRESS, "total": 9, "read": 9, "accepted": 8, "ended": 7}, NOW, Step.WAIT),
-        ({"status": Status.IN_PROGRESS, "total": 9, "read": 9, "accepted": 8, "ended": 8}, NOW, Step.CLOSE),
-        ({"status": Status.IN_PROGRESS, "total": 9, "read": 9, "accepted": 0}, NOW, Step.CLOSE),  # all lines bad
-        # Its window is over: nothing more is taken up, and what runs is waited for, but not for ever.
-        ({"status": Status.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, LATER, Step.WAIT),
-        ({"status": Status.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5, "ended": 5}, LATER, Step.CLOSE),
-        ({"status": Status.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, LATER + GRACE_MS, Step.CLOSE),
-        ({"status": Status.FINALIZING, "total": 9, "read": 9, "accepted": 9}, NOW, Step.WRITE),
-        ({"status": Status.CANCELLING}, NOW, Step.WRITE),  # before it was validated
-        ({"status": Status.CANCELLING, "total": 9, "read": 5, "accepted": 5}, NOW, Step.STOP_JOBS),
-        # A piece may have put lines in line that it could not note any more.
-        ({"status": Status.CANCELLING, "total": 9, "read": 5, "accepted": 5, "stopped": 5}, NOW, Step.STOP_JOBS),
-        ({"status": Status.CANCELLING, "total": 9, "read": 5, "accepted": 5, "stopped": 9}, NOW, Step.WAIT),
+        ({"status": BatchStatus.IN_PROGRESS, "total": 9_999, "read": AHEAD, "accepted": AHEAD}, NOW, BatchStep.WAIT),
+        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 9, "accepted": 8, "ended": 7}, NOW, BatchStep.WAIT),
+        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 9, "accepted": 8, "ended": 8}, NOW, BatchStep.CLOSE),
         (
-            {"status": Status.CANCELLING, "total": 9, "read": 5, "accepted": 5, "ended": 5, "stopped": 9},
+            {"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 9, "accepted": 0},
             NOW,
-            Step.WRITE,
+            BatchStep.CLOSE,
+        ),  # all lines bad
+        # Its window is over: nothing more is taken up, and what runs is waited for, but not for ever.
+        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, LATER, BatchStep.WAIT),
+        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5, "ended": 5}, LATER, BatchStep.CLOSE),
+        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, LATER + GRACE_MS, BatchStep.CLOSE),
+        ({"status": BatchStatus.FINALIZING, "total": 9, "read": 9, "accepted": 9}, NOW, BatchStep.WRITE),
+        ({"status": BatchStatus.CANCELLING}, NOW, BatchStep.WRITE),  # before it was validated
+        ({"status": BatchStatus.CANCELLING, "total": 9, "read": 5, "accepted": 5}, NOW, BatchStep.STOP_JOBS),
+        # A piece may have put lines in line that it could not note any more.
+        (
+            {"status": BatchStatus.CANCELLING, "total": 9, "read": 5, "accepted": 5, "stopped": 5},
+            NOW,
+            BatchStep.STOP_JOBS,
         ),
-        ({"status": Status.COMPLETED}, LATER, Step.NOTHING),
-        ({"status": Status.FAILED}, NOW, Step.NOTHING),
+        ({"status": BatchStatus.CANCELLING, "total": 9, "read": 5, "accepted": 5, "stopped": 9}, NOW, BatchStep.WAIT),
+        (
+            {"status": BatchStatus.CANCELLING, "total": 9, "read": 5, "accepted": 5, "ended": 5, "stopped": 9},
+            NOW,
+            BatchStep.WRITE,
+        ),
+        ({"status": BatchStatus.COMPLETED}, LATER, BatchStep.NOTHING),
+        ({"status": BatchStatus.FAILED}, NOW, BatchStep.NOTHING),
     ],
 )
-def test_the_next_step_follows_from_what_is_known(fields: dict[str, Any], now_ms: int, step: Step) -> None:
+def test_the_next_step_follows_from_what_is_known(fields: dict[str, Any], now_ms: int, step: BatchStep) -> None:
     assert next_step(batch(**fields), now_ms) is step
 
 
@@ -92,7 +100,7 @@ async def test_lines_are_the_same_however_they_come(size: int, start: int) -> No
 
 
 def test_the_first_errors_are_told_and_no_more() -> None:
-    checker = Checker("/v1/jobs")
+    checker = LineChecker("/v1/jobs")
     good = {"custom_id": "a", "method": "POST", "url": "/v1/jobs", "body": {}}
     checker.take(1, json.dumps(good).encode())
     for number in range(2, 2 * MAX_ERRORS):

@@ -10,13 +10,13 @@ from harness.http_server import ROOT
 from shared.config import models_file
 from shared.errors import InvalidRequest
 from shared.job import Priority
-from shared.protocols.openai.images import Asked, asked_of
+from shared.protocols.openai.images import ImageRequest, parse_image_request
 
 CATALOG = models_file.load(ROOT / "models.toml")
 
 
-def read(**body: Any) -> Asked:
-    return asked_of({"prompt": "a red circle", **body}, CATALOG, "image_generation")
+def read(**body: Any) -> ImageRequest:
+    return parse_image_request({"prompt": "a red circle", **body}, CATALOG, "image_generation")
 
 
 def test_openais_words_become_ours() -> None:
@@ -77,4 +77,4 @@ def test_what_is_wrong_is_told_by_the_field_that_was_sent(sent: dict[str, Any], 
 
 def test_a_body_that_is_no_object_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        asked_of(["x"], CATALOG, "image_generation")
+        parse_image_request(["x"], CATALOG, "image_generation")

@@ -32,7 +32,7 @@ from shared.job import (
 from shared.protocols.replicate.prediction_inputs import request_of
 from shared.protocols.replicate.predictions import input_of, logs, prediction, webhook_body
 from shared.request import Inputs, resolve
-from shared.webhooks import MAX_BODY_BYTES, TERMINAL
+from shared.webhooks import MAX_BODY_BYTES, TERMINAL_EVENTS
 
 CATALOG = models_file.load(ROOT / "models.toml")
 PICTURE = InputRef(id="in_" + 32 * "a", key="k", content_type="image/png", bytes=1, width=64, height=64)
@@ -153,12 +153,12 @@ def test_form_2_is_read_and_the_next_one_is_newer(make_job: Callable[..., Job]) 
     ("body", "events"),
     [
         ({}, None),
-        ({"webhook": "u"}, ("job.running", *TERMINAL)),
-        ({"webhook": "u", "webhook_events_filter": ["completed"]}, TERMINAL),
+        ({"webhook": "u"}, ("job.running", *TERMINAL_EVENTS)),
+        ({"webhook": "u", "webhook_events_filter": ["completed"]}, TERMINAL_EVENTS),
         ({"webhook": "u", "webhook_events_filter": ["start"]}, ("job.running",)),
         ({"webhook": "u", "webhook_events_filter": ["output"]}, ("job.succeeded",)),
-        ({"webhook": "u", "webhook_events_filter": ["output", "completed"]}, ("job.succeeded", *TERMINAL[1:])),
-        ({"webhook_completed": "u"}, TERMINAL),
+        ({"webhook": "u", "webhook_events_filter": ["output", "completed"]}, ("job.succeeded", *TERMINAL_EVENTS[1:])),
+        ({"webhook_completed": "u"}, TERMINAL_EVENTS),
     ],
 )
 def test_a_webhook_is_told_what_was_asked(body: dict[str, Any], events: Any) -> None:

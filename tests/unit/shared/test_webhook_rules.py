@@ -10,7 +10,18 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from shared.job import Artifact, Failure, Job, JobRecord, State
-from shared.webhooks import MAX_BODY_BYTES, SCHEDULE_S, Secret, Step, Verdict, body, headers, judge, new_secret, rotated
+from shared.webhooks import (
+    MAX_BODY_BYTES,
+    SCHEDULE_S,
+    AttemptOutcome,
+    DeliveryState,
+    SigningSecret,
+    attempt_outcome,
+    body,
+    headers,
+    new_secret,
+    rotate_secrets,
+)
 
 
 def present_ms() -> int:
@@ -21,24 +32,24 @@ def present_ms() -> int:
 @pytest.mark.parametrize(
     ("attempts", "status", "retry_after_s", "spread", "expected"),
     [
-        (1, 204, None, 0.5, Verdict(Step.DELIVERED)),  # any 2xx will do
-        (1, 500, None, 0.5, Verdict(Step.PENDING, 5)),  # the first time may be a hiccup
-        (1, None, None, 0.0, Verdict(Step.PENDING, 4)),  # no answer; a fifth less by chance
-        (2, 500, None, 1.0, Verdict(Step.PENDING, 360)),  # or a fifth more
-        (1, 302, None, 0.5, Verdict(Step.PENDING, 5)),  # a redirect is not followed
-        (1, 429, None, 0.5, Verdict(Step.PENDING, 10)),  # who is busy is asked half as often
-        (1, 503, 60, 0.5, Verdict(Step.PENDING, 60)),  # a time that is told is kept to
-        (3, 503, 1, 0.5, Verdict(Step.PENDING, 1800)),  # but does not hurry us
-        (1, 503, 10**9, 0.5, Verdict(Step.PENDING, 86_400)),  # nor hold us up for ever
-        (1, 410, None, 0.5, Verdict(Step.FAILED, gone=True)),  # gone
-        (len(SCHEDULE_S), 500, None, 0.5, Verdict(Step.PENDING, SCHEDULE_S[-1])),
-        (len(SCHEDULE_S) + 1, 500, None, 0.5, Verdict(Step.FAILED)),  # the schedule ends
+        (1, 204, None, 0.5, AttemptOutcome(DeliveryState.DELIVERED)),  # any 2xx will do
+        (1, 500, None, 0.5, AttemptOutcome(DeliveryState.PENDING, 5)),  # the first time may be a hiccup
+        (1, None, None, 0.0, AttemptOutcome(DeliveryState.PENDING, 4)),  # no answer; a fifth less by chance
+        (2, 500, None, 1.0, AttemptOutcome(DeliveryState.PENDING, 360)),  # or a fifth more
+        (1, 302, None, 0.5, AttemptOutcome(DeliveryState.PENDING, 5)),  # a redirect is not followed
+        (1, 429, None, 0.5, AttemptOutcome(DeliveryState.PENDING, 10)),  # who is busy is asked half as often
+        (1, 503, 60, 0.5, AttemptOutcome(DeliveryState.PENDING, 60)),  # a time that is told is kept to
+        (3, 503, 1, 0.5, AttemptOutcome(DeliveryState.PENDING, 1800)),  # but does not hurry us
+        (1, 503, 10**9, 0.5, AttemptOutcome(DeliveryState.PENDING, 86_400)),  # nor hold us up for ever
+        (1, 410, None, 0.5, AttemptOutcome(DeliveryState.FAILED, gone=True)),  # gone
+        (len(SCHEDULE_S), 500, None, 0.5, AttemptOutcome(DeliveryState.PENDING, SCHEDULE_S[-1])),
+        (len(SCHEDULE_S) + 1, 500, None, 0.5, AttemptOutcome(DeliveryState.FAILED)),  # the schedule ends
     ],
 )
 def test_what_follows_from_an_attempt(
-    attempts: int, status: int | None, retry_after_s: float | None, spread: float, expected: Verdict
+    attempts: int, status: int | None, retry_after_s: float | None, spread: float, expected: AttemptOutcome
 ) -> None:
-    found = judge(attempts, status, retry_after_s, spread)
+    found = attempt_outcome(attempts, status, retry_after_s, spread)
     assert (found.step, found.gone) == (expected.step, expected.gone)
     assert found.again_s == (None if expected.again_s is None else pytest.approx(expected.again_s))
 
@@ -46,8 +57,8 @@ def test_what_follows_from_an_attempt(
 def test_a_receiver_verifies_with_either_secret_while_one_replaces_the_other() -> None:
     """The old one signs for a day; after that, only the new one."""
     now_ms = present_ms()
-    old = (Secret(secret=new_secret()),)
-    both = rotated(old, now_ms)
+    old = (SigningSecret(secret=new_secret()),)
+    both = rotate_secrets(old, now_ms)
     content = b'{"a": "\xc3\xbc"}'
     during = headers("msg_1", content, both, now_ms)
     for secret in both:
