@@ -18,7 +18,7 @@ from shared.config.models_file import ModelSpec
 from shared.job import Adapter, Job
 from worker.engine import Finished
 from worker.engine.pipelines.call_arguments import arguments_for, make_results, set_guidance
-from worker.engine.pipelines.input_images import Inputs
+from worker.engine.pipelines.input_images import InputImages
 
 
 def bare(folder: Path) -> Any:
@@ -91,7 +91,7 @@ class Bare:
         pipeline.scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)
         set_guidance(pipeline, job)
         with torch.no_grad():
-            (made,) = make_results(pipeline, arguments_for(pipeline, job, 0, Inputs()))
+            (made,) = make_results(pipeline, arguments_for(pipeline, job, 0, InputImages()))
         return made.pixels
 
 

@@ -18,7 +18,7 @@ from parity.cells import Cell
 from shared.job import Job
 from worker.engine import ForwardFacts, Made
 from worker.engine.pipelines.call_arguments import arguments_for, make_results, scheduler_named, set_guidance
-from worker.engine.pipelines.input_images import prepare
+from worker.engine.pipelines.input_images import prepare_inputs
 from worker.engine.pipelines.task_pipelines import pipeline_for
 
 TOLERANCE = 1e-4  # of the picture's range, before it becomes 8 bits
@@ -115,7 +115,7 @@ def _alone(source: Path, jobs: list[Job]) -> dict[tuple[str, int], Made]:
         pipeline = pipeline_for(job.task, loaded)
         pipeline.set_progress_bar_config(disable=True)
         own = scheduler_named(job.scheduler or type(first_scheduler).__name__, first_scheduler)
-        inputs = prepare(job, input_files(job))
+        inputs = prepare_inputs(job, input_files(job))
         set_guidance(pipeline, job)
         for index in range(job.n):
             pipeline.scheduler = type(own).from_config(own.config)

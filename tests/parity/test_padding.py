@@ -11,7 +11,7 @@ from parity.cells import LONG
 from tiny import shelf
 
 from shared.job import Task
-from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, Rules
+from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, StackingRules
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 
@@ -51,7 +51,7 @@ def test_padding_that_nothing_hides_is_found_at_load(shelf_folder: Path, monkeyp
     source = on_the_shelf("qwen-image", shelf_folder)
     rules = ARCHITECTURES["QwenImageTransformer2DModel"]["forward"]
     unmasked = {**rules.arguments, "encoder_hidden_states": Argument(Kind.PADDED)}
-    wrong = {**ARCHITECTURES, "QwenImageTransformer2DModel": {"forward": Rules(rules.rows, unmasked)}}
+    wrong = {**ARCHITECTURES, "QwenImageTransformer2DModel": {"forward": StackingRules(rules.rows, unmasked)}}
     monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", wrong)
     heard = Room(a_spec(source, tasks=(Task.TEXT_TO_IMAGE,))).run(a_job("one"), a_job("two", prompt=LONG))
     reason = heard.ended["one"].fusing.alone_reason

@@ -17,11 +17,11 @@ from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError
 from worker.engine.device import chosen_device, uuid_of
-from worker.engine.fusion.self_check import check_fusing
+from worker.engine.fusion.self_check import run_self_check
 from worker.engine.lora.loading import AdapterLoader
 from worker.engine.lora.per_row import AdapterKey
-from worker.engine.pipelines.input_images import Inputs, prepare
-from worker.engine.pipelines.model_cache import LoadedModel, Models, NoRoom
+from worker.engine.pipelines.input_images import InputImages, prepare_inputs
+from worker.engine.pipelines.model_cache import LoadedModel, ModelCache, ModelCacheFull
 from worker.engine.protocol import Activity, Incident, Listener, Seat, Standing, TimeSpent
 from worker.engine.scheduling.batch_scheduler import Rounds
 from worker.engine.scheduling.engine_job import SeatedJob
@@ -47,7 +47,9 @@ class Engine:
         self.device = chosen_device(settings.device)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         adapters = AdapterLoader(self.device, settings.adapter_memory_bytes, self._inbox.put, self._adapters_arrived)
-        self._models = Models(self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_arrived, adapters)
+        self._models = ModelCache(
+            self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_arrived, adapters
+        )
         self._pace = Pace(self.device)
         self._workday = Workday(time.monotonic())
         patience_s = settings.aging_ms / 1000
@@ -156,7 +158,7 @@ class Engine:
             if arrived is not None:  # else it arrived for a job, just now
                 arrived.set()
         else:
-            self._models.request(spec, push_out=False)
+            self._models.request(spec, evict_others=False)
 
     # From here on, everything runs on the engine's thread.
 
@@ -169,7 +171,7 @@ class Engine:
             torch.set_num_threads(self._threads)
         try:
             while not self._stopping:
-                self._models.make_room(self._rounds.models_in_use())
+                self._models.start_next_load(self._rounds.models_in_use())
                 self._take_messages(wait=not self._rounds.runnable())
                 self._rounds.run_one()
         except Exception:
@@ -203,9 +205,9 @@ class Engine:
 
         self._inbox.put(admit)
 
-    def _admit(self, seat: Seat, age: int, inputs: Inputs | JobError) -> None:
+    def _admit(self, seat: Seat, age: int, inputs: InputImages | JobError) -> None:
         if isinstance(inputs, JobError):
-            return self._rounds.refuse(SeatedJob(seat, age, Inputs()), inputs)
+            return self._rounds.refuse(SeatedJob(seat, age, InputImages()), inputs)
         job, now = SeatedJob(seat, age, inputs), time.monotonic()
         self._workday.work(now, now if seat.waiting_since_s is None else seat.waiting_since_s)
         with self._guard:
@@ -226,14 +228,14 @@ class Engine:
     def _model_arrived(self, model: str, outcome: LoadedModel | JobError) -> None:
         if isinstance(outcome, LoadedModel):
             self._setting_up = True
-            check_fusing(outcome, self.device)
+            run_self_check(outcome, self.device)
             warm(outcome, self.device, self._pace.note_life)
             self._pace.note_life()
             self._setting_up = False
             self._load_s[model] = time.monotonic() - outcome.began_s
             self._listener.incident(Incident("model_loaded", model, self._load_s[model]))
             self._unavailable.pop(model, None)
-        elif isinstance(outcome, NoRoom):
+        elif isinstance(outcome, ModelCacheFull):
             log.info("model_not_kept", model=model, reason=outcome.message)
         else:
             self._unavailable[model] = outcome.message
@@ -246,10 +248,10 @@ class Engine:
             arrived.set()
 
 
-def _inputs_of(seat: Seat) -> Inputs | JobError:
+def _inputs_of(seat: Seat) -> InputImages | JobError:
     if seat.inputs.empty:
-        return Inputs()
+        return InputImages()
     try:
-        return prepare(seat.job, seat.inputs)
+        return prepare_inputs(seat.job, seat.inputs)
     except JobError as error:
         return error

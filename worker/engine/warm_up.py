@@ -10,10 +10,10 @@ import structlog
 import torch
 
 from shared.errors import JobError
-from worker.engine.fusion.image_task import Picture, forward
+from worker.engine.fusion.image_task import ImageTask, forward
 from worker.engine.fusion.module_proxy import Stage
-from worker.engine.pipelines.clones import Steps
-from worker.engine.pipelines.input_images import prepare
+from worker.engine.pipelines.clones import StepCounter
+from worker.engine.pipelines.input_images import prepare_inputs
 from worker.engine.pipelines.model_cache import LoadedModel, empty_cache
 from worker.engine.pipelines.sample_jobs import sample_files, sample_job
 
@@ -41,25 +41,25 @@ def warm(model: LoadedModel, device: torch.device, tell: Callable[[], None]) -> 
     if not _run_all(model, device, tell) and model.spec.compile:
         _uncompile(model)
         _run_all(model, device, tell)
-    model.forget()
+    model.release_tensors()
     seconds = round(time.monotonic() - started, 1)
     log.info("model_warm", model=model.spec.id, compiled=model.compiled, seconds=seconds)
 
 
 def _compile(model: LoadedModel) -> None:
-    for point in model.points:
+    for point in model.shared_methods:
         if point.stage is Stage.DENOISE:
             point.compile(COMPILER)
 
 
 def _uncompile(model: LoadedModel) -> None:
-    for point in model.points:
+    for point in model.shared_methods:
         point.uncompile()
 
 
 def _run_all(model: LoadedModel, device: torch.device, tell: Callable[[], None]) -> bool:
     """Run all row counts that fit into memory; False when a forward failed for another reason."""
-    fused = model.alone_reason is None
+    fused = model.solo_reason is None
     # From many rows to few: what is set up for many serves fewer, and memory is asked for once.
     for rows in reversed(row_counts(model.spec.max_batch) if fused else [1]):
         try:
@@ -82,23 +82,23 @@ def _run_all(model: LoadedModel, device: torch.device, tell: Callable[[], None])
 def _run(model: LoadedModel, rows: int, device: torch.device, tell: Callable[[], None]) -> JobError | None:
     """Make `rows` pictures together; returns the error of one whose own code failed."""
     spec = model.spec
-    pictures: list[Picture] = []
+    pictures: list[ImageTask] = []
     for at in range(rows):
         size = (spec.defaults.width, spec.defaults.height)
         job = sample_job(spec, next(iter(model.templates)), at, "a lighthouse", size)
         if job.task.makes_video:
             job = job.model_copy(update={"frames": spec.usual_frames})
-        pictures.append(model.picture(job, 0, prepare(job, sample_files(job)), Steps(lambda: None)))
+        pictures.append(model.image_task(job, 0, prepare_inputs(job, sample_files(job)), StepCounter(lambda: None)))
     try:
         for picture in pictures:
             picture.start(device)
         while parked := [(picture, picture.call) for picture in pictures if picture.call is not None]:
-            together = [(picture, call) for picture, call in parked if call.fit == parked[0][1].fit]
+            together = [(picture, call) for picture, call in parked if call.batch_key == parked[0][1].batch_key]
             outcomes = forward([call for _, call in together])
             tell()
             for (picture, _), outcome in zip(together, outcomes, strict=True):
                 picture.resume(device, outcome)
     finally:
         for picture in pictures:
-            picture.throw_out()
+            picture.abort()
     return next((picture.error for picture in pictures if picture.error is not None), None)

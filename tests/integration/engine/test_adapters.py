@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from tiny import lora
 
 from shared.errors import AdapterUnavailable
-from worker.engine.fusion.module_proxy import Point
+from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.lora import loading as adapters_module
 
 pytestmark = pytest.mark.filterwarnings(
@@ -214,16 +214,16 @@ def test_adapters_follow_their_rows_when_memory_runs_out(
 ) -> None:
     """A group that is split is stacked anew, and each part wears its own."""
     monkeypatch.setattr("worker.engine.engine.check_fusing", lambda _model, _device: None)
-    real = Point.run
+    real = SharedMethod.run
 
-    def scarce(point: Point, *args: Any, **kwargs: Any) -> Any:
+    def scarce(point: SharedMethod, *args: Any, **kwargs: Any) -> Any:
         if point.component == "unet" and point.named(args, kwargs)["sample"].shape[0] > 2 * 4:
             raise torch.OutOfMemoryError("injected")
         return real(point, *args, **kwargs)
 
     jobs = eight_jobs()
     # Those that bring the adapters into memory are spared: how many of them meet is a matter of chance.
-    run_short = partial(monkeypatch.setattr, Point, "run", scarce)
+    run_short = partial(monkeypatch.setattr, SharedMethod, "run", scarce)
     heard = run_together(spec_with(tiny_models / "sd", files("sd")), *jobs, before=run_short)
     assert_all_as_alone(heard, lone("sd"), jobs)
     assert max(heard.rows) == 4

@@ -18,7 +18,7 @@ from harness.waiting import wait_until
 
 from shared.config.models_file import ModelSpec
 from shared.job import Job, Priority
-from worker.engine.fusion.image_task import Picture
+from worker.engine.fusion.image_task import ImageTask
 from worker.engine.protocol import Activity
 from worker.engine.scheduling.engine_job import SeatedJob
 from worker.engine.scheduling.selection import Chooser, Member
@@ -69,7 +69,7 @@ def test_a_text_that_is_known_takes_no_round(tiny_models: Path, monkeypatch: pyt
 
     def noted(self: Chooser, jobs: Any) -> list[Member]:
         members = choose(self, jobs)
-        chosen.extend((member.job.key, member.call.point.name) for member in members)
+        chosen.extend((member.job.key, member.call.shared_method.name) for member in members)
         return members
 
     monkeypatch.setattr(Chooser, "choose", noted)
@@ -311,13 +311,13 @@ def test_a_job_that_ends_a_long_idleness_does_not_look_hung(tiny_models: Path, m
     """From the moment that it makes the thread busy: whoever looks then would kill a worker that hangs."""
     room = Room(a_spec(tiny_models / "sd"))
     looked: list[Activity] = []
-    start = Picture.start
+    start = ImageTask.start
 
-    def look_and_start(self: Picture, device: torch.device) -> None:
+    def look_and_start(self: ImageTask, device: torch.device) -> None:
         looked.append(room.engine.standing.activity)
         start(self, device)
 
-    monkeypatch.setattr(Picture, "start", look_and_start)
+    monkeypatch.setattr(ImageTask, "start", look_and_start)
     with room.started() as engine:
         engine.warm_up()
         room.seat(a_job("before"))

@@ -14,9 +14,9 @@ from harness.engine import TIMEOUT_S, Recorder, Room, a_job, a_spec
 from shared.errors import InferenceFailed, NonFiniteLatents, OutOfMemory
 from shared.job import Job
 from worker.engine import allowed
-from worker.engine.fusion.module_proxy import Point
+from worker.engine.fusion.module_proxy import SharedMethod
 
-Before = Callable[[Point, dict[str, Any]], None]
+Before = Callable[[SharedMethod, dict[str, Any]], None]
 
 POISON_TIME = 853  # the first time of 7 DDIM steps, which 4 steps never reach
 EIGHT = [f"job{at}" for at in range(8)]
@@ -40,14 +40,14 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 def before_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[Before], None]:
     """Have a function called ahead of each forward of a shared module: what it raises, the module raises."""
     monkeypatch.setattr("worker.engine.engine.check_fusing", lambda _model, _device: None)
-    real = Point.run
+    real = SharedMethod.run
 
     def install(before: Before) -> None:
-        def run(point: Point, *args: Any, **kwargs: Any) -> Any:
+        def run(point: SharedMethod, *args: Any, **kwargs: Any) -> Any:
             before(point, point.named(args, kwargs))
             return real(point, *args, **kwargs)
 
-        monkeypatch.setattr(Point, "run", run)
+        monkeypatch.setattr(SharedMethod, "run", run)
 
     return install
 
@@ -71,7 +71,7 @@ def test_a_poison_job_fails_alone_with_its_own_message(
     """The forward that fails is tried again in halves, until only the job that makes it fail is left."""
     forwards = []
 
-    def poison(point: Point, arguments: dict[str, Any]) -> None:
+    def poison(point: SharedMethod, arguments: dict[str, Any]) -> None:
         if point.component == "unet":
             times = torch.as_tensor(arguments["timestep"]).flatten().tolist()
             forwards.append(arguments["sample"].shape[0] // 2)  # guidance doubles the rows
@@ -100,7 +100,7 @@ def test_jobs_survive_memory_that_holds_only_some_of_them(
     """Out of memory splits the group from where it stands; the cap is remembered, and no step is repeated."""
     tries: list[int] = []
 
-    def scarce(point: Point, arguments: dict[str, Any]) -> None:
+    def scarce(point: SharedMethod, arguments: dict[str, Any]) -> None:
         if point.component == "unet":
             rows = arguments["sample"].shape[0] // 2
             tries.append(rows)
@@ -126,7 +126,7 @@ def test_a_moment_without_memory_loses_nothing_at_any_row_count(
     """One forward in mid-run finds no memory, whatever its rows: one more is run, and only that one was in vain."""
     tries: list[int] = []
 
-    def scarce_once(point: Point, arguments: dict[str, Any]) -> None:
+    def scarce_once(point: SharedMethod, arguments: dict[str, Any]) -> None:
         if point.component == "unet":
             tries.append(arguments["sample"].shape[0] // 2)
             if len(tries) == 2:
@@ -147,7 +147,7 @@ def test_a_job_that_does_not_fit_even_alone_fails_with_out_of_memory(
 ) -> None:
     """Memory that holds no row at all is the job's error, which says that another try may help."""
 
-    def none_left(point: Point, _arguments: dict[str, Any]) -> None:
+    def none_left(point: SharedMethod, _arguments: dict[str, Any]) -> None:
         if point.component == "unet":
             raise torch.OutOfMemoryError("injected")
 
@@ -165,7 +165,7 @@ def test_the_vae_and_the_text_encoder_split_too(
 ) -> None:
     """They are meeting points like the denoiser: running out of memory there loses no job."""
 
-    def scarce(point: Point, arguments: dict[str, Any]) -> None:
+    def scarce(point: SharedMethod, arguments: dict[str, Any]) -> None:
         first = next(iter(arguments.values()))
         if point.component == component and first.shape[0] > 3:
             raise torch.OutOfMemoryError("injected")
@@ -180,9 +180,9 @@ def test_latents_that_are_not_finite_fail_their_job_alone(
     value: float, tiny_models: Path, lone: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One row that a forward spoils fails its own job, with a code; its companions' pictures are untouched."""
-    real = Point.run
+    real = SharedMethod.run
 
-    def spoil(point: Point, *args: Any, **kwargs: Any) -> Any:
+    def spoil(point: SharedMethod, *args: Any, **kwargs: Any) -> Any:
         output = real(point, *args, **kwargs)
         if point.component == "unet":
             times = torch.as_tensor(point.named(args, kwargs)["timestep"]).flatten().tolist()
@@ -191,7 +191,7 @@ def test_latents_that_are_not_finite_fail_their_job_alone(
         return output
 
     monkeypatch.setattr("worker.engine.engine.check_fusing", lambda _model, _device: None)
-    monkeypatch.setattr(Point, "run", spoil)
+    monkeypatch.setattr(SharedMethod, "run", spoil)
     heard = Room(a_spec(tiny_models / "sd")).run(*jobs_with(2, a_job("bad", steps=7)))
     error = heard.ended["bad"].error
     assert isinstance(error, NonFiniteLatents)
@@ -235,7 +235,7 @@ def test_a_failed_picture_takes_its_jobs_other_pictures_with_it(
     """A job of several pictures succeeds or fails as one, and is told so once."""
     seen = []
 
-    def second_decode_fails(point: Point, arguments: dict[str, Any]) -> None:
+    def second_decode_fails(point: SharedMethod, arguments: dict[str, Any]) -> None:
         if point.component == "vae":
             seen.append(arguments["z"].shape[0])
             if arguments["z"].shape[0] > 1 or len(seen) == 3:
@@ -252,7 +252,7 @@ def test_a_lost_device_is_told_as_a_hang_and_blamed_on_no_job(
 ) -> None:
     """After such an error nothing works in this process: it must leave, and the jobs run elsewhere."""
 
-    def lose(point: Point, _arguments: dict[str, Any]) -> None:
+    def lose(point: SharedMethod, _arguments: dict[str, Any]) -> None:
         if point.component == "unet":
             raise torch.AcceleratorError("injected: device-side assert")
 

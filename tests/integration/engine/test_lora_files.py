@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from tiny import lora, shelf
 
 from shared.config.adapters import AdapterSpec
-from worker.engine.fusion.module_proxy import points_of
+from worker.engine.fusion.module_proxy import shared_methods_of
 from worker.engine.lora.files import Changes, check_fit, combine, locate, place, read
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
 
@@ -150,7 +150,7 @@ def test_a_file_changes_what_diffusers_and_peft_would_change(
         before = call(component, module)
         adapters = RowAdapters(module)
         adapters.attach(KEY, changes[component])
-        with adapters.worn([KEY, ()], [1, 1], merge=True):
+        with adapters.applied([KEY, ()], [1, 1], merge=True):
             after = call(component, module)
         expected = call(component, getattr(theirs, component))
         torch.testing.assert_close(after[:1], expected[:1], atol=1e-5, rtol=1e-4)
@@ -191,7 +191,7 @@ def test_rows_of_videos_take_their_own(model: str, folders: Callable[[str], Path
     files = {name: lora.save(ours, tmp_path / f"{name}.safetensors", at) for at, name in enumerate("ab")}
     for name, file in files.items():
         theirs.load_lora_weights(str(tmp_path), weight_name=file.name, adapter_name=name)
-    (point,) = points_of("transformer", ours.transformer).values()
+    (point,) = shared_methods_of("transformer", ours.transformer).values()
     changes = {name: changes_of(ours, file) for name, file in files.items()}
     rows: list[dict[str, float]] = [{"a": 1.0}, {}, {"b": 1.0}, {"a": 0.5, "b": -0.7}]
     keys = [tuple(row.items()) for row in rows]
@@ -206,7 +206,7 @@ def test_rows_of_videos_take_their_own(model: str, folders: Callable[[str], Path
     if model == "wan-2.2-ti2v":
         times = times[:, None] * torch.ones(4, 3 * 4 * 4)
     text = torch.randn(4, 6, 32, generator=chance)
-    with point.adapters.worn(keys, [1] * 4, merge=True):
+    with point.adapters.applied(keys, [1] * 4, merge=True):
         fused = point.run(latents, times, text, return_dict=False)[0]
     for at, row in enumerate(rows):
         if row:

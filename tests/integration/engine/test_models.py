@@ -21,7 +21,7 @@ from tiny import shelf
 from shared.config.models_file import Limits
 from shared.errors import ModelUnavailable
 from shared.job import InputRef, Task
-from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, Rules
+from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, StackingRules
 from worker.engine.pipelines import model_cache
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
@@ -126,7 +126,7 @@ def test_a_model_that_leaves_is_gone_though_it_was_set_apart_from_garbage(tiny_m
         with room.started() as engine:
             room.seat(a_job("first", model="sd"))
             room.recorder.wait_for(["first"])
-            weights = weakref.ref(engine._models.loaded["sd"].points[0].module)
+            weights = weakref.ref(engine._models.loaded["sd"].shared_methods[0].module)
             gc.freeze()
             room.seat(a_job("second", model="sd3"))
             room.recorder.wait_for(["second"])
@@ -209,7 +209,7 @@ def test_a_rule_that_is_wrong_is_found_at_load(tiny_models: Path, monkeypatch: p
     """With the text of the first row given to all rows, the self-check sees the difference and refuses the rule."""
     wrong = dict(ARCHITECTURES["UNet2DConditionModel"]["forward"].arguments)
     wrong["encoder_hidden_states"] = Argument(Kind.SHARED)
-    rules: dict[str, Any] = {**ARCHITECTURES, "UNet2DConditionModel": {"forward": Rules("sample", wrong)}}
+    rules: dict[str, Any] = {**ARCHITECTURES, "UNet2DConditionModel": {"forward": StackingRules("sample", wrong)}}
     monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", rules)
     heard = Room(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
     assert heard.rows == [1] * 8
@@ -223,7 +223,10 @@ def test_a_rule_that_is_wrong_in_values_only_is_found_too(tiny_models: Path, mon
     """Shared added conditions raise nothing and give pictures that are a little wrong: just what must not pass."""
     wrong = dict(ARCHITECTURES["FluxTransformer2DModel"]["forward"].arguments)
     wrong["pooled_projections"] = Argument(Kind.SHARED)
-    rules: dict[str, Any] = {**ARCHITECTURES, "FluxTransformer2DModel": {"forward": Rules("hidden_states", wrong)}}
+    rules: dict[str, Any] = {
+        **ARCHITECTURES,
+        "FluxTransformer2DModel": {"forward": StackingRules("hidden_states", wrong)},
+    }
     monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", rules)
     heard = Room(a_spec(tiny_models / "flux")).run(a_job("one"), a_job("two"))
     reason = heard.ended["one"].fusing.alone_reason

@@ -15,7 +15,7 @@ from harness import jobs as factory
 from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, Room, a_job, a_picture_file, a_spec
 
 from shared.job import Job, Task
-from worker.engine.pipelines.input_images import fit_picture
+from worker.engine.pipelines.input_images import fit_image
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 
@@ -75,7 +75,7 @@ def alone(folder: Path, job: Job, index: int) -> np.ndarray:
         arguments["negative_prompt"] = job.negative_prompt
     if job.task is Task.IMAGE_TO_IMAGE:
         pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)
-        arguments["image"] = fit_picture(a_picture_file(shade=job.seed % 100), SIDE, SIDE)
+        arguments["image"] = fit_image(a_picture_file(shade=job.seed % 100), SIDE, SIDE)
         arguments["strength"] = job.strength
     if "width" in inspect.signature(pipeline.__call__).parameters:
         arguments |= {"width": SIDE, "height": SIDE}

@@ -15,7 +15,7 @@ from tiny import shelf
 from shared.job import Job, Task
 from worker.engine.pipelines import latent_previews
 from worker.engine.pipelines.call_arguments import arguments_for, to_pixels
-from worker.engine.pipelines.input_images import Inputs
+from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.latent_previews import preview_steps
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
@@ -52,7 +52,7 @@ def stopped(folder: Path, job: Job, step: int) -> np.ndarray:
         return {"latents": kept[0]} if kept else {}
 
     kept: list[torch.Tensor] = []
-    result = pipeline(**arguments_for(pipeline, job, 0, Inputs()), callback_on_step_end=after_step)
+    result = pipeline(**arguments_for(pipeline, job, 0, InputImages()), callback_on_step_end=after_step)
     return to_pixels(result.images[0])
 
 

@@ -25,7 +25,7 @@ from shared.signature import signature
 from shared.storage import connect
 from worker.engine.engine import Engine
 from worker.engine.fusion import image_task
-from worker.engine.fusion.module_proxy import Call
+from worker.engine.fusion.module_proxy import ParkedCall
 from worker.worker import Worker
 
 Eventually = Callable[..., Awaitable[None]]
@@ -99,8 +99,8 @@ class Gate:
         self._passed = 0
         self.at_work: Shop | None = None
 
-    def forward(self, calls: Sequence[Call], *more: Any) -> list[Any]:
-        if calls[0].point.component == "unet" and self.at_work and self.at_work.worker.seats_in_use:
+    def forward(self, calls: Sequence[ParkedCall], *more: Any) -> list[Any]:
+        if calls[0].shared_method.component == "unet" and self.at_work and self.at_work.worker.seats_in_use:
             self._passed += 1
             if self._passed in self._let_on:
                 self._let_on[self._passed].wait(60)

@@ -25,8 +25,8 @@ from worker.engine.pipelines.call_arguments import (
     to_frames,
     to_pixels,
 )
-from worker.engine.pipelines.clones import Steps
-from worker.engine.pipelines.input_images import Inputs, fit_mask, fit_picture, prepare
+from worker.engine.pipelines.clones import StepCounter
+from worker.engine.pipelines.input_images import InputImages, fit_image, fit_mask, prepare_inputs
 from worker.engine.pipelines.task_pipelines import does, pipeline_for, takes_last_image
 from worker.engine.protocol import InputFiles
 
@@ -59,10 +59,10 @@ def file_of(image: Image.Image, file_format: str = "PNG", **options: Any) -> byt
 
 def test_a_pipeline_is_given_what_it_takes() -> None:
     """Arguments that a class does not have are left out, and an empty negative prompt is not given."""
-    assert set(arguments_for(Narrow(), a_job("x"), 0, Inputs())) == {"prompt", "generator", "num_inference_steps"}
-    assert set(arguments_for(Wide(), a_job("x"), 0, Inputs())) == {"prompt", "width"}
+    assert set(arguments_for(Narrow(), a_job("x"), 0, InputImages())) == {"prompt", "generator", "num_inference_steps"}
+    assert set(arguments_for(Wide(), a_job("x"), 0, InputImages())) == {"prompt", "width"}
     with_picture = arguments_for(
-        Wide(), a_job("x", negative_prompt="no", strength=0.7), 0, Inputs((Image.new("RGB", (8, 8)),))
+        Wide(), a_job("x", negative_prompt="no", strength=0.7), 0, InputImages((Image.new("RGB", (8, 8)),))
     )
     assert with_picture["negative_prompt"] == "no"
     assert with_picture["strength"] == 0.7
@@ -70,7 +70,7 @@ def test_a_pipeline_is_given_what_it_takes() -> None:
 
 def test_picture_i_is_made_with_seed_plus_i() -> None:
     """So that a picture of several can be made again by itself."""
-    third = arguments_for(Narrow(), a_job("x", seed=40, n=3), 2, Inputs())["generator"]
+    third = arguments_for(Narrow(), a_job("x", seed=40, n=3), 2, InputImages())["generator"]
     assert torch.equal(torch.randn(4, generator=third), torch.randn(4, generator=torch.Generator().manual_seed(42)))
 
 
@@ -85,7 +85,7 @@ def test_an_input_picture_covers_the_size_and_is_cropped_in_the_middle() -> None
     """A wide picture loses its sides, in equal parts."""
     wide = Image.new("RGB", (300, 100), "red")
     wide.paste("blue", (100, 0, 200, 100))
-    fitted = fit_picture(file_of(wide), 50, 50)
+    fitted = fit_image(file_of(wide), 50, 50)
     assert fitted.size == (50, 50)
     assert fitted.getpixel((25, 25)) == (0, 0, 255)
     assert fitted.getpixel((4, 25)) == (0, 0, 255)
@@ -95,7 +95,7 @@ def test_an_input_picture_covers_the_size_and_is_cropped_in_the_middle() -> None
 def test_a_grey_of_16_bits_keeps_its_shade(deep: int, grey: int) -> None:
     """Of a depth map, say, all but the darkest would be white."""
     data = file_of(Image.new("I;16", (8, 8), deep))
-    assert fit_picture(data, 8, 8).getpixel((4, 4)) == pytest.approx((grey,) * 3, abs=1)
+    assert fit_image(data, 8, 8).getpixel((4, 4)) == pytest.approx((grey,) * 3, abs=1)
     assert fit_mask(data, 8, 8).getpixel((4, 4)) == pytest.approx(grey, abs=1)
 
 
@@ -105,16 +105,16 @@ def test_an_input_picture_is_turned_upright_and_loses_its_transparency() -> None
     sideways.paste("blue", (0, 0, 40, 40))
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter, clockwise
-    upright = fit_picture(file_of(sideways, exif=exif), 40, 80)
+    upright = fit_image(file_of(sideways, exif=exif), 40, 80)
     assert upright.getpixel((20, 10)) == (0, 0, 255)
-    assert fit_picture(file_of(Image.new("RGBA", (8, 8), (0, 0, 0, 0))), 8, 8).getpixel((4, 4)) == (255, 255, 255)
+    assert fit_image(file_of(Image.new("RGBA", (8, 8), (0, 0, 0, 0))), 8, 8).getpixel((4, 4)) == (255, 255, 255)
 
 
 @pytest.mark.parametrize("data", [b"", b"no picture", file_of(Image.new("RGB", (64, 64)))[:60]])
 def test_what_cannot_be_decoded_is_an_error_of_the_image(data: bytes) -> None:
     """It names the field."""
     with pytest.raises(InferenceFailed) as caught:
-        fit_picture(data, 8, 8)
+        fit_image(data, 8, 8)
     assert caught.value.param == "image"
 
 
@@ -136,11 +136,11 @@ def test_a_picture_to_edit_keeps_its_proportions_and_transparency_where_layers_n
     halves = Image.new("RGBA", (300, 100), (255, 0, 0, 255))
     halves.paste((0, 0, 0, 0), (150, 0, 300, 100))
     job = a_job("x", task=Task.EDIT, reference_sizes=((96, 32), (64, 64)), pictures=2)
-    wide, square = prepare(job, InputFiles(images=(file_of(halves), file_of(halves)))).images
+    wide, square = prepare_inputs(job, InputFiles(images=(file_of(halves), file_of(halves)))).images
     assert (wide.size, square.size, wide.mode) == ((96, 32), (64, 64), "RGB")
     assert wide.getpixel((90, 16)) == (255, 255, 255)
     layered = a_job("x", task=Task.EDIT, reference_sizes=((96, 32),), layers=3)
-    (clear,) = prepare(layered, InputFiles(images=(file_of(halves),))).images
+    (clear,) = prepare_inputs(layered, InputFiles(images=(file_of(halves),))).images
     assert clear.getpixel((90, 16)) == (0, 0, 0, 0)
 
 
@@ -149,7 +149,7 @@ def test_the_input_that_cannot_be_decoded_is_named(param: str) -> None:
     """There may be several."""
     job = a_job("x", task=Task.IMAGE_TO_VIDEO)
     with pytest.raises(InferenceFailed) as caught:
-        prepare(job, InputFiles(images=(file_of(Image.new("RGB", (8, 8))),), **{param: b"broken"}))
+        prepare_inputs(job, InputFiles(images=(file_of(Image.new("RGB", (8, 8))),), **{param: b"broken"}))
     assert caught.value.param == param
 
 
@@ -160,15 +160,17 @@ def test_whatever_a_reader_of_pictures_raises_ends_its_job(fault: Exception, mon
 
     monkeypatch.setattr(ImageOps, "exif_transpose", broken)
     with pytest.raises(InferenceFailed, match="cannot be decoded"):
-        fit_picture(file_of(Image.new("RGB", (8, 8))), 8, 8)
+        fit_image(file_of(Image.new("RGB", (8, 8))), 8, 8)
 
 
-def called(pipeline: str, job: Job, inputs: Inputs | None = None) -> dict[str, Any]:
+def called(pipeline: str, job: Job, inputs: InputImages | None = None) -> dict[str, Any]:
     """The arguments of a call of diffusers' class, which is not built for it; without those that all get."""
     made = object.__new__(getattr(diffusers, pipeline))
     common = {"prompt", "width", "height", "num_inference_steps", "generator", "output_type"}
     return {
-        name: value for name, value in arguments_for(made, job, 0, inputs or Inputs()).items() if name not in common
+        name: value
+        for name, value in arguments_for(made, job, 0, inputs or InputImages()).items()
+        if name not in common
     }
 
 
@@ -189,7 +191,7 @@ SCALE = {"guidance_scale": 4.0}
         (
             "WanImageToVideoPipeline",
             CLIP | {"task": Task.IMAGE_TO_VIDEO},
-            Inputs((PICTURE,), last_image=OTHER),
+            InputImages((PICTURE,), last_image=OTHER),
             SCALE | {"num_frames": 9, "image": PICTURE, "last_image": OTHER},
         ),
         ("LTX2Pipeline", CLIP, None, SCALE | {"num_frames": 9, "frame_rate": 24.0}),
@@ -202,27 +204,27 @@ SCALE = {"guidance_scale": 4.0}
         (
             "StableDiffusionInpaintPipeline",
             {"task": Task.INPAINT, "strength": 1.0},
-            Inputs((PICTURE,), MASK),
+            InputImages((PICTURE,), MASK),
             SCALE | {"image": PICTURE, "mask_image": MASK, "strength": 1.0},
         ),
         (
             "FluxKontextPipeline",
             {"task": Task.EDIT},
-            Inputs((PICTURE,)),
+            InputImages((PICTURE,)),
             SCALE | {"image": PICTURE, "_auto_resize": False, "max_area": 64 * 64},
         ),
-        ("Flux2Pipeline", {"task": Task.EDIT}, Inputs((PICTURE, OTHER)), SCALE | {"image": [PICTURE, OTHER]}),
-        ("GlmImagePipeline", {"task": Task.EDIT}, Inputs((PICTURE,)), SCALE | {"image": [PICTURE]}),
+        ("Flux2Pipeline", {"task": Task.EDIT}, InputImages((PICTURE, OTHER)), SCALE | {"image": [PICTURE, OTHER]}),
+        ("GlmImagePipeline", {"task": Task.EDIT}, InputImages((PICTURE,)), SCALE | {"image": [PICTURE]}),
         (
             "QwenImageLayeredPipeline",
             {"task": Task.EDIT, "layers": 3, "guidance_scale": 1.0},
-            Inputs((PICTURE,)),
+            InputImages((PICTURE,)),
             {"true_cfg_scale": 1.0, "image": PICTURE, "layers": 3, "resolution": 640},
         ),
     ],
 )
 def test_each_pipeline_is_called_by_its_own_names(
-    pipeline: str, fields: dict[str, Any], inputs: Inputs | None, expected: dict[str, Any]
+    pipeline: str, fields: dict[str, Any], inputs: InputImages | None, expected: dict[str, Any]
 ) -> None:
     """Guidance, pictures and time have other names in other families."""
     assert called(pipeline, a_job("x", **fields), inputs) == expected
@@ -257,10 +259,10 @@ def test_a_last_picture_is_taken_where_the_model_looks_at_it(made: Any, taken: b
     given = without.model_copy(update={"last_image": without.images[0]})
     for job, wrong in ((without, taken is True), (given, taken is False)):
         if not wrong:
-            arguments_for(made, job, 0, Inputs((PICTURE,)))
+            arguments_for(made, job, 0, InputImages((PICTURE,)))
             continue
         with pytest.raises(InferenceFailed) as error:
-            arguments_for(made, job, 0, Inputs((PICTURE,)))
+            arguments_for(made, job, 0, InputImages((PICTURE,)))
         assert error.value.param == "last_image"
 
 
@@ -274,7 +276,7 @@ class Chunks:
 
 def test_a_video_has_as_many_frames_as_were_asked_for() -> None:
     """Helios makes whole chunks."""
-    arguments = arguments_for(Chunks(), a_job("x", **(CLIP | {"frames": 11})), 0, Inputs())
+    arguments = arguments_for(Chunks(), a_job("x", **(CLIP | {"frames": 11})), 0, InputImages())
     (made,) = make_results(Chunks(), arguments)
     assert made.pixels[:, 0, 0, 0].tolist() == list(range(11))
 
@@ -357,7 +359,7 @@ def test_a_name_that_is_no_scheduler_is_refused(name: str) -> None:
 def test_steps_are_counted_from_bars_and_from_loops() -> None:
     """Pipelines use a progress bar in both ways; several add up."""
     changes = []
-    steps = Steps(lambda: changes.append(1))
+    steps = StepCounter(lambda: changes.append(1))
     with steps(total=2) as bar:
         bar.update()
         bar.set_postfix(loss=1)

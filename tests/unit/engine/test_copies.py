@@ -12,7 +12,7 @@ from diffusers.loaders import TextualInversionLoaderMixin
 from harness.engine import a_job
 
 from worker.engine.pipelines.call_arguments import set_guidance
-from worker.engine.pipelines.clones import Steps, copy_pipeline, make_template, remember_signatures
+from worker.engine.pipelines.clones import StepCounter, clone_pipeline, make_template, remember_signatures
 
 CPU = torch.device("cpu")
 
@@ -48,7 +48,7 @@ class Worded(TextualInversionLoaderMixin):
 
 
 def a_copy(pipeline: Guided | Worded) -> Any:
-    return copy_pipeline(make_template(pipeline, {}, CPU), pipeline.scheduler, Steps(lambda: None))
+    return clone_pipeline(make_template(pipeline, {}, CPU), pipeline.scheduler, StepCounter(lambda: None))
 
 
 def test_each_picture_is_guided_by_its_own_job() -> None:

@@ -11,8 +11,8 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast, BaseModelOutputWithPooling
 
 from shared.errors import InferenceFailed
-from worker.engine.fusion.module_proxy import Call, Point
-from worker.engine.pipelines.text_cache import Encodings, copied, tokens_of
+from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod
+from worker.engine.pipelines.text_cache import TextCache, copied, tokens_of
 
 
 class Encoder(torch.nn.Module):
@@ -22,23 +22,23 @@ class Encoder(torch.nn.Module):
         raise NotImplementedError
 
 
-TEXT = Point("text_encoder", "forward", Encoder())
-OTHER = Point("text_encoder_2", "forward", Encoder())
-UNET = Point("unet", "forward", Encoder())
+TEXT = SharedMethod("text_encoder", "forward", Encoder())
+OTHER = SharedMethod("text_encoder_2", "forward", Encoder())
+UNET = SharedMethod("unet", "forward", Encoder())
 
 
 def tokens(*numbers: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     return torch.tensor([numbers], dtype=dtype)
 
 
-def call(*numbers: int, point: Point = TEXT, **more: Any) -> Call:
-    return Call(point, (tokens(*numbers),), more)
+def call(*numbers: int, point: SharedMethod = TEXT, **more: Any) -> ParkedCall:
+    return ParkedCall(point, (tokens(*numbers),), more)
 
 
 class Run:
     """Runs calls by telling their tokens as floats, and counts them."""
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[ParkedCall]) -> None:
         self.calls = calls
         self.ran: list[int] = []
 
@@ -47,24 +47,24 @@ class Run:
         return [BaseModelOutputWithPooling(last_hidden_state=self.calls[at].args[0].float()) for at in which]
 
 
-def told(encodings: Encodings, *calls: Call) -> tuple[list[list[float]], list[int]]:
+def told(encodings: TextCache, *calls: ParkedCall) -> tuple[list[list[float]], list[int]]:
     run = Run(calls)
-    outcomes = encodings.outcomes(calls, run)
+    outcomes = encodings.get_or_run(calls, run)
     return [outcome.last_hidden_state[0].tolist() for outcome in outcomes], run.ran
 
 
 def test_what_is_known_is_told_without_a_run() -> None:
     """In memory of its own, and only for tokens that were seen."""
-    encodings = Encodings()
-    assert encodings.known(call(1)) is None
+    encodings = TextCache()
+    assert encodings.get(call(1)) is None
     told(encodings, call(1))
-    one, other = encodings.known(call(1)), encodings.known(call(1))
+    one, other = encodings.get(call(1)), encodings.get(call(1))
     assert one is not None
     one.last_hidden_state.zero_()
     assert other is not None
     assert other.last_hidden_state.tolist() == [[1]]
-    assert encodings.known(call(2)) is None
-    assert encodings.known(Call(UNET, (tokens(1),), {})) is None
+    assert encodings.get(call(2)) is None
+    assert encodings.get(ParkedCall(UNET, (tokens(1),), {})) is None
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def test_what_is_known_is_told_without_a_run() -> None:
         (call(1, 2, deep=True), False),
         (call(1, 2, attention_mask=tokens(1, 0)), False),
         (call(1, 2, point=OTHER), False),
-        (Call(TEXT, (tokens(1, 2, dtype=torch.int32),), {}), False),
+        (ParkedCall(TEXT, (tokens(1, 2, dtype=torch.int32),), {}), False),
     ],
 )
-def test_calls_of_the_same_tokens_are_equal(other: Call, equal: bool) -> None:
+def test_calls_of_the_same_tokens_are_equal(other: ParkedCall, equal: bool) -> None:
     """By value, with all that goes with them."""
     assert (tokens_of(call(1, 2)) == tokens_of(other)) is equal
 
@@ -99,26 +99,26 @@ def test_adapters_and_autocast_keep_calls_apart() -> None:
         call(1, point=UNET),
         call(1, pixels=object()),
         call(*[1] * 5000),
-        Call(TEXT, (), {"deep": True}),
+        ParkedCall(TEXT, (), {"deep": True}),
     ],
 )
-def test_other_calls_are_equal_to_none(one: Call) -> None:
+def test_other_calls_are_equal_to_none(one: ParkedCall) -> None:
     """Pictures in, too much to compare, another stage: these are run each time."""
     assert tokens_of(one) is None
-    encodings = Encodings()
+    encodings = TextCache()
     for _ in range(2):
         assert Run([one, one]).ran == []
         run = Run([one, one])
-        encodings.outcomes([one, one], lambda which, run=run: run.ran.extend(which) or ["made"] * len(which))  # type: ignore[misc]
+        encodings.get_or_run([one, one], lambda which, run=run: run.ran.extend(which) or ["made"] * len(which))  # type: ignore[misc]
         assert run.ran == [0, 1]
 
 
 def test_equal_ones_run_once_and_are_remembered() -> None:
     """Within one forward, and from forward to forward; each gets memory of its own."""
-    encodings = Encodings()
+    encodings = TextCache()
     assert told(encodings, call(1), call(2), call(1)) == ([[1], [2], [1]], [0, 1])
     run = Run([call(2), call(3)])
-    first, second = encodings.outcomes(run.calls, run)
+    first, second = encodings.get_or_run(run.calls, run)
     assert run.ran == [1]
     first.last_hidden_state.zero_()
     second.last_hidden_state.zero_()
@@ -128,7 +128,7 @@ def test_equal_ones_run_once_and_are_remembered() -> None:
 
 def test_the_least_recently_used_goes_first() -> None:
     """Sixteen bytes of room are four numbers; what takes more than a quarter of the room is not kept."""
-    encodings = Encodings(room_bytes=16)
+    encodings = TextCache(room_bytes=16)
     for number in (1, 2, 3, 4):
         told(encodings, call(number))
     assert encodings.nbytes == 16
@@ -146,9 +146,9 @@ def test_what_cannot_be_counted_is_not_kept() -> None:
     """A language model's cache of keys and values, which comes with its states, can be larger than they are."""
     cache = DynamicCache()
     cache.update(torch.zeros(1, 1, 1, 64), torch.zeros(1, 1, 1, 64), 0)
-    encodings = Encodings()
+    encodings = TextCache()
     states = torch.ones(1, 1)
-    found = encodings.outcomes([call(1)], lambda _which: [BaseModelOutputWithPast(states, past_key_values=cache)])
+    found = encodings.get_or_run([call(1)], lambda _which: [BaseModelOutputWithPast(states, past_key_values=cache)])
     assert found[0].past_key_values is cache
     assert encodings.nbytes == 0
     assert told(encodings, call(1)) == ([[1]], [0])
@@ -163,13 +163,13 @@ class Pair(NamedTuple):
 
 def test_what_cannot_be_copied_is_run_for_each() -> None:
     """It is no reason for the engine to end."""
-    encodings, ran = Encodings(), []
+    encodings, ran = TextCache(), []
 
     def run(which: Sequence[int]) -> list[Pair]:
         ran.append(list(which))
         return [Pair(torch.ones(1), torch.zeros(1)) for _ in which]
 
-    first, second = encodings.outcomes([call(1), call(1)], run)
+    first, second = encodings.get_or_run([call(1), call(1)], run)
     assert ran == [[0], [1]]
     assert first.states is not second.states
     assert encodings.nbytes == 0
@@ -186,25 +186,25 @@ def test_memory_that_lacks_for_a_copy_is_no_end() -> None:
                 raise torch.OutOfMemoryError("no memory")
             return torch.ones(1).as_subclass(Full)
 
-    encodings, ran = Encodings(), []
+    encodings, ran = TextCache(), []
 
     def run(which: Sequence[int]) -> list[torch.Tensor]:
         ran.append(list(which))
         return [torch.ones(1).as_subclass(Full) for _ in which]
 
-    encodings.outcomes([call(1)], run)
-    encodings.outcomes([call(1)], run)
+    encodings.get_or_run([call(1)], run)
+    encodings.get_or_run([call(1)], run)
     assert ran == [[0]]
     Full.full = True
-    assert [found.tolist() for found in encodings.outcomes([call(1)], run)] == [[1.0]]
+    assert [found.tolist() for found in encodings.get_or_run([call(1)], run)] == [[1.0]]
     assert ran == [[0], [0]]
 
 
 def test_an_error_is_not_remembered() -> None:
     """All who asked for the same hear of it, and the next one tries again."""
-    encodings = Encodings()
+    encodings = TextCache()
     error = InferenceFailed("no")
-    assert encodings.outcomes([call(1), call(1)], lambda _which: [error]) == [error, error]
+    assert encodings.get_or_run([call(1), call(1)], lambda _which: [error]) == [error, error]
     assert told(encodings, call(1)) == ([[1]], [0])
 
 

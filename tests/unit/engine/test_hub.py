@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from shared.errors import InferenceFailed, JobError, OutOfMemory
-from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, Rules
-from worker.engine.fusion.image_task import Execution, Picture
-from worker.engine.fusion.module_proxy import Call, Point, Proxy, points_of
+from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, StackingRules
+from worker.engine.fusion.image_task import FusedCall, ImageTask
+from worker.engine.fusion.module_proxy import ModuleProxy, ParkedCall, SharedMethod, shared_methods_of
 
 CPU = torch.device("cpu")
 
@@ -43,33 +43,33 @@ class Doubler(torch.nn.Module):
 
 @pytest.fixture
 def doubler(monkeypatch: pytest.MonkeyPatch) -> Doubler:
-    rules = {**ARCHITECTURES, "Doubler": {"forward": Rules("x", {"x": Argument(Kind.STACKED)})}}
+    rules = {**ARCHITECTURES, "Doubler": {"forward": StackingRules("x", {"x": Argument(Kind.STACKED)})}}
     monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", rules)
     return Doubler()
 
 
 @pytest.fixture
-def proxy(doubler: Doubler) -> Proxy:
-    return Proxy(doubler, points_of("unet", doubler), CPU, torch.float32)
+def proxy(doubler: Doubler) -> ModuleProxy:
+    return ModuleProxy(doubler, shared_methods_of("unet", doubler), CPU, torch.float32)
 
 
-def start(bodies: Sequence[Callable[[], Any]]) -> list[Picture]:
-    pictures = [Picture(body) for body in bodies]
+def start(bodies: Sequence[Callable[[], Any]]) -> list[ImageTask]:
+    pictures = [ImageTask(body) for body in bodies]
     for picture in pictures:
         picture.start(CPU)
     return pictures
 
 
-def run_parked(pictures: Sequence[Picture]) -> Execution:
+def run_parked(pictures: Sequence[ImageTask]) -> FusedCall:
     """Run all parked calls together and let their pictures go on."""
     parked = [picture for picture in pictures if picture.call is not None]
-    execution = Execution([picture.call for picture in parked if picture.call is not None])
+    execution = FusedCall([picture.call for picture in parked if picture.call is not None])
     for picture, outcome in zip(parked, execution.run(), strict=True):
         picture.resume(CPU, outcome)
     return execution
 
 
-def test_pictures_meet_and_each_goes_on_with_its_own_rows(doubler: Doubler, proxy: Proxy) -> None:
+def test_pictures_meet_and_each_goes_on_with_its_own_rows(doubler: Doubler, proxy: ModuleProxy) -> None:
     """One forward for three, twice."""
     pictures = start([lambda at=at: proxy(proxy(torch.full((1, 2), float(at)))) for at in range(3)])
     run_parked(pictures)
@@ -79,7 +79,7 @@ def test_pictures_meet_and_each_goes_on_with_its_own_rows(doubler: Doubler, prox
     assert all(picture.done for picture in pictures)
 
 
-def test_a_proxy_passes_for_its_module_and_cannot_be_moved(doubler: Doubler, proxy: Proxy) -> None:
+def test_a_proxy_passes_for_its_module_and_cannot_be_moved(doubler: Doubler, proxy: ModuleProxy) -> None:
     """Pipelines ask for the class, and cast what others use."""
     assert isinstance(proxy, Doubler)
     assert proxy.to(torch.float16).half() is proxy
@@ -90,13 +90,15 @@ def test_a_proxy_passes_for_its_module_and_cannot_be_moved(doubler: Doubler, pro
 
 def test_arguments_are_named_and_defaults_dropped(doubler: Doubler) -> None:
     """The same call written in two ways fits itself."""
-    point = Point("unet", "forward", doubler)
+    point = SharedMethod("unet", "forward", doubler)
     x = torch.ones(1, 2)
-    assert Call(point, (x, 2.0), {}).fit != Call(point, (x, 3.0), {}).fit
-    assert Call(point, (x,), {"factor": 3.0}).fit == Call(point, (), {"x": x, "factor": 3.0}).fit
+    assert ParkedCall(point, (x, 2.0), {}).batch_key != ParkedCall(point, (x, 3.0), {}).batch_key
+    assert (
+        ParkedCall(point, (x,), {"factor": 3.0}).batch_key == ParkedCall(point, (), {"x": x, "factor": 3.0}).batch_key
+    )
 
 
-def test_the_global_generator_of_one_picture_is_not_that_of_another(proxy: Proxy) -> None:
+def test_the_global_generator_of_one_picture_is_not_that_of_another(proxy: ModuleProxy) -> None:
     """A pipeline that seeds it draws the same numbers whoever draws in between."""
 
     def drawn(seed: int) -> list[float]:
@@ -115,7 +117,7 @@ def test_the_global_generator_of_one_picture_is_not_that_of_another(proxy: Proxy
     assert [picture.result for picture in pictures] == [alone(1), alone(2)]
 
 
-def test_autocast_of_one_picture_does_not_leak_into_another(doubler: Doubler, proxy: Proxy) -> None:
+def test_autocast_of_one_picture_does_not_leak_into_another(doubler: Doubler, proxy: ModuleProxy) -> None:
     """It belongs to the thread: the hub takes it off at each switch, and runs that picture's forward under it."""
 
     def cast() -> bool:
@@ -131,7 +133,7 @@ def test_autocast_of_one_picture_does_not_leak_into_another(doubler: Doubler, pr
     first, second = (picture.call for picture in pictures)
     assert first is not None
     assert second is not None
-    assert first.fit != second.fit
+    assert first.batch_key != second.batch_key
     assert not torch.is_autocast_enabled("cpu")
     for picture in pictures:
         run_parked([picture])
@@ -140,7 +142,7 @@ def test_autocast_of_one_picture_does_not_leak_into_another(doubler: Doubler, pr
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_each_picture_has_the_context_it_started_in(proxy: Proxy) -> None:
+def test_each_picture_has_the_context_it_started_in(proxy: ModuleProxy) -> None:
     """Greenlets start with empty context variables unless they are given some."""
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
@@ -159,7 +161,9 @@ def test_each_picture_has_the_context_it_started_in(proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("position", range(8))
-def test_a_failure_is_narrowed_down_to_the_call_that_makes_it(doubler: Doubler, proxy: Proxy, position: int) -> None:
+def test_a_failure_is_narrowed_down_to_the_call_that_makes_it(
+    doubler: Doubler, proxy: ModuleProxy, position: int
+) -> None:
     """Seven succeed wherever the eighth stands, in at most 2 log2(8) + 1 forwards."""
 
     def refuse(x: torch.Tensor) -> None:
@@ -177,7 +181,7 @@ def test_a_failure_is_narrowed_down_to_the_call_that_makes_it(doubler: Doubler, 
     assert execution.fitted is None
 
 
-def test_out_of_memory_drops_what_the_failed_forward_held(doubler: Doubler, proxy: Proxy) -> None:
+def test_out_of_memory_drops_what_the_failed_forward_held(doubler: Doubler, proxy: ModuleProxy) -> None:
     """Nothing of it is alive when memory is freed: the traceback would keep it."""
     alive: list[bool] = []
     held: list[Any] = []
@@ -194,7 +198,7 @@ def test_out_of_memory_drops_what_the_failed_forward_held(doubler: Doubler, prox
 
     doubler.fails = scarce
     pictures = start([lambda: proxy(torch.ones(1, 1)) for _ in range(2)])
-    execution = Execution(
+    execution = FusedCall(
         [picture.call for picture in pictures if picture.call is not None],
         free=lambda _calls, _fits: alive.append(bool(held)),
     )
@@ -202,20 +206,20 @@ def test_out_of_memory_drops_what_the_failed_forward_held(doubler: Doubler, prox
     assert alive == [False]
     assert execution.fitted == 1
     for picture in pictures:
-        picture.throw_out()
+        picture.abort()
 
 
-def test_fixed_forwards_are_filled_up_with_copies(doubler: Doubler, proxy: Proxy) -> None:
+def test_fixed_forwards_are_filled_up_with_copies(doubler: Doubler, proxy: ModuleProxy) -> None:
     """Every forward has the same number of rows, whoever is there, and each call its own place among them."""
     seen: list[list[float]] = []
     doubler.fails = lambda x: seen.append(x[:, 0].tolist())
     pictures = start([lambda value=value: proxy(torch.full((1, 1), value)) for value in (1.0, 2.0, 3.0)])
     calls = [picture.call for picture in pictures if picture.call is not None]
-    assert [float(row) for row in Execution(calls, fixed=4, places=[2, 0, 1]).run()] == [2, 4, 6]
-    assert [float(row) for row in Execution(calls[1:2], fixed=4, places=[3]).run()] == [4]
+    assert [float(row) for row in FusedCall(calls, fixed=4, places=[2, 0, 1]).run()] == [2, 4, 6]
+    assert [float(row) for row in FusedCall(calls[1:2], fixed=4, places=[3]).run()] == [4]
     assert seen == [[2, 3, 1, 1], [2, 2, 2, 2]]
     for picture in pictures:
-        picture.throw_out()
+        picture.abort()
 
 
 @pytest.mark.parametrize(
@@ -235,7 +239,7 @@ def test_an_error_in_a_pictures_own_code_becomes_its_error(raised: Exception, to
     assert picture.error.__traceback__ is None
 
 
-def test_a_picture_that_is_thrown_out_unwinds_and_is_no_error(proxy: Proxy) -> None:
+def test_a_picture_that_is_thrown_out_unwinds_and_is_no_error(proxy: ModuleProxy) -> None:
     """Pipelines that catch every Exception do not catch this."""
     unwound = []
 
@@ -248,13 +252,13 @@ def test_a_picture_that_is_thrown_out_unwinds_and_is_no_error(proxy: Proxy) -> N
             unwound.append("left")
 
     (picture,) = start([body])
-    picture.throw_out()
+    picture.abort()
     assert unwound == ["left"]
     assert picture.done
     assert picture.error is None
 
 
-def test_a_lost_device_is_nobodys_error(proxy: Proxy, doubler: Doubler) -> None:
+def test_a_lost_device_is_nobodys_error(proxy: ModuleProxy, doubler: Doubler) -> None:
     """It ends the hub, not a job."""
 
     def lose(_x: torch.Tensor) -> None:
@@ -264,8 +268,8 @@ def test_a_lost_device_is_nobodys_error(proxy: Proxy, doubler: Doubler) -> None:
     (picture,) = start([lambda: proxy(torch.ones(1, 1))])
     assert picture.call is not None
     with pytest.raises(torch.AcceleratorError):
-        Execution([picture.call]).run()
-    picture.throw_out()
+        FusedCall([picture.call]).run()
+    picture.abort()
 
 
 class Decoder(torch.nn.Module):
@@ -282,7 +286,7 @@ class Decoder(torch.nn.Module):
 def test_pictures_are_decoded_in_inference_mode_and_videos_not(shape: tuple[int, ...], lean: bool) -> None:
     """What comes out may be changed in place, for which it is copied; a video's frames are not held twice."""
     decoder = Decoder()
-    points = points_of("vae", decoder, lean=True)
+    points = shared_methods_of("vae", decoder, lean=True)
     for decoded in (points["decode"].run(torch.ones(shape)), points["decode"].run(z=torch.ones(shape))):
         assert decoder.lean is lean
         decoded += 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from worker.engine.fusion.architectures import Kind
-from worker.engine.fusion.batch_key import fit_key
+from worker.engine.fusion.batch_key import batch_key
 from worker.engine.fusion.inferred_rules import infer_rules
 from worker.engine.fusion.stacking import Stacker
 
@@ -63,7 +63,7 @@ def test_calls_that_differ_in_anything_else_do_not_fit(changes: dict[str, Any]) 
     """Nothing is padded or shared on a guess."""
     rules = infer_rules([call(1), call(1, **changes)])
     assert rules is not None
-    assert fit_key(rules, call(1)) != fit_key(rules, call(1, **changes))
+    assert batch_key(rules, call(1)) != batch_key(rules, call(1, **changes))
 
 
 def test_without_a_batch_nothing_is_inferred() -> None:

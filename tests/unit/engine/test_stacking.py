@@ -12,14 +12,14 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKLOutput
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from shared.mixing import LISTS_OF_PICTURES
-from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, Rules
-from worker.engine.fusion.batch_key import StackingError, count_rows, exact_key, fit_key
+from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, StackingRules
+from worker.engine.fusion.batch_key import StackingError, batch_key, count_rows, exact_key
 from worker.engine.fusion.stacking import Stacker, split
 
 UNET = ARCHITECTURES["UNet2DConditionModel"]["forward"]
 FLUX = ARCHITECTURES["FluxTransformer2DModel"]["forward"]
-LISTS = Rules("x", {"x": Argument(Kind.LISTED), "t": Argument(Kind.ROWS)}, listed_output=True)
-PADDED = Rules(
+LISTS = StackingRules("x", {"x": Argument(Kind.LISTED), "t": Argument(Kind.ROWS)}, listed_output=True)
+PADDED = StackingRules(
     "x",
     {
         "x": Argument(Kind.STACKED),
@@ -62,20 +62,20 @@ NOT_FITTING = {
 @pytest.mark.parametrize("changes", FITTING.values(), ids=FITTING)
 def test_calls_fit_when_only_rows_and_values_differ(changes: dict[str, Any]) -> None:
     """Steps, guidance's doubling and prompts are no hindrance."""
-    assert fit_key(UNET, unet_call(**changes)) == fit_key(UNET, unet_call())
+    assert batch_key(UNET, unet_call(**changes)) == batch_key(UNET, unet_call())
 
 
 @pytest.mark.parametrize("changes", NOT_FITTING.values(), ids=NOT_FITTING)
 def test_calls_do_not_fit_when_anything_else_differs(changes: dict[str, Any]) -> None:
     """What no rule names must be equal, and a tensor is surely equal only to itself."""
-    assert fit_key(UNET, unet_call(**changes)) != fit_key(UNET, unet_call())
+    assert batch_key(UNET, unet_call(**changes)) != batch_key(UNET, unet_call())
 
 
 def test_two_calls_with_unruled_tensors_of_equal_value_do_not_fit() -> None:
     """Comparing values would wait for the device at every step."""
     one, other = (unet_call(mid_block_additional_residual=torch.zeros(2, 3)) for _ in range(2))
-    assert fit_key(UNET, one) != fit_key(UNET, other)
-    assert fit_key(UNET, one) == fit_key(UNET, dict(reversed(one.items())))
+    assert batch_key(UNET, one) != batch_key(UNET, other)
+    assert batch_key(UNET, one) == batch_key(UNET, dict(reversed(one.items())))
 
 
 def test_stacking_joins_rows_in_order_and_spreads_times() -> None:
@@ -112,7 +112,7 @@ def test_lists_are_joined_whatever_the_shapes() -> None:
 def test_padding_is_masked_even_where_the_pipeline_gave_no_mask() -> None:
     """A mask that was all ones may have been dropped: padding without it would be attended to."""
     calls = [{"x": torch.zeros(1, 2), "text": torch.ones(1, length, 3)} for length in (2, 4)]
-    assert fit_key(PADDED, calls[0]) == fit_key(PADDED, calls[1])
+    assert batch_key(PADDED, calls[0]) == batch_key(PADDED, calls[1])
     stacked = Stacker(PADDED).stack(calls, [1, 1])
     assert stacked["text"].shape == (2, 4, 3)
     assert stacked["text"][0, 2:].abs().sum() == 0
@@ -131,26 +131,26 @@ def test_a_reproducible_row_is_not_padded_by_its_company() -> None:
     assert shapes[0] == shapes[1] != shapes[2]
 
 
-POSITIONS = Rules("x", {"x": Argument(Kind.STACKED), "ids": Argument(Kind.SAME)})
+POSITIONS = StackingRules("x", {"x": Argument(Kind.STACKED), "ids": Argument(Kind.SAME)})
 
 
 def test_positions_of_equal_shape_fit_only_if_their_values_are_equal() -> None:
     """Pictures of 2x8 and of 4x4 tokens have as many positions, and not the same ones."""
     wide, also_wide, square = torch.arange(6), torch.arange(6), torch.arange(6) % 3
-    keys = [fit_key(POSITIONS, {"x": torch.zeros(1, 2), "ids": ids}) for ids in (wide, also_wide, square)]
+    keys = [batch_key(POSITIONS, {"x": torch.zeros(1, 2), "ids": ids}) for ids in (wide, also_wide, square)]
     assert keys[0] == keys[1] != keys[2]
     square.copy_(wide)
-    assert fit_key(POSITIONS, {"x": torch.zeros(1, 2), "ids": square}) == keys[0], "a change in place is read anew"
+    assert batch_key(POSITIONS, {"x": torch.zeros(1, 2), "ids": square}) == keys[0], "a change in place is read anew"
 
 
 def test_halves_have_values_too() -> None:
     """bfloat16 has no counterpart in numpy."""
     ids = torch.ones(2, dtype=torch.bfloat16)
-    one, other = (fit_key(POSITIONS, {"x": torch.zeros(1, 2), "ids": value}) for value in (ids, ids * 2))
+    one, other = (batch_key(POSITIONS, {"x": torch.zeros(1, 2), "ids": value}) for value in (ids, ids * 2))
     assert one != other
 
 
-REPEATED = Rules("x", {"x": Argument(Kind.STACKED), "sizes": Argument(Kind.REPEATED)})
+REPEATED = StackingRules("x", {"x": Argument(Kind.STACKED), "sizes": Argument(Kind.REPEATED)})
 
 
 def test_a_list_of_sizes_has_an_entry_a_row_and_all_are_equal() -> None:
@@ -161,20 +161,20 @@ def test_a_list_of_sizes_has_an_entry_a_row_and_all_are_equal() -> None:
         {"x": torch.zeros(1, 2), "sizes": [[(1, 2, 8)]]},
         {"x": torch.zeros(2, 2), "sizes": [[(1, 4, 4)], [(1, 2, 8)]]},
     ]
-    keys = [fit_key(REPEATED, call) for call in calls]
+    keys = [batch_key(REPEATED, call) for call in calls]
     assert keys[0] == keys[1]
     assert len(set(keys)) == 3
     assert Stacker(REPEATED).stack(calls[:2], [2, 1])["sizes"] == [[(1, 4, 4)]] * 3
 
 
-FORMED = Rules("x", {"x": Argument(Kind.STACKED), "return_dict": Argument(Kind.FORM)})
+FORMED = StackingRules("x", {"x": Argument(Kind.STACKED), "return_dict": Argument(Kind.FORM)})
 
 
 def test_each_call_gets_its_output_in_the_form_it_asked_for() -> None:
     """The text-to-image pipeline of a family may ask for a tuple where its image-to-image asks for an object."""
     stacker, output = Stacker(FORMED), AutoencoderKLOutput(latent_dist=torch.zeros(1))  # type: ignore[arg-type]
     as_tuple, as_object = {"x": torch.zeros(1, 2), "return_dict": False}, {"x": torch.zeros(1, 2)}
-    assert fit_key(FORMED, as_tuple) == fit_key(FORMED, as_object)
+    assert batch_key(FORMED, as_tuple) == batch_key(FORMED, as_object)
     assert "return_dict" not in stacker.stack([as_tuple, as_object], [1, 1])
     assert isinstance(stacker.formed(as_tuple, output), tuple)
     assert stacker.formed(as_object, output) is output
@@ -187,7 +187,7 @@ def test_no_options_and_an_empty_dict_of_them_are_the_same() -> None:
         unet_call(cross_attention_kwargs={}),
         unet_call(cross_attention_kwargs={"scale": 1}),
     )
-    assert fit_key(UNET, none) == fit_key(UNET, empty) != fit_key(UNET, some)
+    assert batch_key(UNET, none) == batch_key(UNET, empty) != batch_key(UNET, some)
     assert "cross_attention_kwargs" not in Stacker(UNET).stack([empty, none], [2, 2])
 
 
@@ -203,12 +203,12 @@ class _Cache:
 
 def test_a_cache_that_is_not_in_use_is_left_out() -> None:
     """One in use belongs to its call alone."""
-    rules = Rules("x", {"x": Argument(Kind.STACKED), "kv": Argument(Kind.CACHE)})
+    rules = StackingRules("x", {"x": Argument(Kind.STACKED), "kv": Argument(Kind.CACHE)})
     idle, skipped, read, also_read = (
         {"x": torch.zeros(1, 2), "kv": _Cache([_Layer(mode)])} for mode in (None, "skip", "read", "read")
     )
-    assert fit_key(rules, idle) == fit_key(rules, skipped)
-    assert len({fit_key(rules, call) for call in (idle, read, also_read)}) == 3
+    assert batch_key(rules, idle) == batch_key(rules, skipped)
+    assert len({batch_key(rules, call) for call in (idle, read, also_read)}) == 3
     assert "kv" not in Stacker(rules).stack([idle, skipped], [1, 1])
 
 
@@ -218,7 +218,7 @@ def test_a_mask_that_was_given_keeps_its_holes() -> None:
         {"x": torch.zeros(1, 2), "text": torch.ones(1, 2, 3), "text_mask": torch.tensor([[1, 0]])},
         {"x": torch.zeros(1, 2), "text": torch.ones(1, 3, 3)},
     ]
-    assert fit_key(PADDED, calls[0]) == fit_key(PADDED, calls[1])
+    assert batch_key(PADDED, calls[0]) == batch_key(PADDED, calls[1])
     stacked = Stacker(PADDED).stack(calls, [1, 1])
     assert stacked["text_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
 
@@ -237,7 +237,7 @@ def test_what_stays_the_same_is_joined_once_until_it_changes() -> None:
     assert stacker.stack(calls, [2, 2])["encoder_hidden_states"] is first
     text.add_(1)
     assert stacker.stack(calls, [2, 2])["encoder_hidden_states"][0, 0, 0] == 2
-    stacker.forget()
+    stacker.release_tensors()
     assert stacker.stack(calls, [2, 2])["encoder_hidden_states"] is not first
 
 

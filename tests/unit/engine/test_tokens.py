@@ -9,7 +9,7 @@ import torch
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from worker.engine.pipelines import token_cache
-from worker.engine.pipelines.token_cache import Tokenizer, remembering
+from worker.engine.pipelines.token_cache import CachedTokenizer, cached_tokenizers
 
 
 class Spelling(PreTrainedTokenizerBase):
@@ -38,7 +38,7 @@ def ids(tokenizer: Any, text: str, **options: Any) -> Any:
 
 def test_the_same_text_is_split_once() -> None:
     real = Spelling()
-    tokenizer = Tokenizer(real)
+    tokenizer = CachedTokenizer(real)
     assert torch.equal(ids(tokenizer, "ab"), ids(tokenizer, "ab"))
     assert real.asked == 1
     assert ids(tokenizer, "ba").tolist() == [[98, 97]]
@@ -48,7 +48,7 @@ def test_the_same_text_is_split_once() -> None:
 
 
 def test_what_a_pipeline_does_to_its_tokens_changes_nobody_elses() -> None:
-    tokenizer = Tokenizer(Spelling())
+    tokenizer = CachedTokenizer(Spelling())
     for _ in range(3):
         found = tokenizer(["ab"], return_tensors="pt")
         assert found.input_ids.tolist() == [[97, 98]]
@@ -58,7 +58,7 @@ def test_what_a_pipeline_does_to_its_tokens_changes_nobody_elses() -> None:
 
 def test_an_attribute_that_changes_makes_what_was_kept_void() -> None:
     real = Spelling()
-    tokenizer = Tokenizer(real)
+    tokenizer = CachedTokenizer(real)
     ids(tokenizer, "ab")
     tokenizer.padding_side = "right"
     assert ids(tokenizer, "ab").tolist() == [[97, 98]]
@@ -78,7 +78,7 @@ def test_an_attribute_that_changes_makes_what_was_kept_void() -> None:
 )
 def test_what_cannot_be_kept_is_asked_for_each_time(text: str, options: dict[str, Any]) -> None:
     real = Spelling()
-    tokenizer = Tokenizer(real)
+    tokenizer = CachedTokenizer(real)
     for _ in range(2):
         assert len(ids(tokenizer, text, **options)[0]) == len(text)
     assert real.asked == 2
@@ -87,7 +87,7 @@ def test_what_cannot_be_kept_is_asked_for_each_time(text: str, options: dict[str
 def test_the_least_recently_used_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_cache, "KEPT", 2)
     real = Spelling()
-    tokenizer = Tokenizer(real)
+    tokenizer = CachedTokenizer(real)
     for text in ("a", "b", "a", "c", "a"):
         ids(tokenizer, text)
     assert real.asked == 3
@@ -97,7 +97,7 @@ def test_the_least_recently_used_goes_first(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_it_passes_for_the_tokenizer() -> None:
     real = Spelling()
-    stand_ins = remembering({"tokenizer": real, "scheduler": object(), "tokenizer_2": None})
+    stand_ins = cached_tokenizers({"tokenizer": real, "scheduler": object(), "tokenizer_2": None})
     assert list(stand_ins) == ["tokenizer"]
     assert isinstance(stand_ins["tokenizer"], Spelling)
     assert len(stand_ins["tokenizer"]) == 26

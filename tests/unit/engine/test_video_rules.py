@@ -11,10 +11,10 @@ import pytest
 import torch
 import transformers
 
-from worker.engine.fusion.architectures import Argument, Kind, Rules
+from worker.engine.fusion.architectures import Argument, Kind, StackingRules
 from worker.engine.fusion.architectures.video_models import VIDEOS
-from worker.engine.fusion.batch_key import StackingError, complete, fit_key
-from worker.engine.fusion.module_proxy import Point, Proxy, points_of
+from worker.engine.fusion.batch_key import StackingError, batch_key, complete
+from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, shared_methods_of
 from worker.engine.fusion.stacking import Stacker, split
 
 LTX = VIDEOS["LTX2VideoTransformer3DModel"]["forward"]
@@ -51,7 +51,7 @@ def test_times_by_row_become_times_by_token_beside_a_call_that_has_those() -> No
     """Text-to-video has one time a row, image-to-video holds its first frame's tokens at time zero."""
     held = torch.tensor([[0.0, 0, 7, 7, 7, 7]])
     calls = [ltx_call(2, torch.tensor([3.0, 3.0])), ltx_call(1, held, audio_timestep=torch.tensor([7.0]))]
-    assert fit_key(LTX, calls[0]) == fit_key(LTX, calls[1])
+    assert batch_key(LTX, calls[0]) == batch_key(LTX, calls[1])
     stacked = Stacker(LTX).stack(calls, [2, 1])
     assert stacked["timestep"].tolist() == [[3.0] * TOKENS, [3.0] * TOKENS, held[0].tolist()]
     assert stacked["audio_timestep"].tolist() == [3.0, 3.0, 7.0]
@@ -77,7 +77,7 @@ def wan_call(rows: int, pictures: int) -> dict[str, Any]:
 
 def test_a_first_and_a_last_picture_stay_with_their_row() -> None:
     """The embedding has two entries a row; whoever has one does not fit."""
-    assert fit_key(WAN, wan_call(1, 2)) == fit_key(WAN, wan_call(2, 2)) != fit_key(WAN, wan_call(2, 1))
+    assert batch_key(WAN, wan_call(1, 2)) == batch_key(WAN, wan_call(2, 2)) != batch_key(WAN, wan_call(2, 1))
     stacked = Stacker(WAN).stack([wan_call(1, 2), wan_call(2, 2)], [1, 2])
     assert stacked["encoder_hidden_states_image"][:, 0, 0].tolist() == [0, 1, 0, 1, 2, 3]
     with pytest.raises(StackingError):
@@ -86,7 +86,7 @@ def test_a_first_and_a_last_picture_stay_with_their_row() -> None:
 
 def test_what_was_given_is_not_stood_in_for() -> None:
     """Only what is left out takes another's value, and nothing is made of nothing."""
-    rules = Rules("x", {"x": Argument(Kind.STACKED), "y": Argument(Kind.ROWS, like="x")})
+    rules = StackingRules("x", {"x": Argument(Kind.STACKED), "y": Argument(Kind.ROWS, like="x")})
     assert complete(rules, {"x": 1, "y": 2}) == {"x": 1, "y": 2}
     assert complete(rules, {"x": 1}) == {"x": 1, "y": 1}
     assert complete(rules, {}) == {}
@@ -119,15 +119,15 @@ def test_frames_and_sound_come_apart_together() -> None:
     ids=["frames", "a picture's embedding", "history", "isolated modalities", "perturbed blocks"],
 )
 def test_calls_that_differ_in_what_a_whole_forward_shares_do_not_fit(
-    rules: Rules, one: dict[str, Any], other: dict[str, Any]
+    rules: StackingRules, one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     """They run one after the other."""
-    assert fit_key(rules, one) != fit_key(rules, other)
+    assert batch_key(rules, one) != batch_key(rules, other)
 
 
 def test_a_proxy_takes_whatever_a_pipeline_says_of_its_cache() -> None:
     """Wan tells the step and the noise level along with the name."""
     module = torch.nn.Linear(2, 2)
-    points: dict[str, Point] = points_of("transformer", module)
-    with Proxy(module, points, torch.device("cpu"), torch.float32).cache_context("cond", step_index=1, sigma=0.5):
+    points: dict[str, SharedMethod] = shared_methods_of("transformer", module)
+    with ModuleProxy(module, points, torch.device("cpu"), torch.float32).cache_context("cond", step_index=1, sigma=0.5):
         pass

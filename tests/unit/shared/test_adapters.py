@@ -163,7 +163,7 @@ def test_a_module_without_adapters_has_no_hooks_and_rows_take_their_own() -> Non
         adapters.attach(key, {"0": change})
     assert not adapters.idle
     assert torch.equal(module(x), plain), "outside of a forward with keys nothing is added"
-    with adapters.worn([B, (), A], [1, 1, 1], merge=True):
+    with adapters.applied([B, (), A], [1, 1, 1], merge=True):
         mixed = module(x)
     for row, key in ((0, B), (2, A)):
         change = changes[key]

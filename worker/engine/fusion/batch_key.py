@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from worker.engine.fusion.architectures import Argument, Kind, Rules
+from worker.engine.fusion.architectures import Argument, Kind, StackingRules
 
 EQUAL = Argument(Kind.EQUAL)
 PLAIN = bool | int | float | str | torch.dtype | torch.device | None
@@ -25,7 +25,7 @@ class StackingError(Exception):
     """The calls, or their output, are not what the rules say they are."""
 
 
-def complete(rules: Rules, arguments: Arguments) -> dict[str, Any]:
+def complete(rules: StackingRules, arguments: Arguments) -> dict[str, Any]:
     """Return a call's arguments with those added that stand for others where they are left out."""
     completed = dict(arguments)
     for name, like in rules.stand_ins.items():
@@ -34,7 +34,7 @@ def complete(rules: Rules, arguments: Arguments) -> dict[str, Any]:
     return completed
 
 
-def count_rows(rules: Rules, arguments: Arguments) -> int:
+def count_rows(rules: StackingRules, arguments: Arguments) -> int:
     """Return how many rows a call brings."""
     value = arguments.get(rules.rows)
     if isinstance(value, torch.Tensor) and value.ndim:
@@ -44,7 +44,7 @@ def count_rows(rules: Rules, arguments: Arguments) -> int:
     raise StackingError(f"argument {rules.rows!r} has no rows")
 
 
-def fit_key(rules: Rules, arguments: Arguments) -> Hashable:
+def batch_key(rules: StackingRules, arguments: Arguments) -> Hashable:
     """Return the fit key of a call; it reads no tensor's values, which would wait for the device, but those of SAME."""
     key = []
     for name, value in arguments.items():
@@ -57,7 +57,7 @@ def fit_key(rules: Rules, arguments: Arguments) -> Hashable:
     return frozenset(key)
 
 
-def exact_key(rules: Rules, arguments: Arguments) -> Hashable:
+def exact_key(rules: StackingRules, arguments: Arguments) -> Hashable:
     """Return what calls must have in common, beside their fit key, for a row to come out the same to the last bit.
 
     What is padded, or comes in a list, depends on the longest of its company; a mask that was given may be dropped

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.job import Job
-from worker.engine.fusion.module_proxy import Call
+from worker.engine.fusion.module_proxy import ParkedCall
 
 
-def place_of(job: Job, index: int, rows: int) -> int:
+def position_of(job: Job, index: int, rows: int) -> int:
     """Return the place of picture `index` of `job` in forwards of so many: a job's own pictures differ in it."""
     return (job.seed + index) % rows
 
 
-def laid_out(calls: Sequence[Call], places: Sequence[int], rows: int) -> list[Call]:
+def arrange(calls: Sequence[ParkedCall], places: Sequence[int], rows: int) -> list[ParkedCall]:
     """Return `rows` calls: each of `calls` at its place, copies of the first at the others."""
     filled = [calls[0]] * rows
     for place, call in zip(places, calls, strict=True):

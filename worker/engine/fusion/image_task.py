@@ -18,8 +18,8 @@ import structlog
 import torch
 
 from shared.errors import InferenceFailed, JobError, OutOfMemory
-from worker.engine.fusion.fixed_rows import laid_out
-from worker.engine.fusion.module_proxy import Call
+from worker.engine.fusion.fixed_rows import arrange
+from worker.engine.fusion.module_proxy import ParkedCall
 from worker.engine.fusion.stacking import split
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.rng_state import State, global_state, set_global_state
@@ -27,7 +27,7 @@ from worker.engine.pipelines.rng_state import State, global_state, set_global_st
 log = structlog.get_logger()
 
 
-class Picture:
+class ImageTask:
     """One picture on its way: its greenlet, and the call at which it is parked.
 
     `adapter` is what its rows take. `result` is what the body returned and `error` why it did not; both None while it
@@ -35,7 +35,7 @@ class Picture:
     """
 
     def __init__(self, body: Callable[[], Any], adapter: AdapterKey = ()) -> None:
-        self.call: Call | None = None
+        self.call: ParkedCall | None = None
         self.result: Any = None
         self.error: JobError | None = None
         self._body = body
@@ -66,7 +66,7 @@ class Picture:
         else:
             self._switch(device, running.switch, outcome)
 
-    def throw_out(self) -> None:
+    def abort(self) -> None:
         """End the picture where it stands; what it held is freed."""
         self.call = None
         if self._greenlet is not None and not self._greenlet.dead:
@@ -138,7 +138,7 @@ Measure = Callable[[Callable[[], list[Any]], Sequence[int]], list[Any]]
 
 
 @dataclass
-class Execution:
+class FusedCall:
     """Runs calls that fit together: in one forward if that works, else in halves down to single calls.
 
     A call that fails by itself gets a `JobError` as its outcome. With `fixed` every forward is filled up with
@@ -149,7 +149,7 @@ class Execution:
     most calls that were tried together in the end, None if memory did not run out.
     """
 
-    calls: Sequence[Call]
+    calls: Sequence[ParkedCall]
     fixed: int | None = None
     places: Sequence[int] = ()
     measure: Measure = lambda run, _members: run()
@@ -204,7 +204,7 @@ class Execution:
         except torch.AcceleratorError:
             raise
         except torch.OutOfMemoryError:
-            return OutOfMemory(f"{calls[0].point} does not fit into memory, even alone")
+            return OutOfMemory(f"{calls[0].shared_method} does not fit into memory, even alone")
         except Exception as error:  # whatever one call provokes in a model, its companions go on
             return OutOfMemory(_words(error)) if _is_out_of_memory(error) else InferenceFailed(_words(error))
         for at, outcome in zip(members, outcomes, strict=True):
@@ -217,31 +217,31 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "can't allocate memory" in words or "_ALLOC_FAILED" in words
 
 
-def forward(calls: Sequence[Call], fixed: int | None = None, places: Sequence[int] | None = None) -> list[Any]:
+def forward(calls: Sequence[ParkedCall], fixed: int | None = None, places: Sequence[int] | None = None) -> list[Any]:
     """Run `calls` in one forward and return each one's output; with `fixed` at `places` among so many."""
     first = calls[0]
-    stacker = first.point.stacker
+    stacker = first.shared_method.stacker
     if stacker is None or (len(calls) == 1 and fixed is None):
         return [_wearing(calls, first.run, fixed)]
     at = range(len(calls)) if places is None else places
-    filled = calls if fixed is None else laid_out(calls, at, fixed)
+    filled = calls if fixed is None else arrange(calls, at, fixed)
     rows = [call.rows for call in filled]
     arguments = stacker.stack([call.arguments for call in filled], rows)
-    output = _wearing(filled, lambda: first.point.run(**arguments), fixed)
+    output = _wearing(filled, lambda: first.shared_method.run(**arguments), fixed)
     parts = split(output, rows, stacker.rules.listed_output)
     return [stacker.formed(call.arguments, parts[place]) for place, call in zip(at, calls, strict=False)]
 
 
-def _wearing(calls: Sequence[Call], run: Callable[[], Any], fixed: int | None) -> Any:
+def _wearing(calls: Sequence[ParkedCall], run: Callable[[], Any], fixed: int | None) -> Any:
     first = calls[0]
-    adapters = first.point.adapters
+    adapters = first.shared_method.adapters
     if adapters.idle:
         return _under_autocast(first, run)
-    with adapters.worn([call.adapter for call in calls], [call.rows for call in calls], merge=fixed is None):
+    with adapters.applied([call.adapter for call in calls], [call.rows for call in calls], merge=fixed is None):
         return _under_autocast(first, run)
 
 
-def _under_autocast(call: Call, run: Callable[[], Any]) -> Any:
+def _under_autocast(call: ParkedCall, run: Callable[[], Any]) -> Any:
     if call.autocast is None:
         return run()
     device_type, dtype = call.autocast

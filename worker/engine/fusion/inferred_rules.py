@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from worker.engine.fusion.architectures import Argument, Kind, Rules
+from worker.engine.fusion.architectures import Argument, Kind, StackingRules
 from worker.engine.fusion.batch_key import Arguments, is_nothing
 
 
-def infer_rules(calls: Sequence[Arguments]) -> Rules | None:
+def infer_rules(calls: Sequence[Arguments]) -> StackingRules | None:
     """Return rules under which `calls` may be fused, None if their rows cannot be made out.
 
     The first argument that is a tensor of three or more dimensions is taken to count the rows. What has as many
@@ -28,7 +28,7 @@ def infer_rules(calls: Sequence[Arguments]) -> Rules | None:
         kind = _kind([call.get(name) for call in calls], counts)
         if kind is not Kind.EQUAL:
             arguments[name] = Argument(kind)
-    return Rules(rows, arguments)
+    return StackingRules(rows, arguments)
 
 
 def _is_batch(value: Any) -> bool:

@@ -17,8 +17,8 @@ from typing import Any
 import greenlet
 import torch
 
-from worker.engine.fusion.architectures import ARCHITECTURES, DENOISERS, Kind, Rules
-from worker.engine.fusion.batch_key import complete, count_rows, exact_key, fit_key
+from worker.engine.fusion.architectures import ARCHITECTURES, DENOISERS, Kind, StackingRules
+from worker.engine.fusion.batch_key import batch_key, complete, count_rows, exact_key
 from worker.engine.fusion.stacking import Stacker, mapped
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
 
@@ -35,7 +35,7 @@ class Stage(IntEnum):
     DENOISE = 2
 
 
-class Point:
+class SharedMethod:
     """One method of one shared module, and how calls of it are fused.
 
     `alone_reason` says why they are not, None if they are. `cast` is the dtype that floating inputs are brought to.
@@ -65,7 +65,7 @@ class Point:
         self.stacker = None if self._rules is None else Stacker(self._rules)
         self.inferred = False
         self.lean = lean and (self.stage is Stage.DENOISE or method == "decode")
-        self.alone_reason = None if self._rules else f"{self.architecture} has no stacking rule"
+        self.solo_reason = None if self._rules else f"{self.architecture} has no stacking rule"
         self.compiled = False
         self._real: Callable[..., Any] = module if method == "forward" else getattr(module, method)
         parameters = inspect.signature(getattr(module, method)).parameters.values()
@@ -89,9 +89,9 @@ class Point:
         """Whether this is a denoiser of an architecture that has no rules, and that were not tried without."""
         return self.stage is Stage.DENOISE and self.stacker is None and not self.inferred and self._rules is None
 
-    def adopt(self, rules: Rules) -> None:
+    def adopt(self, rules: StackingRules) -> None:
         """Fuse by rules that were inferred, until they are refused."""
-        self.stacker, self.inferred, self.alone_reason = Stacker(rules), True, None
+        self.stacker, self.inferred, self.solo_reason = Stacker(rules), True, None
 
     def compile(self, backend: str) -> None:
         """Run the module as torch compiles it, at its first calls, from now on."""
@@ -107,7 +107,7 @@ class Point:
     def refuse(self, reason: str) -> None:
         """Run the calls of this point one by one from now on."""
         self.stacker = None
-        self.alone_reason = reason
+        self.solo_reason = reason
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return a call's arguments by name, without those that are at their default."""
@@ -146,14 +146,14 @@ def _plain(tree: Any) -> Any:
     return mapped(tree, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
 
 
-class Call:
+class ParkedCall:
     """A parked call: the arguments as the pipeline gave them, how many rows they are, whom they fit with.
 
     `since_s` is `time.monotonic()` of when it was parked.
     """
 
-    def __init__(self, point: Point, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.point = point
+    def __init__(self, point: SharedMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.shared_method = point
         self.args = args
         self.kwargs = kwargs
         self.autocast: tuple[str, torch.dtype] | None = None
@@ -162,30 +162,32 @@ class Call:
         self.since_s = time.monotonic()
         self.rows = 1
         self.arguments: dict[str, Any] = {}
-        self.fit: Hashable = (id(point), id(self))
+        self.batch_key: Hashable = (id(point), id(self))
         self.read_rules()
 
     def read_rules(self) -> None:
         """Work out, by the rules of its point, how many rows the call has and whom it fits with."""
-        stacker = self.point.stacker
+        stacker = self.shared_method.stacker
         if stacker is not None:
-            self.arguments = complete(stacker.rules, self.point.named(self.args, self.kwargs))
+            self.arguments = complete(stacker.rules, self.shared_method.named(self.args, self.kwargs))
             self.rows = count_rows(stacker.rules, self.arguments)
-            self.fit = (id(self.point), fit_key(stacker.rules, self.arguments), self.autocast)
+            self.batch_key = (id(self.shared_method), batch_key(stacker.rules, self.arguments), self.autocast)
 
     @property
-    def exact_fit(self) -> Hashable:
+    def exact_batch_key(self) -> Hashable:
         """Equal for calls that may share a forward whose rows come out the same to the last bit."""
-        exact = None if self.point.stacker is None else exact_key(self.point.stacker.rules, self.arguments)
-        return (self.fit, self.rows, exact)
+        exact = (
+            None if self.shared_method.stacker is None else exact_key(self.shared_method.stacker.rules, self.arguments)
+        )
+        return (self.batch_key, self.rows, exact)
 
     def wear(self, adapter: AdapterKey) -> None:
         """Have the rows take the adapters of a picture, as far as they change this module."""
-        adapters = self.point.adapters
+        adapters = self.shared_method.adapters
         if adapters.changed_by(adapter):
             self.adapter = adapter
             if not adapters.mixes:
-                self.fit = (self.fit, adapter)
+                self.batch_key = (self.batch_key, adapter)
 
     def finite(self) -> torch.Tensor:
         """Return, on its device, whether the first tensor of the call holds finite values alone."""
@@ -196,17 +198,17 @@ class Call:
 
     def run(self) -> Any:
         """Run this call by itself, exactly as the pipeline made it."""
-        return self.point.run(*self.args, **self.kwargs)
+        return self.shared_method.run(*self.args, **self.kwargs)
 
 
-def _meet(point: Point, *args: Any, **kwargs: Any) -> Any:
+def _meet(point: SharedMethod, *args: Any, **kwargs: Any) -> Any:
     hub = greenlet.getcurrent().parent
     if hub is None:  # not inside a picture: nobody to meet
         return point.run(*args, **kwargs)
-    return hub.switch(Call(point, args, kwargs))
+    return hub.switch(ParkedCall(point, args, kwargs))
 
 
-class Proxy:
+class ModuleProxy:
     """Stands for a shared module inside one picture's pipeline.
 
     It passes for the module's class, gives out its attributes, meets the others at its methods, and does not let
@@ -214,7 +216,7 @@ class Proxy:
     """
 
     def __init__(
-        self, module: torch.nn.Module, points: Mapping[str, Point], device: torch.device, dtype: torch.dtype
+        self, module: torch.nn.Module, points: Mapping[str, SharedMethod], device: torch.device, dtype: torch.dtype
     ) -> None:
         self._module = module
         self.device = device
@@ -238,7 +240,7 @@ class Proxy:
         """Show none: pipelines walk them to find hooks and adapters, which are the engine's affair."""
         return iter(())
 
-    def to(self, *_args: Any, **_kwargs: Any) -> Proxy:
+    def to(self, *_args: Any, **_kwargs: Any) -> ModuleProxy:
         return self
 
     half = float = cpu = cuda = eval = train = requires_grad_ = to
@@ -255,10 +257,12 @@ class Proxy:
 METHODS = ("forward", "encode", "decode")
 
 
-def points_of(
+def shared_methods_of(
     component: str, module: torch.nn.Module, *, cast: torch.dtype | None = None, lean: bool = False
-) -> dict[str, Point]:
+) -> dict[str, SharedMethod]:
     """Return the meeting points of a module: its forward, and encode and decode where it has them."""
     methods = [method for method in METHODS if hasattr(module, method)]
     adapters = RowAdapters(module)
-    return {method: Point(component, method, module, cast=cast, lean=lean, adapters=adapters) for method in methods}
+    return {
+        method: SharedMethod(component, method, module, cast=cast, lean=lean, adapters=adapters) for method in methods
+    }

@@ -10,11 +10,11 @@ import torch
 
 from shared.config.models_file import ModelSpec
 from shared.errors import JobError
-from worker.engine.fusion.image_task import Picture, forward
+from worker.engine.fusion.image_task import ImageTask, forward
 from worker.engine.fusion.inferred_rules import infer_rules
-from worker.engine.fusion.module_proxy import Call, Point, Stage
-from worker.engine.pipelines.clones import Steps
-from worker.engine.pipelines.input_images import prepare
+from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
+from worker.engine.pipelines.clones import StepCounter
+from worker.engine.pipelines.input_images import prepare_inputs
 from worker.engine.pipelines.model_cache import LoadedModel
 from worker.engine.pipelines.sample_jobs import sample_files, sample_job
 from worker.engine.pipelines.task_pipelines import takes_last_image
@@ -28,7 +28,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 PROMPTS = ("a lighthouse", "a very small red boat beside two lighthouses in the morning", "rain", "snow")
 
 
-def check_fusing(model: LoadedModel, device: torch.device) -> None:
+def run_self_check(model: LoadedModel, device: torch.device) -> None:
     """Make a few pictures with every ruled forward run both ways; refuse the rules that do not hold.
 
     They are the smallest that are allowed or, where a pipeline fails at those, of the model's usual size. A denoiser
@@ -36,7 +36,7 @@ def check_fusing(model: LoadedModel, device: torch.device) -> None:
     """
     limits, usual = model.spec.limits, model.spec.defaults
     side = -(-limits.min_side // limits.multiple_of) * limits.multiple_of
-    verified: set[Point] = set()
+    verified: set[SharedMethod] = set()
     error: JobError | None = None
     for size in dict.fromkeys(((side, side), (usual.width, usual.height))):
         error = _run_both_ways(_pictures(model, size), device, verified)
@@ -45,27 +45,29 @@ def check_fusing(model: LoadedModel, device: torch.device) -> None:
     if error is not None:
         _refuse_unverified(model, verified, error)
     _settle_unseen(model, verified)
-    model.forget()
+    model.release_tensors()
 
 
-def _run_both_ways(pictures: Sequence[Picture], device: torch.device, verified: set[Point]) -> JobError | None:
+def _run_both_ways(pictures: Sequence[ImageTask], device: torch.device, verified: set[SharedMethod]) -> JobError | None:
     """Run `pictures` to their ends, adding to `verified` what held; returns the error of one that failed."""
     for picture in pictures:
         picture.start(device)
     while parked := [picture for picture in pictures if picture.call is not None]:
         calls = [picture.call for picture in parked if picture.call is not None]
         _infer_rules(calls)
-        lead = min(calls, key=lambda call: call.point.stage)  # all encode first, so that all meet at the denoiser
-        together = [at for at, call in enumerate(calls) if call.fit == lead.fit]
+        lead = min(
+            calls, key=lambda call: call.shared_method.stage
+        )  # all encode first, so that all meet at the denoiser
+        together = [at for at, call in enumerate(calls) if call.batch_key == lead.batch_key]
         outcomes = _both_ways([calls[at] for at in together], verified)
         for at, outcome in zip(together, outcomes, strict=True):
             parked[at].resume(device, outcome)
     return next((picture.error for picture in pictures if picture.error is not None), None)
 
 
-def _infer_rules(calls: Sequence[Call]) -> None:
-    for point in {call.point for call in calls if call.point.unruled}:
-        parked = [call for call in calls if call.point is point]
+def _infer_rules(calls: Sequence[ParkedCall]) -> None:
+    for point in {call.shared_method for call in calls if call.shared_method.unruled}:
+        parked = [call for call in calls if call.shared_method is point]
         rules = infer_rules([point.named(call.args, call.kwargs) for call in parked]) if len(parked) > 1 else None
         if rules is not None:
             point.adopt(rules)
@@ -73,8 +75,8 @@ def _infer_rules(calls: Sequence[Call]) -> None:
                 call.read_rules()
 
 
-def _settle_unseen(model: LoadedModel, verified: set[Point]) -> None:
-    for point in model.points:
+def _settle_unseen(model: LoadedModel, verified: set[SharedMethod]) -> None:
+    for point in model.shared_methods:
         if point.stacker is None or point.stage is not Stage.DENOISE:
             continue
         if not point.inferred:
@@ -86,7 +88,7 @@ def _settle_unseen(model: LoadedModel, verified: set[Point]) -> None:
             point.refuse(f"{point.architecture} has no stacking rule, and no two calls of it fitted to infer one")
 
 
-def _pictures(model: LoadedModel, size: tuple[int, int]) -> list[Picture]:
+def _pictures(model: LoadedModel, size: tuple[int, int]) -> list[ImageTask]:
     tasks = list(model.templates)
     pictures = []
     for at, prompt in enumerate(PROMPTS):
@@ -95,7 +97,7 @@ def _pictures(model: LoadedModel, size: tuple[int, int]) -> list[Picture]:
         job = sample_job(model.spec, task, at, prompt, own_size).model_copy(update={"steps": 2 + at // len(tasks)})
         if job.images and takes_last_image(model.templates[task]):
             job = job.model_copy(update={"last_image": job.images[0]})
-        pictures.append(model.picture(job, 0, prepare(job, sample_files(job)), Steps(lambda: None)))
+        pictures.append(model.image_task(job, 0, prepare_inputs(job, sample_files(job)), StepCounter(lambda: None)))
     return pictures
 
 
@@ -105,12 +107,12 @@ def _other(size: tuple[int, int], spec: ModelSpec) -> tuple[int, int]:
     return wider if "size" in spec.mixes and spec.limits.allows_size(*wider) else size
 
 
-def _both_ways(calls: Sequence[Call], verified: set[Point]) -> list[Any]:
+def _both_ways(calls: Sequence[ParkedCall], verified: set[SharedMethod]) -> list[Any]:
     try:
         alone = [call.run() for call in calls]
     except (RuntimeError, ValueError, TypeError) as error:
-        return [JobError(f"{calls[0].point}: {error}")] * len(calls)
-    point = calls[0].point
+        return [JobError(f"{calls[0].shared_method}: {error}")] * len(calls)
+    point = calls[0].shared_method
     if point.stacker is not None and len(calls) > 1:
         reason = _difference(calls, alone)
         if reason is None:
@@ -122,7 +124,7 @@ def _both_ways(calls: Sequence[Call], verified: set[Point]) -> list[Any]:
     return alone
 
 
-def _difference(calls: Sequence[Call], alone: Sequence[Any]) -> str | None:
+def _difference(calls: Sequence[ParkedCall], alone: Sequence[Any]) -> str | None:
     try:
         fused = forward(calls)
     except Exception as error:  # whatever a wrong rule provokes, the model still runs unfused
@@ -150,8 +152,8 @@ def _leaves(tree: Any) -> list[torch.Tensor]:
     return []
 
 
-def _refuse_unverified(model: LoadedModel, verified: set[Point], error: JobError) -> None:
+def _refuse_unverified(model: LoadedModel, verified: set[SharedMethod], error: JobError) -> None:
     log.warning("self_check_incomplete", model=model.spec.id, error=error.message)
-    for point in model.points:
+    for point in model.shared_methods:
         if point.stacker is not None and point not in verified:
             point.refuse(f"the self-check of {point.architecture} could not run")

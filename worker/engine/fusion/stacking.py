@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
-from worker.engine.fusion.architectures import Argument, Kind, Rules
+from worker.engine.fusion.architectures import Argument, Kind, StackingRules
 from worker.engine.fusion.batch_key import EQUAL, FITS, Arguments, StackingError, is_nothing
 
 
@@ -20,11 +20,11 @@ class Stacker:
     UNet's forward. A tensor changed in place is noticed by its version.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: StackingRules) -> None:
         self.rules = rules
         self._made: dict[str, tuple[tuple[tuple[int, int], ...], Sequence[torch.Tensor], torch.Tensor]] = {}
 
-    def forget(self) -> None:
+    def release_tensors(self) -> None:
         """Let go of all remembered tensors."""
         self._made.clear()
 

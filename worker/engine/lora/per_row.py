@@ -140,7 +140,7 @@ class RowAdapters:
                 del self._layers[path]
 
     @contextmanager
-    def worn(self, keys: Sequence[AdapterKey], rows: Sequence[int], *, merge: bool) -> Iterator[None]:
+    def applied(self, keys: Sequence[AdapterKey], rows: Sequence[int], *, merge: bool) -> Iterator[None]:
         """Give each call's rows the adapters of its key during a forward."""
         forward = self._forward
         alike = all(key == keys[0] for key in keys)

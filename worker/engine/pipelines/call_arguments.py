@@ -13,7 +13,7 @@ from shared.errors import InferenceFailed, JobError, ModelUnavailable, NonFinite
 from shared.job import Job, Task
 from worker.engine.channel import shared_array
 from worker.engine.pipelines.clones import Pipeline
-from worker.engine.pipelines.input_images import Inputs
+from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.task_pipelines import accepted_by, takes_last_image
 from worker.engine.protocol import Made, Pixels, Sound
 
@@ -21,7 +21,7 @@ ALWAYS_LISTED = ("GlmImagePipeline",)  # takes a list of pictures even where it 
 LAYERED_SIDES = (640, 1024)  # the sizes, as the sides of squares, at which Qwen-Image-Layered works
 
 
-def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: Inputs) -> dict[str, Any]:
+def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages) -> dict[str, Any]:
     """Return the keyword arguments that make result `index` of `job`, as far as the pipeline takes them.
 
     Raises `InferenceFailed` that names an input picture which the model does not take, or lacks.
@@ -68,7 +68,7 @@ def _guided(job: Job, accepted: Mapping[str, inspect.Parameter]) -> dict[str, An
     return values
 
 
-def _pictured(pipeline: str, job: Job, inputs: Inputs) -> dict[str, Any]:
+def _pictured(pipeline: str, job: Job, inputs: InputImages) -> dict[str, Any]:
     values: dict[str, Any] = {"mask_image": inputs.mask, "last_image": inputs.last_image}
     if inputs.images:
         listed = len(inputs.images) > 1 or pipeline in ALWAYS_LISTED
@@ -178,6 +178,6 @@ def to_frames(video: torch.Tensor) -> Pixels:
     return pixels
 
 
-def non_finite() -> JobError:
+def non_finite_error() -> JobError:
     """Return the error of a job whose latents are not numbers any more."""
     return NonFiniteLatents("denoising gave values that are not finite; try another seed, size or guidance")

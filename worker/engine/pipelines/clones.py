@@ -14,7 +14,7 @@ from diffusers.guiders.guider_utils import BaseGuidance
 Pipeline = Any  # diffusers' pipelines carry no types
 
 
-class Steps:
+class StepCounter:
     """The progress bar that a picture's pipeline is given: counts steps and tells `changed`.
 
     `previews` are those that wait to be handed over; `previewing` says that one is being decoded.
@@ -48,7 +48,7 @@ class Steps:
 class _Bar:
     """As much of tqdm as pipelines use."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: StepCounter) -> None:
         self._steps = steps
 
     def __enter__(self) -> _Bar:
@@ -66,7 +66,7 @@ class _Bar:
     set_description = refresh = close = write = set_postfix
 
 
-def copy_pipeline(template: Pipeline, scheduler: Any, steps: Steps) -> Pipeline:
+def clone_pipeline(template: Pipeline, scheduler: Any, steps: StepCounter) -> Pipeline:
     """Return a copy of `template` whose calls leave no trace on it: scheduler and guider are its own."""
     clone = copy.copy(template)
     own = {"scheduler": _own(scheduler), "progress_bar": steps}

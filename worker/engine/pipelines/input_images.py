@@ -15,7 +15,7 @@ from worker.engine.protocol import InputFiles
 
 
 @dataclass(frozen=True)
-class Inputs:
+class InputImages:
     """A job's input pictures, decoded: what it starts from or edits, where to repaint, what a video ends with."""
 
     images: tuple[Image.Image, ...] = ()
@@ -23,7 +23,7 @@ class Inputs:
     last_image: Image.Image | None = None
 
 
-def prepare(job: Job, files: InputFiles) -> Inputs:
+def prepare_inputs(job: Job, files: InputFiles) -> InputImages:
     """Decode a job's input pictures; raises `InferenceFailed` naming the field of one that cannot be decoded.
 
     Pictures to edit keep their proportions; all others are cut to the job's size.
@@ -31,15 +31,15 @@ def prepare(job: Job, files: InputFiles) -> Inputs:
     width, height = job.width, job.height
     if job.task is Task.EDIT:
         sized = zip(files.images, job.reference_sizes, strict=True)
-        return Inputs(tuple(reference(data, size, see_through=bool(job.layers)) for data, size in sized))
-    return Inputs(
-        images=tuple(fit_picture(data, width, height) for data in files.images),
+        return InputImages(tuple(reference(data, size, see_through=bool(job.layers)) for data, size in sized))
+    return InputImages(
+        images=tuple(fit_image(data, width, height) for data in files.images),
         mask=None if files.mask is None else fit_mask(files.mask, width, height),
-        last_image=None if files.last_image is None else fit_picture(files.last_image, width, height, "last_image"),
+        last_image=None if files.last_image is None else fit_image(files.last_image, width, height, "last_image"),
     )
 
 
-def fit_picture(data: bytes, width: int, height: int, param: str = "image") -> Image.Image:
+def fit_image(data: bytes, width: int, height: int, param: str = "image") -> Image.Image:
     """Decode an input picture, upright and without transparency, scaled to cover `width` x `height` and cropped."""
     with _upright(data, param) as picture:
         return ImageOps.fit(_opaque(picture), (width, height), Image.Resampling.LANCZOS)

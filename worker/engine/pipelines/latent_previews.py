@@ -14,7 +14,7 @@ import torch
 
 from shared.job import Job
 from worker.engine.pipelines.call_arguments import to_pixels
-from worker.engine.pipelines.clones import Pipeline, Steps
+from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.protocol import Pixels
 
 log = structlog.get_logger()
@@ -34,7 +34,7 @@ def preview_steps(steps: int, count: int) -> tuple[int, ...]:
     return tuple(max(1, (at * steps) // (count + 1)) for at in range(1, count + 1))
 
 
-def previewing(job: Job, steps: Steps) -> Callback:
+def previewing(job: Job, steps: StepCounter) -> Callback:
     """Return what a pipeline is to call after each step so that `steps` gets the previews that `job` asks for."""
 
     def after_step(pipeline: Any, index: int, _time: Any, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def previewing(job: Job, steps: Steps) -> Callback:
     return after_step
 
 
-def _take(pipeline: Pipeline, job: Job, steps: Steps, latents: torch.Tensor | None) -> None:
+def _take(pipeline: Pipeline, job: Job, steps: StepCounter, latents: torch.Tensor | None) -> None:
     steps.previewing = True
     try:
         cells = None if latents is None else _cells(pipeline, job, latents)

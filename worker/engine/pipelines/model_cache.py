@@ -18,17 +18,17 @@ from diffusers import DiffusionPipeline
 from shared.config.models_file import ModelSpec
 from shared.errors import JobError, ModelUnavailable
 from shared.job import Job, Task
-from worker.engine.fusion.image_task import Picture
-from worker.engine.fusion.module_proxy import Point, Proxy, Stage, points_of
+from worker.engine.fusion.image_task import ImageTask
+from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, Stage, shared_methods_of
 from worker.engine.lora.per_row import ModelAdapters, adapter_key
 from worker.engine.pipelines.call_arguments import arguments_for, make_results, scheduler_named, set_guidance
-from worker.engine.pipelines.clones import Pipeline, Steps, copy_pipeline, make_template, remember_signatures
-from worker.engine.pipelines.input_images import Inputs
+from worker.engine.pipelines.clones import Pipeline, StepCounter, clone_pipeline, make_template, remember_signatures
+from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.latent_previews import previewing
 from worker.engine.pipelines.rng_state import seed_globally
 from worker.engine.pipelines.task_pipelines import accepted_by, pipeline_for
-from worker.engine.pipelines.text_cache import Encodings
-from worker.engine.pipelines.token_cache import remembering
+from worker.engine.pipelines.text_cache import TextCache
+from worker.engine.pipelines.token_cache import cached_tokenizers
 from worker.engine.pipelines.weights import default_budget, device_bytes, folder_bytes, too_large
 from worker.engine.protocol import Made
 
@@ -42,7 +42,7 @@ _LOADER: Pipeline = DiffusionPipeline
 _ONE_LOAD = threading.Lock()
 
 
-class NoRoom(ModelUnavailable):
+class ModelCacheFull(ModelUnavailable):
     """A model that no job asks for yet stays out of memory."""
 
 
@@ -53,35 +53,35 @@ class LoadedModel:
     spec: ModelSpec
     device: torch.device
     templates: dict[Task, Pipeline]
-    points: list[Point]
+    shared_methods: list[SharedMethod]
     schedulers: dict[str, Any]
     nbytes: int
     adapters: ModelAdapters
     began_s: float = 0.0  # time.monotonic() when its load began
-    encodings: Encodings = field(default_factory=Encodings)
+    text_cache: TextCache = field(default_factory=TextCache)
     last_used: float = field(default_factory=time.monotonic)
 
     @property
-    def alone_reason(self) -> str | None:
+    def solo_reason(self) -> str | None:
         """Why no denoiser of this model fuses, None if one does."""
-        reasons = [point.alone_reason for point in self.points if point.stage is Stage.DENOISE]
+        reasons = [point.solo_reason for point in self.shared_methods if point.stage is Stage.DENOISE]
         return None if None in reasons else next(iter(reasons), "the model has no known denoiser")
 
     @property
     def mixes_adapters(self) -> bool:
         """Whether rows of one forward may differ in their adapters."""
-        return all(point.adapters.mixes for point in self.points if point.stage is Stage.DENOISE)
+        return all(point.adapters.mixes for point in self.shared_methods if point.stage is Stage.DENOISE)
 
     @property
     def mixes_sizes(self) -> bool:
         """Whether rows of one forward may differ in their size."""
-        return all(point.takes_lists for point in self.points if point.stage is Stage.DENOISE)
+        return all(point.takes_lists for point in self.shared_methods if point.stage is Stage.DENOISE)
 
     @property
     def compiled(self) -> bool:
-        return any(point.compiled for point in self.points)
+        return any(point.compiled for point in self.shared_methods)
 
-    def copy_for(self, job: Job, steps: Steps) -> Pipeline:
+    def clone_for(self, job: Job, steps: StepCounter) -> Pipeline:
         """Return a pipeline of its own for one picture of `job`."""
         template = self.templates.get(job.task)
         if template is None:
@@ -91,27 +91,27 @@ class LoadedModel:
             scheduler = self.schedulers.get(job.scheduler)
             if scheduler is None:
                 scheduler = self.schedulers[job.scheduler] = scheduler_named(job.scheduler, template.scheduler)
-        return copy_pipeline(template, scheduler, steps)
+        return clone_pipeline(template, scheduler, steps)
 
-    def picture(self, job: Job, index: int, inputs: Inputs, steps: Steps) -> Picture:
+    def image_task(self, job: Job, index: int, inputs: InputImages, steps: StepCounter) -> ImageTask:
         """Return picture `index` of `job`, not yet started."""
 
         def make() -> list[Made]:
             seed_globally(self.device, job.seed + index)
-            pipeline = self.copy_for(job, steps)
+            pipeline = self.clone_for(job, steps)
             set_guidance(pipeline, job)
             arguments = arguments_for(pipeline, job, index, inputs)
             if job.previews and "callback_on_step_end" in accepted_by(pipeline):
                 arguments["callback_on_step_end"] = previewing(job, steps)
             return make_results(pipeline, arguments)
 
-        return Picture(make, adapter_key(job.adapters))
+        return ImageTask(make, adapter_key(job.adapters))
 
-    def forget(self) -> None:
+    def release_tensors(self) -> None:
         """Let go of what was remembered of jobs that have ended."""
-        for point in self.points:
+        for point in self.shared_methods:
             if point.stacker is not None:
-                point.stacker.forget()
+                point.stacker.release_tensors()
 
 
 def locate(spec: ModelSpec) -> tuple[Path, int]:
@@ -175,8 +175,8 @@ def _place(pipeline: Pipeline, spec: ModelSpec, device: torch.device) -> None:
 def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
     full_precision = _wants_full_precision_vae(pipeline, dtype)
-    points: list[Point] = []
-    proxies: dict[str, Proxy] = {}
+    points: list[SharedMethod] = []
+    proxies: dict[str, ModuleProxy] = {}
     for name, module in modules.items():
         if not spec.compile:
             remember_signatures(module)
@@ -185,10 +185,10 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
         if cast is not None:
             module.to(cast)
         # Offloading swaps weights inside forwards; made in inference mode, they could not be swapped outside.
-        met = points_of(name, module, cast=cast, lean=spec.offload == "none")
+        met = shared_methods_of(name, module, cast=cast, lean=spec.offload == "none")
         points.extend(met.values())
-        proxies[name] = Proxy(module, met, device, own_dtype)
-    stand_ins: dict[str, Any] = {**proxies, **remembering(pipeline.components)}
+        proxies[name] = ModuleProxy(module, met, device, own_dtype)
+    stand_ins: dict[str, Any] = {**proxies, **cached_tokenizers(pipeline.components)}
     templates = {task: make_template(pipeline_for(task, pipeline), stand_ins, device) for task in spec.tasks}
     nbytes = sum(_module_bytes(module) for module in modules.values())
     schedulers = {name: scheduler_named(name, pipeline.scheduler) for name in spec.schedulers}
@@ -228,7 +228,7 @@ class _Located:
     nbytes: int
 
 
-class Models:
+class ModelCache:
     """The models of one device. All methods run on the engine's thread; loading runs on one of its own.
 
     `post` runs a function on the engine's thread, soon; `arrived` is told there how each load ended.
@@ -268,14 +268,14 @@ class Models:
     def loading(self) -> bool:
         return bool(self._wanted) or self.adapters.loading
 
-    def request(self, spec: ModelSpec, *, push_out: bool = True) -> None:
-        """Start loading a model, unless that is under way; without `push_out` only if there is room for it."""
+    def request(self, spec: ModelSpec, *, evict_others: bool = True) -> None:
+        """Start loading a model, unless that is under way; without `evict_others` only if there is room for it."""
         known = spec.id in self._wanted
-        self._wanted[spec.id] = push_out or self._wanted.get(spec.id, False)
+        self._wanted[spec.id] = evict_others or self._wanted.get(spec.id, False)
         if not known:
             self._in_background(spec, lambda: _Located(spec, *locate(spec)), self._located.append)
 
-    def make_room(self, busy: set[str]) -> None:
+    def start_next_load(self, busy: set[str]) -> None:
         """Start the next load if it fits by now, pushing out models that are not `busy`, oldest use first."""
         if self._placing or not self._located:
             return
@@ -286,7 +286,7 @@ class Models:
         while self.loaded and self.used_bytes() + nbytes > self.budget_bytes:
             if not self._wanted[spec.id]:
                 self._located.pop(0)
-                return self._settle(spec, NoRoom(f"model {spec.id!r}: no room beside those in memory"))
+                return self._settle(spec, ModelCacheFull(f"model {spec.id!r}: no room beside those in memory"))
             if not self.evict_one(busy):
                 return None
         self._located.pop(0)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from shared.errors import JobError
-from worker.engine.fusion.module_proxy import Call, Stage
+from worker.engine.fusion.module_proxy import ParkedCall, Stage
 from worker.engine.fusion.stacking import mapped
 
 KEPT_BYTES = 64 * 1024 * 1024
@@ -21,7 +21,7 @@ KEPT_BYTES = 64 * 1024 * 1024
 LONGEST_TOKENS = 4096
 
 
-class Encodings:
+class TextCache:
     """What the text encoders of one model gave, the least recently used going first."""
 
     def __init__(self, room_bytes: int = KEPT_BYTES) -> None:
@@ -29,13 +29,13 @@ class Encodings:
         self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self.nbytes = 0
 
-    def known(self, call: Call) -> Any | None:
+    def get(self, call: ParkedCall) -> Any | None:
         """Return the outcome of a call of known tokens, which shares no memory; None where it has to be run."""
         key = tokens_of(call)
         found = None if key is None else self._find(key)
         return None if found is None else _copy_of(found)
 
-    def outcomes(self, calls: Sequence[Call], run: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
+    def get_or_run(self, calls: Sequence[ParkedCall], run: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
         """Return the outcome of each call: `run(which)` gives those of the calls that are not known, equal ones once.
 
         No two share memory, as pipelines may change what they are given. What cannot be copied, for want of memory too,
@@ -80,9 +80,9 @@ class Encodings:
         self.nbytes = 0
 
 
-def tokens_of(call: Call) -> Hashable | None:
+def tokens_of(call: ParkedCall) -> Hashable | None:
     """Return what is equal for calls of equal output; None for one that is not of tokens alone."""
-    if call.point.stage is not Stage.ENCODE or call.point.method != "forward":
+    if call.shared_method.stage is not Stage.ENCODE or call.shared_method.method != "forward":
         return None
     parts: list[Hashable] = []
     tokens = 0
@@ -96,7 +96,7 @@ def tokens_of(call: Call) -> Hashable | None:
             parts.append((name, value))
         else:
             return None
-    return (id(call.point), call.adapter, call.autocast, *parts) if tokens else None
+    return (id(call.shared_method), call.adapter, call.autocast, *parts) if tokens else None
 
 
 def _copy_of(outcome: Any) -> Any:

@@ -17,7 +17,7 @@ KEPT = 256
 LONGEST = 16 * 1024  # characters
 
 
-class Tokenizer:
+class CachedTokenizer:
     """Stands for a tokenizer inside pictures' pipelines. Only to be used on the engine's thread.
 
     It passes for the tokenizer's class, and gives out and takes its attributes; when one changes, such as the padding's
@@ -57,9 +57,11 @@ class Tokenizer:
         return len(self._tokenizer)
 
 
-def remembering(components: Mapping[str, Any]) -> dict[str, Tokenizer]:
+def cached_tokenizers(components: Mapping[str, Any]) -> dict[str, CachedTokenizer]:
     """Return what stands for the tokenizers among a pipeline's components, by their names."""
-    return {name: Tokenizer(part) for name, part in components.items() if isinstance(part, PreTrainedTokenizerBase)}
+    return {
+        name: CachedTokenizer(part) for name, part in components.items() if isinstance(part, PreTrainedTokenizerBase)
+    }
 
 
 def _frozen(value: Any) -> Hashable | None:

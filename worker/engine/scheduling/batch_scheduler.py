@@ -11,12 +11,12 @@ import torch
 from shared.errors import JobError
 from worker.engine.device import device_name
 from worker.engine.fusion.architectures import DENOISERS
-from worker.engine.fusion.image_task import Execution, Picture
-from worker.engine.fusion.module_proxy import Call, Stage
+from worker.engine.fusion.image_task import FusedCall, ImageTask
+from worker.engine.fusion.module_proxy import ParkedCall, Stage
 from worker.engine.lora.per_row import AdapterKey
-from worker.engine.pipelines.call_arguments import non_finite
-from worker.engine.pipelines.model_cache import LoadedModel, Models, empty_cache
-from worker.engine.pipelines.text_cache import Encodings
+from worker.engine.pipelines.call_arguments import non_finite_error
+from worker.engine.pipelines.model_cache import LoadedModel, ModelCache, empty_cache
+from worker.engine.pipelines.text_cache import TextCache
 from worker.engine.protocol import ForwardFacts, Incident, Listener
 from worker.engine.scheduling.engine_job import SeatedJob
 from worker.engine.scheduling.memory_limits import Memory
@@ -34,7 +34,7 @@ class Rounds:
     def __init__(
         self,
         device: torch.device,
-        models: Models,
+        models: ModelCache,
         pace: Pace,
         listener: Listener,
         left: Callable[[str], None],
@@ -135,7 +135,7 @@ class Rounds:
         self._listener.finished(job.key, job.finish(error, canceled))
         model = self._models.get(job.seat.spec.id)
         if model is not None and model.spec.id not in self.models_in_use():
-            model.forget()
+            model.release_tensors()
         if model is not None and job.adapter:
             self._trim_adapters(model)
 
@@ -147,7 +147,7 @@ class Rounds:
     def run_one(self) -> None:
         """Run one forward for those who are due, and let each go on to its next meeting point."""
         members = self._chooser.choose(self._jobs.values())
-        if members and members[0][2].point.method == "decode":
+        if members and members[0][2].shared_method.method == "decode":
             members = self._drop_non_finite(members)
         if not members:
             return
@@ -163,7 +163,7 @@ class Rounds:
         sound = torch.stack([call.finite() for _, _, call in members]).tolist()
         for (job, picture, _), fine in zip(members, sound, strict=True):
             if not fine and not picture.done:
-                picture.resume(self._device, non_finite())
+                picture.resume(self._device, non_finite_error())
                 self._look_after(job, picture)
         return [member for member, fine in zip(members, sound, strict=True) if fine and not member[1].done]
 
@@ -172,24 +172,24 @@ class Rounds:
         if encodings is None:
             return self._execute(members)
         calls = [call for _, _, call in members]
-        return encodings.outcomes(calls, lambda which: self._execute([members[at] for at in which]))
+        return encodings.get_or_run(calls, lambda which: self._execute([members[at] for at in which]))
 
-    def _encodings(self, job: SeatedJob, call: Call) -> Encodings | None:
+    def _encodings(self, job: SeatedJob, call: ParkedCall) -> TextCache | None:
         """Return where the outcome of a call may be known from or kept, None if nowhere."""
         # What was encoded in other company has other last bits, which a reproducible job may not have.
-        if call.point.stage is not Stage.ENCODE or job.fixed_rows is not None:
+        if call.shared_method.stage is not Stage.ENCODE or job.fixed_rows is not None:
             return None
         model = self._models.get(job.seat.spec.id)
-        return None if model is None else model.encodings
+        return None if model is None else model.text_cache
 
-    def _known(self, job: SeatedJob, call: Call) -> Any | None:
+    def _known(self, job: SeatedJob, call: ParkedCall) -> Any | None:
         encodings = self._encodings(job, call)
-        return None if encodings is None else encodings.known(call)
+        return None if encodings is None else encodings.get(call)
 
     def _execute(self, members: Sequence[Member]) -> list[Any]:
         call, kind, fixed = members[0].call, members[0].kind, members[0].fixed
         for other, _, at in members:
-            if at.point.stage is Stage.DECODE and not (at.preview or other.told_decoding):
+            if at.shared_method.stage is Stage.DECODE and not (at.preview or other.told_decoding):
                 other.told_decoding = True
                 self._listener.decoding(other.key)
 
@@ -207,7 +207,7 @@ class Rounds:
             self._free()
 
         known = self._memory.fits(kind) if fixed is None else None
-        execution = Execution(
+        execution = FusedCall(
             [member.call for member in members],
             fixed=fixed,
             places=() if fixed is None else [member.place for member in members],
@@ -221,12 +221,12 @@ class Rounds:
             log.warning("forward_repeated", model=kind[0], at=kind[2], calls=len(members), failed=execution.retries)
         return outcomes
 
-    def _account(self, jobs: Sequence[SeatedJob], call: Call, seconds: float) -> None:
+    def _account(self, jobs: Sequence[SeatedJob], call: ParkedCall, seconds: float) -> None:
         """Charge a forward's time to its jobs by their pictures in it, and tell of it if it was a denoiser's."""
         company = {job.key: job for job in jobs}
         for job in jobs:
             job.charge(seconds / len(jobs))
-        if call.point.stage is not Stage.DENOISE:
+        if call.shared_method.stage is not Stage.DENOISE:
             return
         for job in company.values():
             job.note_forward(len(jobs), len(company), seconds)
@@ -249,10 +249,10 @@ class Rounds:
             pass
         for model in self._models.loaded.values():
             self._trim_adapters(model, keep_unused=False)
-            model.encodings.clear()
+            model.text_cache.clear()
         empty_cache(self._device)
 
-    def _look_after(self, job: SeatedJob, picture: Picture) -> None:
+    def _look_after(self, job: SeatedJob, picture: ImageTask) -> None:
         """Give a picture what is known already; hand it over if it is done, and end its job if that was the last one.
 
         A job of which a picture failed ends too.

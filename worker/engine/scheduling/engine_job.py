@@ -8,10 +8,10 @@ from collections.abc import Hashable
 from shared.errors import JobError
 from shared.job import Fusing
 from shared.signature import signature
-from worker.engine.fusion.image_task import Picture
+from worker.engine.fusion.image_task import ImageTask
 from worker.engine.lora.per_row import adapter_key
-from worker.engine.pipelines.clones import Steps
-from worker.engine.pipelines.input_images import Inputs
+from worker.engine.pipelines.clones import StepCounter
+from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.model_cache import LoadedModel
 from worker.engine.protocol import Finished, Pixels, Seat, shape_of
 from worker.engine.scheduling.selection_policy import URGENCY
@@ -30,7 +30,7 @@ class SeatedJob:
     `awaits` is a loaded model of which the job's adapters are still to come.
     """
 
-    def __init__(self, seat: Seat, age: int, inputs: Inputs) -> None:
+    def __init__(self, seat: Seat, age: int, inputs: InputImages) -> None:
         self.seat = seat
         self.age = age
         self.urgency = URGENCY[seat.job.priority]
@@ -39,7 +39,7 @@ class SeatedJob:
         self.inputs = inputs
         self.adapter = adapter_key(seat.job.adapters)
         self.awaits: LoadedModel | None = None
-        self.pictures: list[Picture] = []
+        self.pictures: list[ImageTask] = []
         self.delivered: set[int] = set()
         self.changed = False
         self.met_misfit = False
@@ -48,7 +48,7 @@ class SeatedJob:
         self.gpu_seconds = 0.0
         self.forward_s = 0.0  # its last one
         self._rate = 0.0  # pictures a second, were all forwards as that one
-        self._steps: list[Steps] = []
+        self._steps: list[StepCounter] = []
         self._arrived_s = time.monotonic()
         self._loaded_s: float | None = None
         self._waited_for_load = False
@@ -104,11 +104,11 @@ class SeatedJob:
     def begin(self, model: LoadedModel) -> None:
         """Make a picture, not yet started, for each that the job asks for."""
         self._loaded_s = time.monotonic()
-        self._unfused = model.alone_reason
+        self._unfused = model.solo_reason
         for index in range(self.seat.job.n):
-            steps = Steps(self._note_change)
+            steps = StepCounter(self._note_change)
             self._steps.append(steps)
-            self.pictures.append(model.picture(self.seat.job, index, self.inputs, steps))
+            self.pictures.append(model.image_task(self.seat.job, index, self.inputs, steps))
 
     def _note_change(self) -> None:
         self.changed = True
@@ -118,12 +118,12 @@ class SeatedJob:
         longest = max((steps.total for steps in self._steps), default=0)
         return sum(steps.step for steps in self._steps), sum(steps.total or longest for steps in self._steps)
 
-    def steps_left(self, picture: Picture) -> int:
+    def steps_left(self, picture: ImageTask) -> int:
         """Return after how many steps a picture comes to its end; 0 where its pipeline tells none."""
         steps = self._steps[self.pictures.index(picture)]
         return steps.total - steps.step
 
-    def is_previewing(self, picture: Picture) -> bool:
+    def is_previewing(self, picture: ImageTask) -> bool:
         """Return whether what a picture waits for is a preview of it."""
         return self._steps[self.pictures.index(picture)].previewing
 
@@ -153,7 +153,7 @@ class SeatedJob:
 
     def throw_out(self) -> None:
         for picture in self.pictures:
-            picture.throw_out()
+            picture.abort()
 
     def finish(self, error: JobError | None = None, canceled: bool = False) -> Finished:
         """Return how the job left."""

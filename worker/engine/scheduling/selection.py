@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from typing import NamedTuple
 
-from worker.engine.fusion.fixed_rows import place_of
-from worker.engine.fusion.image_task import Picture
-from worker.engine.fusion.module_proxy import Call, Stage
+from worker.engine.fusion.fixed_rows import position_of
+from worker.engine.fusion.image_task import ImageTask
+from worker.engine.fusion.module_proxy import ParkedCall, Stage
 from worker.engine.scheduling.engine_job import SeatedJob
 from worker.engine.scheduling.memory_limits import Kind, Memory
 from worker.engine.scheduling.selection_policy import Waiting, aged, can_wait, company, next_group, yields
@@ -20,13 +20,13 @@ class Member(NamedTuple):
     """One picture of a job, and the call at which it is parked."""
 
     job: SeatedJob
-    picture: Picture
-    call: Call
+    picture: ImageTask
+    call: ParkedCall
 
     @property
     def kind(self) -> Kind:
         """What its forward's time and memory depend on, but for the number of calls."""
-        point = self.call.point.name
+        point = self.call.shared_method.name
         return (self.job.seat.spec.id, self.job.shape, f"{point} of previews" if self.call.preview else point)
 
     @property
@@ -38,12 +38,12 @@ class Member(NamedTuple):
     @property
     def place(self) -> int:
         """Where it has to be in a forward of a fixed number of calls."""
-        return place_of(self.job.seat.job, self.job.pictures.index(self.picture), self.fixed or 1)
+        return position_of(self.job.seat.job, self.job.pictures.index(self.picture), self.fixed or 1)
 
     @property
     def finished(self) -> bool:
         """Whether its picture has come to its end, and waits to be decoded."""
-        return self.call.point.method == "decode" and not self.call.preview
+        return self.call.shared_method.method == "decode" and not self.call.preview
 
     def most(self, memory: Memory) -> int:
         """Return how many of its kind may go on together."""
@@ -52,7 +52,7 @@ class Member(NamedTuple):
 
     @property
     def _at_once(self) -> int | None:
-        return self.job.decoded_at_once if self.call.point.component == "vae" else None
+        return self.job.decoded_at_once if self.call.shared_method.component == "vae" else None
 
 
 class Chooser:
@@ -82,8 +82,8 @@ class Chooser:
     def _waiting(self, member: Member, patient: bool, now: float) -> Waiting:
         job, call = member.job, member.call
         urgency = aged(job.urgency, job.aside_s(now), self._patience_s)
-        fit, place = (call.fit, None) if job.fixed_rows is None else (call.exact_fit, member.place)
-        return Waiting(job.cohort, urgency, job.age, call.point.stage, fit, place, patient)
+        fit, place = (call.batch_key, None) if job.fixed_rows is None else (call.exact_batch_key, member.place)
+        return Waiting(job.cohort, urgency, job.age, call.shared_method.stage, fit, place, patient)
 
     def _patient(self, parked: Sequence[Member], now: float) -> set[int]:
         """Return the positions of finished pictures that wait for the next one, to be decoded together with it."""
@@ -92,7 +92,7 @@ class Chooser:
             return set()
         soonest: dict[tuple[Hashable, str], int] = {}  # to come to its end, in steps
         for job, picture, call in parked:
-            if call.point.stage is Stage.DENOISE:
+            if call.shared_method.stage is Stage.DENOISE:
                 alike, left = (job.cohort, job.shape), job.steps_left(picture)
                 if left > 0:  # else nobody knows: its pipeline has no progress bar, or is between two of them
                     soonest[alike] = min(left, soonest.get(alike, left))

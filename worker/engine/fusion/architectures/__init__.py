@@ -9,9 +9,9 @@ from __future__ import annotations
 from shared.mixing import DENOISERS
 from worker.engine.fusion.architectures.encoders import ENCODERS
 from worker.engine.fusion.architectures.image_models import IMAGES
-from worker.engine.fusion.architectures.rules import Architectures, Argument, Kind, Rules
+from worker.engine.fusion.architectures.rules import Architectures, Argument, Kind, StackingRules
 from worker.engine.fusion.architectures.video_models import VIDEOS
 
 ARCHITECTURES: Architectures = {**IMAGES, **VIDEOS, **ENCODERS}
 
-__all__ = ["ARCHITECTURES", "DENOISERS", "Architectures", "Argument", "Kind", "Rules"]
+__all__ = ["ARCHITECTURES", "DENOISERS", "Architectures", "Argument", "Kind", "StackingRules"]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from worker.engine.fusion.architectures.rules import STACKED, UNUSED, Architectures, Rules
+from worker.engine.fusion.architectures.rules import STACKED, UNUSED, Architectures, StackingRules
 
-_TEXT = Rules("input_ids", {"input_ids": STACKED, "attention_mask": STACKED})
-_VAE_ENCODE = Rules("x", {"x": STACKED})
-_VAE_DECODE = Rules("z", {"z": STACKED})
+_TEXT = StackingRules("input_ids", {"input_ids": STACKED, "attention_mask": STACKED})
+_VAE_ENCODE = StackingRules("x", {"x": STACKED})
+_VAE_DECODE = StackingRules("z", {"z": STACKED})
 
 ENCODERS: Architectures = {
     "AutoencoderKL": {
         "encode": _VAE_ENCODE,
-        "decode": Rules("z", {"z": STACKED, "generator": UNUSED}),
+        "decode": StackingRules("z", {"z": STACKED, "generator": UNUSED}),
     },
     "AutoencoderTiny": {
         "encode": _VAE_ENCODE,
-        "decode": Rules("x", {"x": STACKED, "generator": UNUSED}),
+        "decode": StackingRules("x", {"x": STACKED, "generator": UNUSED}),
     },
     "AutoencoderKLFlux2": {"encode": _VAE_ENCODE, "decode": _VAE_DECODE},
     "AutoencoderKLQwenImage": {"encode": _VAE_ENCODE, "decode": _VAE_DECODE},
@@ -30,7 +30,9 @@ ENCODERS: Architectures = {
     "Mistral3Model": {"forward": _TEXT},
     "Qwen2_5_VLForConditionalGeneration": {"forward": _TEXT},
     "Qwen3VLForConditionalGeneration": {
-        "forward": Rules("input_ids", {"input_ids": STACKED, "attention_mask": STACKED, "mm_token_type_ids": STACKED})
+        "forward": StackingRules(
+            "input_ids", {"input_ids": STACKED, "attention_mask": STACKED, "mm_token_type_ids": STACKED}
+        )
     },
     "Qwen3ForCausalLM": {"forward": _TEXT},
     "Qwen3Model": {"forward": _TEXT},

@@ -14,12 +14,12 @@ from worker.engine.fusion.architectures.rules import (
     Architectures,
     Argument,
     Kind,
-    Rules,
+    StackingRules,
 )
 
 IMAGES: Architectures = {
     "UNet2DConditionModel": {
-        "forward": Rules(
+        "forward": StackingRules(
             "sample",
             {
                 "sample": STACKED,
@@ -35,7 +35,7 @@ IMAGES: Architectures = {
         )
     },
     "SD3Transformer2DModel": {
-        "forward": Rules(
+        "forward": StackingRules(
             "hidden_states",
             {
                 "hidden_states": STACKED,
@@ -46,7 +46,7 @@ IMAGES: Architectures = {
         )
     },
     "FluxTransformer2DModel": {
-        "forward": Rules(
+        "forward": StackingRules(
             "hidden_states",
             {
                 "hidden_states": STACKED,
@@ -62,7 +62,7 @@ IMAGES: Architectures = {
     },
     # Positions are those of the first row.
     "Flux2Transformer2DModel": {
-        "forward": Rules(
+        "forward": StackingRules(
             "hidden_states",
             {
                 "hidden_states": STACKED,
@@ -75,10 +75,12 @@ IMAGES: Architectures = {
         )
     },
     "ZImageTransformer2DModel": {
-        "forward": Rules("x", {"x": LISTED, "cap_feats": LISTED, "t": ROWS, "return_dict": FORM}, listed_output=True)
+        "forward": StackingRules(
+            "x", {"x": LISTED, "cap_feats": LISTED, "t": ROWS, "return_dict": FORM}, listed_output=True
+        )
     },
     "QwenImageTransformer2DModel": {
-        "forward": Rules(
+        "forward": StackingRules(
             "hidden_states",
             {
                 "hidden_states": STACKED,
@@ -94,7 +96,7 @@ IMAGES: Architectures = {
     },
     # Its pictures' positions follow the text, and are those of the first row: only equal prompt lengths fuse.
     "QwenImage21Transformer2DModel": {
-        "forward": Rules(
+        "forward": StackingRules(
             "hidden_states",
             {
                 "hidden_states": STACKED,
@@ -107,7 +109,7 @@ IMAGES: Architectures = {
         )
     },
     "SanaTransformer2DModel": {
-        "forward": Rules(
+        "forward": StackingRules(
             "hidden_states",
             {
                 "hidden_states": STACKED,
@@ -119,7 +121,7 @@ IMAGES: Architectures = {
         )
     },
     "ErnieImageTransformer2DModel": {
-        "forward": Rules(
+        "forward": StackingRules(
             "hidden_states",
             {
                 "hidden_states": STACKED,
@@ -131,7 +133,7 @@ IMAGES: Architectures = {
     },
     # Glyphs are not padded: the attention adds its mask as ones and zeros, which hides nothing.
     "GlmImageTransformer2DModel": {
-        "forward": Rules(
+        "forward": StackingRules(
             "hidden_states",
             {
                 "hidden_states": STACKED,

@@ -40,7 +40,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Rules:
+class StackingRules:
     """The rules of one method. `rows` names the argument whose length of dim 0 (or whose length) is the rows.
 
     An argument that is not named must be equal. `listed_output` says that the result is a list of one a row.
@@ -56,7 +56,7 @@ class Rules:
         return {name: rule.like for name, rule in self.arguments.items() if rule.like is not None}
 
 
-Architectures = Mapping[str, Mapping[str, Rules]]  # class name -> method -> rules
+Architectures = Mapping[str, Mapping[str, StackingRules]]  # class name -> method -> rules
 
 STACKED = Argument(Kind.STACKED)
 GROUPED = Argument(Kind.GROUPED)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from worker.engine.fusion.architectures.rules import GROUPED, SHARED, STACKED, Architectures, Argument, Kind, Rules
+from worker.engine.fusion.architectures.rules import (
+    GROUPED,
+    SHARED,
+    STACKED,
+    Architectures,
+    Argument,
+    Kind,
+    StackingRules,
+)
 
 _TIMES = Argument(Kind.ROWS, dtype="float32")  # integers by some schedulers; embedded as float32 all the same
 
-_MASKED_TEXT = Rules("input_ids", {"input_ids": STACKED, "attention_mask": STACKED})
-_PICTURES = Rules("pixel_values", {"pixel_values": STACKED})
-_ENCODE = Rules("x", {"x": STACKED})
-_DECODE = Rules("z", {"z": STACKED})
+_MASKED_TEXT = StackingRules("input_ids", {"input_ids": STACKED, "attention_mask": STACKED})
+_PICTURES = StackingRules("pixel_values", {"pixel_values": STACKED})
+_ENCODE = StackingRules("x", {"x": STACKED})
+_DECODE = StackingRules("z", {"z": STACKED})
 
 VIDEOS: Architectures = {
     # Wan 2.1 and 2.2. Where tokens have times of their own (2.2 TI2V), `timestep` is [rows, tokens].
     "WanTransformer3DModel": {
-        "forward": Rules(
+        "forward": StackingRules(
             "hidden_states",
             {
                 "hidden_states": STACKED,
@@ -25,7 +33,7 @@ VIDEOS: Architectures = {
         )
     },
     "HunyuanVideoTransformer3DModel": {
-        "forward": Rules(
+        "forward": StackingRules(
             "hidden_states",
             {
                 "hidden_states": STACKED,
@@ -39,7 +47,7 @@ VIDEOS: Architectures = {
         )
     },
     "HunyuanVideo15Transformer3DModel": {
-        "forward": Rules(
+        "forward": StackingRules(
             "hidden_states",
             {
                 "hidden_states": STACKED,
@@ -54,7 +62,7 @@ VIDEOS: Architectures = {
         )
     },
     "HeliosTransformer3DModel": {
-        "forward": Rules(
+        "forward": StackingRules(
             "hidden_states",
             {
                 "hidden_states": STACKED,
@@ -71,7 +79,7 @@ VIDEOS: Architectures = {
         )
     },
     "LTX2VideoTransformer3DModel": {
-        "forward": Rules(
+        "forward": StackingRules(
             "hidden_states",
             {
                 "hidden_states": STACKED,
@@ -98,15 +106,15 @@ VIDEOS: Architectures = {
     # gives its pictures' states in one piece: each is called once a job.
     "AutoencoderKLLTX2Video": {
         "encode": _ENCODE,
-        "decode": Rules("z", {"z": STACKED, "temb": STACKED}),
+        "decode": StackingRules("z", {"z": STACKED, "temb": STACKED}),
     },
     "AutoencoderKLLTX2Audio": {"decode": _DECODE},
     "LTX2TextConnectors": {
-        "forward": Rules(
+        "forward": StackingRules(
             "text_encoder_hidden_states", {"text_encoder_hidden_states": STACKED, "attention_mask": STACKED}
         )
     },
-    "LTX2Vocoder": {"forward": Rules("hidden_states", {"hidden_states": STACKED})},
+    "LTX2Vocoder": {"forward": StackingRules("hidden_states", {"hidden_states": STACKED})},
     # They are given a fixed length and a mask; padding is attended to by none.
     "UMT5EncoderModel": {"forward": _MASKED_TEXT},
     "LlamaModel": {"forward": _MASKED_TEXT},
