@@ -28,9 +28,9 @@ class WaiterLimit:
         """Count one for as long as it follows, or raise `TooManyStreams`."""
         self.check()
         self._count += 1
-        metrics.streams.inc()
+        metrics.event_subscribers.inc()
         try:
             yield
         finally:
             self._count -= 1
-            metrics.streams.dec()
+            metrics.event_subscribers.dec()

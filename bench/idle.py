@@ -101,7 +101,7 @@ async def measure(url: str, port: int, load: Load) -> dict[str, Any]:
                 await asyncio.sleep(0.01)
             after = await scrape(port)
     grown = {name: after[name] - before.get(name, 0.0) for name in after}
-    busy, idle = (grown[f"fusequeue_gpu_{name}_seconds_total"] for name in ("busy", "idle_while_waiting"))
+    busy, idle = (grown[f"fusequeue_gpu_{name}_seconds_total"] for name in ("busy", "idle_while_queued"))
     return {
         "gpu_thread_idle_while_work_waits": round(idle / (busy + idle), 5),
         "busy_s": round(busy, 2),

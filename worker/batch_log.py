@@ -44,7 +44,7 @@ def stopped_by(growth: BatchLimits) -> str:
     first had waited for company long enough; `alone`: it may have none, or none was likely to come.
     """
     if growth.alone:
-        return "alone"
+        return "solo"
     if growth.seats >= growth.fits < growth.ruled:
         return "memory"
     if growth.seats >= min(growth.paying, growth.ruled) < growth.max_batch:
@@ -53,7 +53,7 @@ def stopped_by(growth: BatchLimits) -> str:
         return "full"
     if growth.overdue:
         return "overdue"
-    return "window" if growth.waited_ms >= growth.window_ms else "alone"
+    return "window" if growth.waited_ms >= growth.window_ms else "solo"
 
 
 @dataclass
@@ -79,7 +79,7 @@ class _Batch:
     rows: int = 0
     most_rows: int = 0
     seconds: float = 0.0
-    kept_apart: tuple[str, ...] = ()
+    batch_mismatches: tuple[str, ...] = ()
     inside: dict[str, int] = field(default_factory=dict)  # seats of each run
 
     def __post_init__(self) -> None:
@@ -168,9 +168,9 @@ class BatchLog:
         )
         other = self._latest
         if other is not None and not claim.alone and _passed_by(other, run):
-            batch.kept_apart = differences(other.first, claim.job)
-            for name in batch.kept_apart:
-                metrics.kept_apart.labels(name).inc()
+            batch.batch_mismatches = differences(other.first, claim.job)
+            for name in batch.batch_mismatches:
+                metrics.batch_mismatches.labels(name).inc()
         self._open[claim.signature] = self._latest = batch
         return batch
 
@@ -187,7 +187,7 @@ class BatchLog:
             mean_rows=round(batch.rows / batch.forwards, 2) if batch.forwards else None,
             most_rows=batch.most_rows,
             stopped_by=reason,
-            kept_apart=batch.kept_apart,
+            batch_mismatches=batch.batch_mismatches,
             longest_wait_ms=batch.longest_wait_ms,
             forward_ms=round(1000 * batch.seconds),
             duration_ms=round(1000 * ((batch.ended_s or batch.began_s) - batch.began_s)),

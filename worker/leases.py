@@ -97,7 +97,7 @@ class Leases:
     async def _reclaim(self) -> None:
         reclaimed = await self._queue.reclaim()
         if reclaimed:
-            metrics.leases_ran_out.inc(len(reclaimed))
+            metrics.leases_expired.inc(len(reclaimed))
             log.warning("leases_ran_out", jobs=reclaimed)
         await self._queue.expire()
 

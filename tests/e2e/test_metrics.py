@@ -86,7 +86,7 @@ def tells_what_was_done(whole: Any, worker: str, at_work: Any) -> None:
     assert total(told, "fusequeue_upload_seconds_count") == total(told, "fusequeue_encode_seconds_count") == 5
     assert total(told, "fusequeue_step_seconds_count", model="demo") == 5
     reasons = {dict(labels)["stopped_by"] for name, labels in told if name == "fusequeue_batches_total"}
-    assert reasons <= {"full", "cap", "memory", "overdue", "window", "alone"}
+    assert reasons <= {"full", "cap", "memory", "overdue", "window", "solo"}
     log = at_work.text()
     assert total(told, "fusequeue_batches_total") == log.count('"event": "batch"') >= 2
     assert 0 < total(told, "fusequeue_gpu_busy_seconds_total") < 60

@@ -10,7 +10,7 @@ from worker.engine import Incident, TimeSpent
 
 def claimed(claim: Claim) -> None:
     """Count a claim, and what it waited for."""
-    attempt = "alone" if claim.alone else "first" if claim.attempt == 1 else "again"
+    attempt = "solo" if claim.alone else "first" if claim.attempt == 1 else "again"
     metrics.claims.labels(attempt).inc()
     metrics.queue_wait_seconds.labels(claim.job.priority.value).observe(claim.waited_ms / 1000)
 
@@ -27,7 +27,7 @@ def settled(claim: Claim, outcome: Outcome) -> None:
 
 def given_up(reason: str) -> None:
     """Count a claim that ended in no settling by this worker."""
-    metrics.jobs_given_up.labels(reason).inc()
+    metrics.claims_abandoned.labels(reason).inc()
 
 
 def incident(incident: Incident) -> None:
@@ -40,7 +40,7 @@ def incident(incident: Incident) -> None:
         case "out_of_memory":
             metrics.out_of_memory.labels(incident.model).inc(incident.amount)
         case "forward_repeated":
-            metrics.forwards_repeated.labels(incident.model).inc(incident.amount)
+            metrics.forwards_retried.labels(incident.model).inc(incident.amount)
 
 
 class Spent:
@@ -53,5 +53,5 @@ class Spent:
         """Add what has been spent since the last call."""
         metrics.gpu_busy_seconds.inc(max(0.0, spent.busy_s - self._told.busy_s))
         idle_s = spent.idle_while_waiting_s - self._told.idle_while_waiting_s
-        metrics.gpu_idle_while_waiting_seconds.inc(max(0.0, idle_s))
+        metrics.gpu_idle_while_queued_seconds.inc(max(0.0, idle_s))
         self._told = spent

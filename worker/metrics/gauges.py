@@ -33,7 +33,7 @@ class Gauges:
         self._spent.show(engine.time_spent)
         metrics.spool_bytes.set(self._delivery.held_bytes)
         metrics.spool_limit_bytes.set(self._delivery.spool_bytes)
-        metrics.running_seats.set(self._batches.seats)
+        metrics.running_slots.set(self._batches.seats)
         metrics.worker_ready.set(ready)
         if engine.device_uuid is not None and not self._looked:
             self._looked = True

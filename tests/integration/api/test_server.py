@@ -189,7 +189,7 @@ async def test_many_followers_of_one_job_are_all_told(
     async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
         job_id = (await client.post("/v1/jobs", json=BODY)).json()["id"]
         following = [asyncio.ensure_future(client.get(f"/v1/jobs/{job_id}/events")) for _ in range(100)]
-        gauge = "fusequeue_event_streams 100.0"
+        gauge = "fusequeue_event_subscribers 100.0"
         while gauge not in (await client.get("/metrics")).text:
             await asyncio.sleep(0.02)
         # One reader for all of them; between two of its reads it is not blocked.
@@ -198,7 +198,7 @@ async def test_many_followers_of_one_job_are_all_told(
         await deliver(queue, tmp_path, await claimed(queue, job_id))
         told = await asyncio.wait_for(asyncio.gather(*following), 60)
         assert all('"status":"succeeded"' in answer.text for answer in told)
-        while "fusequeue_event_streams 0.0" not in (await client.get("/metrics")).text:
+        while "fusequeue_event_subscribers 0.0" not in (await client.get("/metrics")).text:
             await asyncio.sleep(0.02)
 
 

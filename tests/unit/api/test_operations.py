@@ -57,7 +57,7 @@ async def test_metrics_tell_requests_by_route_and_never_by_job(api: httpx.AsyncC
     assert re.search(r'fusequeue_http_requests_total\{method="GET",route="/v1/jobs/\{job_id\}",status="200"\} \d', text)
     assert re.search(r'fusequeue_http_requests_total\{method="GET",route="none",status="404"\} \d', text)
     assert re.search(r'fusequeue_submits_total\{model="demo",outcome="accepted"\} \d', text)
-    assert 'fusequeue_waiting_jobs{model="demo",priority="standard"} 1.0' in text
+    assert 'fusequeue_queued_jobs{model="demo",priority="standard"} 1.0' in text
     assert job_id not in text
     assert "/no/such" not in text
 
@@ -66,7 +66,7 @@ async def test_metrics_tell_how_workers_spend_their_time(api: httpx.AsyncClient,
     await fake_queue.heartbeat(WorkerInfo(id="w1", models=("demo",), busy_s=40.5, idle_while_waiting_s=1.25))
     text = (await api.get("/metrics")).text
     assert 'fusequeue_worker_busy_seconds{worker="w1"} 40.5' in text
-    assert 'fusequeue_worker_idle_while_waiting_seconds{worker="w1"} 1.25' in text
+    assert 'fusequeue_worker_idle_while_queued_seconds{worker="w1"} 1.25' in text
 
 
 async def test_the_documentation_is_there_with_examples(api: httpx.AsyncClient) -> None:

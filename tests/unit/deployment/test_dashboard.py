@@ -100,7 +100,7 @@ def test_a_wrong_query_would_be_noticed(query: str, fault: str) -> None:
     assert faults(query) == [fault]
 
 
-BY_THE_API = {"worker_busy_seconds", "worker_idle_while_waiting_seconds"}  # as the workers', for who scrapes no worker
+BY_THE_API = {"worker_busy_seconds", "worker_idle_while_queued_seconds"}  # as the workers', for who scrapes no worker
 
 
 def test_every_metric_is_on_the_dashboard_and_explained() -> None:

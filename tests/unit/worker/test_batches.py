@@ -32,8 +32,8 @@ EIGHT: dict[str, Any] = {"max_batch": 8, "ruled": 8, "fits": 8, "paying": 8, "wi
         (BatchLimits(**EIGHT, seats=3, overdue=True), "overdue", "jobs waited that had to let others go first"),
         (BatchLimits(**EIGHT, seats=8, overdue=True), "full", "the others came too late to matter"),
         (BatchLimits(**EIGHT, seats=3, waited_ms=50), "window", "the first had waited for company long enough"),
-        (BatchLimits(**EIGHT, seats=1, waited_ms=3), "alone", "no company was likely: it did not wait for any"),
-        (BatchLimits(**EIGHT, seats=1, waited_ms=90, alone=True), "alone", "it was lost once"),
+        (BatchLimits(**EIGHT, seats=1, waited_ms=3), "solo", "no company was likely: it did not wait for any"),
+        (BatchLimits(**EIGHT, seats=1, waited_ms=90, alone=True), "solo", "it was lost once"),
     ],
 )
 def test_a_batch_says_what_stopped_it(growth: BatchLimits, reason: str, why: str) -> None:
@@ -70,7 +70,7 @@ async def test_a_batch_is_told_in_one_line_when_its_last_job_has_left(make_job: 
     batches = BatchLog(Catalog((spec,)))
     runs = [_run(make_job(model=spec.id), spec, waited_ms=60 * at) for at in range(1, 4)]
     apart = _run(make_job(model=spec.id, width=768), spec, waited_ms=5000)
-    kept, stopped = count("fusequeue_kept_apart_total", field="shape"), {"model": spec.id, "stopped_by": "window"}
+    kept, stopped = count("fusequeue_batch_mismatches_total", field="shape"), {"model": spec.id, "stopped_by": "window"}
     with structlog.testing.capture_logs() as logs:
         for run in runs:
             batches.admit(run)
@@ -87,9 +87,9 @@ async def test_a_batch_is_told_in_one_line_when_its_last_job_has_left(make_job: 
     first = told[0]
     assert (first["forwards"], first["mean_rows"], first["most_rows"], first["forward_ms"]) == (2, 2.5, 3, 400)
     assert (first["stopped_by"], first["longest_wait_ms"]) == ("window", 180)
-    assert [(line["model"], line["kept_apart"]) for line in told] == [(spec.id, ()), (spec.id, ("shape",))]
+    assert [(line["model"], line["batch_mismatches"]) for line in told] == [(spec.id, ()), (spec.id, ("shape",))]
     assert count("fusequeue_batches_total", **stopped) == 2
-    assert count("fusequeue_kept_apart_total", field="shape") == kept + 1
+    assert count("fusequeue_batch_mismatches_total", field="shape") == kept + 1
     assert count("fusequeue_forward_seconds_count", model=spec.id, rows="3-4") == 1
     assert count("fusequeue_forward_seconds_count", model=spec.id, rows="2") == 1
 
@@ -101,9 +101,9 @@ async def test_a_job_that_came_later_was_not_kept_apart(make_job: Callable[..., 
     first = _run(make_job(model=spec.id), spec)
     batches.admit(first)
     batches.leave(first)
-    kept = count("fusequeue_kept_apart_total", field="shape")
+    kept = count("fusequeue_batch_mismatches_total", field="shape")
     batches.admit(_run(make_job(model=spec.id, width=768), spec))
-    assert count("fusequeue_kept_apart_total", field="shape") == kept
+    assert count("fusequeue_batch_mismatches_total", field="shape") == kept
 
 
 def _run(job: Job, spec: ModelSpec, waited_ms: int = 0) -> ClaimedJob:
