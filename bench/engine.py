@@ -26,7 +26,7 @@ from bench import record, shapes
 from shared.config.models_file import Catalog, Limits, ModelSpec
 from shared.config.settings import Settings
 from shared.job import Job
-from worker.engine import Finished, ForwardFacts, Incident, Made, Pixels, Seat
+from worker.engine import EngineIncident, EngineRequest, ForwardDone, JobFinished, Output, Pixels
 from worker.engine.engine import Engine
 
 GUIDANCE = 5.0
@@ -118,7 +118,7 @@ class Hall:
             )
             for at in range(case.rows)
         ]
-        self._engine.seat(*(Seat(job.id, job, self._spec) for job in jobs))
+        self._engine.submit(*(EngineRequest(job.id, job, self._spec) for job in jobs))
         if not self._done.wait(PATIENCE_S):
             raise RuntimeError(f"{case} did not end in {PATIENCE_S:.0f} s")
         if self._errors:
@@ -133,20 +133,20 @@ class Hall:
 
     def decoding(self, key: str) -> None: ...
 
-    def incident(self, incident: Incident) -> None: ...
+    def incident(self, incident: EngineIncident) -> None: ...
 
     def preview(self, key: str, index: int, pixels: Pixels) -> None: ...
 
-    def picture(self, key: str, index: int, made: Made) -> None: ...
+    def picture(self, key: str, index: int, made: Output) -> None: ...
 
-    def finished(self, key: str, finished: Finished) -> None:
+    def finished(self, key: str, finished: JobFinished) -> None:
         if finished.error is not None:
             self._errors.append(finished.error.message)
         self._left -= 1
         if not self._left:
             self._done.set()
 
-    def forward(self, facts: ForwardFacts) -> None:
+    def forward(self, facts: ForwardDone) -> None:
         self.rows.append(facts.rows)
 
 

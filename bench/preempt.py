@@ -23,7 +23,7 @@ from bench import record, shapes
 from shared.config.models_file import Catalog, Limits, ModelSpec
 from shared.config.settings import Settings
 from shared.job import Job, Priority
-from worker.engine import Finished, ForwardFacts, Incident, Made, Pixels, Seat
+from worker.engine import EngineIncident, EngineRequest, ForwardDone, JobFinished, Output, Pixels
 from worker.engine.engine import Engine
 
 PATIENCE_S = 600.0
@@ -94,7 +94,7 @@ class Lobby:
 
     def _seat(self, *jobs: Job) -> None:
         self.seated_s |= dict.fromkeys((job.id for job in jobs), time.perf_counter())
-        self._engine.seat(*(Seat(job.id, job, self._spec) for job in jobs))
+        self._engine.submit(*(EngineRequest(job.id, job, self._spec) for job in jobs))
 
     def latency_ms(self, name: str) -> float:
         return 1000 * (self.ended_s[name] - self.seated_s[name])
@@ -112,21 +112,21 @@ class Lobby:
 
     def decoding(self, key: str) -> None: ...
 
-    def incident(self, incident: Incident) -> None: ...
+    def incident(self, incident: EngineIncident) -> None: ...
 
     def preview(self, key: str, index: int, pixels: Pixels) -> None: ...
 
-    def picture(self, key: str, index: int, made: Made) -> None:
+    def picture(self, key: str, index: int, made: Output) -> None:
         self.pictures[key] = made.pixels
 
-    def finished(self, key: str, finished: Finished) -> None:
+    def finished(self, key: str, finished: JobFinished) -> None:
         with self._change:
             if finished.error is not None:
                 self._error = finished.error.message
             self.ended_s[key] = time.perf_counter()
             self._change.notify_all()
 
-    def forward(self, facts: ForwardFacts) -> None:
+    def forward(self, facts: ForwardDone) -> None:
         self.order.append(facts.claim_key)
 
 

@@ -13,7 +13,7 @@ from shared.job import Job
 from shared.runtime import metrics
 from shared.signature import differences
 from worker.claimed_job import ClaimedJob
-from worker.engine import ForwardFacts
+from worker.engine import ForwardDone
 
 log = structlog.get_logger()
 
@@ -129,7 +129,7 @@ class BatchLog:
         if batch := self._open.get(signature):
             batch.overdue = True
 
-    def forward(self, facts: ForwardFacts) -> None:
+    def forward(self, facts: ForwardDone) -> None:
         """Count a forward."""
         metrics.forward_rows.labels(facts.model).observe(facts.rows)
         metrics.forward_seconds.labels(facts.model, metrics.rows_label(facts.rows)).observe(facts.seconds)
@@ -196,6 +196,6 @@ class BatchLog:
 
 def _passed_by(batch: _Batch, run: ClaimedJob) -> bool:
     """Tell whether a job waited while a batch with room for it ran, which its signature kept it out of."""
-    waited = batch.ended_s is None or run.waiting_since_s < batch.ended_s
+    waited = batch.ended_s is None or run.queued_since_s < batch.ended_s
     room = min(batch.ruled, batch.fits, batch.paying) - batch.seats
     return waited and batch.signature != run.claim.signature and not batch.alone and run.claim.job.seats <= room

@@ -10,7 +10,7 @@ from shared.config.models_file import ModelSpec
 from shared.errors import FusequeueError
 from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
 from shared.queue import Claim
-from worker.engine import Finished, Made, Pixels
+from worker.engine import JobFinished, Output, Pixels
 from worker.output.preview_files import PreviewPublisher
 from worker.output.upload import Uploader
 
@@ -34,10 +34,10 @@ class ClaimedJob:
         self.claim = claim
         self.spec = spec
         self.key = f"{claim.job.id}:{claim.epoch}"
-        self.waiting_since_s = time.monotonic() - claim.waited_ms / 1000
+        self.queued_since_s = time.monotonic() - claim.waited_ms / 1000
         self.phase = Phase.LOADING
         self.progress = Progress()
-        self.engine_done: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        self.engine_done: asyncio.Future[JobFinished] = asyncio.get_running_loop().create_future()
         self.stop_reason: StopReason | None = None
         self.stopped = asyncio.Event()
         self.in_engine = False
@@ -62,7 +62,7 @@ class ClaimedJob:
             self.stop_reason = reason
             self.stopped.set()
 
-    def deliver(self, delivery: Uploader, index: int, made: Made) -> None:
+    def deliver(self, delivery: Uploader, index: int, made: Output) -> None:
         """Start encoding and uploading picture `index`."""
         task = asyncio.create_task(delivery.deliver(self.claim, index, made))
         self._uploads[index] = task
@@ -105,7 +105,7 @@ class ClaimedJob:
         for task in (*self._uploads.values(), *(task for told in self._previews.values() for task in told)):
             task.cancel()
 
-    def outcome(self, finished: Finished, artifacts: tuple[Artifact, ...], upload_ms: int | None) -> Outcome:
+    def outcome(self, finished: JobFinished, artifacts: tuple[Artifact, ...], upload_ms: int | None) -> Outcome:
         """Return what the job is settled with, given how the engine and the uploads ended."""
         timings = Timings(
             queue_ms=self.claim.waited_ms,

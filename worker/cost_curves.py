@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from shared.queue import Queue
 from worker.claiming import efficient_rows
-from worker.engine import ForwardFacts
+from worker.engine import ForwardDone
 
 MAX_KEPT = 1000  # shapes, and signatures: clients choose among many sizes, and a worker lives long
 TELL_AGAIN_S = 3600.0  # Redis forgets within a day what is not told again
@@ -78,7 +78,7 @@ class CostCurves:
         self._recalled: dict[Shape, tuple[float, dict[int, float]] | None] = {}  # None: not asked for yet
         self._told: dict[str, tuple[int, float]] = {}  # rows, time.monotonic()
 
-    def measure(self, signature: str, facts: ForwardFacts) -> None:
+    def measure(self, signature: str, facts: ForwardDone) -> None:
         """Take in one forward of the jobs of `signature`."""
         shape = (facts.device, facts.model, facts.shape)
         _keep(self._shape_of, signature, shape)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from shared.job import Phase, Progress
 from worker.claimed_job import ClaimedJob
-from worker.engine import Finished, ForwardFacts, Incident, Made, Pixels
+from worker.engine import EngineIncident, ForwardDone, JobFinished, Output, Pixels
 from worker.metrics import collectors
 from worker.output.preview_files import PreviewPublisher
 from worker.output.upload import Uploader
@@ -24,7 +24,7 @@ class EngineEventHandler:
         previews: PreviewPublisher,
         *,
         on_change: Callable[[ClaimedJob], None],
-        on_forward: Callable[[ForwardFacts], None],
+        on_forward: Callable[[ForwardDone], None],
     ) -> None:
         self._runs = runs
         self._delivery = delivery
@@ -47,16 +47,16 @@ class EngineEventHandler:
     def preview(self, key: str, index: int, pixels: Pixels) -> None:
         self._hand_over(self._preview, key, index, pixels)
 
-    def picture(self, key: str, index: int, made: Made) -> None:
+    def picture(self, key: str, index: int, made: Output) -> None:
         self._hand_over(self._deliver, key, index, made)
 
-    def finished(self, key: str, finished: Finished) -> None:
+    def finished(self, key: str, finished: JobFinished) -> None:
         self._hand_over(self._finish, key, finished)
 
-    def forward(self, facts: ForwardFacts) -> None:
+    def forward(self, facts: ForwardDone) -> None:
         self._hand_over(self._on_forward, facts)
 
-    def incident(self, incident: Incident) -> None:
+    def incident(self, incident: EngineIncident) -> None:
         self._hand_over(collectors.incident, incident)
 
     def _hand_over(self, function: Callable[..., None], *arguments: object) -> None:
@@ -78,7 +78,7 @@ class EngineEventHandler:
             run.advance(phase, progress)
             self._on_change(run)
 
-    def _deliver(self, key: str, index: int, made: Made) -> None:
+    def _deliver(self, key: str, index: int, made: Output) -> None:
         if run := self._runs.get(key):
             run.deliver(self._delivery, index, made)
 
@@ -86,7 +86,7 @@ class EngineEventHandler:
         if run := self._runs.get(key):
             run.preview(self._previews, index, pixels)
 
-    def _finish(self, key: str, finished: Finished) -> None:
+    def _finish(self, key: str, finished: JobFinished) -> None:
         if (run := self._runs.get(key)) and not run.engine_done.done():
             run.engine_done.set_result(finished)
             run.advance(Phase.UPLOADING)

@@ -16,7 +16,7 @@ from shared.job import Failure, Outcome, State, Timings
 from shared.queue import Queue
 from shared.storage import Storage
 from worker.claimed_job import ClaimedJob, StopReason
-from worker.engine import AnyEngine, Finished, InputFiles, Seat
+from worker.engine import EngineInterface, EngineRequest, InputFiles, JobFinished
 from worker.metrics import collectors
 from worker.output.upload import attempt_prefix
 
@@ -38,7 +38,7 @@ class _InputMissing(Exception):
 class JobRunner:
     """Sees one run through, from its claim to its settling."""
 
-    def __init__(self, queue: Queue, storage: Storage, engine: AnyEngine, worker: str) -> None:
+    def __init__(self, queue: Queue, storage: Storage, engine: EngineInterface, worker: str) -> None:
         self._queue = queue
         self._storage = storage
         self._engine = engine
@@ -92,8 +92,10 @@ class JobRunner:
                 timings=Timings(queue_ms=run.claim.waited_ms),
             )
         if run.stop_reason is not None:
-            return run.outcome(Finished(), (), None)
-        self._engine.seat(Seat(run.key, run.claim.job, run.spec, inputs, run.claim.alone, run.waiting_since_s))
+            return run.outcome(JobFinished(), (), None)
+        self._engine.submit(
+            EngineRequest(run.key, run.claim.job, run.spec, inputs, run.claim.alone, run.queued_since_s)
+        )
         finished = await run.engine_done
         if finished.error is not None or run.stop_reason is not None:
             return run.outcome(finished, (), None)

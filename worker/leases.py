@@ -16,7 +16,7 @@ from shared.queue import Queue
 from shared.runtime import metrics
 from shared.runtime.clock import now_ms
 from worker.claimed_job import ClaimedJob, StopReason
-from worker.engine import Activity, AnyEngine
+from worker.engine import Activity, EngineInterface
 
 log = structlog.get_logger()
 
@@ -48,7 +48,7 @@ class Leases:
     """Renews leases, tells runs that they were canceled, lost or are out of time, and reclaims others' losses."""
 
     def __init__(
-        self, queue: Queue, engine: AnyEngine, runs: dict[str, ClaimedJob], worker: str, settings: Settings
+        self, queue: Queue, engine: EngineInterface, runs: dict[str, ClaimedJob], worker: str, settings: Settings
     ) -> None:
         self._queue = queue
         self._engine = engine
@@ -81,7 +81,7 @@ class Leases:
 
     async def renew(self) -> None:
         """Renew every lease once; runs that are no longer ours, or are wanted no more, are stopped."""
-        if stalled(self._engine.standing.activity, time.monotonic(), self._limits):
+        if stalled(self._engine.status().activity, time.monotonic(), self._limits):
             log.error("gpu_thread_hung", running=len(self._runs))
             self.hung.set()
             return

@@ -20,7 +20,7 @@ from shared.runtime.clock import now_ms
 from shared.runtime.version import VERSION
 from worker.claimed_job import ClaimedJob
 from worker.cost_curves import CostCurves
-from worker.engine import AnyEngine, ForwardFacts, Standing
+from worker.engine import EngineInterface, EngineStatus, ForwardDone
 
 log = structlog.get_logger()
 
@@ -62,7 +62,7 @@ class ProgressReporter:
         """Remember that a run has got further; it is told with the next flush."""
         self._changed.add(run.key)
 
-    def count_forward(self, facts: ForwardFacts) -> None:
+    def count_forward(self, facts: ForwardDone) -> None:
         """Add one forward to the worker's counters."""
         self._info = replace(
             self._info, forwards=self._info.forwards + 1, forward_rows=self._info.forward_rows + facts.rows
@@ -110,13 +110,13 @@ class ProgressReporter:
         self._stored |= stored
         self._unstored -= stored.keys()
 
-    async def beat(self, engine: AnyEngine) -> None:
+    async def beat(self, engine: EngineInterface) -> None:
         """Say that this worker is there, for as long as it lives."""
         learned_at = time.monotonic()
         start_told = False
         while True:
             try:
-                await self.beat_once(engine.standing)
+                await self.beat_once(engine.status())
                 if not start_told and self._info.ready_at_ms:
                     await self._queue.learn_start((self._info.ready_at_ms - self._info.started_at_ms) / 1000)
                     start_told = True
@@ -128,13 +128,13 @@ class ProgressReporter:
                 log.debug("heartbeat_missed", error=error.message)
             await asyncio.sleep(BEAT_EVERY_S)
 
-    async def beat_once(self, engine: Standing) -> None:
+    async def beat_once(self, engine: EngineStatus) -> None:
         seated = sum(run.claim.job.seats for run in self._runs.values() if run.occupies_seats)
         info = replace(self._info, running=len(self._runs), running_seats=seated, seats=self._seats)
         info = replace(info, free_seats=max(0, self._seats - seated))
         info = replace(info, memory_bytes=engine.memory_bytes, models_bytes=engine.models_bytes)
-        spent = engine.time_spent
-        info = replace(info, busy_s=round(spent.busy_s, 3), idle_while_waiting_s=round(spent.idle_while_waiting_s, 3))
+        spent = engine.thread_time
+        info = replace(info, busy_s=round(spent.busy_s, 3), idle_while_waiting_s=round(spent.idle_while_queued_s, 3))
         loaded = engine.loaded_models
         # A model of jobs in hand is on its way into memory, unless that failed. Who takes no jobs holds none.
         held = {*loaded, *(run.spec.id for run in self._runs.values())} - engine.unavailable_models.keys()

@@ -23,8 +23,8 @@ from worker.batch_log import BatchLog
 from worker.claimed_job import ClaimedJob, StopReason
 from worker.claiming import ClaimRequest, RunningJob, asks, leading, loads_ms
 from worker.cost_curves import CostCurves
-from worker.engine import EngineFactory, ForwardFacts, allowed
-from worker.engine.remote import EngineProcess
+from worker.engine import EngineFactory, ForwardDone, allowed_rows
+from worker.engine.remote import RemoteEngine
 from worker.engine_events import EngineEventHandler
 from worker.job_runner import JobRunner
 from worker.leases import Leases
@@ -62,7 +62,7 @@ class Worker:
         queue: Queue,
         storage: Storage,
         settings: Settings,
-        engine: EngineFactory = EngineProcess,
+        engine: EngineFactory = RemoteEngine,
     ) -> None:
         self.name = worker_name()
         self._catalog = catalog
@@ -102,7 +102,7 @@ class Worker:
 
     def _useless(self) -> str | None:
         """Return why none of the models can be served; None: one can, for all that is known."""
-        engine = self._engine.standing
+        engine = self._engine.status()
         unavailable = engine.unavailable_models
         if engine.loaded_models or unavailable.keys() != set(self._models):
             return None
@@ -110,7 +110,7 @@ class Worker:
 
     async def refresh_metrics(self) -> None:
         """Bring the gauges of this process up to date."""
-        await self._gauges.refresh(self._engine.standing, ready=self.unready() is None)
+        await self._gauges.refresh(self._engine.status(), ready=self.unready() is None)
 
     @property
     def seats_in_use(self) -> int:
@@ -203,7 +203,7 @@ class Worker:
         rows = self._largest_batch
         if seated:
             first = runs[[one.signature for one in seated].index(leading(seated))]
-            most = allowed(self._engine.standing, first.claim.job, first.spec.max_batch)
+            most = allowed_rows(self._engine.status(), first.claim.job, first.spec.max_batch)
             rows = self._curves.rows(first.claim.signature, most)
             self._batches.bound(first.claim.signature, most, rows)
         aside = rows if self._settings.max_preempted_rows is None else self._settings.max_preempted_rows
@@ -219,11 +219,11 @@ class Worker:
             return await self._queue.claim(self.name, self._loads(), ask.seats)
         # Of models in memory only: a load would find no room beside one whose jobs are parked.
         return await self._queue.claim(
-            self.name, self._engine.standing.loaded_models, ask.seats, lowest=ask.lowest, accompanied=True
+            self.name, self._engine.status().loaded_models, ask.seats, lowest=ask.lowest, accompanied=True
         )
 
     def _loads(self) -> dict[str, int]:
-        engine = self._engine.standing
+        engine = self._engine.status()
         return loads_ms(self._models, engine.loaded_models, engine.load_seconds, engine.unavailable_models)
 
     async def _idle_s(self, asked: Sequence[ClaimRequest]) -> float:
@@ -233,7 +233,7 @@ class Worker:
             ripens_in_ms = await self._queue.next_ripening(self._loads(), worker=self.name)
         elif any(ask.lowest is Priority.INTERACTIVE for ask in asked):
             hints = self._urgent.hints
-            loaded = self._engine.standing.loaded_models
+            loaded = self._engine.status().loaded_models
             waits_ms = await self._queue.next_ripening(loaded, lowest=Priority.INTERACTIVE)
             if waits_ms is None:
                 self._urgent.none_waits(hints)
@@ -262,7 +262,7 @@ class Worker:
             except RedisUnavailable:
                 await asyncio.sleep(random.uniform(0.5, 1.0))
 
-    def _measured(self, facts: ForwardFacts) -> None:
+    def _measured(self, facts: ForwardDone) -> None:
         self._reporter.count_forward(facts)
         self._batches.forward(facts)
         # Not one that is only being uploaded: it may be of another signature than the batch that runs by now.

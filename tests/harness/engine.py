@@ -17,7 +17,7 @@ from PIL import Image
 from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec
 from shared.config.settings import Settings
 from shared.job import InputRef, Job, Task
-from worker.engine import Finished, ForwardFacts, Incident, InputFiles, Made, Seat
+from worker.engine import EngineIncident, EngineRequest, ForwardDone, InputFiles, JobFinished, Output
 from worker.engine.engine import Engine
 
 SIDE = 64
@@ -102,11 +102,11 @@ class Recorder:
 
     heard: list[tuple[Any, ...]] = field(default_factory=list)
     pictures: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
-    made: dict[tuple[str, int], Made] = field(default_factory=dict)
+    made: dict[tuple[str, int], Output] = field(default_factory=dict)
     previews: list[np.ndarray] = field(default_factory=list)
-    ended: dict[str, Finished] = field(default_factory=dict)
-    facts: list[ForwardFacts] = field(default_factory=list)
-    incidents: list[Incident] = field(default_factory=list)
+    ended: dict[str, JobFinished] = field(default_factory=dict)
+    facts: list[ForwardDone] = field(default_factory=list)
+    incidents: list[EngineIncident] = field(default_factory=list)
     change: threading.Condition = field(default_factory=threading.Condition)
 
     def loading(self, key: str) -> None:
@@ -122,22 +122,22 @@ class Recorder:
         self.heard.append(("preview", key, index))
         self.previews.append(pixels)
 
-    def picture(self, key: str, index: int, made: Made) -> None:
+    def picture(self, key: str, index: int, made: Output) -> None:
         assert (key, index) not in self.pictures
         self.heard.append(("picture", key, index, made.flagged))
         self.pictures[key, index] = made.pixels
         self.made[key, index] = made
 
-    def finished(self, key: str, finished: Finished) -> None:
+    def finished(self, key: str, finished: JobFinished) -> None:
         assert key not in self.ended
         with self.change:
             self.ended[key] = finished
             self.change.notify_all()
 
-    def forward(self, facts: ForwardFacts) -> None:
+    def forward(self, facts: ForwardDone) -> None:
         self.facts.append(facts)
 
-    def incident(self, incident: Incident) -> None:
+    def incident(self, incident: EngineIncident) -> None:
         self.incidents.append(incident)
 
     @property
@@ -170,9 +170,9 @@ class Room:
     ) -> None:
         """Seat jobs, which begin together; their input pictures are made from their seeds, but for `image`, if any."""
         since_s = None if waited_s is None else time.monotonic() - waited_s
-        self.engine.seat(
+        self.engine.submit(
             *(
-                Seat(
+                EngineRequest(
                     job.id,
                     job,
                     self.specs[job.model],

@@ -16,7 +16,7 @@ from harness.engine import Recorder, Room, a_job, a_spec, input_files
 from parity.cells import Cell
 
 from shared.job import Job
-from worker.engine import ForwardFacts, Made
+from worker.engine import ForwardDone, Output
 from worker.engine.pipelines.call_arguments import arguments_for, make_results, scheduler_named, set_guidance
 from worker.engine.pipelines.input_images import prepare_inputs
 from worker.engine.pipelines.task_pipelines import pipeline_for
@@ -43,7 +43,7 @@ class Joining(Recorder):
     seat: Callable[[], None] = lambda: None
     seated_after: int | None = field(default=None)
 
-    def forward(self, facts: ForwardFacts) -> None:
+    def forward(self, facts: ForwardDone) -> None:
         super().forward(facts)
         if self.seated_after is None:
             self.seated_after = len(self.facts)
@@ -105,7 +105,7 @@ def _refused(cell: Cell, source: Path) -> dict[str, str]:
     return errors
 
 
-def _alone(source: Path, jobs: list[Job]) -> dict[tuple[str, int], Made]:
+def _alone(source: Path, jobs: list[Job]) -> dict[tuple[str, int], Output]:
     """Make every picture by itself, with nothing but diffusers between its arguments and its pixels."""
     loaded: Any = DiffusionPipeline.from_pretrained(source, local_files_only=True)
     loaded.set_progress_bar_config(disable=True)
@@ -126,7 +126,7 @@ def _alone(source: Path, jobs: list[Job]) -> dict[tuple[str, int], Made]:
     return pictures
 
 
-def _compare(heard: Recorder, alone: dict[tuple[str, int], Made]) -> float:
+def _compare(heard: Recorder, alone: dict[tuple[str, int], Output]) -> float:
     assert heard.pictures.keys() == alone.keys()
     off = {key: _difference(heard.made[key], expected) for key, expected in alone.items()}
     assert max(off.values()) <= TOLERANCE, off
@@ -141,7 +141,7 @@ def _compare(heard: Recorder, alone: dict[tuple[str, int], Made]) -> float:
     return max(off.values())
 
 
-def _difference(made: Made, expected: Made) -> float:
+def _difference(made: Output, expected: Output) -> float:
     """Return the largest difference of two results, in parts of the range of their pixels and of their sound."""
     assert made.pixels.shape == expected.pixels.shape
     off = float(np.abs(made.pixels - expected.pixels).max())

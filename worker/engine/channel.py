@@ -20,7 +20,7 @@ HEAD = struct.Struct("!Q")  # the length of what follows
 MOST_MEMORIES = 253  # with one message, of Linux
 
 
-class Memory:
+class SharedMemory:
     """Memory that processes can share, as a file without a name; closed when nobody holds it."""
 
     def __init__(self, descriptor: int) -> None:
@@ -30,14 +30,14 @@ class Memory:
         os.close(self.descriptor)
 
     @staticmethod
-    def of(nbytes: int) -> Memory:
+    def of(nbytes: int) -> SharedMemory:
         """Return new memory, which the system hands out as it is written to."""
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("fusequeue")
         else:
             descriptor, path = tempfile.mkstemp()
             os.unlink(path)
-        memory = Memory(descriptor)
+        memory = SharedMemory(descriptor)
         os.truncate(descriptor, nbytes)
         return memory
 
@@ -45,15 +45,15 @@ class Memory:
 class SharedArray(np.ndarray[Any, np.dtype[Any]]):
     """An array that lies in `memory`; that is None for a view of such an array."""
 
-    memory: Memory | None = None
+    memory: SharedMemory | None = None
 
 
 def shared_array(shape: Sequence[int], dtype: npt.DTypeLike) -> SharedArray:
     """Return an array of zeros that a channel passes on as it is."""
-    return _array(Memory.of(max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)), shape, dtype)
+    return _array(SharedMemory.of(max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)), shape, dtype)
 
 
-def _array(memory: Memory, shape: Sequence[int], dtype: npt.DTypeLike) -> SharedArray:
+def _array(memory: SharedMemory, shape: Sequence[int], dtype: npt.DTypeLike) -> SharedArray:
     array = SharedArray(tuple(shape), dtype, buffer=mmap.mmap(memory.descriptor, 0))
     array.memory = memory
     return array
@@ -62,7 +62,7 @@ def _array(memory: Memory, shape: Sequence[int], dtype: npt.DTypeLike) -> Shared
 class _Pickler(pickle.Pickler):
     def __init__(self, out: io.BytesIO) -> None:
         super().__init__(out, protocol=5)
-        self.memories: list[Memory] = []
+        self.memories: list[SharedMemory] = []
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, SharedArray):
@@ -78,7 +78,7 @@ class _Sent:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: io.BytesIO, memories: Sequence[Memory]) -> None:
+    def __init__(self, data: io.BytesIO, memories: Sequence[SharedMemory]) -> None:
         super().__init__(data)
         self._memories = memories
 
@@ -119,7 +119,7 @@ class Channel:
     def receive(self) -> Any:
         """Wait for the next message; raises `EOFError` when the other end is closed, `OSError` when this one is."""
         head, descriptors, _, _ = socket.recv_fds(self._end, HEAD.size, MOST_MEMORIES)
-        memories = [Memory(descriptor) for descriptor in descriptors]
+        memories = [SharedMemory(descriptor) for descriptor in descriptors]
         (length,) = HEAD.unpack(head + self._exactly(HEAD.size - len(head)))
         return _Unpickler(io.BytesIO(self._exactly(length)), memories).load()
 

@@ -22,11 +22,11 @@ from worker.engine.lora.loading import AdapterLoader
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.input_images import InputImages, prepare_inputs
 from worker.engine.pipelines.model_cache import LoadedModel, ModelCache, ModelCacheFull
-from worker.engine.protocol import Activity, Incident, Listener, Seat, Standing, TimeSpent
-from worker.engine.scheduling.batch_scheduler import Rounds
-from worker.engine.scheduling.engine_job import SeatedJob
-from worker.engine.scheduling.thread_time import Workday
-from worker.engine.scheduling.timing import Pace
+from worker.engine.protocol import Activity, EngineEvents, EngineIncident, EngineRequest, EngineStatus, ThreadTime
+from worker.engine.scheduling.batch_scheduler import BatchScheduler
+from worker.engine.scheduling.engine_job import EngineJob
+from worker.engine.scheduling.thread_time import ThreadTimer
+from worker.engine.scheduling.timing import ForwardTimer
 from worker.engine.thread_settings import go_first, keep_freed_memory
 from worker.engine.warm_up import warm
 
@@ -40,7 +40,7 @@ class Engine:
     is no job's fault (a lost device, a fault in the engine) ends the thread: its activity then is that of a hang.
     """
 
-    def __init__(self, catalog: Catalog, listener: Listener, settings: Settings) -> None:
+    def __init__(self, catalog: Catalog, listener: EngineEvents, settings: Settings) -> None:
         self._catalog = catalog
         self._listener = listener
         self._threads = settings.torch_threads
@@ -50,13 +50,13 @@ class Engine:
         self._models = ModelCache(
             self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_arrived, adapters
         )
-        self._pace = Pace(self.device)
-        self._workday = Workday(time.monotonic())
+        self._pace = ForwardTimer(self.device)
+        self._workday = ThreadTimer(time.monotonic())
         patience_s = settings.aging_ms / 1000
-        self._rounds = Rounds(self.device, self._models, self._pace, listener, self._forget, patience_s)
+        self._rounds = BatchScheduler(self.device, self._models, self._pace, listener, self._forget, patience_s)
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare-input")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._seats: dict[str, Seat] = {}  # every job between seat() and finished()
+        self._seats: dict[str, EngineRequest] = {}  # every job between seat() and finished()
         self._guard = threading.Lock()
         self._arrivals = 0
         self._stopping = False
@@ -85,14 +85,14 @@ class Engine:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def seat(self, *seats: Seat) -> None:
+    def submit(self, *requests: EngineRequest) -> None:
         """Take jobs in, which begin together; the listener hears of each from now on, and at last that it finished."""
         with self._guard:
-            ages = range(self._arrivals + 1, self._arrivals + 1 + len(seats))
-            self._arrivals += len(seats)
-            self._seats.update({seat.claim_key: seat for seat in seats})
-        arrivals = list(zip(seats, ages, strict=True))
-        if all(seat.inputs.empty for seat in seats):
+            ages = range(self._arrivals + 1, self._arrivals + 1 + len(requests))
+            self._arrivals += len(requests)
+            self._seats.update({request.claim_key: request for request in requests})
+        arrivals = list(zip(requests, ages, strict=True))
+        if all(request.inputs.empty for request in requests):
             self._take_in(arrivals)
         else:
             self._preparer.submit(self._take_in, arrivals)
@@ -109,11 +109,10 @@ class Engine:
             self._seats.clear()
         self._inbox.put(self._rounds.release_all)
 
-    @property
-    def standing(self) -> Standing:
+    def status(self) -> EngineStatus:
         """Return what there is to tell of the engine now."""
         loaded = tuple(self._models.loaded)
-        return Standing(
+        return EngineStatus(
             device=str(self.device),
             device_uuid=uuid_of(self.device) if loaded else None,  # asking for it makes torch wake the device
             memory_bytes=self._models.device_bytes,
@@ -121,9 +120,9 @@ class Engine:
             loaded_models=loaded,
             load_seconds=dict(self._load_s),
             unavailable_models=dict(self._unavailable),
-            allowed=self._rounds.allowed(),
+            row_limits=self._rounds.allowed(),
             activity=self._activity(),
-            time_spent=TimeSpent(self._workday.busy_s(time.monotonic()), self._workday.idle_while_waiting_s),
+            thread_time=ThreadTime(self._workday.busy_s(time.monotonic()), self._workday.idle_while_queued_s),
         )
 
     def _activity(self) -> Activity:
@@ -195,7 +194,7 @@ class Engine:
         self._stopping = True
         self._rounds.release_all()
 
-    def _take_in(self, arrivals: Sequence[tuple[Seat, int]]) -> None:
+    def _take_in(self, arrivals: Sequence[tuple[EngineRequest, int]]) -> None:
         """Decode the jobs' input pictures, beside the engine's thread where there are any, then have all admitted."""
         decoded = [(seat, age, _inputs_of(seat)) for seat, age in arrivals]
 
@@ -205,11 +204,11 @@ class Engine:
 
         self._inbox.put(admit)
 
-    def _admit(self, seat: Seat, age: int, inputs: InputImages | JobError) -> None:
+    def _admit(self, seat: EngineRequest, age: int, inputs: InputImages | JobError) -> None:
         if isinstance(inputs, JobError):
-            return self._rounds.refuse(SeatedJob(seat, age, InputImages()), inputs)
-        job, now = SeatedJob(seat, age, inputs), time.monotonic()
-        self._workday.work(now, now if seat.waiting_since_s is None else seat.waiting_since_s)
+            return self._rounds.refuse(EngineJob(seat, age, InputImages()), inputs)
+        job, now = EngineJob(seat, age, inputs), time.monotonic()
+        self._workday.work(now, now if seat.queued_since_s is None else seat.queued_since_s)
         with self._guard:
             wanted = job.key in self._seats
         if not wanted:  # canceled while its input was being decoded
@@ -233,13 +232,13 @@ class Engine:
             self._pace.note_life()
             self._setting_up = False
             self._load_s[model] = time.monotonic() - outcome.began_s
-            self._listener.incident(Incident("model_loaded", model, self._load_s[model]))
+            self._listener.incident(EngineIncident("model_loaded", model, self._load_s[model]))
             self._unavailable.pop(model, None)
         elif isinstance(outcome, ModelCacheFull):
             log.info("model_not_kept", model=model, reason=outcome.message)
         else:
             self._unavailable[model] = outcome.message
-            self._listener.incident(Incident("model_load_failed", model))
+            self._listener.incident(EngineIncident("model_load_failed", model))
             log.error("model_unavailable", model=model, error=outcome.message)
         self._rounds.model_arrived(model, outcome)
         with self._guard:
@@ -248,7 +247,7 @@ class Engine:
             arrived.set()
 
 
-def _inputs_of(seat: Seat) -> InputImages | JobError:
+def _inputs_of(seat: EngineRequest) -> InputImages | JobError:
     if seat.inputs.empty:
         return InputImages()
     try:

@@ -14,7 +14,7 @@ from shared.job import Job
 from worker.engine.device import chosen_device, watch_memory
 from worker.engine.engine import Engine
 from worker.engine.pipelines.sample_jobs import sample_files, sample_job
-from worker.engine.protocol import Finished, ForwardFacts, Incident, Made, Pixels, Seat
+from worker.engine.protocol import EngineIncident, EngineRequest, ForwardDone, JobFinished, Output, Pixels
 from worker.engine.warm_up import row_counts
 
 STEPS = 8
@@ -83,7 +83,7 @@ def _measure(engine: Engine, gauge: _Gauge, spec: ModelSpec, rows: int) -> float
     for repeat in range(MOST_REPEATS):
         gauge.expect(rows)
         jobs = [_job(spec, repeat * rows + at) for at in range(rows)]
-        engine.seat(*(Seat(f"{job.id}-of-{rows}", job, spec, sample_files(job)) for job in jobs))
+        engine.submit(*(EngineRequest(f"{job.id}-of-{rows}", job, spec, sample_files(job)) for job in jobs))
         gauge.wait(engine)
         found = gauge.seconds.get(rows, [])
         if not found:
@@ -104,7 +104,7 @@ class _Gauge:
 
     def __init__(self) -> None:
         self.seconds: dict[int, list[float]] = {}
-        self.last: ForwardFacts | None = None
+        self.last: ForwardDone | None = None
         self._left = 0
         self._error: FusequeueError | None = None
         self._ended = threading.Event()
@@ -128,18 +128,18 @@ class _Gauge:
 
     def decoding(self, key: str) -> None: ...
 
-    def incident(self, incident: Incident) -> None: ...
+    def incident(self, incident: EngineIncident) -> None: ...
 
     def preview(self, key: str, index: int, pixels: Pixels) -> None: ...
 
-    def picture(self, key: str, index: int, made: Made) -> None: ...
+    def picture(self, key: str, index: int, made: Output) -> None: ...
 
-    def finished(self, key: str, finished: Finished) -> None:
+    def finished(self, key: str, finished: JobFinished) -> None:
         self._error = self._error or finished.error
         self._left -= 1
         if not self._left:
             self._ended.set()
 
-    def forward(self, facts: ForwardFacts) -> None:
+    def forward(self, facts: ForwardDone) -> None:
         self.last = facts
         self.seconds.setdefault(facts.rows + facts.padding, []).append(facts.seconds)

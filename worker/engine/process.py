@@ -27,7 +27,7 @@ from shared.runtime import log
 from worker.engine.channel import Channel
 from worker.engine.device import device_facts
 from worker.engine.engine import Engine
-from worker.engine.protocol import Finished, ForwardFacts, Incident, Made, Pixels, Standing
+from worker.engine.protocol import EngineIncident, EngineStatus, ForwardDone, JobFinished, Output, Pixels
 
 SWITCH_INTERVAL_S = 0.0005
 """How long one thread may keep Python from another. The engine's thread gives it up at every operation of torch, and
@@ -41,7 +41,7 @@ Told: TypeAlias = tuple[str, tuple[Any, ...]]
 """A callback of the listener, by name, with its arguments."""
 
 
-class Teller:
+class EventSender:
     """The engine's `Listener`: a thread of its own sends what it hears, in order, as many at once as there are.
 
     Waking that thread takes Python from the engine's one. What is mostly followed by more at once does not: a forward
@@ -80,16 +80,16 @@ class Teller:
     def preview(self, key: str, index: int, pixels: Pixels) -> None:
         self._tell("preview", key, index, pixels)
 
-    def picture(self, key: str, index: int, made: Made) -> None:
+    def picture(self, key: str, index: int, made: Output) -> None:
         self._told.append(("picture", (key, index, made)))
 
-    def finished(self, key: str, finished: Finished) -> None:
+    def finished(self, key: str, finished: JobFinished) -> None:
         self._tell("finished", key, finished)
 
-    def forward(self, facts: ForwardFacts) -> None:
+    def forward(self, facts: ForwardDone) -> None:
         self._told.append(("forward", (facts,)))
 
-    def incident(self, incident: Incident) -> None:
+    def incident(self, incident: EngineIncident) -> None:
         self._tell("incident", incident)
 
     def _tell(self, name: str, *arguments: Any) -> None:
@@ -116,12 +116,12 @@ class Teller:
                 structlog.get_logger().exception("engine_cannot_tell")
             os._exit(1)
 
-    def _standing(self) -> Standing | None:
+    def _standing(self) -> EngineStatus | None:
         now = time.monotonic()
         if self._engine is None or now - self._standing_at < STANDING_S:
             return None
         self._standing_at = now
-        return self._engine.standing
+        return self._engine.status()
 
 
 def main(descriptor: int) -> int:
@@ -133,7 +133,7 @@ def main(descriptor: int) -> int:
     settings: Settings
     catalog, settings = channel.receive()
     log.configure(settings.log_level)
-    teller = Teller(channel)
+    teller = EventSender(channel)
     try:
         device_facts(settings.device)
         engine = Engine(catalog, teller, settings)
@@ -151,7 +151,7 @@ def main(descriptor: int) -> int:
     return 0
 
 
-def _obey(engine: Engine, teller: Teller, name: str, *arguments: Any) -> bool:
+def _obey(engine: Engine, teller: EventSender, name: str, *arguments: Any) -> bool:
     """Do what the worker asks; False once that was to stop."""
     match name:
         case "warm_up":
@@ -159,7 +159,7 @@ def _obey(engine: Engine, teller: Teller, name: str, *arguments: Any) -> bool:
         case "stop":
             engine.stop(*arguments)
             return False
-        case "seat" | "cancel" | "release_all":
+        case "submit" | "cancel" | "release_all":
             method: Callable[..., None] = getattr(engine, name)
             method(*arguments)
         case _:
@@ -167,7 +167,7 @@ def _obey(engine: Engine, teller: Teller, name: str, *arguments: Any) -> bool:
     return True
 
 
-def _warm_up(engine: Engine, teller: Teller) -> None:
+def _warm_up(engine: Engine, teller: EventSender) -> None:
     engine.warm_up()
     # What is here now, mostly libraries and models, stays: a full collection would walk through all of it, for 0.3 s in
     # which no forward starts.

@@ -32,7 +32,7 @@ class InputFiles:
 
 
 @dataclass(frozen=True)
-class Sound:
+class Audio:
     """What goes with a video's frames: `samples` [channels, samples] of -1 to 1, `rate` of them a second."""
 
     samples: npt.NDArray[np.float32]
@@ -40,12 +40,12 @@ class Sound:
 
 
 @dataclass(frozen=True)
-class Made:
+class Output:
     """A finished picture, or a video with its sound, if it has any; `flagged` by the model's safety checker."""
 
     pixels: Pixels
     flagged: bool = False
-    sound: Sound | None = None
+    sound: Audio | None = None
 
     @property
     def is_video(self) -> bool:
@@ -57,7 +57,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Seat:
+class EngineRequest:
     """One job handed to the engine, under a key that no other claim of it has.
 
     `waiting_since_s` is `time.monotonic()` of its arrival in line, None where it stood in none.
@@ -67,12 +67,12 @@ class Seat:
     job: Job
     spec: ModelSpec
     inputs: InputFiles = InputFiles()
-    alone: bool = False
-    waiting_since_s: float | None = None
+    solo: bool = False
+    queued_since_s: float | None = None
 
 
 @dataclass(frozen=True)
-class Finished:
+class JobFinished:
     """How a job left the engine. `canceled` is also set for one that was thrown out to be given back."""
 
     error: JobError | None = None
@@ -84,7 +84,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class ForwardFacts:
+class ForwardDone:
     """One denoiser forward that succeeded. `rows` counts pictures: guidance's doubling is not in it.
 
     `padding` counts the copies that filled it up beside them; `claim_key` is that of one of its jobs.
@@ -101,7 +101,7 @@ class ForwardFacts:
 
 
 @dataclass(frozen=True)
-class Incident:
+class EngineIncident:
     """What operators count of a model: `amount` is the seconds of a load, the forwards that were repeated."""
 
     kind: Literal["model_loaded", "model_load_failed", "out_of_memory", "forward_repeated"]
@@ -125,21 +125,21 @@ class Activity:
 
 
 @dataclass(frozen=True)
-class TimeSpent:
+class ThreadTime:
     """How the engine's thread has spent its time: with pictures to go on with, and without while a job waited."""
 
     busy_s: float = 0.0
-    idle_while_waiting_s: float = 0.0
+    idle_while_queued_s: float = 0.0
 
 
 @dataclass(frozen=True)
-class Standing:
+class EngineStatus:
     """What an engine tells of itself.
 
     `models_bytes` is what the models in memory take, with their adapters, of the device's `memory_bytes`.
     `load_seconds` is how long the last load of each model took, from the weights' files to the first job it may serve;
     `unavailable_models` why a model could not be loaded whose last load failed. `device_uuid` is a GPU's name in all of
-    its driver's books. `allowed` is how many pictures memory lets run together, by model and shape, where it ran out.
+    its driver's books. `row_limits` is how many images memory holds together, by model and shape, where it ran out.
     """
 
     device: str
@@ -149,12 +149,12 @@ class Standing:
     loaded_models: tuple[str, ...] = ()
     load_seconds: Mapping[str, float] = field(default_factory=dict)
     unavailable_models: Mapping[str, str] = field(default_factory=dict)
-    allowed: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    row_limits: Mapping[tuple[str, str], int] = field(default_factory=dict)
     activity: Activity = Activity(busy=False, since_s=0.0)
-    time_spent: TimeSpent = TimeSpent()
+    thread_time: ThreadTime = ThreadTime()
 
 
-class Listener(Protocol):
+class EngineEvents(Protocol):
     """Hears from the engine, on the engine's thread: it must only hand over, and never block."""
 
     def loading(self, key: str) -> None: ...
@@ -166,17 +166,17 @@ class Listener(Protocol):
     def preview(self, key: str, index: int, pixels: Pixels) -> None:
         """Take the next preview of picture `index` of the job, smaller than the picture."""
 
-    def picture(self, key: str, index: int, made: Made) -> None:
+    def picture(self, key: str, index: int, made: Output) -> None:
         """Take result `index` of the job: layers of one picture have consecutive ones."""
 
-    def finished(self, key: str, finished: Finished) -> None: ...
+    def finished(self, key: str, finished: JobFinished) -> None: ...
 
-    def forward(self, facts: ForwardFacts) -> None: ...
+    def forward(self, facts: ForwardDone) -> None: ...
 
-    def incident(self, incident: Incident) -> None: ...
+    def incident(self, incident: EngineIncident) -> None: ...
 
 
-class AnyEngine(Protocol):
+class EngineInterface(Protocol):
     """What a worker asks of its engine, on a thread of its own or in a process of its own. Nothing blocks, but
     `warm_up` and `stop`.
     """
@@ -189,7 +189,7 @@ class AnyEngine(Protocol):
     def stop(self, timeout_s: float) -> None:
         """End after the present forward, throwing out what is unfinished; waits up to `timeout_s`."""
 
-    def seat(self, *seats: Seat) -> None:
+    def submit(self, *requests: EngineRequest) -> None:
         """Take jobs in, which begin together; the listener hears of each from now on, and at last that it finished."""
 
     def cancel(self, claim_key: str) -> None:
@@ -198,16 +198,15 @@ class AnyEngine(Protocol):
     def release_all(self) -> None:
         """Throw every unfinished job out; each finishes as canceled."""
 
-    @property
-    def standing(self) -> Standing: ...
+    def status(self) -> EngineStatus: ...
 
 
-EngineFactory: TypeAlias = Callable[[Catalog, Listener, Settings], AnyEngine]
+EngineFactory: TypeAlias = Callable[[Catalog, EngineEvents, Settings], EngineInterface]
 
 
-def allowed(standing: Standing, job: Job, most: int) -> int:
+def allowed_rows(standing: EngineStatus, job: Job, most: int) -> int:
     """Return how many pictures like those of `job`, at most `most`, memory lets run together now."""
-    return min(most, standing.allowed.get((job.model, shape_of(job)), most))
+    return min(most, standing.row_limits.get((job.model, shape_of(job)), most))
 
 
 def shape_of(job: Job) -> str:

@@ -19,7 +19,7 @@ import structlog
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FusequeueError
-from worker.engine import Activity, Listener, Seat, Standing
+from worker.engine import Activity, EngineEvents, EngineRequest, EngineStatus
 from worker.engine.channel import Channel
 
 log = structlog.get_logger()
@@ -28,15 +28,15 @@ SILENT_S = 2.0  # many times what lies between two messages of an engine
 KILL_AFTER_S = 5.0  # beyond the time that a stop was given
 
 
-class EngineProcess:
+class RemoteEngine:
     """An engine at the other end of a socket. Its listener is called on a thread that only reads messages.
 
     A process that ended is told like a thread that died: as busy since minus infinity.
     """
 
-    def __init__(self, catalog: Catalog, listener: Listener, settings: Settings) -> None:
+    def __init__(self, catalog: Catalog, listener: EngineEvents, settings: Settings) -> None:
         self._listener = listener
-        self._standing = Standing(device=settings.device or "unknown")
+        self._standing = EngineStatus(device=settings.device or "unknown")
         self._heard_s = time.monotonic()
         self._in_hand: set[str] = set()  # jobs between seat() and finished()
         self._silent_since_s: float | None = None
@@ -80,9 +80,9 @@ class EngineProcess:
             self._process.wait()
         self._gone.wait(KILL_AFTER_S)
 
-    def seat(self, *seats: Seat) -> None:
-        self._in_hand.update(seat.claim_key for seat in seats)
-        self._outbox.put(("seat", *seats))
+    def submit(self, *requests: EngineRequest) -> None:
+        self._in_hand.update(request.claim_key for request in requests)
+        self._outbox.put(("submit", *requests))
 
     def cancel(self, claim_key: str) -> None:
         self._outbox.put(("cancel", claim_key))
@@ -90,8 +90,7 @@ class EngineProcess:
     def release_all(self) -> None:
         self._outbox.put(("release_all",))
 
-    @property
-    def standing(self) -> Standing:
+    def status(self) -> EngineStatus:
         standing = self._standing
         if self._gone.is_set():
             return replace(standing, activity=Activity(busy=True, since_s=float("-inf")))
@@ -128,7 +127,7 @@ class EngineProcess:
             self._outbox.put(None)
             channel.close()
 
-    def _hear(self, told: list[tuple[str, tuple[Any, ...]]], standing: Standing | None) -> None:
+    def _hear(self, told: list[tuple[str, tuple[Any, ...]]], standing: EngineStatus | None) -> None:
         if standing is not None:
             self._standing = standing
         for name, arguments in told:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shared.job import Outcome, State
 from shared.queue import Claim
 from shared.runtime import metrics
-from worker.engine import Incident, TimeSpent
+from worker.engine import EngineIncident, ThreadTime
 
 
 def claimed(claim: Claim) -> None:
@@ -30,7 +30,7 @@ def given_up(reason: str) -> None:
     metrics.claims_abandoned.labels(reason).inc()
 
 
-def incident(incident: Incident) -> None:
+def incident(incident: EngineIncident) -> None:
     """Count what the engine met with."""
     match incident.kind:
         case "model_loaded":
@@ -47,11 +47,11 @@ class Spent:
     """Brings the counters of the GPU thread's time up to what it has spent."""
 
     def __init__(self) -> None:
-        self._told = TimeSpent()
+        self._told = ThreadTime()
 
-    def show(self, spent: TimeSpent) -> None:
+    def show(self, spent: ThreadTime) -> None:
         """Add what has been spent since the last call."""
         metrics.gpu_busy_seconds.inc(max(0.0, spent.busy_s - self._told.busy_s))
-        idle_s = spent.idle_while_waiting_s - self._told.idle_while_waiting_s
+        idle_s = spent.idle_while_queued_s - self._told.idle_while_queued_s
         metrics.gpu_idle_while_queued_seconds.inc(max(0.0, idle_s))
         self._told = spent

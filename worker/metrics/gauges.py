@@ -8,7 +8,7 @@ import structlog
 
 from shared.runtime import metrics
 from worker.batch_log import BatchLog
-from worker.engine import Standing
+from worker.engine import EngineStatus
 from worker.metrics.collectors import Spent
 from worker.metrics.nvml import Card
 from worker.output.upload import Uploader
@@ -28,9 +28,9 @@ class Gauges:
         self._card: Card | None = None
         self._looked = False
 
-    async def refresh(self, engine: Standing, *, ready: bool) -> None:
+    async def refresh(self, engine: EngineStatus, *, ready: bool) -> None:
         """Set the gauges, and count what the GPU thread has done since the last call."""
-        self._spent.show(engine.time_spent)
+        self._spent.show(engine.thread_time)
         metrics.spool_bytes.set(self._delivery.held_bytes)
         metrics.spool_limit_bytes.set(self._delivery.spool_bytes)
         metrics.running_slots.set(self._batches.seats)

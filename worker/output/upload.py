@@ -17,7 +17,7 @@ from shared.job import Artifact, Job, Thumbnail
 from shared.queue import Claim
 from shared.runtime import metrics
 from shared.storage import Storage
-from worker.engine import Made
+from worker.engine import Output
 from worker.output.images import encode
 from worker.output.videos import encode_video
 
@@ -48,7 +48,7 @@ class Uploader:
     def full(self) -> bool:
         return self.held_bytes >= self.spool_bytes
 
-    async def deliver(self, claim: Claim, index: int, made: Made) -> Artifact:
+    async def deliver(self, claim: Claim, index: int, made: Output) -> Artifact:
         """Return the stored picture or video."""
         encode_one = self._video if made.is_video else self._picture
         encoding = encode_one(claim, index, made)
@@ -60,7 +60,7 @@ class Uploader:
                 await self._put(key, data, content_type)
         return artifact
 
-    async def _picture(self, claim: Claim, index: int, made: Made) -> tuple[Artifact, Files]:
+    async def _picture(self, claim: Claim, index: int, made: Output) -> tuple[Artifact, Files]:
         job, flagged = claim.job, made.flagged
         height, width = made.pixels.shape[:2]
         with self._holding(made.nbytes):
@@ -78,7 +78,7 @@ class Uploader:
         )
         return artifact, {key: (data, content_type)}
 
-    async def _video(self, claim: Claim, index: int, made: Made) -> tuple[Artifact, Files]:
+    async def _video(self, claim: Claim, index: int, made: Output) -> tuple[Artifact, Files]:
         job, flagged = claim.job, made.flagged
         with self._holding(made.nbytes):
             video = await self._run(partial(encode_video, made, job, index))

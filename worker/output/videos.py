@@ -22,7 +22,7 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from shared.job import Job
-from worker.engine import Made, Sound
+from worker.engine import Audio, Output
 from worker.output.images import parameters_of
 
 THREADS = 2  # of one encoder: the GPU's host has other work
@@ -56,7 +56,7 @@ class Video:
         return round(self.frames / self.fps, 3)
 
 
-def encode_video(made: Made, job: Job, index: int) -> Video:
+def encode_video(made: Output, job: Job, index: int) -> Video:
     """Return video `index` of `job`; it holds the job's parameters exactly when `job.embed_parameters` is set.
 
     A last odd row or column is cut off, as the format halves the colours' resolution. Each frame is converted as it
@@ -81,7 +81,7 @@ def encode_video(made: Made, job: Job, index: int) -> Video:
     return Video(file.getvalue(), thumbnail, size, width, height, count, fps, audio is not None)
 
 
-def _index_bytes(made: Made, job: Job, index: int) -> int:
+def _index_bytes(made: Output, job: Job, index: int) -> int:
     packets = len(made.pixels)
     if made.sound is not None:
         seconds = made.sound.samples.shape[-1] / made.sound.rate
@@ -130,7 +130,7 @@ def _thumbnail(frame: Frame) -> tuple[bytes, tuple[int, int]]:
 class _Audio:
     """The sound track of one file, encoded up to where its frames are."""
 
-    def __init__(self, container: OutputContainer, sound: Sound) -> None:
+    def __init__(self, container: OutputContainer, sound: Audio) -> None:
         self._container = container
         self._samples = sound.samples[:2]  # mono or stereo
         self._rate = sound.rate

@@ -26,7 +26,7 @@ from shared.job import Artifact, Failure, Job, Outcome, State, Task, Thumbnail
 from shared.queue import Claim, Queue
 from shared.storage import Storage, connect
 from worker.chores.batch_work import Desk, Work
-from worker.engine import Made
+from worker.engine import Output
 from worker.output.videos import encode_video
 
 # The SDK warns of OpenAI's own service; the protocol lives on.
@@ -75,7 +75,7 @@ class Studio:
         """Make the next video, and tell of a few steps on the way."""
         claim = await self.claim()
         job, key = claim.job, f"jobs/{claim.job.id}/{claim.attempt}/0"
-        video = encode_video(Made(np.full((job.frames, job.height, job.width, 3), 90, np.uint8)), job, 0)
+        video = encode_video(Output(np.full((job.frames, job.height, job.width, 3), 90, np.uint8)), job, 0)
         await self.storage.put(f"{key}.mp4", video.data, "video/mp4")
         await self.storage.put(f"{key}-thumbnail.jpg", video.thumbnail, "image/jpeg")
         width, height = video.thumbnail_size

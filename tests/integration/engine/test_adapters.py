@@ -146,7 +146,7 @@ def test_adapters_load_beside_running_forwards(
         def progress(self, key: str, step: int, total: int) -> None:
             super().progress(key, step, total)
             if key == "under-way" and step == 5:
-                self.busy = room.engine.standing.activity.busy
+                self.busy = room.engine.status().activity.busy
                 go_on.set()
                 wait_until(lambda: not room.engine._inbox.empty(), "the adapter has been read", TIMEOUT_S)
 

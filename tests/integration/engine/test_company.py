@@ -20,9 +20,9 @@ from shared.config.models_file import ModelSpec
 from shared.job import Job, Priority
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.protocol import Activity
-from worker.engine.scheduling.engine_job import SeatedJob
-from worker.engine.scheduling.selection import Chooser, Member
-from worker.engine.scheduling.timing import Pace
+from worker.engine.scheduling.engine_job import EngineJob
+from worker.engine.scheduling.selection import Candidate, Chooser
+from worker.engine.scheduling.timing import ForwardTimer
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"
 
@@ -67,7 +67,7 @@ def test_a_text_that_is_known_takes_no_round(tiny_models: Path, monkeypatch: pyt
     chosen: list[tuple[str, str]] = []
     choose = Chooser.choose
 
-    def noted(self: Chooser, jobs: Any) -> list[Member]:
+    def noted(self: Chooser, jobs: Any) -> list[Candidate]:
         members = choose(self, jobs)
         chosen.extend((member.job.key, member.call.shared_method.name) for member in members)
         return members
@@ -157,7 +157,7 @@ def test_canceling_before_a_job_has_begun_leaves_nothing_behind(tiny_models: Pat
     with room.started():
         room.recorder.wait_for(["gone"])
     assert room.recorder.ended["gone"].canceled
-    assert not room.engine.standing.activity.busy
+    assert not room.engine.status().activity.busy
 
 
 def test_an_interactive_job_sets_bulk_rows_aside_and_they_resume(tiny_models: Path) -> None:
@@ -214,7 +214,7 @@ def test_finished_pictures_wait_for_the_next_one_where_that_helps_those_in_line(
     """Those that come to their ends steps apart are decoded at once, and are the pictures that they are alone."""
     folder = tiny_models / "sd"
     jobs = [a_job(f"of{steps}", steps=steps, priority=priority) for steps in (4, 5, 8)]
-    monkeypatch.setattr(Pace, "learned", lambda _self, kind: 1.0 + 0.5 * kind[-1])
+    monkeypatch.setattr(ForwardTimer, "learned", lambda _self, kind: 1.0 + 0.5 * kind[-1])
     room = Room(a_spec(folder, max_batch=max_batch))
     room.seat(*jobs, waited_s=waited_s)
     with room.started():
@@ -229,8 +229,8 @@ def test_a_finished_picture_waits_for_none_that_does_not_tell_its_steps(
     tiny_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not every pipeline has a progress bar, and one may call its denoiser before it or after its end."""
-    monkeypatch.setattr(Pace, "learned", lambda _self, kind: 1.0 + 0.5 * kind[-1])
-    monkeypatch.setattr(SeatedJob, "steps_left", lambda _self, _picture: 0)
+    monkeypatch.setattr(ForwardTimer, "learned", lambda _self, kind: 1.0 + 0.5 * kind[-1])
+    monkeypatch.setattr(EngineJob, "steps_left", lambda _self, _picture: 0)
     room = Room(a_spec(tiny_models / "sd"))
     room.seat(a_job("of2", steps=2), a_job("of4", steps=4), waited_s=1e9)
     with room.started():
@@ -301,7 +301,7 @@ def test_stop_ends_the_thread_in_mid_run(tiny_models: Path) -> None:
     room.seat(a_job("long", steps=500))
     with room.started() as engine:
         assert under_way.wait(TIMEOUT_S)
-        assert engine.standing.activity.busy
+        assert engine.status().activity.busy
     assert engine.join(0)
     assert room.recorder.ended["long"].canceled
     assert room.recorder.rows == [1]
@@ -314,7 +314,7 @@ def test_a_job_that_ends_a_long_idleness_does_not_look_hung(tiny_models: Path, m
     start = ImageTask.start
 
     def look_and_start(self: ImageTask, device: torch.device) -> None:
-        looked.append(room.engine.standing.activity)
+        looked.append(room.engine.status().activity)
         start(self, device)
 
     monkeypatch.setattr(ImageTask, "start", look_and_start)

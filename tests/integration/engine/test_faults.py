@@ -13,7 +13,7 @@ from harness.engine import TIMEOUT_S, Recorder, Room, a_job, a_spec
 
 from shared.errors import InferenceFailed, NonFiniteLatents, OutOfMemory
 from shared.job import Job
-from worker.engine import allowed
+from worker.engine import allowed_rows
 from worker.engine.fusion.module_proxy import SharedMethod
 
 Before = Callable[[SharedMethod, dict[str, Any]], None]
@@ -116,7 +116,7 @@ def test_jobs_survive_memory_that_holds_only_some_of_them(
         assert same(heard.pictures[name, 0], lone[name])
     assert [rows for rows in tries if rows > fits] == REPEATED[fits]
     assert sum(heard.rows) == 8 * 4
-    assert allowed(room.engine.standing, a_job("next"), 8) <= fits
+    assert allowed_rows(room.engine.status(), a_job("next"), 8) <= fits
 
 
 @pytest.mark.parametrize("rows", range(1, 9))
@@ -262,6 +262,6 @@ def test_a_lost_device_is_told_as_a_hang_and_blamed_on_no_job(
     room.engine.start()
     room.engine.join(TIMEOUT_S)
     assert "victim" not in room.recorder.ended
-    activity = room.engine.standing.activity
+    activity = room.engine.status().activity
     assert activity.busy
     assert activity.since_s == float("-inf")

@@ -39,7 +39,7 @@ def test_a_model_above_the_budget_is_refused_with_what_to_do(tiny_models: Path) 
         room.recorder.wait_for(["first"])
         room.seat(a_job("refused", model="large"))
         room.recorder.wait_for(["refused"])
-        assert engine.standing.loaded_models == ("small",)
+        assert engine.status().loaded_models == ("small",)
     error = room.recorder.ended["refused"].error
     assert isinstance(error, ModelUnavailable)
     assert "'large' does not fit" in error.message
@@ -110,7 +110,7 @@ def test_the_least_recently_used_model_makes_room(tiny_models: Path) -> None:
         for at, model in enumerate(["sd", "sdxl", "sd", "sd3"]):
             room.seat(a_job(f"job{at}", model=model))
             room.recorder.wait_for([f"job{at}"])
-        assert set(engine.standing.loaded_models) == {"sd", "sd3"}
+        assert set(engine.status().loaded_models) == {"sd", "sd3"}
     assert [entry for entry in room.recorder.heard if entry[0] == "loading"] == [
         ("loading", "job0"),
         ("loading", "job1"),
@@ -146,7 +146,7 @@ def test_a_model_with_running_jobs_stays(tiny_models: Path) -> None:
         wait_until(lambda: room.recorder.rows, "the first job runs", TIMEOUT_S)
         room.seat(a_job("second", model="sd3"))
         room.recorder.wait_for(["first", "second"])
-        assert engine.standing.loaded_models == ("sd3",)
+        assert engine.status().loaded_models == ("sd3",)
     assert [room.recorder.ended[key].error for key in ("first", "second")] == [None, None]
     order = [(facts.model, facts.rows) for facts in room.recorder.facts]
     assert order == [("sd", 1)] * 12 + [("sd3", 1)] * 4
@@ -162,8 +162,8 @@ def test_warm_up_loads_what_fits_and_pushes_nothing_out(tiny_models: Path, tmp_p
     room = Room(*specs, gpu_memory_bytes=model_cache.locate(specs[0])[1] + BUFFERS)
     with room.started() as engine:
         engine.warm_up()
-        assert engine.standing.loaded_models == ("sd",)
-        assert not engine.standing.activity.busy
+        assert engine.status().loaded_models == ("sd",)
+        assert not engine.status().activity.busy
 
 
 def without_rules(patch: pytest.MonkeyPatch, architecture: str) -> None:
@@ -318,7 +318,7 @@ def test_a_pictures_own_code_is_a_sign_of_life(tiny_models: Path, monkeypatch: p
     real = model_cache.arguments_for
 
     def watched(*args: Any) -> dict[str, Any]:
-        seen.append((room.engine.standing.activity.since_s, len(room.recorder.facts)))
+        seen.append((room.engine.status().activity.since_s, len(room.recorder.facts)))
         return real(*args)
 
     monkeypatch.setattr(model_cache, "arguments_for", watched)

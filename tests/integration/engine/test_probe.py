@@ -17,7 +17,7 @@ from shared.job import Task
 from shared.queue import Queue
 from worker import probe as command
 from worker.cost_curves import CostCurves
-from worker.engine import ForwardFacts
+from worker.engine import ForwardDone
 from worker.engine.model_probe import Measured, Probed, probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -69,7 +69,7 @@ def test_one_bad_model_does_not_hide_the_others(tmp_path: Path, capsys: pytest.C
 
 async def test_workers_start_from_what_was_kept(queue: Queue) -> None:
     """Without it a worker believes that all rows pay, until it has measured that they do not."""
-    facts = ForwardFacts("tiny", 1, 1, 1.0, "cpu", "64x64", "job_1:1")
+    facts = ForwardDone("tiny", 1, 1, 1.0, "cpu", "64x64", "job_1:1")
     one = Probed("tiny", "cpu", "64x64", (Measured(1, 1.0, None), Measured(2, 2.0, None)))
     await command.keep([one], queue.settings)
     curves = CostCurves()

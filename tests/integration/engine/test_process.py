@@ -19,9 +19,9 @@ from tiny import shelf
 from shared.config.models_file import Limits
 from shared.errors import ConfigurationError
 from shared.job import Task
-from worker.engine import Incident, remote
+from worker.engine import EngineIncident, remote
 from worker.engine.channel import SharedArray
-from worker.engine.remote import EngineProcess
+from worker.engine.remote import RemoteEngine
 from worker.leases import StallLimits, stalled
 
 LIMITS = StallLimits(factor=20, floor_s=60)
@@ -34,7 +34,7 @@ def room(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     shelf.put("wan-2.2-ti2v", film)
     videos = a_spec(film, "film", tasks=(Task.TEXT_TO_VIDEO,), limits=Limits(multiple_of=32, max_frames=17))
     missing = a_spec(film / "nowhere", "missing")
-    room = Room(a_spec(tiny_models / "sd"), videos, missing, make=EngineProcess)
+    room = Room(a_spec(tiny_models / "sd"), videos, missing, make=RemoteEngine)
     with room.started() as engine:
         engine.warm_up()
         yield room
@@ -46,14 +46,14 @@ def heard_of(job: str, recorder: Recorder) -> Counter[Any]:
 
 
 def test_it_tells_how_it_stands(room: Room) -> None:
-    standing = room.engine.standing
+    standing = room.engine.status()
     assert standing.device == "cpu"
     assert standing.loaded_models == ("tiny", "film")
     assert set(standing.load_seconds) == {"tiny", "film"}
     assert "nowhere" in standing.unavailable_models["missing"]
     assert standing.memory_bytes > standing.models_bytes > 0
     assert not standing.activity.busy
-    assert Incident("model_load_failed", "missing") in room.recorder.incidents
+    assert EngineIncident("model_load_failed", "missing") in room.recorder.incidents
 
 
 @pytest.mark.parametrize("fields", [{"n": 2, "steps": 5, "previews": 2}, {"strength": 0.5}])
@@ -88,7 +88,7 @@ def test_jobs_meet_in_it_and_leave_when_they_are_to(room: Room) -> None:
     names = [f"long-{at}" for at in range(6)]
     room.seat(*(a_job(name, steps=900) for name in names))
     wait_until(lambda: 6 in room.recorder.rows, "all share a forward")
-    wait_until(lambda: room.engine.standing.activity.busy, "it tells that it is at work")
+    wait_until(lambda: room.engine.status().activity.busy, "it tells that it is at work")
     room.engine.cancel(names[0])
     room.recorder.wait_for(names[:1])
     assert not set(names[1:]) & set(room.recorder.ended)
@@ -99,7 +99,7 @@ def test_jobs_meet_in_it_and_leave_when_they_are_to(room: Room) -> None:
 
 def test_a_device_that_is_not_there_keeps_it_from_starting(tiny_models: Path) -> None:
     with (
-        Room(a_spec(tiny_models / "sd"), make=EngineProcess, device="nonsense").started() as engine,
+        Room(a_spec(tiny_models / "sd"), make=RemoteEngine, device="nonsense").started() as engine,
         pytest.raises(ConfigurationError, match="FUSEQUEUE_DEVICE: 'nonsense'"),
     ):
         engine.warm_up()
@@ -111,18 +111,18 @@ def test_its_silence_and_its_end_are_noticed(tiny_models: Path, monkeypatch: pyt
     The silence counts from when it was noticed: what was stopped may also have been the worker.
     """
     monkeypatch.setattr(remote, "SILENT_S", 0.5)
-    room = Room(a_spec(tiny_models / "sd"), make=EngineProcess)
+    room = Room(a_spec(tiny_models / "sd"), make=RemoteEngine)
     with room.started() as engine:
         engine.warm_up()
         pid = engine._process.pid
         os.kill(pid, signal.SIGSTOP)
         room.seat(a_job("late"))
-        wait_until(lambda: engine.standing.activity.busy, "its silence is noticed")
-        noticed = engine.standing.activity.since_s
-        assert not stalled(engine.standing.activity, noticed + 59, LIMITS)
-        assert stalled(engine.standing.activity, noticed + 61, LIMITS)
+        wait_until(lambda: engine.status().activity.busy, "its silence is noticed")
+        noticed = engine.status().activity.since_s
+        assert not stalled(engine.status().activity, noticed + 59, LIMITS)
+        assert stalled(engine.status().activity, noticed + 61, LIMITS)
         os.kill(pid, signal.SIGCONT)
         room.recorder.wait_for(["late"])
-        assert not stalled(engine.standing.activity, time.monotonic(), LIMITS)
+        assert not stalled(engine.status().activity, time.monotonic(), LIMITS)
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: stalled(engine.standing.activity, time.monotonic(), LIMITS), "its end is noticed")
+        wait_until(lambda: stalled(engine.status().activity, time.monotonic(), LIMITS), "its end is noticed")

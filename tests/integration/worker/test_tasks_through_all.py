@@ -20,7 +20,7 @@ from tiny import shelf
 from shared.config import models_file
 from shared.queue import Queue
 from shared.storage import connect
-from worker.engine import Seat
+from worker.engine import EngineRequest
 from worker.engine.engine import Engine
 from worker.worker import Worker
 
@@ -111,9 +111,9 @@ class Shop:
 
 def seated_together(count: int) -> Callable[..., None]:
     """Return what seats so many jobs at once, however long the inputs of one are fetched while another could run."""
-    seat, held = Engine.seat, list[Seat]()
+    seat, held = Engine.seat, list[EngineRequest]()
 
-    def together(engine: Engine, *seats: Seat) -> None:
+    def together(engine: Engine, *seats: EngineRequest) -> None:
         held.extend(seats)
         if len(held) == count:
             seat(engine, *held)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shared.errors import InferenceFailed
-from worker.engine import Finished, Made
+from worker.engine import JobFinished, Output
 from worker.engine.channel import Channel, SharedArray, shared_array
 
 
@@ -41,7 +41,7 @@ def sent(ends: tuple[Channel, Channel], *messages: Any) -> list[Any]:
 def test_messages_come_as_they_were_sent_and_in_order(ends: tuple[Channel, Channel]) -> None:
     picture = np.arange(3 * 700 * 700, dtype=np.uint8).reshape(700, 700, 3)
     error = InferenceFailed("no such picture", param="images")
-    words, made, finished = sent(ends, ("warm_up",), Made(picture, flagged=True), Finished(error=error, load_ms=3))
+    words, made, finished = sent(ends, ("warm_up",), Output(picture, flagged=True), JobFinished(error=error, load_ms=3))
     assert words == ("warm_up",)
     assert made.flagged
     np.testing.assert_array_equal(made.pixels, picture)
@@ -52,7 +52,7 @@ def test_frames_are_not_copied(ends: tuple[Channel, Channel]) -> None:
     """What one end writes after the sending, the other reads: it is the same memory."""
     frames, more = shared_array((4, 8, 8, 3), np.uint8), shared_array((2, 2), np.float32)
     frames[:] = 7
-    ((received, [made]),) = sent(ends, (more, [Made(frames)]))
+    ((received, [made]),) = sent(ends, (more, [Output(frames)]))
     assert isinstance(made.pixels, SharedArray)
     assert (made.pixels.shape, made.pixels.dtype, int(made.pixels.sum())) == ((4, 8, 8, 3), np.uint8, 7 * 4 * 8 * 8 * 3)
     frames[3] = 9

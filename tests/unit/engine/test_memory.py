@@ -10,7 +10,7 @@ from worker.engine.scheduling.memory_limits import (
     MOST_CAPS,
     PROOFS,
     Cap,
-    Memory,
+    MemoryLimits,
     after_failure,
     after_success,
     allowed,
@@ -71,7 +71,7 @@ def test_what_running_out_of_memory_teaches(cap: Cap | None, calls: int, fits: i
 def test_a_cap_finds_what_fits_in_a_few_tries(room: int) -> None:
     """With memory for `room` of 8 calls: in three minutes at most six forwards fail, and `room` run together."""
     now, failures = 0.0, 0
-    memory = Memory(clock=lambda: now)
+    memory = MemoryLimits(clock=lambda: now)
     while now < 180:
         calls = memory.allowed("kind", 8)
         while calls > room:
@@ -88,7 +88,7 @@ def test_a_cap_finds_what_fits_in_a_few_tries(room: int) -> None:
 
 def test_caps_are_bounded() -> None:
     """Clients choose sizes: the kind that failed longest ago is forgotten first."""
-    memory = Memory()
+    memory = MemoryLimits()
     for kind in range(MOST_CAPS + 1):
         memory.ran_out(kind, 2, 1)
     assert memory.fits(0) is None

@@ -16,7 +16,7 @@ from shared.runtime import metrics
 from shared.signature import differences, signature
 from worker.batch_log import BatchLimits, BatchLog, stopped_by
 from worker.claimed_job import ClaimedJob
-from worker.engine import ForwardFacts
+from worker.engine import ForwardDone
 
 EIGHT: dict[str, Any] = {"max_batch": 8, "ruled": 8, "fits": 8, "paying": 8, "window_ms": 50}
 
@@ -75,7 +75,7 @@ async def test_a_batch_is_told_in_one_line_when_its_last_job_has_left(make_job: 
         for run in runs:
             batches.admit(run)
         for rows in (3, 2):
-            batches.forward(ForwardFacts(spec.id, rows, rows, 0.2, "cpu", "64x64", claim_key=runs[0].key))
+            batches.forward(ForwardDone(spec.id, rows, rows, 0.2, "cpu", "64x64", claim_key=runs[0].key))
         assert batches.seats == 3
         for run in (*runs, *runs):
             batches.leave(run)

@@ -7,16 +7,16 @@ import pytest
 from shared.queue import Queue
 from worker import cost_curves
 from worker.cost_curves import SAMPLES, TRUSTED_SAMPLES, CostCurves
-from worker.engine import ForwardFacts
+from worker.engine import ForwardDone
 
-FORWARD = ForwardFacts("demo", 1, 1, 1.0, "cpu", "4x8x8", "job_1:1")
+FORWARD = ForwardDone("demo", 1, 1, 1.0, "cpu", "4x8x8", "job_1:1")
 
 
 def learned(seconds: dict[int, float], samples: int = TRUSTED_SAMPLES) -> CostCurves:
     made = CostCurves()
     for rows, each in seconds.items():
         for _ in range(samples):
-            made.measure("s", ForwardFacts("demo", rows, rows, each, "cpu", "4x8x8", "job_1:1"))
+            made.measure("s", ForwardDone("demo", rows, rows, each, "cpu", "4x8x8", "job_1:1"))
     return made
 
 
@@ -58,7 +58,7 @@ def test_a_slow_moment_takes_no_rows() -> None:
     """Twenty forwards in a row that took a quarter longer are no reason to go on with half as many rows."""
     made = learned({4: 0.0223, 8: 0.0410}, samples=SAMPLES)
     for _ in range(20):
-        made.measure("s", ForwardFacts("demo", 8, 8, 0.0510, "cpu", "4x8x8", "job_1:1"))
+        made.measure("s", ForwardDone("demo", 8, 8, 0.0510, "cpu", "4x8x8", "job_1:1"))
     assert made.rows("s", 8) == 8
 
 
@@ -87,8 +87,8 @@ async def test_what_is_learned_is_bounded(fake_queue: Queue, monkeypatch: pytest
     made = CostCurves()
     for at in range(20):
         for _ in range(TRUSTED_SAMPLES):
-            made.measure(f"s{at}", ForwardFacts("demo", 1, 1, 1.0, "cpu", f"4x8x{at}", "job_1:1"))
-            made.measure(f"s{at}", ForwardFacts("demo", 2, 2, 2.0, "cpu", f"4x8x{at}", "job_1:1"))
+            made.measure(f"s{at}", ForwardDone("demo", 1, 1, 1.0, "cpu", f"4x8x{at}", "job_1:1"))
+            made.measure(f"s{at}", ForwardDone("demo", 2, 2, 2.0, "cpu", f"4x8x{at}", "job_1:1"))
         assert made.rows(f"s{at}", 8) == 1
         await made.teach(fake_queue)
     assert made.rows("s19", 8) == 1
@@ -100,5 +100,5 @@ def test_padding_counts_as_rows() -> None:
     """A reproducible job's forward takes the time of all the rows that it is filled up to."""
     made = CostCurves()
     for _ in range(TRUSTED_SAMPLES):
-        made.measure("s", ForwardFacts("demo", 1, 1, 1.0, "cpu", "4x8x8", "job_1:1", padding=3))
+        made.measure("s", ForwardDone("demo", 1, 1, 1.0, "cpu", "4x8x8", "job_1:1", padding=3))
     assert made.rows("s", 16) == 8, "twice the four rows that are known, not twice one"

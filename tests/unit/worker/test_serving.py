@@ -18,12 +18,12 @@ from shared.job import InputRef, State
 from shared.queue import Claim, Queue, Submission
 from shared.storage.folder import FolderStorage
 from worker.claimed_job import ClaimedJob, StopReason
-from worker.engine import Finished, Made, Seat
+from worker.engine import EngineRequest, JobFinished, Output
 from worker.job_runner import JobRunner
 from worker.output.upload import Uploader
 
 Eventually = Callable[..., Awaitable[None]]
-MADE = Made(np.zeros((64, 64, 3), np.uint8))
+MADE = Output(np.zeros((64, 64, 3), np.uint8))
 WORKER = "w1"
 
 
@@ -31,9 +31,9 @@ class Seats:
     """Takes seats, and leaves it to the test to make their pictures."""
 
     def __init__(self) -> None:
-        self.taken: list[Seat] = []
+        self.taken: list[EngineRequest] = []
 
-    def seat(self, seat: Seat) -> None:
+    def submit(self, seat: EngineRequest) -> None:
         self.taken.append(seat)
 
 
@@ -73,7 +73,7 @@ class House:
 
     async def finish(self, run: ClaimedJob, serving: asyncio.Task[None]) -> None:
         run.deliver(self.delivery, 0, MADE)
-        run.engine_done.set_result(Finished())
+        run.engine_done.set_result(JobFinished())
         async with asyncio.timeout(10):
             await serving
 

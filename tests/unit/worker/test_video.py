@@ -14,7 +14,7 @@ from harness.engine import a_job
 from PIL import Image
 
 from shared.job import Job, OutputFormat, Task
-from worker.engine import Made, Sound
+from worker.engine import Audio, Output
 from worker.output.videos import crf, encode_video
 
 FRAMES, HEIGHT, WIDTH, FPS = 17, 64, 96, 16
@@ -33,9 +33,9 @@ def some_frames(height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
     return frames
 
 
-def tone(rate: int, channels: int, seconds: float = FRAMES / FPS) -> Sound:
+def tone(rate: int, channels: int, seconds: float = FRAMES / FPS) -> Audio:
     wave = 0.5 * np.sin(2 * np.pi * 440 * np.arange(round(rate * seconds)) / rate)
-    return Sound(np.repeat(wave[None].astype(np.float32), channels, axis=0), rate)
+    return Audio(np.repeat(wave[None].astype(np.float32), channels, axis=0), rate)
 
 
 def boxes(data: bytes) -> Iterator[str]:
@@ -49,7 +49,7 @@ def boxes(data: bytes) -> Iterator[str]:
 def test_a_player_finds_the_frames_as_they_were_made() -> None:
     """H.264 in yuv420p at the job's rate, every frame in its place with its colours."""
     made = some_frames()
-    video = encode_video(Made(made), video_job(), 0)
+    video = encode_video(Output(made), video_job(), 0)
     with av.open(io.BytesIO(video.data)) as file:
         (stream,) = file.streams
         assert isinstance(stream, av.VideoStream)
@@ -63,10 +63,10 @@ def test_a_player_finds_the_frames_as_they_were_made() -> None:
 
 
 @pytest.mark.parametrize("sound", [None, tone(24000, 2)])
-def test_the_index_comes_before_the_frames(sound: Sound | None) -> None:
+def test_the_index_comes_before_the_frames(sound: Audio | None) -> None:
     """So that a browser starts to play before it has the whole file; also where a long text is in the index."""
     job = video_job(embed_parameters=True, prompt="🎬" * 5000)
-    names = list(boxes(encode_video(Made(some_frames(), sound=sound), job, 0).data))
+    names = list(boxes(encode_video(Output(some_frames(), sound=sound), job, 0).data))
     assert names.index("moov") < names.index("mdat")
 
 
@@ -77,7 +77,7 @@ def test_the_index_comes_before_the_frames(sound: Sound | None) -> None:
 )
 def test_sound_goes_with_the_frames(rate: int, channels: int, expected: tuple[int, str]) -> None:
     """An AAC track as long as the frames, in which the tone is heard."""
-    video = encode_video(Made(some_frames(), sound=tone(rate, channels)), video_job(), 0)
+    video = encode_video(Output(some_frames(), sound=tone(rate, channels)), video_job(), 0)
     assert video.has_audio
     with av.open(io.BytesIO(video.data)) as file:
         (track,) = file.streams.audio
@@ -92,7 +92,7 @@ def test_sound_goes_with_the_frames(rate: int, channels: int, expected: tuple[in
 
 def test_odd_sides_lose_their_last_row_and_column() -> None:
     """The format halves the colours' resolution; the artifact tells the size that the file has."""
-    video = encode_video(Made(some_frames(65, 97)), video_job(), 0)
+    video = encode_video(Output(some_frames(65, 97)), video_job(), 0)
     with av.open(io.BytesIO(video.data)) as file:
         frame = next(file.decode(video=0))
     assert (frame.width, frame.height) == (video.width, video.height) == (96, 64)
@@ -100,7 +100,7 @@ def test_odd_sides_lose_their_last_row_and_column() -> None:
 
 def test_the_thumbnail_is_the_first_frame() -> None:
     """A JPEG, no larger than it is shown."""
-    video = encode_video(Made(some_frames(640, 1280)), video_job(), 0)
+    video = encode_video(Output(some_frames(640, 1280)), video_job(), 0)
     with Image.open(io.BytesIO(video.thumbnail)) as still:
         assert (still.format, still.size) == ("JPEG", video.thumbnail_size) == ("JPEG", (512, 256))
         red, green, blue = still.convert("RGB").getpixel((5, 5))  # type: ignore[misc]
@@ -110,11 +110,11 @@ def test_the_thumbnail_is_the_first_frame() -> None:
 
 def test_parameters_are_in_the_file_when_they_were_asked_for_and_else_nothing_of_the_job_is() -> None:
     """As for pictures."""
-    told = encode_video(Made(some_frames()), video_job(embed_parameters=True, prompt="a red cat"), 0)
+    told = encode_video(Output(some_frames()), video_job(embed_parameters=True, prompt="a red cat"), 0)
     with av.open(io.BytesIO(told.data)) as file:
         assert '"prompt": "a red cat"' in file.metadata["comment"]
         assert f'"fps": {FPS}' in file.metadata["comment"]
-    silent = encode_video(Made(some_frames()), video_job(prompt="secret-words"), 0)
+    silent = encode_video(Output(some_frames()), video_job(prompt="secret-words"), 0)
     assert b"secret-words" not in silent.data
 
 
@@ -122,7 +122,7 @@ def test_quality_is_size() -> None:
     """A rate factor falls as quality rises, within what x264 takes."""
     assert [crf(quality) for quality in (1, 50, 90, 100)] == [51, 32, 18, 14]
     noise = np.random.default_rng(0).integers(0, 255, (8, 64, 64, 3), dtype=np.uint8)
-    small, large = (len(encode_video(Made(noise), video_job(output_quality=q), 0).data) for q in (20, 95))
+    small, large = (len(encode_video(Output(noise), video_job(output_quality=q), 0).data) for q in (20, 95))
     assert small < large / 2
 
 
@@ -130,7 +130,7 @@ def test_frames_are_not_held_a_second_time() -> None:
     """Beside the frames that it is given, the encoder's Python side holds one of them and the file."""
     frames = np.broadcast_to(some_frames(512, 512)[:1], (64, 512, 512, 3))
     tracemalloc.start()
-    video = encode_video(Made(frames), video_job(), 0)
+    video = encode_video(Output(frames), video_job(), 0)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     one = 512 * 512 * 3

@@ -15,7 +15,7 @@ from worker.engine.channel import shared_array
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.task_pipelines import accepted_by, takes_last_image
-from worker.engine.protocol import Made, Pixels, Sound
+from worker.engine.protocol import Audio, Output, Pixels
 
 ALWAYS_LISTED = ("GlmImagePipeline",)  # takes a list of pictures even where it is one
 LAYERED_SIDES = (640, 1024)  # the sizes, as the sides of squares, at which Qwen-Image-Layered works
@@ -123,18 +123,18 @@ def scheduler_named(name: str, own: Any) -> Any:
     return scheduler_class.from_config(own.config)
 
 
-def make_results(pipeline: Pipeline, arguments: dict[str, Any]) -> list[Made]:
+def make_results(pipeline: Pipeline, arguments: dict[str, Any]) -> list[Output]:
     """Call the pipeline and bring what it made to the host: one picture, the layers of one, or a video."""
     result = pipeline(**arguments)
     frames = getattr(result, "frames", None)
     if frames is not None:
         video = _only(pipeline, frames, 5)[: arguments.get("num_frames")]  # Helios makes whole chunks of 33
-        return [Made(to_frames(video), sound=_sound(pipeline, result))]
+        return [Output(to_frames(video), sound=_sound(pipeline, result))]
     images = result.images
     if isinstance(images, list) and len(images) == 1:  # layers
-        return [Made(to_pixels(layer)) for layer in images[0]]
+        return [Output(to_pixels(layer)) for layer in images[0]]
     flags = getattr(result, "nsfw_content_detected", None)
-    return [Made(to_pixels(_only(pipeline, images, 4)), bool(flags and flags[0]))]
+    return [Output(to_pixels(_only(pipeline, images, 4)), bool(flags and flags[0]))]
 
 
 def _only(pipeline: Pipeline, batch: Any, dimensions: int) -> torch.Tensor:
@@ -143,7 +143,7 @@ def _only(pipeline: Pipeline, batch: Any, dimensions: int) -> torch.Tensor:
     return batch[0]
 
 
-def _sound(pipeline: Pipeline, result: Any) -> Sound | None:
+def _sound(pipeline: Pipeline, result: Any) -> Audio | None:
     audio = getattr(result, "audio", None)
     if audio is None:
         return None
@@ -151,7 +151,7 @@ def _sound(pipeline: Pipeline, result: Any) -> Sound | None:
     if not bool(samples.isfinite().all()):
         raise NonFiniteLatents("the vocoder gave values that are not finite")
     samples = samples.reshape(-1, samples.shape[-1]).clamp(-1, 1)
-    return Sound(samples.numpy(), int(pipeline.vocoder.config.output_sampling_rate))
+    return Audio(samples.numpy(), int(pipeline.vocoder.config.output_sampling_rate))
 
 
 def to_pixels(image: torch.Tensor) -> Pixels:

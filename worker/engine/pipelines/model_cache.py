@@ -30,7 +30,7 @@ from worker.engine.pipelines.task_pipelines import accepted_by, pipeline_for
 from worker.engine.pipelines.text_cache import TextCache
 from worker.engine.pipelines.token_cache import cached_tokenizers
 from worker.engine.pipelines.weights import default_budget, device_bytes, folder_bytes, too_large
-from worker.engine.protocol import Made
+from worker.engine.protocol import Output
 
 if TYPE_CHECKING:
     from worker.engine.lora.loading import AdapterLoader
@@ -96,7 +96,7 @@ class LoadedModel:
     def image_task(self, job: Job, index: int, inputs: InputImages, steps: StepCounter) -> ImageTask:
         """Return picture `index` of `job`, not yet started."""
 
-        def make() -> list[Made]:
+        def make() -> list[Output]:
             seed_globally(self.device, job.seed + index)
             pipeline = self.clone_for(job, steps)
             set_guidance(pipeline, job)

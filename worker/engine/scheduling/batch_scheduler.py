@@ -17,26 +17,26 @@ from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.call_arguments import non_finite_error
 from worker.engine.pipelines.model_cache import LoadedModel, ModelCache, empty_cache
 from worker.engine.pipelines.text_cache import TextCache
-from worker.engine.protocol import ForwardFacts, Incident, Listener
-from worker.engine.scheduling.engine_job import SeatedJob
-from worker.engine.scheduling.memory_limits import Memory
-from worker.engine.scheduling.selection import Chooser, Member
-from worker.engine.scheduling.timing import Pace
+from worker.engine.protocol import EngineEvents, EngineIncident, ForwardDone
+from worker.engine.scheduling.engine_job import EngineJob
+from worker.engine.scheduling.memory_limits import MemoryLimits
+from worker.engine.scheduling.selection import Candidate, Chooser
+from worker.engine.scheduling.timing import ForwardTimer
 
 log = structlog.get_logger()
 
 DENOISING = frozenset(f"{name}.forward" for name in DENOISERS)
 
 
-class Rounds:
+class BatchScheduler:
     """The jobs of one device, going on one forward at a time. All on the engine's thread, but for the views."""
 
     def __init__(
         self,
         device: torch.device,
         models: ModelCache,
-        pace: Pace,
-        listener: Listener,
+        pace: ForwardTimer,
+        listener: EngineEvents,
         left: Callable[[str], None],
         patience_s: float,
     ) -> None:
@@ -45,8 +45,8 @@ class Rounds:
         self._pace = pace
         self._listener = listener
         self._left = left
-        self._jobs: dict[str, SeatedJob] = {}
-        self._memory = Memory()
+        self._jobs: dict[str, EngineJob] = {}
+        self._memory = MemoryLimits()
         self._chooser = Chooser(pace, self._memory, patience_s)
 
     # Views, from any thread.
@@ -65,7 +65,7 @@ class Rounds:
 
     # Coming and going.
 
-    def admit(self, job: SeatedJob) -> bool:
+    def admit(self, job: EngineJob) -> bool:
         """Take a job in; True if its model must be loaded first."""
         self._jobs[job.key] = job
         model = self._models.get(job.seat.spec.id)
@@ -97,7 +97,7 @@ class Rounds:
         of_model = (job for job in self._jobs.values() if job.seat.spec.id == model.spec.id)
         self._models.adapters.trim(model, {job.adapter for job in of_model if job.started}, keep_unused=keep_unused)
 
-    def refuse(self, job: SeatedJob, error: JobError | None) -> None:
+    def refuse(self, job: EngineJob, error: JobError | None) -> None:
         """End a job before it began: with an error, or as canceled."""
         self._end(job, error=error, canceled=error is None)
 
@@ -114,7 +114,7 @@ class Rounds:
     def models_in_use(self) -> set[str]:
         return {job.seat.spec.id for job in self._jobs.values() if job.started or job.awaits is not None}
 
-    def _begin(self, job: SeatedJob, model: LoadedModel) -> None:
+    def _begin(self, job: EngineJob, model: LoadedModel) -> None:
         job.awaits = None if model.adapters.use(job.adapter) else model
         if job.awaits is not None:
             if job.wait_for_load():
@@ -127,7 +127,7 @@ class Rounds:
                 picture.start(self._device)
                 self._look_after(job, picture)
 
-    def _end(self, job: SeatedJob, error: JobError | None = None, canceled: bool = False) -> None:
+    def _end(self, job: EngineJob, error: JobError | None = None, canceled: bool = False) -> None:
         self._jobs.pop(job.key, None)
         job.throw_out()
         self._pace.settle()
@@ -158,7 +158,7 @@ class Rounds:
                 self._look_after(job, picture)
         self._tell_progress({job.key: job for job, _, _ in members})
 
-    def _drop_non_finite(self, members: list[Member]) -> list[Member]:
+    def _drop_non_finite(self, members: list[Candidate]) -> list[Candidate]:
         """Fail the jobs whose latents are not finite; one wait for the device for all of them."""
         sound = torch.stack([call.finite() for _, _, call in members]).tolist()
         for (job, picture, _), fine in zip(members, sound, strict=True):
@@ -167,14 +167,14 @@ class Rounds:
                 self._look_after(job, picture)
         return [member for member, fine in zip(members, sound, strict=True) if fine and not member[1].done]
 
-    def _outcomes(self, members: Sequence[Member]) -> list[Any]:
+    def _outcomes(self, members: Sequence[Candidate]) -> list[Any]:
         encodings = self._encodings(members[0].job, members[0].call)
         if encodings is None:
             return self._execute(members)
         calls = [call for _, _, call in members]
         return encodings.get_or_run(calls, lambda which: self._execute([members[at] for at in which]))
 
-    def _encodings(self, job: SeatedJob, call: ParkedCall) -> TextCache | None:
+    def _encodings(self, job: EngineJob, call: ParkedCall) -> TextCache | None:
         """Return where the outcome of a call may be known from or kept, None if nowhere."""
         # What was encoded in other company has other last bits, which a reproducible job may not have.
         if call.shared_method.stage is not Stage.ENCODE or job.fixed_rows is not None:
@@ -182,11 +182,11 @@ class Rounds:
         model = self._models.get(job.seat.spec.id)
         return None if model is None else model.text_cache
 
-    def _known(self, job: SeatedJob, call: ParkedCall) -> Any | None:
+    def _known(self, job: EngineJob, call: ParkedCall) -> Any | None:
         encodings = self._encodings(job, call)
         return None if encodings is None else encodings.get(call)
 
-    def _execute(self, members: Sequence[Member]) -> list[Any]:
+    def _execute(self, members: Sequence[Candidate]) -> list[Any]:
         call, kind, fixed = members[0].call, members[0].kind, members[0].fixed
         for other, _, at in members:
             if at.shared_method.stage is Stage.DECODE and not (at.preview or other.told_decoding):
@@ -200,7 +200,7 @@ class Rounds:
             return rows
 
         def free(calls: int, fits: int) -> None:
-            self._listener.incident(Incident("out_of_memory", kind[0]))
+            self._listener.incident(EngineIncident("out_of_memory", kind[0]))
             log.warning("out_of_memory", model=kind[0], shape=kind[1], at=kind[2], calls=calls, tried_next=fits)
             if fixed is None:  # else every forward has the same rows, however many calls it is for
                 self._memory.ran_out(kind, calls, fits)
@@ -217,11 +217,11 @@ class Rounds:
         )
         outcomes = execution.run()
         if execution.retries:
-            self._listener.incident(Incident("forward_repeated", kind[0], execution.retries))
+            self._listener.incident(EngineIncident("forward_repeated", kind[0], execution.retries))
             log.warning("forward_repeated", model=kind[0], at=kind[2], calls=len(members), failed=execution.retries)
         return outcomes
 
-    def _account(self, jobs: Sequence[SeatedJob], call: ParkedCall, seconds: float) -> None:
+    def _account(self, jobs: Sequence[EngineJob], call: ParkedCall, seconds: float) -> None:
         """Charge a forward's time to its jobs by their pictures in it, and tell of it if it was a denoiser's."""
         company = {job.key: job for job in jobs}
         for job in jobs:
@@ -232,7 +232,7 @@ class Rounds:
             job.note_forward(len(jobs), len(company), seconds)
         first = jobs[0]
         self._listener.forward(
-            ForwardFacts(
+            ForwardDone(
                 model=first.seat.spec.id,
                 rows=len(jobs),
                 jobs=len(company),
@@ -252,7 +252,7 @@ class Rounds:
             model.text_cache.clear()
         empty_cache(self._device)
 
-    def _look_after(self, job: SeatedJob, picture: ImageTask) -> None:
+    def _look_after(self, job: EngineJob, picture: ImageTask) -> None:
         """Give a picture what is known already; hand it over if it is done, and end its job if that was the last one.
 
         A job of which a picture failed ends too.
@@ -275,7 +275,7 @@ class Rounds:
             self._end(job)
         return None
 
-    def _tell_progress(self, jobs: dict[str, SeatedJob]) -> None:
+    def _tell_progress(self, jobs: dict[str, EngineJob]) -> None:
         for key, job in jobs.items():
             if job.changed and key in self._jobs:
                 job.changed = False

@@ -13,7 +13,7 @@ from worker.engine.lora.per_row import adapter_key
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.model_cache import LoadedModel
-from worker.engine.protocol import Finished, Pixels, Seat, shape_of
+from worker.engine.protocol import EngineRequest, JobFinished, Pixels, shape_of
 from worker.engine.scheduling.selection_policy import URGENCY
 
 # Rows of a reproducible job's forwards, fewer only where the model allows fewer: few enough to be cheap for a
@@ -24,13 +24,13 @@ REPRODUCIBLE_ROWS = 4
 DECODE_PIXELS = 4 * 1024 * 1024
 
 
-class SeatedJob:
+class EngineJob:
     """One job, from `begin` until all its pictures are done or it is thrown out. `age` orders by arrival.
 
     `awaits` is a loaded model of which the job's adapters are still to come.
     """
 
-    def __init__(self, seat: Seat, age: int, inputs: InputImages) -> None:
+    def __init__(self, seat: EngineRequest, age: int, inputs: InputImages) -> None:
         self.seat = seat
         self.age = age
         self.urgency = URGENCY[seat.job.priority]
@@ -79,7 +79,7 @@ class SeatedJob:
 
     def in_line(self, now_s: float) -> float:
         """Return how many pictures wait or run here, by Little's law: as many as come out while one goes through."""
-        since_s = self.seat.waiting_since_s
+        since_s = self.seat.queued_since_s
         return self._rate * max(0.0, now_s - (self._arrived_s if since_s is None else since_s))
 
     def aside_s(self, now_s: float) -> float:
@@ -155,12 +155,12 @@ class SeatedJob:
         for picture in self.pictures:
             picture.abort()
 
-    def finish(self, error: JobError | None = None, canceled: bool = False) -> Finished:
+    def finish(self, error: JobError | None = None, canceled: bool = False) -> JobFinished:
         """Return how the job left."""
         now = time.monotonic()
         began = self._loaded_s
         load_ms = round(1000 * ((began or now) - self._arrived_s)) if self._waited_for_load else None
-        return Finished(
+        return JobFinished(
             error=error,
             canceled=canceled,
             fusing=self._fusing(),
@@ -179,7 +179,7 @@ class SeatedJob:
 
     def _alone_reason(self) -> str:
         job, spec = self.seat.job, self.seat.spec
-        if self.seat.alone:
+        if self.seat.solo:
             return "ran alone after a lost worker"
         if self._unfused is not None:
             return self._unfused
@@ -192,10 +192,10 @@ class SeatedJob:
         return "no companion arrived"
 
 
-def _cohort(seat: Seat) -> Hashable:
+def _cohort(seat: EngineRequest) -> Hashable:
     """Return what those share who may have company in each other: which of them do, their tensors decide."""
     job = seat.job
-    if seat.alone:
+    if seat.solo:
         return seat.claim_key
     # Padding to a longer companion changes the last bits: reproducible jobs of other sizes are none.
     return (signature(job), (job.width, job.height) if job.reproducible else None)

@@ -58,7 +58,7 @@ Kind = tuple[str, str, str]
 """Model, shape, meeting point."""
 
 
-class Memory:
+class MemoryLimits:
     """The caps of one device, by kind of call. Written on the engine's thread, read from any."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -10,16 +10,16 @@ from typing import NamedTuple
 from worker.engine.fusion.fixed_rows import position_of
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, Stage
-from worker.engine.scheduling.engine_job import SeatedJob
-from worker.engine.scheduling.memory_limits import Kind, Memory
+from worker.engine.scheduling.engine_job import EngineJob
+from worker.engine.scheduling.memory_limits import Kind, MemoryLimits
 from worker.engine.scheduling.selection_policy import Waiting, aged, can_wait, company, next_group, yields
-from worker.engine.scheduling.timing import Pace
+from worker.engine.scheduling.timing import ForwardTimer
 
 
-class Member(NamedTuple):
+class Candidate(NamedTuple):
     """One picture of a job, and the call at which it is parked."""
 
-    job: SeatedJob
+    job: EngineJob
     picture: ImageTask
     call: ParkedCall
 
@@ -45,7 +45,7 @@ class Member(NamedTuple):
         """Whether its picture has come to its end, and waits to be decoded."""
         return self.call.shared_method.method == "decode" and not self.call.preview
 
-    def most(self, memory: Memory) -> int:
+    def most(self, memory: MemoryLimits) -> int:
         """Return how many of its kind may go on together."""
         most = memory.allowed(self.kind, self.job.seat.spec.max_batch)
         return min(most, self._at_once or most)
@@ -58,15 +58,18 @@ class Member(NamedTuple):
 class Chooser:
     """Chooses whose forward is run next, and notes at the jobs what that means for them."""
 
-    def __init__(self, pace: Pace, memory: Memory, patience_s: float) -> None:
+    def __init__(self, pace: ForwardTimer, memory: MemoryLimits, patience_s: float) -> None:
         self._pace = pace
         self._memory = memory
         self._patience_s = patience_s
 
-    def choose(self, jobs: Collection[SeatedJob]) -> list[Member]:
+    def choose(self, jobs: Collection[EngineJob]) -> list[Candidate]:
         """Return those of all parked pictures that go on in one forward; none if there is none."""
         parked = [
-            Member(job, picture, picture.call) for job in jobs for picture in job.pictures if picture.call is not None
+            Candidate(job, picture, picture.call)
+            for job in jobs
+            for picture in job.pictures
+            if picture.call is not None
         ]
         if not parked:
             return []
@@ -79,13 +82,13 @@ class Chooser:
         _note_misfits(parked, waiting, members, waiting[group[0]])
         return members
 
-    def _waiting(self, member: Member, patient: bool, now: float) -> Waiting:
+    def _waiting(self, member: Candidate, patient: bool, now: float) -> Waiting:
         job, call = member.job, member.call
         urgency = aged(job.urgency, job.aside_s(now), self._patience_s)
         fit, place = (call.batch_key, None) if job.fixed_rows is None else (call.exact_batch_key, member.place)
         return Waiting(job.cohort, urgency, job.age, call.shared_method.stage, fit, place, patient)
 
-    def _patient(self, parked: Sequence[Member], now: float) -> set[int]:
+    def _patient(self, parked: Sequence[Candidate], now: float) -> set[int]:
         """Return the positions of finished pictures that wait for the next one, to be decoded together with it."""
         finished = Counter((member.job.cohort, member.kind) for member in parked if member.finished)
         if not finished:
@@ -105,7 +108,7 @@ class Chooser:
                     patient.add(at)
         return patient
 
-    def _can_wait(self, member: Member, calls: int, steps: int, now: float) -> bool:
+    def _can_wait(self, member: Candidate, calls: int, steps: int, now: float) -> bool:
         """Return whether one of `calls` finished pictures waits for the next one, which has `steps` to go."""
         alone_s, pair_s = (self._pace.learned((*member.kind, together)) for together in (1, 2))
         if alone_s is None or pair_s is None or calls >= member.most(self._memory):
@@ -115,7 +118,7 @@ class Chooser:
         wait_s = now - member.call.since_s + steps * job.forward_s
         return can_wait(job.urgency, calls, wait_s, 2 * alone_s - pair_s, job.in_line(now), job.seat.spec.max_batch)
 
-    def _limit(self, members: Sequence[Member], own: int) -> int:
+    def _limit(self, members: Sequence[Candidate], own: int) -> int:
         """Return how many calls may run together; the last ones but `own` yield to the others."""
         first = members[0]
         if first.job.fixed_rows is not None:
@@ -126,7 +129,7 @@ class Chooser:
         return own + company(own, most - own, lambda calls: self._pace.learned((*first.kind, calls)))
 
 
-def _note_set_aside(jobs: Collection[SeatedJob], members: Sequence[Member], now: float) -> None:
+def _note_set_aside(jobs: Collection[EngineJob], members: Sequence[Candidate], now: float) -> None:
     going = {job.key for job, _, _ in members}
     urgency = min(job.urgency for job, _, _ in members)
     for job in jobs:
@@ -137,7 +140,7 @@ def _note_set_aside(jobs: Collection[SeatedJob], members: Sequence[Member], now:
 
 
 def _note_misfits(
-    parked: Sequence[Member], waiting: Sequence[Waiting], members: Sequence[Member], lead: Waiting
+    parked: Sequence[Candidate], waiting: Sequence[Waiting], members: Sequence[Candidate], lead: Waiting
 ) -> None:
     if lead.stage != Stage.DENOISE or len(members) == len(parked):
         return

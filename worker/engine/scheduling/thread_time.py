@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 
-class Workday:
+class ThreadTimer:
     """Adds up the time with pictures to go on with, and the time without while a job waited in line.
 
     Times are `time.monotonic()`, passed in. One thread writes; any may read.
     """
 
     def __init__(self, now_s: float) -> None:
-        self.idle_while_waiting_s = 0.0
+        self.idle_while_queued_s = 0.0
         self._busy_s = 0.0
         self._since_s = now_s
         self._working = False
@@ -21,10 +21,10 @@ class Workday:
             self._busy_s += now_s - self._since_s
             self._since_s, self._working = now_s, False
 
-    def work(self, now_s: float, waiting_since_s: float) -> None:
+    def work(self, now_s: float, queued_since_s: float) -> None:
         """Note that a job came which had stood in line since `waiting_since_s`."""
         if not self._working:
-            self.idle_while_waiting_s += max(0.0, now_s - max(self._since_s, waiting_since_s))
+            self.idle_while_queued_s += max(0.0, now_s - max(self._since_s, queued_since_s))
             self._since_s, self._working = now_s, True
 
     def busy_s(self, now_s: float) -> float:

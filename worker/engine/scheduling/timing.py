@@ -15,7 +15,7 @@ Told = Callable[[float], None]
 LEARNING = 0.3  # weight of the newest measurement
 
 
-class Pace:
+class ForwardTimer:
     """Measures forwards and learns how long each kind takes.
 
     On a GPU the host runs ahead of the device by one forward at most: far enough to keep it busy, near enough
