@@ -102,7 +102,7 @@ def figures(told: list[dict[str, Any]], jobs: list[Job]) -> dict[str, Any]:
         "all_workers_ready_s": first("ready", most),
         "last_job_ended_s": round(max(job.finished_at.timestamp() for job in jobs if job.finished_at) - began, 2),
         "empty_again_s": round(told[-1]["at"] - began, 2),
-        "mean_rows": round(sum(job.fusing.mean_rows for job in jobs if job.fusing) / len(jobs), 2),
+        "mean_rows": round(sum(job.batching.mean_rows for job in jobs if job.batching) / len(jobs), 2),
     }
 
 

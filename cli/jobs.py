@@ -156,7 +156,7 @@ def _tell(screen: CommandConsole, job: Job, files: Sequence[Path] = ()) -> None:
         ("status", job.status),
         ("seed", job.seed),
         ("error", error),
-        ("alone", None if job.fusing is None else job.fusing.alone_reason),
+        ("solo", None if job.batching is None else job.batching.solo_reason),
         *(("saved", file) for file in files),
     )
     value = {**job.model_dump(mode="json"), "files": [str(file) for file in files]} if files else job

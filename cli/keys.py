@@ -65,16 +65,16 @@ def list_tenants(data_dir: DataDir = DATA, json: Json = False) -> None:
 def limit(
     tenant: str,
     requests_per_minute: Limit = None,
-    waiting_jobs: Limit = None,
-    running_seats: Limit = None,
+    queued_jobs: Limit = None,
+    running_slots: Limit = None,
     data_dir: DataDir = DATA,
     json: Json = False,
 ) -> None:
     """Change a tenant's own limits, and show them."""
     asked = {
         "requests-per-minute": requests_per_minute,
-        "waiting-jobs": waiting_jobs,
-        "running-seats": running_seats,
+        "queued-jobs": queued_jobs,
+        "running-slots": running_slots,
     }
     _become(
         data_dir, json, "limit", *[f"--{name}={word}" for name, word in asked.items() if word is not None], "--", tenant

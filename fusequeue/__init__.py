@@ -21,10 +21,10 @@ from fusequeue.errors import (
 )
 from fusequeue.models import (
     Artifact,
+    BatchingStats,
     DeadLetter,
     Event,
     Failure,
-    Fusing,
     Job,
     LineResult,
     Metrics,
@@ -37,13 +37,13 @@ from fusequeue.sync import Client
 __all__ = [
     "Artifact",
     "AsyncClient",
+    "BatchingStats",
     "Busy",
     "Client",
     "ClientError",
     "DeadLetter",
     "Event",
     "Failure",
-    "Fusing",
     "ImageSource",
     "Invalid",
     "Job",

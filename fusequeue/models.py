@@ -68,13 +68,13 @@ class Metrics(_Seen):
     upload_ms: int | None = None
 
 
-class Fusing(_Seen):
-    """A job's company over its denoiser forwards; `alone_reason` says why it never had any."""
+class BatchingStats(_Seen):
+    """A job's company over its denoiser forwards; `solo_reason` says why it never had any."""
 
     forwards: int = 0
     max_jobs: int = 1
     mean_rows: float = 1.0
-    alone_reason: str | None = None
+    solo_reason: str | None = None
 
 
 class Job(_Seen):
@@ -102,7 +102,7 @@ class Job(_Seen):
     artifacts: tuple[Artifact, ...] = ()
     error: Failure | None = None
     metrics: Metrics = Metrics()
-    fusing: Fusing | None = None
+    batching: BatchingStats | None = None
 
     @property
     def ended(self) -> bool:

@@ -67,8 +67,8 @@ class TenantLimits:
     """How much a tenant may; None: as the settings say."""
 
     requests_per_minute: int | None = None
-    waiting_jobs: int | None = None
-    running_seats: int | None = None
+    queued_jobs: int | None = None
+    running_slots: int | None = None
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class Job(_Frozen):
     """What a client asked for, with nothing left to decide.
 
     Every field is marked with its `Sharing`. An unmarked field counts as shared: a forgotten mark costs
-    speed, never a wrong picture. Sizes are in pixels, times in milliseconds since the epoch. `mixes` names the
+    speed, never a wrong picture. Sizes are in pixels, times in milliseconds since the epoch. `mixed_fields` names the
     shared fields that its model's forward can mix all the same: the signature leaves them out.
 
     `images` are those of the task: the one to start from, or those to edit. `reference_sizes` are the sizes (width,
@@ -160,7 +160,7 @@ class Job(_Frozen):
     layers: Annotated[int, SHARED] = 0
     reference_sizes: Annotated[tuple[tuple[int, int], ...], SHARED] = ()
     adapters: Annotated[tuple[Adapter, ...], SHARED] = ()
-    mixes: Annotated[tuple[str, ...], SHARED] = ()
+    mixed_fields: Annotated[tuple[str, ...], SHARED] = ()
 
     task: Annotated[Task, PER_JOB] = Task.TEXT_TO_IMAGE
     prompt: Annotated[str, PER_JOB]
@@ -256,17 +256,17 @@ class Progress(_Frozen):
         return 100 * self.step // self.total if self.total else 0
 
 
-class Fusing(_Frozen):
+class BatchingStats(_Frozen):
     """How much company a job had, counted over its denoiser forwards.
 
     `max_jobs` is the largest number of jobs in one forward, this one included; `mean_rows` the mean rows a
-    forward, guidance's doubling not counted. `alone_reason` says why it never had company, None if it had.
+    forward, guidance's doubling not counted. `solo_reason` says why it never had company, None if it had.
     """
 
     forwards: int = 0
     max_jobs: int = 1
     mean_rows: float = 1.0
-    alone_reason: str | None = None
+    solo_reason: str | None = None
 
 
 class Timings(_Frozen):
@@ -287,7 +287,7 @@ class Outcome(_Frozen):
     state: State
     artifacts: tuple[Artifact, ...] = ()
     error: Failure | None = None
-    fusing: Fusing = Fusing()
+    batching: BatchingStats = BatchingStats()
     timings: Timings = Timings()
     progress: Progress = Progress()
     gpu_seconds: float = 0.0
@@ -310,7 +310,7 @@ class JobRecord(_Frozen):
     expires_at_ms: int | None = None
     artifacts: tuple[Artifact, ...] = ()
     error: Failure | None = None
-    fusing: Fusing | None = None
+    batching: BatchingStats | None = None
     timings: Timings = Timings()
     event_id: str = "0-0"
 

@@ -38,7 +38,7 @@ ADAPTERS_PER_ROW = frozenset(
 )
 
 
-def mixes(denoisers: Mapping[str, str]) -> tuple[Mixable, ...]:
+def mixable_fields(denoisers: Mapping[str, str]) -> tuple[Mixable, ...]:
     """Return the fields that a model with these denoisers (name to class) can mix."""
     able: Mapping[Mixable, frozenset[str]] = {"adapters": ADAPTERS_PER_ROW, "size": LISTS_OF_PICTURES}
     return tuple(field for field, classes in able.items() if denoisers and classes.issuperset(denoisers.values()))

@@ -39,13 +39,13 @@ def differences(one: Job, other: Job) -> tuple[str, ...]:
 
 def _values(job: Job) -> dict[str, Any]:
     """Return what the signature is made of."""
-    mixed = frozenset[str]().union(*(FIELDS[field] for field in job.mixes))
+    mixed = frozenset[str]().union(*(FIELDS[field] for field in job.mixed_fields))
     return job.model_dump(mode="json", include=set(_SHARED_FIELDS) - mixed) | {"shape": shape(job)}
 
 
 def shape(job: Job) -> str:
     """Return `widthxheight` of a job's pictures, or `~sidexside` of their class where their model mixes sizes."""
-    if "size" in job.mixes:
+    if "size" in job.mixed_fields:
         side = size_class(job.width, job.height)
         return f"~{side}x{side}"
     return f"{job.width}x{job.height}"

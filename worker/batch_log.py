@@ -30,7 +30,7 @@ class BatchLimits:
     ruled: int
     fits: int
     paying: int
-    alone: bool = False
+    solo: bool = False
     overdue: bool = False
     waited_ms: int = 0
     window_ms: int = 0
@@ -43,7 +43,7 @@ def stopped_by(growth: BatchLimits) -> str:
     at it; `overdue`: jobs waited, and another signature's had waited too long; `window`: no more had come when the
     first had waited for company long enough; `alone`: it may have none, or none was likely to come.
     """
-    if growth.alone:
+    if growth.solo:
         return "solo"
     if growth.seats >= growth.fits < growth.ruled:
         return "memory"
@@ -65,7 +65,7 @@ class _Batch:
     max_batch: int
     ruled: int
     window_ms: int
-    alone: bool
+    solo: bool
     began_s: float
     fits: int = field(init=False)
     paying: int = field(init=False)
@@ -92,7 +92,7 @@ class _Batch:
             ruled=self.ruled,
             fits=self.fits,
             paying=self.paying,
-            alone=self.alone,
+            solo=self.solo,
             overdue=self.overdue,
             waited_ms=self.waited_ms,
             window_ms=self.window_ms,
@@ -162,12 +162,12 @@ class BatchLog:
             max_batch=self._catalog.get(claim.job.model).max_batch,
             ruled=spec.max_batch,
             window_ms=spec.window_ms,
-            alone=claim.alone,
+            solo=claim.solo,
             began_s=self._clock(),
             waited_ms=claim.waited_ms,
         )
         other = self._latest
-        if other is not None and not claim.alone and _passed_by(other, run):
+        if other is not None and not claim.solo and _passed_by(other, run):
             batch.batch_mismatches = differences(other.first, claim.job)
             for name in batch.batch_mismatches:
                 metrics.batch_mismatches.labels(name).inc()
@@ -198,4 +198,4 @@ def _passed_by(batch: _Batch, run: ClaimedJob) -> bool:
     """Tell whether a job waited while a batch with room for it ran, which its signature kept it out of."""
     waited = batch.ended_s is None or run.queued_since_s < batch.ended_s
     room = min(batch.ruled, batch.fits, batch.paying) - batch.seats
-    return waited and batch.signature != run.claim.signature and not batch.alone and run.claim.job.seats <= room
+    return waited and batch.signature != run.claim.signature and not batch.solo and run.claim.job.seats <= room

@@ -125,7 +125,7 @@ class ClaimedJob:
             state=state,
             artifacts=artifacts if state is State.SUCCEEDED else (),
             error=error,
-            fusing=finished.fusing,
+            batching=finished.batching,
             timings=timings,
             progress=self.progress,
             gpu_seconds=finished.gpu_seconds,

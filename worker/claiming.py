@@ -57,7 +57,7 @@ class RunningJob:
     signature: str
     seats: int
     interactive: bool = False
-    alone: bool = False
+    solo: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def asks(seated: Sequence[RunningJob], rows: int, largest: int, aside: int) -> l
     """
     if not seated:
         return [ClaimRequest(None, largest)]
-    if any(one.alone for one in seated):
+    if any(one.solo for one in seated):
         return []
     mine = leading(seated)
     taken = sum(one.seats for one in seated)

@@ -93,9 +93,7 @@ class JobRunner:
             )
         if run.stop_reason is not None:
             return run.outcome(JobFinished(), (), None)
-        self._engine.submit(
-            EngineRequest(run.key, run.claim.job, run.spec, inputs, run.claim.alone, run.queued_since_s)
-        )
+        self._engine.submit(EngineRequest(run.key, run.claim.job, run.spec, inputs, run.claim.solo, run.queued_since_s))
         finished = await run.engine_done
         if finished.error is not None or run.stop_reason is not None:
             return run.outcome(finished, (), None)
@@ -150,9 +148,9 @@ class JobRunner:
             job_id=run.claim.job.id,
             signature=run.claim.signature,
             state=outcome.state.value,
-            jobs_fused=outcome.fusing.max_jobs,
-            mean_rows=outcome.fusing.mean_rows,
-            alone_reason=outcome.fusing.alone_reason,
+            jobs_fused=outcome.batching.max_jobs,
+            mean_rows=outcome.batching.mean_rows,
+            solo_reason=outcome.batching.solo_reason,
             wait_ms=outcome.timings.queue_ms,
             inference_ms=outcome.timings.inference_ms,
             upload_ms=outcome.timings.upload_ms,

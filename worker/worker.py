@@ -331,4 +331,4 @@ class Worker:
 
 def _seated(run: ClaimedJob) -> RunningJob:
     job = run.claim.job
-    return RunningJob(run.claim.signature, job.seats, job.priority is Priority.INTERACTIVE, run.claim.alone)
+    return RunningJob(run.claim.signature, job.seats, job.priority is Priority.INTERACTIVE, run.claim.solo)

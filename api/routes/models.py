@@ -36,7 +36,9 @@ class ModelObject(BaseModel):
     limits: Limits
     schedulers: tuple[str, ...] = Field(description="What `scheduler` may be; empty: only the model's own.")
     adapters: tuple[AdapterObject, ...] = Field(description="LoRA adapters that `adapters` may name.")
-    mixes: tuple[Mixable, ...] = Field(description="In what jobs may differ and share forwards; sizes only if alike.")
+    mixed_fields: tuple[Mixable, ...] = Field(
+        description="In what jobs may differ and share forwards; sizes only if alike."
+    )
     max_batch: int = Field(description="Most pictures in one fused forward.")
     window_ms: int = Field(description="How long a job may wait for company.")
 
@@ -66,7 +68,7 @@ def _object(spec: ModelSpec) -> ModelObject:
         limits=spec.limits,
         schedulers=spec.schedulers,
         adapters=tuple(AdapterObject(**one.model_dump(include={"id", "scale", "max_scale"})) for one in spec.adapter),
-        mixes=spec.mixes,
+        mixed_fields=spec.mixed_fields,
         max_batch=spec.max_batch,
         window_ms=spec.window_ms,
     )

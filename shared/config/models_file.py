@@ -20,7 +20,7 @@ from shared.config.adapters import MOST_ADAPTERS, AdapterSpec
 from shared.config.batch_rules import BatchRules
 from shared.errors import ConfigurationError, UnknownModel
 from shared.job import Task
-from shared.mixing import Mixable, denoisers_of, mixes
+from shared.mixing import Mixable, denoisers_of, mixable_fields
 
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 MAX_INPUT_IMAGES = 16
@@ -119,7 +119,7 @@ class References(_Table):
 
 class ModelSpec(_Table):
     """One model. `source` is a hub id or a folder; `window_ms` is how long a job may wait for company, counted
-    from its arrival; `max_batch` bounds the rows of a fused forward. `mixes` names the fields in which jobs may
+    from its arrival; `max_batch` bounds the rows of a fused forward. `mixed_fields` names the fields in which jobs may
     differ and be claimed together all the same; where `source` is a folder, its architecture says so unless told.
     """
 
@@ -135,7 +135,7 @@ class ModelSpec(_Table):
     max_batch: Annotated[int, Field(ge=1, le=256)] = 8
     safety_checker: bool = True
     schedulers: tuple[str, ...] = ()
-    mixes: tuple[Mixable, ...] = ("adapters",)
+    mixed_fields: tuple[Mixable, ...] = ("adapters",)
     adapter: tuple[AdapterSpec, ...] = ()
     defaults: Defaults = Defaults()
     limits: Limits = Limits()
@@ -256,6 +256,6 @@ def _rooted(spec: ModelSpec, folder: Path) -> ModelSpec:
     beside = (folder / spec.source).resolve()
     if not beside.is_dir():
         return spec.model_copy(update={"adapter": adapters})
-    known = None if "mixes" in spec.model_fields_set else denoisers_of(beside)
-    mixed = spec.mixes if known is None else mixes(known)
-    return spec.model_copy(update={"source": str(beside), "adapter": adapters, "mixes": mixed})
+    known = None if "mixed_fields" in spec.model_fields_set else denoisers_of(beside)
+    mixed = spec.mixed_fields if known is None else mixable_fields(known)
+    return spec.model_copy(update={"source": str(beside), "adapter": adapters, "mixed_fields": mixed})

@@ -76,13 +76,13 @@ class MetricsObject(BaseModel):
     upload_ms: int | None
 
 
-class FusingObject(BaseModel):
-    """The job's company over its denoiser forwards; `alone_reason` says why it never had any."""
+class BatchingObject(BaseModel):
+    """The job's company over its denoiser forwards; `solo_reason` says why it never had any."""
 
     forwards: int
     max_jobs: int
     mean_rows: float
-    alone_reason: str | None
+    solo_reason: str | None
 
 
 class UrlsObject(BaseModel):
@@ -143,7 +143,7 @@ class JobObject(BaseModel):
     artifacts: list[ArtifactObject]
     error: FailureObject | None
     metrics: MetricsObject
-    fusing: FusingObject | None = Field(description="Null until the job has run.")
+    batching: BatchingObject | None = Field(description="Null until the job has run.")
     urls: UrlsObject
 
 
@@ -163,7 +163,7 @@ def job_object(
 ) -> JobObject:
     """Return `record` as its client sees it, with URLs below `base_url`; `sign` gives the query of a picture's."""
     job, here = record.job, f"{base_url}/v1/jobs/{record.job.id}"
-    timings, fusing = record.timings, record.fusing
+    timings, batching = record.timings, record.batching
     return JobObject(
         **_request(job),
         status=record.state,
@@ -189,7 +189,7 @@ def job_object(
         ],
         error=None if record.error is None else FailureObject(**record.error.model_dump()),
         metrics=MetricsObject(**timings.model_dump()),
-        fusing=None if fusing is None else FusingObject(**fusing.model_dump()),
+        batching=None if batching is None else BatchingObject(**batching.model_dump()),
         urls=UrlsObject(self=here, cancel=f"{here}/cancel", events=f"{here}/events"),
     )
 

@@ -24,7 +24,7 @@ from shared.queue.records import paired
 
 MAX_KEYS = 10_000
 MAX_LIMITED_TENANTS = 10_000
-_LIMITS = {"requests_per_minute": "requests", "waiting_jobs": "waiting", "running_seats": "seats"}
+_LIMITS = {"requests_per_minute": "requests", "queued_jobs": "waiting", "running_slots": "seats"}
 
 
 class Access(Connected):

@@ -97,8 +97,8 @@ class Claiming(Connected):
         for row in rows:
             job = await self._decoded(worker, row)
             if job is not None:
-                _, _, signature, epoch, alone, waited_ms = row
-                claims.append(Claim(job, signature, epoch, epoch, bool(alone), waited_ms))
+                _, _, signature, epoch, solo, waited_ms = row
+                claims.append(Claim(job, signature, epoch, epoch, bool(solo), waited_ms))
         return claims
 
     async def _give_back(self, worker: str, claimed: asyncio.Future[Any]) -> None:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from shared.job import Artifact, Failure, Fusing, JobRecord, Outcome, Phase, Progress, State, Timings, decode
+from shared.job import Artifact, BatchingStats, Failure, JobRecord, Outcome, Phase, Progress, State, Timings, decode
 
 Part = TypeVar("Part", bound=BaseModel)
 _ARTIFACTS = TypeAdapter(tuple[Artifact, ...])
@@ -34,7 +34,7 @@ def outcome_fields(outcome: Outcome) -> list[str]:
         outcome.state.value,
         _ARTIFACTS.dump_json(outcome.artifacts).decode(),
         "" if outcome.error is None else outcome.error.model_dump_json(),
-        outcome.fusing.model_dump_json(),
+        outcome.batching.model_dump_json(),
         outcome.timings.model_dump_json(),
         repr(outcome.gpu_seconds),
         str(outcome.progress.step),
@@ -58,7 +58,7 @@ def _record(fields: Mapping[str, str]) -> JobRecord:
         expires_at_ms=_number(fields, "expires"),
         artifacts=_ARTIFACTS.validate_json(fields.get("artifacts", "[]")),
         error=_part(Failure, fields.get("error")),
-        fusing=_part(Fusing, fields.get("fusing")),
+        batching=_part(BatchingStats, fields.get("fusing")),
         timings=_part(Timings, fields.get("timings")) or Timings(),
         event_id=fields.get("event", "0-0"),
     )

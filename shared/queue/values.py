@@ -47,7 +47,7 @@ class Claim:
     signature: str
     epoch: int
     attempt: int
-    alone: bool
+    solo: bool
     waited_ms: int
 
 

@@ -57,10 +57,10 @@ def test_each_of_64_clients_gets_its_own_picture_as_if_alone(make_stack: Any) ->
         finally:
             worker.send(signal.SIGCONT)
         together = list(asked)
-    assert max(job["fusing"]["max_jobs"] for job, _ in together) >= 8, "nothing was fused"
+    assert max(job["batching"]["max_jobs"] for job, _ in together) >= 8, "nothing was fused"
     right = sum(matches(made, body["prompt"]) for (_, made), body in zip(together, bodies, strict=True))
     assert right >= 0.95 * CLIENTS, f"{right} of {CLIENTS} pictures show their prompt"
     for (_, made), body in zip(together, bodies, strict=True):
-        job, alone = ask(stack, body)
-        assert job["fusing"]["max_jobs"] == 1
-        assert np.abs(np.asarray(made, int) - np.asarray(alone, int)).max() <= 2, body
+        job, solo = ask(stack, body)
+        assert job["batching"]["max_jobs"] == 1
+        assert np.abs(np.asarray(made, int) - np.asarray(solo, int)).max() <= 2, body

@@ -213,4 +213,4 @@ def test_a_drained_worker_gives_back_what_it_cannot_finish(make_stack: Any) -> N
     stack.worker()
     jobs = [stack.finish(name) for name in ids]
     assert Counter(job["status"] for job in jobs) == {"succeeded": 3}
-    assert max(job["fusing"]["max_jobs"] for job in jobs) > 1, "a job given back need not run alone"
+    assert max(job["batching"]["max_jobs"] for job in jobs) > 1, "a job given back need not run alone"

@@ -63,7 +63,7 @@ def eight_jobs(**fields: Any) -> list[Job]:
 
 def mixing(job: Job) -> Job:
     """Return the job as the API resolves it for a model whose forward can mix adapters."""
-    return job.model_copy(update={"mixes": ("adapters",)})
+    return job.model_copy(update={"mixed_fields": ("adapters",)})
 
 
 class Bare:

@@ -166,7 +166,7 @@ class Room:
         self.engine = make(Catalog(specs), self.recorder, told)
 
     def seat(
-        self, *jobs: Job, alone: Sequence[str] = (), image: bytes | None = None, waited_s: float | None = None
+        self, *jobs: Job, solo: Sequence[str] = (), image: bytes | None = None, waited_s: float | None = None
     ) -> None:
         """Seat jobs, which begin together; their input pictures are made from their seeds, but for `image`, if any."""
         since_s = None if waited_s is None else time.monotonic() - waited_s
@@ -177,7 +177,7 @@ class Room:
                     job,
                     self.specs[job.model],
                     input_files(job) if image is None else InputFiles(images=(image,)),
-                    job.id in alone,
+                    job.id in solo,
                     since_s,
                 )
                 for job in jobs
@@ -189,9 +189,9 @@ class Room:
         self.seat(*jobs)
         self.engine._preparer.submit(int).result(TIMEOUT_S)
 
-    def run(self, *jobs: Job, alone: Sequence[str] = ()) -> Recorder:
+    def run(self, *jobs: Job, solo: Sequence[str] = ()) -> Recorder:
         """Seat all jobs, which begin together, and wait for them."""
-        self.seat(*jobs, alone=alone)
+        self.seat(*jobs, solo=solo)
         with self.started():
             self.recorder.wait_for([job.id for job in jobs])
         return self.recorder

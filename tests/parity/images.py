@@ -25,7 +25,7 @@ from shared.job import Task
 
 # Of about as many pixels, so that jobs of all of them are claimed together.
 SIZES = tuple(
-    {"width": width, "height": height, "mixes": ("size",)}
+    {"width": width, "height": height, "mixed_fields": ("size",)}
     for width, height in ((64, 64), (80, 48), (48, 80), (96, 48), (48, 96))
 )
 _BOTH = {**TEXT, **PICTURES}
@@ -280,7 +280,7 @@ CELLS = (
         pipelines="ZImagePipeline, ZImageImg2ImgPipeline, ZImageInpaintPipeline",
         tiny="z-image",
         tasks=THREE_TASKS,
-        spec={"mixes": ("size",)},
+        spec={"mixed_fields": ("size",)},
         jobs={name: {**given, **size} for (name, given), size in zip(_ALL.items(), cycle(SIZES), strict=False)},
         joining={name: {**given, **size} for (name, given), size in zip(LATE.items(), SIZES[3:], strict=False)},
         quick=True,

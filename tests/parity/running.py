@@ -60,9 +60,9 @@ def run(cell: Cell, folder: Path) -> Outcome:
         assert not failed
         largest = _compare(heard, _alone(source, jobs))
         refusals = _refused(cell, source)
-    assert heard.rows[0] == cell.first_rows, f"{heard.rows}: {heard.ended[jobs[0].id].fusing}"
-    late = [heard.ended[job.id].fusing for job in cell.joiners()]
-    assert all(fusing.max_jobs > 1 for fusing in late), f"{heard.rows}: joined nobody: {late}"
+    assert heard.rows[0] == cell.first_rows, f"{heard.rows}: {heard.ended[jobs[0].id].batching}"
+    late = [heard.ended[job.id].batching for job in cell.joiners()]
+    assert all(batching.max_jobs > 1 for batching in late), f"{heard.rows}: joined nobody: {late}"
     return Outcome(largest, heard.rows, sorted({job.task.value for job in jobs}), len(late), refusals)
 
 
@@ -126,16 +126,16 @@ def _alone(source: Path, jobs: list[Job]) -> dict[tuple[str, int], Output]:
     return pictures
 
 
-def _compare(heard: Recorder, alone: dict[tuple[str, int], Output]) -> float:
-    assert heard.pictures.keys() == alone.keys()
-    off = {key: _difference(heard.made[key], expected) for key, expected in alone.items()}
+def _compare(heard: Recorder, solo: dict[tuple[str, int], Output]) -> float:
+    assert heard.pictures.keys() == solo.keys()
+    off = {key: _difference(heard.made[key], expected) for key, expected in solo.items()}
     assert max(off.values()) <= TOLERANCE, off
     same = [
         (one, other)
-        for at, one in enumerate(alone)
-        for other in list(alone)[:at]
-        if alone[one].pixels.shape == alone[other].pixels.shape
-        and np.abs(alone[one].pixels - alone[other].pixels).max() < ALIKE
+        for at, one in enumerate(solo)
+        for other in list(solo)[:at]
+        if solo[one].pixels.shape == solo[other].pixels.shape
+        and np.abs(solo[one].pixels - solo[other].pixels).max() < ALIKE
     ]
     assert not same, f"pictures that are alike prove nothing: {same}"
     return max(off.values())

@@ -40,9 +40,9 @@ def test_reproducible_pictures_do_not_depend_on_the_longest_prompt_beside_them(t
     like = a_job("like", prompt="a cow", seed=6, steps=3, reproducible=True)
     assert not [job.id for job in jobs if together.ended[job.id].error]
     for job in jobs[:2]:
-        alone = Room(spec).run(job, like)
-        assert np.array_equal(alone.pictures[job.id, 0], together.pictures[job.id, 0])
-    assert together.ended["job0"].fusing.max_jobs > 1, "of one length with another"
+        solo = Room(spec).run(job, like)
+        assert np.array_equal(solo.pictures[job.id, 0], together.pictures[job.id, 0])
+    assert together.ended["job0"].batching.max_jobs > 1, "of one length with another"
 
 
 def test_padding_that_nothing_hides_is_found_at_load(shelf_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +54,6 @@ def test_padding_that_nothing_hides_is_found_at_load(shelf_folder: Path, monkeyp
     wrong = {**ARCHITECTURES, "QwenImageTransformer2DModel": {"forward": StackingRules(rules.rows, unmasked)}}
     monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", wrong)
     heard = Room(a_spec(source, tasks=(Task.TEXT_TO_IMAGE,))).run(a_job("one"), a_job("two", prompt=LONG))
-    reason = heard.ended["one"].fusing.alone_reason
+    reason = heard.ended["one"].batching.solo_reason
     assert reason is not None
     assert "failed its self-check: fused rows are off by" in reason

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError
-from shared.job import Fusing, Job
+from shared.job import BatchingStats, Job
 from shared.signature import shape
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3 or 4] of a picture, [frames, height, width, 3] of a video
@@ -77,7 +77,7 @@ class JobFinished:
 
     error: JobError | None = None
     canceled: bool = False
-    fusing: Fusing = field(default_factory=Fusing)
+    batching: BatchingStats = field(default_factory=BatchingStats)
     load_ms: int | None = None
     inference_ms: int | None = None
     gpu_seconds: float = 0.0

@@ -10,7 +10,7 @@ from worker.engine import EngineIncident, ThreadTime
 
 def claimed(claim: Claim) -> None:
     """Count a claim, and what it waited for."""
-    attempt = "solo" if claim.alone else "first" if claim.attempt == 1 else "again"
+    attempt = "solo" if claim.solo else "first" if claim.attempt == 1 else "again"
     metrics.claims.labels(attempt).inc()
     metrics.queue_wait_seconds.labels(claim.job.priority.value).observe(claim.waited_ms / 1000)
 

@@ -60,8 +60,8 @@ def test_the_command_line_becomes_that_program(durable_server: Any) -> None:
     options = ("--tenant", "acme", "--scopes", "admin", "--name", "a b", "--expires", "1h")
     made = fusequeue("keys", "create", *options)
     assert re.fullmatch(r"fq_[0-9A-Za-z]{48}\n", made.stdout), made.stderr
-    limited = fusequeue("tenants", "limit", "acme", "--running-seats", "4", "--json")
-    assert json.loads(limited.stdout)["running_seats"] == 4
+    limited = fusequeue("tenants", "limit", "acme", "--running-slots", "4", "--json")
+    assert json.loads(limited.stdout)["running_slots"] == 4
     assert fusequeue("keys", "revoke", made.stdout.strip()).returncode == 0
     (row,) = json.loads(fusequeue("keys", "list", "--tenant", "acme", "--json").stdout)
     assert (row["scopes"], row["name"], row["state"]) == (["admin"], "a b", "revoked")
@@ -88,10 +88,10 @@ def test_a_key_is_made_listed_and_revoked(keyring: Command) -> None:
 
 
 def test_limits_are_set_and_given_back_to_the_settings(keyring: Command) -> None:
-    set_to = ("--requests-per-minute", "60", "--waiting-jobs", "10", "--running-seats", "4")
+    set_to = ("--requests-per-minute", "60", "--queued-jobs", "10", "--running-slots", "4")
     assert keyring("limit", "acme", *set_to).status == 0
-    changed = keyring("--json", "limit", "acme", "--waiting-jobs", "default")
-    expected = {"tenant": "acme", "requests_per_minute": 60, "waiting_jobs": None, "running_seats": 4}
+    changed = keyring("--json", "limit", "acme", "--queued-jobs", "default")
+    expected = {"tenant": "acme", "requests_per_minute": 60, "queued_jobs": None, "running_slots": 4}
     assert json.loads(changed.out) == expected
     assert json.loads(keyring("--json", "tenants").out) == [expected]
 
@@ -103,8 +103,8 @@ WRONG = [
     (("create", "--name", "x" * 101), 2, "name"),
     (("revoke", "nothing"), 1, "keys list"),
     (("revoke", "--", "--help"), 1, "keys list"),
-    (("limit", "acme", "--running-seats", "0"), 2, "running_seats"),
-    (("limit", "acme", "--running-seats=-3"), 2, "running_seats"),
+    (("limit", "acme", "--running-slots", "0"), 2, "running_slots"),
+    (("limit", "acme", "--running-slots=-3"), 2, "running_slots"),
 ]
 
 

@@ -63,7 +63,7 @@ def test_jobs_with_different_adapters_and_none_share_one_forward(
     lone = Bare(folder, files, components)
     assert_all_as_alone(heard, lone, jobs)
     assert heard.rows[0] == 8
-    assert {heard.ended[job.id].fusing.max_jobs for job in jobs} == {8}
+    assert {heard.ended[job.id].batching.max_jobs for job in jobs} == {8}
     for job in jobs:
         plain = lone.picture(job.model_copy(update={"adapters": ()}))
         changed = np.abs(heard.pictures[job.id, 0] - plain).max()
@@ -80,6 +80,6 @@ def test_where_rows_cannot_differ_jobs_run_apart_and_right(model: str, tmp_path:
     heard = run_together(spec_with(folder, files, **PICTURE), *jobs)
     assert_all_as_alone(heard, Bare(folder, files), jobs)
     assert heard.rows == [2] * 8 + [1] * 4
-    assert heard.ended["none"].fusing.alone_reason == (
+    assert heard.ended["none"].batching.solo_reason == (
         "its tensors or adapters did not fit a companion's, or memory held no more"
     )

@@ -158,7 +158,7 @@ def test_adapters_load_beside_running_forwards(
     assert gate.busy
     assert heard.rows == [*[1] * 5, *[2] * 4, *[1] * 3], "it joins at the sixth step"
     ended = heard.ended["waiting"]
-    assert (ended.error, ended.fusing.max_jobs) == (None, 2)
+    assert (ended.error, ended.batching.max_jobs) == (None, 2)
     assert ended.load_ms is not None
 
 

@@ -27,7 +27,7 @@ from worker.engine.scheduling.timing import ForwardTimer
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"
 
 
-def alone(folder: Path, job: Job) -> dict[int, np.ndarray]:
+def solo(folder: Path, job: Job) -> dict[int, np.ndarray]:
     heard = Room(a_spec(folder)).run(job)
     return {index: pixels for (_, index), pixels in heard.pictures.items()}
 
@@ -82,7 +82,7 @@ def test_a_text_that_is_known_takes_no_round(tiny_models: Path, monkeypatch: pyt
 
     assert ("first", "text_encoder.forward") in chosen
     assert ("again", "text_encoder.forward") not in chosen
-    assert same(room.recorder.pictures["again", 0], alone(tiny_models / "sd", again)[0])
+    assert same(room.recorder.pictures["again", 0], solo(tiny_models / "sd", again)[0])
 
 
 @pytest.mark.parametrize("family", ["sd", "flux"])
@@ -98,7 +98,7 @@ def test_a_job_joins_a_running_batch_at_its_next_step(family: str, tiny_models: 
 
     assert room.recorder.rows == [1, 1, 1, 2, 2, 2, 2, 1]
     for job in (first, late):
-        assert same(room.recorder.pictures[job.id, 0], alone(folder, job)[0])
+        assert same(room.recorder.pictures[job.id, 0], solo(folder, job)[0])
 
 
 def test_sixteen_arrivals_at_random_steps_all_get_their_lone_pictures(tiny_models: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_cancel_takes_effect_at_the_next_step_and_disturbs_nobody(tiny_models:
     assert heard.ended["leaves"].error is None
     assert ("leaves", 0) not in heard.pictures
     assert heard.rows in ([2, 2, 1, 1, 1, 1], [2, 2, 2, 1, 1, 1])
-    assert same(heard.pictures["stays", 0], alone(folder, stays)[0])
+    assert same(heard.pictures["stays", 0], solo(folder, stays)[0])
 
 
 def test_canceling_before_a_job_has_begun_leaves_nothing_behind(tiny_models: Path) -> None:
@@ -176,7 +176,7 @@ def test_an_interactive_job_sets_bulk_rows_aside_and_they_resume(tiny_models: Pa
     assert ends == ["urgent", "bulk0", "bulk1"]
     assert sum(heard.rows) == 6 + 6 + 3
     for job in (*bulk, urgent):
-        assert same(heard.pictures[job.id, 0], alone(folder, job)[0])
+        assert same(heard.pictures[job.id, 0], solo(folder, job)[0])
 
 
 def test_free_seats_are_no_reason_to_slow_an_interactive_job_down(tiny_models: Path) -> None:
@@ -222,7 +222,7 @@ def test_finished_pictures_wait_for_the_next_one_where_that_helps_those_in_line(
     told = [(kind, key) for kind, key, *_ in room.recorder.heard if kind in ("decoding", "picture")]
     assert told == [(kind, key) for keys in decoded for kind in ("decoding", "picture") for key in keys]
     for job in jobs:
-        assert same(room.recorder.pictures[job.id, 0], alone(folder, job)[0])
+        assert same(room.recorder.pictures[job.id, 0], solo(folder, job)[0])
 
 
 def test_a_finished_picture_waits_for_none_that_does_not_tell_its_steps(
@@ -265,17 +265,17 @@ def test_jobs_that_do_not_fit_run_one_after_the_other_by_age(tiny_models: Path) 
     room = Room(a_spec(tiny_models / "sd"))
     heard = room.run(a_job("wide", width=96), a_job("square"), a_job("wide-too", width=96))
     assert [entry[1] for entry in heard.heard if entry[0] == "picture"] == ["wide", "wide-too", "square"]
-    assert heard.ended["square"].fusing.alone_reason == "no companion arrived"
-    assert heard.ended["wide"].fusing.max_jobs == 2
+    assert heard.ended["square"].batching.solo_reason == "no companion arrived"
+    assert heard.ended["wide"].batching.max_jobs == 2
 
 
 def test_a_job_that_was_lost_once_runs_without_company_and_says_why(tiny_models: Path) -> None:
     """Should it take the process down again, it takes nobody with it."""
-    heard = Room(a_spec(tiny_models / "sd")).run(a_job("suspect"), a_job("one"), a_job("two"), alone=["suspect"])
-    assert heard.ended["suspect"].fusing.max_jobs == 1
-    assert heard.ended["suspect"].fusing.alone_reason == "ran alone after a lost worker"
-    assert heard.ended["one"].fusing.max_jobs == 2
-    assert heard.ended["one"].fusing.alone_reason is None
+    heard = Room(a_spec(tiny_models / "sd")).run(a_job("suspect"), a_job("one"), a_job("two"), solo=["suspect"])
+    assert heard.ended["suspect"].batching.max_jobs == 1
+    assert heard.ended["suspect"].batching.solo_reason == "ran alone after a lost worker"
+    assert heard.ended["one"].batching.max_jobs == 2
+    assert heard.ended["one"].batching.solo_reason is None
 
 
 def test_release_all_throws_everyone_out_where_they_stand(tiny_models: Path) -> None:
@@ -339,8 +339,8 @@ def test_progress_counts_all_pictures_and_comes_in_order(tiny_models: Path) -> N
     assert steps == sorted(steps)
     assert steps[-1] == (6, 6)
     assert {total for _, total in steps} == {6}
-    fusing = heard.ended["pair"].fusing
-    assert (fusing.forwards, fusing.max_jobs, fusing.mean_rows) == (3, 1, 2.0)
+    batching = heard.ended["pair"].batching
+    assert (batching.forwards, batching.max_jobs, batching.mean_rows) == (3, 1, 2.0)
     assert heard.ended["pair"].gpu_seconds > 0
     assert heard.ended["pair"].load_ms is not None
 
@@ -384,4 +384,4 @@ def test_reproducible_pictures_have_the_same_bits_in_any_company(family: str, ti
         at for at in range(20) if not np.array_equal(heard.pictures[f"exact{at}", 0], heard.pictures["exact", 0])
     ]
     assert differing == []
-    assert sum(heard.ended[f"exact{at}"].fusing.max_jobs > 1 for at in range(20)) >= 5, "hardly any company"
+    assert sum(heard.ended[f"exact{at}"].batching.max_jobs > 1 for at in range(20)) >= 5, "hardly any company"

@@ -197,7 +197,7 @@ def test_latents_that_are_not_finite_fail_their_job_alone(
     assert isinstance(error, NonFiniteLatents)
     assert error.code == "non_finite_latents"
     assert_others_unharmed(heard, 2, lone)
-    assert heard.ended["bad"].fusing.max_jobs == 8
+    assert heard.ended["bad"].batching.max_jobs == 8
 
 
 def test_a_guidance_beyond_all_measure_fails_its_job_alone(tiny_models: Path, lone: dict[str, np.ndarray]) -> None:

@@ -196,10 +196,10 @@ def test_an_architecture_whose_rows_see_each_other_runs_alone_and_says_so(
     monkeypatch.setattr(UNet2DConditionModel, "forward", mixing)
     without_rules(monkeypatch, "UNet2DConditionModel")
     together = Room(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
-    apart = Room(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"), alone=("one", "two"))
+    apart = Room(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"), solo=("one", "two"))
     assert together.rows == [1] * 8
     for key in ("one", "two"):
-        reason = together.ended[key].fusing.alone_reason
+        reason = together.ended[key].batching.solo_reason
         assert reason is not None
         assert "has no stacking rule, and with an inferred one failed its self-check" in reason
         assert np.array_equal(together.pictures[key, 0], apart.pictures[key, 0])
@@ -213,7 +213,7 @@ def test_a_rule_that_is_wrong_is_found_at_load(tiny_models: Path, monkeypatch: p
     monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", rules)
     heard = Room(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
     assert heard.rows == [1] * 8
-    reason = heard.ended["one"].fusing.alone_reason
+    reason = heard.ended["one"].batching.solo_reason
     assert reason is not None
     assert "failed its self-check" in reason
     assert heard.ended["one"].error is None
@@ -229,7 +229,7 @@ def test_a_rule_that_is_wrong_in_values_only_is_found_too(tiny_models: Path, mon
     }
     monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", rules)
     heard = Room(a_spec(tiny_models / "flux")).run(a_job("one"), a_job("two"))
-    reason = heard.ended["one"].fusing.alone_reason
+    reason = heard.ended["one"].batching.solo_reason
     assert reason is not None
     assert "off by" in reason
 
@@ -248,7 +248,7 @@ def test_a_pipeline_that_fails_at_the_smallest_size_is_checked_at_its_usual_one(
     monkeypatch.setattr(StableDiffusionPipeline, "check_inputs", strict)
     spec = a_spec(tiny_models / "sd", tasks=(Task.TEXT_TO_IMAGE,), limits=Limits(min_side=SIDE // 2))
     heard = Room(spec).run(a_job("one"), a_job("two"))
-    assert heard.ended["one"].fusing.max_jobs == 2
+    assert heard.ended["one"].batching.max_jobs == 2
 
 
 def test_a_model_of_videos_between_two_pictures_is_checked_with_both(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_model_of_videos_between_two_pictures_is_checked_with_both(tmp_path: P
         a_job(name, task=Task.IMAGE_TO_VIDEO, frames=5, fps=16, steps=2, last_image=last) for name in ("one", "two")
     ]
     heard = Room(spec).run(*jobs)
-    assert heard.ended["one"].fusing.max_jobs == 2
+    assert heard.ended["one"].batching.max_jobs == 2
     assert heard.made["one", 0].pixels.shape == (5, SIDE, SIDE, 3)
 
 
@@ -309,7 +309,7 @@ def test_a_model_that_is_image_to_image_by_itself_makes_pictures_from_text_too(
     index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": "StableDiffusionImg2ImgPipeline"}))
     heard = Room(a_spec(folder)).run(a_job("text"), a_job("picture", strength=0.5))
     assert [heard.ended[key].error for key in ("text", "picture")] == [None, None]
-    assert heard.ended["text"].fusing.max_jobs == 2
+    assert heard.ended["text"].batching.max_jobs == 2
 
 
 def test_a_pictures_own_code_is_a_sign_of_life(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def alone(folder: Path, job: Job, index: int) -> np.ndarray:
+def solo(folder: Path, job: Job, index: int) -> np.ndarray:
     """Make one picture with nothing but diffusers."""
     pipeline: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
@@ -95,10 +95,10 @@ def test_a_mixed_batch_gives_every_job_the_picture_it_gets_alone(family: str, ti
     seen = []
     for job in jobs:
         for index in range(job.n):
-            picture, expected = heard.pictures[job.id, index], alone(tiny_models / family, job, index)
+            picture, expected = heard.pictures[job.id, index], solo(tiny_models / family, job, index)
             assert np.abs(picture - expected).max() <= TOLERANCE, f"{job.id} {index}"
             seen.append(expected)
     assert heard.rows[0] == 9, "all nine pictures meet in the first forward"
-    assert all(heard.ended[job.id].fusing.max_jobs == 8 for job in jobs)
+    assert all(heard.ended[job.id].batching.max_jobs == 8 for job in jobs)
     different = [np.abs(one - other).max() > 1e-2 for at, one in enumerate(seen) for other in seen[:at]]
     assert all(different), "pictures that are all alike would prove nothing"

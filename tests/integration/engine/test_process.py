@@ -70,7 +70,7 @@ def test_pictures_and_what_is_told_of_them_are_the_same(room: Room, tiny_models:
     room.recorder.wait_for([job.id])
     assert heard_of(job.id, room.recorder) == heard_of(job.id, here)
     assert room.recorder.rows[first:] == here.rows
-    assert room.recorder.ended[job.id].fusing == here.ended[job.id].fusing
+    assert room.recorder.ended[job.id].batching == here.ended[job.id].batching
     for key, pixels in here.pictures.items():
         np.testing.assert_array_equal(room.recorder.pictures[key], pixels)
 

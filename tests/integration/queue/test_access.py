@@ -126,7 +126,7 @@ async def test_limits_of_a_tenant_go_before_those_of_the_settings(
 ) -> None:
     """And back again: `default` in the command line is None here."""
     queue = queue_with(max_queued_jobs_per_tenant=2)
-    await queue.set_limits("large", TenantLimits(waiting_jobs=3, requests_per_minute=5))
+    await queue.set_limits("large", TenantLimits(queued_jobs=3, requests_per_minute=5))
     await put(queue, *[make_submission(tenant="large") for _ in range(3)])
     await put(queue, *[make_submission(tenant="other") for _ in range(2)])
     for tenant in ("large", "other"):
@@ -139,8 +139,8 @@ async def test_limits_of_a_tenant_go_before_those_of_the_settings(
     assert await queue.limits_of_tenants() == {"large": TenantLimits(5, 3, None)}
     await queue.set_limits("large", TenantLimits())
     assert await queue.limits_of_tenants() == {}
-    with pytest.raises(InvalidRequest, match="running_seats"):
-        await queue.set_limits("large", TenantLimits(running_seats=0))
+    with pytest.raises(InvalidRequest, match="running_slots"):
+        await queue.set_limits("large", TenantLimits(running_slots=0))
 
 
 async def test_urls_are_signed_with_one_secret_by_all(queue: Queue, queue_with: Callable[..., Queue]) -> None:

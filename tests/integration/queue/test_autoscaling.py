@@ -9,7 +9,7 @@ import pytest
 from harness.http_server import serving
 from harness.queue import claim, put
 
-from shared.job import Fusing, Outcome, State
+from shared.job import BatchingStats, Outcome, State
 from shared.queue import Queue, WorkerInfo
 
 
@@ -23,7 +23,7 @@ async def test_the_scale_follows_what_jobs_cost_in_company(queue: Queue, make_su
         assert (empty["wanted"], empty["reasons"]) == (0, ["nothing waits or runs"])
         await put(queue, make_submission())
         (one,) = await claim(queue)
-        outcome = Outcome(state=State.SUCCEEDED, fusing=Fusing(forwards=4, mean_rows=1.0), gpu_seconds=40.0)
+        outcome = Outcome(state=State.SUCCEEDED, batching=BatchingStats(forwards=4, mean_rows=1.0), gpu_seconds=40.0)
         assert await queue.settle("w1", one.job.id, one.epoch, outcome)
         job = one.job
         for rows, seconds in ((1, 1.0), (4, 1.0)):

@@ -35,10 +35,10 @@ class Crew:
             lives += 1
             worker = f"w{number}.{lives}"
             claims = await self.queue.claim(worker, MODELS, self.chance.randint(1, 8))
-            if claims and not claims[0].alone and self.chance.random() < 0.3:
+            if claims and not claims[0].solo and self.chance.random() < 0.3:
                 claims += await self.queue.join(worker, claims[0].signature, 4, models=MODELS)
             assert len({one.signature for one in claims}) <= 1
-            assert not any(one.alone for one in claims) or len(claims) == 1
+            assert not any(one.solo for one in claims) or len(claims) == 1
             for one in claims:
                 await self.treat(worker, one)
             await asyncio.sleep(0.001 if claims else 0.005)

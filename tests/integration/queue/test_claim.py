@@ -19,7 +19,7 @@ async def test_a_claim_says_all_a_worker_needs(queue: Queue, make_submission: Ma
     await put(queue, one)
     (claimed,) = await claim(queue, worker="w7")
     assert claimed.job == one.job
-    assert (claimed.signature, claimed.epoch, claimed.attempt, claimed.alone) == (one.signature, 1, 1, False)
+    assert (claimed.signature, claimed.epoch, claimed.attempt, claimed.solo) == (one.signature, 1, 1, False)
     assert claimed.waited_ms >= 0
     record = await queue.get(one.job.id)
     assert record is not None

@@ -210,7 +210,7 @@ async def test_a_dead_letter_can_be_read_and_redriven(queue: Queue, make_submiss
     assert record.expires_at_ms is None
     assert await queue.redis.pttl(queue.keys.job(job_id)) == -1
     (one,) = await claim(queue)
-    assert (one.alone, one.attempt) == (True, queue.settings.max_attempts + 2)
+    assert (one.solo, one.attempt) == (True, queue.settings.max_attempts + 2)
     assert await end(queue, one)
     assert len(await queue.redis.zrange(queue.keys.retention, 0, -1)) == 1
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from harness.queue import MODELS, claim, claim_ids, end, lose, put, state_of
 
-from shared.job import Artifact, Failure, Fusing, Outcome, Phase, Priority, Progress, State, Timings
+from shared.job import Artifact, BatchingStats, Failure, Outcome, Phase, Priority, Progress, State, Timings
 from shared.queue import Queue, Report, Submission
 
 Make = Callable[..., Submission]
@@ -20,7 +20,7 @@ async def test_a_settled_job_tells_its_result(queue: Queue, make_submission: Mak
     outcome = Outcome(
         state=State.SUCCEEDED,
         artifacts=(Artifact(index=0, key="k", content_type="image/png", bytes=3, width=64, height=64, seed=7),),
-        fusing=Fusing(forwards=8, max_jobs=3, mean_rows=2.5),
+        batching=BatchingStats(forwards=8, max_jobs=3, mean_rows=2.5),
         timings=Timings(queue_ms=1),
         gpu_seconds=0.5,
     )
@@ -28,7 +28,7 @@ async def test_a_settled_job_tells_its_result(queue: Queue, make_submission: Mak
     record = await queue.get(job_id)
     assert record is not None
     assert (record.state, record.phase, record.artifacts) == (State.SUCCEEDED, None, outcome.artifacts)
-    assert (record.fusing, record.timings, record.error) == (outcome.fusing, outcome.timings, None)
+    assert (record.batching, record.timings, record.error) == (outcome.batching, outcome.timings, None)
     assert record.finished_at_ms is not None
     assert record.expires_at_ms == record.finished_at_ms + queue.settings.retention_s * 1000
     assert 0 < await queue.redis.pttl(queue.keys.job(job_id)) <= queue.settings.retention_s * 1000
@@ -156,7 +156,7 @@ async def test_a_released_job_leads_its_line_and_counts_nothing(queue: Queue, ma
     assert await queue.next_ripening(MODELS) == 0
     again = await claim(queue, worker="w2")
     assert [one.job.id for one in again] == [*ids, *later]
-    assert not any(one.alone for one in again)
+    assert not any(one.solo for one in again)
     record = await queue.get(ids[0])
     assert record is not None
     assert (record.losses, record.attempts, record.epoch) == (0, 2, 2)
@@ -195,7 +195,7 @@ async def test_companions_of_a_killer_are_not_counted(queue: Queue, make_submiss
         assert record.losses == 0
     while claims := await claim(queue, worker="w2"):
         (one,) = claims
-        assert one.alone
+        assert one.solo
         if one.job.id == killer:
             await lose(queue, killer)
             await queue.reclaim()
@@ -216,10 +216,10 @@ async def test_giving_back_alone_keeps_it_alone_and_counts_nothing(queue: Queue,
     await claim(queue)
     await lose(queue, job_id)
     await queue.reclaim()
-    (alone,) = await claim(queue)
-    await queue.release("w1", {job_id: alone.epoch})
+    (solo,) = await claim(queue)
+    await queue.release("w1", {job_id: solo.epoch})
     (again,) = await claim(queue)
-    assert again.alone
+    assert again.solo
     record = await queue.get(job_id)
     assert record is not None
     assert record.losses == 0

@@ -54,7 +54,7 @@ async def test_each_version_does_the_jobs_it_can_read(queue: Queue, make_submiss
     rest = await claim(following, 8, "new")
     assert {one.job.id for one in rest} == {newer, other}
     assert not following.outdated
-    assert not any(one.alone for one in rest), "given back is not lost: it may have company"
+    assert not any(one.solo for one in rest), "given back is not lost: it may have company"
     assert all([await end(queue, one, "old") for one in taken] + [await end(following, one, "new") for one in rest])
     await following.close()
 

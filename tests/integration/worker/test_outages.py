@@ -83,7 +83,7 @@ async def test_a_worker_without_redis_keeps_its_forward_claims_nothing_and_comes
     await storage.close()
     await queue.close()
     assert [record and (record.state, record.attempts) for record in records] == [(State.SUCCEEDED, 1)] * 2
-    assert [record and record.fusing.forwards for record in records] == [STEPS, 2]
+    assert [record and record.batching.forwards for record in records] == [STEPS, 2]
 
 
 async def test_a_worker_whose_models_are_missing_is_not_ready(

@@ -144,13 +144,13 @@ async def test_an_interactive_job_starts_within_a_full_bulk_batch(
         made = {record.job.id: await at_work.pixels(record) for record in records}
         await at_work.ended("waits")
     assert [record.state for record in records] == [State.SUCCEEDED] * 3
-    assert {record.fusing.forwards for record in records[1:]} == {LONG}, "no step of the batch was computed twice"
-    alone = Room(a_spec(tiny_models / "sd", max_batch=2))
-    with alone.started():
+    assert {record.batching.forwards for record in records[1:]} == {LONG}, "no step of the batch was computed twice"
+    solo = Room(a_spec(tiny_models / "sd", max_batch=2))
+    with solo.started():
         for job in (batch[0], urgent):
-            alone.seat(job)
-            alone.recorder.wait_for([job.id])
-            assert np.abs(alone.recorder.pictures[job.id, 0].astype(int) - made[job.id]).max() <= 1
+            solo.seat(job)
+            solo.recorder.wait_for([job.id])
+            assert np.abs(solo.recorder.pictures[job.id, 0].astype(int) - made[job.id]).max() <= 1
 
 
 async def out_of_time(at_work: Shop) -> str:

@@ -181,7 +181,7 @@ async def test_videos_from_words_and_from_a_picture_share_forwards_and_play(shop
         assert Image.open(io.BytesIO(still.content)).size == (64, 64)
         part = await api.get(artifact["url"], headers={"Range": "bytes=100-199"})
         assert (part.status_code, part.content) == (206, data[100:200])
-    assert max(job["fusing"]["max_jobs"] for job in jobs) == 2, [job["fusing"] for job in jobs]
+    assert max(job["batching"]["max_jobs"] for job in jobs) == 2, [job["batching"] for job in jobs]
 
 
 SIZES = ((64, 64), (80, 48), (48, 80), (96, 48), (48, 96))
@@ -195,6 +195,6 @@ async def test_five_resolutions_are_claimed_together_and_share_every_forward(sho
     ]
     jobs = await shop.made(*bodies)
     for job, size in zip(jobs, SIZES, strict=True):
-        assert (job["fusing"]["max_jobs"], job["fusing"]["mean_rows"]) == (5, 5.0), job["fusing"]
+        assert (job["batching"]["max_jobs"], job["batching"]["mean_rows"]) == (5, 5.0), job["batching"]
         file = await shop.client.get(job["artifacts"][0]["url"])
         assert Image.open(io.BytesIO(file.content)).size == size

@@ -365,7 +365,7 @@ async def test_the_settings_limit_every_tenant_for_itself(fake_queue: Queue, tmp
 
 
 async def test_waiting_jobs_of_one_tenant_do_not_keep_another_out(fake_queue: Queue, api: httpx.AsyncClient) -> None:
-    await fake_queue.set_limits("acme", TenantLimits(waiting_jobs=1))
+    await fake_queue.set_limits("acme", TenantLimits(queued_jobs=1))
     mine, theirs = await bearer(fake_queue), await bearer(fake_queue, "other")
     assert (await api.post("/v1/jobs", json=BODY, headers=mine)).status_code == 202
     full = await api.post("/v1/jobs", json=BODY, headers=mine)

@@ -107,14 +107,14 @@ def test_the_global_generator_of_one_picture_is_not_that_of_another(proxy: Modul
         proxy(torch.ones(1, 2))
         return [*before.tolist(), *torch.rand(2).tolist()]
 
-    def alone(seed: int) -> list[float]:
+    def solo(seed: int) -> list[float]:
         torch.manual_seed(seed)
         return [*torch.rand(2).tolist(), *torch.rand(2).tolist()]
 
     pictures = start([lambda: drawn(1), lambda: drawn(2)])
     torch.rand(1)
     run_parked(pictures)
-    assert [picture.result for picture in pictures] == [alone(1), alone(2)]
+    assert [picture.result for picture in pictures] == [solo(1), solo(2)]
 
 
 def test_autocast_of_one_picture_does_not_leak_into_another(doubler: Doubler, proxy: ModuleProxy) -> None:

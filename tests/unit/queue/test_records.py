@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shared.job import Artifact, Failure, Fusing, Job, Outcome, Phase, Progress, State, Timings, encode
+from shared.job import Artifact, BatchingStats, Failure, Job, Outcome, Phase, Progress, State, Timings, encode
 from shared.queue.records import outcome_fields, paired, record
 
 
@@ -14,7 +14,7 @@ def test_a_fresh_job_has_no_result(make_job: Callable[..., Job]) -> None:
     made = record({"job": encode(job), "state": "queued", "event": "5-0"})
     assert made is not None
     assert (made.job, made.state, made.event_id) == (job, State.QUEUED, "5-0")
-    assert (made.artifacts, made.error, made.fusing, made.started_at_ms) == ((), None, None, None)
+    assert (made.artifacts, made.error, made.batching, made.started_at_ms) == ((), None, None, None)
 
 
 def test_an_outcome_comes_back_as_it_went_in(make_job: Callable[..., Job]) -> None:
@@ -23,19 +23,19 @@ def test_an_outcome_comes_back_as_it_went_in(make_job: Callable[..., Job]) -> No
         state=State.FAILED,
         artifacts=(Artifact(index=0, key="k", content_type="image/png", bytes=3, width=8, height=8, seed=7),),
         error=Failure(code="inference_failed", message='a "quoted"\nreason', retryable=True),
-        fusing=Fusing(forwards=3, max_jobs=2, mean_rows=1.5, alone_reason=None),
+        batching=BatchingStats(forwards=3, max_jobs=2, mean_rows=1.5, solo_reason=None),
         timings=Timings(queue_ms=1, load_ms=2, inference_ms=3, upload_ms=4),
         progress=Progress(step=3, total=8),
         gpu_seconds=0.1,
     )
-    state, artifacts, error, fusing, timings, seconds, step, total = outcome_fields(outcome)
+    state, artifacts, error, batching, timings, seconds, step, total = outcome_fields(outcome)
     made = record(
         {
             "job": encode(make_job()),
             "state": state,
             "artifacts": artifacts,
             "error": error,
-            "fusing": fusing,
+            "fusing": batching,
             "timings": timings,
             "step": step,
             "total": total,
@@ -43,7 +43,7 @@ def test_an_outcome_comes_back_as_it_went_in(make_job: Callable[..., Job]) -> No
     )
     assert made is not None
     assert (made.state, made.artifacts, made.error) == (outcome.state, outcome.artifacts, outcome.error)
-    assert (made.fusing, made.timings, made.progress) == (outcome.fusing, outcome.timings, outcome.progress)
+    assert (made.batching, made.timings, made.progress) == (outcome.batching, outcome.timings, outcome.progress)
     assert float(seconds) == 0.1
 
 

@@ -26,7 +26,7 @@ OTHER: dict[str, Any] = {
     "height": 128,
     "frames": 2,
     "adapters": (Adapter(id="lora"),),
-    "mixes": ("adapters",),
+    "mixed_fields": ("adapters",),
     "task": "image_to_image",
     "prompt": "another",
     "negative_prompt": "blurry",
@@ -69,14 +69,14 @@ SHAPES = [(1024, 1024), (832, 1216), (1216, 832), (1344, 768), (1536, 640), (128
 
 def test_a_model_that_mixes_sizes_claims_those_of_about_as_many_pixels_together(make_job: Callable[..., Job]) -> None:
     """Each picture is padded to the longest of its forward: much smaller ones would cost as much as the largest."""
-    mixed = {(width, height): make_job(width=width, height=height, mixes=("size",)) for width, height in SHAPES}
+    mixed = {(width, height): make_job(width=width, height=height, mixed_fields=("size",)) for width, height in SHAPES}
     assert len({signature(job) for job in mixed.values()}) == 1
-    others = [make_job(width=side, height=side, mixes=("size",)) for side in (512, 768, 1440, 2048)]
+    others = [make_job(width=side, height=side, mixed_fields=("size",)) for side in (512, 768, 1440, 2048)]
     assert len({signature(job) for job in (*mixed.values(), *others)}) == 1 + len(others)
     assert {shape(job) for job in mixed.values()} == {"~1024x1024"}
     apart = {signature(make_job(width=width, height=height)) for width, height in SHAPES}
     assert len(apart) == len(SHAPES), "only where the model can"
-    longer = make_job(width=1024, height=1024, frames=5, mixes=("size",))
+    longer = make_job(width=1024, height=1024, frames=5, mixed_fields=("size",))
     assert signature(longer) != signature(mixed[1024, 1024])
 
 

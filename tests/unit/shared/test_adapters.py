@@ -13,7 +13,7 @@ from shared.config import models_file
 from shared.config.adapters import AdapterChoice, AdapterSpec, choose
 from shared.errors import ConfigurationError, InvalidRequest
 from shared.job import Adapter, Job
-from shared.mixing import denoisers_of, mixes
+from shared.mixing import denoisers_of, mixable_fields
 from shared.request import parse, resolve
 from shared.signature import signature
 from worker.engine.lora.files import LowRank
@@ -77,7 +77,7 @@ def test_the_signature_keeps_apart_what_a_model_cannot_mix(
     mixed: tuple[str, ...], together: bool, make_job: Callable[..., Job]
 ) -> None:
     """Jobs with other adapters are claimed together exactly where the model's forward can mix them."""
-    plain = make_job(mixes=mixed)
+    plain = make_job(mixed_fields=mixed)
     worn = plain.model_copy(update={"adapters": (Adapter(id="ink"),)})
     assert (signature(plain) == signature(worn)) is together
 
@@ -90,22 +90,27 @@ def test_a_folder_tells_what_its_model_mixes(tmp_path: Path) -> None:
         ("flux", '"transformer": ["diffusers", "FluxTransformer2DModel"]', "", ("adapters",)),
         ("other", '"transformer": ["diffusers", "SanaTransformer2DModel"]', "", ()),
         ("listed", '"transformer": ["diffusers", "ZImageTransformer2DModel"]', "", ("size",)),
-        ("told", '"transformer": ["diffusers", "ZImageTransformer2DModel"]', 'mixes = ["adapters"]', ("adapters",)),
-        ("apart", '"unet": ["diffusers", "UNet2DConditionModel"]', "mixes = []", ()),
+        (
+            "told",
+            '"transformer": ["diffusers", "ZImageTransformer2DModel"]',
+            'mixed_fields = ["adapters"]',
+            ("adapters",),
+        ),
+        ("none", '"unet": ["diffusers", "UNet2DConditionModel"]', "mixed_fields = []", ()),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model_index.json").write_text(f"{{{line}}}")
         file.write_text(MODELS.format(source=name, more=more, adapter="ink.safetensors"))
         (spec,) = models_file.load(file)
-        assert spec.mixes == expected, name
+        assert spec.mixed_fields == expected, name
         assert spec.adapter[0].source == str(tmp_path / "ink.safetensors")
 
 
 def test_both_of_two_denoisers_must_mix(tmp_path: Path) -> None:
     both = {"transformer": "WanTransformer3DModel", "transformer_2": "WanTransformer3DModel"}
-    assert mixes(both) == ("adapters",)
-    assert mixes(both | {"transformer_2": "Unheard"}) == ()
-    assert mixes({}) == ()
+    assert mixable_fields(both) == ("adapters",)
+    assert mixable_fields(both | {"transformer_2": "Unheard"}) == ()
+    assert mixable_fields({}) == ()
     assert denoisers_of(tmp_path) is None
 
 
@@ -155,7 +160,7 @@ def test_a_module_without_adapters_has_no_hooks_and_rows_take_their_own() -> Non
     layer = torch.nn.Linear(3, 4)
     module = torch.nn.Sequential(layer)
     adapters = RowAdapters(module)
-    adapters.mixes = True
+    adapters.per_row = True
     x = torch.randn(3, 3)
     plain = module(x)
     changes = {key: LowRank(torch.randn(2, 3), torch.randn(4, 2)) for key in (A, B)}

@@ -107,7 +107,7 @@ def test_progress_is_read_from_the_logs(make_job: Callable[..., Job], step: int,
     ],
 )
 def test_the_input_that_is_told_asks_for_the_same_again(make_job: Callable[..., Job], changes: dict[str, Any]) -> None:
-    job = make_job(mixes=CATALOG.get("demo").mixes, **changes)
+    job = make_job(mixed_fields=CATALOG.get("demo").mixed_fields, **changes)
     request, _ = request_of(input_of(job), CATALOG.get("demo"), {})
     again = resolve(
         request, CATALOG, tenant=job.tenant, now_ms=job.created_at_ms, inputs=Inputs(images=job.images, mask=job.mask)

@@ -33,7 +33,7 @@ EIGHT: dict[str, Any] = {"max_batch": 8, "ruled": 8, "fits": 8, "paying": 8, "wi
         (BatchLimits(**EIGHT, seats=8, overdue=True), "full", "the others came too late to matter"),
         (BatchLimits(**EIGHT, seats=3, waited_ms=50), "window", "the first had waited for company long enough"),
         (BatchLimits(**EIGHT, seats=1, waited_ms=3), "solo", "no company was likely: it did not wait for any"),
-        (BatchLimits(**EIGHT, seats=1, waited_ms=90, alone=True), "solo", "it was lost once"),
+        (BatchLimits(**EIGHT, seats=1, waited_ms=90, solo=True), "solo", "it was lost once"),
     ],
 )
 def test_a_batch_says_what_stopped_it(growth: BatchLimits, reason: str, why: str) -> None:
@@ -107,4 +107,4 @@ async def test_a_job_that_came_later_was_not_kept_apart(make_job: Callable[..., 
 
 
 def _run(job: Job, spec: ModelSpec, waited_ms: int = 0) -> ClaimedJob:
-    return ClaimedJob(Claim(job, signature(job), epoch=1, attempt=1, alone=False, waited_ms=waited_ms), spec)
+    return ClaimedJob(Claim(job, signature(job), epoch=1, attempt=1, solo=False, waited_ms=waited_ms), spec)

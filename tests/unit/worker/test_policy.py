@@ -111,8 +111,8 @@ ANY, URGENT = Priority.BULK, Priority.INTERACTIVE
             [ClaimRequest("a", 5, ANY), ClaimRequest("a", 5, URGENT)],
             "beside interactive jobs others may join",
         ),
-        ([RunningJob("a", 1, alone=True)], 8, [], "a job that was lost runs alone in its process"),
-        ([RunningJob("a", 1, interactive=True, alone=True)], 8, [], "an interactive one too"),
+        ([RunningJob("a", 1, solo=True)], 8, [], "a job that was lost runs alone in its process"),
+        ([RunningJob("a", 1, interactive=True, solo=True)], 8, [], "an interactive one too"),
     ],
 )
 def test_what_a_worker_asks_for(seated: list[RunningJob], aside: int, wanted: list[ClaimRequest], why: str) -> None:

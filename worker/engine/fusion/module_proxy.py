@@ -38,7 +38,7 @@ class Stage(IntEnum):
 class SharedMethod:
     """One method of one shared module, and how calls of it are fused.
 
-    `alone_reason` says why they are not, None if they are. `cast` is the dtype that floating inputs are brought to.
+    `solo_reason` says why they are not, None if they are. `cast` is the dtype that floating inputs are brought to.
     `adapters` are those attached to the module. A `lean` denoiser or decoder of pictures runs in inference mode, which
     saved 5% of a small UNet's forward on a CPU, and 12% of its VAE's.
     """
@@ -186,7 +186,7 @@ class ParkedCall:
         adapters = self.shared_method.adapters
         if adapters.changed_by(adapter):
             self.adapter = adapter
-            if not adapters.mixes:
+            if not adapters.per_row:
                 self.batch_key = (self.batch_key, adapter)
 
     def finite(self) -> torch.Tensor:

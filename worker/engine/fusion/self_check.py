@@ -104,32 +104,32 @@ def _pictures(model: LoadedModel, size: tuple[int, int]) -> list[ImageTask]:
 def _other(size: tuple[int, int], spec: ModelSpec) -> tuple[int, int]:
     """Return a size that shares forwards with `size`: another one where the model mixes them."""
     wider = (size[0] + spec.limits.multiple_of, size[1])
-    return wider if "size" in spec.mixes and spec.limits.allows_size(*wider) else size
+    return wider if "size" in spec.mixed_fields and spec.limits.allows_size(*wider) else size
 
 
 def _both_ways(calls: Sequence[ParkedCall], verified: set[SharedMethod]) -> list[Any]:
     try:
-        alone = [call.run() for call in calls]
+        solo = [call.run() for call in calls]
     except (RuntimeError, ValueError, TypeError) as error:
         return [JobError(f"{calls[0].shared_method}: {error}")] * len(calls)
     point = calls[0].shared_method
     if point.stacker is not None and len(calls) > 1:
-        reason = _difference(calls, alone)
+        reason = _difference(calls, solo)
         if reason is None:
             verified.add(point)
         else:
             without = "has no stacking rule, and with an inferred one " if point.inferred else ""
             point.refuse(f"{point.architecture} {without}failed its self-check: {reason}")
             log.warning("runs_unfused", point=str(point), reason=reason)
-    return alone
+    return solo
 
 
-def _difference(calls: Sequence[ParkedCall], alone: Sequence[Any]) -> str | None:
+def _difference(calls: Sequence[ParkedCall], solo: Sequence[Any]) -> str | None:
     try:
         fused = forward(calls)
     except Exception as error:  # whatever a wrong rule provokes, the model still runs unfused
         return f"the fused forward raised {type(error).__name__}"
-    for mine, theirs in zip(_leaves(alone), _leaves(fused), strict=True):
+    for mine, theirs in zip(_leaves(solo), _leaves(fused), strict=True):
         if mine.shape != theirs.shape:
             return f"fused rows have shape {tuple(theirs.shape)} instead of {tuple(mine.shape)}"
         if mine.numel() and mine.is_floating_point():

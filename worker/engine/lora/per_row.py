@@ -100,7 +100,7 @@ def _added(layer: torch.nn.Module, inputs: torch.Tensor, change: LowRank) -> tor
 
 
 class RowAdapters:
-    """The adapters attached to one shared module. `mixes` says that rows of one forward may differ in theirs.
+    """The adapters attached to one shared module. `per_row`: rows of one forward can have different adapters.
 
     A layer is touched only while an adapter that changes it is attached: without adapters nothing is slower.
     Only to be used between forwards, on the engine's thread.
@@ -108,7 +108,7 @@ class RowAdapters:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
-        self.mixes = type(module).__name__ in ADAPTERS_PER_ROW
+        self.per_row = type(module).__name__ in ADAPTERS_PER_ROW
         self._forward = _Forward()
         self._paths: dict[AdapterKey, tuple[str, ...]] = {}
         self._layers: dict[str, tuple[_Layer, Any]] = {}
@@ -144,7 +144,7 @@ class RowAdapters:
         """Give each call's rows the adapters of its key during a forward."""
         forward = self._forward
         alike = all(key == keys[0] for key in keys)
-        if alike and (merge or not self.mixes):
+        if alike and (merge or not self.per_row):
             forward.whole = keys[0]
         else:
             forward.spans, forward.rows = spans(keys, rows, merge=merge), sum(rows)

@@ -70,7 +70,7 @@ class LoadedModel:
     @property
     def mixes_adapters(self) -> bool:
         """Whether rows of one forward may differ in their adapters."""
-        return all(point.adapters.mixes for point in self.shared_methods if point.stage is Stage.DENOISE)
+        return all(point.adapters.per_row for point in self.shared_methods if point.stage is Stage.DENOISE)
 
     @property
     def mixes_sizes(self) -> bool:
@@ -149,10 +149,10 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
         model = _assemble(pipeline, spec, device, dtype)
     except (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError, KeyError) as error:
         raise _unavailable(spec, error) from None
-    if "size" in spec.mixes and not model.mixes_sizes:
-        log.warning("sizes_do_not_mix", model=spec.id, remedy="take size out of its mixes in the models file")
-    if spec.adapter and "adapters" in spec.mixes and not model.mixes_adapters:
-        log.warning("adapters_do_not_mix", model=spec.id, remedy="mixes = [] for it in the models file")
+    if "size" in spec.mixed_fields and not model.mixes_sizes:
+        log.warning("sizes_do_not_mix", model=spec.id, remedy="remove size from its mixed_fields in the models file")
+    if spec.adapter and "adapters" in spec.mixed_fields and not model.mixes_adapters:
+        log.warning("adapters_do_not_mix", model=spec.id, remedy="set mixed_fields = [] in the models file")
     model.began_s = started
     log.info("model_loaded", model=spec.id, bytes=model.nbytes, seconds=round(time.monotonic() - started, 3))
     return model

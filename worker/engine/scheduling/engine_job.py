@@ -6,7 +6,7 @@ import time
 from collections.abc import Hashable
 
 from shared.errors import JobError
-from shared.job import Fusing
+from shared.job import BatchingStats
 from shared.signature import signature
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.lora.per_row import adapter_key
@@ -163,21 +163,21 @@ class EngineJob:
         return JobFinished(
             error=error,
             canceled=canceled,
-            fusing=self._fusing(),
+            batching=self._fusing(),
             load_ms=load_ms,
             inference_ms=None if began is None else round(1000 * (now - began)),
             gpu_seconds=self.gpu_seconds,
         )
 
-    def _fusing(self) -> Fusing:
-        return Fusing(
+    def _fusing(self) -> BatchingStats:
+        return BatchingStats(
             forwards=self._forwards,
             max_jobs=self._max_jobs,
             mean_rows=round(self._rows / self._forwards, 2) if self._forwards else 1.0,
-            alone_reason=None if self._max_jobs > 1 else self._alone_reason(),
+            solo_reason=None if self._max_jobs > 1 else self._solo_reason(),
         )
 
-    def _alone_reason(self) -> str:
+    def _solo_reason(self) -> str:
         job, spec = self.seat.job, self.seat.spec
         if self.seat.solo:
             return "ran alone after a lost worker"

@@ -85,11 +85,11 @@ def company(own: int, others: int, seconds: Callable[[int], float | None]) -> in
     took, None where none was seen. That of `own` alone is seen first; then twice as many as are known to cost
     nothing, and one, are tried.
     """
-    alone, free = seconds(own), 0
-    while alone is not None and free < others:
+    solo, free = seconds(own), 0
+    while solo is not None and free < others:
         tried = min(others, 2 * free + 1)
         took = seconds(own + tried)
-        if took is not None and took > (1 + COMPANY_COST) * alone:
+        if took is not None and took > (1 + COMPANY_COST) * solo:
             break
         free = tried
         if took is None:
