@@ -22,7 +22,7 @@ from typing import TypeAlias
 from bench.simulate import CURVES
 from cli.pool.decisions import Bounds, PoolWorker, Want, aim, moves, remembered
 from shared.autoscaling import Fleet, Line, wanted_workers
-from worker.claiming import efficient_rows
+from worker.cost_curves import efficient_rows
 
 LOOK_S = 5.0
 COOL_DOWN_S = 60.0

@@ -18,7 +18,7 @@ from typing import Any
 
 from lupa import lua51
 
-from worker.claiming import efficient_rows
+from worker.cost_curves import efficient_rows
 
 STEP_S = 0.05
 WINDOW_S = 0.1

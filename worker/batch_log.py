@@ -12,8 +12,8 @@ from shared.config.models_file import Catalog
 from shared.job import Job
 from shared.runtime import metrics
 from shared.signature import differences
-from worker.claimed_job import ClaimedJob
 from worker.engine import ForwardDone
+from worker.job_runner import ClaimedJob
 
 log = structlog.get_logger()
 

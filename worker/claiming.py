@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.job import Priority
 
-PAYING_GAIN = 0.05
-"""By what share a further row must cost less than those before it. The published 1024² curve, which gains 2% from
-rows, stays below it; small shapes on a CPU, at 12%, stay above it on a noisy machine too."""
-
 UNKNOWN_LOAD_S = 10.0
 LONGEST_LOAD_S = 60.0
-
-
-def efficient_rows(curve: Mapping[int, float], cap: int, gain: float = PAYING_GAIN) -> int:
-    """Return the most rows a forward should have: where one more no longer pays, or `cap`.
-
-    `curve` holds measured seconds per forward by rows. With r rows a row costs s(r)/r; from a to b rows each further
-    one costs (s(b) - s(a)) / (b - a). They pay where that is at least `gain` below what a row costs already. A count
-    is compared with one of at most half of it that pays: between counts nearer to each other a hiccup decides. One
-    that does not pay ends nothing, as a larger one may. Beyond the largest measured count nothing is known: up to
-    twice of it is tried.
-    """
-    measured = sorted(rows for rows in curve if 0 < rows <= cap)
-    if not measured:
-        return cap
-    paying: list[int] = []
-    for rows in measured:
-        half = max((fewer for fewer in paying if 2 * fewer <= rows), default=None)
-        if half is None or (curve[rows] - curve[half]) / (rows - half) <= (1 - gain) * curve[half] / half:
-            paying.append(rows)
-    return min(cap, 2 * paying[-1]) if paying[-1] == measured[-1] else paying[-1]
+TRUSTED_S = 2.0
 
 
 def loads_ms(
@@ -99,3 +77,31 @@ def asks(seated: Sequence[RunningJob], rows: int, largest: int, aside: int) -> l
     if not interactive and taken <= aside:
         wanted.append(ClaimRequest(None, largest, Priority.INTERACTIVE))
     return wanted
+
+
+class InteractiveHint:
+    """Likely from each hint that interactive jobs came, until the queue says that none waits.
+
+    That is believed for `TRUSTED_S`: a hint may have been lost, and a model loaded since.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._quiet_since = float("-inf")
+        self.hints = 0
+        """How many there were: what the queue is asked after one and answers before the next is worth nothing then."""
+
+    def hint(self) -> None:
+        """Note that interactive jobs may have come."""
+        self.hints += 1
+        self._quiet_since = float("-inf")
+
+    def none_waits(self, hints: int) -> None:
+        """Note that the queue has none, asked when there had been so many hints."""
+        if hints == self.hints:
+            self._quiet_since = self._clock()
+
+    @property
+    def likely(self) -> bool:
+        """Whether to ask for interactive jobs."""
+        return self._clock() - self._quiet_since >= TRUSTED_S

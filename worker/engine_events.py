@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable
 
 from shared.job import Phase, Progress
-from worker.claimed_job import ClaimedJob
 from worker.engine import EngineIncident, ForwardDone, JobFinished, Output, Pixels
+from worker.job_runner import ClaimedJob
 from worker.metrics import collectors
-from worker.output.preview_files import PreviewPublisher
+from worker.output.images import PreviewPublisher
 from worker.output.upload import Uploader
 
 

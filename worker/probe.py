@@ -18,7 +18,7 @@ from shared.errors import FusequeueError
 from shared.queue import Queue
 from shared.runtime import log
 from shared.runtime.plots import curves_svg
-from worker.claiming import efficient_rows
+from worker.cost_curves import efficient_rows
 from worker.engine.model_probe import Probed, probe
 
 MIB = 2**20

@@ -18,9 +18,9 @@ from shared.job import Phase
 from shared.queue import Queue, Report, WorkerInfo
 from shared.runtime.clock import now_ms
 from shared.runtime.version import VERSION
-from worker.claimed_job import ClaimedJob
 from worker.cost_curves import CostCurves
 from worker.engine import EngineInterface, EngineStatus, ForwardDone
+from worker.job_runner import ClaimedJob
 
 log = structlog.get_logger()
 

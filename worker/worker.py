@@ -20,20 +20,18 @@ from shared.runtime.clock import new_id
 from shared.runtime.log import announce
 from shared.storage import Storage
 from worker.batch_log import BatchLog
-from worker.claimed_job import ClaimedJob, StopReason
-from worker.claiming import ClaimRequest, RunningJob, asks, leading, loads_ms
+from worker.claiming import ClaimRequest, InteractiveHint, RunningJob, asks, leading, loads_ms
 from worker.cost_curves import CostCurves
 from worker.engine import EngineFactory, ForwardDone, allowed_rows
 from worker.engine.remote import RemoteEngine
 from worker.engine_events import EngineEventHandler
-from worker.job_runner import JobRunner
+from worker.job_runner import ClaimedJob, JobRunner, StopReason
 from worker.leases import Leases
 from worker.metrics import collectors
-from worker.metrics.gauges import Gauges
-from worker.output.preview_files import PreviewPublisher
+from worker.metrics.collectors import Gauges
+from worker.output.images import PreviewPublisher
 from worker.output.upload import Uploader
 from worker.progress import ProgressReporter
-from worker.urgent import InteractiveHint
 
 log = structlog.get_logger()
 
@@ -79,7 +77,7 @@ class Worker:
         self._delivery = Uploader(storage, settings.spool_bytes)
         self._curves = CostCurves()
         self._batches = BatchLog(catalog)
-        self._gauges = Gauges(self._delivery, self._batches)
+        self._gauges = Gauges()
         self._reporter = ProgressReporter(queue, self._runs, self._curves, self.name, catalog)
         previews = PreviewPublisher(queue)
         bridge = EngineEventHandler(
@@ -110,7 +108,13 @@ class Worker:
 
     async def refresh_metrics(self) -> None:
         """Bring the gauges of this process up to date."""
-        await self._gauges.refresh(self._engine.status(), ready=self.unready() is None)
+        await self._gauges.refresh(
+            self._engine.status(),
+            spool_bytes=self._delivery.held_bytes,
+            spool_limit_bytes=self._delivery.spool_bytes,
+            running_seats=self._batches.seats,
+            ready=self.unready() is None,
+        )
 
     @property
     def seats_in_use(self) -> int:

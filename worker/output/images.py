@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import zlib
 from io import BytesIO
 from typing import Any
 
 import numpy as np
+import structlog
 from PIL import Image, PngImagePlugin
 
+from shared.errors import RedisUnavailable
 from shared.job import Job, OutputFormat
+from shared.queue import Queue
+from shared.queue.previews import MAX_PREVIEW_BYTES
+from worker.engine import Pixels
+
+log = structlog.get_logger()
 
 SOFTWARE = "fusequeue"
 # Run-length only: on photographs of 1024x1024 80 ms and 2503 KB, where zlib's default search takes 125 ms for the same
@@ -18,6 +26,7 @@ SOFTWARE = "fusequeue"
 _PNG = {"compress_level": 1, "compress_type": zlib.Z_RLE}
 _WEBP_METHOD = 2  # Pillow's default of 4 takes twice the time for the same size
 _EXIF_SOFTWARE, _EXIF_FOLDER, _EXIF_USER_COMMENT = 0x0131, 0x8769, 0x9286
+_PREVIEW_QUALITIES = (80, 60, 40, 20)
 # EXIF holds 64 KiB in a JPEG: two texts of this length, at most four bytes a character, leave room for the rest.
 _LONGEST_TEXT = 7000
 
@@ -73,3 +82,30 @@ def _exif(parameters: str | None) -> bytes:
     # EXIF 2.3: eight bytes name the character code. JSON says nothing of byte order, so big endian as most readers do.
     exif.get_ifd(_EXIF_FOLDER)[_EXIF_USER_COMMENT] = b"UNICODE\0" + parameters.encode("utf-16-be", "replace")
     return exif.tobytes()
+
+
+class PreviewPublisher:
+    """Tells previews. One that cannot be told is dropped: the picture itself will come."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    async def tell(self, job: Job, index: int, number: int, pixels: Pixels) -> None:
+        """Encode preview `number` of picture `index` and put it where it can be read."""
+        data = await asyncio.to_thread(encode_preview, pixels, job.output_format.of_previews)
+        try:
+            await self._queue.put_preview(job.id, index, number, data)
+        except RedisUnavailable as error:
+            log.debug("preview_not_told", job_id=job.id, error=error.message)
+
+
+def encode_preview(pixels: Pixels, kind: OutputFormat) -> bytes:
+    """Return a file of at most `MAX_PREVIEW_BYTES`: at the best quality that fits, and smaller where none does."""
+    picture = Image.fromarray(pixels).convert("RGB")
+    while True:
+        for quality in _PREVIEW_QUALITIES:
+            out = BytesIO()
+            picture.save(out, kind.name, quality=quality)
+            if out.tell() <= MAX_PREVIEW_BYTES:
+                return out.getvalue()
+        picture = picture.resize((max(1, picture.width // 2), max(1, picture.height // 2)))

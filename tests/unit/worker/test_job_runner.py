@@ -17,9 +17,8 @@ from shared.errors import StorageUnavailable
 from shared.job import InputRef, State
 from shared.queue import Claim, Queue, Submission
 from shared.storage.folder import FolderStorage
-from worker.claimed_job import ClaimedJob, StopReason
 from worker.engine import EngineRequest, JobFinished, Output
-from worker.job_runner import JobRunner
+from worker.job_runner import ClaimedJob, JobRunner, StopReason
 from worker.output.upload import Uploader
 
 Eventually = Callable[..., Awaitable[None]]

@@ -6,8 +6,48 @@ import pytest
 
 from shared.queue import Queue
 from worker import cost_curves
-from worker.cost_curves import SAMPLES, TRUSTED_SAMPLES, CostCurves
+from worker.cost_curves import SAMPLES, TRUSTED_SAMPLES, CostCurves, efficient_rows
 from worker.engine import ForwardDone
+
+QWEN_512 = {1: 1.0, 2: 2 / 1.8, 4: 4 / 2.8, 8: 8 / 3.1}
+QWEN_1024 = {1: 1.0, 2: 2 / 1.02, 4: 4 / 1.02}
+
+
+@pytest.mark.parametrize(
+    ("curve", "cap", "rows", "why"),
+    [
+        ({}, 8, 8, "nothing measured: the operator's cap is all that is known"),
+        ({1: 1.0}, 8, 2, "one row measured: try two"),
+        ({1: 1.0, 2: 1.1}, 8, 4, "two rows paid: try four"),
+        (QWEN_512, 8, 8, "the published 512 curve gains up to eight rows"),
+        (QWEN_512, 4, 4, "the cap wins over a curve that still gains"),
+        ({4: 22.3, 8: 41.9}, 8, 8, "a row costs 12% less: small pictures on a CPU"),
+        ({4: 22.3, 8: 44.0}, 8, 4, "a row costs 3% less: not worth it either"),
+        (QWEN_1024, 8, 1, "the published 1024 curve gains two percent at two rows: not worth the wait"),
+        ({1: 1.0, 2: 1.0, 4: 3.9}, 8, 2, "the step from two to four rows costs more than it brings"),
+        ({1: 1.0, 2: 2.0, 4: 2.1}, 4, 4, "two rows did not pay, four of them do"),
+        (
+            {1: 11.5, 2: 15.6, 3: 19.0, 4: 23.0, 5: 29.0, 6: 30.2, 7: 35.5, 8: 37.6},
+            8,
+            8,
+            "a small UNet's forwards beside other work: five and seven rows took longer than they should have",
+        ),
+        (
+            {1: 11.5, 2: 15.6, 4: 22.7, 7: 34.0, 8: 39.5},
+            8,
+            8,
+            "from seven rows to eight a twentieth more than it should be would make it look like a loss",
+        ),
+        ({7: 1.0, 8: 9.0}, 12, 12, "with nothing of half the rows to compare with, the cap is all that is known"),
+        ({1: 1.0, 2: 1.2, 4: 2.4, 6: 3.5, 8: 4.8}, 8, 2, "the processor is full at two rows: none of the others pays"),
+        ({4: 1.0}, 8, 8, "only a larger count measured: double it"),
+        ({1: 1.0, 16: 1.0}, 8, 2, "counts above the cap do not speak for what is below it"),
+    ],
+)
+def test_rows_stop_where_one_more_no_longer_pays(curve: dict[int, float], cap: int, rows: int, why: str) -> None:
+    """A forward takes rows for as long as each makes all of them cheaper."""
+    assert efficient_rows(curve, cap) == rows, why
+
 
 FORWARD = ForwardDone("demo", 1, 1, 1.0, "cpu", "4x8x8", "job_1:1")
 

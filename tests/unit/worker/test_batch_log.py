@@ -15,8 +15,8 @@ from shared.queue import Claim
 from shared.runtime import metrics
 from shared.signature import differences, signature
 from worker.batch_log import BatchLimits, BatchLog, stopped_by
-from worker.claimed_job import ClaimedJob
 from worker.engine import ForwardDone
+from worker.job_runner import ClaimedJob
 
 EIGHT: dict[str, Any] = {"max_batch": 8, "ruled": 8, "fits": 8, "paying": 8, "window_ms": 50}
 

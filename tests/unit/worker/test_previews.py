@@ -16,8 +16,8 @@ from PIL import Image
 from shared.job import Job, OutputFormat
 from shared.queue import Claim, Queue
 from shared.queue.previews import MAX_PREVIEW_BYTES, PREVIEWS_KEPT_S
-from worker.claimed_job import ClaimedJob
-from worker.output.preview_files import PreviewPublisher, encode_preview
+from worker.job_runner import ClaimedJob
+from worker.output.images import PreviewPublisher, encode_preview
 
 NOISE = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
 
@@ -65,7 +65,7 @@ async def test_previews_are_told_in_the_order_in_which_they_were_taken(
         told.append(int(pixels.max()))
         return encode_preview(pixels, kind)
 
-    monkeypatch.setattr("worker.output.preview_files.encode_preview", encode)
+    monkeypatch.setattr("worker.output.images.encode_preview", encode)
     job = make_job()
     run = ClaimedJob(Claim(job, "s", epoch=1, attempt=1, solo=False, waited_ms=0), a_spec(Path("none")))
     for shade in (0, 1, 2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from worker.metrics.nvml import Card
+from worker.metrics.collectors import Card
 
 
 def test_a_machine_without_nvml_tells_nothing_and_goes_on() -> None:

@@ -7,53 +7,15 @@ import pytest
 from shared.job import Priority
 from worker.claiming import (
     LONGEST_LOAD_S,
+    TRUSTED_S,
     UNKNOWN_LOAD_S,
     ClaimRequest,
+    InteractiveHint,
     RunningJob,
     asks,
-    efficient_rows,
     leading,
     loads_ms,
 )
-
-QWEN_512 = {1: 1.0, 2: 2 / 1.8, 4: 4 / 2.8, 8: 8 / 3.1}
-QWEN_1024 = {1: 1.0, 2: 2 / 1.02, 4: 4 / 1.02}
-
-
-@pytest.mark.parametrize(
-    ("curve", "cap", "rows", "why"),
-    [
-        ({}, 8, 8, "nothing measured: the operator's cap is all that is known"),
-        ({1: 1.0}, 8, 2, "one row measured: try two"),
-        ({1: 1.0, 2: 1.1}, 8, 4, "two rows paid: try four"),
-        (QWEN_512, 8, 8, "the published 512 curve gains up to eight rows"),
-        (QWEN_512, 4, 4, "the cap wins over a curve that still gains"),
-        ({4: 22.3, 8: 41.9}, 8, 8, "a row costs 12% less: small pictures on a CPU"),
-        ({4: 22.3, 8: 44.0}, 8, 4, "a row costs 3% less: not worth it either"),
-        (QWEN_1024, 8, 1, "the published 1024 curve gains two percent at two rows: not worth the wait"),
-        ({1: 1.0, 2: 1.0, 4: 3.9}, 8, 2, "the step from two to four rows costs more than it brings"),
-        ({1: 1.0, 2: 2.0, 4: 2.1}, 4, 4, "two rows did not pay, four of them do"),
-        (
-            {1: 11.5, 2: 15.6, 3: 19.0, 4: 23.0, 5: 29.0, 6: 30.2, 7: 35.5, 8: 37.6},
-            8,
-            8,
-            "a small UNet's forwards beside other work: five and seven rows took longer than they should have",
-        ),
-        (
-            {1: 11.5, 2: 15.6, 4: 22.7, 7: 34.0, 8: 39.5},
-            8,
-            8,
-            "from seven rows to eight a twentieth more than it should be would make it look like a loss",
-        ),
-        ({7: 1.0, 8: 9.0}, 12, 12, "with nothing of half the rows to compare with, the cap is all that is known"),
-        ({1: 1.0, 2: 1.2, 4: 2.4, 6: 3.5, 8: 4.8}, 8, 2, "the processor is full at two rows: none of the others pays"),
-        ({4: 1.0}, 8, 8, "only a larger count measured: double it"),
-        ({1: 1.0, 16: 1.0}, 8, 2, "counts above the cap do not speak for what is below it"),
-    ],
-)
-def test_rows_stop_where_one_more_no_longer_pays(curve: dict[int, float], cap: int, rows: int, why: str) -> None:
-    """A forward takes rows for as long as each makes all of them cheaper."""
-    assert efficient_rows(curve, cap) == rows, why
 
 
 def bulk(seats: int = 1, signature: str = "a") -> RunningJob:
@@ -157,3 +119,26 @@ def test_what_a_load_takes(
 def test_what_could_not_be_loaded_is_left_to_others() -> None:
     """Unless it is in memory after all."""
     assert loads_ms(("a", "b", "c"), ("b",), {"a": 4.0}, failed=("a", "b")) == {"a": -60000, "b": 0, "c": 4000}
+
+
+def test_it_asks_until_told_that_none_waits_and_again_at_a_hint() -> None:
+    """And of itself after a while, whatever was told."""
+    now = [100.0]
+    urgent = InteractiveHint(lambda: now[0])
+    assert urgent.likely
+    urgent.none_waits(urgent.hints)
+    assert not urgent.likely
+    urgent.hint()
+    assert urgent.likely
+    urgent.none_waits(urgent.hints)
+    now[0] += TRUSTED_S
+    assert urgent.likely
+
+
+def test_an_answer_from_before_the_newest_hint_is_worth_nothing() -> None:
+    """The job of which the hint tells may have come after the queue looked."""
+    urgent = InteractiveHint(lambda: 100.0)
+    asked = urgent.hints
+    urgent.hint()
+    urgent.none_waits(asked)
+    assert urgent.likely
