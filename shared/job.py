@@ -182,8 +182,8 @@ class Job(_Frozen):
     previews: Annotated[int, PER_JOB] = 0  # of each picture on its way, for whoever waits for it
 
     @property
-    def seats(self) -> int:
-        """Rows the job takes in a fused forward, guidance's doubling not counted: one a picture."""
+    def slots(self) -> int:
+        """Rows of the job in a fused forward, one per image (guidance doubles them)."""
         return self.n
 
     def seed_of(self, index: int) -> int:

@@ -110,7 +110,7 @@ class BatchLog:
 
     def admit(self, run: ClaimedJob) -> None:
         """Note that a job was claimed; the first of its signature begins a batch."""
-        signature, seats = run.claim.signature, run.claim.job.seats
+        signature, seats = run.claim.signature, run.claim.job.slots
         batch = self._open.get(signature)
         if batch is None:
             batch = self._begin(run)
@@ -198,4 +198,4 @@ def _passed_by(batch: _Batch, run: ClaimedJob) -> bool:
     """Tell whether a job waited while a batch with room for it ran, which its signature kept it out of."""
     waited = batch.ended_s is None or run.queued_since_s < batch.ended_s
     room = min(batch.ruled, batch.fits, batch.paying) - batch.seats
-    return waited and batch.signature != run.claim.signature and not batch.solo and run.claim.job.seats <= room
+    return waited and batch.signature != run.claim.signature and not batch.solo and run.claim.job.slots <= room

@@ -129,7 +129,7 @@ class ProgressReporter:
             await asyncio.sleep(BEAT_EVERY_S)
 
     async def beat_once(self, engine: EngineStatus) -> None:
-        seated = sum(run.claim.job.seats for run in self._runs.values() if run.occupies_seats)
+        seated = sum(run.claim.job.slots for run in self._runs.values() if run.occupies_seats)
         info = replace(self._info, running=len(self._runs), running_seats=seated, seats=self._seats)
         info = replace(info, free_seats=max(0, self._seats - seated))
         info = replace(info, memory_bytes=engine.memory_bytes, models_bytes=engine.models_bytes)

@@ -119,7 +119,7 @@ class Worker:
     @property
     def seats_in_use(self) -> int:
         """Pictures that this worker has in its hands."""
-        return sum(run.claim.job.seats for run in self._runs.values())
+        return sum(run.claim.job.slots for run in self._runs.values())
 
     async def run(self) -> int:
         """Work until drained; returns the process's exit status, not 0 when the GPU thread hung."""
@@ -335,4 +335,4 @@ class Worker:
 
 def _seated(run: ClaimedJob) -> RunningJob:
     job = run.claim.job
-    return RunningJob(run.claim.signature, job.seats, job.priority is Priority.INTERACTIVE, run.claim.solo)
+    return RunningJob(run.claim.signature, job.slots, job.priority is Priority.INTERACTIVE, run.claim.solo)

@@ -113,7 +113,7 @@ def _fields(submission: Submission) -> list[str | int]:
         job.id,
         job.tenant,
         RANKS.index(job.priority),
-        job.seats,
+        job.slots,
         submission.signature,
         job.model,
         submission.window_ms,

@@ -75,7 +75,7 @@ def test_the_mean_is_over_forwards():
 def test_a_comparison_with_a_part_of_the_jobs_says_so():
     """Whoever reads the numbers knows what was run."""
     assert not any("the first" in line for line in summary().lines())
-    assert any("the first 10 of the jobs" in line for line in summary(solo=Rate(10, 10, 5.0)).lines())
+    assert any("the first 10 of the jobs" in line for line in summary(alone=Rate(10, 10, 5.0)).lines())
 
 
 @pytest.mark.parametrize(("shade", "equal"), [(100, True), (102, True), (103, False), (97, False)])
