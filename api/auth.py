@@ -73,12 +73,12 @@ class Authenticator:
     async def admit(self, caller: Caller) -> Rate | None:
         """Count one request of the caller's tenant; None where it may ask as often as it likes."""
         limit = caller.limits.requests_per_minute or self._settings.max_requests_per_minute_per_tenant
-        return None if limit is None else await self._queue.admit(caller.tenant, limit)
+        return None if limit is None else await self._queue.api_keys.admit(caller.tenant, limit)
 
     async def signer(self) -> Signer:
         """Return what signs URLs of this namespace."""
         if self._signer is None:
-            self._signer = Signer(await self._queue.url_secret(), self._settings.presign_expires_s)
+            self._signer = Signer(await self._queue.api_keys.url_secret(), self._settings.presign_expires_s)
         return self._signer
 
     async def _asks_for_keys(self) -> bool:
@@ -101,7 +101,7 @@ class Authenticator:
         if kept is not None and time.monotonic() - kept[0] < FRESH_S:
             return kept[1]
         asked_at = time.monotonic()
-        identity = await self._queue.identify(key_id, DEFAULT_TENANT)
+        identity = await self._queue.api_keys.identify(key_id, DEFAULT_TENANT)
         if identity.key is not None or key_id is None:
             self._keep(key_id, asked_at, identity)
         else:
@@ -123,7 +123,7 @@ class Authenticator:
         if kept is not None:
             self._kept[key.id] = (kept[0], replace(identity, key=replace(key, last_used_at_ms=now)))
         with contextlib.suppress(Unavailable):
-            await self._queue.note_use(key.id)
+            await self._queue.api_keys.note_use(key.id)
 
 
 def rate_headers(rate: Rate) -> dict[str, str]:

@@ -67,7 +67,7 @@ async def _keys_made(settings: Settings) -> bool:
     queue = Queue.connect(settings)
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
-            return await queue.keys_made()
+            return await queue.api_keys.any_created()
     except (RedisUnavailable, TimeoutError) as error:
         log.warning("keys_unknown", reason=str(error), told="the API asks for keys")
         return True

@@ -23,7 +23,7 @@ class QueuePositions:
         kept = self._kept.get(job_id)
         if kept is not None and time.monotonic() - kept[0] < FRESH_S:
             return kept[1]
-        place = await self._queue.place(job_id)
+        place = await self._queue.jobs.position(job_id)
         self._kept[job_id] = (time.monotonic(), place)
         self._kept.move_to_end(job_id)
         while len(self._kept) > MAX_KEPT:

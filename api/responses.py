@@ -21,7 +21,7 @@ MAX_RETRY_AFTER_S = 30
 
 async def find(job_id: str, context: RequestContext) -> JobRecord:
     """Return the tenant's job in one round trip, or raise `NotFound`: another tenant's job is none."""
-    record = await context.services.queue.get(job_id) if _JOB_ID.fullmatch(job_id) else None
+    record = await context.services.queue.jobs.get(job_id) if _JOB_ID.fullmatch(job_id) else None
     if record is None or record.job.tenant != context.tenant:
         raise NotFound(f"there is no job {job_id[:64]}, or no longer", param="id")
     return record

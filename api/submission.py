@@ -35,7 +35,7 @@ async def submission_of(
         request, services
     )  # before anything is fetched or stored for a job that would be refused anyway
     if once.key is not None and (request.image is not None or request.images is not None):
-        known = await services.queue.submitted_before(tenant, once.key, once.fingerprint)
+        known = await services.queue.jobs.submitted_before(tenant, once.key, once.fingerprint)
         if known is not None:
             metrics.submits.labels(spec.id, _word(known)).inc()
             return known
@@ -47,7 +47,7 @@ async def submission_of(
 
 async def submit(submissions: Sequence[Submission], services: Services) -> list[Submitted | FusequeueError]:
     """Submit whole or not at all: a client that leaves in the middle does not cut it short."""
-    task = asyncio.ensure_future(services.queue.submit(submissions))
+    task = asyncio.ensure_future(services.queue.jobs.submit(submissions))
     _submitting.add(task)
     task.add_done_callback(_submitting.discard)
     outcomes = await asyncio.shield(task)

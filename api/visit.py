@@ -53,7 +53,7 @@ async def signed_url_context(
         return await request_context(request, asks, services)
     signer = await services.authenticator.signer()
     signer.check(job_id, index, expires=expires or 0, signature=signature, now_ms=now_ms())
-    record = await services.queue.get(job_id)
+    record = await services.queue.jobs.get(job_id)
     return RequestContext(
         "" if record is None else record.job.tenant, _base_url(request, services), services, _sign(signer)
     )

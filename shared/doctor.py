@@ -99,7 +99,7 @@ async def redis(configured: Settings) -> list[Finding]:
     queue = Queue.connect(configured)
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            traits, workers = await queue.examine(), await queue.workers()
+            traits, workers = await queue.examine(), await queue.workers.all()
     except (FusequeueError, TimeoutError) as error:
         seen = getattr(error, "message", f"no answer within {TIMEOUT_S:.0f} s")
         return [failed("redis", seen, "start Redis, or set FUSEQUEUE_REDIS_URL; `fusequeue up` brings one along")]

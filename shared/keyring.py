@@ -74,39 +74,39 @@ async def _run(asked: argparse.Namespace) -> Any:
 
 async def _create(queue: Queue, asked: argparse.Namespace) -> dict[str, Any]:
     lives_s = None if asked.expires is None else seconds_of(asked.expires)
-    token, key = await queue.create_key(
+    token, key = await queue.api_keys.create(
         tenant_name(asked.tenant), scopes_of(asked.scopes), name=asked.name, lives_s=lives_s
     )
     return {"key": token, **_shown(key)}
 
 
 async def _list(queue: Queue, asked: argparse.Namespace) -> list[dict[str, Any]]:
-    return [_shown(key) for key in await queue.api_keys() if asked.tenant in (None, key.tenant)]
+    return [_shown(key) for key in await queue.api_keys.all() if asked.tenant in (None, key.tenant)]
 
 
 async def _revoke(queue: Queue, asked: argparse.Namespace) -> dict[str, Any]:
     """Revoke by a key's id, its prefix, or the key itself."""
     key_id = id_of(asked.key) or asked.key.removeprefix(PREFIX)
-    if not await queue.revoke_key(key_id):
+    if not await queue.api_keys.revoke(key_id):
         raise NotFound("there is no such key; `fusequeue keys list` shows the ids of all")
     return {"id": key_id, "revoked": True}
 
 
 async def _tenants(queue: Queue, asked: argparse.Namespace) -> list[dict[str, Any]]:
-    limits = await queue.limits_of_tenants()
-    named = {key.tenant for key in await queue.api_keys()} | set(limits)
+    limits = await queue.api_keys.tenant_limits()
+    named = {key.tenant for key in await queue.api_keys.all()} | set(limits)
     return [{"tenant": name, **asdict(limits.get(name, TenantLimits()))} for name in sorted(named)]
 
 
 async def _limit(queue: Queue, asked: argparse.Namespace) -> dict[str, Any]:
     """Change those limits that are named; `default` leaves one to the settings."""
     tenant = tenant_name(asked.tenant)
-    limits = asdict((await queue.limits_of_tenants()).get(tenant, TenantLimits()))
+    limits = asdict((await queue.api_keys.tenant_limits()).get(tenant, TenantLimits()))
     for name in _LIMITS:
         word = getattr(asked, name)
         if word is not None:
             limits[name] = _limit_of(name, word)
-    await queue.set_limits(tenant, TenantLimits(**limits))
+    await queue.api_keys.set_limits(tenant, TenantLimits(**limits))
     return {"tenant": tenant, **limits}
 
 

@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 
 from shared.config.settings import Settings
 from shared.job import Job, Priority
-from shared.queue import Queue, Submission
+from shared.queue import Queue, QueueClient, Submission
 from shared.runtime.clock import new_id, now_ms
 from shared.signature import signature
 
@@ -195,7 +195,7 @@ async def fake_queue(settings_for: Callable[..., Settings]) -> AsyncIterator[Que
     settings = settings_for("redis://fake.invalid:6379/0")
     server = FakeServer()
     client, blocking = (FakeAsyncRedis(decode_responses=True, protocol=2, server=server) for _ in range(2))
-    queue = Queue(client, namespace=settings.namespace, settings=settings, blocking=blocking)
+    queue = Queue(QueueClient(client, namespace=settings.namespace, settings=settings, blocking=blocking))
     yield queue
     await _left_behind(queue)
     await queue.close()
@@ -203,7 +203,7 @@ async def fake_queue(settings_for: Callable[..., Settings]) -> AsyncIterator[Que
 
 async def _left_behind(queue: Queue) -> None:
     """Fail on a key without a TTL that `shared/queue/redis_keys.py` does not allow; then delete the namespace."""
-    redis, keys = queue.redis, queue.keys
+    redis, keys = queue.client.redis, queue.client.redis_keys
     names = [name async for name in redis.scan_iter(match=_pattern(keys.prefix), count=1000)]
     forever = [name for name in names if not keys.bounded(name) and await redis.pttl(name) == -1]
     faults = [name for name in forever if not await _alive(queue, name)]
@@ -214,10 +214,10 @@ async def _left_behind(queue: Queue) -> None:
 
 async def _alive(queue: Queue, name: str) -> bool:
     """Return whether the key is that of a job that has not ended, or of an input that one uses."""
-    kind, _, _ = name.removeprefix(queue.keys.prefix).partition(":")
+    kind, _, _ = name.removeprefix(queue.client.redis_keys.prefix).partition(":")
     if kind == "job":
-        return await queue.redis.hget(name, "state") in ("queued", "running")
-    return kind == "input" and int(await queue.redis.hget(name, "live") or 0) > 0
+        return await queue.client.redis.hget(name, "state") in ("queued", "running")
+    return kind == "input" and int(await queue.client.redis.hget(name, "live") or 0) > 0
 
 
 def _pattern(prefix: str) -> str:

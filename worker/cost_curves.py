@@ -131,19 +131,19 @@ class CostCurves:
         It serves until this worker has measured a row count itself, and is forgotten like its own measurements.
         """
         for shape in [shape for shape, known in self._recalled.items() if known is None]:
-            _keep(self._recalled, shape, (time.monotonic(), await queue.curve(*shape)))
+            _keep(self._recalled, shape, (time.monotonic(), await queue.workers.cost_curve(*shape)))
 
     async def teach(self, queue: Queue) -> None:
         """Write what was measured since the last call where the API and later workers find it."""
         untold, self._untold = self._untold, {}
         for (shape, rows), seconds in untold.items():
-            await queue.learn(*shape, rows, statistics.median(seconds))
+            await queue.workers.learn_cost(*shape, rows, statistics.median(seconds))
         paying, self._paying = self._paying, {}
         now = time.monotonic()
         for signature, rows in paying.items():
             told, at = self._told.get(signature, (0, 0.0))
             if told != rows or now - at > TELL_AGAIN_S:
-                await queue.learn_paying(signature, rows)
+                await queue.claims.learn_efficient_rows(signature, rows)
                 _keep(self._told, signature, (rows, now))
 
 

@@ -186,7 +186,9 @@ class JobRunner:
     async def _settle(self, run: ClaimedJob, outcome: Outcome) -> bool:
         job_id, epoch, token = run.claim.job.id, run.claim.epoch, secrets.token_hex(8)
         return bool(
-            await self._patiently(run, lambda: self._queue.settle(self._worker, job_id, epoch, outcome, token=token))
+            await self._patiently(
+                run, lambda: self._queue.claims.settle(self._worker, job_id, epoch, outcome, token=token)
+            )
         )
 
     async def _remove_leftovers(self, run: ClaimedJob) -> None:
@@ -198,7 +200,7 @@ class JobRunner:
         try:
             async with asyncio.timeout(LEFTOVERS_S):
                 await run.uploads_ended()
-                record = await self._queue.get(claim.job.id)
+                record = await self._queue.jobs.get(claim.job.id)
                 # Of the same epoch, the job is given back, or settled after all: its pictures may be told already.
                 if record is None or record.epoch != claim.epoch:
                     await self._storage.delete_prefix(attempt_prefix(claim.job, claim.attempt))

@@ -88,18 +88,18 @@ class Leases:
         runs = {run.claim.job.id: run for run in self._runs.values()}
         if not runs:
             return
-        renewal = await self._queue.renew(self._worker, {name: run.claim.epoch for name, run in runs.items()})
+        renewal = await self._queue.claims.renew(self._worker, {name: run.claim.epoch for name, run in runs.items()})
         for name in renewal.lost:
             self._stop(runs[name], StopReason.LOST)
         for name in renewal.cancel:
             self._stop(runs[name], StopReason.CANCELED)
 
     async def _reclaim(self) -> None:
-        reclaimed = await self._queue.reclaim()
+        reclaimed = await self._queue.maintenance.reclaim()
         if reclaimed:
             metrics.leases_expired.inc(len(reclaimed))
             log.warning("leases_ran_out", jobs=reclaimed)
-        await self._queue.expire()
+        await self._queue.maintenance.expire()
 
     def _stop(self, run: ClaimedJob, reason: StopReason) -> None:
         if run.stop_reason is None:

@@ -64,7 +64,7 @@ async def keep(probed: Sequence[Probed], configured: Settings) -> None:
         await queue.check()
         for one in probed:
             for rows, seconds in one.seconds.items():
-                await queue.learn(one.device, one.model, one.shape, rows, seconds)
+                await queue.workers.learn_cost(one.device, one.model, one.shape, rows, seconds)
     finally:
         await queue.close()
 

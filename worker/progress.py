@@ -105,7 +105,7 @@ class ProgressReporter:
                 reports[run.key] = Report(run.claim.job.id, run.claim.epoch, run.phase, run.progress, store)
         self._unstored |= reports.keys()  # until Redis has taken it
         if reports:
-            await self._queue.report(*reports.values())
+            await self._queue.claims.report_progress(*reports.values())
         stored = {key: (one.phase, now) for key, one in reports.items() if one.store}
         self._stored |= stored
         self._unstored -= stored.keys()
@@ -118,7 +118,9 @@ class ProgressReporter:
             try:
                 await self.beat_once(engine.status())
                 if not start_told and self._info.ready_at_ms:
-                    await self._queue.learn_start((self._info.ready_at_ms - self._info.started_at_ms) / 1000)
+                    await self._queue.workers.learn_start_time(
+                        (self._info.ready_at_ms - self._info.started_at_ms) / 1000
+                    )
                     start_told = True
                 await self._curves.recall(self._queue)
                 if time.monotonic() - learned_at > LEARN_EVERY_S:
@@ -138,7 +140,7 @@ class ProgressReporter:
         loaded = engine.loaded_models
         # A model of jobs in hand is on its way into memory, unless that failed. Who takes no jobs holds none.
         held = {*loaded, *(run.spec.id for run in self._runs.values())} - engine.unavailable_models.keys()
-        await self._queue.heartbeat(
+        await self._queue.workers.heartbeat(
             replace(info, device=engine.device, loaded=loaded), held if info.state == "ready" else ()
         )
         self._beat_s = time.monotonic()

@@ -182,7 +182,7 @@ class Worker:
                 continue
             for claim in claims:
                 self._start(claim)
-            if self._queue.outdated:
+            if self._queue.claims.outdated:
                 self.drain()  # else it would claim the same job over and over
             if pause_s:
                 await self._stir(pause_s)
@@ -216,13 +216,13 @@ class Worker:
     async def _put(self, ask: ClaimRequest) -> list[Claim]:
         if ask.signature is not None:
             held_back = self._batches.hold_back
-            return await self._queue.join(
+            return await self._queue.claims.join(
                 self.name, ask.signature, ask.seats, models=self._loads(), lowest=ask.lowest, held_back=held_back
             )
         if ask.lowest is Priority.BULK:
-            return await self._queue.claim(self.name, self._loads(), ask.seats)
+            return await self._queue.claims.claim(self.name, self._loads(), ask.seats)
         # Of models in memory only: a load would find no room beside one whose jobs are parked.
-        return await self._queue.claim(
+        return await self._queue.claims.claim(
             self.name, self._engine.status().loaded_models, ask.seats, lowest=ask.lowest, accompanied=True
         )
 
@@ -234,11 +234,11 @@ class Worker:
         """Return how long to wait for a wake-up before looking again, `asked` having given nothing."""
         ripens_in_ms = None
         if not any(run.occupies_seats for run in self._runs.values()):
-            ripens_in_ms = await self._queue.next_ripening(self._loads(), worker=self.name)
+            ripens_in_ms = await self._queue.claims.next_ready_ms(self._loads(), worker=self.name)
         elif any(ask.lowest is Priority.INTERACTIVE for ask in asked):
             hints = self._urgent.hints
             loaded = self._engine.status().loaded_models
-            waits_ms = await self._queue.next_ripening(loaded, lowest=Priority.INTERACTIVE)
+            waits_ms = await self._queue.claims.next_ready_ms(loaded, lowest=Priority.INTERACTIVE)
             if waits_ms is None:
                 self._urgent.none_waits(hints)
             if any(ask.signature is None for ask in asked):
@@ -259,7 +259,7 @@ class Worker:
         """Turn wake-ups in Redis into a stir of this loop."""
         while True:
             try:
-                came = await self._queue.wait_wakeup(LONGEST_PAUSE_S)
+                came = await self._queue.claims.wait_wakeup(LONGEST_PAUSE_S)
                 if came in (None, Priority.INTERACTIVE):
                     self._urgent.hint()
                 self._stirred.set()
@@ -315,7 +315,7 @@ class Worker:
             run.stop(StopReason.RELEASED)
         self._engine.release_all()
         try:
-            released = await self._queue.release(self.name, {run.claim.job.id: run.claim.epoch for run in left})
+            released = await self._queue.claims.release(self.name, {run.claim.job.id: run.claim.epoch for run in left})
             log.info("released", jobs=released)
         except RedisUnavailable as error:
             log.warning("release_failed", jobs=len(left), error=error.message, remedy="their leases will run out")

@@ -56,13 +56,13 @@ async def submit(asked: JobRequest, context: RequestContext, digest: str, previe
     outcome = item if isinstance(item, Submitted) else (await submission.submit([item], context.services))[0]
     if isinstance(outcome, FusequeueError):
         raise outcome
-    await context.services.queue.note_try(context.tenant, digest, outcome.job_id)
+    await context.services.queue.sync_calls.start(context.tenant, digest, outcome.job_id)
     return outcome.job_id
 
 
 async def earlier_attempt(request: Request, context: RequestContext, digest: str) -> str | None:
     """Return the id of what an earlier try of this request noted, and whose answer did not arrive; None: of none."""
-    return await context.services.queue.join_try(context.tenant, digest) if is_retry(request) else None
+    return await context.services.queue.sync_calls.join(context.tenant, digest) if is_retry(request) else None
 
 
 async def deliver(
@@ -72,7 +72,7 @@ async def deliver(
     yield answer
     with contextlib.suppress(Unavailable):
         if not await request.is_disconnected():
-            await context.services.queue.delivered_try(context.tenant, digest, made_id)
+            await context.services.queue.sync_calls.delivered(context.tenant, digest, made_id)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class SyncCall:
 
     async def _record(self, ended: bool) -> JobRecord:
         """Return the job that has ended, or raise that it has not: then a retry goes on waiting for it."""
-        record = await self.services.queue.get(self.job_id)
+        record = await self.services.queue.jobs.get(self.job_id)
         if record is None:
             raise Unavailable(f"job {self.job_id} was deleted while its pictures were waited for")
         if record.state.terminal:
@@ -149,7 +149,7 @@ class SyncCall:
 
     async def delivered(self) -> None:
         """Let the same request, sent again, mean a new job."""
-        await self.services.queue.delivered_try(self.tenant, self.digest, self.job_id)
+        await self.services.queue.sync_calls.delivered(self.tenant, self.digest, self.job_id)
 
     def leave(self) -> None:
         """Note that this request waits no more; the job is canceled unless another comes for it in time."""
@@ -160,16 +160,16 @@ class SyncCall:
     async def _leave(self) -> None:
         queue, closing = self.services.queue, self.services.closing
         try:
-            left = await queue.leave_try(self.tenant, self.digest, self.job_id)
+            left = await queue.sync_calls.leave(self.tenant, self.digest, self.job_id)
             if left is None:
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.services.settings.disconnect_grace_s):
                     await closing.wait()
                 return  # a retry finds the job at another process of the API
-            if await queue.abandon_try(self.tenant, self.digest, self.job_id, left):
+            if await queue.sync_calls.abandon(self.tenant, self.digest, self.job_id, left):
                 log.info("job_abandoned", job_id=self.job_id)
-                await queue.cancel(self.job_id)
+                await queue.jobs.cancel(self.job_id)
         except Unavailable as error:
             log.warning("job_not_abandoned", job_id=self.job_id, reason=error.message)
 

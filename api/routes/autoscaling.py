@@ -44,9 +44,9 @@ async def scale(pool: str, services: ServicesDep) -> ScaleObject:
     """Tell how many workers the pool wants now. A pool is a namespace; this API serves one."""
     if pool != services.settings.namespace:
         raise NotFound(f"this API serves the pool {services.settings.namespace!r}", param="pool")
-    fleet = fleet_of(await services.queue.workers(), await services.queue.start_seconds())
+    fleet = fleet_of(await services.queue.workers.all(), await services.queue.workers.mean_start_s())
     target_s = services.settings.target_wait_s
-    lines = await services.queue.lines()
+    lines = await services.queue.workers.signature_loads()
     found = wanted_workers(lines, fleet, target_s)
     return ScaleObject(
         pool=pool,

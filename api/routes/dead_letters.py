@@ -42,7 +42,7 @@ async def list_dead_letters(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> DeadLetterList:
     """List dead letters, newest first."""
-    letters, cursor = await context.services.queue.dead_letters(after, limit)
+    letters, cursor = await context.services.queue.dead_letters.page(after, limit)
     return DeadLetterList(
         data=[_object(letter, context.base_url) for letter in letters], has_more=cursor is not None, next_cursor=cursor
     )
@@ -51,7 +51,7 @@ async def list_dead_letters(
 @router.get("/{letter_id}", responses=problems(404, 503))
 async def get_dead_letter(letter_id: str, context: Context) -> DeadLetterObject:
     """Read one dead letter."""
-    letter = await context.services.queue.dead_letter(letter_id)
+    letter = await context.services.queue.dead_letters.get(letter_id)
     if letter is None:
         raise _none(letter_id)
     return _object(letter, context.base_url)
@@ -60,7 +60,7 @@ async def get_dead_letter(letter_id: str, context: Context) -> DeadLetterObject:
 @router.post("/{letter_id}/redrive", status_code=204, responses=problems(404, 503))
 async def redrive_dead_letter(letter_id: str, context: Context) -> Response:
     """Put the job back in line, its attempts forgotten; an entry that stands for no job cannot be (404)."""
-    if not await context.services.queue.redrive(letter_id):
+    if not await context.services.queue.dead_letters.redrive(letter_id):
         raise _none(letter_id)
     return Response(status_code=204)
 
@@ -68,7 +68,7 @@ async def redrive_dead_letter(letter_id: str, context: Context) -> Response:
 @router.delete("/{letter_id}", status_code=204, responses=problems(404, 503))
 async def purge_dead_letter(letter_id: str, context: Context) -> Response:
     """Delete a dead letter, and the record of its job."""
-    if not await context.services.queue.purge_dead(letter_id):
+    if not await context.services.queue.dead_letters.purge(letter_id):
         raise _none(letter_id)
     return Response(status_code=204)
 

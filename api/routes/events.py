@@ -93,7 +93,7 @@ async def _lines(job_id: str, after: str | None, context: RequestContext, key: l
 async def _message(event: Event, context: RequestContext) -> bytes:
     """Return the event as it goes over the wire; a terminal one carries the whole job."""
     ended = event.state is not None and event.state.terminal
-    record = await context.services.queue.get(event.job_id) if ended else None
+    record = await context.services.queue.jobs.get(event.job_id) if ended else None
     if record is not None:
         data = job_object(record, context.base_url, sign=context.sign).model_dump_json()
     else:

@@ -68,11 +68,13 @@ async def _read_queue(services: Services) -> None:
     dead: int | None = None
     with contextlib.suppress(FusequeueError, TimeoutError):
         async with asyncio.timeout(CHECK_TIMEOUT_S):
-            depths = await services.queue.queues()
-            workers = await services.queue.workers()
-            fleet = fleet_of(workers, await services.queue.start_seconds())
-            scale = wanted_workers(await services.queue.lines(), fleet, services.settings.target_wait_s)
-            dead = await services.queue.dead_letter_count()
+            depths = await services.queue.workers.queue_depths()
+            workers = await services.queue.workers.all()
+            fleet = fleet_of(workers, await services.queue.workers.mean_start_s())
+            scale = wanted_workers(
+                await services.queue.workers.signature_loads(), fleet, services.settings.target_wait_s
+            )
+            dead = await services.queue.dead_letters.count()
     metrics.show_depths(depths)
     metrics.show_workers(workers)
     metrics.show_scale(scale, dead)

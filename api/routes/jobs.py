@@ -64,14 +64,14 @@ async def _after_submit(
 ) -> JobRecord:
     """Return the job as it stands after the wait; the job is accepted, so what is unavailable now is no error."""
     if outcome.replayed or isinstance(item, Submitted):
-        fresh = of_replay(await services.queue.get(outcome.job_id))
+        fresh = of_replay(await services.queue.jobs.get(outcome.job_id))
     else:
         fresh = JobRecord(job=item.job, state=State.QUEUED)
     if fresh.state.terminal or not wait_s:
         return fresh
     with contextlib.suppress(Unavailable):
         await waiting.until_terminal(outcome.job_id, wait_s, services)
-        return await services.queue.get(outcome.job_id) or fresh
+        return await services.queue.jobs.get(outcome.job_id) or fresh
     return fresh
 
 
@@ -84,7 +84,7 @@ async def get_job(
     record = await find(job_id, context)
     if wait and not record.state.terminal:
         await waiting.until_terminal(job_id, min(wait, services.settings.max_wait_s), services)
-        record = still_there(await services.queue.get(job_id), job_id)
+        record = still_there(await services.queue.jobs.get(job_id), job_id)
     return job_answer(
         job_object(record, context.base_url, await placed(record, services), sign=context.sign),
         if_none_match=if_none_match,
@@ -95,7 +95,7 @@ async def get_job(
 async def cancel_job(job_id: str, context: Context) -> Response:
     """Cancel a job: at once while it waits, at its next step while it runs; one that has ended stays as it is."""
     await find(job_id, context)
-    record = still_there(await context.services.queue.cancel(job_id), job_id)
+    record = still_there(await context.services.queue.jobs.cancel(job_id), job_id)
     return job_answer(job_object(record, context.base_url, await placed(record, context.services), sign=context.sign))
 
 
@@ -106,5 +106,5 @@ async def delete_job(job_id: str, context: Context) -> Response:
     if not record.state.terminal:
         raise Conflict(f"job {job_id} is {record.state.value}; cancel it first", param="id")
     await context.services.storage.delete_prefix(f"jobs/{job_id}/")
-    await context.services.queue.forget(job_id)
+    await context.services.queue.jobs.forget(job_id)
     return Response(status_code=204)

@@ -104,7 +104,7 @@ async def _page(scan: Scan, wanted: Filter, asked: ListQuery, services: Services
     found: list[JobRecord] = []
     cursor, scanned = asked.after, 0
     while True:
-        records, cursor = await services.queue.list_jobs(
+        records, cursor = await services.queue.jobs.page(
             scan.tenant,
             batch_id=scan.batch_id,
             after=cursor,

@@ -30,11 +30,11 @@ class WorkerList(BaseModel):
 @router.get("/queues", responses=problems(503))
 async def list_queues(services: ServicesDep) -> QueueList:
     """List the signatures that have jobs: how many wait and run, since when, and when they will be done."""
-    workers = await services.queue.workers()
-    return QueueList(data=await services.queue.queues(), workers=len(workers))
+    workers = await services.queue.workers.all()
+    return QueueList(data=await services.queue.workers.queue_depths(), workers=len(workers))
 
 
 @router.get("/workers", responses=problems(503))
 async def list_workers(services: ServicesDep) -> WorkerList:
     """List the workers that are alive."""
-    return WorkerList(data=await services.queue.workers())
+    return WorkerList(data=await services.queue.workers.all())

@@ -127,26 +127,26 @@ async def create_endpoint(request: Request, tenant: Tenant, services: ServicesDe
         description=asked.description,
         created_at_ms=now_ms(),
     )
-    await services.queue.put_endpoint(tenant, made)
+    await services.queue.webhooks.put_endpoint(tenant, made)
     return _endpoint(made, tell=True)
 
 
 @router.get("", responses=problems(503))
 async def list_endpoints(tenant: Tenant, services: ServicesDep) -> EndpointList:
     """List the endpoints, oldest first."""
-    return EndpointList(data=[_endpoint(one) for one in await services.queue.endpoints(tenant)])
+    return EndpointList(data=[_endpoint(one) for one in await services.queue.webhooks.endpoints(tenant)])
 
 
 @router.get("/secret", responses=problems(503))
 async def account_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
     """Tell the secret that signs to the URLs which jobs name."""
-    return _secret(await services.queue.account_secrets(tenant))
+    return _secret(await services.queue.webhooks.account_secrets(tenant))
 
 
 @router.post("/secret/rotate", responses=problems(503))
 async def rotate_account_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
     """Replace that secret; the one before signs too for a day."""
-    return _secret(await services.queue.account_secrets(tenant, rotate=True))
+    return _secret(await services.queue.webhooks.account_secrets(tenant, rotate=True))
 
 
 @router.get("/deliveries", responses=problems(422, 503))
@@ -157,21 +157,21 @@ async def list_deliveries(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> DeliveryList:
     """List deliveries of the last seven days, newest first, with each attempt."""
-    found = await services.queue.deliveries(tenant, endpoint_id=endpoint, limit=limit)
+    found = await services.queue.webhooks.deliveries(tenant, endpoint_id=endpoint, limit=limit)
     return DeliveryList(data=[_delivery(one) for one in found])
 
 
 @router.post("/deliveries/{delivery_id}/redeliver", status_code=202, responses=problems(404, 503))
 async def redeliver(delivery_id: str, tenant: Tenant, services: ServicesDep) -> Response:
     """Deliver once more, under the same webhook id."""
-    await services.queue.redeliver(tenant, delivery_id)
+    await services.queue.webhooks.redeliver(tenant, delivery_id)
     return Response(status_code=202)
 
 
 @router.get("/{endpoint_id}", responses=problems(404, 503))
 async def get_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Read one endpoint."""
-    return _endpoint(await services.queue.endpoint(tenant, endpoint_id))
+    return _endpoint(await services.queue.webhooks.endpoint(tenant, endpoint_id))
 
 
 @router.patch("/{endpoint_id}", responses=problems(400, 404, 415, 422, 503))
@@ -185,32 +185,32 @@ async def change_endpoint(endpoint_id: str, request: Request, tenant: Tenant, se
         told["states"] = _states(asked.events)
     if asked.enabled:
         told |= {"failing_since": None, "disabled_reason": None}
-    changed = (await services.queue.endpoint(tenant, endpoint_id)).model_copy(update=told)
-    await services.queue.put_endpoint(tenant, changed, exists=True)
+    changed = (await services.queue.webhooks.endpoint(tenant, endpoint_id)).model_copy(update=told)
+    await services.queue.webhooks.put_endpoint(tenant, changed, exists=True)
     return _endpoint(changed)
 
 
 @router.delete("/{endpoint_id}", status_code=204, responses=problems(404, 503))
 async def delete_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> Response:
     """Delete an endpoint; nothing more is sent to it."""
-    await services.queue.delete_endpoint(tenant, endpoint_id)
+    await services.queue.webhooks.delete_endpoint(tenant, endpoint_id)
     return Response(status_code=204)
 
 
 @router.post("/{endpoint_id}/rotate", responses=problems(404, 503))
 async def rotate_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Replace the secret, and tell the new one; for a day deliveries carry signatures of both."""
-    found = await services.queue.endpoint(tenant, endpoint_id)
+    found = await services.queue.webhooks.endpoint(tenant, endpoint_id)
     changed = found.model_copy(update={"secrets": rotate_secrets(found.secrets, now_ms())})
-    await services.queue.put_endpoint(tenant, changed, exists=True)
+    await services.queue.webhooks.put_endpoint(tenant, changed, exists=True)
     return _endpoint(changed, tell=True)
 
 
 @router.post("/{endpoint_id}/test", status_code=202, responses=problems(404, 503))
 async def test_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> dict[str, str]:
     """Send a `webhook.test` event, and tell its delivery's id."""
-    endpoint = await services.queue.endpoint(tenant, endpoint_id)
-    return {"delivery": await services.queue.send_test(tenant, endpoint, new_id("test", now_ms()))}
+    endpoint = await services.queue.webhooks.endpoint(tenant, endpoint_id)
+    return {"delivery": await services.queue.webhooks.send_test(tenant, endpoint, new_id("test", now_ms()))}
 
 
 async def _body(request: Request, kind: type[Asked]) -> Asked:

@@ -44,15 +44,15 @@ async def store_input(
             f"the picture has {len(data)} bytes; at most {settings.max_input_bytes} are allowed", param=param
         )
     input_id = f"in_{(await _on_thread(lambda: hashlib.sha256(data).hexdigest()))[:32]}"
-    ref = await queue.get_input(tenant, input_id)
+    ref = await queue.jobs.get_input(tenant, input_id)
     if ref is not None and await _is_stored(ref, storage):
-        return await queue.put_input(tenant, ref, settings.input_retention_s)
+        return await queue.jobs.put_input(tenant, ref, settings.input_retention_s)
     info = await _on_thread(
         lambda: inspect(data, max_bytes=settings.max_input_bytes, max_pixels=settings.max_input_pixels, param=param)
     )
     # First the record, which brings the object's end with it, then the object: a kill in between leaves nothing behind.
     ref = ref or _new_ref(tenant, input_id, len(data), info)
-    ref = await queue.put_input(tenant, ref, settings.input_retention_s)
+    ref = await queue.jobs.put_input(tenant, ref, settings.input_retention_s)
     await storage.put(ref.key, data, ref.content_type)
     return ref
 
@@ -78,10 +78,10 @@ class PictureStore:
             return await store_input(
                 data, tenant=self.tenant, queue=self.queue, storage=self.storage, settings=settings, param=param
             )
-        ref = await self.queue.get_input(self.tenant, value)
+        ref = await self.queue.jobs.get_input(self.tenant, value)
         if ref is None or not await _is_stored(ref, self.storage):
             raise InputRejected(f"there is no input {value}, or no longer; upload it again", param=param)
-        return await self.queue.put_input(self.tenant, ref, settings.input_retention_s)
+        return await self.queue.jobs.put_input(self.tenant, ref, settings.input_retention_s)
 
 
 def _new_ref(tenant: str, input_id: str, size: int, info: PictureInfo) -> InputRef:

@@ -1,6 +1,7 @@
 """The queue: the only place that speaks to its Redis."""
 
 from shared.queue.batches import BatchUpdate
+from shared.queue.client import QueueClient
 from shared.queue.event_feed import EventFeed
 from shared.queue.queue import Queue
 from shared.queue.values import (
@@ -29,6 +30,7 @@ __all__ = [
     "EventFeed",
     "Place",
     "Queue",
+    "QueueClient",
     "QueueDepth",
     "Renewal",
     "Report",

@@ -19,7 +19,7 @@ from shared.auth import (
     tenant_name,
 )
 from shared.errors import Conflict, InvalidRequest
-from shared.queue.client import Connected, translated
+from shared.queue.client import QueueComponent, translated
 from shared.queue.records import paired
 
 MAX_KEYS = 10_000
@@ -27,8 +27,8 @@ MAX_LIMITED_TENANTS = 10_000
 _LIMITS = {"requests_per_minute": "requests", "queued_jobs": "waiting", "running_slots": "seats"}
 
 
-class Access(Connected):
-    async def create_key(
+class ApiKeys(QueueComponent):
+    async def create(
         self, tenant: str, scopes: frozenset[Scope], *, name: str = "", lives_s: int | None = None
     ) -> tuple[str, ApiKey]:
         """Make a key of a tenant, and return it with its record: this is the only time that it is told.
@@ -42,36 +42,36 @@ class Access(Connected):
         key_id = id_of(token) or ""
         lives_ms = "" if lives_s is None else lives_s * 1000
         words = ",".join(sorted(scopes))
-        code, at = await self.run("create_key", key_id, digest_of(token), tenant, words, name, lives_ms)
+        code, at = await self._client.run("create_key", key_id, digest_of(token), tenant, words, name, lives_ms)
         if code != "ok":
             raise Conflict(f"there are {MAX_KEYS} keys; those that are revoked or have expired go after 30 days")
         made = ApiKey(key_id, tenant, scopes, name, int(at), None if lives_s is None else int(at) + lives_s * 1000)
         return token, made
 
-    async def api_keys(self) -> list[ApiKey]:
+    async def all(self) -> list[ApiKey]:
         """Return all keys, oldest first, with those that were revoked or have expired within 30 days."""
         with translated():
-            ids = await self.redis.zrange(self.keys.apikeys, 0, MAX_KEYS - 1)
-            async with self.redis.pipeline(transaction=False) as pipe:
+            ids = await self._redis.zrange(self._keys.apikeys, 0, MAX_KEYS - 1)
+            async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.time()
                 for key_id in ids:
-                    pipe.hgetall(self.keys.apikey(key_id))
+                    pipe.hgetall(self._keys.apikey(key_id))
                 (seconds, _), *rows = await pipe.execute()
             found = [
                 (key_id, _api_key(key_id, fields, seconds * 1000)) for key_id, fields in zip(ids, rows, strict=True)
             ]
             gone = [key_id for key_id, key in found if key is None]
             if gone:
-                await self.redis.zrem(self.keys.apikeys, *gone)
+                await self._redis.zrem(self._keys.apikeys, *gone)
         return [key for _, key in found if key is not None]
 
-    async def revoke_key(self, key_id: str) -> bool:
+    async def revoke(self, key_id: str) -> bool:
         """Let a key be good for nothing; an API notices within two seconds. False: there is none."""
-        return bool(await self.run("revoke_key", key_id))
+        return bool(await self._client.run("revoke_key", key_id))
 
     async def identify(self, key_id: str | None, default_tenant: str) -> Identity:
         """Return what is known of a key and of its tenant's limits (without a key: of `default_tenant`'s): one read."""
-        made, fields, expired, limits = await self.run("identify", key_id or "", default_tenant)
+        made, fields, expired, limits = await self._client.run("identify", key_id or "", default_tenant)
         key = _api_key(key_id or "", paired(fields), None)
         if key is not None and expired:
             key = replace(key, expired=True)
@@ -79,28 +79,28 @@ class Access(Connected):
 
     async def note_use(self, key_id: str) -> None:
         """Note that a key is in use now; it is written once a minute at most."""
-        await self.run("note_use", key_id)
+        await self._client.run("note_use", key_id)
 
     async def admit(self, tenant: str, requests_per_minute: int) -> Rate:
         """Count one request of a tenant, where its limit allows it; the limit holds over all API processes."""
-        allowed, remaining, reset_ms, retry_ms = await self.run("admit", tenant, requests_per_minute)
+        allowed, remaining, reset_ms, retry_ms = await self._client.run("admit", tenant, requests_per_minute)
         return Rate(bool(allowed), requests_per_minute, int(remaining), int(reset_ms), int(retry_ms))
 
-    async def keys_made(self) -> bool:
+    async def any_created(self) -> bool:
         """Return whether a key has ever been made."""
         with translated():
-            return bool(await self.redis.exists(self.keys.auth))
+            return bool(await self._redis.exists(self._keys.auth))
 
     async def url_secret(self) -> bytes:
         """Return what this namespace signs URLs with; made at the first call."""
         with translated():
-            await self.redis.set(self.keys.url_secret, secrets.token_hex(32), nx=True)
-            return bytes.fromhex(await self.redis.get(self.keys.url_secret))
+            await self._redis.set(self._keys.url_secret, secrets.token_hex(32), nx=True)
+            return bytes.fromhex(await self._redis.get(self._keys.url_secret))
 
-    async def limits_of_tenants(self) -> dict[str, TenantLimits]:
+    async def tenant_limits(self) -> dict[str, TenantLimits]:
         """Return the tenants that have limits of their own."""
         with translated():
-            rows = await self.redis.hgetall(self.keys.limits)
+            rows = await self._redis.hgetall(self._keys.limits)
         tenants = sorted({field.partition("|")[0] for field in rows})
         return {
             tenant: _limits({word: rows.get(f"{tenant}|{word}", "") for word in _LIMITS.values()}) for tenant in tenants
@@ -114,14 +114,14 @@ class Access(Connected):
             value = getattr(limits, name)
             if value is not None and not 1 <= value <= 10**9:
                 raise InvalidRequest(f"{name}: {value} must be 1 or more", param=name)
-        known = await self.limits_of_tenants()
+        known = await self.tenant_limits()
         if tenant not in known and len(known) >= MAX_LIMITED_TENANTS:
             raise Conflict(f"{MAX_LIMITED_TENANTS} tenants have limits of their own; raise those of the settings")
         with translated():
-            async with self.redis.pipeline(transaction=True) as pipe:
-                pipe.hdel(self.keys.limits, *values)
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.hdel(self._keys.limits, *values)
                 if any(value is not None for value in values.values()):
-                    pipe.hset(self.keys.limits, mapping={f: v for f, v in values.items() if v is not None})
+                    pipe.hset(self._keys.limits, mapping={f: v for f, v in values.items() if v is not None})
                 await pipe.execute()
 
 

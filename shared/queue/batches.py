@@ -10,7 +10,7 @@ from typing import Any
 from shared.errors import Conflict, NotFound
 from shared.protocols.openai.batches import Batch, BatchError, BatchStatus
 from shared.protocols.openai.files import Part
-from shared.queue.client import Connected, translated
+from shared.queue.client import QueueComponent, translated
 from shared.runtime.clock import now_ms
 
 MAX_BATCHES = 1000
@@ -31,13 +31,13 @@ class BatchUpdate:
     parts: Sequence[tuple[str, Part]] = ()
 
 
-class Backfilling(Connected):
-    async def create_batch(self, batch: Batch) -> None:
+class Batches(QueueComponent):
+    async def create(self, batch: Batch) -> None:
         """Begin a batch; raises `NotFound` where its file is none, and `Conflict` at 1,000 batches of a tenant."""
         told: list[str | int] = []
-        for name, value in _wire(batch, self.settings.retention_s * 1000).items():
+        for name, value in _wire(batch, self._settings.retention_s * 1000).items():
             told += [name, value]
-        answer = await self.run(
+        answer = await self._client.run(
             "backfill_create", batch.tenant, batch.id, batch.input_file_id, MAX_BATCHES, batch.created_at_ms, *told
         )
         if answer == "no_file":
@@ -45,46 +45,46 @@ class Backfilling(Connected):
         if answer == "full":
             raise Conflict(f"a tenant has at most {MAX_BATCHES} batches; those that ended are forgotten after a while")
 
-    async def batch(self, tenant: str, batch_id: str) -> Batch:
+    async def get(self, tenant: str, batch_id: str) -> Batch:
         """Return a batch as it stands, or raise `NotFound`."""
         with translated():
-            found = await self.redis.hgetall(self.keys.backfill(tenant, batch_id))
+            found = await self._redis.hgetall(self._keys.backfill(tenant, batch_id))
         if "status" not in found:
             raise _no_batch(batch_id)
         return _batch(tenant, batch_id, found)
 
-    async def batches(self, tenant: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
+    async def page(self, tenant: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
         """Return up to `limit` of a tenant's batches, newest first, and whether there are more."""
-        index = self.keys.batches(tenant)
+        index = self._keys.batches(tenant)
         with translated():
-            rank = -1 if after is None else await self.redis.zrevrank(index, after)
+            rank = -1 if after is None else await self._redis.zrevrank(index, after)
             if rank is None:
                 raise _no_batch(str(after))
-            ids = await self.redis.zrange(index, rank + 1, rank + 1 + limit, desc=True)
-            async with self.redis.pipeline(transaction=False) as pipe:
+            ids = await self._redis.zrange(index, rank + 1, rank + 1 + limit, desc=True)
+            async with self._redis.pipeline(transaction=False) as pipe:
                 for one in ids[:limit]:
-                    pipe.hgetall(self.keys.backfill(tenant, one))
+                    pipe.hgetall(self._keys.backfill(tenant, one))
                 rows = await pipe.execute() if ids else []
         found = [_batch(tenant, one, row) for one, row in zip(ids[:limit], rows, strict=True) if "status" in row]
         return found, len(ids) > limit
 
-    async def cancel_batch(self, tenant: str, batch_id: str) -> None:
+    async def cancel(self, tenant: str, batch_id: str) -> None:
         """Ask for a batch to be canceled; raises `NotFound`."""
-        if not await self.run("backfill_cancel", tenant, batch_id):
+        if not await self._client.run("backfill_cancel", tenant, batch_id):
             raise _no_batch(batch_id)
 
-    async def due_batches(self, limit: int, again_ms: int) -> list[tuple[str, str]]:
+    async def due(self, limit: int, again_ms: int) -> list[tuple[str, str]]:
         """Return tenant and id of the batches to look at; each is due again after `again_ms`."""
-        rows = await self.run("backfill_due", limit, again_ms)
+        rows = await self._client.run("backfill_due", limit, again_ms)
         return [(tenant, batch_id) for tenant, _, batch_id in (row.partition("|") for row in rows)]
 
-    async def put_off(self, batch: Batch, again_ms: int) -> None:
+    async def postpone(self, batch: Batch, again_ms: int) -> None:
         """Look at a batch again after `again_ms`."""
         with translated():
             row = f"{batch.tenant}|{batch.id}"
-            await self.redis.zadd(self.keys.backfills, {row: now_ms() + again_ms}, xx=True)
+            await self._redis.zadd(self._keys.backfills, {row: now_ms() + again_ms}, xx=True)
 
-    async def commit_batch(self, batch: Batch, piece: BatchUpdate, again_ms: int | None) -> bool:
+    async def commit(self, batch: Batch, piece: BatchUpdate, again_ms: int | None) -> bool:
         """Write a piece of work on `batch` and look again after `again_ms`; None: it has ended.
 
         False where another piece was written since `batch` was read: then this one counts for nothing.
@@ -95,25 +95,27 @@ class Backfilling(Connected):
             "taken": list(piece.taken),
             "parts": [[file_id, f"{part.bytes} {part.name}"] for file_id, part in piece.parts],
         }
-        again, keep_ms = "" if again_ms is None else again_ms, self.settings.file_retention_s * 1000
+        again, keep_ms = "" if again_ms is None else again_ms, self._settings.file_retention_s * 1000
         return bool(
-            await self.run("backfill_commit", batch.tenant, batch.id, batch.rev, again, keep_ms, json.dumps(told))
+            await self._client.run(
+                "backfill_commit", batch.tenant, batch.id, batch.rev, again, keep_ms, json.dumps(told)
+            )
         )
 
     async def taken(self, batch: Batch, first: int, count: int) -> list[bool]:
         """Return for lines `first` to `first + count - 1` whether each became a job."""
         with translated():
-            async with self.redis.pipeline(transaction=False) as pipe:
+            async with self._redis.pipeline(transaction=False) as pipe:
                 for line in range(first, first + count):
-                    pipe.getbit(self.keys.taken(batch.tenant, batch.id), line)
+                    pipe.getbit(self._keys.taken(batch.tenant, batch.id), line)
                 return [bool(bit) for bit in await pipe.execute()]
 
-    async def known(self, job_ids: Sequence[str]) -> list[bool]:
+    async def known_jobs(self, job_ids: Sequence[str]) -> list[bool]:
         """Return which of the jobs there are."""
         with translated():
-            async with self.redis.pipeline(transaction=False) as pipe:
+            async with self._redis.pipeline(transaction=False) as pipe:
                 for one in job_ids:
-                    pipe.exists(self.keys.job(one))
+                    pipe.exists(self._keys.job(one))
                 return [bool(there) for there in await pipe.execute()]
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from shared.errors import RedisUnavailable
 from shared.job import Failure, Job, Outcome, Priority, State, decode, is_newer
-from shared.queue.client import MAX_BLOCK_MS, Connected, translated
+from shared.queue.client import MAX_BLOCK_MS, QueueClient, QueueComponent, translated
 from shared.queue.event_feed import progress_message
 from shared.queue.records import outcome_fields
 from shared.queue.values import RANKS, Claim, Renewal, Report
@@ -32,10 +32,13 @@ WAKEUPS_KEPT = 16
 """How many entries the wake-up stream holds, as `line.lua` trims it."""
 
 
-class Claiming(Connected):
-    _woken_at: str | None = None
-    outdated = False
-    """Set once a job of a newer version was met: who claims here must leave, and let one that can read it."""
+class Claims(QueueComponent):
+    def __init__(self, client: QueueClient) -> None:
+        super().__init__(client)
+        self.outdated = False
+        """Set once a job of a newer version was claimed: this worker must stop, so that a newer one runs the job."""
+        self._woken_at: str | None = None
+        self.unfinished: set[asyncio.Future[None]] = set()
 
     async def claim(
         self,
@@ -83,7 +86,7 @@ class Claiming(Connected):
         """Return what a script claimed; None: others are overdue."""
         # A claim cut off on its way would leave jobs in nobody's hands until their lease ends: it runs to its end, and
         # what nobody waits for any more is given back.
-        task = asyncio.ensure_future(self.run(script, *args, once=True))
+        task = asyncio.ensure_future(self._client.run(script, *args, once=True))
         try:
             rows = await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -123,17 +126,17 @@ class Claiming(Connected):
             log.error("job_undecodable", job_id=job_id, faults=error.error_count())
             failure = Failure(code="undecodable", message="the job's record cannot be read by this version")
             if await self.settle(worker, job_id, epoch, Outcome(state=State.FAILED, error=failure)):
-                await self.run("bury", job_id, "undecodable", failure.message)
+                await self._client.run("bury", job_id, "undecodable", failure.message)
             return None
 
-    async def next_ripening(self, models: Models, *, lowest: Priority = Priority.BULK, worker: str = "") -> int | None:
+    async def next_ready_ms(self, models: Models, *, lowest: Priority = Priority.BULK, worker: str = "") -> int | None:
         """Return ms until something of `models` may be started: 0 when it may now, None when nothing waits.
 
         Jobs less urgent than `lowest` do not count. `worker` is who would start it.
 
         0 is no promise of a claim: another worker may be faster, or what is ripe may need more seats than are free.
         """
-        answer = await self.run("next_ripening", worker, RANKS.index(lowest), *_pairs_of(models))
+        answer = await self._client.run("next_ripening", worker, RANKS.index(lowest), *_pairs_of(models))
         return None if answer is None else int(answer)
 
     async def wait_wakeup(self, timeout_s: float) -> Priority | None:
@@ -144,11 +147,11 @@ class Claiming(Connected):
         """
         with translated():
             if self._woken_at is None:
-                last = await self.blocking.xrevrange(self.keys.wakeup, count=1)
+                last = await self._blocking.xrevrange(self._keys.wakeup, count=1)
                 self._woken_at = last[0][0] if last else "0-0"
                 return RANKS[0]
             block_ms = max(1, min(MAX_BLOCK_MS, round(timeout_s * 1000)))
-            reply = await self.blocking.xread({self.keys.wakeup: self._woken_at}, block=block_ms)
+            reply = await self._blocking.xread({self._keys.wakeup: self._woken_at}, block=block_ms)
         woken = [entry for _, entries in reply or () for entry in entries]
         if not woken:
             return None
@@ -158,7 +161,7 @@ class Claiming(Connected):
 
     async def renew(self, worker: str, claims: Mapping[str, int]) -> Renewal:
         """Renew the leases of `claims` (job id to epoch) that are still this worker's."""
-        answers = [await self.run("renew", worker, *pairs) for pairs in _pairs(claims)]
+        answers = [await self._client.run("renew", worker, *pairs) for pairs in _pairs(claims)]
         return Renewal(
             lost=frozenset(job_id for lost, _ in answers for job_id in lost),
             cancel=frozenset(job_id for _, cancel in answers for job_id in cancel),
@@ -170,9 +173,9 @@ class Claiming(Connected):
         A caller that repeats a call passes the same `token` each time: then it is told what became of the first.
         """
         token = token or secrets.token_hex(8)
-        return bool(await self.run("settle", worker, job_id, epoch, token, *outcome_fields(outcome)))
+        return bool(await self._client.run("settle", worker, job_id, epoch, token, *outcome_fields(outcome)))
 
-    async def report(self, *reports: Report) -> int:
+    async def report_progress(self, *reports: Report) -> int:
         """Tell all who listen how far jobs are, in one message; returns how many records it was written to.
 
         It is written where the report says so and its claim is current.
@@ -183,16 +186,20 @@ class Claiming(Connected):
             if one.store
             for part in (one.job_id, one.epoch, one.phase.value, one.progress.step, one.progress.total)
         ]
-        return int(await self.run("report", progress_message(reports), *rows))
+        return int(await self._client.run("report", progress_message(reports), *rows))
 
     async def release(self, worker: str, claims: Mapping[str, int]) -> int:
         """Give unfinished jobs back to the front of their line, no loss counted; returns how many were still ours."""
-        return sum([int(await self.run("release", worker, *pairs)) for pairs in _pairs(claims)])
+        return sum([int(await self._client.run("release", worker, *pairs)) for pairs in _pairs(claims)])
 
-    async def learn_paying(self, signature: str, seats: int) -> None:
+    async def learn_efficient_rows(self, signature: str, seats: int) -> None:
         """Remember for a day that more than `seats` seats of `signature` do not pay: as many make it ripe at once."""
         with translated():
-            await self.redis.set(self.keys.paying(signature), max(1, seats), ex=86_400)
+            await self._redis.set(self._keys.paying(signature), max(1, seats), ex=86_400)
+
+    async def close(self) -> None:
+        """Finish releasing the jobs of canceled claims."""
+        await asyncio.gather(*self.unfinished)
 
 
 def _pairs_of(models: Models) -> list[str | int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -121,18 +120,22 @@ def _conf(settings: Settings) -> str:
     return f"local conf = {{{', '.join(f'{name} = {number}' for name, number in numbers.items())}}}"
 
 
-class Connected:
-    """What every part of the queue stands on: two clients, the key names, the settings, and the scripts."""
+class QueueClient:
+    """Connections to the Redis of one namespace, with its key names, settings and scripts."""
 
-    def __init__(self, client: Redis, *, namespace: str, settings: Settings, blocking: Redis | None = None) -> None:
-        # Any: redis-py types every answer for bytes and text both, whatever decode_responses says.
-        self.redis: Any = client
-        self.blocking: Any = client if blocking is None else blocking
-        self.keys = Keys(namespace)
+    def __init__(self, redis: Redis, *, namespace: str, settings: Settings, blocking: Redis | None = None) -> None:
+        # Any: redis-py types every reply for bytes and text both, whatever decode_responses says.
+        self.redis: Any = redis
+        self.blocking: Any = redis if blocking is None else blocking
+        self.redis_keys = Keys(namespace)
         self.settings = settings
-        self.unfinished: set[asyncio.Future[None]] = set()
-        """What must still be done for calls that nobody waits for any more; `close` does."""
         self._scripts: dict[str, AsyncScript] = {}
+
+    @classmethod
+    def connect(cls, settings: Settings) -> QueueClient:
+        """Return a client with two connection pools: one for commands, one for blocking reads."""
+        redis, blocking = connect_commands(settings.redis_url), connect_blocking(settings.redis_url)
+        return cls(redis, namespace=settings.namespace, settings=settings, blocking=blocking)
 
     async def run(self, name: str, *args: str | int, once: bool = False) -> Any:
         """Run the script `name`. `once`: a script that must not be sent twice goes by the client that never retries."""
@@ -140,7 +143,7 @@ class Connected:
         if script is None:
             script = self._scripts[name] = self.redis.register_script(script_text(name, self.settings))
         with translated():
-            return await script(keys=[self.keys.prefix], args=args, client=self.blocking if once else self.redis)
+            return await script(keys=[self.redis_keys.prefix], args=args, client=self.blocking if once else self.redis)
 
     async def ping(self) -> None:
         with translated():
@@ -150,10 +153,10 @@ class Connected:
         """Raise `IncompatibleRedis` when this Redis would lose jobs, or holds those of a newer fusequeue."""
         policy = await self._eviction_policy()
         with translated():
-            await self.redis.set(self.keys.schema, SCHEMA_VERSION, nx=True)
-            version = int(await self.redis.get(self.keys.schema) or 0)
+            await self.redis.set(self.redis_keys.schema, SCHEMA_VERSION, nx=True)
+            version = int(await self.redis.get(self.redis_keys.schema) or 0)
             if version < SCHEMA_VERSION:
-                await self.redis.set(self.keys.schema, SCHEMA_VERSION)
+                await self.redis.set(self.redis_keys.schema, SCHEMA_VERSION)
         if policy != "noeviction":
             raise IncompatibleRedis(
                 f"Redis may evict jobs: its maxmemory-policy is {policy!r}. "
@@ -175,8 +178,18 @@ class Connected:
         return str(memory.get("maxmemory_policy", "noeviction"))
 
     async def close(self) -> None:
-        await asyncio.gather(*self.unfinished)
         with translated():
             await self.redis.aclose()
             if self.blocking is not self.redis:
                 await self.blocking.aclose()
+
+
+class QueueComponent:
+    """Base of a queue's components."""
+
+    def __init__(self, client: QueueClient) -> None:
+        self._client = client
+        self._redis = client.redis
+        self._blocking = client.blocking
+        self._keys = client.redis_keys
+        self._settings = client.settings

@@ -182,7 +182,7 @@ class EventFeed:
                 del self._subscriptions[job_id]
 
     async def _catch_up(self, subscription: _Subscription, after: str | None) -> None:
-        record = await self._queue.get(subscription.job_id)
+        record = await self._queue.jobs.get(subscription.job_id)
         if record is None:
             raise NotFound(f"no job {subscription.job_id}")
         missed = None if after is None else await self._missed(record, after)
@@ -200,12 +200,12 @@ class EventFeed:
             return None
         if _order(after) == _order(record.event_id):
             return []
-        keys = self._queue.keys
+        keys = self._queue.client.redis_keys
         with translated():
-            oldest = await self._queue.redis.xrange(keys.events, count=1)
+            oldest = await self._queue.client.redis.xrange(keys.events, count=1)
             if not oldest or _order(after) < _order(oldest[0][0]):
                 return None
-            rows = await self._queue.redis.xrange(keys.events, f"({after}", record.event_id, count=REPLAY_READ)
+            rows = await self._queue.client.redis.xrange(keys.events, f"({after}", record.event_id, count=REPLAY_READ)
         if not rows or rows[-1][0] != record.event_id:
             return None
         return [_event(event_id, fields) for event_id, fields in rows if fields.get("job") == record.job.id]
@@ -234,12 +234,14 @@ class EventFeed:
         queue = self._queue
         if self._last is None:
             with translated():
-                tail = await queue.redis.xrevrange(queue.keys.events, count=1)
+                tail = await queue.client.redis.xrevrange(queue.client.redis_keys.events, count=1)
             self._last = tail[0][0] if tail else "0-0"
         await self._resync()
         while True:
             with translated():
-                reply = await queue.blocking.xread({queue.keys.events: self._last}, count=500, block=MAX_BLOCK_MS)
+                reply = await queue.client.blocking.xread(
+                    {queue.client.redis_keys.events: self._last}, count=500, block=MAX_BLOCK_MS
+                )
             for _, rows in reply or ():
                 for event_id, fields in rows:
                     self._last = event_id
@@ -256,7 +258,7 @@ class EventFeed:
         job_ids = list(self._subscriptions)
         for first in range(0, len(job_ids), RESYNC_AT_ONCE):
             some = job_ids[first : first + RESYNC_AT_ONCE]
-            for job_id, record in zip(some, await self._queue.get_many(some), strict=True):
+            for job_id, record in zip(some, await self._queue.jobs.get_many(some), strict=True):
                 for subscription in self._subscriptions.get(job_id, ()):
                     if record is None:
                         subscription.end()
@@ -264,9 +266,9 @@ class EventFeed:
                         subscription.change(_present(record))
 
     async def _listen(self) -> None:
-        async with self._queue.blocking.pubsub(ignore_subscribe_messages=True) as channel:
+        async with self._queue.client.blocking.pubsub(ignore_subscribe_messages=True) as channel:
             with translated():
-                await channel.subscribe(self._queue.keys.progress)
+                await channel.subscribe(self._queue.client.redis_keys.progress)
                 while True:
                     message = await channel.get_message(timeout=1.0)
                     if message is not None:

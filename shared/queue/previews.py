@@ -6,7 +6,7 @@ import base64
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from shared.queue.client import Connected, translated
+from shared.queue.client import QueueComponent, translated
 
 MAX_PREVIEW_BYTES = 64 * 1000
 PREVIEWS_KEPT_S = 60
@@ -25,24 +25,24 @@ class Preview:
         return _name(self.index, self.number)
 
 
-class Previewing(Connected):
-    async def put_preview(self, job_id: str, index: int, number: int, data: bytes) -> None:
+class Previews(QueueComponent):
+    async def put(self, job_id: str, index: int, number: int, data: bytes) -> None:
         """Keep a preview of a running job for `PREVIEWS_KEPT_S`; its file has at most `MAX_PREVIEW_BYTES`."""
         if len(data) > MAX_PREVIEW_BYTES:
             raise ValueError(f"a preview has {len(data)} bytes, more than {MAX_PREVIEW_BYTES}")
-        name = self.keys.previews(job_id)
+        name = self._keys.previews(job_id)
         with translated():
-            async with self.redis.pipeline(transaction=True) as pipe:
+            async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.hset(name, _name(index, number), base64.b64encode(data).decode("ascii"))
                 pipe.expire(name, PREVIEWS_KEPT_S)
                 await pipe.execute()
 
-    async def previews(self, job_id: str, known: Collection[str] = ()) -> list[Preview]:
+    async def get(self, job_id: str, known: Collection[str] = ()) -> list[Preview]:
         """Return the job's previews but for those whose names are `known`, in the order of their numbers."""
-        name = self.keys.previews(job_id)
+        name = self._keys.previews(job_id)
         with translated():
-            new = [field for field in await self.redis.hkeys(name) if field not in known]
-            files = await self.redis.hmget(name, new) if new else []
+            new = [field for field in await self._redis.hkeys(name) if field not in known]
+            files = await self._redis.hmget(name, new) if new else []
         found = [
             Preview(int(field.partition("|")[0]), int(field.partition("|")[2]), file)
             for field, file in zip(new, files, strict=True)

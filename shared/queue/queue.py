@@ -1,32 +1,60 @@
-"""The queue, as the rest of fusequeue sees it."""
+"""The queue of one namespace, composed of its components."""
 
 from __future__ import annotations
 
 from shared.config.settings import Settings
-from shared.queue.api_keys import Access
-from shared.queue.batches import Backfilling
-from shared.queue.claims import Claiming
-from shared.queue.client import connect_blocking, connect_commands
-from shared.queue.files import Filing
-from shared.queue.maintenance import Upkeep
-from shared.queue.previews import Previewing
-from shared.queue.reading import Reading
-from shared.queue.redis_check import Examining
-from shared.queue.submission import Submitting
-from shared.queue.sync_calls import Tries
-from shared.queue.webhooks import Hooking
+from shared.queue.api_keys import ApiKeys
+from shared.queue.batches import Batches
+from shared.queue.claims import Claims
+from shared.queue.client import QueueClient
+from shared.queue.dead_letters import DeadLetters
+from shared.queue.files import Files
+from shared.queue.jobs import Jobs
+from shared.queue.maintenance import Maintenance
+from shared.queue.previews import Previews
+from shared.queue.redis_check import Trait, examine
+from shared.queue.sync_calls import SyncCalls
+from shared.queue.webhooks import Webhooks
+from shared.queue.workers import Workers
 
 
-class Queue(Submitting, Reading, Claiming, Upkeep, Access, Examining, Hooking, Filing, Tries, Backfilling, Previewing):
-    """The jobs of one namespace. Every method raises `RedisUnavailable` when Redis does not serve.
+class Queue:
+    """The jobs of one namespace. Every method raises `RedisUnavailable` when Redis cannot be reached.
 
-    Times are Redis' own. A job is in line, in one worker's hands, or ended; each move between is one script.
+    Times are Redis time. A job is queued, claimed by one worker, or ended; each transition is one script.
     """
+
+    def __init__(self, client: QueueClient) -> None:
+        self.client = client
+        self.jobs = Jobs(client)
+        self.claims = Claims(client)
+        self.workers = Workers(client)
+        self.dead_letters = DeadLetters(client)
+        self.maintenance = Maintenance(client)
+        self.api_keys = ApiKeys(client)
+        self.batches = Batches(client)
+        self.files = Files(client)
+        self.webhooks = Webhooks(client)
+        self.previews = Previews(client)
+        self.sync_calls = SyncCalls(client)
 
     @classmethod
     def connect(cls, settings: Settings) -> Queue:
-        """Return a queue with clients of its own: one for commands, one for what may block. `close` closes both."""
-        url = settings.redis_url
-        return cls(
-            connect_commands(url), namespace=settings.namespace, settings=settings, blocking=connect_blocking(url)
-        )
+        """Return a queue with connections of its own; `close` closes them."""
+        return cls(QueueClient.connect(settings))
+
+    async def ping(self) -> None:
+        await self.client.ping()
+
+    async def check(self) -> None:
+        """Raise `IncompatibleRedis` when this Redis would lose jobs, or holds those of a newer fusequeue."""
+        await self.client.check()
+
+    async def examine(self) -> list[Trait]:
+        """Return Redis' version, settings, memory, clock and schema, with a remedy for each problem."""
+        return await examine(self.client)
+
+    async def close(self) -> None:
+        """Finish releases of abandoned claims, then close the connections."""
+        await self.claims.close()
+        await self.client.close()

@@ -9,7 +9,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from shared.job import SCHEMA_VERSION
-from shared.queue.client import Connected, translated
+from shared.queue.client import QueueClient, translated
 from shared.runtime.clock import now_ms
 
 LEAST_VERSION = (6, 2)
@@ -28,18 +28,17 @@ class Trait:
     fatal: bool = False
 
 
-class Examining(Connected):
-    async def examine(self) -> list[Trait]:
-        """Return what is seen of version, settings, memory, clock and schema; raises `RedisUnavailable`."""
-        with translated():
-            seconds, micros = await self.redis.time()
-            schema = int(await self.redis.get(self.keys.schema) or 0)
-            try:
-                info = await self.redis.info("everything")
-            except ResponseError:  # refused to this user, as some services do
-                info = {}
-        skew_ms = now_ms() - (int(seconds) * 1000 + int(micros) // 1000)
-        return [*traits(info), _clock(skew_ms), _schema(schema)]
+async def examine(client: QueueClient) -> list[Trait]:
+    """Return version, settings, memory, clock and schema of Redis; raises `RedisUnavailable`."""
+    with translated():
+        seconds, micros = await client.redis.time()
+        schema = int(await client.redis.get(client.redis_keys.schema) or 0)
+        try:
+            info = await client.redis.info("everything")
+        except ResponseError:  # some services do not allow INFO
+            info = {}
+    skew_ms = now_ms() - (int(seconds) * 1000 + int(micros) // 1000)
+    return [*traits(info), _clock(skew_ms), _schema(schema)]
 
 
 def traits(info: Mapping[str, Any]) -> list[Trait]:

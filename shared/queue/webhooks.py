@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from shared.errors import Conflict, NotFound
-from shared.queue.client import Connected, translated
+from shared.queue.client import QueueComponent, translated
 from shared.queue.records import paired
 from shared.runtime.clock import now_ms
 from shared.webhooks import (
@@ -63,11 +63,11 @@ class DueDelivery:
     secrets: tuple[SigningSecret, ...]
 
 
-class Hooking(Connected):
+class Webhooks(QueueComponent):
     async def put_endpoint(self, tenant: str, endpoint: WebhookEndpoint, *, exists: bool = False) -> None:
         """Write an endpoint; raises `Conflict` at 16 of them, and `NotFound` where it should exist and does not."""
         wire = endpoint.model_dump_json(exclude={"id"}, exclude_none=True)
-        answer = await self.run("hook_endpoint", tenant, endpoint.id, wire, MAX_ENDPOINTS, int(exists))
+        answer = await self._client.run("hook_endpoint", tenant, endpoint.id, wire, MAX_ENDPOINTS, int(exists))
         if answer == "full":
             raise Conflict(f"a tenant has at most {MAX_ENDPOINTS} webhook endpoints; delete one first")
         if answer == "none":
@@ -75,38 +75,38 @@ class Hooking(Connected):
 
     async def delete_endpoint(self, tenant: str, endpoint_id: str) -> None:
         """Delete an endpoint; what is on its way to it is not sent any more."""
-        if await self.run("hook_endpoint", tenant, endpoint_id, "", MAX_ENDPOINTS, 1) == "none":
+        if await self._client.run("hook_endpoint", tenant, endpoint_id, "", MAX_ENDPOINTS, 1) == "none":
             raise _no_endpoint(endpoint_id)
 
     async def endpoints(self, tenant: str) -> list[WebhookEndpoint]:
         """Return a tenant's endpoints, oldest first."""
         with translated():
-            fields = await self.redis.hgetall(self.keys.hooks(tenant))
+            fields = await self._redis.hgetall(self._keys.hooks(tenant))
         found = [_endpoint(name, wire) for name, wire in fields.items() if name.startswith("we_")]
         return sorted(found, key=lambda endpoint: (endpoint.created_at_ms, endpoint.id))
 
     async def endpoint(self, tenant: str, endpoint_id: str) -> WebhookEndpoint:
         """Return one endpoint, or raise `NotFound`."""
         with translated():
-            wire = await self.redis.hget(self.keys.hooks(tenant), endpoint_id)
+            wire = await self._redis.hget(self._keys.hooks(tenant), endpoint_id)
         if wire is None or not endpoint_id.startswith("we_"):
             raise _no_endpoint(endpoint_id)
         return _endpoint(endpoint_id, wire)
 
     async def account_secrets(self, tenant: str, *, rotate: bool = False) -> tuple[SigningSecret, ...]:
         """Return the secrets that sign to the URLs which a tenant's jobs name, the present one first."""
-        name = self.keys.hooks(tenant)
+        name = self._keys.hooks(tenant)
         with translated():
-            await self.redis.hsetnx(name, _ACCOUNT, _wire((SigningSecret(secret=new_secret()),)))
-            found = _secrets(await self.redis.hget(name, _ACCOUNT))
+            await self._redis.hsetnx(name, _ACCOUNT, _wire((SigningSecret(secret=new_secret()),)))
+            found = _secrets(await self._redis.hget(name, _ACCOUNT))
             if rotate:
                 found = rotate_secrets(found, now_ms())
-                await self.redis.hset(name, _ACCOUNT, _wire(found))
+                await self._redis.hset(name, _ACCOUNT, _wire(found))
         return found
 
     async def expand_outbox(self, limit: int = 100) -> int:
         """Turn up to `limit` entries of the outbox into deliveries; returns how many there were."""
-        return int(await self.run("hook_expand", limit))
+        return int(await self._client.run("hook_expand", limit))
 
     async def claim_deliveries(
         self, limit: int, of_host: int, under_way: Mapping[str, int], again_ms: int
@@ -116,7 +116,7 @@ class Hooking(Connected):
         Each is due again after `again_ms`, should nobody note how it went.
         """
         pairs = [part for host, count in under_way.items() for part in (host, count)]
-        rows = await self.run("hook_claim", limit, of_host, again_ms, *pairs, once=True)
+        rows = await self._client.run("hook_claim", limit, of_host, again_ms, *pairs, once=True)
         due = []
         for delivery_id, fields, wire in rows:
             delivery = _delivery(delivery_id, paired(fields))
@@ -134,33 +134,33 @@ class Hooking(Connected):
         again_ms = "" if verdict.again_s is None else round(verdict.again_s * 1000)
         told = attempt.model_dump_json(exclude_none=True)
         gone, patience_ms = int(verdict.gone), DISABLED_AFTER_S * 1000
-        return bool(await self.run("hook_note", delivery_id, verdict.step, again_ms, told, gone, patience_ms))
+        return bool(await self._client.run("hook_note", delivery_id, verdict.step, again_ms, told, gone, patience_ms))
 
     async def deliveries(
         self, tenant: str, *, endpoint_id: str | None = None, limit: int = 50
     ) -> list[WebhookDelivery]:
         """Return a tenant's deliveries of late, newest first; of one endpoint, among the last thousand."""
         with translated():
-            ids = await self.redis.zrange(
-                self.keys.deliveries(tenant), 0, limit - 1 if endpoint_id is None else 999, desc=True
+            ids = await self._redis.zrange(
+                self._keys.deliveries(tenant), 0, limit - 1 if endpoint_id is None else 999, desc=True
             )
             if endpoint_id is not None:
                 ids = [one for one in ids if one.endswith(f".{endpoint_id}")][:limit]
-            async with self.redis.pipeline(transaction=False) as pipe:
+            async with self._redis.pipeline(transaction=False) as pipe:
                 for one in ids:
-                    pipe.hgetall(self.keys.delivery(one))
+                    pipe.hgetall(self._keys.delivery(one))
                 rows = await pipe.execute() if ids else []
         return [_delivery(one, fields) for one, fields in zip(ids, rows, strict=True) if fields]
 
     async def redeliver(self, tenant: str, delivery_id: str) -> None:
         """Let a delivery be made once more, with the same message id; raises `NotFound`."""
-        if not await self.run("hook_again", delivery_id, tenant):
+        if not await self._client.run("hook_again", delivery_id, tenant):
             raise NotFound(f"there is no delivery {delivery_id[:64]}, or no longer", param="id")
 
     async def send_test(self, tenant: str, endpoint: WebhookEndpoint, event_id: str) -> str:
         """Send an event that says nothing; returns the delivery's id."""
         delivery_id = f"{event_id}.{endpoint.id}"
-        await self.run("hook_again", delivery_id, tenant, endpoint.id, endpoint.url, "webhook.test")
+        await self._client.run("hook_again", delivery_id, tenant, endpoint.id, endpoint.url, "webhook.test")
         return delivery_id
 
 

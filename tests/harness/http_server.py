@@ -26,7 +26,7 @@ BODY = {"model": "demo", "prompt": "a red circle on a blue ground, left"}
 def application(queue: Queue, folder: Path, **settings: Any) -> FastAPI:
     """Return the API over `queue`, with its storage in `folder`."""
     own = {"models": ROOT / "models.toml", "storage_dir": folder / "storage", "sse_keepalive_s": 0.05, **settings}
-    return create_app(queue.settings.model_copy(update=own), queue=queue)
+    return create_app(queue.client.settings.model_copy(update=own), queue=queue)
 
 
 @contextlib.asynccontextmanager
@@ -52,7 +52,7 @@ async def claimed(queue: Queue, job_id: str) -> Claim:
     """Claim jobs as a worker does until `job_id` is among them."""
     async with asyncio.timeout(60):
         while True:
-            for claim in await queue.claim(WORKER, ["demo"], 64):
+            for claim in await queue.claims.claim(WORKER, ["demo"], 64):
                 if claim.job.id == job_id:
                     return claim
             await asyncio.sleep(0.01)
@@ -65,7 +65,7 @@ async def finish(queue: Queue, folder: Path, job_id: str) -> bytes:
 
 async def deliver(queue: Queue, folder: Path, claim: Claim) -> bytes:
     """Store a picture for a claimed job and settle it."""
-    storage = connect(queue.settings.model_copy(update={"storage_dir": folder / "storage"}))
+    storage = connect(queue.client.settings.model_copy(update={"storage_dir": folder / "storage"}))
     data, key = png(), f"jobs/{claim.job.id}/{claim.attempt}/0.png"
     await storage.put(key, data, "image/png")
     await storage.close()
@@ -73,7 +73,7 @@ async def deliver(queue: Queue, folder: Path, claim: Claim) -> bytes:
         index=0, key=key, content_type="image/png", bytes=len(data), width=64, height=64, seed=claim.job.seed
     )
     outcome = Outcome(state=State.SUCCEEDED, artifacts=(artifact,))
-    assert await queue.settle(WORKER, claim.job.id, claim.epoch, outcome)
+    assert await queue.claims.settle(WORKER, claim.job.id, claim.epoch, outcome)
     return data
 
 

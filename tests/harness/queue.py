@@ -13,14 +13,14 @@ MODELS = ("demo",)
 
 async def put(queue: Queue, *submissions: Submission) -> list[str]:
     """Put jobs in line, all of which must be taken; returns their ids."""
-    outcomes = await queue.submit(submissions)
+    outcomes = await queue.jobs.submit(submissions)
     ids = [getattr(outcome, "job_id", None) for outcome in outcomes]
     assert None not in ids, outcomes
     return [str(job_id) for job_id in ids]
 
 
 async def claim(queue: Queue, seats: int = 8, worker: str = "w1", **options: Any) -> list[Claim]:
-    return await queue.claim(worker, MODELS, seats, **options)
+    return await queue.claims.claim(worker, MODELS, seats, **options)
 
 
 async def claim_ids(queue: Queue, seats: int = 8, worker: str = "w1", **options: Any) -> list[str]:
@@ -30,31 +30,31 @@ async def claim_ids(queue: Queue, seats: int = 8, worker: str = "w1", **options:
 async def end(
     queue: Queue, one: Claim, worker: str = "w1", state: State = State.SUCCEEDED, gpu_seconds: float = 0.0
 ) -> bool:
-    return await queue.settle(worker, one.job.id, one.epoch, Outcome(state=state, gpu_seconds=gpu_seconds))
+    return await queue.claims.settle(worker, one.job.id, one.epoch, Outcome(state=state, gpu_seconds=gpu_seconds))
 
 
 async def lose(queue: Queue, *job_ids: str) -> None:
     """Let the leases of running jobs be over, as if their worker had died long ago."""
     for job_id in job_ids:
-        assert await queue.redis.zadd(queue.keys.leases, {job_id: 1}, xx=True, ch=True) == 1
+        assert await queue.client.redis.zadd(queue.client.redis_keys.leases, {job_id: 1}, xx=True, ch=True) == 1
 
 
 async def state_of(queue: Queue, job_id: str) -> State:
-    record = await queue.get(job_id)
+    record = await queue.jobs.get(job_id)
     assert record is not None
     return record.state
 
 
 async def names_left(queue: Queue) -> set[str]:
     """Return the names of the namespace's keys, without the prefix."""
-    prefix = queue.keys.prefix
+    prefix = queue.client.redis_keys.prefix
     pattern = prefix.replace("{", "\\{").replace("}", "\\}") + "*"
-    return {name.removeprefix(prefix) async for name in queue.redis.scan_iter(match=pattern, count=1000)}
+    return {name.removeprefix(prefix) async for name in queue.client.redis.scan_iter(match=pattern, count=1000)}
 
 
 async def redis_ms(queue: Queue) -> float:
     """Return the time by which the queue goes."""
-    seconds, microseconds = await queue.redis.time()
+    seconds, microseconds = await queue.client.redis.time()
     return 1000 * int(seconds) + int(microseconds) / 1000
 
 

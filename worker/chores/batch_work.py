@@ -78,7 +78,7 @@ class Work:
         if step is BatchStep.WRITE:
             return await Writing(self._desk, self._batch).do()
         if step is BatchStep.WAIT:
-            await self._queue.put_off(self._batch, WAIT_MS)
+            await self._queue.batches.postpone(self._batch, WAIT_MS)
         return False
 
     async def _validate(self) -> bool:
@@ -100,22 +100,22 @@ class Work:
             return await self._end(BatchStatus.FAILED, {"errors": told})
         life_ms = batch.expires_at_ms + GRACE_MS - now_ms() + self._desk.settings.file_retention_s * 1000
         for file_id in (batch.output_file_id, batch.error_file_id):
-            await self._queue.begin_file(batch.tenant, file_id, life_ms)
+            await self._queue.files.begin(batch.tenant, file_id, life_ms)
         begun = {"in_progress_at": now_ms(), "total": checker.total}
-        return await self._queue.commit_batch(
+        return await self._queue.batches.commit(
             batch, BatchUpdate({"status": BatchStatus.IN_PROGRESS.value, **begun}), LOOK_MS
         )
 
     async def _end(self, status: BatchStatus, told: dict[str, str | int] | None = None) -> bool:
         piece = BatchUpdate({**(told or {}), "status": status.value, f"{status.value}_at": now_ms()})
-        await self._queue.commit_batch(self._batch, piece, None)
+        await self._queue.batches.commit(self._batch, piece, None)
         return False
 
     async def _take_up(self) -> bool:
         """Put the next lines in line; those that cannot be go to the error file."""
         batch = self._batch
         found = await read_piece(self._desk, batch, batch.read_at, batch.read, min(PIECE_LINES, AHEAD - batch.open))
-        known = await self._queue.known([job_id(batch, line.ordinal) for line, _ in found])
+        known = await self._queue.batches.known_jobs([job_id(batch, line.ordinal) for line, _ in found])
         checked: list[Submission | FusequeueError | None] = []
         for first in range(0, len(found), _AT_ONCE):
             if checked and time.monotonic() > self._until_s:
@@ -139,7 +139,9 @@ class Work:
             done["has_errors"] = 1
         counts = {"read": len(taken) + len(bad), "accepted": len(taken), "failed": len(bad)}
         again_ms = min(LOOK_MS, *(1000 * full.retry_after_s for full in refused.values())) if refused else LOOK_MS
-        return await self._queue.commit_batch(batch, BatchUpdate(done, counts, taken, parts), again_ms) and not refused
+        return (
+            await self._queue.batches.commit(batch, BatchUpdate(done, counts, taken, parts), again_ms) and not refused
+        )
 
     async def _check(
         self, some: Sequence[tuple[tuple[BatchLine, int], bool]]
@@ -176,7 +178,7 @@ class Work:
         """Put jobs in line, and return those for which there is no room."""
         if not new:
             return {}
-        outcomes = await self._queue.submit(new)
+        outcomes = await self._queue.jobs.submit(new)
         refused = {}
         for item, outcome in zip(new, outcomes, strict=True):
             if isinstance(outcome, QueueFull):
@@ -189,11 +191,11 @@ class Work:
         """Cancel the jobs of the next lines; one that has ended stays as it is."""
         batch = self._batch
         count = min(PIECE_LINES, batch.reach - batch.stopped)
-        taken = await self._queue.taken(batch, batch.stopped + 1, count)
+        taken = await self._queue.batches.taken(batch, batch.stopped + 1, count)
         for ordinal, is_job in enumerate(taken, batch.stopped + 1):
             if is_job or ordinal > batch.read:
-                await self._queue.cancel(job_id(batch, ordinal))
-        return await self._queue.commit_batch(batch, BatchUpdate({"stopped": batch.stopped + count}), LOOK_MS)
+                await self._queue.jobs.cancel(job_id(batch, ordinal))
+        return await self._queue.batches.commit(batch, BatchUpdate({"stopped": batch.stopped + count}), LOOK_MS)
 
     async def _close(self) -> bool:
         """Begin to write the results."""
@@ -206,7 +208,7 @@ class Work:
             "finalizing_at": now,
             "ends_as": ends_as.value,
         }
-        return await self._queue.commit_batch(batch, BatchUpdate(told), LOOK_MS)
+        return await self._queue.batches.commit(batch, BatchUpdate(told), LOOK_MS)
 
 
 class Writing:
@@ -244,14 +246,14 @@ class Writing:
         counts = {"written": self._lines, "succeeded": len(self._good)}
         piece = BatchUpdate(done, counts, parts=parts)
         again_ms = WAIT_MS if self._waits else LOOK_MS
-        return await self._queue.commit_batch(batch, piece, again_ms) and not self._waits
+        return await self._queue.batches.commit(batch, piece, again_ms) and not self._waits
 
     async def _write(self, found: Sequence[tuple[BatchLine, int]]) -> None:
         """Write some lines, up to one whose job has still not ended, or until the piece is full."""
         batch = self._batch
         first = found[0][0].ordinal
-        taken = await self._queue.taken(batch, first, len(found))
-        records = await self._queue.get_many([job_id(batch, line.ordinal) for line, _ in found])
+        taken = await self._queue.batches.taken(batch, first, len(found))
+        records = await self._queue.jobs.get_many([job_id(batch, line.ordinal) for line, _ in found])
         for (line, end), is_job, record in zip(found, taken, records, strict=True):
             self._waits = is_job and record is not None and not record.state.terminal and not self._late()
             if self._waits or self._full():
@@ -298,14 +300,14 @@ class Writing:
         ends_as = BatchStatus.CANCELLED if batch.status is BatchStatus.CANCELLING else batch.ends_as
         counts = {"completed": batch.succeeded, "failed": batch.total - batch.succeeded}
         piece = BatchUpdate({"status": ends_as.value, f"{ends_as.value}_at": now, **counts})
-        await self._queue.commit_batch(batch, piece, None)
+        await self._queue.batches.commit(batch, piece, None)
         return False
 
     async def _make_known(self, file_id: str, there_is_one: bool, word: str, now: int) -> None:
         if not there_is_one:
             return
         batch = self._batch
-        parts = await self._queue.file_parts(batch.tenant, file_id)
+        parts = await self._queue.files.parts(batch.tenant, file_id)
         file = File(
             id=file_id,
             tenant=batch.tenant,
@@ -315,12 +317,12 @@ class Writing:
             created_at_ms=now,
             expires_at_ms=now + self._desk.settings.file_retention_s * 1000,
         )
-        await self._queue.put_file(file)
+        await self._queue.files.put(file)
 
 
 async def read(desk: Desk, batch: Batch, at: int) -> AsyncGenerator[FileLine]:
     """Yield the lines of a batch's input file from an offset on."""
-    parts = await desk.queue.file_parts(batch.tenant, batch.input_file_id)
+    parts = await desk.queue.files.parts(batch.tenant, batch.input_file_id)
     pieces = files.content(desk.storage, batch.tenant, batch.input_file_id, parts, at)
     async with aclosing(pieces), aclosing(read_lines(pieces, at, desk.settings.max_body_bytes)) as found:
         async for line in found:

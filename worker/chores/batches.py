@@ -58,13 +58,13 @@ async def _due(configured: Settings) -> list[Batch]:
     due = []
     try:
         async with asyncio.timeout(BUDGET_S):
-            for tenant, batch_id in await queue.due_batches(AT_ONCE, LOOK_MS):
+            for tenant, batch_id in await queue.batches.due(AT_ONCE, LOOK_MS):
                 try:
-                    batch = await queue.batch(tenant, batch_id)
+                    batch = await queue.batches.get(tenant, batch_id)
                 except NotFound:
                     continue
                 if next_step(batch, now_ms()) is BatchStep.WAIT:
-                    await queue.put_off(batch, WAIT_MS)
+                    await queue.batches.postpone(batch, WAIT_MS)
                 else:
                     due.append(batch)
     finally:
@@ -75,7 +75,7 @@ async def _due(configured: Settings) -> list[Batch]:
 async def _advance(configured: Settings, tenant: str, batch_id: str) -> tuple[bool, Batch | None]:
     async with desk(configured) as made, asyncio.timeout(BUDGET_S):
         try:
-            batch = await made.queue.batch(tenant, batch_id)
+            batch = await made.queue.batches.get(tenant, batch_id)
         except NotFound:
             return False, None
         more = await Work(made, batch).do()

@@ -33,7 +33,7 @@ async def _reconcile(configured: Settings) -> int:
     queue = Queue.connect(configured)
     try:
         async with asyncio.timeout(BUDGET_S):
-            repaired = await queue.reconcile()
+            repaired = await queue.maintenance.reconcile()
     finally:
         await queue.close()
     if repaired:
@@ -46,10 +46,10 @@ async def _move_on(configured: Settings) -> int:
     moved = 0
     try:
         async with asyncio.timeout(BUDGET_S):
-            while reclaimed := await queue.reclaim(AT_ONCE):
+            while reclaimed := await queue.maintenance.reclaim(AT_ONCE):
                 log.warning("leases_ran_out", jobs=reclaimed)
                 moved += len(reclaimed)
-            while expired := await queue.expire(AT_ONCE):
+            while expired := await queue.maintenance.expire(AT_ONCE):
                 moved += expired
     finally:
         await queue.close()

@@ -63,7 +63,7 @@ async def _sweep(configured: Settings) -> Swept:
 
 async def sweep_piece(queue: Queue, storage: Storage, rows: int = ROWS_A_PIECE) -> Swept:
     """Remove up to `rows` jobs and inputs whose time is over; raises `StorageUnavailable` where storage fails all."""
-    due = await queue.due_retention(rows)
+    due = await queue.maintenance.expired_items(rows)
     removed = failed = 0
     for start in range(0, len(due), ROWS_AT_ONCE):
         outcomes = await asyncio.gather(
@@ -88,4 +88,4 @@ async def _remove(queue: Queue, storage: Storage, doomed: Doomed) -> None:
     except ValueError:
         # No object can be below what is no key: a row that a bug or a person wrote, and would be retried for ever.
         log.exception("retention_row_unreadable", row=doomed.row)
-    await queue.retained(doomed)
+    await queue.maintenance.forget_item(doomed)

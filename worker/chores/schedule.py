@@ -89,7 +89,7 @@ def idle_chores(configured: Settings) -> set[str]:
 async def _hooks_and_batches(configured: Settings) -> tuple[bool, bool]:
     queue = Queue.connect(configured)
     try:
-        return await queue.webhooks_or_batches()
+        return await queue.maintenance.pending_work()
     finally:
         await queue.close()
 

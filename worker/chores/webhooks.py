@@ -62,7 +62,7 @@ class Pass:
         until_s = time.monotonic() + BUDGET_S
         try:
             while time.monotonic() < until_s:
-                expanded = await self._queue.expand_outbox(PIECE)
+                expanded = await self._queue.webhooks.expand_outbox(PIECE)
                 due = await self._claim()
                 for one in due:
                     self._under_way[asyncio.create_task(self._attempt(one))] = one.delivery.host
@@ -82,7 +82,7 @@ class Pass:
         if room <= 0:
             return []
         hosts = Counter(self._under_way.values())
-        return await self._queue.claim_deliveries(room, AT_ONCE_TO_A_HOST, hosts, self._again_ms)
+        return await self._queue.webhooks.claim_deliveries(room, AT_ONCE_TO_A_HOST, hosts, self._again_ms)
 
     async def _settle(self, timeout_s: float | None) -> None:
         if not self._under_way:
@@ -105,7 +105,7 @@ class Pass:
             verdict = attempt_outcome(delivery.attempts + 1, status, _retry_after_s(reply), random.random())
             spent_ms = round(1000 * (time.monotonic() - began))
             attempt = attempt.model_copy(update={"status": status, "error": error, "duration_ms": spent_ms})
-        await self._queue.note_attempt(delivery.id, verdict, attempt)
+        await self._queue.webhooks.note_attempt(delivery.id, verdict, attempt)
         log.info(
             "webhook_attempt",
             delivery=delivery.id,
@@ -119,7 +119,7 @@ class Pass:
 
     async def _send(self, due: DueDelivery) -> tuple[Reply | None, str | None]:
         delivery = due.delivery
-        record = await self._queue.get(delivery.job_id) if delivery.job_id else None
+        record = await self._queue.jobs.get(delivery.job_id) if delivery.job_id else None
         content = self._content(delivery, record)
         signed = headers(f"msg_{delivery.event_id}", content, due.secrets, now_ms())
         try:

@@ -94,7 +94,7 @@ class PreviewPublisher:
         """Encode preview `number` of picture `index` and put it where it can be read."""
         data = await asyncio.to_thread(encode_preview, pixels, job.output_format.of_previews)
         try:
-            await self._queue.put_preview(job.id, index, number, data)
+            await self._queue.previews.put(job.id, index, number, data)
         except RedisUnavailable as error:
             log.debug("preview_not_told", job_id=job.id, error=error.message)
 

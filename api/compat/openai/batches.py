@@ -64,7 +64,7 @@ async def _joined(request: Request, context: RequestContext, digest: str) -> Bat
     """Return the batch that an earlier try of this request began, whose answer did not arrive."""
     batch_id = await earlier_attempt(request, context, digest)
     with contextlib.suppress(NotFound):  # it came no further than to note its id
-        return None if batch_id is None else await context.services.queue.batch(context.tenant, batch_id)
+        return None if batch_id is None else await context.services.queue.batches.get(context.tenant, batch_id)
     return None
 
 
@@ -82,29 +82,29 @@ async def _created(asked: BatchRequest, context: RequestContext, digest: str) ->
         expires_at_ms=now + WINDOW_S * 1000,
         metadata=asked.metadata or {},
     )
-    await queue.note_try(context.tenant, digest, batch.id)  # first: a kill in between begins no second batch
-    await queue.create_batch(batch)
+    await queue.sync_calls.start(context.tenant, digest, batch.id)  # first: a kill in between begins no second batch
+    await queue.batches.create(batch)
     return batch
 
 
 @router.get("", responses=problems(404, 422, 503))
 async def list_batches(context: Context, asked: Annotated[Page, Query()]) -> Response:
     """List batches, newest first."""
-    found, more = await context.services.queue.batches(context.tenant, asked.after, asked.rows)
+    found, more = await context.services.queue.batches.page(context.tenant, asked.after, asked.rows)
     return JSONResponse(listed([batch_object(batch) for batch in found], more))
 
 
 @router.get("/{batch_id}", responses=problems(404, 503))
 async def get_batch(batch_id: str, context: Context) -> Response:
     """Read a batch; `request_counts` never go back."""
-    return JSONResponse(batch_object(await context.services.queue.batch(context.tenant, batch_id)))
+    return JSONResponse(batch_object(await context.services.queue.batches.get(context.tenant, batch_id)))
 
 
 @router.post("/{batch_id}/cancel", responses=problems(404, 503))
 async def cancel_batch(batch_id: str, context: Context) -> Response:
     """Cancel a batch: what is done stays, what runs leaves at its next step, and the files tell of every line."""
-    await context.services.queue.cancel_batch(context.tenant, batch_id)
-    return JSONResponse(batch_object(await context.services.queue.batch(context.tenant, batch_id)))
+    await context.services.queue.batches.cancel(context.tenant, batch_id)
+    return JSONResponse(batch_object(await context.services.queue.batches.get(context.tenant, batch_id)))
 
 
 @router.get(
@@ -119,7 +119,7 @@ async def cancel_batch(batch_id: str, context: Context) -> Response:
 )
 async def batch_events(request: Request, batch_id: str, context: Context) -> Response:
     """Subscribe to a batch."""
-    await context.services.queue.batch(context.tenant, batch_id)
+    await context.services.queue.batches.get(context.tenant, batch_id)
     context.services.waiter_limit.check()
     return StreamedResponse(
         _events(batch_id, context, request.headers.getlist("authorization")),
@@ -133,7 +133,7 @@ async def _events(batch_id: str, context: RequestContext, key: list[str]) -> Asy
     with contextlib.suppress(Unavailable, NotFound, Unauthenticated), services.waiter_limit.counted():
         while not services.closing.is_set():
             await services.authenticator.caller(key)  # it may have been revoked since
-            batch = await services.queue.batch(context.tenant, batch_id)
+            batch = await services.queue.batches.get(context.tenant, batch_id)
             message = f"event: batch\ndata: {json.dumps(batch_object(batch), separators=(',', ':'))}\n\n".encode()
             if message != told:
                 yield message

@@ -89,7 +89,7 @@ async def _joined(request: Request, context: RequestContext, digest: str) -> Fil
     give_up = time.monotonic() + STORING_WAIT_S
     while file_id is not None and time.monotonic() < give_up:
         with contextlib.suppress(NotFound):
-            return await context.services.queue.file(context.tenant, file_id)
+            return await context.services.queue.files.get(context.tenant, file_id)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(context.services.closing.wait(), _LOOK_S)
             break
@@ -108,14 +108,14 @@ async def _store(sent: UploadFile, size: int, context: RequestContext, digest: s
         created_at_ms=now,
         expires_at_ms=now + services.settings.file_retention_s * 1000,
     )
-    await services.queue.begin_file(file.tenant, file.id)
-    await services.queue.note_try(file.tenant, digest, file.id)
+    await services.queue.files.begin(file.tenant, file.id)
+    await services.queue.sync_calls.start(file.tenant, digest, file.id)
     try:
         stored = await files.store_upload(_pieces(sent), services.storage, file.tenant, file.id)
-        await services.queue.put_file(file, stored)
+        await services.queue.files.put(file, stored)
     except FusequeueError:
         with contextlib.suppress(Unavailable):
-            await services.queue.delivered_try(file.tenant, digest, file.id)  # a retry has nothing to wait for
+            await services.queue.sync_calls.delivered(file.tenant, digest, file.id)  # a retry has nothing to wait for
         raise
     return file
 
@@ -128,7 +128,9 @@ async def _pieces(sent: UploadFile) -> AsyncIterator[bytes]:
 @router.get("", responses=problems(404, 422, 503))
 async def list_files(context: Context, asked: Annotated[FilePage, Query()]) -> Response:
     """List files, newest first."""
-    found, more = await context.services.queue.files(context.tenant, asked.after, asked.rows, asked.order == "desc")
+    found, more = await context.services.queue.files.page(
+        context.tenant, asked.after, asked.rows, asked.order == "desc"
+    )
     page = listed([file_object(file) for file in found], more)
     if asked.purpose is not None:  # within the page: its cursors are those of all files
         page["data"] = [shown for shown in page["data"] if shown["purpose"] == asked.purpose]
@@ -138,15 +140,15 @@ async def list_files(context: Context, asked: Annotated[FilePage, Query()]) -> R
 @router.get("/{file_id}", responses=problems(404, 503))
 async def get_file(file_id: str, context: Context) -> Response:
     """Read what is known of a file."""
-    return JSONResponse(file_object(await context.services.queue.file(context.tenant, file_id)))
+    return JSONResponse(file_object(await context.services.queue.files.get(context.tenant, file_id)))
 
 
 @router.get("/{file_id}/content", responses=problems(404, 503))
 async def get_content(file_id: str, context: Context) -> Response:
     """Read a file's bytes."""
     queue, storage = context.services.queue, context.services.storage
-    file = await queue.file(context.tenant, file_id)
-    parts = await queue.file_parts(context.tenant, file_id)
+    file = await queue.files.get(context.tenant, file_id)
+    parts = await queue.files.parts(context.tenant, file_id)
     pieces = await opened(files.content(storage, context.tenant, file_id, parts), param="id")
     headers = {
         "Content-Type": files.CONTENT_TYPE,
@@ -161,7 +163,7 @@ async def get_content(file_id: str, context: Context) -> Response:
 @router.delete("/{file_id}", responses=problems(404, 409, 503))
 async def delete_file(file_id: str, context: Context) -> Response:
     """Delete a file; one that a batch still reads stays (409)."""
-    await context.services.queue.forget_file(context.tenant, file_id)
+    await context.services.queue.files.forget(context.tenant, file_id)
     await context.services.storage.delete_prefix(files.prefix(context.tenant, file_id))
     return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 

@@ -37,7 +37,7 @@ async def lines(
                         break
                     async for message in partials.new():
                         yield message
-        record = await services.queue.get(job_id)
+        record = await services.queue.jobs.get(job_id)
         if record is None or not record.state.terminal:
             raise Unavailable("the stream was interrupted; send the request again")
         if record.state is not State.SUCCEEDED:
@@ -66,10 +66,10 @@ class _Partials:
         if not self._asked.previews:
             return
         queue, kind = self._here.services.queue, f"{self._asked.kind}.partial_image"
-        for preview in await queue.previews(self._job_id, self._told):
+        for preview in await queue.previews.get(self._job_id, self._told):
             self._told.add(preview.name)
             if self._job is None:
-                record = await queue.get(self._job_id)
+                record = await queue.jobs.get(self._job_id)
                 if record is None:
                     return
                 self._job = record.job

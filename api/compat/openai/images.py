@@ -154,5 +154,5 @@ async def _answered(request: Request, context: RequestContext, asked: ImageReque
 async def _joined(request: Request, context: RequestContext, digest: str) -> str | None:
     """Return the job that an earlier try of this request made, None where there is none to wait for."""
     queue = context.services.queue
-    job_id = await queue.join_try(context.tenant, digest) if is_retry(request) else None
-    return job_id if job_id is not None and await queue.get(job_id) is not None else None
+    job_id = await queue.sync_calls.join(context.tenant, digest) if is_retry(request) else None
+    return job_id if job_id is not None and await queue.jobs.get(job_id) is not None else None

@@ -93,7 +93,7 @@ async def _from_form(request: Request, form: FormData, context: RequestContext) 
 async def _joined(request: Request, context: RequestContext, digest: str) -> JobRecord | None:
     """Return the job that an earlier try of this request made, whose answer did not arrive."""
     job_id = await earlier_attempt(request, context, digest)
-    return None if job_id is None else await context.services.queue.get(job_id)
+    return None if job_id is None else await context.services.queue.jobs.get(job_id)
 
 
 async def _submitted(asked: JobRequest, context: RequestContext, digest: str) -> JobRecord:
@@ -103,7 +103,7 @@ async def _submitted(asked: JobRequest, context: RequestContext, digest: str) ->
     outcome = (await submission.submit([item], context.services))[0]
     if isinstance(outcome, FusequeueError):
         raise outcome
-    await context.services.queue.note_try(context.tenant, digest, outcome.job_id)
+    await context.services.queue.sync_calls.start(context.tenant, digest, outcome.job_id)
     return JobRecord(job=item.job, state=State.QUEUED)
 
 
@@ -111,7 +111,7 @@ async def _submitted(asked: JobRequest, context: RequestContext, digest: str) ->
 async def list_videos(context: Context, asked: Annotated[Page, Query()]) -> Response:
     """List videos, newest first unless asked otherwise."""
     after = None if asked.after is None else video_job_id(asked.after)
-    found, more = await context.services.queue.videos(context.tenant, after, asked.rows, asked.order == "desc")
+    found, more = await context.services.queue.jobs.video_page(context.tenant, after, asked.rows, asked.order == "desc")
     return JSONResponse(listed([video_object(record) for record in found], more))
 
 
@@ -128,11 +128,11 @@ async def delete_video(video_id: str, context: Context) -> Response:
     record = await _find(video_id, context)
     job_id, queue = record.job.id, context.services.queue
     if not record.state.terminal:
-        canceled = await queue.cancel(job_id)
+        canceled = await queue.jobs.cancel(job_id)
         if canceled is not None and not canceled.state.terminal:
             await waiting.until_terminal(job_id, DELETE_WAIT_S, context.services)
     await context.services.storage.delete_prefix(f"jobs/{job_id}/")
-    if not await queue.forget(job_id) and await queue.get(job_id) is not None:
+    if not await queue.jobs.forget(job_id) and await queue.jobs.get(job_id) is not None:
         raise Conflict(f"video {video_id} is being canceled; delete it in a moment", param="id")
     return JSONResponse({"id": video_id, "object": "video.deleted", "deleted": True})
 

@@ -37,7 +37,7 @@ async def lines(record: JobRecord, context: RequestContext, key: list[str]) -> A
                     if event.progress is not None and event.progress.step > told.step:
                         told = event.progress
                         yield _message("logs", f"{progress_line(told)}\n", str(told.step))
-        ended = await services.queue.get(job.id)
+        ended = await services.queue.jobs.get(job.id)
         if ended is None or not ended.state.terminal:
             raise Unavailable("the stream was interrupted; read the prediction")
         async for message in _ending(ended, context):

@@ -111,12 +111,12 @@ async def list_predictions(
     """List predictions, newest first, a hundred a page."""
     queue, all_of_them = context.services.queue, f"{context.base_url}{PREFIX}/predictions"
     try:
-        records, following_on = await queue.list_jobs(context.tenant, after=cursor, limit=PAGE)
+        records, following_on = await queue.jobs.page(context.tenant, after=cursor, limit=PAGE)
     except InvalidRequest as error:
         raise InvalidRequest("cursor: it must be that of `next` or `previous`", param="cursor") from error
     previous = None
     if cursor is not None:
-        before = await queue.job_before(context.tenant, cursor, PAGE)
+        before = await queue.jobs.nth_newer(context.tenant, cursor, PAGE)
         previous = all_of_them if before is None else f"{all_of_them}?cursor={before}"
     told = {
         "previous": previous,
@@ -137,11 +137,11 @@ async def cancel_prediction(prediction_id: str, context: Context) -> Response:
     """Cancel a prediction: at once while it waits, at its next step while it runs."""
     await find(prediction_id, context)
     queue = context.services.queue
-    record = still_there(await queue.cancel(prediction_id), prediction_id)
+    record = still_there(await queue.jobs.cancel(prediction_id), prediction_id)
     if not record.state.terminal:
         with contextlib.suppress(Unavailable):
             await waiting.until_terminal(prediction_id, CANCEL_WAIT_S, context.services)
-        record = still_there(await queue.get(prediction_id), prediction_id)
+        record = still_there(await queue.jobs.get(prediction_id), prediction_id)
     return JSONResponse(await outputs.shown(record, context))
 
 
@@ -183,7 +183,7 @@ async def _created(
         left_s = max(0.0, wait_s - ANSWERED_BEFORE_S - (waiting.now_s() - began_s))
         with contextlib.suppress(Unavailable):
             await waiting.until_terminal(item.job.id, left_s, context.services)
-            record = await context.services.queue.get(item.job.id)
+            record = await context.services.queue.jobs.get(item.job.id)
     if record is None or not record.state.terminal:
         # By `starting` clients know that they must ask again; they take anything else for the end.
         record = JobRecord(job=item.job, state=State.QUEUED)

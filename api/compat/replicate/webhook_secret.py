@@ -15,4 +15,4 @@ router = APIRouter(prefix=f"{PREFIX}/webhooks", tags=["Replicate"])
 @router.get("/default/secret", responses=problems(503))
 async def webhook_secret(tenant: Tenant, services: ServicesDep) -> dict[str, str]:
     """Tell the secret that signs to the URLs which predictions name."""
-    return {"key": (await services.queue.account_secrets(tenant))[0].secret}
+    return {"key": (await services.queue.webhooks.account_secrets(tenant))[0].secret}

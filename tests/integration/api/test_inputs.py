@@ -47,7 +47,7 @@ class House:
 
 @pytest.fixture
 async def house(queue: Queue, tmp_path: Path) -> AsyncIterator[House]:
-    settings = queue.settings.model_copy(update={"storage_dir": tmp_path, "max_input_bytes": 5000})
+    settings = queue.client.settings.model_copy(update={"storage_dir": tmp_path, "max_input_bytes": 5000})
     storage = connect(settings)
     yield House(queue, storage, settings)
     await storage.close()
@@ -85,11 +85,11 @@ async def test_another_tenants_input_is_not_there(house: House) -> None:
 async def test_use_starts_an_inputs_time_anew(house: House) -> None:
     """An input that jobs name again and again does not run out."""
     ref = await house.store(_picture())
-    name = house.queue.keys.input("default", ref.id)
+    name = house.queue.client.redis_keys.input("default", ref.id)
     for use in (ref.id, _data_url(_picture())):
-        await house.queue.redis.pexpire(name, 60_000)
+        await house.queue.client.redis.pexpire(name, 60_000)
         await house.resolve(use)
-        assert await house.queue.redis.pttl(name) > 80_000_000
+        assert await house.queue.client.redis.pttl(name) > 80_000_000
 
 
 async def test_a_picture_whose_object_was_lost_is_stored_again(house: House) -> None:
@@ -118,19 +118,22 @@ async def test_an_upload_that_storage_refuses_leaves_nothing(house: House, monke
         broken.setattr(house.storage, "put", put)
         with pytest.raises(StorageUnavailable):
             await house.store(_picture())
-    (name,) = [key async for key in house.queue.redis.scan_iter(match=f"*{house.queue.settings.namespace}*input:*")]
+    (name,) = [
+        key
+        async for key in house.queue.client.redis.scan_iter(match=f"*{house.queue.client.settings.namespace}*input:*")
+    ]
     with pytest.raises(InputRejected, match="upload it again"):
         await house.resolve(name.rpartition("|")[2])
-    assert await house.queue.redis.zcard(house.queue.keys.retention) == 1
+    assert await house.queue.client.redis.zcard(house.queue.client.redis_keys.retention) == 1
     ref = await house.store(_picture())
     assert await house.resolve(ref.id) == ref
-    assert await house.queue.redis.zcard(house.queue.keys.retention) == 1
+    assert await house.queue.client.redis.zcard(house.queue.client.redis_keys.retention) == 1
 
 
 async def test_a_picture_that_comes_again_after_its_end_gets_a_key_of_its_own(house: House) -> None:
     """A sweep of the first one's object cannot hit the second's."""
     first = await house.store(_picture())
-    await house.queue.redis.delete(house.queue.keys.input("default", first.id))
+    await house.queue.client.redis.delete(house.queue.client.redis_keys.input("default", first.id))
     second = await house.store(_picture())
     assert (second.id, second.key != first.key) == (first.id, True)
 
@@ -209,28 +212,30 @@ async def test_an_upload_that_is_refused_names_its_own_field(house: House) -> No
 async def test_a_picture_that_comes_again_during_its_sweep_stays(house: House) -> None:
     """The sweep that was under way removes the old object, and not the one that has just been stored."""
     first = await house.store(_picture())
-    keys = house.queue.keys
-    await house.queue.redis.zadd(keys.retention, {(await house.queue.redis.zrange(keys.retention, 0, -1))[0]: 1})
-    (doomed,) = await house.queue.due_retention(10)
+    keys = house.queue.client.redis_keys
+    await house.queue.client.redis.zadd(
+        keys.retention, {(await house.queue.client.redis.zrange(keys.retention, 0, -1))[0]: 1}
+    )
+    (doomed,) = await house.queue.maintenance.expired_items(10)
     second = await house.store(_picture())
     assert await house.storage.delete_prefix(doomed.prefix) == 1
-    await house.queue.retained(doomed)
+    await house.queue.maintenance.forget_item(doomed)
     assert await house.resolve(second.id) == second
     assert await house.storage.read(second.key) == _picture()
     with pytest.raises(NotFound):
         await house.storage.head(first.key)
-    assert await house.queue.redis.zcard(keys.retention) == 1
+    assert await house.queue.client.redis.zcard(keys.retention) == 1
 
 
 async def test_an_input_goes_when_its_time_is_over(house: House) -> None:
     """It becomes due for removal, and its object lies below what is to be removed."""
     ref = await house.store(_picture())
-    keys = house.queue.keys
-    row = (await house.queue.redis.zrange(keys.retention, 0, -1))[0]
-    await house.queue.redis.zadd(keys.retention, {row: 1})
-    (doomed,) = await house.queue.due_retention(10)
+    keys = house.queue.client.redis_keys
+    row = (await house.queue.client.redis.zrange(keys.retention, 0, -1))[0]
+    await house.queue.client.redis.zadd(keys.retention, {row: 1})
+    (doomed,) = await house.queue.maintenance.expired_items(10)
     assert await house.storage.delete_prefix(doomed.prefix) == 1
-    await house.queue.retained(doomed)
+    await house.queue.maintenance.forget_item(doomed)
     with pytest.raises(NotFound):
         await house.storage.head(ref.key)
-    assert await house.queue.get_input("default", ref.id) is None
+    assert await house.queue.jobs.get_input("default", ref.id) is None

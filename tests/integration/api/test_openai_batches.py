@@ -85,7 +85,7 @@ def told_in(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
 
 async def work(desk: Desk, batch_id: str) -> None:
     """Do all that can be done about a batch at once."""
-    while await Work(desk, await desk.queue.batch("default", batch_id)).do():
+    while await Work(desk, await desk.queue.batches.get("default", batch_id)).do():
         pass
 
 
@@ -93,7 +93,7 @@ async def make(queue: Queue, storage: Storage, *, limit: int = 10**9) -> int:
     """Play a worker until nothing is left to claim; returns how many jobs it ended."""
     made = 0
     while made < limit:
-        claims = await queue.claim(WORKER, ["demo"], min(64, limit - made))
+        claims = await queue.claims.claim(WORKER, ["demo"], min(64, limit - made))
         if not claims:
             return made
         await asyncio.gather(*(_make(queue, storage, claim) for claim in claims))
@@ -108,7 +108,7 @@ async def _make(queue: Queue, storage: Storage, claim: Claim) -> None:
     artifact = Artifact(
         index=0, key=key, content_type="image/png", bytes=len(data), width=64, height=64, seed=claim.job.seed
     )
-    await queue.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.SUCCEEDED, artifacts=(artifact,)))
+    await queue.claims.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.SUCCEEDED, artifacts=(artifact,)))
 
 
 async def test_files_create_batches_create_retrieve_content(client: openai.OpenAI, desk: Desk) -> None:
@@ -128,7 +128,7 @@ async def test_files_create_batches_create_retrieve_content(client: openai.OpenA
     assert running.status == "in_progress"
     assert running.request_counts is not None
     assert running.request_counts.model_dump() == {"total": 4, "completed": 0, "failed": 2}
-    jobs, _ = await desk.queue.list_jobs("default", batch_id=batch.id)
+    jobs, _ = await desk.queue.jobs.page("default", batch_id=batch.id)
     assert {(job.job.priority, job.job.batch_id) for job in jobs} == {("bulk", batch.id)}
     with pytest.raises(openai.ConflictError):
         client.files.delete(batch.input_file_id)
@@ -173,7 +173,7 @@ async def test_a_file_that_is_invalid_fails_as_a_whole(client: openai.OpenAI, de
         assert failed.status == "failed"
         assert failed.errors is not None
         assert [(one.code, one.line) for one in failed.errors.data or ()] == [(code, number)]
-    assert await desk.queue.list_jobs("default") == ([], None)
+    assert await desk.queue.jobs.page("default") == ([], None)
 
 
 async def test_other_endpoints_take_their_own_bodies(client: openai.OpenAI, desk: Desk) -> None:
@@ -205,7 +205,7 @@ async def test_a_canceled_batch_tells_of_every_line(
     monkeypatch.setattr(batch_work, "PIECE_LINES", 10)
     batch = begin(client, [line(number) for number in range(40)])
     for _ in range(3):  # validated, and 20 of them in line
-        await Work(desk, await desk.queue.batch("default", batch.id)).do()
+        await Work(desk, await desk.queue.batches.get("default", batch.id)).do()
     assert await make(desk.queue, desk.storage, limit=5) == 5
     assert client.batches.cancel(batch.id).status == "cancelling"
     await work(desk, batch.id)
@@ -222,13 +222,13 @@ async def test_a_batch_ends_with_its_window(client: openai.OpenAI, desk: Desk, m
     monkeypatch.setattr(batch_work, "PIECE_LINES", 10)
     batch = begin(client, [line(number) for number in range(30)])
     for _ in range(2):
-        await Work(desk, await desk.queue.batch("default", batch.id)).do()
+        await Work(desk, await desk.queue.batches.get("default", batch.id)).do()
     assert await make(desk.queue, desk.storage, limit=4) == 4
-    queue, name = desk.queue, desk.queue.keys.backfill("default", batch.id)
-    await queue.redis.hset(name, "expires_at_ms", now_ms() - 1)
-    for job_id in await queue.redis.zrange(queue.keys.deadlines, 0, -1):
-        await queue.redis.zadd(queue.keys.deadlines, {job_id: 1})
-    assert await queue.expire() == 6
+    queue, name = desk.queue, desk.queue.client.redis_keys.backfill("default", batch.id)
+    await queue.client.redis.hset(name, "expires_at_ms", now_ms() - 1)
+    for job_id in await queue.client.redis.zrange(queue.client.redis_keys.deadlines, 0, -1):
+        await queue.client.redis.zadd(queue.client.redis_keys.deadlines, {job_id: 1})
+    assert await queue.maintenance.expire() == 6
     await work(desk, batch.id)
     ended = client.batches.retrieve(batch.id)
     assert ended.status == "expired"
@@ -245,14 +245,14 @@ async def test_a_piece_that_came_too_late_counts_for_nothing(
     """Two chores on one piece: one is written, and no line becomes two jobs."""
     monkeypatch.setattr(batch_work, "PIECE_LINES", 10)
     batch = begin(client, [line(number, **({"size": "1x1"} if number % 5 == 0 else {})) for number in range(20)])
-    await Work(desk, await desk.queue.batch("default", batch.id)).do()
-    stale = await desk.queue.batch("default", batch.id)
+    await Work(desk, await desk.queue.batches.get("default", batch.id)).do()
+    stale = await desk.queue.batches.get("default", batch.id)
     assert await Work(desk, stale).do()
     assert not await Work(desk, stale).do()
     await work(desk, batch.id)
     assert await make(desk.queue, desk.storage) == 16
-    assert await Work(desk, await desk.queue.batch("default", batch.id)).do()
-    writing = await desk.queue.batch("default", batch.id)
+    assert await Work(desk, await desk.queue.batches.get("default", batch.id)).do()
+    writing = await desk.queue.batches.get("default", batch.id)
     assert await Work(desk, writing).do()
     assert not await Work(desk, writing).do()
     await work(desk, batch.id)
@@ -270,7 +270,7 @@ async def test_a_full_queue_is_waited_for(start: Callable[..., Server]) -> None:
         batch = begin(client, [line(number) for number in range(20)])
         while not (batch := client.batches.retrieve(batch.id)).completed_at:
             await work(desk, batch.id)
-            assert (await queue.batch("default", batch.id)).open <= 7
+            assert (await queue.batches.get("default", batch.id)).open <= 7
             await make(queue, storage)
         assert len({one["custom_id"] for one in told_in(client, batch.output_file_id)}) == 20
     await queue.close()
@@ -382,7 +382,7 @@ async def test_every_line_is_told_of_once_whatever_is_killed(
     counts: list[tuple[int, int]] = []
 
     async def reached(read: int, written: int) -> bool:
-        now = await queue.batch("default", batch.id)
+        now = await queue.batches.get("default", batch.id)
         counts.append((now.completed, now.failed))
         return now.status.terminal or (now.read >= read and now.written >= written)
 
@@ -394,10 +394,10 @@ async def test_every_line_is_told_of_once_whatever_is_killed(
                 process.send_signal(signal.SIGKILL)
                 server.process.kill()
                 server.process.wait(60)
-                assert not (await queue.batch("default", batch.id)).status.terminal
+                assert not (await queue.batches.get("default", batch.id)).status.terminal
                 server = start(port=str(server.port), namespace=server.settings.namespace)
                 row = f"default|{batch.id}"  # it is looked at again after a while: now
-                assert await queue.redis.zadd(queue.keys.backfills, {row: 1}, xx=True, ch=True) == 1
+                assert await queue.client.redis.zadd(queue.client.redis_keys.backfills, {row: 1}, xx=True, ch=True) == 1
             chores_worker()
             await eventually(lambda: reached(10**9, 0), "the batch has ended", 90)
     await queue.close()

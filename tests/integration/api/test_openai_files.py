@@ -83,13 +83,18 @@ async def test_files_outlive_neither_their_time_nor_a_half_done_upload(client: o
     made = client.files.create(file=("a.jsonl", BytesIO(LINES)), purpose="batch")
     queue, storage = Queue.connect(server.settings), connect(server.settings)
     try:
-        await queue.begin_file("default", "file_half")
+        await queue.files.begin("default", "file_half")
         await storage.put("files/default/file_half/00000.jsonl", b"x", "application/jsonl")
-        for row in await queue.redis.zrange(queue.keys.retention, 0, -1):
-            await queue.redis.zadd(queue.keys.retention, {row: 1})
+        for row in await queue.client.redis.zrange(queue.client.redis_keys.retention, 0, -1):
+            await queue.client.redis.zadd(queue.client.redis_keys.retention, {row: 1})
         assert (await sweep_piece(queue, storage)).removed == 2
         assert await storage.delete_prefix("files") == 0
-        assert await queue.redis.exists(queue.keys.file("default", made.id), queue.keys.files("default")) == 0
+        assert (
+            await queue.client.redis.exists(
+                queue.client.redis_keys.file("default", made.id), queue.client.redis_keys.files("default")
+            )
+            == 0
+        )
     finally:
         await queue.close()
         await storage.close()

@@ -147,12 +147,16 @@ async def test_a_retry_waits_for_a_file_that_is_being_stored(start: Callable[...
             opened.clear()
             first = send(0)
             async with asyncio.timeout(60):
-                while not (tries := [key async for key in queue.redis.scan_iter(f"{queue.keys.prefix}tries:*")]):
+                while not (
+                    tries := [
+                        key async for key in queue.client.redis.scan_iter(f"{queue.client.redis_keys.prefix}tries:*")
+                    ]
+                ):
                     await asyncio.sleep(0.01)
                 first.cancel()  # and so the connection is closed
                 await asyncio.wait({first})
                 retrying = send(1)
-                while (await queue.redis.zrange(tries[0], 0, -1, withscores=True))[0][1] < 1000:
+                while (await queue.client.redis.zrange(tries[0], 0, -1, withscores=True))[0][1] < 1000:
                     await asyncio.sleep(0.01)
             opened.set()
             made = (await retrying).json()["id"]

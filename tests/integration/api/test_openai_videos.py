@@ -67,7 +67,7 @@ class Studio:
 
     async def claim(self) -> Claim:
         while True:
-            for claim in await self.queue.claim(WORKER, ["film"], 1):
+            for claim in await self.queue.claims.claim(WORKER, ["film"], 1):
                 return claim
             await asyncio.sleep(0.01)
 
@@ -102,13 +102,13 @@ class Studio:
             thumbnail=still,
         )
         done = Outcome(state=State.SUCCEEDED, artifacts=(artifact,))
-        assert await self.queue.settle(WORKER, job.id, claim.epoch, done)
+        assert await self.queue.claims.settle(WORKER, job.id, claim.epoch, done)
         return job
 
     async def fail(self) -> None:
         claim = await self.claim()
         why = Failure(code="out_of_memory", message="it does not fit", retryable=True)
-        assert await self.queue.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.FAILED, error=why))
+        assert await self.queue.claims.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.FAILED, error=why))
 
 
 @pytest.fixture
@@ -179,10 +179,10 @@ async def test_no_status_but_openais_is_told(studio: Studio) -> None:
     assert (failed.status, failed.error.code, failed.error.message) == ("failed", "out_of_memory", "it does not fit")
 
     canceled = await client.create(model="film", prompt="x")
-    await queue.cancel(canceled.id.replace("video", "job"))
+    await queue.jobs.cancel(canceled.id.replace("video", "job"))
     expired = await client.create(model="film", prompt="x", extra_body={"deadline_s": 0.001})
     async with asyncio.timeout(60):
-        while not await queue.expire():
+        while not await queue.maintenance.expire():
             await asyncio.sleep(0.01)
     for one, code in ((canceled, "video_canceled"), (expired, "video_expired")):
         ended = await client.retrieve(one.id)
@@ -216,9 +216,9 @@ async def test_videos_are_listed_over_pages_and_deleted(studio: Studio) -> None:
     claim = await studio.claim()
     deleting = asyncio.create_task(client.delete(made[1]))
     async with asyncio.timeout(60):
-        while not (await studio.queue.renew(WORKER, {claim.job.id: claim.epoch})).cancel:
+        while not (await studio.queue.claims.renew(WORKER, {claim.job.id: claim.epoch})).cancel:
             await asyncio.sleep(0.01)
-    await studio.queue.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.CANCELED))
+    await studio.queue.claims.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.CANCELED))
     assert (await deleting).deleted
 
 
@@ -254,7 +254,7 @@ async def test_a_batch_makes_videos(studio: Studio) -> None:
     batch = await client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
     desk = Desk(studio.server.settings, models_file.load(studio.server.settings.models), studio.queue, studio.storage)
     for made in (False, True):
-        while await Work(desk, await studio.queue.batch("default", batch.id)).do():
+        while await Work(desk, await studio.queue.batches.get("default", batch.id)).do():
             pass
         if not made:
             assert (await studio.make()).frames == 17

@@ -58,7 +58,7 @@ class Place:
         """Claim the next job, as a worker does."""
         async with asyncio.timeout(60):
             while True:
-                for claim in await self.queue.claim(WORKER, ["demo"], 1):
+                for claim in await self.queue.claims.claim(WORKER, ["demo"], 1):
                     return claim
                 await asyncio.sleep(0.01)
 
@@ -119,7 +119,9 @@ async def test_a_prediction_is_followed_to_its_picture(place: Any, monkeypatch: 
     assert (prediction.input["seed"], prediction.input["num_inference_steps"]) == (7, 12)
 
     claim = await here.claim()
-    assert await here.queue.report(Report(prediction.id, claim.epoch, Phase.DENOISING, Progress(step=3, total=12)))
+    assert await here.queue.claims.report_progress(
+        Report(prediction.id, claim.epoch, Phase.DENOISING, Progress(step=3, total=12))
+    )
     await prediction.async_reload()
     assert (prediction.status, prediction.output) == ("processing", None)
     assert prediction.progress == Prediction.Progress(percentage=0.25, current=3, total=12)
@@ -140,7 +142,7 @@ async def test_a_prediction_is_followed_to_its_picture(place: Any, monkeypatch: 
         changed.setattr(outputs, "MAX_INLINE_BYTES", len(data) - 1)
         await prediction.async_reload()
         assert prediction.output == by_url, "what is too large for the answer is told by its URL"
-    storage = connect(here.queue.settings.model_copy(update={"storage_dir": here.folder / "storage"}))
+    storage = connect(here.queue.client.settings.model_copy(update={"storage_dir": here.folder / "storage"}))
     await storage.delete_prefix(f"jobs/{prediction.id}/")
     await storage.close()
     await prediction.async_reload()
@@ -160,7 +162,7 @@ async def test_run_waits_and_gives_files(place: Any) -> None:
         (output,) = await running
         assert isinstance(output, FileOutput)
         assert output.read() == b"".join(output) == data
-    (record, *_), _ = await here.queue.list_jobs("default")
+    (record, *_), _ = await here.queue.jobs.page("default")
     assert record.job.priority == "interactive"
 
     model = await client.models.async_get("fusequeue/demo")
@@ -194,16 +196,16 @@ async def test_what_fails_or_is_canceled(place: Any, monkeypatch: pytest.MonkeyP
     claim = await here.claim()
     canceling = asyncio.create_task(running.async_cancel())
     async with asyncio.timeout(60):
-        while not (await here.queue.renew(WORKER, {running.id: claim.epoch})).cancel:
+        while not (await here.queue.claims.renew(WORKER, {running.id: claim.epoch})).cancel:
             await asyncio.sleep(0.01)
-    await here.queue.settle(WORKER, running.id, claim.epoch, Outcome(state=State.CANCELED))
+    await here.queue.claims.settle(WORKER, running.id, claim.epoch, Outcome(state=State.CANCELED))
     await canceling
     assert running.status == "canceled"
 
     failing = asyncio.create_task(client.async_run("a/demo", input=INPUT))
     claim = await here.claim()
     why = Failure(code="out_of_memory", message="it does not fit")
-    await here.queue.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.FAILED, error=why))
+    await here.queue.claims.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.FAILED, error=why))
     with pytest.raises(ModelError, match="it does not fit") as failed:
         await failing
     with pytest.raises(RuntimeError, match="it does not fit"):
@@ -276,14 +278,14 @@ async def test_an_error_names_the_field_as_the_client_knows_it(place: Any) -> No
         with pytest.raises(ReplicateError, match="'a/sdxl' is not served here; there are: fusequeue/demo") as missing:
             await asking
         assert missing.value.status == 404
-    assert await here.queue.list_jobs("default") == ([], None)
+    assert await here.queue.jobs.page("default") == ([], None)
 
 
 async def test_https_gives_urls_that_only_their_tenant_can_read(place: Any) -> None:
     """Over TLS, with keys: the file is fetched with the client's own, from the host that was asked; or by its URL."""
     here = await place(tls=True, auth="keys")
-    token, _ = await here.queue.create_key("acme", frozenset({Scope.JOBS_READ, Scope.JOBS_WRITE}))
-    other, _ = await here.queue.create_key("other", frozenset({Scope.JOBS_READ}))
+    token, _ = await here.queue.api_keys.create("acme", frozenset({Scope.JOBS_READ, Scope.JOBS_WRITE}))
+    other, _ = await here.queue.api_keys.create("other", frozenset({Scope.JOBS_READ}))
     client = here.client(token)
     running = asyncio.create_task(client.async_run("fusequeue/demo", input=INPUT))
     data = await here.make()

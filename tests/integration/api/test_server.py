@@ -176,7 +176,9 @@ async def test_events_come_as_they_happen(
 
 
 async def report_half(queue: Queue, claim: Claim) -> None:
-    while await queue.report(Report(claim.job.id, claim.epoch, Phase.DENOISING, Progress(step=1, total=2))):
+    while await queue.claims.report_progress(
+        Report(claim.job.id, claim.epoch, Phase.DENOISING, Progress(step=1, total=2))
+    ):
         await asyncio.sleep(0.05)
 
 
@@ -204,8 +206,8 @@ async def test_many_followers_of_one_job_are_all_told(
 
 async def readers(queue: Queue) -> tuple[int, int]:
     """Return how many clients of Redis wait for events, and how many listen to progress."""
-    ((_, listening),) = await queue.redis.pubsub_numsub(queue.keys.progress)
-    return (await queue.redis.info("clients"))["blocked_clients"], listening
+    ((_, listening),) = await queue.client.redis.pubsub_numsub(queue.client.redis_keys.progress)
+    return (await queue.client.redis.info("clients"))["blocked_clients"], listening
 
 
 async def test_stopping_ends_streams_and_waits_at_once(start: Callable[..., Server]) -> None:

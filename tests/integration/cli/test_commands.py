@@ -55,7 +55,7 @@ async def submitted(queue: Queue) -> str:
     """Wait for the one job that a command has submitted, and return its id."""
     async with asyncio.timeout(30):
         while True:
-            records, _ = await queue.list_jobs("default")
+            records, _ = await queue.jobs.page("default")
             if records:
                 return records[0].job.id
             await asyncio.sleep(0.05)
@@ -134,8 +134,8 @@ async def test_dead_letters_are_read_redriven_and_purged(run: Run, queue: Queue)
     (job,) = lines(await run("submit", PROMPT, "--no-wait", "--json"))
     for _ in range(2):
         await claimed(queue, job["id"])
-        await queue.redis.zadd(queue.keys.leases, {job["id"]: 1}, xx=True)
-        await queue.reclaim()
+        await queue.client.redis.zadd(queue.client.redis_keys.leases, {job["id"]: 1}, xx=True)
+        await queue.maintenance.reclaim()
     (letter,) = lines(await run("dead", "list", "--json"))
     assert (letter["id"], letter["reason"]) == (job["id"], "worker_lost")
     assert PROMPT in (await run("dead", "show", job["id"])).stdout
@@ -143,8 +143,8 @@ async def test_dead_letters_are_read_redriven_and_purged(run: Run, queue: Queue)
     assert [one["status"] for one in lines(await run("jobs", "--json"))] == ["queued"]
     await claimed(queue, job["id"])
     for _ in range(2):
-        await queue.redis.zadd(queue.keys.leases, {job["id"]: 1}, xx=True)
-        await queue.reclaim()
+        await queue.client.redis.zadd(queue.client.redis_keys.leases, {job["id"]: 1}, xx=True)
+        await queue.maintenance.reclaim()
         if not lines(await run("dead", "list", "--json")):
             await claimed(queue, job["id"])
     assert (await run("dead", "purge", job["id"])).exit_code == 0

@@ -66,7 +66,7 @@ async def test_events_come_in_order_up_to_the_whole_job(api: AsyncClient, queue:
             await asyncio.sleep(0.01)
         claim = await claimed(queue, job.id)
         while seen[-1] != ("running", 2):
-            await queue.report(Report(job.id, claim.epoch, Phase.DENOISING, Progress(step=2, total=4)))
+            await queue.claims.report_progress(Report(job.id, claim.epoch, Phase.DENOISING, Progress(step=2, total=4)))
             await asyncio.sleep(0.05)
         await deliver(queue, tmp_path, claim)
         await following

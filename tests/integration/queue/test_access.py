@@ -18,11 +18,13 @@ READ = frozenset({Scope.JOBS_READ})
 
 async def test_only_a_digest_is_kept(queue: Queue) -> None:
     """Whoever reads all of Redis holds no key afterwards."""
-    token, key = await queue.create_key("acme", READ, name="laptop")
+    token, key = await queue.api_keys.create("acme", READ, name="laptop")
     for name in await names_left(queue):
-        kept = await queue.redis.eval("return redis.call('DUMP', KEYS[1])", 1, queue.keys.prefix + name)
+        kept = await queue.client.redis.eval(
+            "return redis.call('DUMP', KEYS[1])", 1, queue.client.redis_keys.prefix + name
+        )
         assert token[13:] not in name + kept
-    known = (await queue.identify(key.id, "default")).key
+    known = (await queue.api_keys.identify(key.id, "default")).key
     assert known is not None
     assert known.fits(token)
     assert (known.tenant, known.scopes, known.name, known.last_used_at_ms) == ("acme", READ, "laptop", None)
@@ -30,92 +32,99 @@ async def test_only_a_digest_is_kept(queue: Queue) -> None:
 
 async def test_from_the_first_key_on_keys_are_asked_for_for_good(queue: Queue) -> None:
     """Revoking the last key must not open the door."""
-    assert not await queue.keys_made()
-    assert not (await queue.identify(None, "default")).keys_made
-    _, key = await queue.create_key("acme", READ)
-    await queue.revoke_key(key.id)
-    await queue.redis.delete(queue.keys.apikey(key.id))
-    assert await queue.api_keys() == []
-    assert await queue.keys_made()
-    assert (await queue.identify(None, "default")).keys_made
+    assert not await queue.api_keys.any_created()
+    assert not (await queue.api_keys.identify(None, "default")).keys_made
+    _, key = await queue.api_keys.create("acme", READ)
+    await queue.api_keys.revoke(key.id)
+    await queue.client.redis.delete(queue.client.redis_keys.apikey(key.id))
+    assert await queue.api_keys.all() == []
+    assert await queue.api_keys.any_created()
+    assert (await queue.api_keys.identify(None, "default")).keys_made
 
 
 async def test_a_key_ends_by_redis_time(queue: Queue) -> None:
     """Expired keys are told apart from unknown ones for 30 days, then they are gone."""
-    _, key = await queue.create_key("acme", READ, lives_s=3600)
+    _, key = await queue.api_keys.create("acme", READ, lives_s=3600)
     assert key.expires_at_ms == key.created_at_ms + 3_600_000
-    fresh = (await queue.identify(key.id, "default")).key
-    await queue.redis.hset(queue.keys.apikey(key.id), "expires", key.created_at_ms)
-    over = (await queue.identify(key.id, "default")).key
+    fresh = (await queue.api_keys.identify(key.id, "default")).key
+    await queue.client.redis.hset(queue.client.redis_keys.apikey(key.id), "expires", key.created_at_ms)
+    over = (await queue.api_keys.identify(key.id, "default")).key
     assert fresh is not None
     assert over is not None
     assert (fresh.expired, over.expired) == (False, True)
-    assert 29 * 86_400_000 < await queue.redis.pttl(queue.keys.apikey(key.id)) - 3_600_000 <= 30 * 86_400_000
+    assert (
+        29 * 86_400_000
+        < await queue.client.redis.pttl(queue.client.redis_keys.apikey(key.id)) - 3_600_000
+        <= 30 * 86_400_000
+    )
 
 
 async def test_a_revoked_key_says_so_for_a_while(queue: Queue) -> None:
-    _, key = await queue.create_key("acme", READ)
-    assert await queue.revoke_key(key.id)
-    first = (await queue.api_keys())[0].revoked_at_ms
-    assert await queue.revoke_key(key.id), "again is no error"
-    assert (await queue.api_keys())[0].revoked_at_ms == first
-    assert await queue.redis.pttl(queue.keys.apikey(key.id)) > 0
-    assert not await queue.revoke_key("0123456789")
+    _, key = await queue.api_keys.create("acme", READ)
+    assert await queue.api_keys.revoke(key.id)
+    first = (await queue.api_keys.all())[0].revoked_at_ms
+    assert await queue.api_keys.revoke(key.id), "again is no error"
+    assert (await queue.api_keys.all())[0].revoked_at_ms == first
+    assert await queue.client.redis.pttl(queue.client.redis_keys.apikey(key.id)) > 0
+    assert not await queue.api_keys.revoke("0123456789")
 
 
 async def test_use_is_written_once_a_minute(queue: Queue) -> None:
-    _, key = await queue.create_key("acme", READ)
-    await asyncio.gather(*(queue.note_use(key.id) for _ in range(5)))
-    first = (await queue.api_keys())[0].last_used_at_ms
+    _, key = await queue.api_keys.create("acme", READ)
+    await asyncio.gather(*(queue.api_keys.note_use(key.id) for _ in range(5)))
+    first = (await queue.api_keys.all())[0].last_used_at_ms
     assert first is not None
     assert first >= key.created_at_ms
-    await queue.note_use(key.id)
-    assert (await queue.api_keys())[0].last_used_at_ms == first
-    await queue.redis.hincrby(queue.keys.apikey(key.id), "used", -60_001)
-    await queue.note_use(key.id)
-    assert ((await queue.api_keys())[0].last_used_at_ms or 0) >= first
-    await queue.note_use("0123456789")
-    assert len(await queue.api_keys()) == 1
+    await queue.api_keys.note_use(key.id)
+    assert (await queue.api_keys.all())[0].last_used_at_ms == first
+    await queue.client.redis.hincrby(queue.client.redis_keys.apikey(key.id), "used", -60_001)
+    await queue.api_keys.note_use(key.id)
+    assert ((await queue.api_keys.all())[0].last_used_at_ms or 0) >= first
+    await queue.api_keys.note_use("0123456789")
+    assert len(await queue.api_keys.all()) == 1
 
 
 async def test_keys_are_bounded_and_the_rows_of_gone_ones_make_room(queue: Queue) -> None:
     """10,000 rows: the next key is refused, until one of them is gone."""
     rows = {f"k{at}": at for at in range(10_000)}
-    await queue.redis.zadd(queue.keys.apikeys, rows)
-    async with queue.redis.pipeline(transaction=False) as pipe:
+    await queue.client.redis.zadd(queue.client.redis_keys.apikeys, rows)
+    async with queue.client.redis.pipeline(transaction=False) as pipe:
         for key_id in rows:
-            pipe.hset(queue.keys.apikey(key_id), mapping={"digest": "x", "tenant": "a", "scopes": "", "created": 0})
+            pipe.hset(
+                queue.client.redis_keys.apikey(key_id),
+                mapping={"digest": "x", "tenant": "a", "scopes": "", "created": 0},
+            )
         await pipe.execute()
     with pytest.raises(FusequeueError, match="10000 keys"):
-        await queue.create_key("acme", READ)
-    await queue.redis.delete(queue.keys.apikey("k7"))
-    token, _ = await queue.create_key("acme", READ)
-    assert id_of(token) in {key.id for key in await queue.api_keys()}
+        await queue.api_keys.create("acme", READ)
+    await queue.client.redis.delete(queue.client.redis_keys.apikey("k7"))
+    token, _ = await queue.api_keys.create("acme", READ)
+    assert id_of(token) in {key.id for key in await queue.api_keys.all()}
 
 
 async def test_a_tenants_requests_are_counted_by_redis_time_over_all_processes(
     queue: Queue, queue_with: Callable[..., Queue], eventually: Eventually
 ) -> None:
     """All of the limit at once, then one more each as time allows; another tenant has a limit of its own."""
-    other = queue_with(namespace=queue.settings.namespace)
-    told = [await one.admit("acme", 120) for _ in range(60) for one in (queue, other)]
+    other = queue_with(namespace=queue.client.settings.namespace)
+    told = [await one.api_keys.admit("acme", 120) for _ in range(60) for one in (queue, other)]
     assert sum(rate.allowed for rate in told) >= 120
     assert (told[0].limit, told[0].remaining, told[0].reset_ms) == (120, 119, 500)
     refused = await _until_refused(queue)
     assert (refused.remaining, refused.limit) == (0, 120)
     assert 1 <= refused.retry_ms <= 500
-    assert (await queue.admit("other", 120)).remaining == 119
+    assert (await queue.api_keys.admit("other", 120)).remaining == 119
 
     async def again() -> bool:
-        return (await queue.admit("acme", 120)).allowed
+        return (await queue.api_keys.admit("acme", 120)).allowed
 
     await eventually(again, "half a second has brought one more")
-    assert 0 < await queue.redis.pttl(queue.keys.rate("acme")) <= 60_000
+    assert 0 < await queue.client.redis.pttl(queue.client.redis_keys.rate("acme")) <= 60_000
 
 
 async def _until_refused(queue: Queue) -> Rate:
     for _ in range(200):
-        rate = await queue.admit("acme", 120)
+        rate = await queue.api_keys.admit("acme", 120)
         if not rate.allowed:
             return rate
     raise AssertionError("200 more requests were allowed at once")
@@ -126,25 +135,25 @@ async def test_limits_of_a_tenant_go_before_those_of_the_settings(
 ) -> None:
     """And back again: `default` in the command line is None here."""
     queue = queue_with(max_queued_jobs_per_tenant=2)
-    await queue.set_limits("large", TenantLimits(queued_jobs=3, requests_per_minute=5))
+    await queue.api_keys.set_limits("large", TenantLimits(queued_jobs=3, requests_per_minute=5))
     await put(queue, *[make_submission(tenant="large") for _ in range(3)])
     await put(queue, *[make_submission(tenant="other") for _ in range(2)])
     for tenant in ("large", "other"):
-        (outcome,) = await queue.submit([make_submission(tenant=tenant)])
+        (outcome,) = await queue.jobs.submit([make_submission(tenant=tenant)])
         assert isinstance(outcome, QueueFull)
-    _, key = await queue.create_key("large", READ)
-    assert (await queue.identify(key.id, "default")).limits == TenantLimits(5, 3, None)
-    assert (await queue.identify(None, "large")).limits == TenantLimits(5, 3, None)
-    assert (await queue.identify(None, "default")).limits == TenantLimits()
-    assert await queue.limits_of_tenants() == {"large": TenantLimits(5, 3, None)}
-    await queue.set_limits("large", TenantLimits())
-    assert await queue.limits_of_tenants() == {}
+    _, key = await queue.api_keys.create("large", READ)
+    assert (await queue.api_keys.identify(key.id, "default")).limits == TenantLimits(5, 3, None)
+    assert (await queue.api_keys.identify(None, "large")).limits == TenantLimits(5, 3, None)
+    assert (await queue.api_keys.identify(None, "default")).limits == TenantLimits()
+    assert await queue.api_keys.tenant_limits() == {"large": TenantLimits(5, 3, None)}
+    await queue.api_keys.set_limits("large", TenantLimits())
+    assert await queue.api_keys.tenant_limits() == {}
     with pytest.raises(InvalidRequest, match="running_slots"):
-        await queue.set_limits("large", TenantLimits(running_slots=0))
+        await queue.api_keys.set_limits("large", TenantLimits(running_slots=0))
 
 
 async def test_urls_are_signed_with_one_secret_by_all(queue: Queue, queue_with: Callable[..., Queue]) -> None:
-    other = queue_with(namespace=queue.settings.namespace)
-    first, second = await asyncio.gather(queue.url_secret(), other.url_secret())
-    assert first == second == await queue.url_secret()
+    other = queue_with(namespace=queue.client.settings.namespace)
+    first, second = await asyncio.gather(queue.api_keys.url_secret(), other.api_keys.url_secret())
+    assert first == second == await queue.api_keys.url_secret()
     assert len(first) == 32

@@ -19,22 +19,22 @@ async def test_the_scale_follows_what_jobs_cost_in_company(queue: Queue, make_su
     Two workers start them all at once, four each."""
     async with serving(queue, tmp_path, target_wait_s=20.0) as api:
         assert (await api.get("/v1/scale/other")).status_code == 404
-        empty = (await api.get(f"/v1/scale/{queue.settings.namespace}")).json()
+        empty = (await api.get(f"/v1/scale/{queue.client.settings.namespace}")).json()
         assert (empty["wanted"], empty["reasons"]) == (0, ["nothing waits or runs"])
         await put(queue, make_submission())
         (one,) = await claim(queue)
         outcome = Outcome(state=State.SUCCEEDED, batching=BatchingStats(forwards=4, mean_rows=1.0), gpu_seconds=40.0)
-        assert await queue.settle("w1", one.job.id, one.epoch, outcome)
+        assert await queue.claims.settle("w1", one.job.id, one.epoch, outcome)
         job = one.job
         for rows, seconds in ((1, 1.0), (4, 1.0)):
-            await queue.learn("cpu", job.model, f"{job.width}x{job.height}", rows, seconds)
+            await queue.workers.learn_cost("cpu", job.model, f"{job.width}x{job.height}", rows, seconds)
         await put(queue, *(make_submission() for _ in range(8)))
-        told = (await api.get(f"/v1/scale/{queue.settings.namespace}")).json()
+        told = (await api.get(f"/v1/scale/{queue.client.settings.namespace}")).json()
         assert (told["backlog_s"], told["wanted"]) == (pytest.approx(80.0), 2)
-        await queue.heartbeat(WorkerInfo(id="w1", models=(job.model,), running=2))
-        told = (await api.get(f"/v1/scale/{queue.settings.namespace}")).json()
+        await queue.workers.heartbeat(WorkerInfo(id="w1", models=(job.model,), running=2))
+        told = (await api.get(f"/v1/scale/{queue.client.settings.namespace}")).json()
         assert (told["alive"], told["busy"]) == (1, 1)
-        await queue.learn_start(70.0)
-        await queue.learn_start(80.0)
-        told = (await api.get(f"/v1/scale/{queue.settings.namespace}")).json()
+        await queue.workers.learn_start_time(70.0)
+        await queue.workers.learn_start_time(80.0)
+        told = (await api.get(f"/v1/scale/{queue.client.settings.namespace}")).json()
         assert (told["start_s"], told["wanted"]) == (pytest.approx(73.0), 1), "a second one would load for too long"

@@ -34,9 +34,9 @@ class Crew:
         while not self.done:
             lives += 1
             worker = f"w{number}.{lives}"
-            claims = await self.queue.claim(worker, MODELS, self.chance.randint(1, 8))
+            claims = await self.queue.claims.claim(worker, MODELS, self.chance.randint(1, 8))
             if claims and not claims[0].solo and self.chance.random() < 0.3:
-                claims += await self.queue.join(worker, claims[0].signature, 4, models=MODELS)
+                claims += await self.queue.claims.join(worker, claims[0].signature, 4, models=MODELS)
             assert len({one.signature for one in claims}) <= 1
             assert not any(one.solo for one in claims) or len(claims) == 1
             for one in claims:
@@ -48,10 +48,10 @@ class Crew:
         if fate < 0.15:
             self.stale.append((worker, one))  # dies with it, or wakes up too late
         elif fate < 0.25:
-            await self.queue.release(worker, {one.job.id: one.epoch})
+            await self.queue.claims.release(worker, {one.job.id: one.epoch})
         elif fate < 0.30:
-            await self.queue.cancel(one.job.id)
-            renewal = await self.queue.renew(worker, {one.job.id: one.epoch})
+            await self.queue.jobs.cancel(one.job.id)
+            renewal = await self.queue.claims.renew(worker, {one.job.id: one.epoch})
             if one.job.id in renewal.cancel:
                 await self.settle(worker, one, State.CANCELED)
         else:
@@ -63,8 +63,8 @@ class Crew:
 
     async def keep_up(self) -> None:
         while not self.done:
-            await self.queue.reclaim(50)
-            await self.queue.expire(50)
+            await self.queue.maintenance.reclaim(50)
+            await self.queue.maintenance.expire(50)
             await asyncio.sleep(0.01)
 
     async def wake_too_late(self) -> None:
@@ -76,7 +76,7 @@ class Crew:
 
     async def cancel_some(self, job_ids: list[str]) -> None:
         for job_id in self.chance.sample(job_ids, len(job_ids) // 10):
-            await self.queue.cancel(job_id)
+            await self.queue.jobs.cancel(job_id)
             await asyncio.sleep(0.005)
 
 
@@ -107,14 +107,14 @@ async def test_every_job_ends_exactly_once(queue_with: Callable[..., Queue], mak
             ids += await put(queue, *submissions[first : first + 20])
             await asyncio.sleep(0.005)
         group.create_task(crew.cancel_some(ids))
-        while await queue.queues():
-            repaired += await queue.reconcile()
+        while await queue.workers.queue_depths():
+            repaired += await queue.maintenance.reconcile()
             await asyncio.sleep(0.02)
         crew.done = True
     assert repaired == 0  # what is on its way is not astray
     terminal = Counter(
         (fields["job"], fields["state"])
-        for _, fields in await queue.redis.xrange(queue.keys.events)
+        for _, fields in await queue.client.redis.xrange(queue.client.redis_keys.events)
         if State(fields["state"]).terminal
     )
     assert {job_id for job_id, _ in terminal} == set(ids)
@@ -123,6 +123,8 @@ async def test_every_job_ends_exactly_once(queue_with: Callable[..., Queue], mak
     for job_id, state in terminal:
         assert await state_of(queue, job_id) == state
     assert max(Counter(crew.settled).values()) == 1
-    assert await queue.reconcile() == 0
-    keys = queue.keys
-    assert await queue.redis.exists(keys.leases, keys.holding, keys.waiting, keys.deadlines, keys.signatures) == 0
+    assert await queue.maintenance.reconcile() == 0
+    keys = queue.client.redis_keys
+    assert (
+        await queue.client.redis.exists(keys.leases, keys.holding, keys.waiting, keys.deadlines, keys.signatures) == 0
+    )

@@ -21,7 +21,7 @@ async def test_a_claim_says_all_a_worker_needs(queue: Queue, make_submission: Ma
     assert claimed.job == one.job
     assert (claimed.signature, claimed.epoch, claimed.attempt, claimed.solo) == (one.signature, 1, 1, False)
     assert claimed.waited_ms >= 0
-    record = await queue.get(one.job.id)
+    record = await queue.jobs.get(one.job.id)
     assert record is not None
     assert (record.state, record.worker, record.epoch, record.attempts) == (State.RUNNING, "w7", 1, 1)
     assert record.started_at_ms is not None
@@ -31,8 +31,8 @@ async def test_the_lease_starts_at_the_claim(queue: Queue, make_submission: Make
     """A claim that its worker never starts comes back as soon as any other."""
     (job_id,) = await put(queue, make_submission())
     await claim(queue)
-    left = await queue.redis.zscore(queue.keys.leases, job_id) - await redis_ms(queue)
-    assert queue.settings.lease_ms / 2 < left <= queue.settings.lease_ms
+    left = await queue.client.redis.zscore(queue.client.redis_keys.leases, job_id) - await redis_ms(queue)
+    assert queue.client.settings.lease_ms / 2 < left <= queue.client.settings.lease_ms
 
 
 async def test_nothing_waits_nothing_is_claimed(queue: Queue, make_submission: Make) -> None:
@@ -40,9 +40,9 @@ async def test_nothing_waits_nothing_is_claimed(queue: Queue, make_submission: M
     assert await claim(queue) == []
     await put(queue, make_submission(model="other"))
     assert await claim(queue) == []
-    assert await queue.claim("w1", ["other"], 0) == []
-    assert await queue.claim("w1", [], 8) == []
-    assert len(await queue.claim("w1", ["demo", "other"], 8)) == 1
+    assert await queue.claims.claim("w1", ["other"], 0) == []
+    assert await queue.claims.claim("w1", [], 8) == []
+    assert len(await queue.claims.claim("w1", ["demo", "other"], 8)) == 1
 
 
 async def test_one_signature_a_batch(queue: Queue, make_submission: Make) -> None:
@@ -91,7 +91,7 @@ async def test_lower_priorities_can_be_left_out(queue: Queue, make_submission: M
 async def test_a_lone_job_waits_for_nothing(queue: Queue, make_submission: Make) -> None:
     """However long the window: where nobody is known to come, nobody is waited for."""
     (job_id,) = await put(queue, make_submission(window_ms=LONG_MS))
-    assert await queue.next_ripening(MODELS) == 0
+    assert await queue.claims.next_ready_ms(MODELS) == 0
     assert await claim_ids(queue) == [job_id]
 
 
@@ -107,13 +107,13 @@ async def test_jobs_wait_for_likely_company(queue: Queue, make_submission: Make)
     assert len(await claim(queue)) == 1
     await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
     assert await claim(queue) == []
-    ripening = await queue.next_ripening(MODELS)
+    ripening = await queue.claims.next_ready_ms(MODELS)
     assert ripening is not None
     assert LONG_MS / 2 < ripening <= LONG_MS
     await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
     assert await claim(queue) == []
     await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
-    assert await queue.next_ripening(MODELS) == 0
+    assert await queue.claims.next_ready_ms(MODELS) == 0
     assert len(await claim(queue)) == 3
 
 
@@ -149,7 +149,7 @@ async def test_the_window_ripens_all_that_waits(queue: Queue, make_submission: M
 async def test_what_the_workers_learned_decides_how_many_pay(queue: Queue, make_submission: Make) -> None:
     """Fewer seats than the model's largest batch may be all that pays."""
     one = make_submission(window_ms=LONG_MS, max_batch=64)
-    await queue.learn_paying(one.signature, 2)
+    await queue.claims.learn_efficient_rows(one.signature, 2)
     await put(queue, one)
     await claim(queue)
     await put(queue, make_submission(window_ms=LONG_MS, max_batch=64))
@@ -162,7 +162,7 @@ async def test_a_job_may_need_several_seats(queue: Queue, make_submission: Make)
     """Seats are counted, not jobs."""
     ids = await put(queue, make_submission(n=3), make_submission(n=2), make_submission(n=1))
     assert await claim_ids(queue, 6) == ids
-    depth = (await queue.queues())[0]
+    depth = (await queue.workers.queue_depths())[0]
     assert (depth.waiting_seats, depth.running) == (0, 3)
 
 
@@ -170,9 +170,9 @@ async def test_what_is_not_claimed_stays_in_its_lane(queue: Queue, make_submissi
     """A claim reads no further than it can take."""
     await put(queue, *[make_submission(n=2) for _ in range(10)])
     assert len(await claim(queue, 4)) == 2
-    lane = queue.keys.lane(make_submission().signature, "standard", "default")
-    assert (await queue.redis.xpending(lane, "workers"))["pending"] == 2
-    assert await queue.redis.exists(queue.keys.front(make_submission().signature)) == 0
+    lane = queue.client.redis_keys.lane(make_submission().signature, "standard", "default")
+    assert (await queue.client.redis.xpending(lane, "workers"))["pending"] == 2
+    assert await queue.client.redis.exists(queue.client.redis_keys.front(make_submission().signature)) == 0
 
 
 async def test_what_does_not_fit_is_left_and_leads_the_next_batch(queue: Queue, make_submission: Make) -> None:
@@ -194,16 +194,16 @@ async def test_a_large_job_is_not_starved_by_small_ones(
 ) -> None:
     """Passed over for longer than overdue_ms, it holds the seats of a busy worker free until it fits."""
     queue = queue_with(overdue_ms=LONG_MS)
-    later = queue_with(namespace=queue.settings.namespace, overdue_ms=1)
+    later = queue_with(namespace=queue.client.settings.namespace, overdue_ms=1)
     (small,) = await put(queue, make_submission())
     (running,) = await claim(queue, 4)
     assert running.job.id == small
     (large,) = await put(queue, make_submission(n=4))
     await put(queue, *[make_submission() for _ in range(6)])
-    joined = await queue.join("w1", running.signature, 1, models=MODELS)
+    joined = await queue.claims.join("w1", running.signature, 1, models=MODELS)
     assert len(joined) == 1  # it does not fit; others may go, for now
     await a_moment(5)
-    assert await later.join("w1", running.signature, 2, models=MODELS) == []
+    assert await later.claims.join("w1", running.signature, 2, models=MODELS) == []
     assert await claim(later, 2) == []
     for one in (running, joined[0]):
         await end(queue, one)
@@ -226,7 +226,7 @@ async def test_a_worker_too_small_for_a_job_serves_the_others(
 
 async def _running(queue: Queue, job_id: str) -> Claim:
     """Return the claim that a job is held by, from its record."""
-    record = await queue.get(job_id)
+    record = await queue.jobs.get(job_id)
     assert record is not None
     return Claim(record.job, "", record.epoch, record.epoch, False, 0)
 
@@ -243,8 +243,8 @@ async def test_a_line_whose_group_is_lost_is_found_again(queue: Queue, make_subm
     """A failover may lose the group: made again from 0, it skips nothing and runs nothing twice."""
     ids = await put(queue, *[make_submission() for _ in range(3)])
     (running,) = await claim(queue, 1)
-    lane = queue.keys.lane(running.signature, "standard", "default")
-    await queue.redis.xgroup_destroy(lane, "workers")
+    lane = queue.client.redis_keys.lane(running.signature, "standard", "default")
+    await queue.client.redis.xgroup_destroy(lane, "workers")
     assert await claim_ids(queue, 8) == ids[1:]
     assert await end(queue, running)
 
@@ -252,33 +252,33 @@ async def test_a_line_whose_group_is_lost_is_found_again(queue: Queue, make_subm
 async def test_rubbish_in_a_lane_goes_to_the_dead_letters(queue: Queue, make_submission: Make) -> None:
     """An entry without a record, or none of ours, is dropped and told of; the line goes on."""
     gone, good = await put(queue, make_submission(), make_submission())
-    lane = queue.keys.lane(make_submission().signature, "standard", "default")
-    await queue.redis.delete(queue.keys.job(gone))
-    await queue.redis.xadd(lane, {"what": "is this"})
+    lane = queue.client.redis_keys.lane(make_submission().signature, "standard", "default")
+    await queue.client.redis.delete(queue.client.redis_keys.job(gone))
+    await queue.client.redis.xadd(lane, {"what": "is this"})
     assert await claim_ids(queue) == [good]
-    letters, more = await queue.dead_letters()
+    letters, more = await queue.dead_letters.page()
     assert more is None
     assert {letter.reason for letter in letters} == {"no_record"}
     assert gone in {letter.id for letter in letters}
     assert len(letters) == 2
     await end(queue, await _running(queue, good))
-    assert await queue.queues() == []
+    assert await queue.workers.queue_depths() == []
 
 
 async def test_an_unreadable_job_fails_and_the_others_run(queue: Queue, make_submission: Make) -> None:
     """A wire form that is none ends in the dead letters, with a word to its client."""
     bad, good = await put(queue, make_submission(), make_submission())
-    await queue.redis.hset(queue.keys.job(bad), "job", '{"schema_version": 1}')
+    await queue.client.redis.hset(queue.client.redis_keys.job(bad), "job", '{"schema_version": 1}')
     assert await claim_ids(queue) == [good]
-    assert await queue.redis.hget(queue.keys.job(bad), "state") == "failed"
-    letters, _ = await queue.dead_letters()
+    assert await queue.client.redis.hget(queue.client.redis_keys.job(bad), "state") == "failed"
+    letters, _ = await queue.dead_letters.page()
     assert [(letter.id, letter.reason) for letter in letters] == [(bad, "undecodable")]
 
 
 async def test_bytes_that_are_no_text_do_not_stop_a_claim(queue: Queue, make_submission: Make) -> None:
     """Whatever lies in a hash, the claim answers."""
     bad, good = await put(queue, make_submission(), make_submission())
-    await queue.redis.hset(queue.keys.job(bad), "job", b"\xff\xfe{")
+    await queue.client.redis.hset(queue.client.redis_keys.job(bad), "job", b"\xff\xfe{")
     assert await claim_ids(queue) == [good]
 
 
@@ -299,7 +299,7 @@ async def test_a_batch_starts_with_no_more_than_pays(queue: Queue, make_submissi
     """What workers have learned bounds a start; a job of several pictures still gets the seats it needs."""
     many = [make_submission() for _ in range(5)]
     await put(queue, *many)
-    await queue.learn_paying(many[0].signature, 2)
+    await queue.claims.learn_efficient_rows(many[0].signature, 2)
     assert len(await claim(queue, 8)) == 2
     await claim(queue, 8)
     large = make_submission(n=4)

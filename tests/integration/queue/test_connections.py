@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from shared.config.settings import Settings
 from shared.errors import IncompatibleRedis, RedisUnavailable
-from shared.queue import Queue, Submission, client
+from shared.queue import Queue, QueueClient, Submission, client
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
@@ -36,23 +36,23 @@ async def test_a_good_redis_passes(queue: Queue) -> None:
 
 async def test_a_redis_that_evicts_is_refused(own_queue: Queue) -> None:
     """It would lose jobs without a word; the error names the command that helps."""
-    await own_queue.redis.config_set("maxmemory-policy", "allkeys-lru")
+    await own_queue.client.redis.config_set("maxmemory-policy", "allkeys-lru")
     with pytest.raises(IncompatibleRedis, match="CONFIG SET maxmemory-policy noeviction"):
         await own_queue.check()
-    await own_queue.redis.config_set("maxmemory-policy", "noeviction")
+    await own_queue.client.redis.config_set("maxmemory-policy", "noeviction")
     await own_queue.check()
 
 
 async def test_a_redis_that_does_not_tell_its_policy_is_taken(own_queue: Queue) -> None:
     """Some services refuse INFO to their users."""
-    await own_queue.redis.execute_command("ACL", "SETUSER", "default", "-info")
+    await own_queue.client.redis.execute_command("ACL", "SETUSER", "default", "-info")
     await own_queue.check()
-    await own_queue.redis.execute_command("ACL", "SETUSER", "default", "+info")
+    await own_queue.client.redis.execute_command("ACL", "SETUSER", "default", "+info")
 
 
 async def test_a_newer_schema_is_refused(queue: Queue) -> None:
     """An old program must not touch a new one's jobs."""
-    await queue.redis.set(queue.keys.schema, 99)
+    await queue.client.redis.set(queue.client.redis_keys.schema, 99)
     with pytest.raises(IncompatibleRedis, match="99"):
         await queue.check()
 
@@ -63,14 +63,14 @@ async def test_a_redis_that_is_not_there(settings_for: Callable[..., Settings], 
     calls: list[Awaitable[Any]] = [
         queue.ping(),
         queue.check(),
-        queue.submit([make_submission()]),
-        queue.get("job_1"),
-        queue.get_many(["job_1"]),
-        queue.list_jobs("default"),
-        queue.claim("w1", ["demo"], 1),
-        queue.wait_wakeup(1),
-        queue.workers(),
-        queue.reconcile(),
+        queue.jobs.submit([make_submission()]),
+        queue.jobs.get("job_1"),
+        queue.jobs.get_many(["job_1"]),
+        queue.jobs.page("default"),
+        queue.claims.claim("w1", ["demo"], 1),
+        queue.claims.wait_wakeup(1),
+        queue.workers.all(),
+        queue.maintenance.reconcile(),
     ]
     for call in calls:
         async with asyncio.timeout(20):
@@ -82,10 +82,10 @@ async def test_a_redis_that_is_not_there(settings_for: Callable[..., Settings], 
 async def test_a_burst_waits_for_connections(own_queue: Queue, make_submission: Make) -> None:
     """More calls at once than connections are no lost Redis: each is served, by a bounded number of connections."""
     one = make_submission()
-    await own_queue.submit([one])
-    answers = await asyncio.gather(*(own_queue.get(one.job.id) for _ in range(8 * client.CONNECTIONS)))
+    await own_queue.jobs.submit([one])
+    answers = await asyncio.gather(*(own_queue.jobs.get(one.job.id) for _ in range(8 * client.CONNECTIONS)))
     assert {answer and answer.job.id for answer in answers} == {one.job.id}
-    assert len(await own_queue.redis.client_list()) <= client.CONNECTIONS + 1
+    assert len(await own_queue.client.redis.client_list()) <= client.CONNECTIONS + 1
 
 
 async def test_a_redis_that_hangs_is_given_up(
@@ -97,7 +97,7 @@ async def test_a_redis_that_hangs_is_given_up(
 ) -> None:
     """A server that answers nothing holds a caller for two timeouts at most, and a submit cut off is safe to repeat."""
     monkeypatch.setattr(client, "COMMAND_TIMEOUT_S", 0.2)
-    impatient = Queue.connect(own_queue.settings)
+    impatient = Queue.connect(own_queue.client.settings)
 
     async def connected() -> bool:
         with contextlib.suppress(RedisUnavailable):
@@ -110,7 +110,7 @@ async def test_a_redis_that_hangs_is_given_up(
     durable_server.pause()
     began = asyncio.get_running_loop().time()
     with pytest.raises(RedisUnavailable):
-        await impatient.submit([one])
+        await impatient.jobs.submit([one])
     assert asyncio.get_running_loop().time() - began < 8, "two timeouts as they are by default would be ten"
     durable_server.resume()
     assert await put(own_queue, one) == [one.job.id]
@@ -122,20 +122,21 @@ async def test_claims_go_by_the_client_that_never_retries(queue: Queue, make_sub
     """Sent again after a timeout, a claim would take other jobs and leave the first to their leases."""
     ids = await put(queue, make_submission(), make_submission())
     dead = client.connect_commands("redis://127.0.0.1:1/0")
-    half = Queue(dead, namespace=queue.settings.namespace, settings=queue.settings, blocking=queue.blocking)
-    (one,) = await half.claim("w1", ["demo"], 1)
-    (two,) = await half.join("w1", one.signature, 1, models=["demo"])
+    settings = queue.client.settings
+    half = Queue(QueueClient(dead, namespace=settings.namespace, settings=settings, blocking=queue.client.blocking))
+    (one,) = await half.claims.claim("w1", ["demo"], 1)
+    (two,) = await half.claims.join("w1", one.signature, 1, models=["demo"])
     assert [one.job.id, two.job.id] == ids
     with pytest.raises(RedisUnavailable):
-        await half.get(ids[0])
+        await half.jobs.get(ids[0])
     await dead.aclose()
 
 
 async def test_clients_are_set_as_measured(settings_for: Callable[..., Settings]) -> None:
     """The blocking read ends before its socket gives up; retries and health checks are told, never the defaults."""
     queue = Queue.connect(settings_for("redis://127.0.0.1:1/0"))
-    commands = queue.redis.connection_pool.connection_kwargs
-    blocking = queue.blocking.connection_pool.connection_kwargs
+    commands = queue.client.redis.connection_pool.connection_kwargs
+    blocking = queue.client.blocking.connection_pool.connection_kwargs
     assert commands["socket_timeout"] <= 5
     assert commands["retry"].get_retries() <= 1
     assert blocking["socket_timeout"] > client.MAX_BLOCK_MS / 1000 + 1
@@ -150,21 +151,21 @@ async def test_a_claim_that_nobody_waits_for_is_given_back(
 ) -> None:
     """Canceled at any moment, a claim leaves no job stranded until its lease ends."""
     (job_id,) = await put(queue, make_submission())
-    other = Queue.connect(queue.settings)
+    other = Queue.connect(queue.client.settings)
     for delay in range(60):
-        claiming = asyncio.create_task(queue.claim("w1", ["demo"], 1))
+        claiming = asyncio.create_task(queue.claims.claim("w1", ["demo"], 1))
         for _ in range(delay % 20):
             await asyncio.sleep(0)
         claiming.cancel()
         try:
             for one in await claiming:
-                await queue.release("w1", {one.job.id: one.epoch})
+                await queue.claims.release("w1", {one.job.id: one.epoch})
         except asyncio.CancelledError:
             pass
 
         async def waiting() -> bool:
-            record = await other.get(job_id)
-            return record is not None and record.state == "queued" and not queue.unfinished
+            record = await other.jobs.get(job_id)
+            return record is not None and record.state == "queued" and not queue.claims.unfinished
 
         await eventually(waiting, "the job is back in line")
     assert await claim_ids(other) == [job_id]
@@ -174,26 +175,26 @@ async def test_a_claim_that_nobody_waits_for_is_given_back(
 async def test_scripts_that_redis_forgot_are_loaded_again(own_queue: Queue, make_submission: Make) -> None:
     """After a restart, or SCRIPT FLUSH."""
     await put(own_queue, make_submission())
-    await own_queue.redis.script_flush()
+    await own_queue.client.redis.script_flush()
     await put(own_queue, make_submission())
-    await own_queue.redis.script_flush()
+    await own_queue.client.redis.script_flush()
     assert len(await claim_ids(own_queue)) == 2
 
 
 async def test_a_wait_survives_a_flush(queue: Queue, make_submission: Make) -> None:
     """The wake-up stream may vanish under a reader."""
     await put(queue, make_submission())
-    await queue.wait_wakeup(1)
-    waiting = asyncio.create_task(queue.wait_wakeup(0.2))
+    await queue.claims.wait_wakeup(1)
+    waiting = asyncio.create_task(queue.claims.wait_wakeup(0.2))
     await asyncio.sleep(0.02)
-    await queue.redis.delete(queue.keys.wakeup)
+    await queue.client.redis.delete(queue.client.redis_keys.wakeup)
     await waiting
 
 
 async def test_another_clients_settings_do_not_matter(queue: Queue, make_submission: Make) -> None:
     """What we read is text, whatever bytes lie there."""
-    raw = Redis.from_url(queue.settings.redis_url)
-    await raw.hset(queue.keys.job("job_odd"), mapping={"job": b"\xff", "state": b"\xfe"})
-    await raw.pexpire(queue.keys.job("job_odd"), 60_000)
-    assert await queue.get("job_odd") is None
+    raw = Redis.from_url(queue.client.settings.redis_url)
+    await raw.hset(queue.client.redis_keys.job("job_odd"), mapping={"job": b"\xff", "state": b"\xfe"})
+    await raw.pexpire(queue.client.redis_keys.job("job_odd"), 60_000)
+    assert await queue.jobs.get("job_odd") is None
     await raw.aclose()

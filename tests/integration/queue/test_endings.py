@@ -17,11 +17,11 @@ Make = Callable[..., Submission]
 async def test_a_waiting_job_is_canceled_at_once(queue: Queue, make_submission: Make) -> None:
     """Its entry is gone with it; though XDEL of an unread entry makes a group's lag nil, the depth is right."""
     first, second, third = await put(queue, *[make_submission(n=2) for _ in range(3)])
-    record = await queue.cancel(second)
+    record = await queue.jobs.cancel(second)
     assert record is not None
     assert (record.state, record.cancel_requested) == (State.CANCELED, True)
     assert record.finished_at_ms is not None
-    depth = (await queue.queues())[0]
+    depth = (await queue.workers.queue_depths())[0]
     assert (depth.waiting_jobs, depth.waiting_seats) == (2, 4)
     assert await claim_ids(queue) == [first, third]
 
@@ -30,28 +30,28 @@ async def test_canceling_the_last_waiting_job_leaves_no_line(queue: Queue, make_
     """Lane, group and signature go."""
     ids = await put(queue, make_submission(), make_submission())
     for job_id in ids:
-        await queue.cancel(job_id)
-    assert await queue.queues() == []
+        await queue.jobs.cancel(job_id)
+    assert await queue.workers.queue_depths() == []
     assert not {name for name in await names_left(queue) if name.startswith(("lane", "sig", "ripe", "waiting"))}
 
 
 async def test_canceling_the_head_moves_the_lines_age(queue: Queue, make_submission: Make) -> None:
     """The oldest that waits is the next one then."""
     old, young = await put(queue, make_submission()), await put(queue, make_submission())
-    lanes = queue.keys.lanes(make_submission().signature, "standard")
-    await queue.cancel(old[0])
-    arrived = await queue.redis.hget(queue.keys.job(young[0]), "arrived")
-    assert await queue.redis.zscore(lanes, "default") == int(float(arrived))
+    lanes = queue.client.redis_keys.lanes(make_submission().signature, "standard")
+    await queue.jobs.cancel(old[0])
+    arrived = await queue.client.redis.hget(queue.client.redis_keys.job(young[0]), "arrived")
+    assert await queue.client.redis.zscore(lanes, "default") == int(float(arrived))
 
 
 async def test_a_running_job_is_marked(queue: Queue, make_submission: Make) -> None:
     """Its worker is told when it renews, and settles it."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
-    record = await queue.cancel(job_id)
+    record = await queue.jobs.cancel(job_id)
     assert record is not None
     assert (record.state, record.cancel_requested) == (State.RUNNING, True)
-    renewal = await queue.renew("w1", {job_id: one.epoch})
+    renewal = await queue.claims.renew("w1", {job_id: one.epoch})
     assert not renewal.lost
     assert renewal.cancel == {job_id}
     assert await end(queue, one, state=State.CANCELED)
@@ -63,12 +63,12 @@ async def test_a_canceled_job_whose_worker_goes_is_not_run_again(queue: Queue, m
     """Lost or given back, the cancel holds."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
-    await queue.cancel(job_id)
+    await queue.jobs.cancel(job_id)
     if way == "lost":
         await lose(queue, job_id)
-        await queue.reclaim()
+        await queue.maintenance.reclaim()
     else:
-        await queue.release("w1", {job_id: one.epoch})
+        await queue.claims.release("w1", {job_id: one.epoch})
     assert await state_of(queue, job_id) is State.CANCELED
     assert await claim(queue) == []
 
@@ -77,10 +77,10 @@ async def test_a_job_that_has_ended_stays_as_it_is(queue: Queue, make_submission
     """A late cancel answers with what is; one of an unknown job with nothing."""
     (job_id,) = await put(queue, make_submission())
     await end(queue, (await claim(queue))[0])
-    record = await queue.cancel(job_id)
+    record = await queue.jobs.cancel(job_id)
     assert record is not None
     assert (record.state, record.cancel_requested) == (State.SUCCEEDED, False)
-    assert await queue.cancel("job_unknown") is None
+    assert await queue.jobs.cancel("job_unknown") is None
 
 
 @pytest.mark.parametrize("where", ["front", "alone"])
@@ -90,18 +90,18 @@ async def test_a_job_that_came_back_can_be_canceled(queue: Queue, make_submissio
     (one,) = await claim(queue)
     if where == "alone":
         await lose(queue, job_id)
-        await queue.reclaim()
+        await queue.maintenance.reclaim()
     else:
-        await queue.release("w1", {job_id: one.epoch})
-    await queue.cancel(job_id)
+        await queue.claims.release("w1", {job_id: one.epoch})
+    await queue.jobs.cancel(job_id)
     assert await state_of(queue, job_id) is State.CANCELED
-    assert await queue.queues() == []
+    assert await queue.workers.queue_depths() == []
 
 
 async def test_waiting_jobs_expire(queue: Queue, make_submission: Make) -> None:
     """Past its deadline a job ends, one without or with a later one waits on; a running one is its worker's matter."""
     running, *_ = await put(queue, make_submission(deadline_at_ms=1))
-    await queue.redis.hdel(queue.keys.job(running), "deadline")
+    await queue.client.redis.hdel(queue.client.redis_keys.job(running), "deadline")
     await claim(queue)
     late, later, never = await put(
         queue,
@@ -109,8 +109,8 @@ async def test_waiting_jobs_expire(queue: Queue, make_submission: Make) -> None:
         make_submission(deadline_at_ms=now_ms() + 60_000),
         make_submission(),
     )
-    assert await queue.expire() == 1
-    assert await queue.expire() == 0
+    assert await queue.maintenance.expire() == 1
+    assert await queue.maintenance.expire() == 0
     assert await state_of(queue, late) is State.EXPIRED
     assert await claim_ids(queue) == [later, never]
     assert await state_of(queue, running) is State.RUNNING
@@ -121,109 +121,109 @@ async def test_only_waiting_jobs_are_watched(queue: Queue, make_submission: Make
     soon = now_ms() + 60_000
     _, waiting = await put(queue, make_submission(deadline_at_ms=soon), make_submission(deadline_at_ms=soon))
     await claim(queue, 1)
-    assert await queue.redis.zrange(queue.keys.deadlines, 0, -1) == [waiting]
-    await queue.cancel(waiting)
-    assert await queue.redis.exists(queue.keys.deadlines) == 0
+    assert await queue.client.redis.zrange(queue.client.redis_keys.deadlines, 0, -1) == [waiting]
+    await queue.jobs.cancel(waiting)
+    assert await queue.client.redis.exists(queue.client.redis_keys.deadlines) == 0
 
 
 async def test_a_job_given_back_past_its_deadline_expires(queue: Queue, make_submission: Make) -> None:
     """Its deadline is watched again once it waits again."""
     (job_id,) = await put(queue, make_submission(deadline_at_ms=now_ms() + 60_000))
     (one,) = await claim(queue)
-    await queue.redis.hset(queue.keys.job(job_id), "deadline", 1)
-    await queue.release("w1", {job_id: one.epoch})
-    assert await queue.expire() == 1
+    await queue.client.redis.hset(queue.client.redis_keys.job(job_id), "deadline", 1)
+    await queue.claims.release("w1", {job_id: one.epoch})
+    assert await queue.maintenance.expire() == 1
     assert await state_of(queue, job_id) is State.EXPIRED
 
 
 async def test_only_what_has_ended_can_be_forgotten(queue: Queue, make_submission: Make) -> None:
     """Record and indexes go at once; storage is looked at once more when no upload can be under way."""
     (job_id,) = await put(queue, make_submission(batch_id="b"))
-    assert not await queue.forget(job_id)
+    assert not await queue.jobs.forget(job_id)
     (one,) = await claim(queue)
-    assert not await queue.forget(job_id)
+    assert not await queue.jobs.forget(job_id)
     await end(queue, one)
-    assert await queue.forget(job_id)
-    assert not await queue.forget(job_id)
-    assert await queue.get(job_id) is None
+    assert await queue.jobs.forget(job_id)
+    assert not await queue.jobs.forget(job_id)
+    assert await queue.jobs.get(job_id) is None
     for batch_id in (None, "b"):
-        assert await queue.list_jobs("default", batch_id=batch_id) == ([], None)
-    ((row, due),) = await queue.redis.zrange(queue.keys.retention, 0, -1, withscores=True)
-    assert due > now_ms() + queue.settings.lease_ms
-    await queue.redis.zadd(queue.keys.retention, {row: 1})
-    (doomed,) = await queue.due_retention()
+        assert await queue.jobs.page("default", batch_id=batch_id) == ([], None)
+    ((row, due),) = await queue.client.redis.zrange(queue.client.redis_keys.retention, 0, -1, withscores=True)
+    assert due > now_ms() + queue.client.settings.lease_ms
+    await queue.client.redis.zadd(queue.client.redis_keys.retention, {row: 1})
+    (doomed,) = await queue.maintenance.expired_items()
     assert (doomed.kind, doomed.id, doomed.prefix) == ("job", job_id, f"jobs/{job_id}/")
-    await queue.retained(doomed)
-    assert await queue.due_retention() == []
+    await queue.maintenance.forget_item(doomed)
+    assert await queue.maintenance.expired_items() == []
 
 
 async def test_retention_comes_when_it_is_due(queue: Queue, make_submission: Make) -> None:
     """Storage first, then the row: a sweep that dies between finds it again."""
     (job_id,) = await put(queue, make_submission())
     await end(queue, (await claim(queue))[0])
-    assert await queue.due_retention() == []
-    (row,) = await queue.redis.zrange(queue.keys.retention, 0, -1)
-    await queue.redis.zadd(queue.keys.retention, {row: 1})
-    assert await queue.due_retention() == await queue.due_retention()
-    (doomed,) = await queue.due_retention()
-    await queue.retained(doomed)
-    await queue.retained(doomed)
-    assert await queue.get(job_id) is None
-    assert await queue.list_jobs("default") == ([], None)
+    assert await queue.maintenance.expired_items() == []
+    (row,) = await queue.client.redis.zrange(queue.client.redis_keys.retention, 0, -1)
+    await queue.client.redis.zadd(queue.client.redis_keys.retention, {row: 1})
+    assert await queue.maintenance.expired_items() == await queue.maintenance.expired_items()
+    (doomed,) = await queue.maintenance.expired_items()
+    await queue.maintenance.forget_item(doomed)
+    await queue.maintenance.forget_item(doomed)
+    assert await queue.jobs.get(job_id) is None
+    assert await queue.jobs.page("default") == ([], None)
 
 
 async def test_what_is_kept_anew_is_not_forgotten(queue: Queue, make_submission: Make) -> None:
     """A sweep that was slow finds the time of a row moved on, and leaves it."""
     (job_id,) = await put(queue, make_submission())
     await end(queue, (await claim(queue))[0])
-    (row,) = await queue.redis.zrange(queue.keys.retention, 0, -1)
-    await queue.redis.zadd(queue.keys.retention, {row: 1})
-    (doomed,) = await queue.due_retention()
-    await queue.redis.zadd(queue.keys.retention, {row: now_ms() + 60_000})
-    await queue.retained(doomed)
-    assert await queue.get(job_id) is not None
-    assert await queue.redis.zcard(queue.keys.retention) == 1
+    (row,) = await queue.client.redis.zrange(queue.client.redis_keys.retention, 0, -1)
+    await queue.client.redis.zadd(queue.client.redis_keys.retention, {row: 1})
+    (doomed,) = await queue.maintenance.expired_items()
+    await queue.client.redis.zadd(queue.client.redis_keys.retention, {row: now_ms() + 60_000})
+    await queue.maintenance.forget_item(doomed)
+    assert await queue.jobs.get(job_id) is not None
+    assert await queue.client.redis.zcard(queue.client.redis_keys.retention) == 1
 
 
 async def _die(queue: Queue, job_id: str) -> None:
-    for _ in range(queue.settings.max_attempts + 1):
+    for _ in range(queue.client.settings.max_attempts + 1):
         assert [one.job.id for one in await claim(queue)] == [job_id]
         await lose(queue, job_id)
-        await queue.reclaim()
+        await queue.maintenance.reclaim()
 
 
 async def test_a_dead_letter_can_be_read_and_redriven(queue: Queue, make_submission: Make) -> None:
     """Its record says why; redriven, it runs again, alone, with its count of losses begun anew."""
     (job_id,) = await put(queue, make_submission(deadline_at_ms=now_ms() + 60_000))
     await _die(queue, job_id)
-    (letter,), _ = await queue.dead_letters()
+    (letter,), _ = await queue.dead_letters.page()
     assert (letter.id, letter.reason) == (job_id, "worker_lost")
     assert letter.record is not None
     assert letter.record.state is State.FAILED
     assert letter.at_ms > 0
-    assert await queue.redrive(job_id)
-    assert not await queue.redrive(job_id)
-    assert await queue.dead_letters() == ([], None)
-    record = await queue.get(job_id)
+    assert await queue.dead_letters.redrive(job_id)
+    assert not await queue.dead_letters.redrive(job_id)
+    assert await queue.dead_letters.page() == ([], None)
+    record = await queue.jobs.get(job_id)
     assert record is not None
     assert (record.state, record.losses, record.attempts, record.error) == (State.QUEUED, 0, 0, None)
     assert record.expires_at_ms is None
-    assert await queue.redis.pttl(queue.keys.job(job_id)) == -1
+    assert await queue.client.redis.pttl(queue.client.redis_keys.job(job_id)) == -1
     (one,) = await claim(queue)
-    assert (one.solo, one.attempt) == (True, queue.settings.max_attempts + 2)
+    assert (one.solo, one.attempt) == (True, queue.client.settings.max_attempts + 2)
     assert await end(queue, one)
-    assert len(await queue.redis.zrange(queue.keys.retention, 0, -1)) == 1
+    assert len(await queue.client.redis.zrange(queue.client.redis_keys.retention, 0, -1)) == 1
 
 
 async def test_a_dead_letter_can_be_purged(queue: Queue, make_submission: Make) -> None:
     """The letter and its job's record go."""
     (job_id,) = await put(queue, make_submission())
     await _die(queue, job_id)
-    assert await queue.purge_dead(job_id)
-    assert not await queue.purge_dead(job_id)
-    assert not await queue.redrive(job_id)
-    assert await queue.get(job_id) is None
-    assert await queue.dead_letters() == ([], None)
+    assert await queue.dead_letters.purge(job_id)
+    assert not await queue.dead_letters.purge(job_id)
+    assert not await queue.dead_letters.redrive(job_id)
+    assert await queue.jobs.get(job_id) is None
+    assert await queue.dead_letters.page() == ([], None)
 
 
 async def test_dead_letters_come_in_pages_and_are_capped(
@@ -233,9 +233,9 @@ async def test_dead_letters_come_in_pages_and_are_capped(
     monkeypatch.setattr(client, "DEAD_LETTERS_CAP", 4)
     queue = queue_with()
     for at in range(6):
-        await queue.run("bury", f"letter{at}", "test", "made by a test")
-    first, after = await queue.dead_letters(limit=3)
-    second, end_of_list = await queue.dead_letters(after=after, limit=3)
+        await queue.client.run("bury", f"letter{at}", "test", "made by a test")
+    first, after = await queue.dead_letters.page(limit=3)
+    second, end_of_list = await queue.dead_letters.page(after=after, limit=3)
     assert sorted([letter.id for letter in first + second], reverse=True) == [f"letter{at}" for at in (5, 4, 3, 2)]
     assert end_of_list is None
     assert len({name for name in await names_left(queue) if name.startswith("dead:")}) == 4

@@ -21,7 +21,7 @@ async def feed(queue: Queue, eventually: Eventually) -> AsyncIterator[EventFeed]
     async with EventFeed(queue) as feed:
 
         async def listens() -> bool:
-            return (await queue.redis.pubsub_numsub(queue.keys.progress))[0][1] == 1
+            return (await queue.client.redis.pubsub_numsub(queue.client.redis_keys.progress))[0][1] == 1
 
         await eventually(listens, "the feed would hear of progress, which is not kept")
         yield feed
@@ -47,9 +47,9 @@ async def test_a_subscriber_sees_it_all(
         reader = asyncio.create_task(collect(events, seen))
         (one,) = await claim(queue)
         await eventually(lambda: State.RUNNING in states(seen), "it is told that the job runs")
-        await queue.report(Report(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8)))
+        await queue.claims.report_progress(Report(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8)))
         await eventually(lambda: seen[-1].kind == "progress", "it is told of progress")
-        await queue.report(Report(job_id, 0, Phase.DENOISING, Progress(step=2, total=8), store=False))
+        await queue.claims.report_progress(Report(job_id, 0, Phase.DENOISING, Progress(step=2, total=8), store=False))
         await eventually(lambda: seen[-1].progress == Progress(step=2, total=8), "it is told of more")
         await end(queue, one)
         await reader
@@ -90,7 +90,7 @@ async def test_one_message_tells_of_many_jobs(
     seen: dict[str, list[Event]] = {mine: [], other: []}
     async with feed.subscribe(mine) as a, feed.subscribe(other) as b:
         readers = [asyncio.create_task(collect(events, seen[job])) for events, job in ((a, mine), (b, other))]
-        written = await queue.report(
+        written = await queue.claims.report_progress(
             Report(mine, first.epoch, Phase.DENOISING, Progress(step=1, total=8)),
             Report(other, second.epoch, Phase.DENOISING, Progress(step=2, total=8), store=False),
         )
@@ -116,7 +116,7 @@ async def test_who_waits_for_the_end_is_told_of_nothing_else(
     async with feed.subscribe(job_id, end_only=True) as events, feed.subscribe(job_id) as all_events:
         readers = [asyncio.create_task(collect(*pair)) for pair in ((events, seen), (all_events, told))]
         (one,) = await claim(queue)
-        await queue.report(Report(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8)))
+        await queue.claims.report_progress(Report(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8)))
         await eventually(lambda: bool(told) and told[-1].kind == "progress", "the other is told of progress")
         await end(queue, one)
         await asyncio.gather(*readers)
@@ -140,7 +140,7 @@ async def test_a_job_that_has_ended_tells_so_and_ends(queue: Queue, feed: EventF
 async def test_what_was_missed_is_replayed(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
     """After the last event seen, each change since then, none twice."""
     (job_id,) = await put(queue, make_submission())
-    record = await queue.get(job_id)
+    record = await queue.jobs.get(job_id)
     assert record is not None
     (one,) = await claim(queue)
     await end(queue, one)
@@ -162,7 +162,7 @@ async def test_what_cannot_be_replayed_gives_the_present_state(
 ) -> None:
     """An id too old, or later than all (of another Redis, perhaps), or none of ours. `{}` stands for a time of ours."""
     (job_id,) = await put(queue, make_submission())
-    record = await queue.get(job_id)
+    record = await queue.jobs.get(job_id)
     assert record is not None
     await end(queue, (await claim(queue))[0])
     seen: list[Event] = []
@@ -174,12 +174,12 @@ async def test_what_cannot_be_replayed_gives_the_present_state(
 async def test_one_who_has_seen_all_waits_for_the_next(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
     """Nothing is told twice, and the next change comes."""
     (job_id,) = await put(queue, make_submission())
-    record = await queue.get(job_id)
+    record = await queue.jobs.get(job_id)
     assert record is not None
     seen: list[Event] = []
     async with feed.subscribe(job_id, after=record.event_id) as events:
         reader = asyncio.create_task(collect(events, seen))
-        await queue.cancel(job_id)
+        await queue.jobs.cancel(job_id)
         await reader
     assert states(seen) == [State.CANCELED]
 
@@ -190,7 +190,7 @@ async def test_an_id_from_the_future_hides_nothing(queue: Queue, feed: EventFeed
     seen: list[Event] = []
     async with feed.subscribe(job_id, after="99999999999999-0") as events:
         reader = asyncio.create_task(collect(events, seen))
-        await queue.cancel(job_id)
+        await queue.jobs.cancel(job_id)
         await reader
     assert states(seen)[-1] is State.CANCELED
 
@@ -215,8 +215,10 @@ async def test_a_slow_subscriber_loses_progress_and_no_change(
         reader = asyncio.create_task(collect(probing, probed))
         await eventually(lambda: len(probed) == 1, "the probe is subscribed")
         for step in range(500):
-            await queue.report(Report(job_id, 0, Phase.DENOISING, Progress(step=step, total=500), store=False))
-        await queue.report(Report(probe, 0, Phase.DENOISING, Progress(step=1, total=1), store=False))
+            await queue.claims.report_progress(
+                Report(job_id, 0, Phase.DENOISING, Progress(step=step, total=500), store=False)
+            )
+        await queue.claims.report_progress(Report(probe, 0, Phase.DENOISING, Progress(step=1, total=1), store=False))
         await eventually(lambda: len(probed) == 2, "all progress has come")
         iterator = aiter(events)
         seen += [await anext(iterator), await anext(iterator)]
@@ -249,10 +251,12 @@ async def test_rubbish_in_the_stream_does_not_stop_the_feed(
     seen: list[Event] = []
     async with feed.subscribe(job_id) as events:
         reader = asyncio.create_task(collect(events, seen))
-        await queue.redis.xadd(queue.keys.events, {"new": "kind"})
-        await queue.redis.xadd(queue.keys.events, {"job": job_id, "tenant": "default", "state": "dreaming"})
-        await queue.redis.publish(queue.keys.progress, "{not json")
-        await queue.cancel(job_id)
+        await queue.client.redis.xadd(queue.client.redis_keys.events, {"new": "kind"})
+        await queue.client.redis.xadd(
+            queue.client.redis_keys.events, {"job": job_id, "tenant": "default", "state": "dreaming"}
+        )
+        await queue.client.redis.publish(queue.client.redis_keys.progress, "{not json")
+        await queue.jobs.cancel(job_id)
         await reader
     assert states(seen) == [State.QUEUED, State.CANCELED]
 

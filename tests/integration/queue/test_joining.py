@@ -18,7 +18,7 @@ LONG_MS = 60_000
 async def woken(queue: Queue) -> Priority:
     """Wait to be told of jobs; a wait that a pause of this machine outlasted is begun again."""
     async with asyncio.timeout(60):
-        while (told := await queue.wait_wakeup(2)) is None:
+        while (told := await queue.claims.wait_wakeup(2)) is None:
             pass
     return told
 
@@ -29,9 +29,9 @@ async def test_a_running_batch_takes_jobs_ripe_or_not(queue: Queue, make_submiss
     (running,) = await claim(queue)
     ids = await put(queue, make_submission(window_ms=LONG_MS), make_submission(window_ms=LONG_MS))
     assert await claim(queue) == []
-    joined = await queue.join("w1", running.signature, 1, models=MODELS)
+    joined = await queue.claims.join("w1", running.signature, 1, models=MODELS)
     assert [one.job.id for one in joined] == ids[:1]
-    assert await queue.join("w1", running.signature, 0, models=MODELS) == []
+    assert await queue.claims.join("w1", running.signature, 0, models=MODELS) == []
 
 
 async def test_joining_takes_its_own_signature_only(queue: Queue, make_submission: Make) -> None:
@@ -39,7 +39,7 @@ async def test_joining_takes_its_own_signature_only(queue: Queue, make_submissio
     await put(queue, make_submission(width=128))
     held_back: list[str] = []
     options: Any = {"models": MODELS, "held_back": held_back.append}
-    assert await queue.join("w1", make_submission(width=64).signature, 8, **options) == []
+    assert await queue.claims.join("w1", make_submission(width=64).signature, 8, **options) == []
     assert held_back == [], "nothing of it waits"
 
 
@@ -48,23 +48,23 @@ async def test_joining_stops_while_another_signature_is_overdue(
 ) -> None:
     """One popular signature cannot keep the worker for ever."""
     queue = queue_with(overdue_ms=LONG_MS)
-    later = queue_with(namespace=queue.settings.namespace, overdue_ms=1)
+    later = queue_with(namespace=queue.client.settings.namespace, overdue_ms=1)
     await put(queue, make_submission(width=64))
     (running,) = await claim(queue)
     await put(queue, make_submission(width=128))
     ids = await put(queue, *[make_submission(width=64) for _ in range(3)])
-    joined = await queue.join("w1", running.signature, 1, models=MODELS)
+    joined = await queue.claims.join("w1", running.signature, 1, models=MODELS)
     assert [one.job.id for one in joined] == ids[:1]
     await a_moment(5)
     held_back: list[str] = []
     options: Any = {"models": MODELS, "held_back": held_back.append}
-    assert await later.join("w1", running.signature, 8, **options) == []
+    assert await later.claims.join("w1", running.signature, 8, **options) == []
     assert held_back == [running.signature]
     (urgent,) = await put(queue, make_submission(width=64, priority=Priority.INTERACTIVE))
-    joined = await later.join("w1", running.signature, 8, models=MODELS)
+    joined = await later.claims.join("w1", running.signature, 8, models=MODELS)
     assert [one.job.id for one in joined] == [urgent]  # it would go first in any case
     await claim(queue)
-    assert len(await later.join("w1", running.signature, 8, models=MODELS)) == 2
+    assert len(await later.claims.join("w1", running.signature, 8, models=MODELS)) == 2
 
 
 async def test_another_models_overdue_jobs_are_not_this_workers_matter(
@@ -76,7 +76,7 @@ async def test_another_models_overdue_jobs_are_not_this_workers_matter(
     (running,) = await claim(queue)
     await put(queue, make_submission())
     await a_moment(30)
-    assert len(await queue.join("w1", running.signature, 8, models=MODELS)) == 1
+    assert len(await queue.claims.join("w1", running.signature, 8, models=MODELS)) == 1
 
 
 async def test_a_lost_job_comes_alone(queue_with: Callable[..., Queue], make_submission: Make) -> None:
@@ -85,8 +85,8 @@ async def test_a_lost_job_comes_alone(queue_with: Callable[..., Queue], make_sub
     ids = await put(queue, *[make_submission() for _ in range(3)])
     await claim(queue, 1)
     await lose(queue, ids[0])
-    assert await queue.reclaim() == [ids[0]]
-    joined = await queue.join("w2", make_submission().signature, 1, models=MODELS)
+    assert await queue.maintenance.reclaim() == [ids[0]]
+    joined = await queue.claims.join("w2", make_submission().signature, 1, models=MODELS)
     assert [one.job.id for one in joined] == [ids[1]]
     (again,) = await claim(queue, 8, "w2")
     assert (again.job.id, again.solo, again.attempt) == (ids[0], True, 2)
@@ -99,16 +99,16 @@ async def test_a_lost_job_is_not_kept_waiting_by_joiners(
 ) -> None:
     """It joins no batch: so after overdue_ms nobody else joins either, and the batch comes to its end."""
     queue = queue_with(overdue_ms=LONG_MS)
-    later = queue_with(namespace=queue.settings.namespace, overdue_ms=1)
+    later = queue_with(namespace=queue.client.settings.namespace, overdue_ms=1)
     lost, _ = await put(queue, make_submission(), make_submission())
     await claim(queue, 1, "dies")
     (running,) = await claim(queue, 1)
     await lose(queue, lost)
-    await queue.reclaim()
+    await queue.maintenance.reclaim()
     await put(queue, *[make_submission() for _ in range(3)])
-    assert len(await queue.join("w1", running.signature, 1, models=MODELS)) == 1
+    assert len(await queue.claims.join("w1", running.signature, 1, models=MODELS)) == 1
     await a_moment(5)
-    assert await later.join("w1", running.signature, 1, models=MODELS) == []
+    assert await later.claims.join("w1", running.signature, 1, models=MODELS) == []
 
 
 async def test_a_lost_bulk_job_lets_urgent_ones_pass_for_a_while(
@@ -116,11 +116,11 @@ async def test_a_lost_bulk_job_lets_urgent_ones_pass_for_a_while(
 ) -> None:
     """Priority holds, but not for longer than overdue_ms."""
     queue = queue_with(overdue_ms=LONG_MS)
-    later = queue_with(namespace=queue.settings.namespace, overdue_ms=1)
+    later = queue_with(namespace=queue.client.settings.namespace, overdue_ms=1)
     (bulk,) = await put(queue, make_submission(priority=Priority.BULK))
     await claim(queue)
     await lose(queue, bulk)
-    await queue.reclaim()
+    await queue.maintenance.reclaim()
     urgent = await put(queue, *[make_submission(priority=Priority.INTERACTIVE) for _ in range(2)])
     assert await claim_ids(queue, 1) == urgent[:1]
     await a_moment(5)
@@ -129,7 +129,7 @@ async def test_a_lost_bulk_job_lets_urgent_ones_pass_for_a_while(
 
 async def test_a_worker_waits_for_the_next_wakeup(queue: Queue, make_submission: Make) -> None:
     """A blocked worker is told of a submit at once, and none between two waits is missed."""
-    await queue.wait_wakeup(2)  # the first returns at once
+    await queue.claims.wait_wakeup(2)  # the first returns at once
     waiting = asyncio.create_task(woken(queue))
     await a_moment(20)
     assert not waiting.done()
@@ -137,48 +137,48 @@ async def test_a_worker_waits_for_the_next_wakeup(queue: Queue, make_submission:
     await waiting
     await claim(queue)
     await put(queue, make_submission())
-    assert await queue.wait_wakeup(2) is not None
+    assert await queue.claims.wait_wakeup(2) is not None
 
 
 async def test_a_wakeup_tells_the_most_urgent_priority(queue: Queue, make_submission: Make) -> None:
     """So that a full worker need not ask whenever a job comes; where it is not known, any may have come."""
-    await queue.wait_wakeup(1)
+    await queue.claims.wait_wakeup(1)
     width = iter(range(64, 4096, 16))
 
     async def told(*priorities: Priority) -> Priority | None:
         await put(queue, *[make_submission(width=next(width), priority=priority) for priority in priorities])
-        return await queue.wait_wakeup(2)
+        return await queue.claims.wait_wakeup(2)
 
     assert await told(Priority.BULK) is Priority.BULK
     assert await told(Priority.BULK, Priority.STANDARD) is Priority.STANDARD
     assert await told(Priority.INTERACTIVE, Priority.BULK) is Priority.INTERACTIVE
-    assert await queue.wait_wakeup(0.05) is None
+    assert await queue.claims.wait_wakeup(0.05) is None
     for _ in range(40):
         await put(queue, make_submission(width=next(width), priority=Priority.BULK))
-    assert await queue.wait_wakeup(2) is Priority.INTERACTIVE, "more wake-ups than are kept"
-    await queue.redis.xadd(queue.keys.wakeup, {"w": "1"})
-    assert await queue.wait_wakeup(2) is Priority.INTERACTIVE, "of a version that does not tell"
+    assert await queue.claims.wait_wakeup(2) is Priority.INTERACTIVE, "more wake-ups than are kept"
+    await queue.client.redis.xadd(queue.client.redis_keys.wakeup, {"w": "1"})
+    assert await queue.claims.wait_wakeup(2) is Priority.INTERACTIVE, "of a version that does not tell"
 
 
 async def test_a_job_that_may_join_wakes_the_worker(queue: Queue, make_submission: Make) -> None:
     """One more job of a running signature ripens no sooner than the last, and yet its worker has a seat for it."""
     first = make_submission(window_ms=60_000)
     await put(queue, first)
-    await queue.wait_wakeup(2)
+    await queue.claims.wait_wakeup(2)
     assert len(await claim(queue)) == 1
     await put(queue, make_submission(window_ms=60_000))
-    await queue.wait_wakeup(2)
+    await queue.claims.wait_wakeup(2)
     await put(queue, make_submission(window_ms=60_000))
-    assert await queue.wait_wakeup(2) is not None
+    assert await queue.claims.wait_wakeup(2) is not None
 
 
 async def test_a_wait_ends_by_itself(queue: Queue) -> None:
     """At its timeout, with nothing to tell."""
-    await queue.wait_wakeup(1)
+    await queue.claims.wait_wakeup(1)
     took_s: list[float] = []
     while not took_s or (took_s[-1] >= 1 and len(took_s) < 5):  # again where the machine paused meanwhile
         began = asyncio.get_running_loop().time()
-        assert await queue.wait_wakeup(0.05) is None
+        assert await queue.claims.wait_wakeup(0.05) is None
         took_s.append(asyncio.get_running_loop().time() - began)
     assert 0.03 < took_s[-1] < 1
 
@@ -186,12 +186,12 @@ async def test_a_wait_ends_by_itself(queue: Queue) -> None:
 async def test_a_submit_that_changes_nothing_wakes_nobody(queue: Queue, make_submission: Make) -> None:
     """Workers that can do nothing more are left alone; the wake-up stream stays small."""
     await put(queue, make_submission())
-    before = await queue.redis.xrevrange(queue.keys.wakeup, count=1)
+    before = await queue.client.redis.xrevrange(queue.client.redis_keys.wakeup, count=1)
     await put(queue, make_submission())
-    assert await queue.redis.xrevrange(queue.keys.wakeup, count=1) == before
+    assert await queue.client.redis.xrevrange(queue.client.redis_keys.wakeup, count=1) == before
     for width in range(64, 64 + 16 * 40, 16):
         await put(queue, make_submission(width=width))
-    assert await queue.redis.xlen(queue.keys.wakeup) <= 16
+    assert await queue.client.redis.xlen(queue.client.redis_keys.wakeup) <= 16
 
 
 async def test_a_worker_with_other_jobs_is_given_no_lost_one(queue: Queue, make_submission: Make) -> None:
@@ -199,7 +199,7 @@ async def test_a_worker_with_other_jobs_is_given_no_lost_one(queue: Queue, make_
     lost, other = await put(queue, *[make_submission(priority=Priority.INTERACTIVE) for _ in range(2)])
     await claim(queue, 1, "dies")
     await lose(queue, lost)
-    await queue.reclaim()
+    await queue.maintenance.reclaim()
     urgent = {"lowest": Priority.INTERACTIVE}
     assert await claim_ids(queue, accompanied=True, **urgent) == [other]
     assert await claim_ids(queue, accompanied=True, **urgent) == []
@@ -209,7 +209,7 @@ async def test_a_worker_with_other_jobs_is_given_no_lost_one(queue: Queue, make_
 async def test_only_priorities_that_count_are_told_as_ripening(queue: Queue, make_submission: Make) -> None:
     """A full worker asks when interactive jobs ripen: bulk ones would keep it asking."""
     await put(queue, make_submission(priority=Priority.BULK))
-    assert await queue.next_ripening(MODELS) == 0
-    assert await queue.next_ripening(MODELS, lowest=Priority.INTERACTIVE) is None
+    assert await queue.claims.next_ready_ms(MODELS) == 0
+    assert await queue.claims.next_ready_ms(MODELS, lowest=Priority.INTERACTIVE) is None
     await put(queue, make_submission(priority=Priority.INTERACTIVE, width=128))
-    assert await queue.next_ripening(MODELS, lowest=Priority.INTERACTIVE) == 0
+    assert await queue.claims.next_ready_ms(MODELS, lowest=Priority.INTERACTIVE) == 0

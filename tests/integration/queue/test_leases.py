@@ -16,7 +16,7 @@ async def test_a_settled_job_tells_its_result(queue: Queue, make_submission: Mak
     """Result, state, event and times in one script; the lease and the entry are gone, the record has a TTL."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
-    await queue.report(Report(job_id, one.epoch, Phase.UPLOADING, Progress(step=8, total=8)))
+    await queue.claims.report_progress(Report(job_id, one.epoch, Phase.UPLOADING, Progress(step=8, total=8)))
     outcome = Outcome(
         state=State.SUCCEEDED,
         artifacts=(Artifact(index=0, key="k", content_type="image/png", bytes=3, width=64, height=64, seed=7),),
@@ -24,16 +24,20 @@ async def test_a_settled_job_tells_its_result(queue: Queue, make_submission: Mak
         timings=Timings(queue_ms=1),
         gpu_seconds=0.5,
     )
-    assert await queue.settle("w1", job_id, one.epoch, outcome)
-    record = await queue.get(job_id)
+    assert await queue.claims.settle("w1", job_id, one.epoch, outcome)
+    record = await queue.jobs.get(job_id)
     assert record is not None
     assert (record.state, record.phase, record.artifacts) == (State.SUCCEEDED, None, outcome.artifacts)
     assert (record.batching, record.timings, record.error) == (outcome.batching, outcome.timings, None)
     assert record.finished_at_ms is not None
-    assert record.expires_at_ms == record.finished_at_ms + queue.settings.retention_s * 1000
-    assert 0 < await queue.redis.pttl(queue.keys.job(job_id)) <= queue.settings.retention_s * 1000
-    assert await queue.redis.exists(queue.keys.leases, queue.keys.holding) == 0
-    events = await queue.redis.xrange(queue.keys.events)
+    assert record.expires_at_ms == record.finished_at_ms + queue.client.settings.retention_s * 1000
+    assert (
+        0
+        < await queue.client.redis.pttl(queue.client.redis_keys.job(job_id))
+        <= queue.client.settings.retention_s * 1000
+    )
+    assert await queue.client.redis.exists(queue.client.redis_keys.leases, queue.client.redis_keys.holding) == 0
+    events = await queue.client.redis.xrange(queue.client.redis_keys.events)
     assert [fields["state"] for _, fields in events] == ["queued", "running", "succeeded"]
     assert events[-1][0] == record.event_id
 
@@ -43,8 +47,8 @@ async def test_a_failure_keeps_its_reason(queue: Queue, make_submission: Make) -
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
     failure = Failure(code="out_of_memory", message="even one row does not fit", retryable=True)
-    assert await queue.settle("w1", job_id, one.epoch, Outcome(state=State.FAILED, error=failure))
-    record = await queue.get(job_id)
+    assert await queue.claims.settle("w1", job_id, one.epoch, Outcome(state=State.FAILED, error=failure))
+    record = await queue.jobs.get(job_id)
     assert record is not None
     assert (record.state, record.error) == (State.FAILED, failure)
 
@@ -63,8 +67,8 @@ async def test_a_settle_sent_twice_answers_the_same(queue: Queue, make_submissio
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
     args: list[str | int] = ["w1", job_id, one.epoch, "token", "succeeded", "[]", "", "{}", "{}", "1.0", "4", "4"]
-    assert [await queue.run("settle", *args), await queue.run("settle", *args)] == [1, 1]
-    assert await queue.redis.xlen(queue.keys.events) == 3
+    assert [await queue.client.run("settle", *args), await queue.client.run("settle", *args)] == [1, 1]
+    assert await queue.client.redis.xlen(queue.client.redis_keys.events) == 3
 
 
 async def test_a_settle_repeated_by_its_caller_answers_the_same(queue: Queue, make_submission: Make) -> None:
@@ -72,25 +76,27 @@ async def test_a_settle_repeated_by_its_caller_answers_the_same(queue: Queue, ma
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
     done = Outcome(state=State.SUCCEEDED)
-    assert await queue.settle("w1", job_id, one.epoch, done, token="t")
-    assert await queue.settle("w1", job_id, one.epoch, done, token="t")
-    assert not await queue.settle("w1", job_id, one.epoch, done)
+    assert await queue.claims.settle("w1", job_id, one.epoch, done, token="t")
+    assert await queue.claims.settle("w1", job_id, one.epoch, done, token="t")
+    assert not await queue.claims.settle("w1", job_id, one.epoch, done)
 
 
 async def test_only_the_one_who_holds_it_may_write(queue: Queue, make_submission: Make) -> None:
     """Another worker, another epoch, or an unknown job: nothing is written."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
-    before = await queue.redis.hgetall(queue.keys.job(job_id))
+    before = await queue.client.redis.hgetall(queue.client.redis_keys.job(job_id))
     assert not await end(queue, one, worker="w2")
     done = Outcome(state=State.SUCCEEDED)
-    assert not await queue.settle("w1", job_id, one.epoch + 1, done)
-    assert not await queue.settle("w1", "job_unknown", 1, done)
-    assert not await queue.report(Report(job_id, one.epoch + 1, Phase.DENOISING, Progress(step=1, total=2)))
-    assert await queue.release("w2", {job_id: one.epoch}) == 0
-    assert (await queue.renew("w2", {job_id: one.epoch})).lost == {job_id}
-    assert await queue.redis.hgetall(queue.keys.job(job_id)) == before
-    assert await queue.get("job_unknown") is None
+    assert not await queue.claims.settle("w1", job_id, one.epoch + 1, done)
+    assert not await queue.claims.settle("w1", "job_unknown", 1, done)
+    assert not await queue.claims.report_progress(
+        Report(job_id, one.epoch + 1, Phase.DENOISING, Progress(step=1, total=2))
+    )
+    assert await queue.claims.release("w2", {job_id: one.epoch}) == 0
+    assert (await queue.claims.renew("w2", {job_id: one.epoch})).lost == {job_id}
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.job(job_id)) == before
+    assert await queue.jobs.get("job_unknown") is None
 
 
 async def test_a_worker_that_wakes_too_late_writes_nothing(queue: Queue, make_submission: Make) -> None:
@@ -98,17 +104,17 @@ async def test_a_worker_that_wakes_too_late_writes_nothing(queue: Queue, make_su
     (job_id,) = await put(queue, make_submission())
     (stale,) = await claim(queue, worker="stopped")
     await lose(queue, job_id)
-    await queue.reclaim()
+    await queue.maintenance.reclaim()
     (current,) = await claim(queue, worker="other")
     assert current.epoch == stale.epoch + 1
-    before = await queue.redis.hgetall(queue.keys.job(job_id))
-    lease = await queue.redis.zscore(queue.keys.leases, job_id)
-    assert (await queue.renew("stopped", {job_id: stale.epoch})).lost == {job_id}
+    before = await queue.client.redis.hgetall(queue.client.redis_keys.job(job_id))
+    lease = await queue.client.redis.zscore(queue.client.redis_keys.leases, job_id)
+    assert (await queue.claims.renew("stopped", {job_id: stale.epoch})).lost == {job_id}
     assert not await end(queue, stale, worker="stopped")
-    assert not await queue.report(Report(job_id, stale.epoch, Phase.DECODING, Progress()))
-    assert await queue.release("stopped", {job_id: stale.epoch}) == 0
-    assert await queue.redis.hgetall(queue.keys.job(job_id)) == before
-    assert await queue.redis.zscore(queue.keys.leases, job_id) == lease
+    assert not await queue.claims.report_progress(Report(job_id, stale.epoch, Phase.DECODING, Progress()))
+    assert await queue.claims.release("stopped", {job_id: stale.epoch}) == 0
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.job(job_id)) == before
+    assert await queue.client.redis.zscore(queue.client.redis_keys.leases, job_id) == lease
     assert await end(queue, current, worker="other")
 
 
@@ -117,12 +123,12 @@ async def test_the_same_worker_is_fenced_from_its_own_past(queue: Queue, make_su
     (job_id,) = await put(queue, make_submission())
     (first,) = await claim(queue)
     await lose(queue, job_id)
-    await queue.reclaim()
+    await queue.maintenance.reclaim()
     (second,) = await claim(queue)
-    assert (await queue.renew("w1", {job_id: first.epoch})).lost == {job_id}
-    assert await queue.release("w1", {job_id: first.epoch}) == 0
+    assert (await queue.claims.renew("w1", {job_id: first.epoch})).lost == {job_id}
+    assert await queue.claims.release("w1", {job_id: first.epoch}) == 0
     assert not await end(queue, first)
-    assert not (await queue.renew("w1", {job_id: second.epoch})).lost
+    assert not (await queue.claims.renew("w1", {job_id: second.epoch})).lost
     assert await end(queue, second)
 
 
@@ -133,10 +139,10 @@ async def test_a_lease_that_is_renewed_does_not_end(queue_with: Callable[..., Qu
     epochs = {one.job.id: one.epoch for one in await claim(queue)}
     for _ in range(2):
         for job_id in (kept, left):  # as if sixty seconds had gone by
-            await queue.redis.zincrby(queue.keys.leases, -60_000, job_id)
-        assert not (await queue.renew("w1", {kept: epochs[kept]})).lost
-    assert await queue.reclaim() == [left]
-    assert await queue.renew("w1", {}) is not None
+            await queue.client.redis.zincrby(queue.client.redis_keys.leases, -60_000, job_id)
+        assert not (await queue.claims.renew("w1", {kept: epochs[kept]})).lost
+    assert await queue.maintenance.reclaim() == [left]
+    assert await queue.claims.renew("w1", {}) is not None
 
 
 async def test_a_reclaim_takes_no_more_than_it_is_asked(queue: Queue, make_submission: Make) -> None:
@@ -144,7 +150,7 @@ async def test_a_reclaim_takes_no_more_than_it_is_asked(queue: Queue, make_submi
     ids = await put(queue, *[make_submission() for _ in range(5)])
     await claim(queue)
     await lose(queue, *ids)
-    assert [len(await queue.reclaim(2)) for _ in range(4)] == [2, 2, 1, 0]
+    assert [len(await queue.maintenance.reclaim(2)) for _ in range(4)] == [2, 2, 1, 0]
 
 
 async def test_a_released_job_leads_its_line_and_counts_nothing(queue: Queue, make_submission: Make) -> None:
@@ -152,15 +158,15 @@ async def test_a_released_job_leads_its_line_and_counts_nothing(queue: Queue, ma
     ids = await put(queue, *[make_submission(window_ms=60_000) for _ in range(2)])
     claims = await claim(queue)
     later = await put(queue, make_submission(window_ms=60_000))
-    assert await queue.release("w1", {one.job.id: one.epoch for one in claims}) == 2
-    assert await queue.next_ripening(MODELS) == 0
+    assert await queue.claims.release("w1", {one.job.id: one.epoch for one in claims}) == 2
+    assert await queue.claims.next_ready_ms(MODELS) == 0
     again = await claim(queue, worker="w2")
     assert [one.job.id for one in again] == [*ids, *later]
     assert not any(one.solo for one in again)
-    record = await queue.get(ids[0])
+    record = await queue.jobs.get(ids[0])
     assert record is not None
     assert (record.losses, record.attempts, record.epoch) == (0, 2, 2)
-    assert await queue.release("w1", {}) == 0
+    assert await queue.claims.release("w1", {}) == 0
 
 
 async def test_a_released_job_keeps_to_its_priority(queue: Queue, make_submission: Make) -> None:
@@ -168,7 +174,7 @@ async def test_a_released_job_keeps_to_its_priority(queue: Queue, make_submissio
     (bulk,) = await put(queue, make_submission(priority=Priority.BULK))
     (one,) = await claim(queue)
     (standard,) = await put(queue, make_submission())
-    await queue.release("w1", {bulk: one.epoch})
+    await queue.claims.release("w1", {bulk: one.epoch})
     assert await claim_ids(queue) == [standard, bulk]
 
 
@@ -179,7 +185,7 @@ async def test_a_lost_job_goes_to_the_front_and_is_ripe(queue: Queue, make_submi
     await put(queue, make_submission(window_ms=60_000))
     assert await claim(queue) == []
     await lose(queue, lost)
-    await queue.reclaim()
+    await queue.maintenance.reclaim()
     assert await claim_ids(queue, worker="w2") == [lost]
 
 
@@ -188,9 +194,9 @@ async def test_companions_of_a_killer_are_not_counted(queue: Queue, make_submiss
     killer, friend = await put(queue, make_submission(), make_submission())
     assert len(await claim(queue)) == 2
     await lose(queue, killer, friend)
-    await queue.reclaim()
+    await queue.maintenance.reclaim()
     for job_id in (killer, friend):
-        record = await queue.get(job_id)
+        record = await queue.jobs.get(job_id)
         assert record is not None
         assert record.losses == 0
     while claims := await claim(queue, worker="w2"):
@@ -198,16 +204,16 @@ async def test_companions_of_a_killer_are_not_counted(queue: Queue, make_submiss
         assert one.solo
         if one.job.id == killer:
             await lose(queue, killer)
-            await queue.reclaim()
+            await queue.maintenance.reclaim()
         else:
             assert await end(queue, one, worker="w2")
     assert await state_of(queue, friend) is State.SUCCEEDED
-    record = await queue.get(killer)
+    record = await queue.jobs.get(killer)
     assert record is not None
-    assert (record.state, record.losses) == (State.FAILED, queue.settings.max_attempts)
+    assert (record.state, record.losses) == (State.FAILED, queue.client.settings.max_attempts)
     assert record.error is not None
     assert record.error.code == "worker_lost"
-    assert [letter.id for letter in (await queue.dead_letters())[0]] == [killer]
+    assert [letter.id for letter in (await queue.dead_letters.page())[0]] == [killer]
 
 
 async def test_giving_back_alone_keeps_it_alone_and_counts_nothing(queue: Queue, make_submission: Make) -> None:
@@ -215,12 +221,12 @@ async def test_giving_back_alone_keeps_it_alone_and_counts_nothing(queue: Queue,
     (job_id,) = await put(queue, make_submission())
     await claim(queue)
     await lose(queue, job_id)
-    await queue.reclaim()
+    await queue.maintenance.reclaim()
     (solo,) = await claim(queue)
-    await queue.release("w1", {job_id: solo.epoch})
+    await queue.claims.release("w1", {job_id: solo.epoch})
     (again,) = await claim(queue)
     assert again.solo
-    record = await queue.get(job_id)
+    record = await queue.jobs.get(job_id)
     assert record is not None
     assert record.losses == 0
 
@@ -234,9 +240,9 @@ async def test_attempts_never_repeat(queue: Queue, make_submission: Make) -> Non
         attempts.append(one.attempt)
         if lost:
             await lose(queue, job_id)
-            await queue.reclaim()
+            await queue.maintenance.reclaim()
         else:
-            await queue.release("w1", {job_id: one.epoch})
+            await queue.claims.release("w1", {job_id: one.epoch})
     attempts.append((await claim(queue))[0].attempt)
     assert attempts == [1, 2, 3, 4]
 
@@ -245,12 +251,12 @@ async def test_progress_is_on_record(queue: Queue, make_submission: Make) -> Non
     """Phase and steps can be polled, and a job given back has none."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
-    assert await queue.report(Report(job_id, one.epoch, Phase.DENOISING, Progress(step=3, total=8)))
-    record = await queue.get(job_id)
+    assert await queue.claims.report_progress(Report(job_id, one.epoch, Phase.DENOISING, Progress(step=3, total=8)))
+    record = await queue.jobs.get(job_id)
     assert record is not None
     assert (record.phase, record.progress) == (Phase.DENOISING, Progress(step=3, total=8))
-    await queue.release("w1", {job_id: one.epoch})
-    record = await queue.get(job_id)
+    await queue.claims.release("w1", {job_id: one.epoch})
+    record = await queue.jobs.get(job_id)
     assert record is not None
     assert (record.phase, record.progress, record.worker) == (None, Progress(), None)
 
@@ -259,7 +265,7 @@ async def test_waking_up_after_a_release(queue: Queue, make_submission: Make) ->
     """What is given back is taken up at once, not at the next poll."""
     await put(queue, make_submission())
     (one,) = await claim(queue)
-    await queue.wait_wakeup(0.01)
-    await queue.release("w1", {one.job.id: one.epoch})
-    assert await queue.wait_wakeup(2) is not None
+    await queue.claims.wait_wakeup(0.01)
+    await queue.claims.release("w1", {one.job.id: one.epoch})
+    assert await queue.claims.wait_wakeup(2) is not None
     assert await claim_ids(queue) == [one.job.id]

@@ -16,7 +16,7 @@ Make = Callable[..., Submission]
 
 
 async def limit(queue: Queue, seats: int, tenant: str = "acme") -> None:
-    await queue.set_limits(tenant, TenantLimits(running_slots=seats))
+    await queue.api_keys.set_limits(tenant, TenantLimits(running_slots=seats))
 
 
 async def drained(queue: Queue, seats: int = 8, worker: str = "w1") -> list[Claim]:
@@ -29,7 +29,7 @@ async def drained(queue: Queue, seats: int = 8, worker: str = "w1") -> list[Clai
 
 async def ripens_ms(queue: Queue) -> float:
     """Return when the next of what waits is ripe."""
-    asleep = await queue.next_ripening(MODELS)
+    asleep = await queue.claims.next_ready_ms(MODELS)
     assert asleep is not None
     return asleep + await redis_ms(queue)
 
@@ -47,7 +47,7 @@ async def test_a_tenant_has_no_more_seats_than_it_may(queue: Queue, make_submiss
             await put(queue, *[make_submission(tenant="other", width=width, priority=priority) for _ in range(2)])
     claims = await drained(queue) + await drained(queue, 2, "w2")
     assert tenants(claims) == {"acme": 3, "other": 12}
-    assert await queue.redis.hgetall(queue.keys.running) == {"acme": "3", "other": "12"}
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.running) == {"acme": "3", "other": "12"}
     mine = [one for one in claims if one.job.tenant == "acme"]
     assert await end(queue, mine[0])
     assert tenants(await drained(queue)) == {"acme": 1}
@@ -72,14 +72,14 @@ async def test_however_a_job_leaves_its_seat_comes_free(queue: Queue, make_submi
     if how == "settle":
         await end(queue, first)
     elif how == "release":
-        assert await queue.release("w1", {first.job.id: first.epoch}) == 1
+        assert await queue.claims.release("w1", {first.job.id: first.epoch}) == 1
     elif how == "lose":
         await lose(queue, first.job.id)
-        assert await queue.reclaim() == [first.job.id]
+        assert await queue.maintenance.reclaim() == [first.job.id]
     else:
-        await queue.cancel(first.job.id)
+        await queue.jobs.cancel(first.job.id)
         await end(queue, first, state=State.CANCELED)
-    assert await queue.redis.hgetall(queue.keys.running) == {}
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.running) == {}
     assert len(await drained(queue)) == 1
 
 
@@ -99,7 +99,7 @@ async def test_what_is_put_off_keeps_nobody_waiting_and_no_worker_turning(queue:
         assert await claim(queue) == []
     assert await ripens_ms(queue) - began_ms > 500
     await end(queue, running)
-    assert await queue.next_ripening(MODELS) == 0
+    assert await queue.claims.next_ready_ms(MODELS) == 0
     assert len(await drained(queue)) == 1
 
 
@@ -108,11 +108,11 @@ async def test_a_freed_seat_wakes_the_workers(queue: Queue, make_submission: Mak
     await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme", width=128))
     (running,) = await claim(queue)
     assert await claim(queue) == []
-    before = await queue.redis.xlen(queue.keys.wakeup)
+    before = await queue.client.redis.xlen(queue.client.redis_keys.wakeup)
     await end(queue, running)
-    assert await queue.redis.xlen(queue.keys.wakeup) == before + 1
+    assert await queue.client.redis.xlen(queue.client.redis_keys.wakeup) == before + 1
     assert len(await claim(queue)) == 1
-    assert not await queue.redis.exists(queue.keys.held("acme"))
+    assert not await queue.client.redis.exists(queue.client.redis_keys.held("acme"))
 
 
 async def test_only_arrivals_of_others_ripen_what_is_put_off(queue: Queue, make_submission: Make) -> None:
@@ -125,7 +125,7 @@ async def test_only_arrivals_of_others_ripen_what_is_put_off(queue: Queue, make_
     await put(queue, *[make_submission(tenant="acme") for _ in range(5)])
     assert await ripens_ms(queue) - began_ms > 500
     (other,) = await put(queue, make_submission(tenant="other"))
-    assert await queue.next_ripening(MODELS) == 0
+    assert await queue.claims.next_ready_ms(MODELS) == 0
     assert await claim_ids(queue) == [other]
 
 
@@ -136,9 +136,9 @@ async def test_a_signature_that_was_put_off_and_emptied_can_be_used_again(queue:
     (running,) = await claim(queue)
     (waiting,) = await put(queue, make_submission(tenant="acme", width=128))
     assert await claim(queue) == []
-    await queue.cancel(waiting)
+    await queue.jobs.cancel(waiting)
     await put(queue, make_submission(tenant="acme", width=128))
-    assert await queue.next_ripening(MODELS) is not None
+    assert await queue.claims.next_ready_ms(MODELS) is not None
     await end(queue, running)
     assert len(await claim(queue)) == 1
 
@@ -149,7 +149,7 @@ async def test_jobs_of_several_seats_keep_to_the_limit_and_to_their_place(queue:
     ids = await put(queue, *[make_submission(tenant="acme", n=3) for _ in range(3)])
     first = await drained(queue)
     assert [one.job.id for one in first] == ids[:1]
-    assert await queue.redis.exists(queue.keys.front(first[0].signature)) == 0
+    assert await queue.client.redis.exists(queue.client.redis_keys.front(first[0].signature)) == 0
     for done, following in zip(first, ids[1:2], strict=True):
         await end(queue, done)
         assert await claim_ids(queue) == [following]
@@ -174,10 +174,10 @@ async def test_jobs_given_back_or_lost_wait_for_seats_and_let_others_by(queue: Q
     await put(queue, *[make_submission(tenant="other") for _ in range(3)])
     others = await drained(queue, worker="w2")
     await lose(queue, mine[0].job.id, others[0].job.id)
-    assert len(await queue.reclaim()) == 2
-    assert await queue.release("w1", {one.job.id: one.epoch for one in mine[1:71]}) == 70
-    assert await queue.release("w2", {one.job.id: one.epoch for one in others[1:]}) == 2
-    assert await queue.redis.hgetall(queue.keys.running) == {"acme": "1"}
+    assert len(await queue.maintenance.reclaim()) == 2
+    assert await queue.claims.release("w1", {one.job.id: one.epoch for one in mine[1:71]}) == 70
+    assert await queue.claims.release("w2", {one.job.id: one.epoch for one in others[1:]}) == 2
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.running) == {"acme": "1"}
     await limit(queue, 1)
     assert {one.job.id for one in await drained(queue, worker="w2")} == {one.job.id for one in others}
     await end(queue, mine[71])
@@ -191,7 +191,7 @@ async def test_a_running_batch_is_joined_within_the_limit(queue: Queue, make_sub
     (running,) = await claim(queue, 1)
     await put(queue, *[make_submission(tenant="acme") for _ in range(3)])
     await put(queue, make_submission(tenant="other"))
-    joined = await queue.join("w1", running.signature, 6, models=MODELS)
+    joined = await queue.claims.join("w1", running.signature, 6, models=MODELS)
     assert tenants(joined) == {"acme": 1, "other": 1}
 
 
@@ -200,9 +200,9 @@ async def test_a_wrong_count_is_put_right(queue: Queue, make_submission: Make) -
     await limit(queue, 2)
     ids = await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme"))
     (running,) = await claim(queue, 1)
-    await queue.redis.hset(queue.keys.running, mapping={"acme": 9, "gone": 4})
-    assert await queue.reconcile() >= 1
-    assert await queue.redis.hgetall(queue.keys.running) == {"acme": "1"}
-    assert await queue.reconcile() == 0
+    await queue.client.redis.hset(queue.client.redis_keys.running, mapping={"acme": 9, "gone": 4})
+    assert await queue.maintenance.reconcile() >= 1
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.running) == {"acme": "1"}
+    assert await queue.maintenance.reconcile() == 0
     assert await claim_ids(queue) == ids[1:]
     assert await state_of(queue, running.job.id) is State.RUNNING

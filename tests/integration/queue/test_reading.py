@@ -19,12 +19,12 @@ Make = Callable[..., Submission]
 async def test_a_status_read_is_one_command(queue: Queue, make_submission: Make, redis_server: object) -> None:
     """Some clients poll ten times a second."""
     (job_id,) = await put(queue, make_submission())
-    await queue.get(job_id)
-    before = (await queue.redis.info("commandstats")).get("cmdstat_hgetall", {}).get("calls", 0)
-    total = (await queue.redis.info("stats"))["total_commands_processed"]
-    await queue.get(job_id)
-    stats = await queue.redis.info("stats")
-    after = (await queue.redis.info("commandstats"))["cmdstat_hgetall"]["calls"]
+    await queue.jobs.get(job_id)
+    before = (await queue.client.redis.info("commandstats")).get("cmdstat_hgetall", {}).get("calls", 0)
+    total = (await queue.client.redis.info("stats"))["total_commands_processed"]
+    await queue.jobs.get(job_id)
+    stats = await queue.client.redis.info("stats")
+    after = (await queue.client.redis.info("commandstats"))["cmdstat_hgetall"]["calls"]
     assert after - before == 1
     assert stats["total_commands_processed"] - total == 2  # the first of these two INFO, and HGETALL
 
@@ -32,9 +32,9 @@ async def test_a_status_read_is_one_command(queue: Queue, make_submission: Make,
 async def test_many_records_keep_their_order(queue: Queue, make_submission: Make) -> None:
     """One answer for each id asked, None for what is not there."""
     one, two = await put(queue, make_submission(), make_submission())
-    records = await queue.get_many([two, "job_unknown", one])
+    records = await queue.jobs.get_many([two, "job_unknown", one])
     assert [record.job.id if record else None for record in records] == [two, None, one]
-    assert await queue.get_many([]) == []
+    assert await queue.jobs.get_many([]) == []
 
 
 async def _listed(queue: Queue, make_submission: Make) -> list[str]:
@@ -49,7 +49,7 @@ async def test_a_list_comes_in_pages_newest_first(queue: Queue, make_submission:
     seen: list[str] = []
     after = None
     for wanted in (4, 4, 2):
-        records, after = await queue.list_jobs("default", after=after, limit=4)
+        records, after = await queue.jobs.page("default", after=after, limit=4)
         seen += [record.job.id for record in records]
         assert len(records) == wanted
     assert after is None
@@ -59,18 +59,18 @@ async def test_a_list_comes_in_pages_newest_first(queue: Queue, make_submission:
 async def test_a_full_last_page_is_the_last(queue: Queue, make_submission: Make) -> None:
     """No empty page follows."""
     await _listed(queue, make_submission)
-    records, after = await queue.list_jobs("default", limit=10)
+    records, after = await queue.jobs.page("default", limit=10)
     assert (len(records), after) == (10, None)
 
 
 async def test_a_list_can_be_cut_by_time(queue: Queue, make_submission: Make) -> None:
     """From the first bound, inclusive, to the second, exclusive."""
     ids = await _listed(queue, make_submission)
-    records, after = await queue.list_jobs("default", created_after_ms=1020, created_before_ms=1050, limit=10)
+    records, after = await queue.jobs.page("default", created_after_ms=1020, created_before_ms=1050, limit=10)
     assert [record.job.id for record in records] == ids[5:8]
     assert after is None
-    first, after = await queue.list_jobs("default", created_after_ms=1020, created_before_ms=1050, limit=2)
-    rest, end_of_list = await queue.list_jobs("default", after=after, created_after_ms=1020, limit=2)
+    first, after = await queue.jobs.page("default", created_after_ms=1020, created_before_ms=1050, limit=2)
+    rest, end_of_list = await queue.jobs.page("default", after=after, created_after_ms=1020, limit=2)
     assert [record.job.id for record in first + rest] == ids[5:8]
     assert end_of_list is None
 
@@ -79,15 +79,15 @@ async def test_a_batch_is_listed_by_itself(queue: Queue, make_submission: Make) 
     """And a tenant sees its own only."""
     (one,) = await put(queue, make_submission(batch_id="b"))
     await put(queue, make_submission(), make_submission(batch_id="b", tenant="other"))
-    records, _ = await queue.list_jobs("default", batch_id="b")
+    records, _ = await queue.jobs.page("default", batch_id="b")
     assert [record.job.id for record in records] == [one]
 
 
 async def test_a_list_leaves_out_what_is_gone(queue: Queue, make_submission: Make) -> None:
     """Records that expired leave no holes; the next page is still found."""
     ids = await _listed(queue, make_submission)
-    await queue.redis.delete(*[queue.keys.job(job_id) for job_id in ids[1:7]])
-    records, _ = await queue.list_jobs("default", limit=3)
+    await queue.client.redis.delete(*[queue.client.redis_keys.job(job_id) for job_id in ids[1:7]])
+    records, _ = await queue.jobs.page("default", limit=3)
     assert [record.job.id for record in records] == [ids[0], ids[7], ids[8]]
 
 
@@ -98,11 +98,11 @@ async def test_a_list_goes_on_after_a_job_that_was_deleted(queue: Queue, make_su
     seen: list[str] = []
     after: str | None = None
     while len(seen) < 10:
-        records, after = await queue.list_jobs("default", after=after, limit=2)
+        records, after = await queue.jobs.page("default", after=after, limit=2)
         seen += [one.job.id for one in records]
         for one in records:
-            await queue.cancel(one.job.id)
-            assert await queue.forget(one.job.id)
+            await queue.jobs.cancel(one.job.id)
+            assert await queue.jobs.forget(one.job.id)
     assert seen == [job_id for _, job_id in reversed(made)]
 
 
@@ -110,18 +110,18 @@ async def test_an_unknown_cursor_is_the_callers_fault(queue: Queue, make_submiss
     """A page after nothing would silently begin at the start again."""
     await put(queue, make_submission())
     with pytest.raises(InvalidRequest) as caught:
-        await queue.list_jobs("default", after="job_unknown")
+        await queue.jobs.page("default", after="job_unknown")
     assert caught.value.param == "after"
 
 
 async def test_places_in_one_lane(queue: Queue, make_submission: Make) -> None:
     """0 is next; no estimate where no job has ended yet."""
     ids = await put(queue, *[make_submission() for _ in range(4)])
-    assert [await queue.place(job_id) for job_id in ids] == [Place(at, None) for at in range(4)]
+    assert [await queue.jobs.position(job_id) for job_id in ids] == [Place(at, None) for at in range(4)]
     await claim(queue, 1)
-    await queue.cancel(ids[1])
-    assert [await queue.place(job_id) for job_id in ids] == [None, None, Place(0, None), Place(1, None)]
-    assert await queue.place("job_unknown") is None
+    await queue.jobs.cancel(ids[1])
+    assert [await queue.jobs.position(job_id) for job_id in ids] == [None, None, Place(0, None), Place(1, None)]
+    assert await queue.jobs.position("job_unknown") is None
 
 
 async def test_places_follow_priority_and_turns(queue: Queue, make_submission: Make) -> None:
@@ -129,23 +129,23 @@ async def test_places_follow_priority_and_turns(queue: Queue, make_submission: M
     flood = await put(queue, *[make_submission(tenant="flood") for _ in range(50)])
     (single,) = await put(queue, make_submission(tenant="single"))
     (bulk,) = await put(queue, make_submission(priority=Priority.BULK))
-    place = await queue.place(single)
+    place = await queue.jobs.position(single)
     assert place is not None
     assert place.position <= 1
-    assert await queue.place(bulk) == Place(51, None)
-    assert await queue.place(flood[10]) == Place(11, None)
+    assert await queue.jobs.position(bulk) == Place(51, None)
+    assert await queue.jobs.position(flood[10]) == Place(11, None)
     await put(queue, make_submission(priority=Priority.INTERACTIVE))
-    assert await queue.place(bulk) == Place(52, None)
+    assert await queue.jobs.position(bulk) == Place(52, None)
 
 
 async def test_places_of_jobs_that_came_back(queue: Queue, make_submission: Make) -> None:
     """They stand before their lane."""
     ids = await put(queue, *[make_submission() for _ in range(4)])
     claims = await claim(queue, 2)
-    await queue.release("w1", {claims[0].job.id: 1})
+    await queue.claims.release("w1", {claims[0].job.id: 1})
     await lose(queue, ids[1])
-    await queue.reclaim()
-    places = [await queue.place(job_id) for job_id in ids]
+    await queue.maintenance.reclaim()
+    places = [await queue.jobs.position(job_id) for job_id in ids]
     assert places == [Place(1, None), Place(0, None), Place(2, None), Place(3, None)]
 
 
@@ -153,8 +153,8 @@ async def test_a_place_far_behind_is_estimated(queue: Queue, make_submission: Ma
     """Beyond five hundred it is not counted, at a cost that does not grow with the line."""
     for _ in range(3):
         await put(queue, *[make_submission() for _ in range(400)])
-    records, _ = await queue.list_jobs("default", limit=1)
-    place = await queue.place(records[0].job.id)
+    records, _ = await queue.jobs.page("default", limit=1)
+    place = await queue.jobs.position(records[0].job.id)
     assert place is not None
     assert 500 <= place.position < 1200
 
@@ -164,11 +164,11 @@ async def test_an_estimate_follows_the_pace_of_late(queue: Queue, make_submissio
     ids = await put(queue, *[make_submission() for _ in range(6)])
     for one in await claim(queue, 3):
         await end(queue, one)
-    places = [await queue.place(job_id) for job_id in ids[3:]]
+    places = [await queue.jobs.position(job_id) for job_id in ids[3:]]
     estimates = [place.eta_s for place in places if place is not None]
     assert None not in estimates
     assert estimates == sorted(estimates)  # type: ignore[type-var]
-    assert (await queue.queues())[0].eta_s is not None
+    assert (await queue.workers.queue_depths())[0].eta_s is not None
 
 
 async def test_depths_by_signature(queue: Queue, make_submission: Make) -> None:
@@ -176,7 +176,7 @@ async def test_depths_by_signature(queue: Queue, make_submission: Make) -> None:
     await put(queue, make_submission(width=128, n=2))
     await put(queue, *[make_submission() for _ in range(3)], make_submission(priority=Priority.BULK, n=4))
     await claim(queue, 1)
-    first, second = await queue.queues()
+    first, second = await queue.workers.queue_depths()
     assert (first.model, first.signature) == ("demo", make_submission().signature)
     assert first.waiting_jobs + second.waiting_jobs + first.running + second.running == 5
     assert first.jobs[Priority.BULK] == 1
@@ -191,7 +191,7 @@ async def test_what_only_runs_has_no_age(queue: Queue, make_submission: Make) ->
     """Depth counts what waits."""
     await put(queue, make_submission())
     await claim(queue)
-    (depth,) = await queue.queues()
+    (depth,) = await queue.workers.queue_depths()
     assert (depth.waiting_jobs, depth.running, depth.oldest_age_ms) == (0, 1, None)
 
 
@@ -200,37 +200,37 @@ async def test_workers_are_seen_while_they_beat(queue: Queue) -> None:
     info = WorkerInfo(
         id="w1", models=("demo",), state="draining", seats=8, free_seats=3, device="cpu", loaded=("demo",)
     )
-    await queue.heartbeat(info)
-    (seen,) = await queue.workers()
+    await queue.workers.heartbeat(info)
+    (seen,) = await queue.workers.all()
     assert seen.beat_at_ms > 0
     assert WorkerInfo(**{**seen.__dict__, "beat_at_ms": 0}) == info
-    await queue.redis.delete(queue.keys.worker("w1"))
-    assert await queue.workers() == []
-    await queue.redis.zadd(queue.keys.workers, {"w1": 1})
-    await queue.heartbeat(WorkerInfo(id="w2", models=()))
-    assert await queue.redis.zrange(queue.keys.workers, 0, -1) == ["w2"]
+    await queue.client.redis.delete(queue.client.redis_keys.worker("w1"))
+    assert await queue.workers.all() == []
+    await queue.client.redis.zadd(queue.client.redis_keys.workers, {"w1": 1})
+    await queue.workers.heartbeat(WorkerInfo(id="w2", models=()))
+    assert await queue.client.redis.zrange(queue.client.redis_keys.workers, 0, -1) == ["w2"]
 
 
 async def test_curves_are_learned(queue: Queue) -> None:
     """A moving mean by rows, by device, model and shape."""
-    await queue.learn("cuda", "demo", "64x64", 8, 1.0)
-    await queue.learn("cuda", "demo", "64x64", 8, 2.0)
-    await queue.learn("cuda", "demo", "64x64", 16, 1.5)
-    await queue.learn("cpu", "demo", "64x64", 8, 9.0)
-    assert await queue.curve("cuda", "demo", "64x64") == {8: pytest.approx(1.2), 16: pytest.approx(1.5)}
-    assert await queue.curve("cuda", "other", "64x64") == {}
+    await queue.workers.learn_cost("cuda", "demo", "64x64", 8, 1.0)
+    await queue.workers.learn_cost("cuda", "demo", "64x64", 8, 2.0)
+    await queue.workers.learn_cost("cuda", "demo", "64x64", 16, 1.5)
+    await queue.workers.learn_cost("cpu", "demo", "64x64", 8, 9.0)
+    assert await queue.workers.cost_curve("cuda", "demo", "64x64") == {8: pytest.approx(1.2), 16: pytest.approx(1.5)}
+    assert await queue.workers.cost_curve("cuda", "other", "64x64") == {}
 
 
 async def test_asking_changes_nothing(queue: Queue, make_submission: Make, redis_server: object) -> None:
     """Reading takes no job out of line."""
     ids = await put(queue, *[make_submission() for _ in range(3)])
-    watcher = Redis.from_url(queue.settings.redis_url)
+    watcher = Redis.from_url(queue.client.settings.redis_url)
     dirty = (await watcher.info("persistence"))["rdb_changes_since_last_save"]
-    await queue.queues()
-    await queue.place(ids[2])
-    await queue.get_many(ids)
-    await queue.list_jobs("default")
-    await queue.next_ripening(["demo"])
+    await queue.workers.queue_depths()
+    await queue.jobs.position(ids[2])
+    await queue.jobs.get_many(ids)
+    await queue.jobs.page("default")
+    await queue.claims.next_ready_ms(["demo"])
     assert (await watcher.info("persistence"))["rdb_changes_since_last_save"] == dirty
     await watcher.aclose()
     assert await claim_ids(queue) == ids

@@ -27,7 +27,7 @@ async def test_acknowledged_jobs_survive_a_killed_server(
 
     async def submit_until_it_dies() -> None:
         while True:
-            outcomes = await queue.submit([make_submission() for _ in range(5)])
+            outcomes = await queue.jobs.submit([make_submission() for _ in range(5)])
             acknowledged.extend(outcome.job_id for outcome in outcomes if isinstance(outcome, Submitted))
 
     submitting = asyncio.create_task(submit_until_it_dies())
@@ -37,7 +37,7 @@ async def test_acknowledged_jobs_survive_a_killed_server(
     with pytest.raises(RedisUnavailable):
         await submitting
     durable_server.start()
-    assert await queue.reconcile() == 0  # scripts are whole in the log, or not in it
+    assert await queue.maintenance.reconcile() == 0  # scripts are whole in the log, or not in it
     claimed: list[str] = []
     while batch := await claim_ids(queue, 64):
         claimed += batch
@@ -55,9 +55,9 @@ async def test_a_running_job_outlives_its_server(
     (one,) = await claim(queue)
     durable_server.kill()
     with pytest.raises(RedisUnavailable):
-        await queue.renew("w1", {job_id: one.epoch})
+        await queue.claims.renew("w1", {job_id: one.epoch})
     durable_server.start()
-    assert not (await queue.renew("w1", {job_id: one.epoch})).lost
+    assert not (await queue.claims.renew("w1", {job_id: one.epoch})).lost
     assert await end(queue, one)
     assert await state_of(queue, job_id) is State.SUCCEEDED
     await queue.close()
@@ -80,7 +80,7 @@ async def test_the_feed_makes_up_for_what_it_missed(
         await eventually(lambda: len(seen) == 1, "the present state is told")
         durable_server.kill()
         durable_server.start()
-        await queue.cancel(job_id)
+        await queue.jobs.cancel(job_id)
         await asyncio.wait_for(reader, 60)
     assert [event.state for event in seen] == [State.QUEUED, State.CANCELED]
     await queue.close()
@@ -99,7 +99,7 @@ async def test_a_feed_may_start_before_its_redis(
                 pass
         durable_server.start()
         async with feed.subscribe(job_id) as events:
-            await queue.cancel(job_id)
+            await queue.jobs.cancel(job_id)
             seen = [event.state async for event in events]
     assert seen[-1] is State.CANCELED
     await queue.close()
@@ -110,11 +110,11 @@ async def test_nothing_is_put_right_where_all_is_right(queue: Queue, make_submis
     ids = await put(queue, *[make_submission(tenant=f"t{at % 2}") for at in range(8)])
     claims = await claim(queue, 4)
     await end(queue, claims[0])
-    await queue.release("w1", {claims[1].job.id: 1})
-    await queue.redis.zadd(queue.keys.leases, {claims[2].job.id: 1})
-    await queue.reclaim()
-    assert await queue.reconcile() == 0
-    assert await queue.reconcile() == 0
+    await queue.claims.release("w1", {claims[1].job.id: 1})
+    await queue.client.redis.zadd(queue.client.redis_keys.leases, {claims[2].job.id: 1})
+    await queue.maintenance.reclaim()
+    assert await queue.maintenance.reconcile() == 0
+    assert await queue.maintenance.reconcile() == 0
     left = await claim_ids(queue, 1) + await claim_ids(queue, 8)
     assert sorted([*left, claims[3].job.id, claims[0].job.id]) == sorted(ids)
 
@@ -122,12 +122,14 @@ async def test_nothing_is_put_right_where_all_is_right(queue: Queue, make_submis
 async def test_a_job_without_its_entry_is_put_in_line_again(queue: Queue, make_submission: Make) -> None:
     """The hash says queued, the stream knows nothing of it."""
     gone, stays = await put(queue, make_submission(n=2), make_submission())
-    entry = await queue.redis.hget(queue.keys.job(gone), "entry")
-    await queue.redis.xdel(queue.keys.lane(make_submission().signature, "standard", "default"), entry)
-    assert await queue.reconcile() >= 1
-    (depth,) = await queue.queues()
+    entry = await queue.client.redis.hget(queue.client.redis_keys.job(gone), "entry")
+    await queue.client.redis.xdel(
+        queue.client.redis_keys.lane(make_submission().signature, "standard", "default"), entry
+    )
+    assert await queue.maintenance.reconcile() >= 1
+    (depth,) = await queue.workers.queue_depths()
     assert (depth.waiting_jobs, depth.waiting_seats) == (2, 3)
-    assert await queue.reconcile() == 0
+    assert await queue.maintenance.reconcile() == 0
     assert await claim_ids(queue) == [gone, stays]
 
 
@@ -135,8 +137,8 @@ async def test_a_job_whose_lane_is_lost_is_put_in_line_again(queue: Queue, make_
     """Stream and group gone, and all that was counted: nothing is lost, and limits count right."""
     ids = await put(queue, *[make_submission() for _ in range(3)])
     one = make_submission()
-    keys = queue.keys
-    await queue.redis.delete(
+    keys = queue.client.redis_keys
+    await queue.client.redis.delete(
         keys.lane(one.signature, "standard", "default"),
         keys.lanes(one.signature, "standard"),
         keys.sig(one.signature),
@@ -145,49 +147,51 @@ async def test_a_job_whose_lane_is_lost_is_put_in_line_again(queue: Queue, make_
         keys.waiting,
     )
     assert await claim(queue) == []
-    assert await queue.reconcile() >= 3
+    assert await queue.maintenance.reconcile() >= 3
     assert sorted(await claim_ids(queue)) == sorted(ids)
-    assert await queue.queues() != []
-    assert await queue.redis.exists(keys.waiting) == 0
+    assert await queue.workers.queue_depths() != []
+    assert await queue.client.redis.exists(keys.waiting) == 0
 
 
 async def test_a_lane_alone_may_be_lost(queue: Queue, make_submission: Make) -> None:
     """The stream is gone, while what was counted and listed of it is still there."""
     ids = await put(queue, *[make_submission() for _ in range(3)])
-    await queue.redis.delete(queue.keys.lane(make_submission().signature, "standard", "default"))
-    assert await queue.reconcile() >= 3
+    await queue.client.redis.delete(queue.client.redis_keys.lane(make_submission().signature, "standard", "default"))
+    assert await queue.maintenance.reconcile() >= 3
     assert await claim_ids(queue) == ids
-    assert await queue.reconcile() == 0
+    assert await queue.maintenance.reconcile() == 0
 
 
 async def test_a_running_job_without_a_lease_gets_one(queue: Queue, make_submission: Make) -> None:
     """Its worker may renew it; if there is none, it ends like any other."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
-    await queue.redis.delete(queue.keys.leases)
-    assert await queue.reclaim() == []
-    assert await queue.reconcile() == 1
-    assert await queue.redis.zscore(queue.keys.leases, job_id) is not None
+    await queue.client.redis.delete(queue.client.redis_keys.leases)
+    assert await queue.maintenance.reclaim() == []
+    assert await queue.maintenance.reconcile() == 1
+    assert await queue.client.redis.zscore(queue.client.redis_keys.leases, job_id) is not None
     assert await end(queue, one)
 
 
 async def test_an_entry_without_its_job_is_dropped(queue: Queue, make_submission: Make) -> None:
     """It goes to the dead letters, and no seat is counted for it."""
     gone, stays = await put(queue, make_submission(), make_submission())
-    await queue.redis.delete(queue.keys.job(gone))
-    assert await queue.reconcile() >= 1
-    assert [letter.id for letter in (await queue.dead_letters())[0]] == [gone]
-    (depth,) = await queue.queues()
+    await queue.client.redis.delete(queue.client.redis_keys.job(gone))
+    assert await queue.maintenance.reconcile() >= 1
+    assert [letter.id for letter in (await queue.dead_letters.page())[0]] == [gone]
+    (depth,) = await queue.workers.queue_depths()
     assert depth.waiting_jobs == 1
-    assert await queue.redis.hgetall(queue.keys.waiting) == {"default": "1", "*": "1"}
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.waiting) == {"default": "1", "*": "1"}
     assert await claim_ids(queue) == [stays]
 
 
 async def test_a_lost_group_is_made_again_from_the_beginning(queue: Queue, make_submission: Make) -> None:
     """$ would skip what waits."""
     ids = await put(queue, *[make_submission() for _ in range(2)])
-    await queue.redis.xgroup_destroy(queue.keys.lane(make_submission().signature, "standard", "default"), "workers")
-    assert await queue.reconcile() >= 1
+    await queue.client.redis.xgroup_destroy(
+        queue.client.redis_keys.lane(make_submission().signature, "standard", "default"), "workers"
+    )
+    assert await queue.maintenance.reconcile() >= 1
     assert await claim_ids(queue) == ids
 
 
@@ -195,19 +199,19 @@ async def test_counters_that_went_astray_are_put_right(queue: Queue, make_submis
     """What waits is what stands in line."""
     await put(queue, *[make_submission(tenant=tenant) for tenant in "aab"])
     signature = make_submission().signature
-    await queue.redis.hset(queue.keys.sig(signature), mapping={"jobs:1": 99, "seats:1": 99})
-    await queue.redis.hset(queue.keys.waiting, mapping={"a": 50, "ghost": 3})
-    assert await queue.reconcile() == 2
-    (depth,) = await queue.queues()
+    await queue.client.redis.hset(queue.client.redis_keys.sig(signature), mapping={"jobs:1": 99, "seats:1": 99})
+    await queue.client.redis.hset(queue.client.redis_keys.waiting, mapping={"a": 50, "ghost": 3})
+    assert await queue.maintenance.reconcile() == 2
+    (depth,) = await queue.workers.queue_depths()
     assert depth.waiting_jobs == 3
-    assert await queue.redis.hgetall(queue.keys.waiting) == {"a": "2", "b": "1", "*": "3"}
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.waiting) == {"a": "2", "b": "1", "*": "3"}
 
 
 async def test_one_of_several_that_start_reconciles(queue: Queue, make_submission: Make) -> None:
     """The others do not do it again."""
     await put(queue, make_submission())
-    await queue.redis.delete(queue.keys.lanes(make_submission().signature, "standard"))
-    repaired = await asyncio.gather(*[queue.reconcile() for _ in range(4)])
+    await queue.client.redis.delete(queue.client.redis_keys.lanes(make_submission().signature, "standard"))
+    repaired = await asyncio.gather(*[queue.maintenance.reconcile() for _ in range(4)])
     assert sorted(repaired)[:3] == [0, 0, 0]
-    assert await queue.redis.exists(queue.keys.reconciling) == 0
-    assert await queue.next_ripening(MODELS) == 0
+    assert await queue.client.redis.exists(queue.client.redis_keys.reconciling) == 0
+    assert await queue.claims.next_ready_ms(MODELS) == 0

@@ -17,8 +17,8 @@ Make = Callable[..., Submission]
 async def test_a_job_is_on_record_as_it_was_sent(queue: Queue, make_submission: Make) -> None:
     """What the API resolved is what everyone reads."""
     one = make_submission(prompt="größer \u2764 'quoted' \"twice\"", metadata={"k": "v"}, seed=2**62)
-    assert await queue.submit([one]) == [Submitted(one.job.id, replayed=False)]
-    record = await queue.get(one.job.id)
+    assert await queue.jobs.submit([one]) == [Submitted(one.job.id, replayed=False)]
+    record = await queue.jobs.get(one.job.id)
     assert record is not None
     assert record.job == one.job
     assert record.state is State.QUEUED
@@ -28,7 +28,7 @@ async def test_a_job_is_on_record_as_it_was_sent(queue: Queue, make_submission: 
 async def test_many_jobs_go_by_one_script(queue: Queue, make_submission: Make) -> None:
     """Five hundred at once, each of them in line once, in order."""
     ids = await put(queue, *[make_submission(max_batch=500) for _ in range(500)])
-    depth = (await queue.queues())[0]
+    depth = (await queue.workers.queue_depths())[0]
     assert (depth.waiting_jobs, depth.waiting_seats) == (500, 500)
     assert await claim_ids(queue, 500) == ids
 
@@ -36,9 +36,9 @@ async def test_many_jobs_go_by_one_script(queue: Queue, make_submission: Make) -
 async def test_more_or_less_than_a_script_takes_is_refused(queue: Queue, make_submission: Make) -> None:
     """A script of any length would keep Redis from others."""
     with pytest.raises(ValueError, match="1 to 500"):
-        await queue.submit([])
+        await queue.jobs.submit([])
     with pytest.raises(ValueError, match="1 to 500"):
-        await queue.submit([make_submission()] * 501)
+        await queue.jobs.submit([make_submission()] * 501)
 
 
 async def test_a_submit_sent_twice_is_one_job(queue: Queue, make_submission: Make) -> None:
@@ -64,16 +64,16 @@ async def test_the_same_key_and_body_give_the_same_job(queue: Queue, make_submis
     """A client that asks again gets its first job, and nothing runs twice."""
     one = make_submission(idempotency_key="k", fingerprint="f")
     two = make_submission(idempotency_key="k", fingerprint="f")
-    assert await queue.submit([one]) == [Submitted(one.job.id, replayed=False)]
-    assert await queue.submit([two]) == [Submitted(one.job.id, replayed=True)]
-    assert await queue.get(two.job.id) is None
+    assert await queue.jobs.submit([one]) == [Submitted(one.job.id, replayed=False)]
+    assert await queue.jobs.submit([two]) == [Submitted(one.job.id, replayed=True)]
+    assert await queue.jobs.get(two.job.id) is None
     assert len(await claim(queue)) == 1
 
 
 async def test_the_same_key_with_another_body_is_refused(queue: Queue, make_submission: Make) -> None:
     """A key names one request; nothing is put in line."""
     await put(queue, make_submission(idempotency_key="k", fingerprint="f"))
-    (outcome,) = await queue.submit([make_submission(idempotency_key="k", fingerprint="g")])
+    (outcome,) = await queue.jobs.submit([make_submission(idempotency_key="k", fingerprint="g")])
     assert isinstance(outcome, IdempotencyMismatch)
     assert len(await claim(queue)) == 1
 
@@ -88,7 +88,7 @@ async def test_a_key_is_its_tenants_own(queue: Queue, make_submission: Make) -> 
 async def test_keys_are_kept_apart_in_one_script(queue: Queue, make_submission: Make) -> None:
     """Lines of one bulk request that repeat a key are seen as well."""
     sent = [make_submission(idempotency_key=key, fingerprint="f") for key in ("a b", "a", "a b")]
-    outcomes = await queue.submit(sent)
+    outcomes = await queue.jobs.submit(sent)
     assert outcomes == [
         Submitted(sent[0].job.id, False),
         Submitted(sent[1].job.id, False),
@@ -100,16 +100,16 @@ async def test_a_key_whose_job_is_forgotten_is_free_again(queue: Queue, make_sub
     """A replay must not point at nothing."""
     one = make_submission(idempotency_key="k", fingerprint="f")
     await put(queue, one)
-    await queue.cancel(one.job.id)
-    await queue.forget(one.job.id)
+    await queue.jobs.cancel(one.job.id)
+    await queue.jobs.forget(one.job.id)
     two = make_submission(idempotency_key="k", fingerprint="f")
-    assert await queue.submit([two]) == [Submitted(two.job.id, replayed=False)]
+    assert await queue.jobs.submit([two]) == [Submitted(two.job.id, replayed=False)]
 
 
 async def test_a_full_queue_says_when_to_come_again(queue_with: Callable[..., Queue], make_submission: Make) -> None:
     """Each job gets its own answer: what fits is in line."""
     queue = queue_with(max_queued_jobs=2)
-    outcomes = await queue.submit([make_submission() for _ in range(3)])
+    outcomes = await queue.jobs.submit([make_submission() for _ in range(3)])
     assert [type(outcome) for outcome in outcomes] == [Submitted, Submitted, QueueFull]
     assert isinstance(outcomes[2], QueueFull)
     assert 1 <= outcomes[2].retry_after_s <= 60
@@ -120,7 +120,7 @@ async def test_a_full_queue_says_when_to_come_again(queue_with: Callable[..., Qu
 async def test_one_tenant_cannot_fill_the_queue(queue_with: Callable[..., Queue], make_submission: Make) -> None:
     """The limit of a tenant is its own, whatever the others do."""
     queue = queue_with(max_queued_jobs_per_tenant=1)
-    outcomes = await queue.submit(
+    outcomes = await queue.jobs.submit(
         [make_submission(tenant="a"), make_submission(tenant="a"), make_submission(tenant="b")]
     )
     assert [type(outcome) for outcome in outcomes] == [Submitted, QueueFull, Submitted]
@@ -135,7 +135,7 @@ async def test_a_replay_is_answered_when_the_queue_is_full(
     one = make_submission(idempotency_key="k", fingerprint="f")
     await put(queue, one)
     again = make_submission(idempotency_key="k", fingerprint="f")
-    assert await queue.submit([again]) == [Submitted(one.job.id, replayed=True)]
+    assert await queue.jobs.submit([again]) == [Submitted(one.job.id, replayed=True)]
 
 
 async def test_an_input_lives_as_long_as_a_job_uses_it(
@@ -143,21 +143,21 @@ async def test_an_input_lives_as_long_as_a_job_uses_it(
 ) -> None:
     """The sweep takes no picture away from a waiting job; unused, it has its own retention."""
     ref = InputRef(id="in_1", key="inputs/default/in_1/p.png", content_type="image/png", bytes=3, width=8, height=8)
-    await queue.put_input("default", ref, 100)
-    assert await queue.get_input("default", "in_1") == ref
-    assert await queue.get_input("other", "in_1") is None
+    await queue.jobs.put_input("default", ref, 100)
+    assert await queue.jobs.get_input("default", "in_1") == ref
+    assert await queue.jobs.get_input("other", "in_1") is None
     one = make_submission(images=(ref,))
     await put(queue, one)
-    name, row = queue.keys.input("default", "in_1"), "input|default|in_1|p.png"
-    assert await queue.redis.pttl(name) == -1
-    await queue.redis.zadd(queue.keys.retention, {row: 1})
-    assert await queue.due_retention() == []
-    await queue.cancel(one.job.id)
-    assert await queue.redis.pttl(name) > 0
-    await queue.redis.zadd(queue.keys.retention, {row: 1})
-    (doomed,) = await queue.due_retention()
+    name, row = queue.client.redis_keys.input("default", "in_1"), "input|default|in_1|p.png"
+    assert await queue.client.redis.pttl(name) == -1
+    await queue.client.redis.zadd(queue.client.redis_keys.retention, {row: 1})
+    assert await queue.maintenance.expired_items() == []
+    await queue.jobs.cancel(one.job.id)
+    assert await queue.client.redis.pttl(name) > 0
+    await queue.client.redis.zadd(queue.client.redis_keys.retention, {row: 1})
+    (doomed,) = await queue.maintenance.expired_items()
     assert (doomed.kind, doomed.prefix) == ("input", "inputs/default/in_1/p.png")
-    assert await queue.get_input("default", "in_1") is None
+    assert await queue.jobs.get_input("default", "in_1") is None
 
 
 async def test_all_inputs_of_a_job_live_as_long_as_it_uses_them(queue: Queue, make_submission: Make) -> None:
@@ -169,20 +169,20 @@ async def test_all_inputs_of_a_job_live_as_long_as_it_uses_them(queue: Queue, ma
         for name in ("a", "b", "mask", "last")
     }
     for ref in refs.values():
-        await queue.put_input("default", ref, 100)
+        await queue.jobs.put_input("default", ref, 100)
     a, b, mask, last = refs.values()
     one = make_submission(images=(a, b, a), mask=mask, last_image=last)
     two = make_submission(images=(b,))
     await put(queue, one, two)
 
     async def held() -> set[str]:
-        names = {name: queue.keys.input("default", f"in_{name}") for name in refs}
-        return {name for name, key in names.items() if await queue.redis.pttl(key) == -1}
+        names = {name: queue.client.redis_keys.input("default", f"in_{name}") for name in refs}
+        return {name for name, key in names.items() if await queue.client.redis.pttl(key) == -1}
 
     assert await held() == {"a", "b", "mask", "last"}
-    await queue.cancel(one.job.id)
+    await queue.jobs.cancel(one.job.id)
     assert await held() == {"b"}
-    await queue.cancel(two.job.id)
+    await queue.jobs.cancel(two.job.id)
     assert await held() == set()
 
 
@@ -201,19 +201,19 @@ async def test_the_index_drops_rows_of_jobs_that_are_gone(queue: Queue, make_sub
     ids = await put(queue, make_submission(), make_submission())
     for one in await claim(queue):
         await end(queue, one)
-    await queue.redis.delete(*[queue.keys.job(job_id) for job_id in ids])
+    await queue.client.redis.delete(*[queue.client.redis_keys.job(job_id) for job_id in ids])
     (new,) = await put(queue, make_submission())
-    assert await queue.redis.zrange(queue.keys.jobs("default"), 0, -1) == [new]
+    assert await queue.client.redis.zrange(queue.client.redis_keys.jobs("default"), 0, -1) == [new]
 
 
 async def test_all_keys_share_one_hash_tag(queue: Queue, make_submission: Make) -> None:
     """Cluster-mode services run a script only where all its keys lie in one slot."""
-    before = {name async for name in queue.redis.scan_iter(count=1000)}
+    before = {name async for name in queue.client.redis.scan_iter(count=1000)}
     await put(queue, make_submission(deadline_at_ms=2**41, batch_id="b"))
     await end(queue, (await claim(queue))[0])
-    made = {name async for name in queue.redis.scan_iter(count=1000)} - before
+    made = {name async for name in queue.client.redis.scan_iter(count=1000)} - before
     assert made
-    assert all(name.startswith(f"{{fq:{queue.settings.namespace}}}:") for name in made)
+    assert all(name.startswith(f"{{fq:{queue.client.settings.namespace}}}:") for name in made)
 
 
 async def test_namespaces_do_not_see_each_other(queue_with: Callable[..., Queue], make_submission: Make) -> None:
@@ -221,4 +221,4 @@ async def test_namespaces_do_not_see_each_other(queue_with: Callable[..., Queue]
     one, two = queue_with(), queue_with()
     (job_id,) = await put(one, make_submission())
     assert await claim(two) == []
-    assert await two.get(job_id) is None
+    assert await two.jobs.get(job_id) is None

@@ -20,11 +20,11 @@ def models(**loads_ms: int) -> dict[str, int]:
 
 
 async def claimed(queue: Queue, worker: str, loads_ms: dict[str, int], seats: int = 8) -> list[str]:
-    return [one.job.model for one in await queue.claim(worker, loads_ms, seats)]
+    return [one.job.model for one in await queue.claims.claim(worker, loads_ms, seats)]
 
 
 async def holds(queue: Queue, worker: str, *names: str) -> None:
-    await queue.heartbeat(WorkerInfo(id=worker, models=names), names)
+    await queue.workers.heartbeat(WorkerInfo(id=worker, models=names), names)
     for name in names:
         await goes_on(queue, worker, name)
 
@@ -32,7 +32,7 @@ async def holds(queue: Queue, worker: str, *names: str) -> None:
 async def goes_on(queue: Queue, worker: str, model: str) -> None:
     """Let a worker that holds a model go on telling so for a minute."""
     later = round(await redis_ms(queue)) + 60_000
-    assert await queue.redis.zadd(queue.keys.holders(model), {worker: later}, xx=True, ch=True) == 1
+    assert await queue.client.redis.zadd(queue.client.redis_keys.holders(model), {worker: later}, xx=True, ch=True) == 1
 
 
 async def test_what_is_in_memory_goes_first(queue: Queue, make_submission: Make) -> None:
@@ -64,8 +64,8 @@ async def test_what_another_worker_holds_is_left_to_it(queue: Queue, make_submis
     await holds(queue, "w2", "there")
     idle = models(here=0, there=LONG_MS)
     assert await claimed(queue, "w1", idle) == []
-    assert LONG_MS / 2 < (await queue.next_ripening(idle, worker="w1") or 0) <= LONG_MS
-    assert await queue.next_ripening(models(there=0), worker="w2") == 0
+    assert LONG_MS / 2 < (await queue.claims.next_ready_ms(idle, worker="w1") or 0) <= LONG_MS
+    assert await queue.claims.next_ready_ms(models(there=0), worker="w2") == 0
     assert await claimed(queue, "w2", models(there=0)) == ["there"]
 
 
@@ -74,7 +74,7 @@ async def test_it_is_left_no_longer_than_a_load_takes(queue: Queue, make_submiss
     await put(queue, make_submission(model="there"))
     await holds(queue, "w2", "there")
     await a_moment(20)
-    assert await queue.next_ripening(models(there=1), worker="w1") == 0
+    assert await queue.claims.next_ready_ms(models(there=1), worker="w1") == 0
     assert await claimed(queue, "w1", models(there=1)) == ["there"]
 
 
@@ -82,8 +82,8 @@ async def test_a_worker_that_fell_silent_holds_nothing(queue: Queue, make_submis
     """Dead, or without its Redis: its jobs are not left to it."""
     await put(queue, make_submission(model="there"))
     await holds(queue, "w2", "there")
-    seconds, _ = await queue.redis.time()
-    await queue.redis.zadd(queue.keys.holders("there"), {"w2": 1000 * (seconds - 4)})
+    seconds, _ = await queue.client.redis.time()
+    await queue.client.redis.zadd(queue.client.redis_keys.holders("there"), {"w2": 1000 * (seconds - 4)})
     assert await claimed(queue, "w1", models(there=LONG_MS)) == ["there"]
 
 
@@ -108,7 +108,7 @@ async def test_nothing_is_left_to_a_worker_that_cannot_load_it(queue: Queue, mak
 async def test_a_long_line_is_worth_a_second_worker(queue: Queue, make_submission: Make) -> None:
     """Eight jobs of 60 GPU-seconds each are more than a load."""
     await put(queue, make_submission(model="there"))
-    (one,) = await queue.claim("w2", ["there"], 1)
+    (one,) = await queue.claims.claim("w2", ["there"], 1)
     assert await end(queue, one, "w2", gpu_seconds=60.0)
     await goes_on(queue, "w2", "there")
     await put(queue, *(make_submission(model="there") for _ in range(8)))
@@ -124,11 +124,11 @@ async def test_a_batch_ends_for_another_model_only_when_that_is_next(
     queue = queue_with(overdue_ms=20)
     await put(queue, make_submission(model="here"))
     worker = models(here=0, there=load_ms)
-    (running,) = await queue.claim("w1", worker, 1)
+    (running,) = await queue.claims.claim("w1", worker, 1)
     await put(queue, make_submission(model="there"))
     await a_moment(40)
     await put(queue, make_submission(model="here"))
-    assert len(await queue.join("w1", running.signature, 8, models=worker)) == joined
+    assert len(await queue.claims.join("w1", running.signature, 8, models=worker)) == joined
 
 
 async def test_a_batch_goes_on_while_its_own_line_is_older(
@@ -138,8 +138,8 @@ async def test_a_batch_goes_on_while_its_own_line_is_older(
     queue = queue_with(overdue_ms=20)
     await put(queue, make_submission(model="here"))
     worker = models(here=0, there=1)
-    (running,) = await queue.claim("w1", worker, 1)
+    (running,) = await queue.claims.claim("w1", worker, 1)
     await put(queue, make_submission(model="here"))
     await put(queue, make_submission(model="there"))
     await a_moment(40)
-    assert len(await queue.join("w1", running.signature, 8, models=worker)) == 1
+    assert len(await queue.claims.join("w1", running.signature, 8, models=worker)) == 1

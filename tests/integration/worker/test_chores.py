@@ -45,16 +45,16 @@ async def durable_queue(durable_server: Any, settings_for: Callable[..., Setting
 
 async def _finished(queue: Queue, submission: Submission) -> Job:
     """Put a job through to its end."""
-    await queue.submit([submission])
-    (claim,) = await queue.claim("worker-1", [submission.job.model], 8)
-    assert await queue.settle("worker-1", claim.job.id, claim.epoch, Outcome(state=State.SUCCEEDED))
+    await queue.jobs.submit([submission])
+    (claim,) = await queue.claims.claim("worker-1", [submission.job.model], 8)
+    assert await queue.claims.settle("worker-1", claim.job.id, claim.epoch, Outcome(state=State.SUCCEEDED))
     return claim.job
 
 
 async def _age(queue: Queue) -> None:
     """Let the retention of all that is there be over."""
-    for row in await queue.redis.zrange(queue.keys.retention, 0, -1):
-        await queue.redis.zadd(queue.keys.retention, {row: 1})
+    for row in await queue.client.redis.zrange(queue.client.redis_keys.retention, 0, -1):
+        await queue.client.redis.zadd(queue.client.redis_keys.retention, {row: 1})
 
 
 async def test_a_sweep_removes_all_of_a_finished_job(queue: Queue, storage: Storage, make_submission: Make) -> None:
@@ -72,23 +72,23 @@ async def test_a_sweep_removes_all_of_a_finished_job(queue: Queue, storage: Stor
     for attempt in (1, 2):
         with pytest.raises(NotFound):
             await storage.head(f"jobs/{job.id}/{attempt}/0.png")
-    assert await queue.get(job.id) is None
+    assert await queue.jobs.get(job.id) is None
     assert await storage.read(f"jobs/{kept.id}/1/0.png") == b"kept"
-    assert await queue.get(kept.id) is not None
+    assert await queue.jobs.get(kept.id) is not None
 
 
 async def test_an_input_that_a_waiting_job_uses_is_kept(queue: Queue, storage: Storage, make_submission: Make) -> None:
     """An input's time is not over while a job still needs it; then it is."""
     ref = InputRef(id="in_1", key="inputs/default/in_1/a.png", content_type="image/png", bytes=1, width=1, height=1)
     await storage.put(ref.key, b"x", "image/png")
-    await queue.put_input("default", ref, 60)
+    await queue.jobs.put_input("default", ref, 60)
     submission = make_submission(images=(ref,))
-    await queue.submit([submission])
+    await queue.jobs.submit([submission])
     await _age(queue)
     assert (await sweep_piece(queue, storage)).removed == 0
     assert await storage.read(ref.key) == b"x"
 
-    await queue.cancel(submission.job.id)
+    await queue.jobs.cancel(submission.job.id)
     await _age(queue)
     await sweep_piece(queue, storage)
     with pytest.raises(NotFound):
@@ -120,7 +120,7 @@ async def test_nothing_is_forgotten_that_storage_still_holds(
     await _age(queue)
     with pytest.raises(StorageUnavailable):
         await sweep_piece(queue, Failing(storage, fails=lambda prefix: True))
-    assert [doomed.id for doomed in await queue.due_retention(10)] == [job.id]
+    assert [doomed.id for doomed in await queue.maintenance.expired_items(10)] == [job.id]
     assert (await sweep_piece(queue, storage)).removed == 1
 
 
@@ -132,18 +132,18 @@ async def test_one_object_that_stays_does_not_keep_the_others(
     await _age(queue)
     swept = await sweep_piece(queue, Failing(storage, fails=lambda prefix: jobs[0].id in prefix))
     assert (swept.removed, swept.failed) == (11, 1)
-    assert [doomed.id for doomed in await queue.due_retention(20)] == [jobs[0].id]
+    assert [doomed.id for doomed in await queue.maintenance.expired_items(20)] == [jobs[0].id]
 
 
 async def test_a_row_that_names_no_key_does_not_stop_the_sweep(
     queue: Queue, storage: Storage, make_submission: Make
 ) -> None:
     """Such a row is dropped, with a line in the log: nothing can be stored under it."""
-    await queue.redis.zadd(queue.keys.retention, {"job|default|../..|": 1})
+    await queue.client.redis.zadd(queue.client.redis_keys.retention, {"job|default|../..|": 1})
     await _finished(queue, make_submission())
     await _age(queue)
     assert (await sweep_piece(queue, storage)).removed == 2
-    assert await queue.due_retention(10) == []
+    assert await queue.maintenance.expired_items(10) == []
 
 
 async def test_a_piece_is_bounded_and_tells_of_more(queue: Queue, storage: Storage, make_submission: Make) -> None:
@@ -199,14 +199,14 @@ async def _doom(queue: Queue, storage: Storage, count: int) -> None:
         await asyncio.gather(
             *(storage.put(f"jobs/{job_id}/1/0.png", b"x", "image/png") for job_id in doomed[start : start + 100])
         )
-    await queue.redis.zadd(queue.keys.retention, {f"job|default|{job_id}|": 1 for job_id in doomed})
+    await queue.client.redis.zadd(queue.client.redis_keys.retention, {f"job|default|{job_id}|": 1 for job_id in doomed})
 
 
 async def test_what_would_find_nothing_to_do_is_not_put_in_line(queue: Queue) -> None:
     """An idle service does not run chores every two seconds for webhooks and batches that it has none of."""
-    with rq_queue.connect(queue.settings) as connection:
-        schedule = Schedule(queue.settings, connection)
-        waiting = rq_queue.line(queue.settings, connection)
+    with rq_queue.connect(queue.client.settings) as connection:
+        schedule = Schedule(queue.client.settings, connection)
+        waiting = rq_queue.line(queue.client.settings, connection)
 
         async def put_at(now_s: float) -> list[str]:
             waiting.empty()
@@ -215,12 +215,12 @@ async def test_what_would_find_nothing_to_do_is_not_put_in_line(queue: Queue) ->
 
         assert await put_at(1000.0) == ["move", "reconcile", "sweep"]
         assert await put_at(1004.0) == []
-        await queue.redis.xadd(queue.keys.outbox, {"event": "1-0"})
+        await queue.client.redis.xadd(queue.client.redis_keys.outbox, {"event": "1-0"})
         assert await put_at(1008.0) == ["webhooks"]
-        await queue.redis.zadd(queue.keys.backfills, {"default|batch_1": 1})
+        await queue.client.redis.zadd(queue.client.redis_keys.backfills, {"default|batch_1": 1})
         assert await put_at(1012.0) == ["batches", "move", "webhooks"]
-        await queue.redis.delete(queue.keys.outbox)
-        await queue.redis.zadd(queue.keys.hook_hosts, {"example.com": 2**41})
+        await queue.client.redis.delete(queue.client.redis_keys.outbox)
+        await queue.client.redis.zadd(queue.client.redis_keys.hook_hosts, {"example.com": 2**41})
         assert await put_at(1016.0) == ["batches", "webhooks"]
         waiting.delete()
 
@@ -241,20 +241,20 @@ async def test_a_sweep_that_is_killed_is_finished_by_the_next_worker(
 
     for _ in range(5):  # a sweep may be over before this test gets to kill it: then there is another
         await _doom(queue, storage, 1500)
-        with _chores(durable_server.url, queue.settings.namespace, tmp_path) as first:
+        with _chores(durable_server.url, queue.client.settings.namespace, tmp_path) as first:
             await eventually(lambda: left() < 1400, "the first worker sweeps", 60)
             first.kill()
             first.wait(60)
         if left() > 1:
             break
     assert left() > 1, "the sweeps were over before the kill"
-    assert await queue.redis.zcard(queue.keys.retention) > 0
+    assert await queue.client.redis.zcard(queue.client.redis_keys.retention) > 0
 
-    with _chores(durable_server.url, queue.settings.namespace, tmp_path) as second:
+    with _chores(durable_server.url, queue.client.settings.namespace, tmp_path) as second:
         await eventually(lambda: left() == 1, "the second worker has swept", 60)
 
         async def forgotten() -> bool:
-            return await queue.redis.zcard(queue.keys.retention) == 0
+            return await queue.client.redis.zcard(queue.client.redis_keys.retention) == 0
 
         await eventually(forgotten, "the rows are gone")
         second.send_signal(signal.SIGTERM)
@@ -272,30 +272,30 @@ async def test_jobs_move_on_without_any_gpu_worker(
     """One whose deadline passed ends, a lost one is back in line, and one that a failover took out of it too."""
     queue = queue_with(lease_ms=50)
     lost, late = make_submission(), make_submission(model="other", deadline_at_ms=1)
-    await queue.submit([lost, late])
-    (claim,) = await queue.claim("worker-1", [lost.job.model], 1)
+    await queue.jobs.submit([lost, late])
+    (claim,) = await queue.claims.claim("worker-1", [lost.job.model], 1)
     assert claim.job.id == lost.job.id
 
     astray = make_submission(model="third")
-    await queue.submit([astray])
-    await queue.redis.delete(queue.keys.lane(astray.signature, "standard", "default"))
-    assert await queue.claim("worker-1", ["third"], 1) == []
+    await queue.jobs.submit([astray])
+    await queue.client.redis.delete(queue.client.redis_keys.lane(astray.signature, "standard", "default"))
+    assert await queue.claims.claim("worker-1", ["third"], 1) == []
 
     async def moved() -> bool:
-        states = [record.state if record else None for record in await queue.get_many([lost.job.id, late.job.id])]
+        states = [record.state if record else None for record in await queue.jobs.get_many([lost.job.id, late.job.id])]
         return states == [State.QUEUED, State.EXPIRED]
 
-    with _chores(redis_server.url, queue.settings.namespace, tmp_path) as process:
+    with _chores(redis_server.url, queue.client.settings.namespace, tmp_path) as process:
         await eventually(moved, "both jobs moved", 60)
 
         async def found() -> bool:
-            return [one.job.id for one in await queue.claim("worker-1", ["third"], 1)] == [astray.job.id]
+            return [one.job.id for one in await queue.claims.claim("worker-1", ["third"], 1)] == [astray.job.id]
 
         await eventually(found, "the job that was nowhere in line is claimed", 60)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     with redis.Redis.from_url(redis_server.url) as plain:
-        names = list(plain.scan_iter(match=f"rq:*fusequeue-{queue.settings.namespace}-*"))
+        names = list(plain.scan_iter(match=f"rq:*fusequeue-{queue.client.settings.namespace}-*"))
         forever = {name for name in names if plain.ttl(name) == -1}
         bounded = (b"rq:finished:", b"rq:workers:", b"rq:failed:", b"rq:wip:", b"rq:scheduled:", b"rq:queue:")
         assert names
@@ -310,14 +310,14 @@ async def test_a_chores_worker_comes_back_with_its_redis(
     eventually: Callable[..., Awaitable[None]],
 ) -> None:
     """Redis killed and started again: the worker goes on by itself, and stops when it is told to."""
-    queue, settings = durable_queue, durable_queue.settings
+    queue, settings = durable_queue, durable_queue.client.settings
     with _chores(durable_server.url, settings.namespace, tmp_path) as process:
         await eventually(lambda: "chores_ready" in _log(tmp_path), "the worker has started", 60)
         durable_server.kill()
         await eventually(lambda: "for_redis" in _log(tmp_path), "the worker notices", 60)
         durable_server.start()
 
-        await queue.redis.zadd(queue.keys.retention, {"job|default|job_1|": 1})
+        await queue.client.redis.zadd(queue.client.redis_keys.retention, {"job|default|job_1|": 1})
         with rq_queue.connect(settings) as connection:
             rq_queue.put(
                 rq_queue.line(settings, connection),
@@ -330,7 +330,7 @@ async def test_a_chores_worker_comes_back_with_its_redis(
             )
 
         async def swept() -> bool:
-            return await queue.redis.zcard(queue.keys.retention) == 0
+            return await queue.client.redis.zcard(queue.client.redis_keys.retention) == 0
 
         await eventually(swept, "a sweep after the restart", 60)
         process.send_signal(signal.SIGTERM)

@@ -14,6 +14,7 @@ from harness.queue import claim, end, put
 from shared.config.models_file import Catalog
 from shared.job import NEWEST_JOB, Job, State, decode
 from shared.queue import Queue, Submission
+from shared.queue.claims import Claims
 from shared.signature import signature
 from shared.storage import connect
 from worker.engine.engine import Engine
@@ -22,7 +23,7 @@ from worker.worker import Worker
 NEXT = NEWEST_JOB + 1
 
 
-class NextQueue(Queue):
+class NextClaims(Claims):
     """Reads the next version, of which the prompt has another name, beside those there are."""
 
     async def _decoded(self, worker: str, row: list[Any]) -> Job | None:
@@ -34,26 +35,27 @@ class NextQueue(Queue):
 
 async def make_newer(queue: Queue, job_id: str) -> None:
     """Rewrite a job as the next version's API would have put it in line."""
-    key = queue.keys.job(job_id)
-    wire = json.loads(await queue.redis.hget(key, "job"))
+    key = queue.client.redis_keys.job(job_id)
+    wire = json.loads(await queue.client.redis.hget(key, "job"))
     wire |= {"schema_version": NEXT, "text": wire.pop("prompt")}
-    await queue.redis.hset(key, "job", json.dumps(wire))
+    await queue.client.redis.hset(key, "job", json.dumps(wire))
 
 
 async def test_each_version_does_the_jobs_it_can_read(queue: Queue, make_submission: Callable[..., Submission]) -> None:
     """The older one gives the newer job back unharmed; the newer one does both."""
     newer, older, other = await put(queue, make_submission(), make_submission(), make_submission(prompt="a blue cross"))
     await make_newer(queue, newer)
-    following = NextQueue.connect(queue.settings)
+    following = Queue.connect(queue.client.settings)
+    following.claims = NextClaims(following.client)
     taken = await claim(queue, 2, "old")
     assert [one.job.id for one in taken] == [older]
-    assert queue.outdated
-    fields = await queue.redis.hgetall(queue.keys.job(newer))
+    assert queue.claims.outdated
+    fields = await queue.client.redis.hgetall(queue.client.redis_keys.job(newer))
     assert (fields["state"], fields.get("losses", "0")) == ("queued", "0")
-    assert await queue.dead_letters() == ([], None)
+    assert await queue.dead_letters.page() == ([], None)
     rest = await claim(following, 8, "new")
     assert {one.job.id for one in rest} == {newer, other}
-    assert not following.outdated
+    assert not following.claims.outdated
     assert not any(one.solo for one in rest), "given back is not lost: it may have company"
     assert all([await end(queue, one, "old") for one in taken] + [await end(following, one, "new") for one in rest])
     await following.close()
@@ -61,7 +63,7 @@ async def test_each_version_does_the_jobs_it_can_read(queue: Queue, make_submiss
 
 async def test_an_older_worker_leaves_and_keeps_what_it_has(queue: Queue, tiny_models: Path, tmp_path: Path) -> None:
     """It finishes its own job, and the newer one waits for a worker that can read it."""
-    settings = queue.settings.model_copy(
+    settings = queue.client.settings.model_copy(
         update={"storage_dir": tmp_path, "device": "cpu", "torch_threads": 1, "drain_timeout_s": 60.0}
     )
     jobs = [a_job("own"), a_job("newer")]
@@ -73,7 +75,7 @@ async def test_an_older_worker_leaves_and_keeps_what_it_has(queue: Queue, tiny_m
         status = await Worker(models, queue, storage, settings, Engine).run()
     await storage.close()
     assert status == 0
-    own = await queue.get("own")
+    own = await queue.jobs.get("own")
     assert own is not None
     assert own.state is State.SUCCEEDED
-    assert await queue.redis.hget(queue.keys.job("newer"), "state") == "queued"
+    assert await queue.client.redis.hget(queue.client.redis_keys.job("newer"), "state") == "queued"

@@ -34,7 +34,7 @@ async def test_a_fleet_with_several_models_settles_into_few_loads(
     queue = queue_with(overdue_ms=50)
     specs = tuple(a_spec(tiny_models / "sd", model, max_batch=ROWS) for model in MODELS)
     _, nbytes = locate(specs[0])
-    settings = queue.settings.model_copy(
+    settings = queue.client.settings.model_copy(
         update={
             "storage_dir": tmp_path,
             "device": "cpu",
@@ -50,11 +50,11 @@ async def test_a_fleet_with_several_models_settles_into_few_loads(
     storage = connect(settings)
 
     async def all_ended() -> bool:
-        records = await queue.get_many([job.id for job in jobs])
+        records = await queue.jobs.get_many([job.id for job in jobs])
         return all(record is not None and record.state.terminal for record in records)
 
     async def registered() -> bool:
-        told = await queue.workers()
+        told = await queue.workers.all()
         return len(told) == 2 and all(
             (one.device, one.models, len(one.loaded), one.running, one.running_seats) == ("cpu", MODELS, 1, 0, 0)
             and one.memory_bytes > one.models_bytes > 0
@@ -70,7 +70,7 @@ async def test_a_fleet_with_several_models_settles_into_few_loads(
             worker.drain()
         assert await asyncio.gather(*running) == [0, 0]
     await storage.close()
-    records = await queue.get_many([job.id for job in jobs])
+    records = await queue.jobs.get_many([job.id for job in jobs])
     assert Counter(record.state for record in records if record) == {State.SUCCEEDED: len(jobs)}
     loads = [line["model"] for line in logs if line["event"] == "model_loaded"]
     assert set(loads) == set(MODELS)

@@ -41,7 +41,7 @@ def forwards() -> float:
 async def seen(queue: Queue, name: str) -> JobRecord | None:
     """Return a job's record; None while Redis does not tell."""
     try:
-        return await queue.get(name)
+        return await queue.jobs.get(name)
     except RedisUnavailable:
         return None
 
@@ -77,7 +77,7 @@ async def test_a_worker_without_redis_keeps_its_forward_claims_nothing_and_comes
         return all(record is not None and record.state.terminal for record in records)
 
     await eventually(both_ended, "both have ended", 90)
-    records = [await queue.get(name) for name in ("runs", "waits")]
+    records = [await queue.jobs.get(name) for name in ("runs", "waits")]
     worker.drain()
     assert await running == 0
     await storage.close()
@@ -91,7 +91,7 @@ async def test_a_worker_whose_models_are_missing_is_not_ready(
 ) -> None:
     """The probe's body and the log name the model and the folder; clients are told by their jobs."""
     port = free_port()
-    settings = queue.settings.model_copy(
+    settings = queue.client.settings.model_copy(
         update={"storage_dir": tmp_path / "storage", "device": "cpu", "worker_port": port, "drain_timeout_s": 5.0}
     )
     storage = connect(settings)
@@ -112,7 +112,7 @@ async def test_a_worker_whose_models_are_missing_is_not_ready(
         await submit(queue, a_job("refused"))
 
         async def refused() -> bool:
-            record = await queue.get("refused")
+            record = await queue.jobs.get("refused")
             return record is not None and record.state is State.FAILED
 
         await eventually(refused, "its job has failed", 30)

@@ -38,7 +38,7 @@ class Shop:
 
     def __init__(self, queue: Queue, folder: Path, tmp_path: Path, eventually: Eventually) -> None:
         changes = {"storage_dir": tmp_path / "storage", "device": "cpu", "torch_threads": 1, "drain_timeout_s": 30.0}
-        settings = queue.settings.model_copy(update=changes)
+        settings = queue.client.settings.model_copy(update=changes)
         self.queue = queue
         self.storage = connect(settings)
         self.spec = a_spec(folder, max_batch=2)
@@ -49,7 +49,7 @@ class Shop:
         await put(self.queue, *(Submission(job, signature(job), 0, self.spec.max_batch) for job in jobs))
 
     async def record(self, name: str) -> JobRecord:
-        record = await self.queue.get(name)
+        record = await self.queue.jobs.get(name)
         assert record is not None
         return record
 
@@ -174,7 +174,7 @@ async def test_whoever_ends_early_frees_a_seat_and_disturbs_nobody(shop: Callabl
             a_job("overflows", guidance_scale=1e38),
             a_job("follows", steps=3),
         )
-        assert await at_work.queue.cancel("canceled")
+        assert await at_work.queue.jobs.cancel("canceled")
         await at_work.ended("canceled", "stays", "waits-too-long", "overflows", "follows")
         late = await out_of_time(at_work)
         told = {name: await at_work.record(name) for name in ("canceled", "waits-too-long", "overflows", late)}

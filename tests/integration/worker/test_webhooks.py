@@ -113,10 +113,10 @@ async def endpoint(api: httpx.AsyncClient, receiver: Receiver, **more: Any) -> d
 
 async def due_now(queue: Queue) -> None:
     """Let all that is scheduled be due, as if its time had come."""
-    for host in await queue.redis.zrange(queue.keys.hook_hosts, 0, -1):
-        for delivery in await queue.redis.zrange(queue.keys.hook_due(host), 0, -1):
-            await queue.redis.zadd(queue.keys.hook_due(host), {delivery: 1})
-        await queue.redis.zadd(queue.keys.hook_hosts, {host: 1})
+    for host in await queue.client.redis.zrange(queue.client.redis_keys.hook_hosts, 0, -1):
+        for delivery in await queue.client.redis.zrange(queue.client.redis_keys.hook_due(host), 0, -1):
+            await queue.client.redis.zadd(queue.client.redis_keys.hook_due(host), {delivery: 1})
+        await queue.client.redis.zadd(queue.client.redis_keys.hook_hosts, {host: 1})
 
 
 async def ended(queue: Queue, make_submission: Any, **changes: Any) -> str:
@@ -153,10 +153,10 @@ async def test_an_endpoint_hears_of_the_end_of_a_batch(
     sent = {"files": {"file": ("in.jsonl", b"no json")}, "data": {"purpose": "batch"}}
     file = (await api.post("/v1/files", **sent)).json()["id"]
     batch = (await api.post("/v1/batches", json={"input_file_id": file, "endpoint": "/v1/jobs"})).json()
-    settings = queue.settings.model_copy(update={"models": ROOT / "models.toml"})
+    settings = queue.client.settings.model_copy(update={"models": ROOT / "models.toml"})
     storage = connect(settings.model_copy(update={"storage_dir": tmp_path / "storage"}))
     desk = Desk(settings, models_file.load(settings.models), queue, storage)
-    await Work(desk, await queue.batch("default", batch["id"])).do()
+    await Work(desk, await queue.batches.get("default", batch["id"])).do()
     await storage.close()
     assert await one_pass(queue).run() == 1
     assert await one_pass(queue).run() == 0
@@ -229,8 +229,8 @@ async def test_a_crash_between_the_event_and_its_delivery_loses_nothing(
     receiver = await listen()
     await endpoint(api, receiver)
     await ended(queue, make_submission)
-    assert await queue.expand_outbox() == 1
-    assert len(await queue.claim_deliveries(10, 4, {}, again_ms=60_000)) == 1
+    assert await queue.webhooks.expand_outbox() == 1
+    assert len(await queue.webhooks.claim_deliveries(10, 4, {}, again_ms=60_000)) == 1
     assert await one_pass(queue).run() == 0  # it is somebody's, who may still be at it
     await due_now(queue)
     assert await one_pass(queue).run() == 1
@@ -242,7 +242,7 @@ async def test_the_chore_delivers_under_its_settings(
 ) -> None:
     """As the chores worker runs it: from the environment alone."""
     receiver = await listen()
-    settings = {"REDIS_URL": queue.settings.redis_url, "NAMESPACE": queue.settings.namespace}
+    settings = {"REDIS_URL": queue.client.settings.redis_url, "NAMESPACE": queue.client.settings.namespace}
     settings |= {"WEBHOOK_ALLOW_NETWORKS": "127.0.0.0/8", "WEBHOOK_ALLOW_HTTP": "1"}
     settings |= {"WEBHOOK_PORTS": str(receiver.port), "PUBLIC_URL": "https://pictures.test/"}
     for name, value in settings.items():
@@ -292,13 +292,13 @@ async def test_an_endpoint_that_is_gone_or_fails_for_days_is_disabled(
     assert await one_pass(queue).run() == 0
 
     assert (await api.patch(f"/v1/webhooks/{made['id']}", json={"enabled": True})).json()["disabled_reason"] is None
-    stored = await queue.endpoint("default", made["id"])
+    stored = await queue.webhooks.endpoint("default", made["id"])
     long_ago = stored.created_at_ms - DISABLED_AFTER_S * 1000 - 1
-    await queue.put_endpoint("default", stored.model_copy(update={"failing_since": long_ago}))
+    await queue.webhooks.put_endpoint("default", stored.model_copy(update={"failing_since": long_ago}))
     receiver.answers += [500]
     await ended(queue, make_submission)
     await one_pass(queue).run()
-    assert not (await queue.endpoint("default", made["id"])).enabled
+    assert not (await queue.webhooks.endpoint("default", made["id"])).enabled
 
 
 async def test_what_is_deleted_gets_nothing_more(
@@ -307,11 +307,11 @@ async def test_what_is_deleted_gets_nothing_more(
     receiver = await listen()
     made = await endpoint(api, receiver)
     await ended(queue, make_submission)
-    await queue.expand_outbox()
+    await queue.webhooks.expand_outbox()
     assert (await api.delete(f"/v1/webhooks/{made['id']}")).status_code == 204
     await one_pass(queue).run()
     assert receiver.received == []
-    (delivery,) = await queue.deliveries("default")
+    (delivery,) = await queue.webhooks.deliveries("default")
     assert (delivery.state, delivery.log[0].error) == (DeliveryState.FAILED, "its endpoint was deleted or disabled")
 
 
@@ -323,7 +323,7 @@ async def test_another_tenants_jobs_are_not_told(
     await ended(queue, make_submission, tenant="other")
     assert await one_pass(queue).run() == 0
     with pytest.raises(Exception, match="no webhook endpoint"):
-        await queue.endpoint("other", made["id"])
+        await queue.webhooks.endpoint("other", made["id"])
 
 
 async def test_a_test_event_can_be_sent(queue: Queue, api: httpx.AsyncClient, listen: Any) -> None:
@@ -370,7 +370,7 @@ async def test_a_name_that_turns_private_gets_nothing(queue: Queue, listen: Any,
     rules = Rules(60.0, 65_536, ports=tuple(range(1, 65_536)), allow_http=True)
     await Pass(queue, Guard(rules, resolve), "").run()
     assert receiver.received == []
-    (delivery,) = await queue.deliveries("default")
+    (delivery,) = await queue.webhooks.deliveries("default")
     assert "a loopback address" in (delivery.log[0].error or "")
 
 

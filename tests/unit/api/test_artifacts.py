@@ -120,7 +120,7 @@ async def test_a_video_is_played_from_any_place_and_has_a_still(
         height=64, seed=7, frames=9, fps=8, duration_s=1.125, has_audio=False, thumbnail=thumbnail,
     )  # fmt: skip
     outcome = Outcome(state=State.SUCCEEDED, artifacts=(artifact,))
-    assert await fake_queue.settle(WORKER, job_id, claim.epoch, outcome)
+    assert await fake_queue.claims.settle(WORKER, job_id, claim.epoch, outcome)
 
     (told,) = (await api.get(f"/v1/jobs/{job_id}")).json()["artifacts"]
     assert (told["kind"], told["frames"], told["fps"], told["duration_s"]) == ("video", 9, 8, 1.125)

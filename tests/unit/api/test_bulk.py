@@ -13,7 +13,7 @@ from harness.http_server import BODY, png, serving
 
 from api.bulk import PIECE_LINES
 from shared.errors import RedisUnavailable
-from shared.queue import Queue, Submission
+from shared.queue import Queue, QueueClient, Submission
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 
@@ -71,7 +71,7 @@ async def test_a_bad_line_is_told_and_the_others_go_through(api: httpx.AsyncClie
         (10, "invalid_json", None),
         (11, "ok", None),
     ]
-    assert len((await fake_queue.list_jobs("default"))[0]) == 2
+    assert len((await fake_queue.jobs.page("default"))[0]) == 2
 
 
 async def test_a_bulk_that_is_sent_again_enqueues_nothing_twice(api: httpx.AsyncClient, fake_queue: Queue) -> None:
@@ -83,7 +83,7 @@ async def test_a_bulk_that_is_sent_again_enqueues_nothing_twice(api: httpx.Async
     changed = await send(api, line(seed=0), line(seed=77), Idempotency_Key="b1")
     assert changed[0]["id"] == first[0]["id"]
     assert changed[1]["error"]["code"] == "idempotency_key_reused"
-    assert len((await fake_queue.list_jobs("default"))[0]) == 5
+    assert len((await fake_queue.jobs.page("default"))[0]) == 5
 
 
 async def test_a_bulk_cut_short_is_completed_by_sending_it_again(api: httpx.AsyncClient, fake_queue: Queue) -> None:
@@ -98,13 +98,13 @@ async def test_no_script_takes_more_than_a_piece(
     api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    submit = Queue.submit
+    submit = fake_queue.jobs.submit
 
-    async def counted(self: Queue, submissions: Sequence[Submission]) -> Any:
+    async def counted(submissions: Sequence[Submission]) -> Any:
         sizes.append(len(submissions))
-        return await submit(self, submissions)
+        return await submit(submissions)
 
-    monkeypatch.setattr(Queue, "submit", counted)
+    monkeypatch.setattr(fake_queue.jobs, "submit", counted)
     results = await send(api, *(line() for _ in range(1200)))
     assert all("id" in result for result in results)
     assert sum(sizes) == 1200
@@ -112,8 +112,8 @@ async def test_no_script_takes_more_than_a_piece(
 
 
 async def test_lines_that_find_the_queue_full_are_told_when_to_come_back(fake_queue: Queue, tmp_path: Path) -> None:
-    settings = fake_queue.settings.model_copy(update={"max_queued_jobs": 3})
-    full = Queue(fake_queue.redis, namespace="full", settings=settings, blocking=fake_queue.blocking)
+    settings = fake_queue.client.settings.model_copy(update={"max_queued_jobs": 3})
+    full = Queue(QueueClient(fake_queue.client.redis, namespace="full", settings=settings))
     async with serving(full, tmp_path) as api:
         results = await send(api, *(line() for _ in range(5)))
     assert ["id" in result for result in results] == [True, True, True, False, False]
@@ -126,16 +126,17 @@ async def test_lines_beyond_the_bound_are_not_read(fake_queue: Queue, tmp_path: 
         results = await send(api, *(line() for _ in range(10)))
     assert ["id" in result for result in results] == [True] * 4 + [False]
     assert (results[4]["line"], results[4]["error"]["code"]) == (5, "too_many_lines")
-    assert len((await fake_queue.list_jobs("default"))[0]) == 4
+    assert len((await fake_queue.jobs.page("default"))[0]) == 4
 
 
-async def test_lines_that_redis_did_not_take_are_told_so(fake_queue: Queue, tmp_path: Path) -> None:
-    class Away(Queue):
-        async def submit(self, submissions: Sequence[Submission]) -> Any:
-            raise RedisUnavailable("the queue's Redis does not serve: refused")
+async def test_lines_that_redis_did_not_take_are_told_so(
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unavailable(submissions: Sequence[Submission]) -> Any:
+        raise RedisUnavailable("cannot reach Redis: refused")
 
-    away = Away(fake_queue.redis, namespace="away", settings=fake_queue.settings, blocking=fake_queue.blocking)
-    async with serving(away, tmp_path) as api:
+    monkeypatch.setattr(fake_queue.jobs, "submit", unavailable)
+    async with serving(fake_queue, tmp_path) as api:
         results = await send(api, line(), line(steps=0), line())
     assert [result["error"]["code"] for result in results] == [
         "redis_unavailable",

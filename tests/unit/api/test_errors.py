@@ -13,7 +13,7 @@ import structlog
 from harness.http_server import BODY, application, serving
 
 from shared.errors import RedisUnavailable
-from shared.queue import Queue, Submission
+from shared.queue import Queue, QueueClient, Submission
 
 JSON = {"Content-Type": "application/json"}
 
@@ -87,7 +87,7 @@ async def test_a_field_at_fault_is_named(
 ) -> None:
     answer = await api.post("/v1/jobs", content=json.dumps({**BODY, **changed}), headers=JSON)
     assert fault(answer) == (status, code, param)
-    assert (await fake_queue.list_jobs("default"))[0] == []
+    assert (await fake_queue.jobs.page("default"))[0] == []
 
 
 @pytest.mark.parametrize(
@@ -206,12 +206,8 @@ async def test_an_idempotency_key_at_fault_is_named(api: httpx.AsyncClient, key:
 
 
 async def test_a_full_queue_says_when_to_come_back(fake_queue: Queue, tmp_path: Path, settings_for: Any) -> None:
-    full = Queue(
-        fake_queue.redis,
-        namespace="full",
-        settings=fake_queue.settings.model_copy(update={"max_queued_jobs": 1}),
-        blocking=fake_queue.blocking,
-    )
+    settings = fake_queue.client.settings.model_copy(update={"max_queued_jobs": 1})
+    full = Queue(QueueClient(fake_queue.client.redis, namespace="full", settings=settings))
     async with serving(full, tmp_path) as api:
         assert (await api.post("/v1/jobs", json=BODY)).status_code == 202
         answer = await api.post("/v1/jobs", json=BODY)
@@ -219,19 +215,15 @@ async def test_a_full_queue_says_when_to_come_back(fake_queue: Queue, tmp_path: 
     assert int(answer.headers["retry-after"]) >= 1
 
 
-class Away(Queue):
-    """A queue whose Redis does not answer."""
+async def test_without_redis_a_client_is_told_to_come_back(
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unavailable(*_: Any, **__: Any) -> Any:
+        raise RedisUnavailable("cannot reach Redis: refused")
 
-    async def run(self, name: str, *args: str | int, once: bool = False) -> Any:
-        raise RedisUnavailable("the queue's Redis does not serve: refused")
-
-    async def get(self, job_id: str) -> Any:
-        raise RedisUnavailable("the queue's Redis does not serve: refused")
-
-
-async def test_without_redis_a_client_is_told_to_come_back(fake_queue: Queue, tmp_path: Path) -> None:
-    away = Away(fake_queue.redis, namespace="away", settings=fake_queue.settings, blocking=fake_queue.blocking)
-    async with serving(away, tmp_path) as api:
+    monkeypatch.setattr(fake_queue.client, "run", unavailable)
+    monkeypatch.setattr(fake_queue.jobs, "get", unavailable)
+    async with serving(fake_queue, tmp_path) as api:
         submitted = await api.post("/v1/jobs", json=BODY)
         read = await api.get("/v1/jobs/job_00000000000000000000000000")
         alive = await api.get("/healthz")
@@ -240,14 +232,14 @@ async def test_without_redis_a_client_is_told_to_come_back(fake_queue: Queue, tm
     assert alive.status_code == 200
 
 
-class Broken(Queue):
-    async def submit(self, submissions: Sequence[Submission]) -> Any:
+async def test_an_error_of_ours_tells_nothing_but_its_request_id(
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(submissions: Sequence[Submission]) -> Any:
         raise ZeroDivisionError("secret words")
 
-
-async def test_an_error_of_ours_tells_nothing_but_its_request_id(fake_queue: Queue, tmp_path: Path) -> None:
-    broken = Broken(fake_queue.redis, namespace="broken", settings=fake_queue.settings, blocking=fake_queue.blocking)
-    async with serving(broken, tmp_path) as api:
+    monkeypatch.setattr(fake_queue.jobs, "submit", broken)
+    async with serving(fake_queue, tmp_path) as api:
         with structlog.testing.capture_logs() as lines:
             answer = await api.post("/v1/jobs", json=BODY, headers={"X-Request-Id": "trace-7"})
     assert [line["event"] for line in lines if line["log_level"] == "error"] == ["request_crashed"]

@@ -52,7 +52,9 @@ async def test_a_stream_tells_a_jobs_life_and_ends_with_the_whole_job(
     claim = await claimed(fake_queue, job_id)
     await following.tells('"status":"running"')
     while "event: progress" not in following.text:  # nobody keeps what is told of progress: it is said until heard
-        await fake_queue.report(Report(job_id, claim.epoch, Phase.DENOISING, Progress(step=6, total=12)))
+        await fake_queue.claims.report_progress(
+            Report(job_id, claim.epoch, Phase.DENOISING, Progress(step=6, total=12))
+        )
         await asyncio.sleep(0.01)
     await deliver(fake_queue, tmp_path, claim)
     text = await following.whole()
@@ -85,7 +87,7 @@ async def test_whoever_comes_back_is_told_what_was_missed(
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     claim = await claimed(fake_queue, job_id)
     await deliver(fake_queue, tmp_path, claim)
-    events = await fake_queue.redis.xrange(fake_queue.keys.events)
+    events = await fake_queue.client.redis.xrange(fake_queue.client.redis_keys.events)
     first = events[0][0]
     again = read((await api.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": first})).text)
     assert [event.data["status"] for event in again] == ["running", "succeeded"]

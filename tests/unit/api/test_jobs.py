@@ -54,7 +54,7 @@ async def test_a_waiting_job_tells_its_place(api: httpx.AsyncClient) -> None:
 async def test_a_running_job_tells_its_phase_and_progress(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     claim = await claimed(fake_queue, job_id)
-    await fake_queue.report(Report(job_id, claim.epoch, Phase.DENOISING, Progress(step=3, total=12)))
+    await fake_queue.claims.report_progress(Report(job_id, claim.epoch, Phase.DENOISING, Progress(step=3, total=12)))
     job = (await api.get(f"/v1/jobs/{job_id}")).json()
     assert (job["status"], job["phase"], job["queue"]) == ("running", "denoising", None)
     assert job["progress"] == {"step": 3, "total": 12, "percent": 25}
@@ -194,7 +194,7 @@ async def test_another_tenants_job_is_none_for_any_call(
     api: httpx.AsyncClient, fake_queue: Queue, make_submission: Callable[..., Any]
 ) -> None:
     item = make_submission(tenant="somebody-else")
-    await fake_queue.submit([item])
+    await fake_queue.jobs.submit([item])
     path = f"/v1/jobs/{item.job.id}"
     calls: list[tuple[str, str]] = [
         ("GET", path),
@@ -206,7 +206,7 @@ async def test_another_tenants_job_is_none_for_any_call(
     for method, where in calls:
         assert (await api.request(method, where)).status_code == 404, where
     assert (await api.get("/v1/jobs")).json()["data"] == []
-    record = await fake_queue.get(item.job.id)
+    record = await fake_queue.jobs.get(item.job.id)
     assert record is not None
     assert record.state.value == "queued"
 
@@ -237,14 +237,14 @@ async def test_a_submit_is_not_cut_short_by_a_client_that_leaves(
     fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, go_on = asyncio.Event(), asyncio.Event()
-    submit = Queue.submit
+    submit = fake_queue.jobs.submit
 
-    async def slow(self: Queue, submissions: Sequence[Submission]) -> Any:
+    async def slow(submissions: Sequence[Submission]) -> Any:
         reached.set()
         await go_on.wait()
-        return await submit(self, submissions)
+        return await submit(submissions)
 
-    monkeypatch.setattr(Queue, "submit", slow)
+    monkeypatch.setattr(fake_queue.jobs, "submit", slow)
     async with serving(fake_queue, tmp_path) as api:
         leaving = asyncio.ensure_future(api.post("/v1/jobs", json=BODY))
         await reached.wait()
@@ -252,7 +252,7 @@ async def test_a_submit_is_not_cut_short_by_a_client_that_leaves(
         await asyncio.wait({leaving})
         go_on.set()
         async with asyncio.timeout(30):
-            while not (await fake_queue.list_jobs("default"))[0]:
+            while not (await fake_queue.jobs.page("default"))[0]:
                 await asyncio.sleep(0.01)
 
 
@@ -262,13 +262,13 @@ async def test_polling_a_job_is_one_redis_command_a_poll(
     monkeypatch.setattr(places, "FRESH_S", 600.0)
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     commands: list[str] = []
-    execute: Callable[..., Awaitable[Any]] = fake_queue.redis.execute_command
+    execute: Callable[..., Awaitable[Any]] = fake_queue.client.redis.execute_command
 
     async def counted(*args: Any, **kwargs: Any) -> Any:
         commands.append(str(args[0]))
         return await execute(*args, **kwargs)
 
-    monkeypatch.setattr(fake_queue.redis, "execute_command", counted)
+    monkeypatch.setattr(fake_queue.client.redis, "execute_command", counted)
     await api.get(f"/v1/jobs/{job_id}")
     assert commands == ["HGETALL"], "while it waits: its place is known from a moment ago"
     await finish(fake_queue, tmp_path, job_id)
@@ -281,11 +281,11 @@ async def test_places_are_asked_for_again_after_a_while_and_not_all_kept(
     fake_queue: Queue, monkeypatch: pytest.MonkeyPatch, make_submission: Callable[..., Any]
 ) -> None:
     first, second = make_submission(), make_submission()
-    await fake_queue.submit([first, second])
+    await fake_queue.jobs.submit([first, second])
     known = QueuePositions(fake_queue)
     monkeypatch.setattr(places, "FRESH_S", 600.0)
     assert (await known.of(second.job.id) or Place(9, None)).position == 1
-    await fake_queue.cancel(first.job.id)
+    await fake_queue.jobs.cancel(first.job.id)
     assert (await known.of(second.job.id) or Place(9, None)).position == 1, "of a moment ago"
     monkeypatch.setattr(places, "FRESH_S", 0.0)
     assert (await known.of(second.job.id) or Place(9, None)).position == 0
@@ -297,6 +297,6 @@ async def test_places_are_asked_for_again_after_a_while_and_not_all_kept(
 
 async def _any_claimed(queue: Queue, folder: Path) -> None:
     async with asyncio.timeout(10):
-        while not (listed := (await queue.list_jobs("default", limit=1))[0]):
+        while not (listed := (await queue.jobs.page("default", limit=1))[0]):
             await asyncio.sleep(0.01)
     await finish(queue, folder, listed[0].job.id)

@@ -28,7 +28,7 @@ async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
 
 
 async def bearer(queue: Queue, tenant: str = "acme", scopes: frozenset[Scope] = ALL, **options: Any) -> dict[str, str]:
-    token, _ = await queue.create_key(tenant, scopes, **options)
+    token, _ = await queue.api_keys.create(tenant, scopes, **options)
     return {"Authorization": f"Bearer {token}"}
 
 
@@ -70,12 +70,12 @@ async def test_no_route_but_the_open_ones_answers_without_a_key(
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "Key", "Token", "KEY"])
 async def test_the_schemes_that_clients_send(api: httpx.AsyncClient, fake_queue: Queue, scheme: str) -> None:
-    token, _ = await fake_queue.create_key("acme", ALL)
+    token, _ = await fake_queue.api_keys.create("acme", ALL)
     assert (await api.get("/v1/jobs", headers={"Authorization": f"{scheme} {token}"})).status_code == 200
 
 
 async def test_what_is_no_key_is_refused_and_not_repeated(api: httpx.AsyncClient, fake_queue: Queue) -> None:
-    token, _ = await fake_queue.create_key("acme", ALL)
+    token, _ = await fake_queue.api_keys.create("acme", ALL)
     wrong = [f"Basic {token}", token, "Bearer", "Bearer ", f"Bearer {token}x", f"Bearer {new_token()}", "Bearer sk-1"]
     wrong += [f"Bearer {token[:-1]}", f"Bearer {token} {token}", f"Bearer {token.swapcase()}", "Bearer \u00e9"]
     for header in wrong:
@@ -91,7 +91,7 @@ async def test_what_is_no_key_is_refused_and_not_repeated(api: httpx.AsyncClient
 
 async def test_a_key_of_the_right_id_and_another_secret_is_refused(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     """An id is shown in lists: knowing it must not help, also while the right key is fresh in memory."""
-    token, key = await fake_queue.create_key("acme", ALL)
+    token, key = await fake_queue.api_keys.create("acme", ALL)
     assert (await api.get("/v1/jobs", headers={"Authorization": f"Bearer {token}"})).status_code == 200
     from shared.auth import _checksum
 
@@ -106,10 +106,10 @@ async def test_an_expired_and_a_revoked_key_say_so(
     monkeypatch.setattr(auth, "FRESH_S", 0.0)
     header = await bearer(fake_queue, lives_s=60)
     assert (await api.get("/v1/jobs", headers=header)).status_code == 200
-    (key,) = await fake_queue.api_keys()
-    await fake_queue.redis.hset(fake_queue.keys.apikey(key.id), "expires", key.created_at_ms)
+    (key,) = await fake_queue.api_keys.all()
+    await fake_queue.client.redis.hset(fake_queue.client.redis_keys.apikey(key.id), "expires", key.created_at_ms)
     assert code(await api.get("/v1/jobs", headers=header)) == (401, "expired_api_key")
-    await fake_queue.revoke_key(key.id)
+    await fake_queue.api_keys.revoke(key.id)
     revoked = await api.get("/v1/jobs", headers=header)
     assert code(revoked) == (401, "invalid_api_key")
     assert "revoked" in revoked.json()["detail"]
@@ -121,18 +121,18 @@ async def test_a_revoked_key_is_refused_within_two_seconds_and_not_read_at_every
     clock = [100.0]
     monkeypatch.setattr(auth.time, "monotonic", lambda: clock[0])
     reads: list[str] = []
-    run = fake_queue.run
+    run = fake_queue.client.run
 
     async def counted(name: str, *args: Any, **options: Any) -> Any:
         reads.append(name)
         return await run(name, *args, **options)
 
-    monkeypatch.setattr(fake_queue, "run", counted)
+    monkeypatch.setattr(fake_queue.client, "run", counted)
     header = await bearer(fake_queue)
     for _ in range(20):
         assert (await api.get("/v1/models", headers=header)).status_code == 200
     assert (reads.count("identify"), reads.count("note_use"), reads.count("admit")) == (1, 1, 0)
-    await fake_queue.revoke_key((await fake_queue.api_keys())[0].id)
+    await fake_queue.api_keys.revoke((await fake_queue.api_keys.all())[0].id)
     clock[0] += auth.FRESH_S
     assert code(await api.get("/v1/models", headers=header)) == (401, "invalid_api_key")
     assert auth.FRESH_S <= 2.0
@@ -156,16 +156,16 @@ async def test_a_stream_ends_with_its_key(
     following = Following(api, url, header)
     await following.tells(begins)
     await following.tells(": keep-alive")
-    await fake_queue.revoke_key((await fake_queue.api_keys())[0].id)
+    await fake_queue.api_keys.revoke((await fake_queue.api_keys.all())[0].id)
     assert ends in await following.whole()
     assert code(await api.get(url, headers=header)) == (401, "invalid_api_key")
 
 
 async def test_use_is_noted(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     header = await bearer(fake_queue)
-    assert (await fake_queue.api_keys())[0].last_used_at_ms is None
+    assert (await fake_queue.api_keys.all())[0].last_used_at_ms is None
     await api.get("/v1/models", headers=header)
-    assert (await fake_queue.api_keys())[0].last_used_at_ms is not None
+    assert (await fake_queue.api_keys.all())[0].last_used_at_ms is not None
 
 
 NEEDS = [
@@ -215,7 +215,7 @@ async def test_keys_are_asked_for_from_the_first_one_on(
         header = await bearer(fake_queue, tenant="default")
         assert code(await api.get("/v1/jobs")) == (401, "missing_api_key")
         assert len((await api.get("/v1/jobs", headers=header)).json()["data"]) == 1
-        await fake_queue.revoke_key((await fake_queue.api_keys())[0].id)
+        await fake_queue.api_keys.revoke((await fake_queue.api_keys.all())[0].id)
         assert code(await api.get("/v1/jobs")) == (401, "missing_api_key")
 
 
@@ -337,7 +337,7 @@ async def test_a_pictures_url_needs_no_key_and_is_good_for_that_picture_alone(
 async def test_a_tenant_that_asks_too_often_is_told_when_to_come_back(
     api: httpx.AsyncClient, fake_queue: Queue
 ) -> None:
-    await fake_queue.set_limits("acme", TenantLimits(requests_per_minute=3))
+    await fake_queue.api_keys.set_limits("acme", TenantLimits(requests_per_minute=3))
     mine, second = await bearer(fake_queue), await bearer(fake_queue)
     told = [await api.get("/v1/models", headers=header) for header in (mine, second, mine)]
     assert [answer.status_code for answer in told] == [200] * 3
@@ -365,7 +365,7 @@ async def test_the_settings_limit_every_tenant_for_itself(fake_queue: Queue, tmp
 
 
 async def test_waiting_jobs_of_one_tenant_do_not_keep_another_out(fake_queue: Queue, api: httpx.AsyncClient) -> None:
-    await fake_queue.set_limits("acme", TenantLimits(queued_jobs=1))
+    await fake_queue.api_keys.set_limits("acme", TenantLimits(queued_jobs=1))
     mine, theirs = await bearer(fake_queue), await bearer(fake_queue, "other")
     assert (await api.post("/v1/jobs", json=BODY, headers=mine)).status_code == 202
     full = await api.post("/v1/jobs", json=BODY, headers=mine)

@@ -70,7 +70,7 @@ async def test_several_pictures_are_edited_into_one(api: httpx.AsyncClient, fake
     assert job["image"] == job["images"][0]
     assert job["image"]["id"] == uploaded
     assert (job["width"], job["height"], job["strength"]) == (728, 360, None)
-    record = await fake_queue.get(job["id"])
+    record = await fake_queue.jobs.get(job["id"])
     assert record is not None
     assert record.job.reference_sizes == ((352, 192), (256, 256))
 
@@ -118,7 +118,7 @@ async def test_what_is_wrong_is_told_by_its_field(
     answer = await api.post("/v1/jobs", json={"prompt": "x", **body})
     assert answer.status_code == 422
     assert (answer.json()["code"], answer.json()["error"]["param"]) == (code, param), answer.text
-    assert (await fake_queue.list_jobs("default"))[0] == []
+    assert (await fake_queue.jobs.page("default"))[0] == []
 
 
 async def test_models_tell_what_they_take(api: httpx.AsyncClient) -> None:

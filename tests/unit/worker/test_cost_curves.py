@@ -106,19 +106,19 @@ async def test_what_pays_is_told_when_it_changes_and_before_redis_forgets_it(
     fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue starts batches of as many seats as pay; its memory of that lasts a day."""
-    name = fake_queue.keys.paying("s")
+    name = fake_queue.client.redis_keys.paying("s")
     made = learned({1: 1.0, 2: 2.0})
     made.rows("s", 8)
     await made.teach(fake_queue)
-    assert await fake_queue.redis.get(name) == "1"
-    await fake_queue.redis.delete(name)
+    assert await fake_queue.client.redis.get(name) == "1"
+    await fake_queue.client.redis.delete(name)
     made.rows("s", 8)
     await made.teach(fake_queue)
-    assert await fake_queue.redis.get(name) is None
+    assert await fake_queue.client.redis.get(name) is None
     monkeypatch.setattr(cost_curves, "TELL_AGAIN_S", -1.0)
     made.rows("s", 8)
     await made.teach(fake_queue)
-    assert await fake_queue.redis.get(name) == "1"
+    assert await fake_queue.client.redis.get(name) == "1"
 
 
 async def test_what_is_learned_is_bounded(fake_queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

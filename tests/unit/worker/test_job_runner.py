@@ -62,7 +62,7 @@ class House:
     seats: Seats
 
     async def claimed(self, worker: str = WORKER) -> Claim:
-        (one,) = await self.queue.claim(worker, ["demo"], 8)
+        (one,) = await self.queue.claims.claim(worker, ["demo"], 8)
         return one
 
     def serve(self, claim: Claim) -> tuple[ClaimedJob, asyncio.Task[None]]:
@@ -94,7 +94,7 @@ async def test_a_job_that_is_settled_keeps_its_pictures(house: House, make_submi
     """The record points to what is stored."""
     (job_id,) = await put(house.queue, make_submission())
     await house.finish(*house.serve(await house.claimed()))
-    record = await house.queue.get(job_id)
+    record = await house.queue.jobs.get(job_id)
     assert record is not None
     assert (record.state, [one.key for one in record.artifacts]) == (State.SUCCEEDED, house.stored())
 
@@ -105,13 +105,13 @@ async def test_what_a_lost_claim_stored_is_removed(house: House, make_submission
     (job_id,) = await put(house.queue, make_submission())
     run, serving = house.serve(await house.claimed())
     await lose(house.queue, job_id)
-    assert await house.queue.reclaim() == [job_id]
+    assert await house.queue.maintenance.reclaim() == [job_id]
     other = await house.claimed("w2")
     await house.storage.put(f"jobs/{job_id}/{other.attempt}/0.png", b"its own", "image/png")
     assert await end(house.queue, other, "w2")
     if deleted:
         await house.storage.delete_prefix(f"jobs/{job_id}/")
-        assert await house.queue.forget(job_id)
+        assert await house.queue.jobs.forget(job_id)
     await house.finish(run, serving)
     assert house.stored() == ([] if deleted else [f"jobs/{job_id}/{other.attempt}/0.png"])
 
@@ -126,7 +126,7 @@ async def test_an_upload_under_way_when_the_claim_is_lost_is_removed_too(
     finishing = asyncio.create_task(house.finish(run, serving))
     await house.storage.asked.wait()
     await lose(house.queue, job_id)
-    await house.queue.reclaim()
+    await house.queue.maintenance.reclaim()
     await house.claimed("w2")
     run.stop(StopReason.LOST)
     await asyncio.sleep(0.05)
@@ -141,9 +141,9 @@ async def test_a_claim_that_is_given_back_is_left_to_the_next(house: House, make
     claim = await house.claimed()
     run, serving = house.serve(claim)
     run.stop(StopReason.RELEASED)
-    await house.queue.release(WORKER, {job_id: claim.epoch})
+    await house.queue.claims.release(WORKER, {job_id: claim.epoch})
     await house.finish(run, serving)
-    record = await house.queue.get(job_id)
+    record = await house.queue.jobs.get(job_id)
     assert record is not None
     assert record.state is State.QUEUED
 
@@ -168,7 +168,7 @@ async def test_a_job_is_canceled_while_its_picture_cannot_be_read(
             await asyncio.sleep(0.01)
         run.stop(StopReason.CANCELED)
         await serving
-    record = await house.queue.get(job_id)
+    record = await house.queue.jobs.get(job_id)
     assert record is not None
     assert record.state is State.CANCELED
     assert house.seats.taken == []
@@ -199,7 +199,7 @@ async def test_all_inputs_are_fetched_and_the_one_that_is_gone_is_named(house: H
         _, serving = house.serve(await house.claimed())
         async with asyncio.timeout(10):
             await serving
-        record = await house.queue.get(job_id)
+        record = await house.queue.jobs.get(job_id)
         assert record is not None
         assert record.error is not None
         assert (record.error.code, record.error.param) == ("input_missing", param)

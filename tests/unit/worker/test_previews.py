@@ -42,15 +42,15 @@ def test_previews_have_a_format_that_is_small(wanted: OutputFormat) -> None:
 
 async def test_previews_are_found_in_order_and_once(fake_queue: Queue) -> None:
     for index, number in ((1, 1), (0, 1), (0, 0)):
-        await fake_queue.put_preview("job_a", index, number, b"file")
-    found = await fake_queue.previews("job_a")
+        await fake_queue.previews.put("job_a", index, number, b"file")
+    found = await fake_queue.previews.get("job_a")
     assert [(one.index, one.number) for one in found] == [(0, 0), (0, 1), (1, 1)]
-    assert await fake_queue.previews("job_a", {one.name for one in found}) == []
-    await fake_queue.put_preview("job_a", 1, 0, b"file")
-    assert [(one.index, one.number) for one in await fake_queue.previews("job_a", {one.name for one in found})] == [
+    assert await fake_queue.previews.get("job_a", {one.name for one in found}) == []
+    await fake_queue.previews.put("job_a", 1, 0, b"file")
+    assert [(one.index, one.number) for one in await fake_queue.previews.get("job_a", {one.name for one in found})] == [
         (1, 0)
     ]
-    assert 0 < await fake_queue.redis.ttl(fake_queue.keys.previews("job_a")) <= PREVIEWS_KEPT_S
+    assert 0 < await fake_queue.client.redis.ttl(fake_queue.client.redis_keys.previews("job_a")) <= PREVIEWS_KEPT_S
 
 
 async def test_previews_are_told_in_the_order_in_which_they_were_taken(
@@ -74,10 +74,10 @@ async def test_previews_are_told_in_the_order_in_which_they_were_taken(
     slow.set()
     await run.previews_told()
     assert told == [0, 1, 2]
-    assert [one.number for one in await fake_queue.previews(job.id)] == [0, 1, 2]
+    assert [one.number for one in await fake_queue.previews.get(job.id)] == [0, 1, 2]
 
 
 async def test_what_is_too_large_is_not_kept(fake_queue: Queue) -> None:
     with pytest.raises(ValueError, match="more than 64000"):
-        await fake_queue.put_preview("job_a", 0, 0, b"x" * 64_001)
-    assert await fake_queue.previews("job_a") == []
+        await fake_queue.previews.put("job_a", 0, 0, b"x" * 64_001)
+    assert await fake_queue.previews.get("job_a") == []

@@ -21,9 +21,10 @@ class AwayAtFirst:
     """A queue whose Redis takes the second report, and all after it."""
 
     def __init__(self) -> None:
+        self.claims = self
         self.told: list[tuple[Report, ...]] = []
 
-    async def report(self, *reports: Report) -> int:
+    async def report_progress(self, *reports: Report) -> int:
         self.told.append(reports)
         if len(self.told) == 1:
             raise RedisUnavailable("away")
