@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from bench.simulate import CURVES
 from cli.pool.decisions import Bounds, PoolWorker, Want, aim, moves, remembered
-from shared.autoscaling import Fleet, Line, wanted_workers
+from shared.autoscaling import Fleet, SignatureLoad, wanted_workers
 from worker.cost_curves import efficient_rows
 
 LOOK_S = 5.0
@@ -90,18 +90,18 @@ class Worker:
     turn: int = 0  # of its entry in the calendar that counts
 
 
-Policy: TypeAlias = Callable[[Sequence[Line], Fleet], int]
+Policy: TypeAlias = Callable[[Sequence[SignatureLoad], Fleet], int]
 
 
-def by_cost(lines: Sequence[Line], fleet: Fleet) -> int:
+def by_cost(lines: Sequence[SignatureLoad], fleet: Fleet) -> int:
     return wanted_workers(lines, fleet, TARGET_WAIT_S).wanted
 
 
 def by_length(jobs_a_worker: int) -> Policy:
     """Return the policy of one worker for so many that wait; like the other it never goes below the busy ones."""
 
-    def wanted(lines: Sequence[Line], fleet: Fleet) -> int:
-        return max(fleet.busy, math.ceil(sum(line.waiting_seats for line in lines) / jobs_a_worker))
+    def wanted(lines: Sequence[SignatureLoad], fleet: Fleet) -> int:
+        return max(fleet.busy, math.ceil(sum(line.queued_slots for line in lines) / jobs_a_worker))
 
     return wanted
 
@@ -256,20 +256,20 @@ class Fleets:
             for one in self._workers.values()
         ]
 
-    def _seen(self) -> list[Line]:
+    def _seen(self) -> list[SignatureLoad]:
         running = [job.kind for worker in self._workers.values() for job in worker.running]
         lines = []
         for kind, line in self._lines.items():
             learned = self._learned.get(kind, Learned())
             lines.append(
-                Line(
+                SignatureLoad(
                     signature=kind.name,
-                    waiting_seats=len(line),
-                    running_seats=running.count(kind),
+                    queued_slots=len(line),
+                    running_slots=running.count(kind),
                     oldest_wait_s=self._now - line[0].arrival_s if line else 0.0,
-                    seat_s=learned.seat_s,
+                    slot_s=learned.seat_s,
                     rows=learned.rows,
-                    curve=self._curves[kind] if learned.seat_s is not None else None,
+                    cost_curve=self._curves[kind] if learned.seat_s is not None else None,
                 )
             )
         return lines

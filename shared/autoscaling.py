@@ -1,4 +1,4 @@
-"""How many workers a pool wants: what is in line, in seconds of one worker's time, over the wait that is aimed at."""
+"""Number of workers a pool needs: GPU-seconds of queued and running jobs over the target wait."""
 
 from __future__ import annotations
 
@@ -6,37 +6,36 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-UNKNOWN_SEAT_S = 10.0
-"""Taken for a seat of a model of which no job has ended yet."""
+UNKNOWN_SLOT_S = 10.0
+"""Assumed cost of a slot of a model until its first job has ended."""
 
-LATE = 2.0
-"""A job that has waited for so many times the wait aimed at while no worker was starting means that the estimate is too
-low: one more worker than there are."""
+LATE_FACTOR = 2.0
+"""A job queued for this many target waits while no worker starts shows that the estimate is too low."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """One signature: what waits and runs, and what its seats were measured to cost.
+class SignatureLoad:
+    """Queued and running slots of one signature, and their measured cost.
 
-    `seat_s` are GPU-seconds of one seat in forwards of `rows` rows on average, None where nothing has been measured;
-    `curve` holds seconds per forward by rows, as learned on the device.
+    `slot_s` are GPU-seconds of one slot in forwards of `rows` rows on average, None if not measured yet.
+    `cost_curve` holds seconds per forward by rows.
     """
 
     signature: str
-    waiting_seats: int
-    running_seats: int
+    queued_slots: int
+    running_slots: int
     oldest_wait_s: float
-    seat_s: float | None = None
+    slot_s: float | None = None
     rows: float = 1.0
-    curve: Mapping[int, float] | None = None
+    cost_curve: Mapping[int, float] | None = None
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """The workers that are alive, how many of them have jobs, and how many still load their models.
+    """Live workers, those with jobs (`busy`), and those that still load their models (`starting`).
 
-    `settled_s` is how long ago the last of the others was ready; None: not known. `start_s` is how long workers have
-    taken from their start until they were ready; 0: not known.
+    `settled_s` is the time since the last worker became ready, None if unknown; `start_s` the usual time until a new
+    worker is ready, 0 if unknown.
     """
 
     alive: int
@@ -48,78 +47,80 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Scale:
-    """Workers wanted, and why."""
+    """Wanted workers, the GPU-seconds of queued and running jobs, and the reasons."""
 
     wanted: int
-    waiting_s: float
+    queued_s: float
     running_s: float
     oldest_wait_s: float
     reasons: tuple[str, ...]
 
 
-def seat_seconds(line: Line) -> float:
-    """Return what a waiting seat will cost: as measured, in forwards as full as the line makes them.
+def slot_seconds(load: SignatureLoad) -> float:
+    """Return the expected GPU-seconds of a queued slot, in forwards as full as the queue allows."""
+    return _expected(load)[0]
 
-    Forwards of r rows cost s(r)/r a row; the measured cost holds for the rows that were in company then.
+
+def _expected(load: SignatureLoad) -> tuple[float, float]:
+    """Return the expected GPU-seconds of a queued slot and the rows of its forwards.
+
+    A row of an r-row forward costs curve(r) / r. The measured `slot_s` is scaled from its own mean rows to the best
+    r that the queue can fill.
     """
-    return _in_company(line)[0]
-
-
-def _in_company(line: Line) -> tuple[float, float]:
-    """Return what a waiting seat will cost, in seconds, and of how many rows its forwards will be."""
-    if line.seat_s is None:
-        return UNKNOWN_SEAT_S, 1.0
-    curve = {rows: seconds for rows, seconds in (line.curve or {}).items() if rows > 0 and seconds > 0}
+    if load.slot_s is None:
+        return UNKNOWN_SLOT_S, 1.0
+    curve = {rows: seconds for rows, seconds in (load.cost_curve or {}).items() if rows > 0 and seconds > 0}
     if not curve:
-        return line.seat_s, line.rows
-    rows = min((rows for rows in curve if rows <= max(line.waiting_seats, min(curve))), key=lambda r: curve[r] / r)
-    change = curve[rows] / rows / _row_s(curve, line.rows)
-    return (line.seat_s * change, float(rows)) if change < 1 else (line.seat_s, line.rows)
+        return load.slot_s, load.rows
+    rows = min((rows for rows in curve if rows <= max(load.queued_slots, min(curve))), key=lambda r: curve[r] / r)
+    change = curve[rows] / rows / _row_s(curve, load.rows)
+    return (load.slot_s * change, float(rows)) if change < 1 else (load.slot_s, load.rows)
 
 
 def _row_s(curve: Mapping[int, float], rows: float) -> float:
-    """Return seconds per row in forwards of `rows` rows: of the nearest count that was measured."""
+    """Return seconds per row at the measured row count nearest to `rows`."""
     nearest = min(curve, key=lambda count: (abs(count - rows), count))
     return curve[nearest] / nearest
 
 
-def wanted_workers(lines: Sequence[Line], fleet: Fleet, target_s: float) -> Scale:
-    """Return how many workers let all that waits start within `target_s`, never fewer than have jobs.
+def wanted_workers(loads: Sequence[SignatureLoad], fleet: Fleet, target_s: float) -> Scale:
+    """Return the workers needed to start all queued jobs within `target_s`, at least those that are busy.
 
-    The last jobs need not end by then: a worker has the target and the length of one more batch, which is rows times
-    what a seat costs. What runs counts for half of its cost: on average so much of it is left. Where workers take
-    longer than the target to start, they get as long again: else they would load for longer than they work.
+    Jobs must start, not end, in time, so a worker's capacity is the target plus one more batch (rows x slot cost).
+    Running slots count half: on average half of their work is left. If workers take longer than the target to start,
+    their start time replaces it: otherwise they would spend more time loading than working.
     """
     within_s = max(target_s, fleet.start_s)
-    waiting_s, running_s, share = 0.0, 0.0, 0.0
-    for line in lines:
-        seat_s, rows = _in_company(line)
-        waiting_s += line.waiting_seats * seat_s
-        running_s += 0.5 * line.running_seats * seat_s
-        share += (line.waiting_seats + 0.5 * line.running_seats) * seat_s / (within_s + rows * seat_s)
-    oldest_s = max((line.oldest_wait_s for line in lines), default=0.0)
+    queued_s, running_s, share = 0.0, 0.0, 0.0
+    for load in loads:
+        slot_s, rows = _expected(load)
+        queued_s += load.queued_slots * slot_s
+        running_s += 0.5 * load.running_slots * slot_s
+        share += (load.queued_slots + 0.5 * load.running_slots) * slot_s / (within_s + rows * slot_s)
+    oldest_s = max((load.oldest_wait_s for load in loads), default=0.0)
     reasons = []
     wanted = math.ceil(share - 1e-9)
-    if waiting_s or running_s:
-        told = f"{waiting_s:.1f} s wait and {running_s:.1f} s run"
-        reasons.append(f"{told}; all start within {within_s:.3g} s with {wanted}")
+    if queued_s or running_s:
+        reasons.append(
+            f"{queued_s:.1f} s queued and {running_s:.1f} s running; all start within {within_s:.3g} s with {wanted}"
+        )
         if within_s > target_s:
-            reasons.append(f"{target_s:g} s are aimed at, but a worker takes {within_s:.3g} s to start")
-    if unknown := [line.signature for line in lines if line.seat_s is None and line.waiting_seats]:
-        reasons.append(f"taken for {UNKNOWN_SEAT_S:g} s a seat, since no job has ended yet: {', '.join(unknown[:3])}")
-    if any(line.waiting_seats for line in lines) and wanted < 1:
+            reasons.append(f"the target is {target_s:g} s, but a worker takes {within_s:.3g} s to start")
+    if unknown := [load.signature for load in loads if load.slot_s is None and load.queued_slots]:
+        reasons.append(f"assumed {UNKNOWN_SLOT_S:g} s a slot, as no job has ended yet: {', '.join(unknown[:3])}")
+    if any(load.queued_slots for load in loads) and wanted < 1:
         wanted = 1
-        reasons.append("something waits: at least 1")
+        reasons.append("jobs are queued: at least 1")
     if _late(oldest_s, fleet, within_s) and wanted <= fleet.alive:
         wanted = fleet.alive + 1
-        reasons.append(f"the oldest has waited {oldest_s:.0f} s: one more than there are")
+        reasons.append(f"the oldest job has waited {oldest_s:.0f} s: one more worker")
     if fleet.busy > wanted:
         wanted = fleet.busy
-        reasons.append(f"{fleet.busy} have jobs: none of them is taken away")
-    return Scale(wanted, waiting_s, running_s, oldest_s, tuple(reasons) or ("nothing waits or runs",))
+        reasons.append(f"{fleet.busy} workers have jobs and are kept")
+    return Scale(wanted, queued_s, running_s, oldest_s, tuple(reasons) or ("no jobs are queued or running",))
 
 
 def _late(oldest_s: float, fleet: Fleet, within_s: float) -> bool:
-    """Tell whether a job has waited too long for the workers that there are: for their start it is no sign."""
+    """Return whether a job has waited too long, not counting the time before the workers were ready."""
     served_s = oldest_s if fleet.settled_s is None else min(oldest_s, fleet.settled_s)
-    return bool(fleet.alive) and not fleet.starting and served_s > LATE * within_s
+    return bool(fleet.alive) and not fleet.starting and served_s > LATE_FACTOR * within_s

@@ -8,8 +8,8 @@ from typing import Protocol
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import FetchRefused, InvalidRequest
-from shared.inputs.fetch_guard import Guard, Rules
-from shared.inputs.store import PictureStore
+from shared.inputs.fetch_guard import FetchGuard, FetchRules
+from shared.inputs.store import InputStore
 from shared.job import InputRef, Job
 from shared.queue import Queue, Submission
 from shared.request import Inputs, JobRequest, check, resolve
@@ -63,14 +63,14 @@ def _check_webhook(request: JobRequest, settings: Settings) -> None:
     if request.webhook is None:
         return
     try:
-        Guard(Rules.for_webhooks(settings)).consider(request.webhook)
+        FetchGuard(FetchRules.for_webhooks(settings)).consider(request.webhook)
     except FetchRefused as error:
         raise InvalidRequest(f"webhook: {error.message}", param="webhook") from error
 
 
 async def _stored_inputs(request: JobRequest, tenant: str, parts: Parts) -> Inputs:
     """Return the pictures that the request names; one after the other, so that a request holds one in memory."""
-    store = PictureStore(tenant, parts.queue, parts.storage, parts.settings)
+    store = InputStore(tenant, parts.queue, parts.storage, parts.settings)
 
     async def stored(value: str | None, param: str) -> InputRef | None:
         return None if value is None else await store.resolve(value, param)

@@ -57,11 +57,11 @@ async def scale(pool: str, services: ServicesDep) -> ScaleObject:
         start_s=round(fleet.start_s, 3),
         target_wait_s=target_s,
         oldest_wait_s=round(found.oldest_wait_s, 3),
-        backlog_s=round(found.waiting_s + found.running_s, 3),
-        waiting_s=round(found.waiting_s, 3),
+        backlog_s=round(found.queued_s + found.running_s, 3),
+        waiting_s=round(found.queued_s, 3),
         running_s=round(found.running_s, 3),
-        waiting=sum(line.waiting_seats for line in lines),
-        running=sum(line.running_seats for line in lines),
+        waiting=sum(line.queued_slots for line in lines),
+        running=sum(line.running_slots for line in lines),
         reasons=found.reasons,
     )
 

@@ -14,7 +14,7 @@ from api.context import Services, ServicesDep
 from api.http.openapi import problems
 from api.tenancy import Tenant
 from shared.errors import FetchFailed, FetchRefused, InvalidRequest
-from shared.inputs.fetch_guard import Guard, Rules
+from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State
 from shared.protocols.native import iso
 from shared.queue import WebhookDelivery
@@ -225,7 +225,7 @@ def _states(events: tuple[JobEvent | TerminalEvent, ...]) -> tuple[State | Termi
 async def _vet(url: str, services: Services) -> None:
     """Refuse a URL that no delivery could be made to; its name is resolved again at each."""
     try:
-        await Guard(Rules.for_webhooks(services.settings)).vet(url)
+        await FetchGuard(FetchRules.for_webhooks(services.settings)).vet(url)
     except (FetchRefused, FetchFailed) as error:
         raise InvalidRequest(f"url: {error.message}", param="url") from error
 

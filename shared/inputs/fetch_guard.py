@@ -105,7 +105,7 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 
 @dataclass(frozen=True)
-class Rules:
+class FetchRules:
     """What may be fetched: `timeout_s` bounds everything from the name's resolution to the last byte."""
 
     timeout_s: float
@@ -115,7 +115,7 @@ class Rules:
     networks: tuple[Network, ...] = ()
 
     @classmethod
-    def of(cls, settings: Settings) -> Rules:
+    def of(cls, settings: Settings) -> FetchRules:
         """Return the rules for input images."""
         return cls(
             timeout_s=settings.fetch_timeout_s,
@@ -126,7 +126,7 @@ class Rules:
         )
 
     @classmethod
-    def for_webhooks(cls, settings: Settings) -> Rules:
+    def for_webhooks(cls, settings: Settings) -> FetchRules:
         """Return the rules for what is told of events; of an answer, no more than its beginning matters."""
         return cls(
             timeout_s=settings.webhook_timeout_s,
@@ -138,7 +138,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Target:
+class FetchTarget:
     """A URL that may be called, and the addresses, all judged, at which it may be."""
 
     url: httpx.URL
@@ -148,7 +148,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Reply:
+class FetchResponse:
     """An answer: `body` is whole, or None where it was longer than the rules allow."""
 
     status: int
@@ -169,14 +169,14 @@ def _system_tls() -> ssl.SSLContext:
 
 
 @dataclass(frozen=True)
-class Guard:
+class FetchGuard:
     """Calls URLs under `rules`; `resolve` and `tls` are there for servers with names and authorities of their own."""
 
-    rules: Rules
+    rules: FetchRules
     resolve: Resolve = system_resolve
     tls: ssl.SSLContext = field(default_factory=_system_tls)
 
-    async def vet(self, url: str) -> Target:
+    async def vet(self, url: str) -> FetchTarget:
         """Return where `url` may be called, or raise `FetchRefused`; resolves its name once."""
         parsed = self._parse(url)
         host, port = _where(parsed)
@@ -185,7 +185,7 @@ class Guard:
         addresses = (literal,) if literal else await self._addresses(host, port)
         for address in addresses:
             self._check_address(host, address)
-        return Target(parsed, host, port, addresses[:_TRIED_ADDRESSES])
+        return FetchTarget(parsed, host, port, addresses[:_TRIED_ADDRESSES])
 
     def consider(self, url: str) -> None:
         """Raise `FetchRefused` for a URL that would not be called whatever its name resolves to; resolves nothing."""
@@ -209,7 +209,7 @@ class Guard:
 
     async def send(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, content: bytes | None = None
-    ) -> Reply:
+    ) -> FetchResponse:
         """Make one request, following no redirect, and return the answer whatever its status."""
         try:
             async with asyncio.timeout(self.rules.timeout_s):
@@ -256,7 +256,9 @@ class Guard:
             raise FetchRefused(f"{host} has more than {_MAX_ADDRESSES} addresses")
         return found
 
-    async def _call(self, target: Target, method: str, headers: Mapping[str, str], content: bytes | None) -> Reply:
+    async def _call(
+        self, target: FetchTarget, method: str, headers: Mapping[str, str], content: bytes | None
+    ) -> FetchResponse:
         for last, address in enumerate(target.addresses, start=1):
             try:
                 return await self._call_at(address, target, method, dict(headers), content)
@@ -268,8 +270,8 @@ class Guard:
         raise FetchFailed(f"{target.host} cannot be reached")
 
     async def _call_at(
-        self, address: str, target: Target, method: str, headers: dict[str, str], content: bytes | None
-    ) -> Reply:
+        self, address: str, target: FetchTarget, method: str, headers: dict[str, str], content: bytes | None
+    ) -> FetchResponse:
         # A client of its own: a pooled connection would be found by its address and serve another name's request.
         headers |= {"host": target.url.netloc.decode("ascii"), "accept-encoding": "identity"}
         async with (
@@ -287,7 +289,7 @@ class Guard:
                 extensions={"sni_hostname": target.host},
             ) as answer,
         ):
-            return Reply(answer.status_code, answer.headers, await self._read(answer))
+            return FetchResponse(answer.status_code, answer.headers, await self._read(answer))
 
     async def _read(self, answer: httpx.Response) -> bytes | None:
         declared = answer.headers.get("content-length", "")

@@ -16,8 +16,8 @@ from urllib.parse import unquote_to_bytes
 
 from shared.config.settings import Settings
 from shared.errors import FetchFailed, FetchRefused, InputRejected, NotFound
-from shared.inputs.fetch_guard import Guard, Rules
-from shared.inputs.validation import PictureInfo, inspect
+from shared.inputs.fetch_guard import FetchGuard, FetchRules
+from shared.inputs.validation import ImageInfo, inspect
 from shared.job import InputRef
 from shared.storage import Storage
 
@@ -58,14 +58,14 @@ async def store_input(
 
 
 @dataclass(frozen=True)
-class PictureStore:
+class InputStore:
     """Where the pictures of one tenant's jobs come from and are kept. `guard` fetches URLs; unset: by the settings."""
 
     tenant: str
     queue: Queue
     storage: Storage
     settings: Settings
-    guard: Guard | None = None
+    guard: FetchGuard | None = None
 
     async def resolve(self, value: str, param: str = "image") -> InputRef:
         """Return the stored picture that a job's field `param` means: an input's id, a data URL or an https URL.
@@ -84,7 +84,7 @@ class PictureStore:
         return await self.queue.jobs.put_input(self.tenant, ref, settings.input_retention_s)
 
 
-def _new_ref(tenant: str, input_id: str, size: int, info: PictureInfo) -> InputRef:
+def _new_ref(tenant: str, input_id: str, size: int, info: ImageInfo) -> InputRef:
     # The token keeps a picture that comes again, as the sweep removes its predecessor, from going with it.
     extension = info.content_type.removeprefix("image/")
     return InputRef(
@@ -104,14 +104,14 @@ async def _is_stored(ref: InputRef, storage: Storage) -> bool:
         return False
 
 
-async def _bytes_of(value: str, settings: Settings, guard: Guard | None, param: str) -> bytes:
+async def _bytes_of(value: str, settings: Settings, guard: FetchGuard | None, param: str) -> bytes:
     scheme = value[:8].lower()
     if scheme.startswith("data:"):
         return await _on_thread(lambda: _from_data_url(value, settings.max_input_bytes, param))
     if not scheme.startswith(("http:", "https:")):
         raise InputRejected(f"{param} must be an input id (in_...), a data URL or an https URL", param=param)
     try:
-        return await (guard or Guard(Rules.of(settings))).get(value)
+        return await (guard or FetchGuard(FetchRules.of(settings))).get(value)
     except (FetchRefused, FetchFailed) as error:
         raise InputRejected(f"{param}: {error.message}", param=param) from error
 

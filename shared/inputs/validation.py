@@ -37,7 +37,7 @@ _BOMB = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 @dataclass(frozen=True)
-class PictureInfo:
+class ImageInfo:
     """A picture that can be decoded; width and height are those it is seen with, its EXIF orientation applied."""
 
     content_type: str
@@ -45,7 +45,7 @@ class PictureInfo:
     height: int
 
 
-def inspect(data: bytes, *, max_bytes: int, max_pixels: int, param: str = "image") -> PictureInfo:
+def inspect(data: bytes, *, max_bytes: int, max_pixels: int, param: str = "image") -> ImageInfo:
     """Return what picture `data` holds, or raise `InputRejected` naming `param`.
 
     Blocks for as long as it takes to decode at most `max_pixels`. Bytes after the picture's end do not matter.
@@ -72,7 +72,7 @@ def inspect(data: bytes, *, max_bytes: int, max_pixels: int, param: str = "image
         raise InputRejected(f"the picture has more than {max_pixels} pixels", param=param) from error
     except (*_BROKEN, *_BROKEN_ODDLY) as error:
         raise InputRejected(f"the {kind} cannot be decoded; it is damaged or cut short", param=param) from error
-    return PictureInfo(_KINDS[kind], width, height)
+    return ImageInfo(_KINDS[kind], width, height)
 
 
 def _kind(data: bytes, param: str) -> str:

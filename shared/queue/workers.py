@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from pydantic import TypeAdapter, ValidationError
 
-from shared.autoscaling import Line
+from shared.autoscaling import SignatureLoad
 from shared.queue.client import QueueComponent, translated
 from shared.queue.values import RANKS, QueueDepth, WorkerInfo
 
@@ -65,7 +65,7 @@ class Workers(QueueComponent):
             rows += await self._client.run("queues", *signatures[first : first + _DEPTHS_AT_ONCE])
         return [_depth(row) for row in rows if row[1]]
 
-    async def signature_loads(self) -> list[Line]:
+    async def signature_loads(self) -> list[SignatureLoad]:
         """Return what waits and runs with what it costs, for the scale of a pool."""
         depths = await self.queue_depths()
         with translated():
@@ -80,14 +80,14 @@ class Workers(QueueComponent):
             seat_s, mean_rows = own if own[0] is not None else models
             curve = None if device is None else await self.cost_curve(device, depth.model, _shape(depth))
             lines.append(
-                Line(
+                SignatureLoad(
                     signature=depth.signature,
-                    waiting_seats=depth.waiting_seats,
-                    running_seats=depth.running,
+                    queued_slots=depth.waiting_seats,
+                    running_slots=depth.running,
                     oldest_wait_s=(depth.oldest_age_ms or 0) / 1000,
-                    seat_s=None if seat_s is None else float(seat_s),
+                    slot_s=None if seat_s is None else float(seat_s),
                     rows=float(mean_rows or 1),
-                    curve=curve,
+                    cost_curve=curve,
                 )
             )
         return lines

@@ -162,5 +162,5 @@ def show_workers(workers: Iterable[WorkerInfo]) -> None:
 def show_scale(scale: Scale | None, dead: int | None) -> None:
     """Set the gauges of wanted workers and dead letters; None (unknown) becomes NaN."""
     workers_wanted.set(math.nan if scale is None else scale.wanted)
-    backlog_seconds.set(math.nan if scale is None else scale.waiting_s + scale.running_s)
+    backlog_seconds.set(math.nan if scale is None else scale.queued_s + scale.running_s)
     dead_letters.set(math.nan if dead is None else dead)

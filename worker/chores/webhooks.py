@@ -12,7 +12,7 @@ import structlog
 from shared.config import settings
 from shared.config.settings import Settings
 from shared.errors import FusequeueError
-from shared.inputs.fetch_guard import Guard, Reply, Rules
+from shared.inputs.fetch_guard import FetchGuard, FetchResponse, FetchRules
 from shared.job import JobRecord
 from shared.protocols.replicate.predictions import webhook_body
 from shared.queue import DeliveryAttempt, DueDelivery, Queue, WebhookDelivery
@@ -40,7 +40,7 @@ async def _deliver(configured: Settings) -> int:
     try:
         async with asyncio.timeout(0.95 * rq_queue.JOB_TIMEOUT_S):
             return await Pass(
-                queue, Guard(Rules.for_webhooks(configured)), (configured.public_url or "").rstrip("/")
+                queue, FetchGuard(FetchRules.for_webhooks(configured)), (configured.public_url or "").rstrip("/")
             ).run()
     finally:
         await queue.close()
@@ -49,7 +49,7 @@ async def _deliver(configured: Settings) -> int:
 class Pass:
     """One pass; events that come in meanwhile are delivered too, while a slow host is still being waited for."""
 
-    def __init__(self, queue: Queue, guard: Guard, base_url: str) -> None:
+    def __init__(self, queue: Queue, guard: FetchGuard, base_url: str) -> None:
         self._queue = queue
         self._guard = guard
         self._base_url = base_url
@@ -117,7 +117,7 @@ class Pass:
             outcome=verdict.step.value,
         )
 
-    async def _send(self, due: DueDelivery) -> tuple[Reply | None, str | None]:
+    async def _send(self, due: DueDelivery) -> tuple[FetchResponse | None, str | None]:
         delivery = due.delivery
         record = await self._queue.jobs.get(delivery.job_id) if delivery.job_id else None
         content = self._content(delivery, record)
@@ -135,6 +135,6 @@ class Pass:
         return body(delivery.type, delivery.at_ms, delivery.job_id, record, self._base_url)
 
 
-def _retry_after_s(reply: Reply | None) -> float | None:
+def _retry_after_s(reply: FetchResponse | None) -> float | None:
     told = "" if reply is None else reply.headers.get("retry-after", "")
     return float(told) if told.isdigit() else None

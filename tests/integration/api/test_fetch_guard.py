@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from shared.errors import FetchFailed, FetchRefused
-from shared.inputs.fetch_guard import Guard, Rules
+from shared.inputs.fetch_guard import FetchGuard, FetchRules
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 Serve = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -57,11 +57,13 @@ def _answer(body: bytes, status: str = "200 OK", *more: str) -> bytes:
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
-def _guard(port: int, resolve: Callable[[str, int], Awaitable[Sequence[str]]] | None = None, **more: object) -> Guard:
+def _guard(
+    port: int, resolve: Callable[[str, int], Awaitable[Sequence[str]]] | None = None, **more: object
+) -> FetchGuard:
     rules = {"timeout_s": 60.0, "max_bytes": 1000, "ports": (port,), "allow_http": True, "networks": LOOPBACK}
     tls = more.pop("tls", None)
-    settled = Rules(**(rules | more))
-    return Guard(settled, resolve or _at_loopback, *([tls] if tls else []))
+    settled = FetchRules(**(rules | more))
+    return FetchGuard(settled, resolve or _at_loopback, *([tls] if tls else []))
 
 
 async def _at_loopback(host: str, port: int) -> Sequence[str]:

@@ -14,8 +14,8 @@ from PIL import Image
 
 from shared.config.settings import Settings
 from shared.errors import InputRejected, NotFound, StorageUnavailable
-from shared.inputs.fetch_guard import Guard, Rules
-from shared.inputs.store import PictureStore, store_input
+from shared.inputs.fetch_guard import FetchGuard, FetchRules
+from shared.inputs.store import InputStore, store_input
 from shared.job import InputRef
 from shared.queue import Queue
 from shared.storage import Storage, connect
@@ -42,7 +42,7 @@ class House:
         return await store_input(data, tenant=tenant, **self.parts, **more)
 
     async def resolve(self, value: str, tenant: str = "default", **more: Any) -> InputRef:
-        return await PictureStore(tenant, **self.parts, **more).resolve(value)
+        return await InputStore(tenant, **self.parts, **more).resolve(value)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ async def test_a_url_is_fetched_and_stored_like_an_upload(house: House) -> None:
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         settings = Settings(fetch_allow_networks=("127.0.0.0/8",), fetch_allow_http=True, fetch_ports=(port,))
-        guard = Guard(Rules.of(settings), resolve)
+        guard = FetchGuard(FetchRules.of(settings), resolve)
         ref = await house.resolve(f"http://pictures.example:{port}/a", guard=guard)
     assert ref.content_type == "image/webp"
     assert await house.store(data) == ref

@@ -28,7 +28,7 @@ from replicate.webhook import InvalidSignatureError, Webhooks
 
 from api.compat.replicate import outputs, predictions
 from shared.auth import Scope
-from shared.inputs.fetch_guard import Guard, Rules
+from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import Failure, Outcome, Phase, Progress, State, Task
 from shared.queue import Claim, Queue, Report
 from shared.storage import connect
@@ -68,8 +68,8 @@ class Place:
 
     async def deliver_webhooks(self, receiver: Receiver) -> None:
         """Make one pass of the chore."""
-        rules = Rules(30.0, 65_536, ports=(receiver.port,), allow_http=True, networks=LOOPBACK)
-        assert await Pass(self.queue, Guard(rules), "https://pictures.test").run() == 1
+        rules = FetchRules(30.0, 65_536, ports=(receiver.port,), allow_http=True, networks=LOOPBACK)
+        assert await Pass(self.queue, FetchGuard(rules), "https://pictures.test").run() == 1
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ async def test_the_scale_follows_what_jobs_cost_in_company(queue: Queue, make_su
     async with serving(queue, tmp_path, target_wait_s=20.0) as api:
         assert (await api.get("/v1/scale/other")).status_code == 404
         empty = (await api.get(f"/v1/scale/{queue.client.settings.namespace}")).json()
-        assert (empty["wanted"], empty["reasons"]) == (0, ["nothing waits or runs"])
+        assert (empty["wanted"], empty["reasons"]) == (0, ["no jobs are queued or running"])
         await put(queue, make_submission())
         (one,) = await claim(queue)
         outcome = Outcome(state=State.SUCCEEDED, batching=BatchingStats(forwards=4, mean_rows=1.0), gpu_seconds=40.0)

@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from shared.config import models_file
-from shared.inputs.fetch_guard import Guard, Rules
+from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State, Task
 from shared.job import Webhook as JobWebhook
 from shared.queue import Queue
@@ -100,8 +100,8 @@ async def api(queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def one_pass(queue: Queue, timeout_s: float = 60.0) -> Pass:
-    rules = Rules(timeout_s, 65_536, ports=tuple(range(1, 65_536)), allow_http=True, networks=LOOPBACK)
-    return Pass(queue, Guard(rules), "https://pictures.test")
+    rules = FetchRules(timeout_s, 65_536, ports=tuple(range(1, 65_536)), allow_http=True, networks=LOOPBACK)
+    return Pass(queue, FetchGuard(rules), "https://pictures.test")
 
 
 async def endpoint(api: httpx.AsyncClient, receiver: Receiver, **more: Any) -> dict[str, Any]:
@@ -367,8 +367,8 @@ async def test_a_name_that_turns_private_gets_nothing(queue: Queue, listen: Any,
 
     hook = JobWebhook(url=f"http://rebinding.test:{receiver.port}/hook", states=(State.SUCCEEDED,))
     await ended(queue, make_submission, webhook=hook)
-    rules = Rules(60.0, 65_536, ports=tuple(range(1, 65_536)), allow_http=True)
-    await Pass(queue, Guard(rules, resolve), "").run()
+    rules = FetchRules(60.0, 65_536, ports=tuple(range(1, 65_536)), allow_http=True)
+    await Pass(queue, FetchGuard(rules, resolve), "").run()
     assert receiver.received == []
     (delivery,) = await queue.webhooks.deliveries("default")
     assert "a loopback address" in (delivery.log[0].error or "")

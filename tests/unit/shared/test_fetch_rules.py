@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from shared.errors import FetchFailed, FetchRefused
-from shared.inputs.fetch_guard import Guard, Rules, refusal
+from shared.inputs.fetch_guard import FetchGuard, FetchRules, refusal
 
 PUBLIC = "93.184.216.34"
 PRIVATE_LAN = (ipaddress.ip_network("10.0.0.0/8"),)
@@ -76,11 +76,11 @@ def test_an_operators_network_is_open_and_no_other(address: str, open_: bool) ->
     assert (refusal(address, PRIVATE_LAN) is None) is open_
 
 
-def _guard(*addresses: str, **rules: object) -> Guard:
+def _guard(*addresses: str, **rules: object) -> FetchGuard:
     async def resolve(host: str, port: int) -> Sequence[str]:
         return addresses
 
-    return Guard(Rules(**({"timeout_s": 2.0, "max_bytes": 1000, "ports": (443, 8443)} | rules)), resolve)
+    return FetchGuard(FetchRules(**({"timeout_s": 2.0, "max_bytes": 1000, "ports": (443, 8443)} | rules)), resolve)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def test_a_url_that_is_not_what_it_seems_is_refused(url: str, words: str) 
         raise AssertionError(f"{host} was resolved")
 
     with pytest.raises(FetchRefused, match=words):
-        await Guard(Rules(timeout_s=2, max_bytes=1000, ports=(443, 8443)), resolve).vet(url)
+        await FetchGuard(FetchRules(timeout_s=2, max_bytes=1000, ports=(443, 8443)), resolve).vet(url)
 
 
 @pytest.mark.parametrize("addresses", [("127.0.0.1",), (PUBLIC, "10.0.0.1"), ("::1", PUBLIC), ("fe80::1%lo",)])
@@ -165,10 +165,10 @@ async def test_a_name_that_does_not_resolve_is_a_failure(error: Exception) -> No
         raise error
 
     with pytest.raises(FetchFailed, match="cannot be resolved"):
-        await Guard(Rules(timeout_s=2, max_bytes=1000), resolve).vet("https://example.com/")
+        await FetchGuard(FetchRules(timeout_s=2, max_bytes=1000), resolve).vet("https://example.com/")
 
 
 async def test_the_systems_resolver_is_judged_alike() -> None:
     """`localhost` resolves without our help, and is refused all the same."""
     with pytest.raises(FetchRefused, match="loopback"):
-        await Guard(Rules(timeout_s=5, max_bytes=1000)).vet("https://localhost/")
+        await FetchGuard(FetchRules(timeout_s=5, max_bytes=1000)).vet("https://localhost/")

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from shared.errors import InputRejected
-from shared.inputs.validation import PictureInfo, inspect
+from shared.inputs.validation import ImageInfo, inspect
 
 LIMITS = {"max_bytes": 1_000_000, "max_pixels": 1_000_000}
 
@@ -34,7 +34,7 @@ def _png_declaring(width: int, height: int, pixels: bytes = b"") -> bytes:
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 def test_the_three_kinds_are_known_by_their_content(kind: str) -> None:
     """Type and size come from the file itself."""
-    assert inspect(_saved(kind), **LIMITS) == PictureInfo(f"image/{kind.lower()}", 40, 30)
+    assert inspect(_saved(kind), **LIMITS) == ImageInfo(f"image/{kind.lower()}", 40, 30)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
