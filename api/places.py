@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
-from shared.queue import Place, Queue
+from shared.queue import Queue, QueuePosition
 
 FRESH_S = 1.0
 MAX_KEPT = 10_000
@@ -16,9 +16,9 @@ class QueuePositions:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._kept: OrderedDict[str, tuple[float, Place | None]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[float, QueuePosition | None]] = OrderedDict()
 
-    async def of(self, job_id: str) -> Place | None:
+    async def of(self, job_id: str) -> QueuePosition | None:
         """Return where a job stands, None when it does not wait."""
         kept = self._kept.get(job_id)
         if kept is not None and time.monotonic() - kept[0] < FRESH_S:

@@ -13,7 +13,7 @@ from api.visit import RequestContext
 from shared.errors import Conflict, NotFound, Unavailable
 from shared.job import JobRecord, State
 from shared.protocols.native import JobObject
-from shared.queue import Place
+from shared.queue import QueuePosition
 
 _JOB_ID = re.compile(r"job_[0-9a-hjkmnp-tv-z]{26}")
 MAX_RETRY_AFTER_S = 30
@@ -27,7 +27,7 @@ async def find(job_id: str, context: RequestContext) -> JobRecord:
     return record
 
 
-async def placed(record: JobRecord, services: Services) -> Place | None:
+async def placed(record: JobRecord, services: Services) -> QueuePosition | None:
     """Return where a waiting job stands; a place that cannot be read is no reason to fail."""
     if record.state is not State.QUEUED:
         return None

@@ -9,18 +9,18 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from api.context import Services
-from shared.queue import Event
+from shared.queue import JobEvent
 from shared.runtime.cancellation import canceled
 
 _WAIT = re.compile(r"wait(?:\s*=\s*\"?(\d{1,9})\"?)?")
 
 
 async def follow(
-    events: AsyncIterator[Event], closing: asyncio.Event, silence_s: float
-) -> AsyncGenerator[Event | None]:
+    events: AsyncIterator[JobEvent], closing: asyncio.Event, silence_s: float
+) -> AsyncGenerator[JobEvent | None]:
     """Yield each event, and None after every `silence_s` without one; ends when the events do or the API stops."""
     stop = asyncio.ensure_future(closing.wait())
-    coming: asyncio.Future[Event] | None = None
+    coming: asyncio.Future[JobEvent] | None = None
     try:
         while True:
             if coming is None:

@@ -166,10 +166,8 @@ async def over_http(url: str, load: Load, seed: int) -> Served:
         after = await counters(http)
     if before["id"] != after["id"]:
         raise RuntimeError("the worker ended in a turn and was started anew; see above why")
-    grown = {
-        name: after[name] - before[name] for name in ("forwards", "forward_rows", "busy_s", "idle_while_waiting_s")
-    }
-    idle = grown["idle_while_waiting_s"]
+    grown = {name: after[name] - before[name] for name in ("forwards", "forward_rows", "busy_s", "idle_while_queued_s")}
+    idle = grown["idle_while_queued_s"]
     return Served(meter.rate, grown["forward_rows"] / grown["forwards"], idle / (idle + grown["busy_s"]))
 
 

@@ -41,7 +41,7 @@ def queues(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
                     one["signature"],
                     one["model"],
                     sum(one["jobs"].values()),
-                    one["running"],
+                    one["running_jobs"],
                     f"{one['oldest_age_ms'] / 1000:.1f} s",
                 ),
             )

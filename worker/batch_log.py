@@ -32,7 +32,7 @@ class BatchLimits:
     paying: int
     solo: bool = False
     overdue: bool = False
-    waited_ms: int = 0
+    queued_ms: int = 0
     window_ms: int = 0
 
 
@@ -53,7 +53,7 @@ def stopped_by(growth: BatchLimits) -> str:
         return "full"
     if growth.overdue:
         return "overdue"
-    return "window" if growth.waited_ms >= growth.window_ms else "solo"
+    return "window" if growth.queued_ms >= growth.window_ms else "solo"
 
 
 @dataclass
@@ -71,7 +71,7 @@ class _Batch:
     paying: int = field(init=False)
     ended_s: float | None = None
     overdue: bool = False
-    waited_ms: int = 0
+    queued_ms: int = 0
     longest_wait_ms: int = 0
     jobs: int = 0
     seats: int = 0
@@ -94,7 +94,7 @@ class _Batch:
             paying=self.paying,
             solo=self.solo,
             overdue=self.overdue,
-            waited_ms=self.waited_ms,
+            queued_ms=self.queued_ms,
             window_ms=self.window_ms,
         )
 
@@ -117,7 +117,7 @@ class BatchLog:
         batch.jobs += 1
         batch.inside[run.key] = seats
         batch.seats = max(batch.seats, sum(batch.inside.values()))
-        batch.longest_wait_ms = max(batch.longest_wait_ms, run.claim.waited_ms)
+        batch.longest_wait_ms = max(batch.longest_wait_ms, run.claim.queued_ms)
 
     def bound(self, signature: str, fits: int, paying: int) -> None:
         """Note how many pictures fit together, and how many pay."""
@@ -164,7 +164,7 @@ class BatchLog:
             window_ms=spec.window_ms,
             solo=claim.solo,
             began_s=self._clock(),
-            waited_ms=claim.waited_ms,
+            queued_ms=claim.queued_ms,
         )
         other = self._latest
         if other is not None and not claim.solo and _passed_by(other, run):

@@ -50,7 +50,7 @@ class ClaimedJob:
         self.claim = claim
         self.spec = spec
         self.key = f"{claim.job.id}:{claim.epoch}"
-        self.queued_since_s = time.monotonic() - claim.waited_ms / 1000
+        self.queued_since_s = time.monotonic() - claim.queued_ms / 1000
         self.phase = Phase.LOADING
         self.progress = Progress()
         self.engine_done: asyncio.Future[JobFinished] = asyncio.get_running_loop().create_future()
@@ -123,7 +123,7 @@ class ClaimedJob:
     def outcome(self, finished: JobFinished, artifacts: tuple[Artifact, ...], upload_ms: int | None) -> Outcome:
         """Return what the job is settled with, given how the engine and the uploads ended."""
         timings = Timings(
-            queue_ms=self.claim.waited_ms,
+            queue_ms=self.claim.queued_ms,
             load_ms=finished.load_ms,
             inference_ms=finished.inference_ms,
             upload_ms=upload_ms,
@@ -214,7 +214,7 @@ class JobRunner:
             return Outcome(
                 state=State.FAILED,
                 error=Failure(code="input_missing", message="the input image is no longer stored", param=missing.param),
-                timings=Timings(queue_ms=run.claim.waited_ms),
+                timings=Timings(queue_ms=run.claim.queued_ms),
             )
         if run.stop_reason is not None:
             return run.outcome(JobFinished(), (), None)

@@ -15,7 +15,7 @@ import structlog
 from shared.config.models_file import Catalog
 from shared.errors import RedisUnavailable
 from shared.job import Phase
-from shared.queue import Queue, Report, WorkerInfo
+from shared.queue import ProgressReport, Queue, WorkerInfo
 from shared.runtime.clock import now_ms
 from shared.runtime.version import VERSION
 from worker.cost_curves import CostCurves
@@ -97,12 +97,12 @@ class ProgressReporter:
     async def _report(self, runs: Sequence[ClaimedJob], changed: set[str]) -> None:
         """Tell how far the runs are, and store what was not stored for a second or is of another phase by now."""
         now = time.monotonic()
-        reports: dict[str, Report] = {}
+        reports: dict[str, ProgressReport] = {}
         for run in runs:
             phase, at = self._stored.get(run.key, (None, 0.0))
             store = phase is not run.phase or now - at >= STORE_EVERY_S
             if store or run.key in changed:
-                reports[run.key] = Report(run.claim.job.id, run.claim.epoch, run.phase, run.progress, store)
+                reports[run.key] = ProgressReport(run.claim.job.id, run.claim.epoch, run.phase, run.progress, store)
         self._unstored |= reports.keys()  # until Redis has taken it
         if reports:
             await self._queue.claims.report_progress(*reports.values())
@@ -132,11 +132,11 @@ class ProgressReporter:
 
     async def beat_once(self, engine: EngineStatus) -> None:
         seated = sum(run.claim.job.slots for run in self._runs.values() if run.occupies_seats)
-        info = replace(self._info, running=len(self._runs), running_seats=seated, seats=self._seats)
-        info = replace(info, free_seats=max(0, self._seats - seated))
+        info = replace(self._info, running_jobs=len(self._runs), running_slots=seated, slots=self._seats)
+        info = replace(info, free_slots=max(0, self._seats - seated))
         info = replace(info, memory_bytes=engine.memory_bytes, models_bytes=engine.models_bytes)
         spent = engine.thread_time
-        info = replace(info, busy_s=round(spent.busy_s, 3), idle_while_waiting_s=round(spent.idle_while_queued_s, 3))
+        info = replace(info, busy_s=round(spent.busy_s, 3), idle_while_queued_s=round(spent.idle_while_queued_s, 3))
         loaded = engine.loaded_models
         # A model of jobs in hand is on its way into memory, unless that failed. Who takes no jobs holds none.
         held = {*loaded, *(run.spec.id for run in self._runs.values())} - engine.unavailable_models.keys()

@@ -112,7 +112,7 @@ class Worker:
             self._engine.status(),
             spool_bytes=self._delivery.held_bytes,
             spool_limit_bytes=self._delivery.spool_bytes,
-            running_seats=self._batches.seats,
+            running_slots=self._batches.seats,
             ready=self.unready() is None,
         )
 

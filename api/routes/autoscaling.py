@@ -72,7 +72,7 @@ def fleet_of(workers: Sequence[WorkerInfo], start_s: float) -> Fleet:
     now = now_ms()
     return Fleet(
         alive=len(alive),
-        busy=sum(worker.running > 0 for worker in alive),
+        busy=sum(worker.running_jobs > 0 for worker in alive),
         starting=sum(worker.state == "starting" for worker in alive),
         settled_s=min(
             (max(0, now - worker.ready_at_ms) / 1000 for worker in alive if worker.ready_at_ms), default=None

@@ -20,7 +20,7 @@ from api.waiting import follow
 from shared.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable
 from shared.job import Progress, State
 from shared.protocols.native import job_object
-from shared.queue import Event
+from shared.queue import JobEvent
 
 log = structlog.get_logger()
 
@@ -90,7 +90,7 @@ async def _lines(job_id: str, after: str | None, context: RequestContext, key: l
         log.info("events_cut", job_id=job_id, reason=error.message)
 
 
-async def _message(event: Event, context: RequestContext) -> bytes:
+async def _message(event: JobEvent, context: RequestContext) -> bytes:
     """Return the event as it goes over the wire; a terminal one carries the whole job."""
     ended = event.state is not None and event.state.terminal
     record = await context.services.queue.jobs.get(event.job_id) if ended else None

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.job import Adapter, Artifact, InputRef, Job, JobRecord, OutputFormat, Phase, Priority, State, Task
-from shared.queue import Place
+from shared.queue import QueuePosition
 
 _EXAMPLE_ID = "job_01ja3v5c8zq3m7x2r4t6w8y0ab"
 
@@ -159,7 +159,7 @@ def iso(at_ms: int | None) -> str | None:
 
 
 def job_object(
-    record: JobRecord, base_url: str, place: Place | None = None, *, sign: Callable[[str, int], str] = _unsigned
+    record: JobRecord, base_url: str, place: QueuePosition | None = None, *, sign: Callable[[str, int], str] = _unsigned
 ) -> JobObject:
     """Return `record` as its client sees it, with URLs below `base_url`; `sign` gives the query of a picture's."""
     job, here = record.job, f"{base_url}/v1/jobs/{record.job.id}"
@@ -201,7 +201,7 @@ def _request(job: Job) -> dict[str, Any]:
     return {name: getattr(job, name) for name in _SAID_AGAIN}
 
 
-def _queue(place: Place | None) -> QueueObject:
+def _queue(place: QueuePosition | None) -> QueueObject:
     if place is None:
         return QueueObject(position=None, eta_s=None)
     return QueueObject(position=place.position, eta_s=place.eta_s)

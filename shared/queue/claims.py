@@ -15,7 +15,7 @@ from shared.job import Failure, Job, Outcome, Priority, State, decode, is_newer
 from shared.queue.client import MAX_BLOCK_MS, QueueClient, QueueComponent, translated
 from shared.queue.event_feed import progress_message
 from shared.queue.records import outcome_fields
-from shared.queue.values import RANKS, Claim, Renewal, Report
+from shared.queue.values import RANKS, Claim, ProgressReport, Renewal
 
 log = structlog.get_logger()
 
@@ -100,8 +100,8 @@ class Claims(QueueComponent):
         for row in rows:
             job = await self._decoded(worker, row)
             if job is not None:
-                _, _, signature, epoch, solo, waited_ms = row
-                claims.append(Claim(job, signature, epoch, epoch, bool(solo), waited_ms))
+                _, _, signature, epoch, solo, queued_ms = row
+                claims.append(Claim(job, signature, epoch, epoch, bool(solo), queued_ms))
         return claims
 
     async def _give_back(self, worker: str, claimed: asyncio.Future[Any]) -> None:
@@ -175,7 +175,7 @@ class Claims(QueueComponent):
         token = token or secrets.token_hex(8)
         return bool(await self._client.run("settle", worker, job_id, epoch, token, *outcome_fields(outcome)))
 
-    async def report_progress(self, *reports: Report) -> int:
+    async def report_progress(self, *reports: ProgressReport) -> int:
         """Tell all who listen how far jobs are, in one message; returns how many records it was written to.
 
         It is written where the report says so and its claim is current.

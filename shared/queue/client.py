@@ -16,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from shared.config.settings import Settings
 from shared.errors import IncompatibleRedis, RedisUnavailable
 from shared.job import SCHEMA_VERSION
-from shared.queue.redis_keys import Keys
+from shared.queue.redis_keys import RedisKeys
 
 if TYPE_CHECKING:
     from redis.commands.core import AsyncScript
@@ -127,7 +127,7 @@ class QueueClient:
         # Any: redis-py types every reply for bytes and text both, whatever decode_responses says.
         self.redis: Any = redis
         self.blocking: Any = redis if blocking is None else blocking
-        self.redis_keys = Keys(namespace)
+        self.redis_keys = RedisKeys(namespace)
         self.settings = settings
         self._scripts: dict[str, AsyncScript] = {}
 

@@ -15,7 +15,7 @@ import structlog
 from shared.errors import NotFound, RedisUnavailable
 from shared.job import JobRecord, Phase, Progress, State
 from shared.queue.client import MAX_BLOCK_MS, translated
-from shared.queue.values import Event, Report
+from shared.queue.values import JobEvent, ProgressReport
 from shared.runtime import metrics
 from shared.runtime.cancellation import canceled
 from shared.runtime.clock import now_ms
@@ -36,7 +36,7 @@ _LARGEST_NUMBER = 2**64 - 1  # of a stream id's second part; Redis refuses to re
 MAX_BACKOFF_S = 5.0
 
 
-def progress_message(reports: Sequence[Report]) -> str:
+def progress_message(reports: Sequence[ProgressReport]) -> str:
     """Return what those who listen are told, in one message for all jobs: each wakes every process that listens."""
     told = [
         {"job": one.job_id, "phase": one.phase.value, "step": one.progress.step, "total": one.progress.total}
@@ -53,8 +53,8 @@ def _order(event_id: str) -> tuple[int, int]:
     return (int(time), int(number or 0)) if int(number or 0) <= _LARGEST_NUMBER else (-1, -1)
 
 
-def _present(record: JobRecord) -> Event:
-    return Event(
+def _present(record: JobRecord) -> JobEvent:
+    return JobEvent(
         id=record.event_id,
         job_id=record.job.id,
         tenant=record.job.tenant,
@@ -75,20 +75,20 @@ class _Subscription:
         self.job_id = job_id
         self._end_only = end_only
         self._tenant = ""
-        self._states: deque[Event] = deque(maxlen=STATES_KEPT)
-        self._progress: Event | None = None
+        self._states: deque[JobEvent] = deque(maxlen=STATES_KEPT)
+        self._progress: JobEvent | None = None
         self._newest = "0-0"
         self._gone = False
         self._wake = asyncio.Event()
-        self._early: deque[Event] | None = deque(maxlen=STATES_KEPT)
+        self._early: deque[JobEvent] | None = deque(maxlen=STATES_KEPT)
 
-    def begin(self, past: Sequence[Event]) -> None:
+    def begin(self, past: Sequence[JobEvent]) -> None:
         """Take up what has been until now, then what came in meanwhile."""
         early, self._early = self._early or (), None
         for event in (*past, *early):
             self.change(event)
 
-    def change(self, event: Event) -> None:
+    def change(self, event: JobEvent) -> None:
         if self._early is not None:
             self._early.append(event)
             return
@@ -104,7 +104,7 @@ class _Subscription:
     def advance(self, phase: Phase, progress: Progress) -> None:
         if self._end_only:
             return
-        self._progress = Event(
+        self._progress = JobEvent(
             id=self._newest, job_id=self.job_id, tenant=self._tenant, kind="progress", phase=phase, progress=progress
         )
         self._wake.set()
@@ -116,7 +116,7 @@ class _Subscription:
     def skip_to(self, event_id: str) -> None:
         self._newest = event_id
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncIterator[JobEvent]:
         while True:
             if self._states:
                 event = self._states.popleft()
@@ -164,7 +164,7 @@ class EventFeed:
     @contextlib.asynccontextmanager
     async def subscribe(
         self, job_id: str, after: str | None = None, *, end_only: bool = False
-    ) -> AsyncIterator[AsyncIterator[Event]]:
+    ) -> AsyncIterator[AsyncIterator[JobEvent]]:
         """Give the job's changes and progress, and end with its terminal state, or when the feed is closed.
 
         Without `after`, the present state comes first. With it (the id of the last event seen), the changes since then
@@ -194,7 +194,7 @@ class EventFeed:
         if record.state.terminal:  # one that has seen all is to end as well
             subscription.end()
 
-    async def _missed(self, record: JobRecord, after: str) -> list[Event] | None:
+    async def _missed(self, record: JobRecord, after: str) -> list[JobEvent] | None:
         """Return the job's changes later than `after`, or None where the stream cannot tell all of them."""
         if not (0, 0) <= _order(after) <= _order(record.event_id):  # later than the last: no event of this Redis
             return None
@@ -249,7 +249,7 @@ class EventFeed:
                     metrics.event_lag_seconds.observe(max(0.0, (now_ms() - _order(event_id)[0]) / 1000))
                     self._hand_out(_event(event_id, fields))
 
-    def _hand_out(self, event: Event) -> None:
+    def _hand_out(self, event: JobEvent) -> None:
         for subscription in self._subscriptions.get(event.job_id, ()):
             subscription.change(event)
 
@@ -280,6 +280,6 @@ class EventFeed:
                 subscription.advance(Phase(told["phase"]), Progress(step=told["step"], total=told["total"]))
 
 
-def _event(event_id: str, fields: dict[str, str]) -> Event:
+def _event(event_id: str, fields: dict[str, str]) -> JobEvent:
     state = State(fields["state"])
-    return Event(id=event_id, job_id=fields["job"], tenant=fields["tenant"], kind="state", state=state)
+    return JobEvent(id=event_id, job_id=fields["job"], tenant=fields["tenant"], kind="state", state=state)

@@ -12,7 +12,7 @@ from shared.errors import FusequeueError, IdempotencyMismatch, InvalidRequest, Q
 from shared.job import InputRef, JobRecord, encode
 from shared.queue.client import QueueComponent, translated
 from shared.queue.records import paired, record
-from shared.queue.values import RANKS, Place, Submission, Submitted
+from shared.queue.values import RANKS, QueuePosition, Submission, Submitted
 from shared.runtime.clock import made_at_ms
 
 MAX_SUBMISSIONS = 500
@@ -75,7 +75,7 @@ class Jobs(QueueComponent):
                     pipe.hgetall(self._keys.job(job_id))
                 return [record(fields) for fields in await pipe.execute()]
 
-    async def position(self, job_id: str) -> Place | None:
+    async def position(self, job_id: str) -> QueuePosition | None:
         """Return where a waiting job stands among those of its signature; None when it does not wait.
 
         Exact up to 500 jobs ahead in its lane, estimated from arrival times beyond. `eta_s` supposes that jobs go on
@@ -85,7 +85,7 @@ class Jobs(QueueComponent):
         if not answer:
             return None
         position, eta_ms = answer
-        return Place(position=position, eta_s=None if eta_ms < 0 else eta_ms / 1000)
+        return QueuePosition(position=position, eta_s=None if eta_ms < 0 else eta_ms / 1000)
 
     async def page(
         self,

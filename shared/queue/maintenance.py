@@ -8,7 +8,7 @@ from typing import Literal
 
 from shared.protocols.openai import files
 from shared.queue.client import QueueComponent, translated
-from shared.queue.values import Doomed
+from shared.queue.values import ExpiredItem
 
 _SCAN_COUNT = 1000
 _REPAIRED_AT_ONCE = 50
@@ -36,12 +36,12 @@ class Maintenance(QueueComponent):
                 hooks, batches = await pipe.execute()
         return bool(hooks), bool(batches)
 
-    async def expired_items(self, limit: int = 100) -> list[Doomed]:
+    async def expired_items(self, limit: int = 100) -> list[ExpiredItem]:
         """Return what has outlived its retention. Remove it from storage, then hand it to `retained`."""
         rows = await self._client.run("due_retention", limit)
         return [_doomed(row) for row in rows]
 
-    async def forget_item(self, doomed: Doomed) -> None:
+    async def forget_item(self, doomed: ExpiredItem) -> None:
         """Forget what storage does not hold any more: its row, record and indexes."""
         await self._client.run("retained", doomed.row)
 
@@ -81,10 +81,10 @@ class Maintenance(QueueComponent):
                 return repaired
 
 
-def _doomed(row: str) -> Doomed:
+def _doomed(row: str) -> ExpiredItem:
     kind, tenant, name, rest = row.split("|", 3)
     if kind == "input":
-        return Doomed(kind="input", tenant=tenant, id=name, prefix=f"inputs/{tenant}/{name}/{rest}", row=row)
+        return ExpiredItem(kind="input", tenant=tenant, id=name, prefix=f"inputs/{tenant}/{name}/{rest}", row=row)
     if kind == "file":
-        return Doomed(kind="file", tenant=tenant, id=name, prefix=files.prefix(tenant, name), row=row)
-    return Doomed(kind="job", tenant=tenant, id=name, prefix=f"jobs/{name}/", row=row)
+        return ExpiredItem(kind="file", tenant=tenant, id=name, prefix=files.prefix(tenant, name), row=row)
+    return ExpiredItem(kind="job", tenant=tenant, id=name, prefix=f"jobs/{name}/", row=row)

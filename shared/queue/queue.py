@@ -12,7 +12,7 @@ from shared.queue.files import Files
 from shared.queue.jobs import Jobs
 from shared.queue.maintenance import Maintenance
 from shared.queue.previews import Previews
-from shared.queue.redis_check import Trait, examine
+from shared.queue.redis_check import RedisTrait, examine
 from shared.queue.sync_calls import SyncCalls
 from shared.queue.webhooks import Webhooks
 from shared.queue.workers import Workers
@@ -50,7 +50,7 @@ class Queue:
         """Raise `IncompatibleRedis` when this Redis would lose jobs, or holds those of a newer fusequeue."""
         await self.client.check()
 
-    async def examine(self) -> list[Trait]:
+    async def examine(self) -> list[RedisTrait]:
         """Return Redis' version, settings, memory, clock and schema, with a remedy for each problem."""
         return await examine(self.client)
 

@@ -19,7 +19,7 @@ FULL_MEMORY = 0.9
 
 
 @dataclass(frozen=True)
-class Trait:
+class RedisTrait:
     """One thing seen: `remedy` is empty when it is as it should be; `fatal` says that nothing works so."""
 
     name: str
@@ -28,7 +28,7 @@ class Trait:
     fatal: bool = False
 
 
-async def examine(client: QueueClient) -> list[Trait]:
+async def examine(client: QueueClient) -> list[RedisTrait]:
     """Return version, settings, memory, clock and schema of Redis; raises `RedisUnavailable`."""
     with translated():
         seconds, micros = await client.redis.time()
@@ -41,48 +41,50 @@ async def examine(client: QueueClient) -> list[Trait]:
     return [*traits(info), _clock(skew_ms), _schema(schema)]
 
 
-def traits(info: Mapping[str, Any]) -> list[Trait]:
+def traits(info: Mapping[str, Any]) -> list[RedisTrait]:
     """Return what Redis' own INFO tells; empty where it was refused."""
     if not info:
-        return [Trait("redis settings", "INFO is refused to this user", "allow the user INFO, to see the settings")]
+        return [
+            RedisTrait("redis settings", "INFO is refused to this user", "allow the user INFO, to see the settings")
+        ]
     return [_version(info), _policy(info), _durability(info), _memory(info)]
 
 
-def _version(info: Mapping[str, Any]) -> Trait:
+def _version(info: Mapping[str, Any]) -> RedisTrait:
     version = str(info.get("redis_version", "0"))
     known = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     remedy = "" if known >= LEAST_VERSION else "upgrade Redis to 6.2 or later"
-    return Trait("redis version", version, remedy, fatal=True)
+    return RedisTrait("redis version", version, remedy, fatal=True)
 
 
-def _policy(info: Mapping[str, Any]) -> Trait:
+def _policy(info: Mapping[str, Any]) -> RedisTrait:
     policy = str(info.get("maxmemory_policy", "noeviction"))
     remedy = "redis-cli CONFIG SET maxmemory-policy noeviction, and set it in redis.conf: an evicted key is a lost job"
-    return Trait("redis eviction", policy, "" if policy == "noeviction" else remedy, fatal=True)
+    return RedisTrait("redis eviction", policy, "" if policy == "noeviction" else remedy, fatal=True)
 
 
-def _durability(info: Mapping[str, Any]) -> Trait:
+def _durability(info: Mapping[str, Any]) -> RedisTrait:
     if not int(info.get("aof_enabled", 0)):
         remedy = "redis-cli CONFIG SET appendonly yes, and set it in redis.conf: a restart forgets the jobs"
-        return Trait("redis durability", "appendonly no", remedy)
+        return RedisTrait("redis durability", "appendonly no", remedy)
     if info.get("aof_last_write_status", "ok") != "ok":
-        return Trait("redis durability", "the last write to disk failed", "free disk space, and read Redis' log")
-    return Trait("redis durability", "appendonly yes")
+        return RedisTrait("redis durability", "the last write to disk failed", "free disk space, and read Redis' log")
+    return RedisTrait("redis durability", "appendonly yes")
 
 
-def _memory(info: Mapping[str, Any]) -> Trait:
+def _memory(info: Mapping[str, Any]) -> RedisTrait:
     used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     seen = f"{used / 2**20:.0f} MiB used" + (f" of {most / 2**20:.0f} MiB" if most else ", no maxmemory")
     full = most and used > FULL_MEMORY * most
-    return Trait("redis memory", seen, "raise maxmemory, or lower FUSEQUEUE_MAX_QUEUED_JOBS" if full else "")
+    return RedisTrait("redis memory", seen, "raise maxmemory, or lower FUSEQUEUE_MAX_QUEUED_JOBS" if full else "")
 
 
-def _clock(skew_ms: int) -> Trait:
+def _clock(skew_ms: int) -> RedisTrait:
     remedy = "synchronise the clocks of both machines (NTP)" if abs(skew_ms) > MOST_SKEW_MS else ""
-    return Trait("redis clock", f"{skew_ms / 1000:+.1f} s from ours", remedy)
+    return RedisTrait("redis clock", f"{skew_ms / 1000:+.1f} s from ours", remedy)
 
 
-def _schema(version: int) -> Trait:
+def _schema(version: int) -> RedisTrait:
     newer = version > SCHEMA_VERSION
     remedy = f"upgrade this program: it knows schema {SCHEMA_VERSION}" if newer else ""
-    return Trait("queue schema", str(version or SCHEMA_VERSION), remedy, fatal=True)
+    return RedisTrait("queue schema", str(version or SCHEMA_VERSION), remedy, fatal=True)

@@ -81,7 +81,7 @@ _BOUNDED = re.compile(
 )
 
 
-class Keys:
+class RedisKeys:
     """The key names of one namespace."""
 
     def __init__(self, namespace: str) -> None:

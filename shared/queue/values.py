@@ -48,7 +48,7 @@ class Claim:
     epoch: int
     attempt: int
     solo: bool
-    waited_ms: int
+    queued_ms: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Renewal:
 
 
 @dataclass(frozen=True)
-class Place:
+class QueuePosition:
     """Where a waiting job stands among its signature's: 0 is next. `eta_s` estimates its end; None: not known."""
 
     position: int
@@ -74,39 +74,39 @@ class QueueDepth:
     signature: str
     model: str
     jobs: dict[Priority, int]
-    seats: dict[Priority, int]
-    running: int
+    slots: dict[Priority, int]
+    running_jobs: int
     oldest_age_ms: int | None
     eta_s: float | None
 
     @property
-    def waiting_jobs(self) -> int:
+    def queued_jobs(self) -> int:
         return sum(self.jobs.values())
 
     @property
-    def waiting_seats(self) -> int:
-        return sum(self.seats.values())
+    def queued_slots(self) -> int:
+        return sum(self.slots.values())
 
 
 @dataclass(frozen=True)
 class WorkerInfo:
     """What a worker tells of itself at each heartbeat. `beat_at_ms` is set by the queue, by Redis time.
 
-    `ready_at_ms` is when it had loaded its models, 0 until then. `running` are jobs, `running_seats` their pictures in
+    `ready_at_ms` is when it had loaded its models, 0 until then. `running` are jobs, `running_slots` their pictures in
     the engine or on their way into it. `memory_bytes` is what its device has, `models_bytes` what its models take.
 
     `forwards` counts denoiser forwards since the start, `forward_rows` the pictures in them, each counted in each;
-    `busy_s` is for how long its GPU thread had pictures to go on with, `idle_while_waiting_s` for how long it had none
+    `busy_s` is for how long its GPU thread had pictures to go on with, `idle_while_queued_s` for how long it had none
     while jobs that it then got stood in line.
     """
 
     id: str
     models: tuple[str, ...]
     state: Literal["starting", "ready", "draining"] = "ready"
-    seats: int = 0
-    free_seats: int = 0
-    running: int = 0
-    running_seats: int = 0
+    slots: int = 0
+    free_slots: int = 0
+    running_jobs: int = 0
+    running_slots: int = 0
     device: str = ""
     memory_bytes: int = 0
     models_bytes: int = 0
@@ -119,7 +119,7 @@ class WorkerInfo:
     forwards: int = 0
     forward_rows: int = 0
     busy_s: float = 0.0
-    idle_while_waiting_s: float = 0.0
+    idle_while_queued_s: float = 0.0
     beat_at_ms: int = 0
 
 
@@ -135,7 +135,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True)
-class Doomed:
+class ExpiredItem:
     """Something whose time is over: remove all below `prefix` in storage, then hand it to `retained`."""
 
     kind: Literal["job", "input", "file"]
@@ -146,7 +146,7 @@ class Doomed:
 
 
 @dataclass(frozen=True)
-class Report:
+class ProgressReport:
     """How far a running job is. It is told to all who listen; `store`: and written to its record."""
 
     job_id: str
@@ -157,7 +157,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Event:
+class JobEvent:
     """A change of a job's state, or progress within one. `id` orders a job's changes; progress bears the last one's."""
 
     id: str

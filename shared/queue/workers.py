@@ -82,8 +82,8 @@ class Workers(QueueComponent):
             lines.append(
                 SignatureLoad(
                     signature=depth.signature,
-                    queued_slots=depth.waiting_seats,
-                    running_slots=depth.running,
+                    queued_slots=depth.queued_slots,
+                    running_slots=depth.running_jobs,
                     oldest_wait_s=(depth.oldest_age_ms or 0) / 1000,
                     slot_s=None if seat_s is None else float(seat_s),
                     rows=float(mean_rows or 1),
@@ -106,8 +106,8 @@ def _depth(row: list[int | str]) -> QueueDepth:
         signature=str(row[0]),
         model=str(row[1]),
         jobs=jobs,
-        seats=dict(zip(RANKS, waiting[1::2], strict=True)),
-        running=running,
+        slots=dict(zip(RANKS, waiting[1::2], strict=True)),
+        running_jobs=running,
         oldest_age_ms=None if age_ms < 0 else age_ms,
         eta_s=None if gap_ms < 0 else gap_ms * (sum(jobs.values()) + running) / 1000,
     )

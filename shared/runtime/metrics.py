@@ -143,7 +143,7 @@ def show_depths(depths: Iterable[QueueDepth]) -> None:
     for depth in depths:
         for priority, jobs in depth.jobs.items():
             queued_jobs.labels(depth.model, priority.value).inc(jobs)
-        running_jobs.labels(depth.model).inc(depth.running)
+        running_jobs.labels(depth.model).inc(depth.running_jobs)
         oldest[depth.model] = max(oldest.get(depth.model, 0.0), (depth.oldest_age_ms or 0) / 1000)
     for model, age_s in oldest.items():
         oldest_queued_seconds.labels(model).set(age_s)
@@ -156,7 +156,7 @@ def show_workers(workers: Iterable[WorkerInfo]) -> None:
     for worker in workers:
         workers_alive.labels(worker.state).inc()
         worker_busy_seconds.labels(worker.id).set(worker.busy_s)
-        worker_idle_while_queued_seconds.labels(worker.id).set(worker.idle_while_waiting_s)
+        worker_idle_while_queued_seconds.labels(worker.id).set(worker.idle_while_queued_s)
 
 
 def show_scale(scale: Scale | None, dead: int | None) -> None:

@@ -19,7 +19,7 @@ from harness.ports import free_port
 from harness.waiting import wait_until
 
 from shared.job import State
-from shared.queue.redis_keys import Keys
+from shared.queue.redis_keys import RedisKeys
 
 BUCKET = "pictures"
 TIMEOUT_S = 290
@@ -220,7 +220,7 @@ class Stack:
     def terminal_events(self) -> Counter[str]:
         """Return how many terminal events the queue's event stream holds of each job."""
         with redis.Redis(port=self.redis_port, decode_responses=True) as client:
-            rows = client.xrange(Keys("default").events)
+            rows = client.xrange(RedisKeys("default").events)
         return Counter(row["job"] for _, row in rows if State(row["state"]).terminal)
 
     def close(self) -> None:

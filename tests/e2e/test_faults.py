@@ -18,7 +18,7 @@ import httpx
 import redis
 from harness.waiting import wait_until
 
-from shared.queue.redis_keys import Keys
+from shared.queue.redis_keys import RedisKeys
 
 PROMPT = "a red circle on a blue ground, left"
 LEASE_S = 12.0
@@ -93,14 +93,14 @@ def ended(stack: Any, ids: list[str]) -> bool:
 def holders(stack: Any, ids: list[str]) -> list[int | None]:
     """Return the process that claimed each of the jobs, None where none has."""
     with redis.Redis(port=stack.redis_port, decode_responses=True) as client:
-        names = [client.hget(Keys("default").job(name), "worker") for name in ids]
+        names = [client.hget(RedisKeys("default").job(name), "worker") for name in ids]
     return [int(name.rsplit("-", 2)[1]) if name else None for name in names]
 
 
 def let_leases_run_out(stack: Any, ids: list[str]) -> None:
     """Let the leases be over, as if their time had passed."""
     with redis.Redis(port=stack.redis_port) as client:
-        assert client.zadd(Keys("default").leases, dict.fromkeys(ids, 1), xx=True, ch=True) == len(ids)
+        assert client.zadd(RedisKeys("default").leases, dict.fromkeys(ids, 1), xx=True, ch=True) == len(ids)
 
 
 def epoch_s(moment: str) -> float:

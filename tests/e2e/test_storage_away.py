@@ -8,7 +8,7 @@ import httpx
 import redis
 from harness.waiting import wait_until
 
-from shared.queue.redis_keys import Keys
+from shared.queue.redis_keys import RedisKeys
 
 PROMPT = "a blue square on a white ground, top"
 
@@ -16,7 +16,7 @@ PROMPT = "a blue square on a white ground, top"
 def leases(stack: Any, ids: list[str]) -> list[float]:
     """Return until when the jobs' leases last, by the clock of Redis (ms); 0 of a job that is in nobody's hands."""
     with redis.Redis(port=stack.redis_port) as client:
-        return [client.zscore(Keys("default").leases, name) or 0.0 for name in ids]
+        return [client.zscore(RedisKeys("default").leases, name) or 0.0 for name in ids]
 
 
 def test_finished_pictures_wait_for_storage(make_stack: Any) -> None:

@@ -15,7 +15,7 @@ import structlog
 from shared.config import settings
 from shared.config.settings import Settings
 from shared.errors import StorageUnavailable
-from shared.queue import Doomed, Queue
+from shared.queue import ExpiredItem, Queue
 from shared.storage import Storage, connect
 from worker.chores import rq_queue
 
@@ -82,7 +82,7 @@ async def sweep_piece(queue: Queue, storage: Storage, rows: int = ROWS_A_PIECE) 
     return Swept(removed, failed, more=len(due) == rows and removed > 0)
 
 
-async def _remove(queue: Queue, storage: Storage, doomed: Doomed) -> None:
+async def _remove(queue: Queue, storage: Storage, doomed: ExpiredItem) -> None:
     try:
         await storage.delete_prefix(doomed.prefix)
     except ValueError:

@@ -21,7 +21,7 @@ def claimed(claim: Claim) -> None:
     """Count a claim, and what it waited for."""
     attempt = "solo" if claim.solo else "first" if claim.attempt == 1 else "again"
     metrics.claims.labels(attempt).inc()
-    metrics.queue_wait_seconds.labels(claim.job.priority.value).observe(claim.waited_ms / 1000)
+    metrics.queue_wait_seconds.labels(claim.job.priority.value).observe(claim.queued_ms / 1000)
 
 
 def settled(claim: Claim, outcome: Outcome) -> None:
@@ -75,13 +75,13 @@ class Gauges:
         self._looked = False
 
     async def refresh(
-        self, engine: EngineStatus, *, spool_bytes: int, spool_limit_bytes: int, running_seats: int, ready: bool
+        self, engine: EngineStatus, *, spool_bytes: int, spool_limit_bytes: int, running_slots: int, ready: bool
     ) -> None:
         """Set the gauges, and count what the GPU thread has done since the last call."""
         self._spent.show(engine.thread_time)
         metrics.spool_bytes.set(spool_bytes)
         metrics.spool_limit_bytes.set(spool_limit_bytes)
-        metrics.running_slots.set(running_seats)
+        metrics.running_slots.set(running_slots)
         metrics.worker_ready.set(ready)
         if engine.device_uuid is not None and not self._looked:
             self._looked = True

@@ -30,7 +30,7 @@ from api.compat.replicate import outputs, predictions
 from shared.auth import Scope
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import Failure, Outcome, Phase, Progress, State, Task
-from shared.queue import Claim, Queue, Report
+from shared.queue import Claim, ProgressReport, Queue
 from shared.storage import connect
 from worker.chores.webhooks import Pass
 
@@ -120,7 +120,7 @@ async def test_a_prediction_is_followed_to_its_picture(place: Any, monkeypatch: 
 
     claim = await here.claim()
     assert await here.queue.claims.report_progress(
-        Report(prediction.id, claim.epoch, Phase.DENOISING, Progress(step=3, total=12))
+        ProgressReport(prediction.id, claim.epoch, Phase.DENOISING, Progress(step=3, total=12))
     )
     await prediction.async_reload()
     assert (prediction.status, prediction.output) == ("processing", None)

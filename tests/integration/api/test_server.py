@@ -24,7 +24,7 @@ from redis import Redis
 
 from api.__main__ import DRAIN_S
 from shared.job import Phase, Progress
-from shared.queue import Claim, Queue, Report
+from shared.queue import Claim, ProgressReport, Queue
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 LINE = json.dumps(BODY).encode() + b"\n"
@@ -177,7 +177,7 @@ async def test_events_come_as_they_happen(
 
 async def report_half(queue: Queue, claim: Claim) -> None:
     while await queue.claims.report_progress(
-        Report(claim.job.id, claim.epoch, Phase.DENOISING, Progress(step=1, total=2))
+        ProgressReport(claim.job.id, claim.epoch, Phase.DENOISING, Progress(step=1, total=2))
     ):
         await asyncio.sleep(0.05)
 

@@ -13,7 +13,7 @@ from redis import Redis
 
 from shared import doctor
 from shared.doctor import Verdict
-from shared.queue.redis_keys import Keys
+from shared.queue.redis_keys import RedisKeys
 
 Findings = dict[str, dict[str, str]]
 MODEL = '[[model]]\nid = "demo"\nsource = "{source}"\n'
@@ -64,7 +64,7 @@ def _full(redis: Redis, _folder: Path, _env: pytest.MonkeyPatch) -> None:
 
 
 def _newer(redis: Redis, _folder: Path, _env: pytest.MonkeyPatch) -> None:
-    redis.set(Keys("default").schema, 99)
+    redis.set(RedisKeys("default").schema, 99)
 
 
 def _no_redis(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:

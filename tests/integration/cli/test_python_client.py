@@ -13,7 +13,7 @@ from harness.http_server import claimed, deliver, png
 
 from fusequeue import AsyncClient, Client, Job, NotFound, WaitTimeout
 from shared.job import Phase, Progress
-from shared.queue import Queue, Report
+from shared.queue import ProgressReport, Queue
 
 PROMPT = "a red circle on a blue ground, left"
 
@@ -66,7 +66,9 @@ async def test_events_come_in_order_up_to_the_whole_job(api: AsyncClient, queue:
             await asyncio.sleep(0.01)
         claim = await claimed(queue, job.id)
         while seen[-1] != ("running", 2):
-            await queue.claims.report_progress(Report(job.id, claim.epoch, Phase.DENOISING, Progress(step=2, total=4)))
+            await queue.claims.report_progress(
+                ProgressReport(job.id, claim.epoch, Phase.DENOISING, Progress(step=2, total=4))
+            )
             await asyncio.sleep(0.05)
         await deliver(queue, tmp_path, claim)
         await following

@@ -31,7 +31,7 @@ async def test_the_scale_follows_what_jobs_cost_in_company(queue: Queue, make_su
         await put(queue, *(make_submission() for _ in range(8)))
         told = (await api.get(f"/v1/scale/{queue.client.settings.namespace}")).json()
         assert (told["backlog_s"], told["wanted"]) == (pytest.approx(80.0), 2)
-        await queue.workers.heartbeat(WorkerInfo(id="w1", models=(job.model,), running=2))
+        await queue.workers.heartbeat(WorkerInfo(id="w1", models=(job.model,), running_jobs=2))
         told = (await api.get(f"/v1/scale/{queue.client.settings.namespace}")).json()
         assert (told["alive"], told["busy"]) == (1, 1)
         await queue.workers.learn_start_time(70.0)

@@ -20,7 +20,7 @@ async def test_a_claim_says_all_a_worker_needs(queue: Queue, make_submission: Ma
     (claimed,) = await claim(queue, worker="w7")
     assert claimed.job == one.job
     assert (claimed.signature, claimed.epoch, claimed.attempt, claimed.solo) == (one.signature, 1, 1, False)
-    assert claimed.waited_ms >= 0
+    assert claimed.queued_ms >= 0
     record = await queue.jobs.get(one.job.id)
     assert record is not None
     assert (record.state, record.worker, record.epoch, record.attempts) == (State.RUNNING, "w7", 1, 1)
@@ -163,7 +163,7 @@ async def test_a_job_may_need_several_seats(queue: Queue, make_submission: Make)
     ids = await put(queue, make_submission(n=3), make_submission(n=2), make_submission(n=1))
     assert await claim_ids(queue, 6) == ids
     depth = (await queue.workers.queue_depths())[0]
-    assert (depth.waiting_seats, depth.running) == (0, 3)
+    assert (depth.queued_slots, depth.running_jobs) == (0, 3)
 
 
 async def test_what_is_not_claimed_stays_in_its_lane(queue: Queue, make_submission: Make) -> None:

@@ -22,7 +22,7 @@ async def test_a_waiting_job_is_canceled_at_once(queue: Queue, make_submission: 
     assert (record.state, record.cancel_requested) == (State.CANCELED, True)
     assert record.finished_at_ms is not None
     depth = (await queue.workers.queue_depths())[0]
-    assert (depth.waiting_jobs, depth.waiting_seats) == (2, 4)
+    assert (depth.queued_jobs, depth.queued_slots) == (2, 4)
     assert await claim_ids(queue) == [first, third]
 
 

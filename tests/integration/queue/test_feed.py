@@ -10,7 +10,7 @@ from harness.queue import claim, end, put
 
 from shared.errors import NotFound
 from shared.job import Phase, Progress, State
-from shared.queue import Event, EventFeed, Queue, Report, Submission
+from shared.queue import EventFeed, JobEvent, ProgressReport, Queue, Submission
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
@@ -27,11 +27,11 @@ async def feed(queue: Queue, eventually: Eventually) -> AsyncIterator[EventFeed]
         yield feed
 
 
-def states(events: list[Event]) -> list[State | None]:
+def states(events: list[JobEvent]) -> list[State | None]:
     return [event.state for event in events if event.kind == "state"]
 
 
-async def collect(events: AsyncIterator[Event], into: list[Event]) -> None:
+async def collect(events: AsyncIterator[JobEvent], into: list[JobEvent]) -> None:
     async with asyncio.timeout(60):
         async for event in events:
             into.append(event)
@@ -42,14 +42,18 @@ async def test_a_subscriber_sees_it_all(
 ) -> None:
     """The present state first, then each change and the progress, and the end by itself."""
     (job_id,) = await put(queue, make_submission())
-    seen: list[Event] = []
+    seen: list[JobEvent] = []
     async with feed.subscribe(job_id) as events:
         reader = asyncio.create_task(collect(events, seen))
         (one,) = await claim(queue)
         await eventually(lambda: State.RUNNING in states(seen), "it is told that the job runs")
-        await queue.claims.report_progress(Report(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8)))
+        await queue.claims.report_progress(
+            ProgressReport(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8))
+        )
         await eventually(lambda: seen[-1].kind == "progress", "it is told of progress")
-        await queue.claims.report_progress(Report(job_id, 0, Phase.DENOISING, Progress(step=2, total=8), store=False))
+        await queue.claims.report_progress(
+            ProgressReport(job_id, 0, Phase.DENOISING, Progress(step=2, total=8), store=False)
+        )
         await eventually(lambda: seen[-1].progress == Progress(step=2, total=8), "it is told of more")
         await end(queue, one)
         await reader
@@ -61,7 +65,7 @@ async def test_a_subscriber_sees_it_all(
 async def test_many_subscribers_of_one_job(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
     """Each gets all, and others' jobs are none of theirs."""
     mine, other = await put(queue, make_submission(), make_submission())
-    logs: list[list[Event]] = [[], [], []]
+    logs: list[list[JobEvent]] = [[], [], []]
     async with feed.subscribe(mine) as a, feed.subscribe(mine) as b, feed.subscribe(other) as c:
         readers = [asyncio.create_task(collect(events, log)) for events, log in zip((a, b, c), logs, strict=True)]
         for one in await claim(queue):
@@ -87,12 +91,12 @@ async def test_one_message_tells_of_many_jobs(
     monkeypatch.setattr(feed, "_advance", count_and_advance)
     mine, other = await put(queue, make_submission(), make_submission())
     first, second = await claim(queue)
-    seen: dict[str, list[Event]] = {mine: [], other: []}
+    seen: dict[str, list[JobEvent]] = {mine: [], other: []}
     async with feed.subscribe(mine) as a, feed.subscribe(other) as b:
         readers = [asyncio.create_task(collect(events, seen[job])) for events, job in ((a, mine), (b, other))]
         written = await queue.claims.report_progress(
-            Report(mine, first.epoch, Phase.DENOISING, Progress(step=1, total=8)),
-            Report(other, second.epoch, Phase.DENOISING, Progress(step=2, total=8), store=False),
+            ProgressReport(mine, first.epoch, Phase.DENOISING, Progress(step=1, total=8)),
+            ProgressReport(other, second.epoch, Phase.DENOISING, Progress(step=2, total=8), store=False),
         )
         await eventually(lambda: all(log and log[-1].kind == "progress" for log in seen.values()), "both are told")
         for one in (first, second):
@@ -111,12 +115,14 @@ async def test_who_waits_for_the_end_is_told_of_nothing_else(
 ) -> None:
     """A request that waits is not woken by each step of its job."""
     (job_id,) = await put(queue, make_submission())
-    seen: list[Event] = []
-    told: list[Event] = []
+    seen: list[JobEvent] = []
+    told: list[JobEvent] = []
     async with feed.subscribe(job_id, end_only=True) as events, feed.subscribe(job_id) as all_events:
         readers = [asyncio.create_task(collect(*pair)) for pair in ((events, seen), (all_events, told))]
         (one,) = await claim(queue)
-        await queue.claims.report_progress(Report(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8)))
+        await queue.claims.report_progress(
+            ProgressReport(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8))
+        )
         await eventually(lambda: bool(told) and told[-1].kind == "progress", "the other is told of progress")
         await end(queue, one)
         await asyncio.gather(*readers)
@@ -131,7 +137,7 @@ async def test_a_job_that_has_ended_tells_so_and_ends(queue: Queue, feed: EventF
     """Who comes late gets the present state."""
     (job_id,) = await put(queue, make_submission())
     await end(queue, (await claim(queue))[0])
-    seen: list[Event] = []
+    seen: list[JobEvent] = []
     async with feed.subscribe(job_id) as events:
         await collect(events, seen)
     assert states(seen) == [State.SUCCEEDED]
@@ -144,11 +150,11 @@ async def test_what_was_missed_is_replayed(queue: Queue, feed: EventFeed, make_s
     assert record is not None
     (one,) = await claim(queue)
     await end(queue, one)
-    seen: list[Event] = []
+    seen: list[JobEvent] = []
     async with feed.subscribe(job_id, after=record.event_id) as events:
         await collect(events, seen)
     assert states(seen) == [State.RUNNING, State.SUCCEEDED]
-    again: list[Event] = []
+    again: list[JobEvent] = []
     async with feed.subscribe(job_id, after=seen[-1].id) as events:
         await collect(events, again)
     assert again == []
@@ -165,7 +171,7 @@ async def test_what_cannot_be_replayed_gives_the_present_state(
     record = await queue.jobs.get(job_id)
     assert record is not None
     await end(queue, (await claim(queue))[0])
-    seen: list[Event] = []
+    seen: list[JobEvent] = []
     async with feed.subscribe(job_id, after=after.format(record.event_id.partition("-")[0])) as events:
         await collect(events, seen)
     assert states(seen) == [State.SUCCEEDED]
@@ -176,7 +182,7 @@ async def test_one_who_has_seen_all_waits_for_the_next(queue: Queue, feed: Event
     (job_id,) = await put(queue, make_submission())
     record = await queue.jobs.get(job_id)
     assert record is not None
-    seen: list[Event] = []
+    seen: list[JobEvent] = []
     async with feed.subscribe(job_id, after=record.event_id) as events:
         reader = asyncio.create_task(collect(events, seen))
         await queue.jobs.cancel(job_id)
@@ -187,7 +193,7 @@ async def test_one_who_has_seen_all_waits_for_the_next(queue: Queue, feed: Event
 async def test_an_id_from_the_future_hides_nothing(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
     """As after Redis lost its events: the client is told how its job stands, and of all that follows."""
     (job_id,) = await put(queue, make_submission())
-    seen: list[Event] = []
+    seen: list[JobEvent] = []
     async with feed.subscribe(job_id, after="99999999999999-0") as events:
         reader = asyncio.create_task(collect(events, seen))
         await queue.jobs.cancel(job_id)
@@ -209,16 +215,18 @@ async def test_a_slow_subscriber_loses_progress_and_no_change(
     """What it has not read is bounded: the latest progress, and the changes."""
     job_id, probe = await put(queue, make_submission(), make_submission())
     first, second = await claim(queue)
-    seen: list[Event] = []
-    probed: list[Event] = []
+    seen: list[JobEvent] = []
+    probed: list[JobEvent] = []
     async with feed.subscribe(job_id) as events, feed.subscribe(probe) as probing:
         reader = asyncio.create_task(collect(probing, probed))
         await eventually(lambda: len(probed) == 1, "the probe is subscribed")
         for step in range(500):
             await queue.claims.report_progress(
-                Report(job_id, 0, Phase.DENOISING, Progress(step=step, total=500), store=False)
+                ProgressReport(job_id, 0, Phase.DENOISING, Progress(step=step, total=500), store=False)
             )
-        await queue.claims.report_progress(Report(probe, 0, Phase.DENOISING, Progress(step=1, total=1), store=False))
+        await queue.claims.report_progress(
+            ProgressReport(probe, 0, Phase.DENOISING, Progress(step=1, total=1), store=False)
+        )
         await eventually(lambda: len(probed) == 2, "all progress has come")
         iterator = aiter(events)
         seen += [await anext(iterator), await anext(iterator)]
@@ -233,7 +241,7 @@ async def test_a_slow_subscriber_loses_progress_and_no_change(
 async def test_closing_the_feed_ends_its_subscribers(queue: Queue, make_submission: Make) -> None:
     """A stopping API lets its clients go."""
     (job_id,) = await put(queue, make_submission())
-    seen: list[Event] = []
+    seen: list[JobEvent] = []
     feed = EventFeed(queue)
     await feed.start()
     async with feed.subscribe(job_id) as events:
@@ -248,7 +256,7 @@ async def test_rubbish_in_the_stream_does_not_stop_the_feed(
 ) -> None:
     """An event of a newer version is passed by."""
     (job_id,) = await put(queue, make_submission())
-    seen: list[Event] = []
+    seen: list[JobEvent] = []
     async with feed.subscribe(job_id) as events:
         reader = asyncio.create_task(collect(events, seen))
         await queue.client.redis.xadd(queue.client.redis_keys.events, {"new": "kind"})
@@ -264,7 +272,7 @@ async def test_rubbish_in_the_stream_does_not_stop_the_feed(
 async def test_the_feed_on_fakeredis(fake_queue: Queue, make_submission: Make) -> None:
     """The API's fast tests get real events."""
     (job_id,) = await put(fake_queue, make_submission())
-    seen: list[Event] = []
+    seen: list[JobEvent] = []
     async with EventFeed(fake_queue) as feed, feed.subscribe(job_id) as events:
         reader = asyncio.create_task(collect(events, seen))
         (one,) = await claim(fake_queue)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from harness.queue import MODELS, claim, claim_ids, end, lose, put, state_of
 
 from shared.job import Artifact, BatchingStats, Failure, Outcome, Phase, Priority, Progress, State, Timings
-from shared.queue import Queue, Report, Submission
+from shared.queue import ProgressReport, Queue, Submission
 
 Make = Callable[..., Submission]
 
@@ -16,7 +16,7 @@ async def test_a_settled_job_tells_its_result(queue: Queue, make_submission: Mak
     """Result, state, event and times in one script; the lease and the entry are gone, the record has a TTL."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
-    await queue.claims.report_progress(Report(job_id, one.epoch, Phase.UPLOADING, Progress(step=8, total=8)))
+    await queue.claims.report_progress(ProgressReport(job_id, one.epoch, Phase.UPLOADING, Progress(step=8, total=8)))
     outcome = Outcome(
         state=State.SUCCEEDED,
         artifacts=(Artifact(index=0, key="k", content_type="image/png", bytes=3, width=64, height=64, seed=7),),
@@ -91,7 +91,7 @@ async def test_only_the_one_who_holds_it_may_write(queue: Queue, make_submission
     assert not await queue.claims.settle("w1", job_id, one.epoch + 1, done)
     assert not await queue.claims.settle("w1", "job_unknown", 1, done)
     assert not await queue.claims.report_progress(
-        Report(job_id, one.epoch + 1, Phase.DENOISING, Progress(step=1, total=2))
+        ProgressReport(job_id, one.epoch + 1, Phase.DENOISING, Progress(step=1, total=2))
     )
     assert await queue.claims.release("w2", {job_id: one.epoch}) == 0
     assert (await queue.claims.renew("w2", {job_id: one.epoch})).lost == {job_id}
@@ -111,7 +111,7 @@ async def test_a_worker_that_wakes_too_late_writes_nothing(queue: Queue, make_su
     lease = await queue.client.redis.zscore(queue.client.redis_keys.leases, job_id)
     assert (await queue.claims.renew("stopped", {job_id: stale.epoch})).lost == {job_id}
     assert not await end(queue, stale, worker="stopped")
-    assert not await queue.claims.report_progress(Report(job_id, stale.epoch, Phase.DECODING, Progress()))
+    assert not await queue.claims.report_progress(ProgressReport(job_id, stale.epoch, Phase.DECODING, Progress()))
     assert await queue.claims.release("stopped", {job_id: stale.epoch}) == 0
     assert await queue.client.redis.hgetall(queue.client.redis_keys.job(job_id)) == before
     assert await queue.client.redis.zscore(queue.client.redis_keys.leases, job_id) == lease
@@ -251,7 +251,9 @@ async def test_progress_is_on_record(queue: Queue, make_submission: Make) -> Non
     """Phase and steps can be polled, and a job given back has none."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
-    assert await queue.claims.report_progress(Report(job_id, one.epoch, Phase.DENOISING, Progress(step=3, total=8)))
+    assert await queue.claims.report_progress(
+        ProgressReport(job_id, one.epoch, Phase.DENOISING, Progress(step=3, total=8))
+    )
     record = await queue.jobs.get(job_id)
     assert record is not None
     assert (record.phase, record.progress) == (Phase.DENOISING, Progress(step=3, total=8))

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from shared.errors import InvalidRequest
 from shared.job import Priority
-from shared.queue import Place, Queue, Submission, WorkerInfo
+from shared.queue import Queue, QueuePosition, Submission, WorkerInfo
 from shared.runtime.clock import new_id
 
 Make = Callable[..., Submission]
@@ -117,10 +117,15 @@ async def test_an_unknown_cursor_is_the_callers_fault(queue: Queue, make_submiss
 async def test_places_in_one_lane(queue: Queue, make_submission: Make) -> None:
     """0 is next; no estimate where no job has ended yet."""
     ids = await put(queue, *[make_submission() for _ in range(4)])
-    assert [await queue.jobs.position(job_id) for job_id in ids] == [Place(at, None) for at in range(4)]
+    assert [await queue.jobs.position(job_id) for job_id in ids] == [QueuePosition(at, None) for at in range(4)]
     await claim(queue, 1)
     await queue.jobs.cancel(ids[1])
-    assert [await queue.jobs.position(job_id) for job_id in ids] == [None, None, Place(0, None), Place(1, None)]
+    assert [await queue.jobs.position(job_id) for job_id in ids] == [
+        None,
+        None,
+        QueuePosition(0, None),
+        QueuePosition(1, None),
+    ]
     assert await queue.jobs.position("job_unknown") is None
 
 
@@ -132,10 +137,10 @@ async def test_places_follow_priority_and_turns(queue: Queue, make_submission: M
     place = await queue.jobs.position(single)
     assert place is not None
     assert place.position <= 1
-    assert await queue.jobs.position(bulk) == Place(51, None)
-    assert await queue.jobs.position(flood[10]) == Place(11, None)
+    assert await queue.jobs.position(bulk) == QueuePosition(51, None)
+    assert await queue.jobs.position(flood[10]) == QueuePosition(11, None)
     await put(queue, make_submission(priority=Priority.INTERACTIVE))
-    assert await queue.jobs.position(bulk) == Place(52, None)
+    assert await queue.jobs.position(bulk) == QueuePosition(52, None)
 
 
 async def test_places_of_jobs_that_came_back(queue: Queue, make_submission: Make) -> None:
@@ -146,7 +151,7 @@ async def test_places_of_jobs_that_came_back(queue: Queue, make_submission: Make
     await lose(queue, ids[1])
     await queue.maintenance.reclaim()
     places = [await queue.jobs.position(job_id) for job_id in ids]
-    assert places == [Place(1, None), Place(0, None), Place(2, None), Place(3, None)]
+    assert places == [QueuePosition(1, None), QueuePosition(0, None), QueuePosition(2, None), QueuePosition(3, None)]
 
 
 async def test_a_place_far_behind_is_estimated(queue: Queue, make_submission: Make) -> None:
@@ -178,13 +183,13 @@ async def test_depths_by_signature(queue: Queue, make_submission: Make) -> None:
     await claim(queue, 1)
     first, second = await queue.workers.queue_depths()
     assert (first.model, first.signature) == ("demo", make_submission().signature)
-    assert first.waiting_jobs + second.waiting_jobs + first.running + second.running == 5
+    assert first.queued_jobs + second.queued_jobs + first.running_jobs + second.running_jobs == 5
     assert first.jobs[Priority.BULK] == 1
-    assert first.seats[Priority.BULK] == 4
+    assert first.slots[Priority.BULK] == 4
     assert first.jobs[Priority.INTERACTIVE] == 0
     assert first.oldest_age_ms is not None
     assert 0 <= first.oldest_age_ms < 60_000
-    assert first.waiting_seats > second.waiting_seats
+    assert first.queued_slots > second.queued_slots
 
 
 async def test_what_only_runs_has_no_age(queue: Queue, make_submission: Make) -> None:
@@ -192,13 +197,13 @@ async def test_what_only_runs_has_no_age(queue: Queue, make_submission: Make) ->
     await put(queue, make_submission())
     await claim(queue)
     (depth,) = await queue.workers.queue_depths()
-    assert (depth.waiting_jobs, depth.running, depth.oldest_age_ms) == (0, 1, None)
+    assert (depth.queued_jobs, depth.running_jobs, depth.oldest_age_ms) == (0, 1, None)
 
 
 async def test_workers_are_seen_while_they_beat(queue: Queue) -> None:
     """A worker is forgotten after its last beat; what it tells comes back as told."""
     info = WorkerInfo(
-        id="w1", models=("demo",), state="draining", seats=8, free_seats=3, device="cpu", loaded=("demo",)
+        id="w1", models=("demo",), state="draining", slots=8, free_slots=3, device="cpu", loaded=("demo",)
     )
     await queue.workers.heartbeat(info)
     (seen,) = await queue.workers.all()

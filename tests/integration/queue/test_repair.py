@@ -12,7 +12,7 @@ from harness.queue import MODELS, claim, claim_ids, end, put, state_of
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.job import State
-from shared.queue import Event, EventFeed, Queue, Submission, Submitted
+from shared.queue import EventFeed, JobEvent, Queue, Submission, Submitted
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
@@ -69,7 +69,7 @@ async def test_the_feed_makes_up_for_what_it_missed(
     """A server that was away: its subscribers are told the state, and end."""
     queue = Queue.connect(settings_for(durable_server.url))
     (job_id,) = await put(queue, make_submission())
-    seen: list[Event] = []
+    seen: list[JobEvent] = []
 
     async def read(events: Any) -> None:
         async for event in events:
@@ -128,7 +128,7 @@ async def test_a_job_without_its_entry_is_put_in_line_again(queue: Queue, make_s
     )
     assert await queue.maintenance.reconcile() >= 1
     (depth,) = await queue.workers.queue_depths()
-    assert (depth.waiting_jobs, depth.waiting_seats) == (2, 3)
+    assert (depth.queued_jobs, depth.queued_slots) == (2, 3)
     assert await queue.maintenance.reconcile() == 0
     assert await claim_ids(queue) == [gone, stays]
 
@@ -180,7 +180,7 @@ async def test_an_entry_without_its_job_is_dropped(queue: Queue, make_submission
     assert await queue.maintenance.reconcile() >= 1
     assert [letter.id for letter in (await queue.dead_letters.page())[0]] == [gone]
     (depth,) = await queue.workers.queue_depths()
-    assert depth.waiting_jobs == 1
+    assert depth.queued_jobs == 1
     assert await queue.client.redis.hgetall(queue.client.redis_keys.waiting) == {"default": "1", "*": "1"}
     assert await claim_ids(queue) == [stays]
 
@@ -203,7 +203,7 @@ async def test_counters_that_went_astray_are_put_right(queue: Queue, make_submis
     await queue.client.redis.hset(queue.client.redis_keys.waiting, mapping={"a": 50, "ghost": 3})
     assert await queue.maintenance.reconcile() == 2
     (depth,) = await queue.workers.queue_depths()
-    assert depth.waiting_jobs == 3
+    assert depth.queued_jobs == 3
     assert await queue.client.redis.hgetall(queue.client.redis_keys.waiting) == {"a": "2", "b": "1", "*": "3"}
 
 

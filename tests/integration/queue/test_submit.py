@@ -29,7 +29,7 @@ async def test_many_jobs_go_by_one_script(queue: Queue, make_submission: Make) -
     """Five hundred at once, each of them in line once, in order."""
     ids = await put(queue, *[make_submission(max_batch=500) for _ in range(500)])
     depth = (await queue.workers.queue_depths())[0]
-    assert (depth.waiting_jobs, depth.waiting_seats) == (500, 500)
+    assert (depth.queued_jobs, depth.queued_slots) == (500, 500)
     assert await claim_ids(queue, 500) == ids
 
 

@@ -56,7 +56,7 @@ async def test_a_fleet_with_several_models_settles_into_few_loads(
     async def registered() -> bool:
         told = await queue.workers.all()
         return len(told) == 2 and all(
-            (one.device, one.models, len(one.loaded), one.running, one.running_seats) == ("cpu", MODELS, 1, 0, 0)
+            (one.device, one.models, len(one.loaded), one.running_jobs, one.running_slots) == ("cpu", MODELS, 1, 0, 0)
             and one.memory_bytes > one.models_bytes > 0
             for one in told
         )

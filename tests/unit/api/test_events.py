@@ -14,7 +14,7 @@ import pytest
 from harness.http_server import BODY, Following, claimed, deliver, finish, serving
 
 from shared.job import Phase, Progress
-from shared.queue import Queue, Report
+from shared.queue import ProgressReport, Queue
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def test_a_stream_tells_a_jobs_life_and_ends_with_the_whole_job(
     await following.tells('"status":"running"')
     while "event: progress" not in following.text:  # nobody keeps what is told of progress: it is said until heard
         await fake_queue.claims.report_progress(
-            Report(job_id, claim.epoch, Phase.DENOISING, Progress(step=6, total=12))
+            ProgressReport(job_id, claim.epoch, Phase.DENOISING, Progress(step=6, total=12))
         )
         await asyncio.sleep(0.01)
     await deliver(fake_queue, tmp_path, claim)

@@ -15,7 +15,7 @@ from harness.http_server import BODY, claimed, finish, png, serving
 from api import places
 from api.places import QueuePositions
 from shared.job import Phase, Progress
-from shared.queue import Place, Queue, Report, Submission
+from shared.queue import ProgressReport, Queue, QueuePosition, Submission
 
 
 @pytest.fixture
@@ -54,7 +54,9 @@ async def test_a_waiting_job_tells_its_place(api: httpx.AsyncClient) -> None:
 async def test_a_running_job_tells_its_phase_and_progress(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     claim = await claimed(fake_queue, job_id)
-    await fake_queue.claims.report_progress(Report(job_id, claim.epoch, Phase.DENOISING, Progress(step=3, total=12)))
+    await fake_queue.claims.report_progress(
+        ProgressReport(job_id, claim.epoch, Phase.DENOISING, Progress(step=3, total=12))
+    )
     job = (await api.get(f"/v1/jobs/{job_id}")).json()
     assert (job["status"], job["phase"], job["queue"]) == ("running", "denoising", None)
     assert job["progress"] == {"step": 3, "total": 12, "percent": 25}
@@ -284,11 +286,11 @@ async def test_places_are_asked_for_again_after_a_while_and_not_all_kept(
     await fake_queue.jobs.submit([first, second])
     known = QueuePositions(fake_queue)
     monkeypatch.setattr(places, "FRESH_S", 600.0)
-    assert (await known.of(second.job.id) or Place(9, None)).position == 1
+    assert (await known.of(second.job.id) or QueuePosition(9, None)).position == 1
     await fake_queue.jobs.cancel(first.job.id)
-    assert (await known.of(second.job.id) or Place(9, None)).position == 1, "of a moment ago"
+    assert (await known.of(second.job.id) or QueuePosition(9, None)).position == 1, "of a moment ago"
     monkeypatch.setattr(places, "FRESH_S", 0.0)
-    assert (await known.of(second.job.id) or Place(9, None)).position == 0
+    assert (await known.of(second.job.id) or QueuePosition(9, None)).position == 0
     monkeypatch.setattr(places, "MAX_KEPT", 3)
     for number in range(10):
         await known.of(f"job_{number}")

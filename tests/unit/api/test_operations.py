@@ -38,15 +38,15 @@ async def test_queues_tell_what_waits(api: httpx.AsyncClient, fake_queue: Queue)
     await fake_queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",)))
     told = (await api.get("/v1/queues")).json()
     (queue,) = told["data"]
-    assert (queue["model"], queue["jobs"]["bulk"], queue["seats"]["bulk"], queue["running"]) == ("demo", 3, 6, 0)
+    assert (queue["model"], queue["jobs"]["bulk"], queue["slots"]["bulk"], queue["running_jobs"]) == ("demo", 3, 6, 0)
     assert queue["oldest_age_ms"] >= 0
     assert told["workers"] == 1
 
 
 async def test_workers_are_listed(api: httpx.AsyncClient, fake_queue: Queue) -> None:
-    await fake_queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",), seats=8, device="cpu"))
+    await fake_queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",), slots=8, device="cpu"))
     (worker,) = (await api.get("/v1/workers")).json()["data"]
-    assert (worker["id"], worker["models"], worker["seats"], worker["device"]) == ("w1", ["demo"], 8, "cpu")
+    assert (worker["id"], worker["models"], worker["slots"], worker["device"]) == ("w1", ["demo"], 8, "cpu")
 
 
 async def test_metrics_tell_requests_by_route_and_never_by_job(api: httpx.AsyncClient) -> None:
@@ -63,7 +63,7 @@ async def test_metrics_tell_requests_by_route_and_never_by_job(api: httpx.AsyncC
 
 
 async def test_metrics_tell_how_workers_spend_their_time(api: httpx.AsyncClient, fake_queue: Queue) -> None:
-    await fake_queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",), busy_s=40.5, idle_while_waiting_s=1.25))
+    await fake_queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",), busy_s=40.5, idle_while_queued_s=1.25))
     text = (await api.get("/metrics")).text
     assert 'fusequeue_worker_busy_seconds{worker="w1"} 40.5' in text
     assert 'fusequeue_worker_idle_while_queued_seconds{worker="w1"} 1.25' in text

@@ -16,7 +16,7 @@ import shared.queue.redis_keys
 from shared.config.settings import Settings
 from shared.job import Priority
 from shared.queue.client import script_text
-from shared.queue.redis_keys import Keys
+from shared.queue.redis_keys import RedisKeys
 
 LUA = Path(shared.queue.__file__).parent / "lua"
 PRELUDE = (LUA / "prelude.lua").read_text("utf-8")
@@ -40,7 +40,7 @@ async def evaluate(redis: FakeAsyncRedis, expression: str, *args: Any) -> Any:
 def _methods() -> list[str]:
     return [
         name
-        for name, method in inspect.getmembers(Keys, inspect.isfunction)
+        for name, method in inspect.getmembers(RedisKeys, inspect.isfunction)
         if not name.startswith("_") and name != "bounded"
     ]
 
@@ -48,7 +48,7 @@ def _methods() -> list[str]:
 @pytest.mark.parametrize("name", _methods())
 async def test_lua_and_python_build_the_same_names(redis: FakeAsyncRedis, name: str) -> None:
     """Each key that a script builds is the key that Python reads."""
-    keys = Keys("test")
+    keys = RedisKeys("test")
     count = len(inspect.signature(getattr(keys, name)).parameters)
     python_args: list[Any] = [f"part{at}" for at in range(count)]
     lua_args = [f"'part{at}'" for at in range(count)]
@@ -62,7 +62,7 @@ async def test_plain_names_agree_too(redis: FakeAsyncRedis) -> None:
     """The table of plain names in Lua holds no name that Python spells otherwise."""
     expression = "(function() local o = {} for n, k in pairs(key) do if type(k) == 'string' then table.insert(o, n) "
     names = await evaluate(redis, expression + "table.insert(o, k) end end return o end)()")
-    keys = Keys("test")
+    keys = RedisKeys("test")
     assert len(names) > 20
     assert {name: getattr(keys, name) for name in names[::2]} == dict(zip(names[::2], names[1::2], strict=True))
 
@@ -82,7 +82,7 @@ TABLE = [
 @pytest.mark.parametrize("row", TABLE, ids=[row[0] for row in TABLE])
 def test_the_table_of_keys_is_true(row: list[str]) -> None:
     """A key without a TTL has a bound that is told, and the check after each test knows it by the same rule."""
-    keys = Keys("test")
+    keys = RedisKeys("test")
     name, kind, ttl, bound = row[:4]
     example = keys.prefix + re.sub(r"<\w+>", "x", name)
     assert bound or ttl != "-", "neither a TTL nor a bound"
@@ -93,7 +93,7 @@ def test_the_table_of_keys_is_true(row: list[str]) -> None:
 def test_the_table_of_keys_is_whole() -> None:
     """Every name that Keys can build stands in it."""
     told = {re.split(r"[:<]", row[0])[0] for row in TABLE}
-    plain = {name for name in vars(Keys("test")) if name != "prefix"}
+    plain = {name for name in vars(RedisKeys("test")) if name != "prefix"}
     assert told == plain | {"dead" if name == "dead_letter" else name for name in _methods()}
 
 

@@ -31,9 +31,9 @@ EIGHT: dict[str, Any] = {"max_batch": 8, "ruled": 8, "fits": 8, "paying": 8, "wi
         (BatchLimits(**EIGHT | {"ruled": 2, "fits": 2, "paying": 2}, seats=2), "cap", "a rule allows two"),
         (BatchLimits(**EIGHT, seats=3, overdue=True), "overdue", "jobs waited that had to let others go first"),
         (BatchLimits(**EIGHT, seats=8, overdue=True), "full", "the others came too late to matter"),
-        (BatchLimits(**EIGHT, seats=3, waited_ms=50), "window", "the first had waited for company long enough"),
-        (BatchLimits(**EIGHT, seats=1, waited_ms=3), "solo", "no company was likely: it did not wait for any"),
-        (BatchLimits(**EIGHT, seats=1, waited_ms=90, solo=True), "solo", "it was lost once"),
+        (BatchLimits(**EIGHT, seats=3, queued_ms=50), "window", "the first had waited for company long enough"),
+        (BatchLimits(**EIGHT, seats=1, queued_ms=3), "solo", "no company was likely: it did not wait for any"),
+        (BatchLimits(**EIGHT, seats=1, queued_ms=90, solo=True), "solo", "it was lost once"),
     ],
 )
 def test_a_batch_says_what_stopped_it(growth: BatchLimits, reason: str, why: str) -> None:
@@ -68,8 +68,8 @@ async def test_a_batch_is_told_in_one_line_when_its_last_job_has_left(make_job: 
     """Jobs that join belong to it; one of another size that had to wait tells what kept it apart."""
     spec = ModelSpec(id="of-batches", source="none", max_batch=8, window_ms=50)
     batches = BatchLog(Catalog((spec,)))
-    runs = [_run(make_job(model=spec.id), spec, waited_ms=60 * at) for at in range(1, 4)]
-    apart = _run(make_job(model=spec.id, width=768), spec, waited_ms=5000)
+    runs = [_run(make_job(model=spec.id), spec, queued_ms=60 * at) for at in range(1, 4)]
+    apart = _run(make_job(model=spec.id, width=768), spec, queued_ms=5000)
     kept, stopped = count("fusequeue_batch_mismatches_total", field="shape"), {"model": spec.id, "stopped_by": "window"}
     with structlog.testing.capture_logs() as logs:
         for run in runs:
@@ -106,5 +106,5 @@ async def test_a_job_that_came_later_was_not_kept_apart(make_job: Callable[..., 
     assert count("fusequeue_batch_mismatches_total", field="shape") == kept
 
 
-def _run(job: Job, spec: ModelSpec, waited_ms: int = 0) -> ClaimedJob:
-    return ClaimedJob(Claim(job, signature(job), epoch=1, attempt=1, solo=False, waited_ms=waited_ms), spec)
+def _run(job: Job, spec: ModelSpec, queued_ms: int = 0) -> ClaimedJob:
+    return ClaimedJob(Claim(job, signature(job), epoch=1, attempt=1, solo=False, queued_ms=queued_ms), spec)

@@ -9,7 +9,7 @@ from typing import Any
 
 from shared.errors import RedisUnavailable
 from shared.job import Phase, Progress
-from shared.queue import Report
+from shared.queue import ProgressReport
 from shared.runtime.cancellation import canceled
 from worker.cost_curves import CostCurves
 from worker.progress import ProgressReporter
@@ -22,9 +22,9 @@ class AwayAtFirst:
 
     def __init__(self) -> None:
         self.claims = self
-        self.told: list[tuple[Report, ...]] = []
+        self.told: list[tuple[ProgressReport, ...]] = []
 
-    async def report_progress(self, *reports: Report) -> int:
+    async def report_progress(self, *reports: ProgressReport) -> int:
         self.told.append(reports)
         if len(self.told) == 1:
             raise RedisUnavailable("away")
@@ -45,5 +45,5 @@ async def test_what_redis_did_not_take_is_told_again(eventually: Eventually) -> 
     finally:
         await canceled((telling,))
     (report,) = queue.told[1]
-    assert report == Report("job_1", 3, Phase.DECODING, Progress(step=8, total=8), store=True)
+    assert report == ProgressReport("job_1", 3, Phase.DECODING, Progress(step=8, total=8), store=True)
     assert queue.told == [(report,), (report,)]
