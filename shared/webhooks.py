@@ -1,14 +1,14 @@
-"""Webhooks after the Standard Webhooks specification (1.0.0): what is sent, how it is signed, when it is sent again."""
+"""Webhooks after the Standard Webhooks specification (1.0.0): events, bodies, signatures, retries."""
 
 from __future__ import annotations
 
 import json
-import secrets as chance
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from secrets import token_bytes
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,12 +18,11 @@ from shared.job import Artifact, JobRecord, State
 
 JobEvent = Literal["job.queued", "job.running", "job.succeeded", "job.failed", "job.canceled", "job.expired"]
 EVENTS: dict[JobEvent, State] = {name: State(name.partition(".")[2]) for name in get_args(JobEvent)}
-"""The events there are, and the state that each tells of."""
 
 TerminalEvent = Literal[
     "batch.completed", "batch.failed", "batch.expired", "batch.cancelled", "video.completed", "video.failed"
 ]
-"""How batches and videos end, as OpenAI names it: for endpoints that ask for it."""
+"""OpenAI's events, for endpoints that subscribe to them."""
 
 ENDPOINT_EVENTS: dict[str, State | TerminalEvent] = {
     **dict[str, State | TerminalEvent](EVENTS.items()),
@@ -34,20 +33,20 @@ TERMINAL_EVENTS: tuple[JobEvent, ...] = tuple(name for name, state in EVENTS.ite
 MAX_BODY_BYTES = 20_000
 SECRET_BYTES = 32
 ROTATION_MS = 86_400_000
-"""How long a secret that was replaced still signs beside its successor."""
+"""How long a replaced secret still signs."""
 
 SCHEDULE_S = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000, 50_400)
-"""Seconds after each failed attempt; after the last one a delivery has failed. 44 hours in all."""
+"""Delay after each failed attempt, 44 hours in total; after the last one the delivery has failed."""
 
 DISABLED_AFTER_S = 5 * 86_400
-"""An endpoint whose every attempt failed for so long is disabled."""
+"""An endpoint is disabled when all its attempts have failed for this long."""
 
-MOST_RETRY_AFTER_S = 86_400
+MAX_RETRY_AFTER_S = 86_400
 _SLOW_DOWN = frozenset((429, 502, 504))
 
 
 class SigningSecret(BaseModel):
-    """A signing secret; `until_ms` is when a replaced one ends."""
+    """`until_ms` is the end of a replaced secret."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -56,7 +55,7 @@ class SigningSecret(BaseModel):
 
 
 class WebhookEndpoint(BaseModel):
-    """Where a tenant is told of its jobs and batches. `failing_since` is in ms; None while deliveries succeed."""
+    """URL of a tenant and its subscribed events. `failing_since` in ms; None while deliveries succeed."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -72,8 +71,6 @@ class WebhookEndpoint(BaseModel):
 
 
 class DeliveryState(StrEnum):
-    """What becomes of a delivery after an attempt."""
-
     DELIVERED = "delivered"
     PENDING = "pending"
     FAILED = "failed"
@@ -81,18 +78,18 @@ class DeliveryState(StrEnum):
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """`again_s` is set while the delivery is pending; `gone` says that the endpoint wants no more of any."""
+    """State of a delivery after an attempt; `retry_s` while pending. `gone`: disable the endpoint."""
 
-    step: DeliveryState
-    again_s: float | None = None
+    state: DeliveryState
+    retry_s: float | None = None
     gone: bool = False
 
 
-def attempt_outcome(attempts: int, status: int | None, retry_after_s: float | None, spread: float) -> AttemptOutcome:
-    """Return what follows from an attempt.
+def attempt_outcome(attempts: int, status: int | None, retry_after_s: float | None, jitter: float) -> AttemptOutcome:
+    """Return the outcome of an attempt.
 
-    `attempts` counts this one too; `status` is None where no answer came; `spread`, drawn from 0 to 1, is the jitter:
-    a fifth either way. A redirect is a failure: its target was not vetted, and would get what is not signed for it.
+    `attempts` includes this one. `status` is None without a response. `jitter`, from 0 to 1, changes the delay by up to
+    a fifth. A redirect is a failure: its target was not vetted and would receive a signed body.
     """
     if status is not None and 200 <= status < 300:
         return AttemptOutcome(DeliveryState.DELIVERED)
@@ -100,28 +97,27 @@ def attempt_outcome(attempts: int, status: int | None, retry_after_s: float | No
         return AttemptOutcome(DeliveryState.FAILED, gone=True)
     if attempts > len(SCHEDULE_S):
         return AttemptOutcome(DeliveryState.FAILED)
-    pause_s = SCHEDULE_S[attempts - 1] * (0.8 + 0.4 * spread) * (2 if status in _SLOW_DOWN else 1)
+    retry_s = SCHEDULE_S[attempts - 1] * (0.8 + 0.4 * jitter) * (2 if status in _SLOW_DOWN else 1)
     if retry_after_s is not None:
-        pause_s = max(pause_s, min(retry_after_s, MOST_RETRY_AFTER_S))
-    return AttemptOutcome(DeliveryState.PENDING, again_s=pause_s)
+        retry_s = max(retry_s, min(retry_after_s, MAX_RETRY_AFTER_S))
+    return AttemptOutcome(DeliveryState.PENDING, retry_s)
 
 
 def new_secret() -> str:
-    """Return a fresh signing secret."""
-    return "whsec_" + b64encode(chance.token_bytes(SECRET_BYTES)).decode()
+    return "whsec_" + b64encode(token_bytes(SECRET_BYTES)).decode()
 
 
-def rotate_secrets(old: Sequence[SigningSecret], now_ms: int) -> tuple[SigningSecret, ...]:
-    """Return the secrets with a fresh one before the present one, which goes on signing for a day."""
-    present = old[0].model_copy(update={"until_ms": now_ms + ROTATION_MS})
-    return (SigningSecret(secret=new_secret()), present)
+def rotate_secrets(secrets: Sequence[SigningSecret], now_ms: int) -> tuple[SigningSecret, ...]:
+    """Return a new secret followed by the current one, which expires after a day."""
+    current = secrets[0].model_copy(update={"until_ms": now_ms + ROTATION_MS})
+    return (SigningSecret(secret=new_secret()), current)
 
 
 def headers(message_id: str, body: bytes, secrets: Sequence[SigningSecret], now_ms: int) -> dict[str, str]:
-    """Return the headers of one attempt: a signature of each secret that is still good."""
+    """Return the headers of one attempt, with a signature per valid secret."""
     at = datetime.fromtimestamp(now_ms // 1000, UTC)
-    good = [one for one in secrets if one.until_ms is None or one.until_ms > now_ms]
-    signatures = [Webhook(one.secret).sign(message_id, at, body.decode()) for one in good]
+    valid = [secret for secret in secrets if secret.until_ms is None or secret.until_ms > now_ms]
+    signatures = [Webhook(secret.secret).sign(message_id, at, body.decode()) for secret in valid]
     return {
         "content-type": "application/json",
         "user-agent": "fusequeue-webhooks/1",
@@ -132,34 +128,33 @@ def headers(message_id: str, body: bytes, secrets: Sequence[SigningSecret], now_
 
 
 def body(event: str, at_ms: int, job_id: str, record: JobRecord | None, base_url: str) -> bytes:
-    """Return what is sent of an event: what a client acts on, and URLs, never pictures; under 20 kB.
+    """Return the body of an event, under 20 kB: facts of the job and URLs, no images.
 
-    `record` is None where the job is known no longer: then only its id is told. `job_id` may be that of a batch.
+    `record` is None for a deleted job: the body has only its id. `job_id` can be the id of a batch.
     """
     at = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if event.startswith(("batch.", "video.")):
-        return _of_end(event, at_ms, job_id, base_url)
+        return _openai_event(event, at_ms, job_id, base_url)
     data: dict[str, Any] = {"id": job_id, "object": "job", "status": event.partition(".")[2]}
     if record is not None:
-        data |= _facts(record, f"{base_url}/v1/jobs/{job_id}")
-    made = _encoded({"type": event, "timestamp": at, "data": data})
-    if len(made) > MAX_BODY_BYTES:  # many pictures, or long words of an error: the rest is at `url`
+        data |= _job_fields(record, f"{base_url}/v1/jobs/{job_id}")
+    encoded = _encode({"type": event, "timestamp": at, "data": data})
+    if len(encoded) > MAX_BODY_BYTES:  # many images or a long error: clients read the rest at `url`
         data = {key: data[key] for key in ("id", "object", "status", "url", "model", "batch_id")}
-        made = _encoded({"type": event, "timestamp": at, "data": data})
-    return made
+        encoded = _encode({"type": event, "timestamp": at, "data": data})
+    return encoded
 
 
-def _of_end(event: str, at_ms: int, job_id: str, base_url: str) -> bytes:
-    """Return the body of an event of a batch or a video, whose id is that of its job under another name."""
+def _openai_event(event: str, at_ms: int, job_id: str, base_url: str) -> bytes:
+    """Return the event of a batch or a video, whose id is the job id with another prefix."""
     kind, _, status = event.partition(".")
     number = job_id.partition("_")[2]
-    made, paths = f"{kind}_{number}", {"batch": "batches", "video": "videos"}
-    data = {"id": made, "object": kind, "status": status, "url": f"{base_url}/v1/{paths[kind]}/{made}"}
-    told = {"id": f"evt_{number}", "object": "event", "created_at": at_ms // 1000}
-    return _encoded({**told, "type": event, "data": data})
+    object_id, path = f"{kind}_{number}", {"batch": "batches", "video": "videos"}[kind]
+    data = {"id": object_id, "object": kind, "status": status, "url": f"{base_url}/v1/{path}/{object_id}"}
+    return _encode({"id": f"evt_{number}", "object": "event", "created_at": at_ms // 1000, "type": event, "data": data})
 
 
-def _facts(record: JobRecord, url: str) -> dict[str, Any]:
+def _job_fields(record: JobRecord, url: str) -> dict[str, Any]:
     job, error = record.job, record.error
     return {
         "url": url,
@@ -174,9 +169,9 @@ def _facts(record: JobRecord, url: str) -> dict[str, Any]:
 
 
 def _artifact(artifact: Artifact, url: str) -> dict[str, Any]:
-    told = artifact.model_dump(mode="json", exclude={"key", "thumbnail"}, exclude_none=True)
-    return {**told, "url": f"{url}/artifacts/{artifact.index}"}
+    fields = artifact.model_dump(mode="json", exclude={"key", "thumbnail"}, exclude_none=True)
+    return {**fields, "url": f"{url}/artifacts/{artifact.index}"}
 
 
-def _encoded(message: dict[str, Any]) -> bytes:
+def _encode(message: dict[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode()

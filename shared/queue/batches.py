@@ -102,7 +102,7 @@ class Batches(QueueComponent):
             )
         )
 
-    async def taken(self, batch: Batch, first: int, count: int) -> list[bool]:
+    async def accepted_lines(self, batch: Batch, first: int, count: int) -> list[bool]:
         """Return for lines `first` to `first + count - 1` whether each became a job."""
         with translated():
             async with self._redis.pipeline(transaction=False) as pipe:
@@ -142,6 +142,6 @@ def _batch(tenant: str, batch_id: str, found: Mapping[str, str]) -> Batch:
         values[name] = values[name] == "1"
     values["metadata"] = json.loads(found.get("metadata", "{}"))
     values["status"] = BatchStatus(found["status"])
-    values["ends_as"] = BatchStatus(found.get("ends_as", BatchStatus.COMPLETED))
+    values["final_status"] = BatchStatus(found.get("final_status", BatchStatus.COMPLETED))
     values["errors"] = tuple(BatchError.model_validate(one) for one in json.loads(found.get("errors", "[]")))
     return Batch(**{**values, "id": batch_id, "tenant": tenant})

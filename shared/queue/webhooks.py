@@ -129,12 +129,12 @@ class Webhooks(QueueComponent):
                 due.append(DueDelivery(delivery, endpoint.secrets if endpoint is not None and endpoint.enabled else ()))
         return due
 
-    async def note_attempt(self, delivery_id: str, verdict: AttemptOutcome, attempt: DeliveryAttempt) -> bool:
+    async def record_attempt(self, delivery_id: str, outcome: AttemptOutcome, attempt: DeliveryAttempt) -> bool:
         """Note how an attempt went, and disable an endpoint that is gone or failed for days."""
-        again_ms = "" if verdict.again_s is None else round(verdict.again_s * 1000)
+        retry_ms = "" if outcome.retry_s is None else round(outcome.retry_s * 1000)
         told = attempt.model_dump_json(exclude_none=True)
-        gone, patience_ms = int(verdict.gone), DISABLED_AFTER_S * 1000
-        return bool(await self._client.run("hook_note", delivery_id, verdict.step, again_ms, told, gone, patience_ms))
+        gone, patience_ms = int(outcome.gone), DISABLED_AFTER_S * 1000
+        return bool(await self._client.run("hook_note", delivery_id, outcome.state, retry_ms, told, gone, patience_ms))
 
     async def deliveries(
         self, tenant: str, *, endpoint_id: str | None = None, limit: int = 50

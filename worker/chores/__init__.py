@@ -1,5 +1,5 @@
-"""The CPU side work that rq runs: retention sweeps, and moving jobs on while no GPU worker is alive.
+"""CPU-only background tasks, run by rq: retention, maintenance, webhooks, batches.
 
-A chore is a plain function that reads its settings and runs the async code it stands for. Each is short, bounded and
-harmless to repeat, since any of them may be killed at any point and run again.
+A chore is a plain function that loads the settings and runs async code. It is short, bounded and idempotent, because
+it can be killed at any point and run again.
 """

@@ -1,8 +1,105 @@
-"""`python -m worker.chores`: one chores worker."""
+"""`python -m worker.chores`: one chores worker, which is an rq worker without forks and the schedule's thread."""
 
+from __future__ import annotations
+
+import os
+import signal
 import sys
+import threading
+from types import FrameType
 
-from worker.chores.main import main
+import structlog
+from redis.exceptions import RedisError
+from rq import SimpleWorker
+from rq.exceptions import StopRequested
+from rq.serializers import JSONSerializer
+
+from shared.config import settings
+from shared.config.settings import Settings
+from shared.errors import FusequeueError
+from shared.runtime import log as logging
+from worker.chores import rq_queue
+from worker.chores.schedule import Schedule
+
+log = structlog.get_logger()
+
+MAINTENANCE_INTERVAL_S = 60
+WORKER_TTL_S = 60  # rq's blocking read is 15 s shorter, which bounds the detection of a hung Redis
+RECONNECT_S = 1.0
+
+
+class RqWorker(SimpleWorker):
+    """rq worker without rq's signal handlers, which are installed too late for a stop during the start."""
+
+    def _install_signal_handlers(self) -> None:
+        pass
+
+
+class ChoresWorker:
+    """Runs chores until SIGTERM or SIGINT; reconnects after a Redis outage."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stopping = threading.Event()
+        self._worker: RqWorker | None = None
+
+    def run(self) -> None:
+        """Run until a signal; the first one lets the current chore finish, the second one stops at once."""
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, self._stop)
+        with rq_queue.connect(self._settings) as connection:
+            schedule = Schedule(self._settings, connection)
+            schedule.start()
+            try:
+                while not self._stopping.is_set():
+                    self._work()
+                    self._stopping.wait(RECONNECT_S)
+            finally:
+                schedule.stop()
+        log.info("chores_stopped")
+
+    def _work(self) -> None:
+        """Run one rq worker until a stop or a Redis error."""
+        try:
+            with rq_queue.connect(self._settings) as connection:
+                connection.ping()
+                self._worker = RqWorker(
+                    [rq_queue.rq_queue(self._settings, connection)],
+                    connection=connection,
+                    serializer=JSONSerializer,
+                    worker_ttl=WORKER_TTL_S,
+                    maintenance_interval=MAINTENANCE_INTERVAL_S,
+                    log_job_description=False,
+                )
+                if not self._stopping.is_set():
+                    logging.announce("chores_ready", queue=rq_queue.queue_name(self._settings.namespace))
+                    self._worker.work(logging_level="WARNING")
+        except StopRequested:
+            pass
+        except RedisError as error:
+            log.warning("chores_redis_unavailable", error=str(error))
+        finally:
+            self._worker = None
+
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
+        self._stopping.set()
+        if self._worker is not None:
+            self._worker.request_stop(signum, frame)  # type: ignore[no-untyped-call]
+
+
+def main() -> int:
+    """Run a chores worker and return the exit status; logs a configuration error in one line."""
+    try:
+        configured = settings.load()
+        logging.configure(configured.log_level)
+        for message in settings.unknown_variables(os.environ):
+            log.warning("setting_unknown", message=message)
+        ChoresWorker(configured).run()
+    except FusequeueError as error:
+        log.error("chores_stopped", code=error.code, error=error.message)
+        return 1
+    return 0
+
 
 if __name__ == "__main__":
     sys.exit(main())

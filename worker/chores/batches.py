@@ -1,94 +1,269 @@
-"""Batches: looked at by a chore of the schedule, worked on in chores of one piece that each put the next in line."""
+"""Batches, in small steps: each continues from the last committed update, and commits its own or has no effect."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
 
 import structlog
 
+from shared import job_builder
 from shared.config import models_file, settings
 from shared.config.settings import Settings
-from shared.errors import NotFound
-from shared.protocols.openai.batches import Batch, BatchStep, next_step
-from shared.queue import Queue
+from shared.errors import FusequeueError, InvalidRequest, NotFound, QueueFull
+from shared.job import Priority
+from shared.protocols.openai import batch_lines
+from shared.protocols.openai.batch_lines import BatchLine, LineChecker
+from shared.protocols.openai.batches import (
+    CHUNK_LINES,
+    GRACE_MS,
+    MAX_LINES,
+    MAX_OPEN_JOBS,
+    Batch,
+    BatchError,
+    BatchStatus,
+    BatchStep,
+    line_job_id,
+    next_step,
+)
+from shared.queue import BatchUpdate, Submission
 from shared.runtime.clock import now_ms
 from shared.storage import connect
 from worker.chores import rq_queue
-from worker.chores.batch_work import LOOK_MS, WAIT_MS, Desk, Work
+from worker.chores.batch_files import (
+    GROUP_LINES,
+    STALE_MS,
+    STEP_S,
+    WAIT_MS,
+    BatchContext,
+    BatchWriter,
+    LineAt,
+    input_lines,
+    read_chunk,
+    store_part,
+)
 
 log = structlog.get_logger()
 
-LOOK = "worker.chores.batches.look"
+ADVANCE_DUE = "worker.chores.batches.advance_due"
 ADVANCE = "worker.chores.batches.advance"
-AT_ONCE = 100
-BUDGET_S = 0.75 * rq_queue.JOB_TIMEOUT_S
+MAX_DUE = 100
+_CONCURRENT_LINES = 8  # each can hold an image in memory
 
 
-def look() -> int:
-    """Begin work on the batches that are due, and return how many."""
+def advance_due() -> int:
+    """Enqueue a step for each batch that is due, and return their number."""
     configured = settings.load()
     due = asyncio.run(_due(configured))
-    if due:
-        with rq_queue.connect(configured) as connection:
-            queue = rq_queue.line(configured, connection)
-            for batch in due:
-                chore_id = f"{batch.id}-{batch.rev}-{secrets.token_hex(4)}"
-                rq_queue.put(queue, ADVANCE, batch.tenant, batch.id, chore_id=chore_id, start_within_s=60)
+    _enqueue(configured, [(batch.tenant, batch.id, batch.rev) for batch in due])
     return len(due)
 
 
 def advance(tenant: str, batch_id: str) -> str:
-    """Do one piece of work on a batch, put the next in line where there is more, and return the batch's status."""
+    """Run one step of a batch, enqueue the next one if there is more to do, and return the batch's status."""
     configured = settings.load()
     more, batch = asyncio.run(_advance(configured, tenant, batch_id))
-    if more and batch is not None:
-        with rq_queue.connect(configured) as connection:
-            chore_id = f"{batch_id}-{batch.rev + 1}-{secrets.token_hex(4)}"
-            queue = rq_queue.line(configured, connection)
-            rq_queue.put(queue, ADVANCE, tenant, batch_id, chore_id=chore_id, start_within_s=60)
-    return "gone" if batch is None else batch.status.value
+    if batch is None:
+        return "deleted"
+    if more:
+        _enqueue(configured, [(tenant, batch_id, batch.rev + 1)])
+    return batch.status.value
+
+
+def _enqueue(configured: Settings, steps: Sequence[tuple[str, str, int]]) -> None:
+    if not steps:
+        return
+    with rq_queue.connect(configured) as connection:
+        queue = rq_queue.rq_queue(configured, connection)
+        for tenant, batch_id, rev in steps:
+            chore_id = f"{batch_id}-{rev}-{secrets.token_hex(4)}"
+            rq_queue.enqueue(queue, ADVANCE, tenant, batch_id, chore_id=chore_id, start_within_s=60)
 
 
 async def _due(configured: Settings) -> list[Batch]:
-    """Return the batches about which something can be done; the others are put off."""
-    queue = Queue.connect(configured)
+    """Return the due batches with work to do, and postpone the others."""
     due = []
-    try:
-        async with asyncio.timeout(BUDGET_S):
-            for tenant, batch_id in await queue.batches.due(AT_ONCE, LOOK_MS):
-                try:
-                    batch = await queue.batches.get(tenant, batch_id)
-                except NotFound:
-                    continue
-                if next_step(batch, now_ms()) is BatchStep.WAIT:
-                    await queue.batches.postpone(batch, WAIT_MS)
-                else:
-                    due.append(batch)
-    finally:
-        await queue.close()
+    async with rq_queue.job_queue(configured) as queue:
+        for tenant, batch_id in await queue.batches.due(MAX_DUE, STALE_MS):
+            try:
+                batch = await queue.batches.get(tenant, batch_id)
+            except NotFound:
+                continue
+            if next_step(batch, now_ms()) is BatchStep.WAIT:
+                await queue.batches.postpone(batch, WAIT_MS)
+            else:
+                due.append(batch)
     return due
 
 
 async def _advance(configured: Settings, tenant: str, batch_id: str) -> tuple[bool, Batch | None]:
-    async with desk(configured) as made, asyncio.timeout(BUDGET_S):
-        try:
-            batch = await made.queue.batches.get(tenant, batch_id)
-        except NotFound:
-            return False, None
-        more = await Work(made, batch).do()
-        log.info("batch_advanced", batch_id=batch_id, status=batch.status.value, read=batch.read, written=batch.written)
-        return more, batch
-
-
-@asynccontextmanager
-async def desk(configured: Settings) -> AsyncIterator[Desk]:
-    """Give what the work on batches needs."""
-    queue, storage = Queue.connect(configured), connect(configured)
+    storage = connect(configured)
     try:
-        yield Desk(configured, models_file.load(configured.models, configured.batch_rules), queue, storage)
+        async with rq_queue.job_queue(configured) as queue:
+            try:
+                batch = await queue.batches.get(tenant, batch_id)
+            except NotFound:
+                return False, None
+            catalog = models_file.load(configured.models, configured.batch_rules)
+            more = await BatchRunner(BatchContext(configured, catalog, queue, storage), batch).advance()
     finally:
         await storage.close()
-        await queue.close()
+    log.info("batch_advanced", batch_id=batch_id, status=batch.status.value, read=batch.read, written=batch.written)
+    return more, batch
+
+
+class BatchRunner:
+    """Runs one step of one batch."""
+
+    def __init__(self, context: BatchContext, batch: Batch) -> None:
+        self._context = context
+        self._queue = context.queue
+        self._batch = batch
+        self._until_s = time.monotonic() + STEP_S
+
+    async def advance(self) -> bool:
+        """Run the next step, and return whether another one can follow at once."""
+        step = next_step(self._batch, now_ms())
+        if step is BatchStep.VALIDATE:
+            return await self._validate()
+        if step is BatchStep.SUBMIT:
+            return await self._submit_chunk()
+        if step is BatchStep.CANCEL_JOBS:
+            return await self._cancel_jobs()
+        if step is BatchStep.FINALIZE:
+            return await self._finalize()
+        if step is BatchStep.WRITE:
+            return await BatchWriter(self._context, self._batch).write()
+        if step is BatchStep.WAIT:
+            await self._queue.batches.postpone(self._batch, WAIT_MS)
+        return False
+
+    async def _commit(self, update: BatchUpdate, again_ms: int | None = STALE_MS) -> bool:
+        return await self._queue.batches.commit(self._batch, update, again_ms)
+
+    async def _validate(self) -> bool:
+        batch = self._batch
+        total, errors = await self._check_file()
+        if errors:
+            wire = json.dumps([error.model_dump() for error in errors])
+            return await self._end(BatchStatus.FAILED, {"errors": wire})
+        life_ms = batch.expires_at_ms + GRACE_MS - now_ms() + self._context.settings.file_retention_s * 1000
+        for file_id in (batch.output_file_id, batch.error_file_id):
+            await self._queue.files.begin(batch.tenant, file_id, life_ms)
+        status = BatchStatus.IN_PROGRESS.value
+        return await self._commit(BatchUpdate({"status": status, "in_progress_at": now_ms(), "total": total}))
+
+    async def _check_file(self) -> tuple[int, list[BatchError]]:
+        """Return the number of lines and what is wrong with the file."""
+        checker = LineChecker(self._batch.endpoint)
+        async with aclosing(input_lines(self._context, self._batch, 0)) as lines:
+            async for line in lines:
+                if line.blank:
+                    continue
+                checker.check(line.number, line.raw)
+                if checker.total > MAX_LINES:
+                    message = f"a batch has at most {MAX_LINES} lines"
+                    return checker.total, [BatchError(code="too_many_lines", message=message)]
+        if not checker.total:
+            return 0, [BatchError(code="empty_file", message="the file has no lines")]
+        return checker.total, checker.errors
+
+    async def _end(self, status: BatchStatus, fields: dict[str, str | int] | None = None) -> bool:
+        update = BatchUpdate({**(fields or {}), "status": status.value, f"{status.value}_at": now_ms()})
+        await self._commit(update, None)
+        return False
+
+    async def _submit_chunk(self) -> bool:
+        """Submit the next lines; rejected lines are written to the error file."""
+        batch = self._batch
+        max_lines = min(CHUNK_LINES, MAX_OPEN_JOBS - batch.open_jobs)
+        chunk = await read_chunk(self._context, batch, batch.read_offset, batch.read, max_lines)
+        checked = await self._check_lines(chunk)
+        refused = await self._submit([item for item in checked if isinstance(item, Submission)])
+        accepted, rejected, offset = [], [], batch.read_offset
+        for (line, end), item in zip(chunk, checked, strict=False):
+            if isinstance(item, Submission) and item.job.id in refused:
+                break
+            offset = end
+            if isinstance(item, FusequeueError):
+                rejected.append(batch_lines.rejected_line(batch, line, item))
+            else:
+                accepted.append(line.ordinal)
+        fields: dict[str, str | int] = {"read_offset": offset}
+        parts = await store_part(self._context, batch, batch.error_file_id, rejected)
+        if rejected:
+            fields["has_errors"] = 1
+        counts = {"read": len(accepted) + len(rejected), "accepted": len(accepted), "failed": len(rejected)}
+        again_ms = min(STALE_MS, *(1000 * full.retry_after_s for full in refused.values())) if refused else STALE_MS
+        return await self._commit(BatchUpdate(fields, counts, accepted, parts), again_ms) and not refused
+
+    async def _check_lines(self, chunk: Sequence[LineAt]) -> list[Submission | FusequeueError | None]:
+        """Return the job of each line, its error, or None for an existing job; stops early after `STEP_S`."""
+        batch = self._batch
+        known = await self._queue.batches.known_jobs([line_job_id(batch, line.ordinal) for line, _ in chunk])
+        limit = asyncio.Semaphore(_CONCURRENT_LINES)
+
+        async def check(line: BatchLine, exists: bool) -> Submission | FusequeueError | None:
+            if exists:
+                return None
+            async with limit:
+                try:
+                    return await self._submission(line)
+                except InvalidRequest as error:
+                    return error
+
+        checked: list[Submission | FusequeueError | None] = []
+        for first in range(0, len(chunk), GROUP_LINES):
+            if checked and time.monotonic() > self._until_s:
+                break
+            group = zip(chunk[first : first + GROUP_LINES], known[first : first + GROUP_LINES], strict=True)
+            checked += await asyncio.gather(*(check(line, exists) for (line, _), exists in group))
+        return checked
+
+    async def _submission(self, line: BatchLine) -> Submission:
+        context, batch = self._context, self._batch
+        request = batch_lines.line_request(batch.endpoint, line.body, context.catalog)
+        job_builder.checked(request, context)
+        fields = {"priority": Priority.BULK, "batch_id": batch.id}
+        job = await job_builder.resolved(request.model_copy(update=fields), batch.tenant, context)
+        times = {
+            "created_at_ms": batch.created_at_ms,
+            "deadline_at_ms": min(job.deadline_at_ms or batch.expires_at_ms, batch.expires_at_ms),
+        }
+        return job_builder.submission_of(
+            job.model_copy(update={"id": line_job_id(batch, line.ordinal), **times}), context.catalog
+        )
+
+    async def _submit(self, submissions: Sequence[Submission]) -> dict[str, QueueFull]:
+        """Submit jobs, and return the errors of those for which the queue is full."""
+        if not submissions:
+            return {}
+        refused = {}
+        for item, outcome in zip(submissions, await self._queue.jobs.submit(submissions), strict=True):
+            if isinstance(outcome, QueueFull):
+                refused[item.job.id] = outcome
+            elif isinstance(outcome, FusequeueError):
+                raise outcome
+        return refused
+
+    async def _cancel_jobs(self) -> bool:
+        """Cancel the jobs of the next lines; jobs that have ended are not changed."""
+        batch = self._batch
+        count = min(CHUNK_LINES, batch.possibly_submitted - batch.canceled)
+        accepted = await self._queue.batches.accepted_lines(batch, batch.canceled + 1, count)
+        for ordinal, is_job in enumerate(accepted, batch.canceled + 1):
+            if is_job or ordinal > batch.read:
+                await self._queue.jobs.cancel(line_job_id(batch, ordinal))
+        return await self._commit(BatchUpdate({"canceled": batch.canceled + count}))
+
+    async def _finalize(self) -> bool:
+        batch, now = self._batch, now_ms()
+        if not batch.total:
+            return await self._end(BatchStatus.EXPIRED)
+        final = BatchStatus.EXPIRED if now >= batch.expires_at_ms else BatchStatus.COMPLETED
+        status = BatchStatus.FINALIZING.value
+        return await self._commit(BatchUpdate({"status": status, "finalizing_at": now, "final_status": final.value}))

@@ -1,56 +1,120 @@
-"""What workers do for each other's jobs, done also while none of them is alive."""
+"""Maintenance chores: deleting expired objects, expired leases and deadlines, and repairing the queue.
+
+Retention deletes from storage first, then from Redis: when a sweep is killed in between, the row in Redis remains and
+the next sweep completes it. It deletes a job's whole prefix, including files of unfinished attempts.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import dataclass
 
 import structlog
 
 from shared.config import settings
 from shared.config.settings import Settings
-from shared.queue import Queue
+from shared.errors import StorageUnavailable
+from shared.queue import ExpiredItem, Queue
+from shared.storage import Storage, connect
 from worker.chores import rq_queue
 
 log = structlog.get_logger()
 
+SWEEP = "worker.chores.maintenance.sweep"
 MOVE_ON = "worker.chores.maintenance.move_on"
 RECONCILE = "worker.chores.maintenance.reconcile"
-AT_ONCE = 100
-BUDGET_S = 0.75 * rq_queue.JOB_TIMEOUT_S
+CHUNK_ROWS = 100
+CONCURRENCY = 8
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Rows removed and failed, and whether more rows are due."""
+
+    removed: int
+    failed: int
+    more: bool
+
+
+def sweep(chain: str, chunk: int, until_s: float) -> int:
+    """Remove one chunk of expired objects and return its size; enqueues the next chunk if there is one.
+
+    The chain of chunks ends at `until_s` (epoch seconds), when the schedule starts the next chain.
+    """
+    configured = settings.load()
+    result = asyncio.run(_sweep(configured))
+    if result.more and time.time() < until_s:
+        with rq_queue.connect(configured) as connection:
+            queue, chore_id = rq_queue.rq_queue(configured, connection), f"{chain}-{chunk + 1}"
+            rq_queue.enqueue(queue, SWEEP, chain, chunk + 1, until_s, chore_id=chore_id, start_within_s=60)
+    return result.removed
+
+
+async def _sweep(configured: Settings) -> SweepResult:
+    storage = connect(configured)
+    try:
+        async with rq_queue.job_queue(configured) as queue:
+            await storage.check()
+            return await sweep_chunk(queue, storage)
+    finally:
+        await storage.close()
+
+
+async def sweep_chunk(queue: Queue, storage: Storage, rows: int = CHUNK_ROWS) -> SweepResult:
+    """Remove up to `rows` expired objects; raises when storage fails for a whole group."""
+    due = await queue.maintenance.expired_items(rows)
+    removed = failed = 0
+    for start in range(0, len(due), CONCURRENCY):
+        outcomes = await asyncio.gather(
+            *(_remove(queue, storage, item) for item in due[start : start + CONCURRENCY]), return_exceptions=True
+        )
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        removed += len(outcomes) - len(errors)
+        failed += len(errors)
+        for error in errors:
+            # One object that cannot be deleted does not block the others; a storage outage fails them all.
+            if not isinstance(error, StorageUnavailable) or len(errors) == len(outcomes):
+                raise error
+            log.warning("retention_delete_failed", error=error.message)
+    if due:
+        log.info("retention_swept", removed=removed, failed=failed)
+    return SweepResult(removed, failed, more=len(due) == rows and removed > 0)
+
+
+async def _remove(queue: Queue, storage: Storage, item: ExpiredItem) -> None:
+    try:
+        await storage.delete_prefix(item.prefix)
+    except ValueError:
+        # An invalid key cannot hold objects; the row is dropped, or it would be retried forever.
+        log.exception("retention_row_invalid", row=item.row)
+    await queue.maintenance.forget_item(item)
 
 
 def move_on() -> int:
-    """Take back jobs whose lease ran out and end those whose deadline passed; returns how many."""
+    """Reclaim jobs whose lease expired, expire jobs whose deadline passed; returns their number."""
     return asyncio.run(_move_on(settings.load()))
 
 
+async def _move_on(configured: Settings) -> int:
+    moved = 0
+    async with rq_queue.job_queue(configured) as queue:
+        while reclaimed := await queue.maintenance.reclaim(CHUNK_ROWS):
+            log.warning("leases_expired", jobs=reclaimed)
+            moved += len(reclaimed)
+        while expired := await queue.maintenance.expire(CHUNK_ROWS):
+            moved += expired
+    return moved
+
+
 def reconcile() -> int:
-    """Bring records and lines into agreement, as after a failover that lost a part; returns how much was put right."""
+    """Repair the queue after data loss, such as a failover; returns the number of repairs."""
     return asyncio.run(_reconcile(settings.load()))
 
 
 async def _reconcile(configured: Settings) -> int:
-    queue = Queue.connect(configured)
-    try:
-        async with asyncio.timeout(BUDGET_S):
-            repaired = await queue.maintenance.reconcile()
-    finally:
-        await queue.close()
+    async with rq_queue.job_queue(configured) as queue:
+        repaired = await queue.maintenance.reconcile()
     if repaired:
-        log.warning("reconciled", repaired=repaired)
+        log.warning("queue_reconciled", repaired=repaired)
     return repaired
-
-
-async def _move_on(configured: Settings) -> int:
-    queue = Queue.connect(configured)
-    moved = 0
-    try:
-        async with asyncio.timeout(BUDGET_S):
-            while reclaimed := await queue.maintenance.reclaim(AT_ONCE):
-                log.warning("leases_ran_out", jobs=reclaimed)
-                moved += len(reclaimed)
-            while expired := await queue.maintenance.expire(AT_ONCE):
-                moved += expired
-    finally:
-        await queue.close()
-    return moved

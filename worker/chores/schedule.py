@@ -1,8 +1,7 @@
-"""Puts periodic chores, and retries whose time has come, into the line.
+"""Enqueues periodic chores and due retries.
 
-rq offers two clocks of its own, and neither fits: its cron pickles, and its scheduler is a forked process that
-outlives a killed parent. So each chores worker runs this one beside its work; the ids of chores name the time they
-are for, and whichever worker comes second finds the id taken.
+rq's cron pickles its jobs, and rq's scheduler is a forked process that survives a killed parent. Therefore each chores
+worker runs this thread; the id of a chore contains its period, so that only one worker can enqueue it.
 """
 
 from __future__ import annotations
@@ -21,36 +20,28 @@ from rq.scheduler import RQScheduler
 
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
-from shared.queue import Queue
 from worker.chores import rq_queue
-from worker.chores.batches import LOOK
-from worker.chores.maintenance import MOVE_ON, RECONCILE
-from worker.chores.retention import SWEEP
+from worker.chores.batches import ADVANCE_DUE
+from worker.chores.maintenance import MOVE_ON, RECONCILE, SWEEP
 from worker.chores.webhooks import DELIVER
 
 log = structlog.get_logger()
 
 TICK_S = 1.0
-SWEEP_EVERY_S = 60
-MOVE_ON_EVERY_S = 10
-RECONCILE_EVERY_S = 600  # a failover needs no restart of ours; all keys are walked, so not more often
-DELIVER_EVERY_S = 2
-LOOK_EVERY_S = 2
-_LOCK_EVERY_S = 20  # rq's lock on a queue's schedule lasts a minute
+_LOCK_EVERY_S = 20  # rq's lock on a queue's schedule expires after a minute
 
-_PERIODS = (
-    ("sweep", SWEEP_EVERY_S),
-    ("move-on", MOVE_ON_EVERY_S),
-    ("reconcile", RECONCILE_EVERY_S),
-    ("webhooks", DELIVER_EVERY_S),
-    ("batches", LOOK_EVERY_S),
+_PERIODIC = (
+    ("sweep", SWEEP, 60),
+    ("move-on", MOVE_ON, 10),
+    ("reconcile", RECONCILE, 600),  # walks all keys; needed after a failover, which restarts no worker
+    ("webhooks", DELIVER, 2),
+    ("batches", ADVANCE_DUE, 2),
 )
-_CHORES = {"move-on": MOVE_ON, "reconcile": RECONCILE, "webhooks": DELIVER, "batches": LOOK}
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One run of a periodic chore: its function, arguments and id, and the seconds in which it must begin."""
+class ScheduledChore:
+    """One run of a periodic chore; dropped if it does not start within `start_within_s`."""
 
     chore: str
     args: tuple[Any, ...]
@@ -58,48 +49,45 @@ class Turn:
     start_within_s: int
 
 
-def turns(now_s: float, last_s: float | None, token: str) -> list[Turn]:
-    """Return the turns that came up after `last_s`, up to `now_s`; all where `last_s` is None, at a worker's start.
+def due_chores(now_s: float, last_s: float | None, token: str) -> list[ScheduledChore]:
+    """Return the chores that became due between `last_s` and `now_s`; all at a worker's start (`last_s` is None).
 
-    A period's turn has the same id in every worker. Those of a start have `token` in it, since a predecessor that was
-    killed may hold the period's own.
+    The id of a period is the same in every worker. The ids of a start contain `token`, because a killed predecessor
+    can hold the id of the current period.
     """
     due = []
-    for name, every_s in _PERIODS:
+    for name, chore, every_s in _PERIODIC:
         period = int(now_s // every_s)
         if last_s is not None and int(last_s // every_s) >= period:
             continue
         chore_id = f"{name}-{period}" if last_s is not None else f"{name}-start-{token}"
-        if name == "sweep":
-            due.append(Turn(SWEEP, (chore_id, 0, now_s + every_s), f"{chore_id}-0", every_s))
+        if chore == SWEEP:
+            due.append(ScheduledChore(chore, (chore_id, 0, now_s + every_s), f"{chore_id}-0", every_s))
         else:
-            due.append(Turn(_CHORES[name], (), chore_id, every_s))
+            due.append(ScheduledChore(chore, (), chore_id, every_s))
     return due
 
 
 def idle_chores(configured: Settings) -> set[str]:
-    """Return those of the frequent chores that would find nothing to do: a run of one costs many times this look."""
+    """Return the frequent chores without work; running one costs many times this check."""
     try:
-        hooks, batches = asyncio.run(_hooks_and_batches(configured))
+        webhooks, batches = asyncio.run(_pending_work(configured))
     except RedisUnavailable:
         return set()
-    return {chore for chore, wanted in ((DELIVER, hooks), (LOOK, batches)) if not wanted}
+    return {chore for chore, pending in ((DELIVER, webhooks), (ADVANCE_DUE, batches)) if not pending}
 
 
-async def _hooks_and_batches(configured: Settings) -> tuple[bool, bool]:
-    queue = Queue.connect(configured)
-    try:
+async def _pending_work(configured: Settings) -> tuple[bool, bool]:
+    async with rq_queue.job_queue(configured) as queue:
         return await queue.maintenance.pending_work()
-    finally:
-        await queue.close()
 
 
 class Schedule:
-    """A thread that ticks once a second until it is stopped; Redis may come and go meanwhile."""
+    """Thread that ticks once a second until `stop`; survives Redis outages."""
 
     def __init__(self, settings: Settings, connection: Redis) -> None:
         self._settings = settings
-        self._queue = rq_queue.line(settings, connection)
+        self._queue = rq_queue.rq_queue(settings, connection)
         self._retries = RQScheduler(
             [self._queue.name], connection, logging_level="WARNING", serializer=self._queue.serializer
         )
@@ -113,25 +101,24 @@ class Schedule:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and let another worker have the retries at once."""
+        """Stop the thread and release the retry lock for other workers."""
         self._stopping.set()
         self._thread.join()
         try:
             self._retries.release_locks()
             self._retries.connection.close()
         except RedisError as error:
-            log.warning("schedule_lock_kept", error=str(error))
+            log.warning("schedule_unlock_failed", error=str(error))
 
     def tick(self, now_s: float) -> None:
-        """Enqueue what is due at `now_s`."""
-        due = turns(now_s, self._last_s, self._token)
-        idle = idle_chores(self._settings) if any(turn.chore in (DELIVER, LOOK) for turn in due) else ()
-        for turn in due:
-            if turn.chore in idle:
-                continue
-            rq_queue.put(
-                self._queue, turn.chore, *turn.args, chore_id=turn.chore_id, start_within_s=turn.start_within_s
-            )
+        """Enqueue the chores and retries that are due at `now_s`."""
+        due = due_chores(now_s, self._last_s, self._token)
+        idle = idle_chores(self._settings) if any(item.chore in (DELIVER, ADVANCE_DUE) for item in due) else ()
+        for item in due:
+            if item.chore not in idle:
+                rq_queue.enqueue(
+                    self._queue, item.chore, *item.args, chore_id=item.chore_id, start_within_s=item.start_within_s
+                )
         self._last_s = now_s
         if now_s - self._locked_at_s >= _LOCK_EVERY_S:
             self._retries.acquire_locks()
@@ -143,7 +130,7 @@ class Schedule:
             try:
                 self.tick(time.time())
             except RedisError as error:
-                log.warning("schedule_waits_for_redis", error=str(error))
+                log.warning("schedule_redis_unavailable", error=str(error))
             except Exception:
                 log.exception("schedule_tick_failed")
             self._stopping.wait(TICK_S)

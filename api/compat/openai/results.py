@@ -40,7 +40,7 @@ async def _result(
     record: JobRecord, artifact: Artifact, asked: ImageRequest, context: RequestContext
 ) -> dict[str, Any]:
     more = {"revised_prompt": None, "seed": artifact.seed, "flagged": artifact.flagged}
-    if asked.by_url:
+    if asked.fields.response_format == "url":
         path = f"/v1/jobs/{record.job.id}/artifacts/{artifact.index}"
         return {"url": context.base_url + path + context.sign(record.job.id, artifact.index), **more}
     return {"b64_json": await b64(artifact.key, context), **more}

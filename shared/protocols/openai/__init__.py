@@ -1,1 +1,1 @@
-"""OpenAI's bodies as our jobs, and our jobs as its answers: what the API and the chores both need."""
+"""OpenAI requests as jobs, and jobs as OpenAI responses; used by the API and the chores."""

@@ -1,4 +1,4 @@
-"""The lines of a batch: what each asks for, and how it is answered."""
+"""Lines of a batch: requests of the input file, responses of the output file, errors of the error file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shared.config.models_file import Catalog
 from shared.errors import FusequeueError, InvalidRequest
 from shared.job import JobRecord, State
 from shared.protocols.native import job_object
-from shared.protocols.openai.batches import Batch, BatchError, job_id
-from shared.protocols.openai.images import created_s, parse_image_request, response_fields, usage
+from shared.protocols.openai.batches import Batch, BatchError, line_job_id
+from shared.protocols.openai.images import images_object, parse_image_request, require_image
 from shared.protocols.openai.videos import parse_video_request, video_object
 from shared.request import JobRequest, parse
 from shared.runtime import strict_json
@@ -24,15 +24,14 @@ JOBS = "/v1/jobs"
 GENERATIONS = "/v1/images/generations"
 EDITS = "/v1/images/edits"
 VIDEOS = "/v1/videos"
-ENDPOINTS = (GENERATIONS, EDITS, VIDEOS, JOBS)
 MAX_CUSTOM_ID_CHARS = 512
 MAX_ERRORS = 100
-"""Of one file that are told; the first ones."""
+"""Reported errors of one file: the first ones."""
 
 
 @dataclass(frozen=True)
 class BatchLine:
-    """One line: `ordinal` counts from 1 those that are not blank."""
+    """One request; `ordinal` counts the non-blank lines from 1."""
 
     ordinal: int
     custom_id: str
@@ -40,25 +39,25 @@ class BatchLine:
 
 
 class LineChecker:
-    """Looks at the lines of a file for what makes it useless as a whole; it keeps a digest of each custom_id."""
+    """Validates the lines of a file; keeps a digest of each custom_id to find duplicates."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
-        self._seen: set[bytes] = set()
+        self._custom_ids: set[bytes] = set()
         self.total = 0
         self.errors: list[BatchError] = []
 
-    def take(self, number: int, raw: bytes | None) -> None:
-        """Look at line `number` of the file, None where it is too long."""
+    def check(self, number: int, raw: bytes | None) -> None:
+        """Check line `number` of the file; `raw` is None for a line that is too long."""
         self.total += 1
-        fault = self._fault(raw)
-        if fault is not None and len(self.errors) < MAX_ERRORS:
-            code, message, param = fault
+        error = self._error(raw)
+        if error is not None and len(self.errors) < MAX_ERRORS:
+            code, message, param = error
             self.errors.append(BatchError(code=code, message=message, line=number, param=param))
 
-    def _fault(self, raw: bytes | None) -> tuple[str, str, str | None] | None:
+    def _error(self, raw: bytes | None) -> tuple[str, str, str | None] | None:
         if raw is None:
-            return "line_too_long", "the line is longer than a request's body may be", None
+            return "line_too_long", "the line is longer than the maximum size of a request body", None
         try:
             line = strict_json.decode(raw)
         except InvalidRequest as error:
@@ -67,8 +66,8 @@ class LineChecker:
             return "invalid_json_line", "a line must be a JSON object", None
         custom_id = line.get("custom_id")
         if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS:
-            words = f"custom_id must be a text of 1 to {MAX_CUSTOM_ID_CHARS} characters"
-            return "missing_required_parameter", words, "custom_id"
+            message = f"custom_id must be a string of 1 to {MAX_CUSTOM_ID_CHARS} characters"
+            return "missing_required_parameter", message, "custom_id"
         if line.get("method") != "POST":
             return "invalid_method", "method must be POST", "method"
         if line.get("url") != self._endpoint:
@@ -76,57 +75,56 @@ class LineChecker:
         if not isinstance(line.get("body"), dict):
             return "missing_required_parameter", "body must be a JSON object", "body"
         digest = hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        if digest in self._seen:
+        if digest in self._custom_ids:
             return "duplicate_custom_id", "another line has the same custom_id", "custom_id"
-        self._seen.add(digest)
+        self._custom_ids.add(digest)
         return None
 
 
 def parse_line(ordinal: int, raw: bytes) -> BatchLine:
-    """Return a line of a file that has been checked."""
+    """Return a line that has passed `LineChecker`."""
     line = strict_json.decode(raw)
     return BatchLine(ordinal, line["custom_id"], line["body"])
 
 
 def line_request(endpoint: str, body: dict[str, Any], catalog: Catalog) -> JobRequest:
-    """Return the job that the body of a line asks for, or raise `InvalidRequest`."""
+    """Return the job request of a line's body, or raise `InvalidRequest`."""
     if endpoint == JOBS:
         return parse(body)
     if endpoint == VIDEOS:
         return parse_video_request(body, catalog)
-    pictures = parse_image_request(body, catalog, "image_edit" if endpoint == EDITS else "image_generation")
-    request = pictures.request
-    if endpoint == EDITS and request.image is None and request.images is None:
-        raise InvalidRequest("image: an edit needs one", param="image")
-    if pictures.fields.stream:
-        raise InvalidRequest("stream: the lines of a batch are answered in a file", param="stream")
-    return request
+    parsed = parse_image_request(body, catalog, "image_edit" if endpoint == EDITS else "image_generation")
+    if endpoint == EDITS:
+        require_image(parsed.request)
+    if parsed.fields.stream:
+        raise InvalidRequest("stream: not supported in a batch", param="stream")
+    return parsed.request
 
 
-def failed_line(batch: Batch, line: BatchLine, error: FusequeueError) -> bytes:
-    """Return the line of the error file for a line that became no job."""
-    return _line(batch, line, None, {"code": error.code, "message": error.message, "param": error.param})
+def error_line(batch: Batch, line: BatchLine, code: str, message: str, param: str | None = None) -> bytes:
+    """Return a line of the error file."""
+    return _encode(batch, line, None, {"code": code, "message": message, "param": param})
 
 
-def error_line(batch: Batch, line: BatchLine, code: str, message: str) -> bytes:
-    """Return the line of the error file for a line without a result."""
-    return _line(batch, line, None, {"code": code, "message": message, "param": None})
+def rejected_line(batch: Batch, line: BatchLine, error: FusequeueError) -> bytes:
+    """Return the error line of a request that was not accepted."""
+    return error_line(batch, line, error.code, error.message, error.param)
 
 
-def ended_badly(batch: Batch, line: BatchLine, record: JobRecord) -> bytes:
-    """Return the line of the error file for a job that gave nothing."""
+def failed_line(batch: Batch, line: BatchLine, record: JobRecord) -> bytes:
+    """Return the error line of a job that ended without success."""
     if record.error is not None:
-        told = record.error.model_dump(mode="json")
-        return _line(batch, line, None, {name: told[name] for name in ("code", "message", "param")})
+        error = record.error.model_dump(mode="json")
+        return error_line(batch, line, error["code"], error["message"], error["param"])
     if record.state is State.EXPIRED:
-        return error_line(batch, line, "batch_expired", "its turn did not come in time")
+        return error_line(batch, line, "batch_expired", "the job did not start before the batch expired")
     return error_line(batch, line, f"job_{record.state.value}", f"job {record.job.id} was {record.state.value}")
 
 
 async def result_line(batch: Batch, line: BatchLine, record: JobRecord, storage: Storage) -> bytes:
-    """Return the line of the output file for a job that succeeded; raises `NotFound` for pictures that are gone.
+    """Return the output line of a job that succeeded; raises `NotFound` when an image was deleted.
 
-    Pictures are told by URLs, which want a key where one is asked for, unless `response_format` is `b64_json`.
+    Images are URLs, which need an API key where the service does, unless `response_format` is `b64_json`.
     """
     body: Mapping[str, Any]
     if batch.endpoint == JOBS:
@@ -134,34 +132,29 @@ async def result_line(batch: Batch, line: BatchLine, record: JobRecord, storage:
     elif batch.endpoint == VIDEOS:
         body = video_object(record)
     else:
-        body = await _pictures(batch, line, record, storage)
-    return _line(batch, line, {"status_code": 200, "request_id": record.job.id, "body": body}, None)
+        data = await _image_data(batch, line, record, storage)
+        body = images_object(record, data, line.body.get("quality"))
+    return _encode(batch, line, {"status_code": 200, "request_id": record.job.id, "body": body}, None)
 
 
-async def _pictures(batch: Batch, line: BatchLine, record: JobRecord, storage: Storage) -> dict[str, Any]:
-    in_file = line.body.get("response_format") == "b64_json"
+async def _image_data(batch: Batch, line: BatchLine, record: JobRecord, storage: Storage) -> list[dict[str, Any]]:
+    inline = line.body.get("response_format") == "b64_json"
     data = []
     for artifact in record.artifacts:
-        told: dict[str, Any] = {"revised_prompt": None, "seed": artifact.seed, "flagged": artifact.flagged}
-        if in_file:
-            told["b64_json"] = base64.b64encode(await storage.read(artifact.key)).decode("ascii")
+        entry: dict[str, Any] = {"revised_prompt": None, "seed": artifact.seed, "flagged": artifact.flagged}
+        if inline:
+            entry["b64_json"] = base64.b64encode(await storage.read(artifact.key)).decode("ascii")
         else:
-            told["url"] = f"{batch.base_url}/v1/jobs/{record.job.id}/artifacts/{artifact.index}"
-        data.append(told)
-    return {
-        "id": record.job.id,
-        "created": created_s(record),
-        "data": data,
-        **response_fields(record.job, line.body.get("quality")),
-        "usage": usage(record.job),
-    }
+            entry["url"] = f"{batch.base_url}/v1/jobs/{record.job.id}/artifacts/{artifact.index}"
+        data.append(entry)
+    return data
 
 
-def _line(batch: Batch, line: BatchLine, response: Mapping[str, Any] | None, error: Mapping[str, Any] | None) -> bytes:
-    told = {
-        "id": job_id(batch, line.ordinal).replace("job_", "batch_req_"),
+def _encode(batch: Batch, line: BatchLine, response: Mapping[str, Any] | None, error: dict[str, Any] | None) -> bytes:
+    wire = {
+        "id": line_job_id(batch, line.ordinal).replace("job_", "batch_req_"),
         "custom_id": line.custom_id,
         "response": response,
         "error": error,
     }
-    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(wire, separators=(",", ":")).encode() + b"\n"

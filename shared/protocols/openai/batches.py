@@ -1,4 +1,4 @@
-"""Batches: thousands of requests in a file, and what is to be done next about one. Nothing here asks or waits."""
+"""Batches: up to 50,000 requests in one file. Pure state and decisions, without I/O."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shared.runtime.clock import made_id
 
 MAX_LINES = 50_000
 WINDOW_S = 86_400
-PIECE_LINES = 500
-AHEAD = 5_000
-"""Jobs of one batch that wait or run at once: the rest stays in its file, and out of Redis."""
+CHUNK_LINES = 500
+MAX_OPEN_JOBS = 5_000
+"""Jobs of one batch in Redis at once; the remaining lines stay in the file."""
 
 GRACE_MS = 600_000
-"""How long after its window a batch waits for jobs that still run, before it ends without them."""
+"""Time after the window in which a batch still waits for running jobs."""
 
 _ORDINAL_BITS = 20  # more than MAX_LINES needs
 
@@ -38,7 +38,7 @@ class BatchStatus(StrEnum):
 
 
 class BatchError(BaseModel):
-    """What is wrong with a file as a whole; `line` counts from 1, None where it is no single line's fault."""
+    """Why an input file is rejected; `line` counts from 1, None: the file as a whole."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -50,12 +50,12 @@ class BatchError(BaseModel):
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch as it stands.
+    """State of a batch; times in milliseconds, None: not yet.
 
-    Of its `total` lines, blank ones not counted, the first `read` have been taken up: `accepted` became jobs, of which
-    `ended` have ended. `stopped` is the number of lines whose jobs have been canceled. The results of the first
-    `written` have been written, `succeeded` of them good ones. `read_at` and `written_at` are the offsets in the input
-    file at which to go on. `rev` counts the pieces of work done. Times are in milliseconds, None for not yet.
+    Of `total` non-blank lines, the first `read` were processed: `accepted` became jobs, of which `ended` have ended.
+    The jobs of the first `canceled` lines were canceled. The results of the first `written` lines were written,
+    `succeeded` of them successful. `read_offset` and `written_offset` are byte offsets in the input file. `rev` counts
+    the committed updates.
     """
 
     id: str
@@ -69,18 +69,18 @@ class Batch:
     expires_at_ms: int
     metadata: dict[str, str] = field(default_factory=dict)
     status: BatchStatus = BatchStatus.VALIDATING
-    ends_as: BatchStatus = BatchStatus.COMPLETED
+    final_status: BatchStatus = BatchStatus.COMPLETED
     rev: int = 0
     total: int = 0
     read: int = 0
-    read_at: int = 0
+    read_offset: int = 0
     accepted: int = 0
     ended: int = 0
     completed: int = 0
     failed: int = 0
-    stopped: int = 0
+    canceled: int = 0
     written: int = 0
-    written_at: int = 0
+    written_offset: int = 0
     succeeded: int = 0
     has_output: bool = False
     has_errors: bool = False
@@ -94,50 +94,48 @@ class Batch:
     cancelled_at: int | None = None
 
     @property
-    def reach(self) -> int:
-        """Lines that may be jobs: also those of a piece that was taken up and came too late to be noted."""
-        return min(self.total, self.read + PIECE_LINES)
+    def possibly_submitted(self) -> int:
+        """Lines that can be jobs, including a chunk that was submitted without being committed."""
+        return min(self.total, self.read + CHUNK_LINES)
 
     @property
-    def open(self) -> int:
-        """Jobs that have not ended. One that ended before its line was noted counts as none."""
+    def open_jobs(self) -> int:
+        """Jobs that have not ended; at least 0, as a job can end before its line is committed."""
         return max(0, self.accepted - self.ended)
 
 
 class BatchStep(StrEnum):
-    """What a look at a batch comes to."""
-
     VALIDATE = "validate"
-    TAKE_UP = "take_up"
-    STOP_JOBS = "stop_jobs"
-    CLOSE = "close"
+    SUBMIT = "submit"
+    CANCEL_JOBS = "cancel_jobs"
+    FINALIZE = "finalize"
     WRITE = "write"
     WAIT = "wait"
-    NOTHING = "nothing"
+    DONE = "done"
 
 
 def next_step(batch: Batch, now_ms: int) -> BatchStep:
-    """Return what is to be done next about `batch`."""
     if batch.status.terminal:
-        return BatchStep.NOTHING
+        return BatchStep.DONE
     if batch.status is BatchStatus.VALIDATING:
-        return BatchStep.CLOSE if now_ms >= batch.expires_at_ms else BatchStep.VALIDATE
+        return BatchStep.FINALIZE if now_ms >= batch.expires_at_ms else BatchStep.VALIDATE
     if batch.status is BatchStatus.FINALIZING:
         return BatchStep.WRITE
-    waits = batch.open > 0 and now_ms < batch.expires_at_ms + GRACE_MS
+    jobs_running = batch.open_jobs > 0 and now_ms < batch.expires_at_ms + GRACE_MS
     if batch.status is BatchStatus.CANCELLING:
-        if batch.stopped < batch.reach:
-            return BatchStep.STOP_JOBS
-        return BatchStep.WAIT if waits else BatchStep.WRITE
+        if batch.canceled < batch.possibly_submitted:
+            return BatchStep.CANCEL_JOBS
+        return BatchStep.WAIT if jobs_running else BatchStep.WRITE
     if now_ms < batch.expires_at_ms and batch.read < batch.total:
-        return BatchStep.TAKE_UP if batch.open < AHEAD else BatchStep.WAIT
-    return BatchStep.WAIT if waits else BatchStep.CLOSE
+        return BatchStep.SUBMIT if batch.open_jobs < MAX_OPEN_JOBS else BatchStep.WAIT
+    return BatchStep.WAIT if jobs_running else BatchStep.FINALIZE
 
 
-def job_id(batch: Batch, ordinal: int) -> str:
-    """Return the id of the job that line `ordinal` (from 1, blank lines not counted) becomes: always the same one.
+def line_job_id(batch: Batch, ordinal: int) -> str:
+    """Return the job id of line `ordinal` (from 1, without blank lines).
 
-    So a line that is taken up again enqueues nothing, and what became of it is found without a list. Ids sort as lines.
+    The id is deterministic: submitting a line twice enqueues nothing, and the job of a line is found without an index.
+    Ids sort like lines.
     """
     secret = int.from_bytes(hashlib.sha256(batch.id.encode()).digest()[:16], "big")
     rest = (secret & ((1 << (80 - _ORDINAL_BITS)) - 1)) << _ORDINAL_BITS | ordinal

@@ -1,4 +1,4 @@
-"""Files of the OpenAI protocol: what a batch reads, and what it writes."""
+"""Files of the OpenAI protocol: the input and output of batches, stored in parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from shared.storage import Storage
 
 PART_BYTES = 8 * 1024 * 1024
-"""An uploaded file is stored in parts of so many bytes (the last may be shorter): none is ever in memory whole."""
+"""Size of the parts of an upload: at most one part is in memory."""
 
 CONTENT_TYPE = "application/jsonl"
 
@@ -18,7 +18,7 @@ Purpose = Literal["batch", "batch_output"]
 
 @dataclass(frozen=True)
 class Part:
-    """One object in storage that holds the next `bytes` of a file; `name` is below the file's prefix."""
+    """One stored object of a file; `name` is relative to the file's prefix."""
 
     name: str
     bytes: int
@@ -26,7 +26,7 @@ class Part:
 
 @dataclass(frozen=True)
 class File:
-    """A file of a tenant. `live` counts the batches that still read it."""
+    """Metadata of a file. `live` counts the running batches that read it."""
 
     id: str
     tenant: str
@@ -38,33 +38,46 @@ class File:
     live: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class FileLine:
+    """Line `number`, from 1; `end` is the offset after it. `raw` is None for a line that is too long."""
+
+    number: int
+    end: int
+    raw: bytes | None
+
+    @property
+    def blank(self) -> bool:
+        return self.raw is not None and not self.raw
+
+
 def prefix(tenant: str, file_id: str) -> str:
-    """Return what the keys of a file's parts begin with."""
+    """Return the storage prefix of a file's parts."""
     return f"files/{tenant}/{file_id}/"
 
 
 async def store_upload(
-    pieces: AsyncIterator[bytes], storage: Storage, tenant: str, file_id: str, part_bytes: int = PART_BYTES
+    chunks: AsyncIterator[bytes], storage: Storage, tenant: str, file_id: str, part_bytes: int = PART_BYTES
 ) -> list[Part]:
-    """Write what `pieces` yields, in any sizes, as parts of `part_bytes`; holds no more than one of them."""
+    """Store `chunks` of any sizes as parts of `part_bytes`; the last part can be shorter."""
     parts: list[Part] = []
-    held = bytearray()
+    buffer = bytearray()
 
     async def flush() -> None:
-        part = Part(f"{len(parts):05d}.jsonl", len(held))
-        await storage.put(prefix(tenant, file_id) + part.name, bytes(held), CONTENT_TYPE)
+        part = Part(f"{len(parts):05d}.jsonl", len(buffer))
+        await storage.put(prefix(tenant, file_id) + part.name, bytes(buffer), CONTENT_TYPE)
         parts.append(part)
-        held.clear()
+        buffer.clear()
 
-    async for piece in pieces:
-        view = memoryview(piece)
+    async for chunk in chunks:
+        view = memoryview(chunk)
         while len(view):
-            taken = view[: part_bytes - len(held)]
-            held += taken
-            view = view[len(taken) :]
-            if len(held) == part_bytes:
+            head = view[: part_bytes - len(buffer)]
+            buffer += head
+            view = view[len(head) :]
+            if len(buffer) == part_bytes:
                 await flush()
-    if held or not parts:
+    if buffer or not parts:
         await flush()
     return parts
 
@@ -72,9 +85,37 @@ async def store_upload(
 async def content(
     storage: Storage, tenant: str, file_id: str, parts: list[Part], start: int = 0
 ) -> AsyncGenerator[bytes]:
-    """Yield a file's bytes from `start` on, piece by piece."""
+    """Yield a file's bytes from offset `start`."""
     for part in parts:
         if start < part.bytes:
-            async for piece in storage.stream(prefix(tenant, file_id) + part.name, start):
-                yield piece
+            async for chunk in storage.stream(prefix(tenant, file_id) + part.name, start):
+                yield chunk
         start = max(0, start - part.bytes)
+
+
+async def read_lines(chunks: AsyncIterator[bytes], offset: int, max_bytes: int) -> AsyncGenerator[FileLine]:
+    """Yield the lines of `chunks`, which start at `offset`; holds at most one chunk and one line of `max_bytes`."""
+    buffer, number, too_long = bytearray(), 0, False
+
+    def line(end: int) -> FileLine:
+        return FileLine(number, end, None if too_long else bytes(buffer).strip(b" \t\r"))
+
+    async for chunk in chunks:
+        start = 0
+        while (stop := chunk.find(b"\n", start)) >= 0:
+            too_long = too_long or len(buffer) + stop - start > max_bytes
+            if not too_long:
+                buffer += chunk[start:stop]
+            number += 1
+            yield line(offset + stop + 1)
+            buffer.clear()
+            start, too_long = stop + 1, False
+        too_long = too_long or len(buffer) + len(chunk) - start > max_bytes
+        if too_long:
+            buffer.clear()
+        else:
+            buffer += chunk[start:]
+        offset += len(chunk)
+    if buffer or too_long:
+        number += 1
+        yield line(offset)

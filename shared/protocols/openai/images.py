@@ -1,134 +1,157 @@
-"""OpenAI's requests for pictures as ours, and our results as their answers: nothing here waits for anything."""
+"""OpenAI image requests as job requests, and image jobs as OpenAI responses. Pure functions."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shared.config.models_file import Catalog
+from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import InvalidRequest
-from shared.job import Job, JobRecord, Priority
+from shared.job import Job, JobRecord, Priority, Task
 from shared.request import JobRequest, check, parse, validated
 
+Fields = TypeVar("Fields", bound=BaseModel)
+Kind = Literal["image_generation", "image_edit"]
+
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
-_WORD = Annotated[str | None, Field(max_length=64)]
+_Ignored = Annotated[str | None, Field(max_length=64)]
 MAX_PARTIAL_IMAGES = 3
 
 
 class ImageFields(BaseModel):
-    """What OpenAI's bodies for pictures hold beside the fields of a job, which may stand at the top level too."""
+    """OpenAI's own fields of an image request; job fields are allowed at the top level too."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    size: Annotated[str | None, Field(description="`WxH` in pixels; `auto` is the model's own.")] = None
+    size: Annotated[str | None, Field(description="`WxH` in pixels; `auto`: the model's default.")] = None
     response_format: Annotated[
-        Literal["url", "b64_json"] | None, Field(description="Unset: b64_json. A URL needs no key for a while.")
+        Literal["url", "b64_json"] | None, Field(description="Default: b64_json. A URL is signed and needs no key.")
     ] = None
     output_format: Literal["png", "webp", "jpeg"] | None = None
     output_compression: Annotated[
-        int | None, Field(strict=True, ge=0, le=100, description="JPEG's and WebP's quality; PNG has no loss.")
+        int | None, Field(strict=True, ge=0, le=100, description="JPEG and WebP quality; PNG is lossless.")
     ] = None
-    stream: Annotated[bool, Field(strict=True, description="Answer with Server-Sent Events.")] = False
+    stream: Annotated[bool, Field(strict=True, description="Respond with server-sent events.")] = False
     partial_images: Annotated[
-        int, Field(strict=True, ge=0, le=MAX_PARTIAL_IMAGES, description="Previews on the way, where it streams.")
+        int, Field(strict=True, ge=0, le=MAX_PARTIAL_IMAGES, description="Previews per image, with `stream`.")
     ] = 0
-    quality: Annotated[_WORD, Field(description="Taken, and told again; `steps` is what makes a difference.")] = None
-    background: Annotated[_WORD, Field(description="Taken; pictures are opaque.")] = None
-    moderation: Annotated[_WORD, Field(description="Taken, and without a meaning here.")] = None
-    style: Annotated[_WORD, Field(description="Taken, and without a meaning here.")] = None
-    input_fidelity: Annotated[_WORD, Field(description="Taken; `strength` is what makes a difference.")] = None
-    user: Annotated[str | None, Field(max_length=512, description="Taken, and not kept.")] = None
+    quality: Annotated[_Ignored, Field(description="Accepted and echoed; use `steps` instead.")] = None
+    background: Annotated[_Ignored, Field(description="Accepted and ignored; images are opaque.")] = None
+    moderation: Annotated[_Ignored, Field(description="Accepted and ignored.")] = None
+    style: Annotated[_Ignored, Field(description="Accepted and ignored.")] = None
+    input_fidelity: Annotated[_Ignored, Field(description="Accepted and ignored; use `strength` instead.")] = None
+    user: Annotated[str | None, Field(max_length=512, description="Accepted and not stored.")] = None
 
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """One request for pictures: the job, and how it is to be answered. `kind` begins the names of stream events."""
+    """Parsed image request; `kind` is the prefix of stream event names."""
 
     request: JobRequest
     fields: ImageFields
-    kind: Literal["image_generation", "image_edit"]
+    kind: Kind
 
     @property
     def previews(self) -> int:
-        """How many previews of each picture to make: none where nobody would see them."""
+        """Previews per image; 0 without a stream that sends them."""
         return self.fields.partial_images if self.fields.stream else 0
 
-    @property
-    def by_url(self) -> bool:
-        return self.fields.response_format == "url"
 
+def parse_image_request(body: Any, catalog: Catalog, kind: Kind) -> ImageRequest:
+    """Parse the body of `/v1/images/...`; raises `InvalidRequest` with the invalid field.
 
-def parse_image_request(body: Any, catalog: Catalog, kind: Literal["image_generation", "image_edit"]) -> ImageRequest:
-    """Return what a decoded body of `/v1/images/...` asks for, or raise `InvalidRequest` that names the field at fault.
-
-    Without a `model` the first one of the catalog is meant.
+    Default model: the first of the catalog.
     """
-    if not isinstance(body, dict):
-        raise InvalidRequest("body: it must be a JSON object")
-    sent = {name: value for name, value in body.items() if value is not None}  # null is how SDKs leave a field out
-    fields = validated(ImageFields, {name: sent.pop(name) for name in ImageFields.model_fields if name in sent})
-    if "loras" in sent:
-        sent.setdefault("adapters", sent.pop("loras"))
-    sent.setdefault("model", next(iter(catalog)).id)
-    sent.setdefault("priority", Priority.INTERACTIVE.value)
-    _set_pictures(sent)
-    set_size(sent, fields.size)
+    fields, values = split_fields(body, ImageFields)
+    if "loras" in values:
+        values.setdefault("adapters", values.pop("loras"))
+    values.setdefault("model", next(iter(catalog)).id)
+    values.setdefault("priority", Priority.INTERACTIVE.value)
+    _set_images(values)
+    set_size(values, fields.size)
     if fields.output_format is not None:
-        sent["output_format"] = fields.output_format
+        values["output_format"] = fields.output_format
     if fields.output_compression is not None:
-        sent["output_quality"] = max(1, fields.output_compression)
-    request = parse(sent)
-    try:
-        task = check(request, catalog.get(request.model))
-    except InvalidRequest as error:
-        if fields.size is not None and error.param in ("width", "height"):
-            raise InvalidRequest(f"size: {error.message}", param="size") from None
-        raise
+        values["output_quality"] = max(1, fields.output_compression)
+    request = parse(values)
+    task = check_size(request, catalog.get(request.model), fields.size)
     if task.makes_video:
-        raise InvalidRequest(f"model {request.model!r} makes videos: ask /v1/videos, or /v1/jobs", param="model")
+        raise InvalidRequest(f"model {request.model!r} makes videos; use /v1/videos or /v1/jobs", param="model")
     return ImageRequest(request, fields, kind)
 
 
-def _set_pictures(sent: dict[str, Any]) -> None:
-    """Take pictures that are told as `{"image_url": ...}`, as a batch's lines do, or as lists, by our own names."""
-    for name in ("image", "images", "mask"):
-        if name in sent:
-            sent[name] = (
-                [image_reference(one) for one in sent[name]]
-                if isinstance(sent[name], list)
-                else image_reference(sent[name])
-            )
-    if isinstance(sent.get("image"), list) and "images" not in sent:
-        sent["images"] = sent.pop("image")
-    if isinstance(sent.get("images"), list) and len(sent["images"]) == 1 and "image" not in sent:
-        sent["image"] = sent.pop("images")[0]
+def split_fields(body: Any, kind: type[Fields]) -> tuple[Fields, dict[str, Any]]:
+    """Return OpenAI's own fields of a body and its other fields; null counts as unset, as SDKs send it."""
+    if not isinstance(body, dict):
+        raise InvalidRequest("body: it must be a JSON object")
+    values = {name: value for name, value in body.items() if value is not None}
+    fields = validated(kind, {name: values.pop(name) for name in kind.model_fields if name in values})
+    return fields, values
+
+
+def require_image(request: JobRequest) -> None:
+    """Raise `InvalidRequest` for an edit without an image."""
+    if request.image is None and request.images is None:
+        raise InvalidRequest("image: required for an edit", param="image")
+
+
+def _set_images(values: dict[str, Any]) -> None:
+    """Normalize images given as `{"image_url": ...}` or as lists to the fields of a job."""
+    for name in {"image", "images", "mask"} & values.keys():
+        value = values[name]
+        values[name] = list(map(image_reference, value)) if isinstance(value, list) else image_reference(value)
+    if isinstance(values.get("image"), list) and "images" not in values:
+        values["images"] = values.pop("image")
+    if isinstance(values.get("images"), list) and len(values["images"]) == 1 and "image" not in values:
+        values["image"] = values.pop("images")[0]
 
 
 def image_reference(value: Any) -> Any:
-    """Return the picture that is meant by itself or as `{"image_url": ..}`."""
+    """Return the image of `value`, which can be wrapped as `{"image_url": ...}` or `{"file_id": ...}`."""
     if isinstance(value, Mapping) and len(value) == 1:
         return value.get("image_url", value.get("file_id", value))
     return value
 
 
-def set_size(sent: dict[str, Any], size: str | None) -> None:
-    """Take `size` by our own names, or raise `InvalidRequest`."""
+def set_size(values: dict[str, Any], size: str | None) -> None:
+    """Set `width` and `height` from `size`, or raise `InvalidRequest`."""
     if size in (None, "auto"):
         return
-    found = _SIZE.fullmatch(size or "")
-    if found is None:
-        raise InvalidRequest("size: it must be as 1024x1024, or auto", param="size")
-    if "width" in sent or "height" in sent:
+    match = _SIZE.fullmatch(size or "")
+    if match is None:
+        raise InvalidRequest(f"size: invalid: {str(size)[:32]}; use WxH, such as 1024x1024, or auto", param="size")
+    if "width" in values or "height" in values:
         raise InvalidRequest("size: send either size or width and height", param="size")
-    sent["width"], sent["height"] = int(found[1]), int(found[2])
+    values["width"], values["height"] = int(match[1]), int(match[2])
+
+
+def check_size(request: JobRequest, spec: ModelSpec, size: str | None) -> Task:
+    """Return the task of a request that the model supports; an error of width or height names `size` if it was sent."""
+    try:
+        return check(request, spec)
+    except InvalidRequest as error:
+        if size is not None and error.param in ("width", "height"):
+            raise InvalidRequest(f"size: {error.message}", param="size") from None
+        raise
+
+
+def images_object(record: JobRecord, data: list[dict[str, Any]], quality: str | None) -> dict[str, Any]:
+    """Return the response body of a job that succeeded."""
+    return {
+        "id": record.job.id,
+        "created": created_s(record),
+        "data": data,
+        **response_fields(record.job, quality),
+        "usage": usage(record.job),
+    }
 
 
 def response_fields(job: Job, quality: str | None) -> dict[str, str]:
-    """Return what an answer, and each event of a stream, says of all pictures."""
+    """Return the fields that responses and stream events share."""
     return {
         "size": f"{job.width}x{job.height}",
         "quality": quality or "auto",
@@ -138,7 +161,7 @@ def response_fields(job: Job, quality: str | None) -> dict[str, str]:
 
 
 def usage(job: Job) -> dict[str, Any]:
-    """Return OpenAI's account of a call: we count no tokens, and tell what was computed instead."""
+    """Return OpenAI's usage object: token counts are 0, images and steps are added."""
     return {
         "total_tokens": 0,
         "input_tokens": 0,
@@ -150,5 +173,5 @@ def usage(job: Job) -> dict[str, Any]:
 
 
 def created_s(record: JobRecord) -> int:
-    """Return when the pictures were made, in seconds since the epoch."""
+    """Return the time of the result in epoch seconds."""
     return (record.finished_at_ms or record.job.created_at_ms) // 1000

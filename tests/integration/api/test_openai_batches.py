@@ -26,8 +26,9 @@ from shared.job import Artifact, Outcome, State
 from shared.queue import Claim, Queue
 from shared.runtime.clock import now_ms
 from shared.storage import Storage, connect
-from worker.chores import batch_work
-from worker.chores.batch_work import Desk, Work
+from worker.chores import batch_files, batches
+from worker.chores.batch_files import BatchContext
+from worker.chores.batches import BatchRunner
 
 GENERATIONS = "/v1/images/generations"
 
@@ -58,9 +59,9 @@ async def storage(server: Server) -> AsyncIterator[Storage]:
 
 
 @pytest.fixture
-def desk(server: Server, queue: Queue, storage: Storage) -> Desk:
+def context(server: Server, queue: Queue, storage: Storage) -> BatchContext:
     settings = server.settings
-    return Desk(settings, models_file.load(settings.models), queue, storage)
+    return BatchContext(settings, models_file.load(settings.models), queue, storage)
 
 
 def line(number: int, url: str = GENERATIONS, **body: Any) -> dict[str, Any]:
@@ -83,9 +84,14 @@ def told_in(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
     return [] if file_id is None else [json.loads(one) for one in client.files.content(file_id).text.splitlines()]
 
 
-async def work(desk: Desk, batch_id: str) -> None:
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (batches, batch_files):
+        monkeypatch.setattr(module, "CHUNK_LINES", 10)
+
+
+async def work(context: BatchContext, batch_id: str) -> None:
     """Do all that can be done about a batch at once."""
-    while await Work(desk, await desk.queue.batches.get("default", batch_id)).do():
+    while await BatchRunner(context, await context.queue.batches.get("default", batch_id)).advance():
         pass
 
 
@@ -111,7 +117,7 @@ async def _make(queue: Queue, storage: Storage, claim: Claim) -> None:
     await queue.claims.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.SUCCEEDED, artifacts=(artifact,)))
 
 
-async def test_files_create_batches_create_retrieve_content(client: openai.OpenAI, desk: Desk) -> None:
+async def test_files_create_batches_create_retrieve_content(client: openai.OpenAI, context: BatchContext) -> None:
     """A batch from its file to its files: pictures by URL or as base64, and bad lines by what is wrong with them."""
     lines = [
         line(1, prompt="stored", seed=5),
@@ -123,18 +129,18 @@ async def test_files_create_batches_create_retrieve_content(client: openai.OpenA
     batch = begin(client, lines, metadata={"order": "7"})
     assert (batch.status, batch.metadata) == ("validating", {"order": "7"})
 
-    await work(desk, batch.id)
+    await work(context, batch.id)
     running = client.batches.retrieve(batch.id)
     assert running.status == "in_progress"
     assert running.request_counts is not None
     assert running.request_counts.model_dump() == {"total": 4, "completed": 0, "failed": 2}
-    jobs, _ = await desk.queue.jobs.page("default", batch_id=batch.id)
+    jobs, _ = await context.queue.jobs.page("default", batch_id=batch.id)
     assert {(job.job.priority, job.job.batch_id) for job in jobs} == {("bulk", batch.id)}
     with pytest.raises(openai.ConflictError):
         client.files.delete(batch.input_file_id)
 
-    assert await make(desk.queue, desk.storage) == 2
-    await work(desk, batch.id)
+    assert await make(context.queue, context.storage) == 2
+    await work(context, batch.id)
     done = client.batches.retrieve(batch.id)
     assert done.status == "completed"
     assert done.request_counts is not None
@@ -164,19 +170,19 @@ INVALID: list[tuple[list[Any], str, int | None]] = [
 ]
 
 
-async def test_a_file_that_is_invalid_fails_as_a_whole(client: openai.OpenAI, desk: Desk) -> None:
+async def test_a_file_that_is_invalid_fails_as_a_whole(client: openai.OpenAI, context: BatchContext) -> None:
     """Before any line of it becomes a job, and says where."""
     for lines, code, number in INVALID:
         batch = begin(client, lines)
-        await work(desk, batch.id)
+        await work(context, batch.id)
         failed = client.batches.retrieve(batch.id)
         assert failed.status == "failed"
         assert failed.errors is not None
         assert [(one.code, one.line) for one in failed.errors.data or ()] == [(code, number)]
-    assert await desk.queue.jobs.page("default") == ([], None)
+    assert await context.queue.jobs.page("default") == ([], None)
 
 
-async def test_other_endpoints_take_their_own_bodies(client: openai.OpenAI, desk: Desk) -> None:
+async def test_other_endpoints_take_their_own_bodies(client: openai.OpenAI, context: BatchContext) -> None:
     """Edits need a picture, jobs are answered with the job; a line may not choose its batch."""
     async with httpx.AsyncClient(timeout=60) as http:
         ref = (await http.post(f"{client.base_url}inputs", files={"file": png()})).json()["id"]
@@ -184,10 +190,10 @@ async def test_other_endpoints_take_their_own_bodies(client: openai.OpenAI, desk
     edits = begin(client, [line(1, edit, image={"file_id": ref}), line(2, edit)], edit)
     jobs = begin(client, [line(3, "/v1/jobs", priority="interactive", batch_id="mine")], "/v1/jobs")
     for batch in (edits, jobs):
-        await work(desk, batch.id)
-    assert await make(desk.queue, desk.storage) == 2
+        await work(context, batch.id)
+    assert await make(context.queue, context.storage) == 2
     for batch in (edits, jobs):
-        await work(desk, batch.id)
+        await work(context, batch.id)
     edits, jobs = (client.batches.retrieve(batch.id) for batch in (edits, jobs))
     assert [one["custom_id"] for one in told_in(client, edits.output_file_id)] == ["line-1"]
     assert [one["error"]["param"] for one in told_in(client, edits.error_file_id)] == ["image"]
@@ -199,16 +205,16 @@ async def test_other_endpoints_take_their_own_bodies(client: openai.OpenAI, desk
 
 
 async def test_a_canceled_batch_tells_of_every_line(
-    client: openai.OpenAI, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    client: openai.OpenAI, context: BatchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those done, those that waited, and those whose turn had not come."""
-    monkeypatch.setattr(batch_work, "PIECE_LINES", 10)
+    small_chunks(monkeypatch)
     batch = begin(client, [line(number) for number in range(40)])
     for _ in range(3):  # validated, and 20 of them in line
-        await Work(desk, await desk.queue.batches.get("default", batch.id)).do()
-    assert await make(desk.queue, desk.storage, limit=5) == 5
+        await BatchRunner(context, await context.queue.batches.get("default", batch.id)).advance()
+    assert await make(context.queue, context.storage, limit=5) == 5
     assert client.batches.cancel(batch.id).status == "cancelling"
-    await work(desk, batch.id)
+    await work(context, batch.id)
     ended = client.batches.retrieve(batch.id)
     assert ended.status == "cancelled"
     good, bad = told_in(client, ended.output_file_id), told_in(client, ended.error_file_id)
@@ -217,19 +223,21 @@ async def test_a_canceled_batch_tells_of_every_line(
     assert client.batches.cancel(batch.id).status == "cancelled"
 
 
-async def test_a_batch_ends_with_its_window(client: openai.OpenAI, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_ends_with_its_window(
+    client: openai.OpenAI, context: BatchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What waits then expires, what was not taken up is told of, and what is done is delivered."""
-    monkeypatch.setattr(batch_work, "PIECE_LINES", 10)
+    small_chunks(monkeypatch)
     batch = begin(client, [line(number) for number in range(30)])
     for _ in range(2):
-        await Work(desk, await desk.queue.batches.get("default", batch.id)).do()
-    assert await make(desk.queue, desk.storage, limit=4) == 4
-    queue, name = desk.queue, desk.queue.client.redis_keys.backfill("default", batch.id)
+        await BatchRunner(context, await context.queue.batches.get("default", batch.id)).advance()
+    assert await make(context.queue, context.storage, limit=4) == 4
+    queue, name = context.queue, context.queue.client.redis_keys.backfill("default", batch.id)
     await queue.client.redis.hset(name, "expires_at_ms", now_ms() - 1)
     for job_id in await queue.client.redis.zrange(queue.client.redis_keys.deadlines, 0, -1):
         await queue.client.redis.zadd(queue.client.redis_keys.deadlines, {job_id: 1})
     assert await queue.maintenance.expire() == 6
-    await work(desk, batch.id)
+    await work(context, batch.id)
     ended = client.batches.retrieve(batch.id)
     assert ended.status == "expired"
     assert ended.request_counts is not None
@@ -240,22 +248,22 @@ async def test_a_batch_ends_with_its_window(client: openai.OpenAI, desk: Desk, m
 
 
 async def test_a_piece_that_came_too_late_counts_for_nothing(
-    client: openai.OpenAI, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    client: openai.OpenAI, context: BatchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two chores on one piece: one is written, and no line becomes two jobs."""
-    monkeypatch.setattr(batch_work, "PIECE_LINES", 10)
+    small_chunks(monkeypatch)
     batch = begin(client, [line(number, **({"size": "1x1"} if number % 5 == 0 else {})) for number in range(20)])
-    await Work(desk, await desk.queue.batches.get("default", batch.id)).do()
-    stale = await desk.queue.batches.get("default", batch.id)
-    assert await Work(desk, stale).do()
-    assert not await Work(desk, stale).do()
-    await work(desk, batch.id)
-    assert await make(desk.queue, desk.storage) == 16
-    assert await Work(desk, await desk.queue.batches.get("default", batch.id)).do()
-    writing = await desk.queue.batches.get("default", batch.id)
-    assert await Work(desk, writing).do()
-    assert not await Work(desk, writing).do()
-    await work(desk, batch.id)
+    await BatchRunner(context, await context.queue.batches.get("default", batch.id)).advance()
+    stale = await context.queue.batches.get("default", batch.id)
+    assert await BatchRunner(context, stale).advance()
+    assert not await BatchRunner(context, stale).advance()
+    await work(context, batch.id)
+    assert await make(context.queue, context.storage) == 16
+    assert await BatchRunner(context, await context.queue.batches.get("default", batch.id)).advance()
+    writing = await context.queue.batches.get("default", batch.id)
+    assert await BatchRunner(context, writing).advance()
+    assert not await BatchRunner(context, writing).advance()
+    await work(context, batch.id)
     ended = client.batches.retrieve(batch.id)
     ids = [one["custom_id"] for one in told_in(client, ended.output_file_id) + told_in(client, ended.error_file_id)]
     assert sorted(ids) == sorted(f"line-{number}" for number in range(20))
@@ -265,19 +273,19 @@ async def test_a_full_queue_is_waited_for(start: Callable[..., Server]) -> None:
     """Lines for which there is no room stay in the file; none is lost, and none is told to be bad."""
     server = start(max_queued_jobs_per_tenant="7")
     queue, storage = Queue.connect(server.settings), connect(server.settings)
-    desk = Desk(server.settings, models_file.load(server.settings.models), queue, storage)
+    context = BatchContext(server.settings, models_file.load(server.settings.models), queue, storage)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         batch = begin(client, [line(number) for number in range(20)])
         while not (batch := client.batches.retrieve(batch.id)).completed_at:
-            await work(desk, batch.id)
-            assert (await queue.batches.get("default", batch.id)).open <= 7
+            await work(context, batch.id)
+            assert (await queue.batches.get("default", batch.id)).open_jobs <= 7
             await make(queue, storage)
         assert len({one["custom_id"] for one in told_in(client, batch.output_file_id)}) == 20
     await queue.close()
     await storage.close()
 
 
-async def test_batches_are_listed_page_by_page_and_followed(client: openai.OpenAI, desk: Desk) -> None:
+async def test_batches_are_listed_page_by_page_and_followed(client: openai.OpenAI, context: BatchContext) -> None:
     """Newest first; a stream of events shows one until its end."""
     file_id = upload(client, [line(1)])
     made = [
@@ -292,9 +300,9 @@ async def test_batches_are_listed_page_by_page_and_followed(client: openai.OpenA
     assert told.value.param == "input_file_id"
 
     async def finish() -> None:
-        await work(desk, made[0])
-        await make(desk.queue, desk.storage)
-        await work(desk, made[0])
+        await work(context, made[0])
+        await make(context.queue, context.storage)
+        await work(context, made[0])
 
     seen = []
     async with (
@@ -313,18 +321,18 @@ async def test_batches_are_listed_page_by_page_and_followed(client: openai.OpenA
 
 STOPPING = """
 import os, signal, sys
-from shared.queue import Queue
-from worker.chores.main import main
+from shared.queue.batches import Batches
+from worker.chores.__main__ import main
 
 read, written = map(int, sys.argv[1:])
-commit = Queue.commit_batch
+commit = Batches.commit
 
-async def stopping(self, batch, *piece):
+async def stopping(self, batch, *update):
     if batch.read >= read and batch.written >= written:
         os.kill(os.getpid(), signal.SIGSTOP)
-    return await commit(self, batch, *piece)
+    return await commit(self, batch, *update)
 
-Queue.commit_batch = stopping
+Batches.commit = stopping
 sys.exit(main())
 """
 """A chores worker that stops (SIGSTOP) before it commits what follows so many lines: it is not done before a kill."""

@@ -11,7 +11,7 @@ from harness.api_process import Server
 
 from shared.queue import Queue
 from shared.storage import connect
-from worker.chores.retention import sweep_piece
+from worker.chores.maintenance import sweep_chunk
 
 LINES = b'{"custom_id":"a","method":"POST","url":"/v1/jobs","body":{}}\n' * 3
 
@@ -87,7 +87,7 @@ async def test_files_outlive_neither_their_time_nor_a_half_done_upload(client: o
         await storage.put("files/default/file_half/00000.jsonl", b"x", "application/jsonl")
         for row in await queue.client.redis.zrange(queue.client.redis_keys.retention, 0, -1):
             await queue.client.redis.zadd(queue.client.redis_keys.retention, {row: 1})
-        assert (await sweep_piece(queue, storage)).removed == 2
+        assert (await sweep_chunk(queue, storage)).removed == 2
         assert await storage.delete_prefix("files") == 0
         assert (
             await queue.client.redis.exists(

@@ -25,7 +25,8 @@ from shared.config import models_file
 from shared.job import Artifact, Failure, Job, Outcome, State, Task, Thumbnail
 from shared.queue import Claim, Queue
 from shared.storage import Storage, connect
-from worker.chores.batch_work import Desk, Work
+from worker.chores.batch_files import BatchContext
+from worker.chores.batches import BatchRunner
 from worker.engine import Output
 from worker.output.videos import encode_video
 
@@ -252,9 +253,10 @@ async def test_a_batch_makes_videos(studio: Studio) -> None:
     lines = [{"custom_id": f"{at}", "method": "POST", "url": url, "body": body} for at, body in enumerate(bodies)]
     file = await client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
     batch = await client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
-    desk = Desk(studio.server.settings, models_file.load(studio.server.settings.models), studio.queue, studio.storage)
+    settings = studio.server.settings
+    context = BatchContext(settings, models_file.load(settings.models), studio.queue, studio.storage)
     for made in (False, True):
-        while await Work(desk, await studio.queue.batches.get("default", batch.id)).do():
+        while await BatchRunner(context, await studio.queue.batches.get("default", batch.id)).advance():
             pass
         if not made:
             assert (await studio.make()).frames == 17

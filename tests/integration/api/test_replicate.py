@@ -32,7 +32,7 @@ from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import Failure, Outcome, Phase, Progress, State, Task
 from shared.queue import Claim, ProgressReport, Queue
 from shared.storage import connect
-from worker.chores.webhooks import Pass
+from worker.chores.webhooks import DeliveryPass
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 INPUT = {"prompt": "a red circle on a blue ground, left", "seed": 7}
@@ -69,7 +69,7 @@ class Place:
     async def deliver_webhooks(self, receiver: Receiver) -> None:
         """Make one pass of the chore."""
         rules = FetchRules(30.0, 65_536, ports=(receiver.port,), allow_http=True, networks=LOOPBACK)
-        assert await Pass(self.queue, FetchGuard(rules), "https://pictures.test").run() == 1
+        assert await DeliveryPass(self.queue, FetchGuard(rules), "https://pictures.test").run() == 1
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from shared.job import InputRef, Job, Outcome, State
 from shared.queue import Queue, Submission
 from shared.storage import Storage, connect
 from worker.chores import rq_queue
-from worker.chores.retention import sweep_piece
+from worker.chores.maintenance import sweep_chunk
 from worker.chores.schedule import Schedule
 
 ROOT = Path(__file__).parents[3]
@@ -66,7 +66,7 @@ async def test_a_sweep_removes_all_of_a_finished_job(queue: Queue, storage: Stor
     kept = await _finished(queue, make_submission())
     await storage.put(f"jobs/{kept.id}/1/0.png", b"kept", "image/png")
 
-    swept = await sweep_piece(queue, storage)
+    swept = await sweep_chunk(queue, storage)
 
     assert (swept.removed, swept.failed, swept.more) == (1, 0, False)
     for attempt in (1, 2):
@@ -85,12 +85,12 @@ async def test_an_input_that_a_waiting_job_uses_is_kept(queue: Queue, storage: S
     submission = make_submission(images=(ref,))
     await queue.jobs.submit([submission])
     await _age(queue)
-    assert (await sweep_piece(queue, storage)).removed == 0
+    assert (await sweep_chunk(queue, storage)).removed == 0
     assert await storage.read(ref.key) == b"x"
 
     await queue.jobs.cancel(submission.job.id)
     await _age(queue)
-    await sweep_piece(queue, storage)
+    await sweep_chunk(queue, storage)
     with pytest.raises(NotFound):
         await storage.head(ref.key)
 
@@ -119,9 +119,9 @@ async def test_nothing_is_forgotten_that_storage_still_holds(
     await storage.put(f"jobs/{job.id}/1/0.png", b"result", "image/png")
     await _age(queue)
     with pytest.raises(StorageUnavailable):
-        await sweep_piece(queue, Failing(storage, fails=lambda prefix: True))
+        await sweep_chunk(queue, Failing(storage, fails=lambda prefix: True))
     assert [doomed.id for doomed in await queue.maintenance.expired_items(10)] == [job.id]
-    assert (await sweep_piece(queue, storage)).removed == 1
+    assert (await sweep_chunk(queue, storage)).removed == 1
 
 
 async def test_one_object_that_stays_does_not_keep_the_others(
@@ -130,7 +130,7 @@ async def test_one_object_that_stays_does_not_keep_the_others(
     """A fault of one prefix is told, and the rest of the piece is done."""
     jobs = [await _finished(queue, make_submission()) for _ in range(12)]
     await _age(queue)
-    swept = await sweep_piece(queue, Failing(storage, fails=lambda prefix: jobs[0].id in prefix))
+    swept = await sweep_chunk(queue, Failing(storage, fails=lambda prefix: jobs[0].id in prefix))
     assert (swept.removed, swept.failed) == (11, 1)
     assert [doomed.id for doomed in await queue.maintenance.expired_items(20)] == [jobs[0].id]
 
@@ -142,7 +142,7 @@ async def test_a_row_that_names_no_key_does_not_stop_the_sweep(
     await queue.client.redis.zadd(queue.client.redis_keys.retention, {"job|default|../..|": 1})
     await _finished(queue, make_submission())
     await _age(queue)
-    assert (await sweep_piece(queue, storage)).removed == 2
+    assert (await sweep_chunk(queue, storage)).removed == 2
     assert await queue.maintenance.expired_items(10) == []
 
 
@@ -151,7 +151,7 @@ async def test_a_piece_is_bounded_and_tells_of_more(queue: Queue, storage: Stora
     for _ in range(5):
         await _finished(queue, make_submission())
     await _age(queue)
-    sizes = [(swept.removed, swept.more) for swept in [await sweep_piece(queue, storage, rows=2) for _ in range(3)]]
+    sizes = [(swept.removed, swept.more) for swept in [await sweep_chunk(queue, storage, rows=2) for _ in range(3)]]
     assert sizes == [(2, True), (2, True), (1, False)]
 
 
@@ -159,9 +159,9 @@ def test_a_chore_is_in_line_once_for_each_id(redis_server: Any, settings_for: Ca
     """Two workers that put the same chore in get it done once; what rq keeps of it ends by itself."""
     settings = settings_for(redis_server.url)
     with rq_queue.connect(settings) as connection:
-        queue = rq_queue.line(settings, connection)
-        assert rq_queue.put(queue, "worker.chores.maintenance.move_on", chore_id="x-1", start_within_s=60)
-        assert not rq_queue.put(queue, "worker.chores.maintenance.move_on", chore_id="x-1", start_within_s=60)
+        queue = rq_queue.rq_queue(settings, connection)
+        assert rq_queue.enqueue(queue, "worker.chores.maintenance.move_on", chore_id="x-1", start_within_s=60)
+        assert not rq_queue.enqueue(queue, "worker.chores.maintenance.move_on", chore_id="x-1", start_within_s=60)
         assert queue.job_ids == [f"fusequeue-{settings.namespace}-chores-x-1"]
         assert 0 < connection.ttl(f"rq:job:{queue.job_ids[0]}") <= 60
         queue.delete()
@@ -206,7 +206,7 @@ async def test_what_would_find_nothing_to_do_is_not_put_in_line(queue: Queue) ->
     """An idle service does not run chores every two seconds for webhooks and batches that it has none of."""
     with rq_queue.connect(queue.client.settings) as connection:
         schedule = Schedule(queue.client.settings, connection)
-        waiting = rq_queue.line(queue.client.settings, connection)
+        waiting = rq_queue.rq_queue(queue.client.settings, connection)
 
         async def put_at(now_s: float) -> list[str]:
             waiting.empty()
@@ -314,14 +314,14 @@ async def test_a_chores_worker_comes_back_with_its_redis(
     with _chores(durable_server.url, settings.namespace, tmp_path) as process:
         await eventually(lambda: "chores_ready" in _log(tmp_path), "the worker has started", 60)
         durable_server.kill()
-        await eventually(lambda: "for_redis" in _log(tmp_path), "the worker notices", 60)
+        await eventually(lambda: "redis_unavailable" in _log(tmp_path), "the worker notices", 60)
         durable_server.start()
 
         await queue.client.redis.zadd(queue.client.redis_keys.retention, {"job|default|job_1|": 1})
         with rq_queue.connect(settings) as connection:
-            rq_queue.put(
-                rq_queue.line(settings, connection),
-                "worker.chores.retention.sweep",
+            rq_queue.enqueue(
+                rq_queue.rq_queue(settings, connection),
+                "worker.chores.maintenance.sweep",
                 "again",
                 0,
                 0.0,

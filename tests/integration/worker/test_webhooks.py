@@ -33,8 +33,9 @@ from shared.queue import Queue
 from shared.storage import connect
 from shared.webhooks import DISABLED_AFTER_S, DeliveryState
 from worker.chores import webhooks
-from worker.chores.batch_work import Desk, Work
-from worker.chores.webhooks import Pass
+from worker.chores.batch_files import BatchContext
+from worker.chores.batches import BatchRunner
+from worker.chores.webhooks import DeliveryPass
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 
@@ -99,9 +100,9 @@ async def api(queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def one_pass(queue: Queue, timeout_s: float = 60.0) -> Pass:
+def one_pass(queue: Queue, timeout_s: float = 60.0) -> DeliveryPass:
     rules = FetchRules(timeout_s, 65_536, ports=tuple(range(1, 65_536)), allow_http=True, networks=LOOPBACK)
-    return Pass(queue, FetchGuard(rules), "https://pictures.test")
+    return DeliveryPass(queue, FetchGuard(rules), "https://pictures.test")
 
 
 async def endpoint(api: httpx.AsyncClient, receiver: Receiver, **more: Any) -> dict[str, Any]:
@@ -155,8 +156,8 @@ async def test_an_endpoint_hears_of_the_end_of_a_batch(
     batch = (await api.post("/v1/batches", json={"input_file_id": file, "endpoint": "/v1/jobs"})).json()
     settings = queue.client.settings.model_copy(update={"models": ROOT / "models.toml"})
     storage = connect(settings.model_copy(update={"storage_dir": tmp_path / "storage"}))
-    desk = Desk(settings, models_file.load(settings.models), queue, storage)
-    await Work(desk, await queue.batches.get("default", batch["id"])).do()
+    desk = BatchContext(settings, models_file.load(settings.models), queue, storage)
+    await BatchRunner(desk, await queue.batches.get("default", batch["id"])).advance()
     await storage.close()
     assert await one_pass(queue).run() == 1
     assert await one_pass(queue).run() == 0
@@ -312,7 +313,7 @@ async def test_what_is_deleted_gets_nothing_more(
     await one_pass(queue).run()
     assert receiver.received == []
     (delivery,) = await queue.webhooks.deliveries("default")
-    assert (delivery.state, delivery.log[0].error) == (DeliveryState.FAILED, "its endpoint was deleted or disabled")
+    assert (delivery.state, delivery.log[0].error) == (DeliveryState.FAILED, "the endpoint was deleted or disabled")
 
 
 async def test_another_tenants_jobs_are_not_told(
@@ -368,7 +369,7 @@ async def test_a_name_that_turns_private_gets_nothing(queue: Queue, listen: Any,
     hook = JobWebhook(url=f"http://rebinding.test:{receiver.port}/hook", states=(State.SUCCEEDED,))
     await ended(queue, make_submission, webhook=hook)
     rules = FetchRules(60.0, 65_536, ports=tuple(range(1, 65_536)), allow_http=True)
-    await Pass(queue, FetchGuard(rules, resolve), "").run()
+    await DeliveryPass(queue, FetchGuard(rules, resolve), "").run()
     assert receiver.received == []
     (delivery,) = await queue.webhooks.deliveries("default")
     assert "a loopback address" in (delivery.log[0].error or "")

@@ -82,7 +82,7 @@ async def test_the_terminals_interrupt_does_not_reach_a_child(tmp_path):
     The session is that of all the others: in one of its own the engine's priority would not count against theirs.
     """
     log = BoundedLog(tmp_path / "a.log")
-    process = await start("import os, time; print(f\"{os.getpgid(0)} {os.getsid(0)}\", flush=True); time.sleep(600)", log)
+    process = await start('import os, time; print(f"{os.getpgid(0)} {os.getsid(0)}", flush=True); time.sleep(600)', log)
     await until(log.tail, "the child has spoken")
     group, session = map(int, log.tail()[0].split())
     assert group == process.pid != os.getpgid(0)

@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
-from shared.jsonl import read_lines
 from shared.protocols.openai.batch_lines import MAX_ERRORS, LineChecker
-from shared.protocols.openai.batches import AHEAD, GRACE_MS, MAX_LINES, Batch, BatchStatus, BatchStep, job_id, next_step
+from shared.protocols.openai.batches import (
+    GRACE_MS,
+    MAX_LINES,
+    MAX_OPEN_JOBS,
+    Batch,
+    BatchStatus,
+    BatchStep,
+    line_job_id,
+    next_step,
+)
+from shared.protocols.openai.files import read_lines
 from shared.runtime.clock import made_at_ms
 
 NOW = 1_769_860_800_000
@@ -36,39 +45,55 @@ def batch(**fields: Any) -> Batch:
     ("fields", "now_ms", "step"),
     [
         ({}, NOW, BatchStep.VALIDATE),
-        ({}, LATER, BatchStep.CLOSE),  # never got to it
-        ({"status": BatchStatus.IN_PROGRESS, "total": 9}, NOW, BatchStep.TAKE_UP),
-        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, NOW, BatchStep.TAKE_UP),
+        ({}, LATER, BatchStep.FINALIZE),  # never got to it
+        ({"status": BatchStatus.IN_PROGRESS, "total": 9}, NOW, BatchStep.SUBMIT),
+        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, NOW, BatchStep.SUBMIT),
         # The rest stays in its file until some of what is in line has ended.
-        ({"status": BatchStatus.IN_PROGRESS, "total": 9_999, "read": AHEAD, "accepted": AHEAD}, NOW, BatchStep.WAIT),
+        (
+            {"status": BatchStatus.IN_PROGRESS, "total": 9_999, "read": MAX_OPEN_JOBS, "accepted": MAX_OPEN_JOBS},
+            NOW,
+            BatchStep.WAIT,
+        ),
         ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 9, "accepted": 8, "ended": 7}, NOW, BatchStep.WAIT),
-        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 9, "accepted": 8, "ended": 8}, NOW, BatchStep.CLOSE),
+        (
+            {"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 9, "accepted": 8, "ended": 8},
+            NOW,
+            BatchStep.FINALIZE,
+        ),
         (
             {"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 9, "accepted": 0},
             NOW,
-            BatchStep.CLOSE,
+            BatchStep.FINALIZE,
         ),  # all lines bad
         # Its window is over: nothing more is taken up, and what runs is waited for, but not for ever.
         ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, LATER, BatchStep.WAIT),
-        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5, "ended": 5}, LATER, BatchStep.CLOSE),
-        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, LATER + GRACE_MS, BatchStep.CLOSE),
+        (
+            {"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5, "ended": 5},
+            LATER,
+            BatchStep.FINALIZE,
+        ),
+        (
+            {"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5},
+            LATER + GRACE_MS,
+            BatchStep.FINALIZE,
+        ),
         ({"status": BatchStatus.FINALIZING, "total": 9, "read": 9, "accepted": 9}, NOW, BatchStep.WRITE),
         ({"status": BatchStatus.CANCELLING}, NOW, BatchStep.WRITE),  # before it was validated
-        ({"status": BatchStatus.CANCELLING, "total": 9, "read": 5, "accepted": 5}, NOW, BatchStep.STOP_JOBS),
+        ({"status": BatchStatus.CANCELLING, "total": 9, "read": 5, "accepted": 5}, NOW, BatchStep.CANCEL_JOBS),
         # A piece may have put lines in line that it could not note any more.
         (
-            {"status": BatchStatus.CANCELLING, "total": 9, "read": 5, "accepted": 5, "stopped": 5},
+            {"status": BatchStatus.CANCELLING, "total": 9, "read": 5, "accepted": 5, "canceled": 5},
             NOW,
-            BatchStep.STOP_JOBS,
+            BatchStep.CANCEL_JOBS,
         ),
-        ({"status": BatchStatus.CANCELLING, "total": 9, "read": 5, "accepted": 5, "stopped": 9}, NOW, BatchStep.WAIT),
+        ({"status": BatchStatus.CANCELLING, "total": 9, "read": 5, "accepted": 5, "canceled": 9}, NOW, BatchStep.WAIT),
         (
-            {"status": BatchStatus.CANCELLING, "total": 9, "read": 5, "accepted": 5, "ended": 5, "stopped": 9},
+            {"status": BatchStatus.CANCELLING, "total": 9, "read": 5, "accepted": 5, "ended": 5, "canceled": 9},
             NOW,
             BatchStep.WRITE,
         ),
-        ({"status": BatchStatus.COMPLETED}, LATER, BatchStep.NOTHING),
-        ({"status": BatchStatus.FAILED}, NOW, BatchStep.NOTHING),
+        ({"status": BatchStatus.COMPLETED}, LATER, BatchStep.DONE),
+        ({"status": BatchStatus.FAILED}, NOW, BatchStep.DONE),
     ],
 )
 def test_the_next_step_follows_from_what_is_known(fields: dict[str, Any], now_ms: int, step: BatchStep) -> None:
@@ -77,10 +102,10 @@ def test_the_next_step_follows_from_what_is_known(fields: dict[str, Any], now_ms
 
 def test_a_line_is_always_the_same_job() -> None:
     """Whose id sorts as the line does, tells the batch's time, and is that of no other batch's line."""
-    made = [job_id(batch(), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)]
-    assert made == [job_id(batch(), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)] == sorted(set(made))
+    made = [line_job_id(batch(), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)]
+    assert made == [line_job_id(batch(), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)] == sorted(set(made))
     assert {made_at_ms(one) for one in made} == {NOW}
-    assert not set(made) & {job_id(batch(id="batch_2"), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)}
+    assert not set(made) & {line_job_id(batch(id="batch_2"), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)}
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 100])
@@ -102,9 +127,9 @@ async def test_lines_are_the_same_however_they_come(size: int, start: int) -> No
 def test_the_first_errors_are_told_and_no_more() -> None:
     checker = LineChecker("/v1/jobs")
     good = {"custom_id": "a", "method": "POST", "url": "/v1/jobs", "body": {}}
-    checker.take(1, json.dumps(good).encode())
+    checker.check(1, json.dumps(good).encode())
     for number in range(2, 2 * MAX_ERRORS):
-        checker.take(number, b"[]")
+        checker.check(number, b"[]")
     assert checker.total == 2 * MAX_ERRORS - 1
     assert [error.line for error in checker.errors] == list(range(2, MAX_ERRORS + 2))
     assert {error.code for error in checker.errors} == {"invalid_json_line"}

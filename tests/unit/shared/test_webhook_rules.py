@@ -50,8 +50,8 @@ def test_what_follows_from_an_attempt(
     attempts: int, status: int | None, retry_after_s: float | None, spread: float, expected: AttemptOutcome
 ) -> None:
     found = attempt_outcome(attempts, status, retry_after_s, spread)
-    assert (found.step, found.gone) == (expected.step, expected.gone)
-    assert found.again_s == (None if expected.again_s is None else pytest.approx(expected.again_s))
+    assert (found.state, found.gone) == (expected.state, expected.gone)
+    assert found.retry_s == (None if expected.retry_s is None else pytest.approx(expected.retry_s))
 
 
 def test_a_receiver_verifies_with_either_secret_while_one_replaces_the_other() -> None:

@@ -1,0 +1,185 @@
+"""Files of a batch: reads the input in chunks, writes results to the output and error files."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from shared.config.models_file import Catalog
+from shared.config.settings import Settings
+from shared.errors import NotFound
+from shared.job import JobRecord, State
+from shared.protocols.openai import batch_lines, files
+from shared.protocols.openai.batch_lines import BatchLine
+from shared.protocols.openai.batches import CHUNK_LINES, GRACE_MS, Batch, BatchStatus, line_job_id
+from shared.protocols.openai.files import File, FileLine, Part
+from shared.queue import BatchUpdate, Queue
+from shared.runtime.clock import now_ms
+from shared.storage import Storage
+
+STALE_MS = 15_000
+"""Time until the schedule advances a batch again: longer than a step, and the delay after a step was killed."""
+
+WAIT_MS = 2_000
+STEP_S = 8.0
+GROUP_LINES = 25
+"""Lines that are processed concurrently, between checks of the limits of a step."""
+
+_CHUNK_BYTES = 16 * 1024 * 1024
+
+LineAt = tuple[BatchLine, int]
+"""A line and the input file's offset after it."""
+
+
+@dataclass(frozen=True)
+class BatchContext:
+    """Services for the work on batches."""
+
+    settings: Settings
+    catalog: Catalog
+    queue: Queue
+    storage: Storage
+
+
+async def input_lines(context: BatchContext, batch: Batch, offset: int) -> AsyncGenerator[FileLine]:
+    """Yield the lines of a batch's input file from `offset`."""
+    parts = await context.queue.files.parts(batch.tenant, batch.input_file_id)
+    chunks = files.content(context.storage, batch.tenant, batch.input_file_id, parts, offset)
+    async with aclosing(chunks), aclosing(files.read_lines(chunks, offset, context.settings.max_body_bytes)) as lines:
+        async for line in lines:
+            yield line
+
+
+async def read_chunk(context: BatchContext, batch: Batch, offset: int, before: int, max_lines: int) -> list[LineAt]:
+    """Return up to `max_lines` non-blank lines from `offset`, bounded in bytes; `before` lines precede them."""
+    chunk: list[LineAt] = []
+    size = 0
+    async with aclosing(input_lines(context, batch, offset)) as lines:
+        async for line in lines:
+            if line.raw:
+                chunk.append((batch_lines.parse_line(before + len(chunk) + 1, line.raw), line.end))
+                size += len(line.raw)
+            if len(chunk) >= max_lines or size > _CHUNK_BYTES:
+                break
+    return chunk
+
+
+async def store_part(
+    context: BatchContext, batch: Batch, file_id: str, lines: Sequence[bytes]
+) -> list[tuple[str, Part]]:
+    """Store lines as the next part of a file; the part counts once it is committed."""
+    if not lines:
+        return []
+    data = b"".join(lines)
+    part = Part(f"{batch.rev:06d}-{secrets.token_hex(4)}.jsonl", len(data))
+    await context.storage.put(files.prefix(batch.tenant, file_id) + part.name, data, files.CONTENT_TYPE)
+    return [(file_id, part)]
+
+
+class BatchWriter:
+    """Writes the results of the next lines; publishes the files after the last line."""
+
+    def __init__(self, context: BatchContext, batch: Batch) -> None:
+        self._context = context
+        self._queue = context.queue
+        self._batch = batch
+        self._until_s = time.monotonic() + STEP_S
+        self._results: list[bytes] = []
+        self._errors: list[bytes] = []
+        self._lines = 0
+        self._size = 0
+        self._waiting = False
+        self._offset = batch.written_offset
+
+    async def write(self) -> bool:
+        """Write one chunk, and return whether another one can follow at once."""
+        batch, context = self._batch, self._context
+        if batch.written >= batch.total or not batch.total:
+            return await self._finish()
+        chunk = await read_chunk(context, batch, batch.written_offset, batch.written, CHUNK_LINES)
+        for first in range(0, len(chunk), GROUP_LINES):
+            await self._write_group(chunk[first : first + GROUP_LINES])
+            if self._waiting or self._full():
+                break
+        parts = await store_part(context, batch, batch.output_file_id, self._results)
+        parts += await store_part(context, batch, batch.error_file_id, self._errors)
+        fields: dict[str, str | int] = {"written_offset": self._offset}
+        if self._results:
+            fields["has_output"] = 1
+        if self._errors:
+            fields["has_errors"] = 1
+        counts = {"written": self._lines, "succeeded": len(self._results)}
+        again_ms = WAIT_MS if self._waiting else STALE_MS
+        committed = await self._queue.batches.commit(batch, BatchUpdate(fields, counts, parts=parts), again_ms)
+        return committed and not self._waiting
+
+    async def _write_group(self, group: Sequence[LineAt]) -> None:
+        """Write lines until one whose job has not ended, or until the chunk is full."""
+        batch = self._batch
+        accepted = await self._queue.batches.accepted_lines(batch, group[0][0].ordinal, len(group))
+        records = await self._queue.jobs.get_many([line_job_id(batch, line.ordinal) for line, _ in group])
+        grace_over = now_ms() >= batch.expires_at_ms + GRACE_MS
+        for (line, end), is_job, record in zip(group, accepted, records, strict=True):
+            self._waiting = is_job and record is not None and not record.state.terminal and not grace_over
+            if self._waiting or self._full():
+                return
+            await self._write_line(line, is_job, record)
+            self._lines += 1
+            self._size += len(self._results[-1]) if self._results else 0
+            self._offset = end
+
+    def _full(self) -> bool:
+        return self._size > _CHUNK_BYTES or time.monotonic() > self._until_s
+
+    async def _write_line(self, line: BatchLine, is_job: bool, record: JobRecord | None) -> None:
+        batch = self._batch
+        if line.ordinal > batch.read:
+            if batch.status is BatchStatus.CANCELLING:
+                self._add_error(line, "batch_cancelled", "the batch was canceled before this line was submitted")
+            else:
+                self._add_error(line, "batch_expired", "the batch expired before this line was submitted")
+        elif not is_job:
+            return  # rejected when it was submitted: already in the error file
+        elif record is None:
+            self._add_error(line, "job_deleted", "the job was deleted before the batch ended")
+        elif not record.state.terminal:
+            self._add_error(line, "batch_expired", "the job did not end before the batch expired")
+        elif record.state is not State.SUCCEEDED:
+            self._errors.append(batch_lines.failed_line(batch, line, record))
+        else:
+            try:
+                self._results.append(await batch_lines.result_line(batch, line, record, self._context.storage))
+            except NotFound:
+                self._add_error(line, "job_deleted", "the job's images were deleted")
+
+    def _add_error(self, line: BatchLine, code: str, message: str) -> None:
+        self._errors.append(batch_lines.error_line(self._batch, line, code, message))
+
+    async def _finish(self) -> bool:
+        batch, now = self._batch, now_ms()
+        if batch.has_output:
+            await self._publish(batch.output_file_id, "output", now)
+        if batch.has_errors:
+            await self._publish(batch.error_file_id, "error", now)
+        final = BatchStatus.CANCELLED if batch.status is BatchStatus.CANCELLING else batch.final_status
+        counts = {"completed": batch.succeeded, "failed": batch.total - batch.succeeded}
+        update = BatchUpdate({"status": final.value, f"{final.value}_at": now, **counts})
+        await self._queue.batches.commit(batch, update, None)
+        return False
+
+    async def _publish(self, file_id: str, kind: str, now: int) -> None:
+        batch = self._batch
+        parts = await self._queue.files.parts(batch.tenant, file_id)
+        file = File(
+            id=file_id,
+            tenant=batch.tenant,
+            filename=f"{batch.id}_{kind}.jsonl",
+            purpose="batch_output",
+            bytes=sum(part.bytes for part in parts),
+            created_at_ms=now,
+            expires_at_ms=now + self._context.settings.file_retention_s * 1000,
+        )
+        await self._queue.files.put(file)
