@@ -17,7 +17,7 @@ from parity.cells import Cell
 
 from shared.job import Job
 from worker.engine import ForwardDone, Output
-from worker.engine.pipelines.call_arguments import arguments_for, make_results, scheduler_named, set_guidance
+from worker.engine.pipelines.call_arguments import arguments_for, make_results, make_scheduler, set_guidance
 from worker.engine.pipelines.input_images import prepare_inputs
 from worker.engine.pipelines.task_pipelines import pipeline_for
 
@@ -114,7 +114,7 @@ def _alone(source: Path, jobs: list[Job]) -> dict[tuple[str, int], Output]:
     for job in jobs:
         pipeline = pipeline_for(job.task, loaded)
         pipeline.set_progress_bar_config(disable=True)
-        own = scheduler_named(job.scheduler or type(first_scheduler).__name__, first_scheduler)
+        own = make_scheduler(job.scheduler or type(first_scheduler).__name__, first_scheduler)
         inputs = prepare_inputs(job, input_files(job))
         set_guidance(pipeline, job)
         for index in range(job.n):

@@ -11,7 +11,8 @@ from parity.cells import LONG
 from tiny import shelf
 
 from shared.job import Task
-from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, StackingRules
+from worker.engine.fusion.architectures import ARCHITECTURES
+from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 

@@ -18,10 +18,11 @@ from shared.config.settings import Settings
 from shared.errors import JobError
 from worker.engine.device import chosen_device, uuid_of
 from worker.engine.fusion.self_check import run_self_check
-from worker.engine.lora.loading import AdapterLoader
+from worker.engine.lora.adapter_loader import AdapterLoader
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.input_images import InputImages, prepare_inputs
-from worker.engine.pipelines.model_cache import LoadedModel, ModelCache, ModelCacheFull
+from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.model_cache import ModelCache, ModelCacheFull
 from worker.engine.protocol import Activity, EngineEvents, EngineIncident, EngineRequest, EngineStatus, ThreadTime
 from worker.engine.scheduling.batch_scheduler import BatchScheduler
 from worker.engine.scheduling.engine_job import EngineJob

@@ -13,7 +13,7 @@ from shared.errors import FusequeueError, InferenceFailed
 from shared.job import Job
 from worker.engine.device import chosen_device, watch_memory
 from worker.engine.engine import Engine
-from worker.engine.pipelines.sample_jobs import sample_files, sample_job
+from worker.engine.fusion.self_check import sample_files, sample_job
 from worker.engine.protocol import EngineIncident, EngineRequest, ForwardDone, JobFinished, Output, Pixels
 from worker.engine.warm_up import row_counts
 

@@ -10,12 +10,14 @@ import structlog
 import torch
 
 from shared.errors import JobError
-from worker.engine.fusion.image_task import ImageTask, forward
+from worker.engine.fusion.fused_call import run_fused
+from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import Stage
+from worker.engine.fusion.self_check import sample_files, sample_job
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import prepare_inputs
-from worker.engine.pipelines.model_cache import LoadedModel, empty_cache
-from worker.engine.pipelines.sample_jobs import sample_files, sample_job
+from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.model_cache import empty_cache
 
 log = structlog.get_logger()
 
@@ -30,7 +32,7 @@ def row_counts(most: int) -> list[int]:
 def warm(model: LoadedModel, device: torch.device, tell: Callable[[], None]) -> None:
     """Compile the denoisers where the model is to be compiled, and run the row counts in use at its usual size.
 
-    `tell` is called after each forward, as a sign of life. A denoiser that cannot be compiled runs as it is, and the
+    `tell` is called after each run_fused, as a sign of life. A denoiser that cannot be compiled runs as it is, and the
     log says so. An eager model on a CPU has nothing to set up.
     """
     if device.type == "cpu" and not model.spec.compile:
@@ -58,7 +60,7 @@ def _uncompile(model: LoadedModel) -> None:
 
 
 def _run_all(model: LoadedModel, device: torch.device, tell: Callable[[], None]) -> bool:
-    """Run all row counts that fit into memory; False when a forward failed for another reason."""
+    """Run all row counts that fit into memory; False when a run_fused failed for another reason."""
     fused = model.solo_reason is None
     # From many rows to few: what is set up for many serves fewer, and memory is asked for once.
     for rows in reversed(row_counts(model.spec.max_batch) if fused else [1]):
@@ -94,7 +96,7 @@ def _run(model: LoadedModel, rows: int, device: torch.device, tell: Callable[[],
             picture.start(device)
         while parked := [(picture, picture.call) for picture in pictures if picture.call is not None]:
             together = [(picture, call) for picture, call in parked if call.batch_key == parked[0][1].batch_key]
-            outcomes = forward([call for _, call in together])
+            outcomes = run_fused([call for _, call in together])
             tell()
             for (picture, _), outcome in zip(together, outcomes, strict=True):
                 picture.resume(device, outcome)

@@ -32,7 +32,7 @@ from tiny import lora
 
 from shared.errors import AdapterUnavailable
 from worker.engine.fusion.module_proxy import SharedMethod
-from worker.engine.lora import loading as adapters_module
+from worker.engine.lora import adapter_loader as adapters_module
 
 pytestmark = pytest.mark.filterwarnings(
     DIFFUSERS_AND_NUMPY, "ignore:Already found a `peft_config`", "ignore:.*number of unique parameters mappings"

@@ -17,7 +17,7 @@ from tiny import lora, shelf
 
 from shared.config.adapters import AdapterSpec
 from worker.engine.fusion.module_proxy import shared_methods_of
-from worker.engine.lora.files import Changes, check_fit, combine, locate, place, read
+from worker.engine.lora.adapter_files import Changes, check_fit, combine, locate, place, read
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
 
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`")

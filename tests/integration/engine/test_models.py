@@ -21,8 +21,9 @@ from tiny import shelf
 from shared.config.models_file import Limits
 from shared.errors import ModelUnavailable
 from shared.job import InputRef, Task
-from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, StackingRules
-from worker.engine.pipelines import model_cache
+from worker.engine.fusion.architectures import ARCHITECTURES
+from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
+from worker.engine.pipelines import loading
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 
@@ -33,7 +34,7 @@ BUFFERS = 50_000  # what tiny models hold beside their weights
 def test_a_model_above_the_budget_is_refused_with_what_to_do(tiny_models: Path) -> None:
     """It could never be loaded: its jobs are told at once, and other models are not pushed out for it."""
     large, small = a_spec(tiny_models / "sd3", model="large"), a_spec(tiny_models / "sd", model="small")
-    room = Room(large, small, gpu_memory_bytes=model_cache.locate(large)[1] - 1)
+    room = Room(large, small, gpu_memory_bytes=loading.locate(large)[1] - 1)
     with room.started() as engine:
         room.seat(a_job("first", model="small"))
         room.recorder.wait_for(["first"])
@@ -49,8 +50,8 @@ def test_a_model_above_the_budget_is_refused_with_what_to_do(tiny_models: Path) 
 @pytest.mark.parametrize(("dtype", "share"), [("float32", 1.0), ("bfloat16", 0.5)])
 def test_what_a_model_takes_is_known_before_it_is_loaded(dtype: str, share: float, tiny_models: Path) -> None:
     """From the heads of its files, at the precision it is loaded in; weights in another variant do not count."""
-    _, nbytes = model_cache.locate(a_spec(tiny_models / "sd", dtype=dtype))
-    loaded = model_cache.load(a_spec(tiny_models / "sd"), tiny_models / "sd", torch.device("cpu"))
+    _, nbytes = loading.locate(a_spec(tiny_models / "sd", dtype=dtype))
+    loaded = loading.load(a_spec(tiny_models / "sd"), tiny_models / "sd", torch.device("cpu"))
     assert 0 <= share * loaded.nbytes - nbytes < BUFFERS
 
 
@@ -103,7 +104,7 @@ def test_a_model_that_was_repaired_loads_at_the_next_job(tiny_models: Path, tmp_
 def test_the_least_recently_used_model_makes_room(tiny_models: Path) -> None:
     """Within the budget models stay; what does not fit pushes out the one that was idle longest."""
     specs = [a_spec(tiny_models / family, model=family) for family in ("sd", "sdxl", "sd3")]
-    sizes = {spec.id: model_cache.locate(spec)[1] for spec in specs}
+    sizes = {spec.id: loading.locate(spec)[1] for spec in specs}
     budget = sizes["sd"] + sizes["sd3"] + BUFFERS
     room = Room(*specs, gpu_memory_bytes=budget)
     with room.started() as engine:
@@ -121,7 +122,7 @@ def test_the_least_recently_used_model_makes_room(tiny_models: Path) -> None:
 def test_a_model_that_leaves_is_gone_though_it_was_set_apart_from_garbage(tiny_models: Path) -> None:
     """What a warm engine holds is kept out of garbage collection; a model pushed out of it frees its memory."""
     specs = [a_spec(tiny_models / family, model=family) for family in ("sd", "sd3")]
-    room = Room(*specs, gpu_memory_bytes=max(model_cache.locate(spec)[1] for spec in specs) + BUFFERS)
+    room = Room(*specs, gpu_memory_bytes=max(loading.locate(spec)[1] for spec in specs) + BUFFERS)
     try:
         with room.started() as engine:
             room.seat(a_job("first", model="sd"))
@@ -139,7 +140,7 @@ def test_a_model_that_leaves_is_gone_though_it_was_set_apart_from_garbage(tiny_m
 def test_a_model_with_running_jobs_stays(tiny_models: Path) -> None:
     """A second model waits for room until the first one's jobs have ended, however small the budget."""
     specs = [a_spec(tiny_models / family, model=family) for family in ("sd", "sd3")]
-    budget = max(model_cache.locate(spec)[1] for spec in specs) + BUFFERS
+    budget = max(loading.locate(spec)[1] for spec in specs) + BUFFERS
     room = Room(*specs, gpu_memory_bytes=budget)
     room.seat(a_job("first", model="sd", steps=12))
     with room.started() as engine:
@@ -159,7 +160,7 @@ def test_warm_up_loads_what_fits_and_pushes_nothing_out(tiny_models: Path, tmp_p
         a_spec(tmp_path / "nowhere", model="missing"),
         a_spec(tiny_models / "sdxl", model="sdxl"),
     ]
-    room = Room(*specs, gpu_memory_bytes=model_cache.locate(specs[0])[1] + BUFFERS)
+    room = Room(*specs, gpu_memory_bytes=loading.locate(specs[0])[1] + BUFFERS)
     with room.started() as engine:
         engine.warm_up()
         assert engine.status().loaded_models == ("sd",)
@@ -315,13 +316,13 @@ def test_a_model_that_is_image_to_image_by_itself_makes_pictures_from_text_too(
 def test_a_pictures_own_code_is_a_sign_of_life(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some pipelines compute long before the first forward: one after the other, that must not look like a hang."""
     room, seen = Room(a_spec(tiny_models / "sd")), []
-    real = model_cache.arguments_for
+    real = loading.arguments_for
 
     def watched(*args: Any) -> dict[str, Any]:
         seen.append((room.engine.status().activity.since_s, len(room.recorder.facts)))
         return real(*args)
 
-    monkeypatch.setattr(model_cache, "arguments_for", watched)
+    monkeypatch.setattr(loading, "arguments_for", watched)
     monkeypatch.setattr("worker.engine.engine.check_fusing", lambda *_: None)
     room.run(a_job("one"), a_job("two"), a_job("three"))
     (one, _), (two, _), (three, forwards) = seen

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from shared.config.models_file import AdapterSpec, ModelSpec
 from worker.engine import warm_up
-from worker.engine.pipelines.model_cache import locate
+from worker.engine.pipelines.loading import locate
 
 # torch's own, of what it uses of itself.
 pytestmark = [

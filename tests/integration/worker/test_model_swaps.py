@@ -17,7 +17,7 @@ from shared.queue import Queue, Submission
 from shared.signature import signature
 from shared.storage import connect
 from worker.engine.engine import Engine
-from worker.engine.pipelines.model_cache import locate
+from worker.engine.pipelines.loading import locate
 from worker.worker import Worker
 
 MODELS = ("one", "two", "three")

@@ -24,7 +24,7 @@ from shared.runtime.clock import now_ms
 from shared.signature import signature
 from shared.storage import connect
 from worker.engine.engine import Engine
-from worker.engine.fusion import image_task
+from worker.engine.fusion import fused_call
 from worker.engine.fusion.module_proxy import ParkedCall
 from worker.worker import Worker
 
@@ -94,7 +94,7 @@ class Gate:
     """Holds the engine's thread at two forwards until it is let on: a busy machine may run ahead of the loop else."""
 
     def __init__(self, first: int, second: int) -> None:
-        self._forward = image_task.forward
+        self._forward = fused_call.run_fused
         self._let_on = {first: threading.Event(), second: threading.Event()}
         self._passed = 0
         self.at_work: Shop | None = None
@@ -116,7 +116,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made = Gate(EARLY, LATE)
-    monkeypatch.setattr(image_task, "forward", made.forward)
+    monkeypatch.setattr(fused_call, "run_fused", made.forward)
     yield made
     made.open()
 

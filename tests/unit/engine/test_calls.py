@@ -21,13 +21,13 @@ from worker.engine.pipelines.call_arguments import (
     arguments_for,
     least_strength,
     make_results,
-    scheduler_named,
+    make_scheduler,
     to_frames,
     to_pixels,
 )
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import InputImages, fit_image, fit_mask, prepare_inputs
-from worker.engine.pipelines.task_pipelines import does, pipeline_for, takes_last_image
+from worker.engine.pipelines.task_pipelines import pipeline_for, supports, takes_last_image
 from worker.engine.protocol import InputFiles
 
 
@@ -301,7 +301,7 @@ def test_a_video_has_as_many_frames_as_were_asked_for() -> None:
 def test_a_class_tells_its_tasks_by_what_its_call_takes(pipeline: str, tasks: set[Task]) -> None:
     """A model's other tasks are for its siblings."""
     made = object.__new__(getattr(diffusers, pipeline))
-    assert {task for task in Task if does(task, made)} == tasks
+    assert {task for task in Task if supports(task, made)} == tasks
 
 
 def test_a_task_that_a_model_has_no_form_for_is_told() -> None:
@@ -343,7 +343,7 @@ def test_a_picture_with_values_that_are_no_numbers_is_an_error() -> None:
 def test_a_scheduler_by_name_has_the_models_own_configuration() -> None:
     """Only the method changes, not the model's noise schedule."""
     own = DDIMScheduler(beta_start=0.002, prediction_type="v_prediction")
-    named = scheduler_named("EulerDiscreteScheduler", own)
+    named = make_scheduler("EulerDiscreteScheduler", own)
     assert isinstance(named, EulerDiscreteScheduler)
     assert named.config["beta_start"] == 0.002
     assert named.config["prediction_type"] == "v_prediction"
@@ -353,7 +353,7 @@ def test_a_scheduler_by_name_has_the_models_own_configuration() -> None:
 def test_a_name_that_is_no_scheduler_is_refused(name: str) -> None:
     """Nothing else of diffusers can be had by this way."""
     with pytest.raises(ModelUnavailable):
-        scheduler_named(name, DDIMScheduler())
+        make_scheduler(name, DDIMScheduler())
 
 
 def test_steps_are_counted_from_bars_and_from_loops() -> None:

@@ -12,7 +12,7 @@ from diffusers.loaders import TextualInversionLoaderMixin
 from harness.engine import a_job
 
 from worker.engine.pipelines.call_arguments import set_guidance
-from worker.engine.pipelines.clones import StepCounter, clone_pipeline, make_template, remember_signatures
+from worker.engine.pipelines.clones import StepCounter, cache_signatures, clone_pipeline, make_template
 
 CPU = torch.device("cpu")
 
@@ -97,8 +97,8 @@ def test_signatures_of_attention_processors_are_at_hand() -> None:
     before = inspect.signature(processor.__call__)
     module = torch.nn.Sequential(torch.nn.Linear(1, 1))
     module[0].processor = processor  # type: ignore[assignment]
-    remember_signatures(module)
-    remember_signatures(module)
+    cache_signatures(module)
+    cache_signatures(module)
     assert inspect.signature(processor.__call__) == before
     assert inspect.signature(processor.__call__) is inspect.signature(processor.__call__)
     assert processor(1, 2, scale=3.0) == processor.__call__(1, 2, scale=3.0) == (1, 2, 3.0)

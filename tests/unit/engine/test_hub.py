@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from shared.errors import InferenceFailed, JobError, OutOfMemory
-from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, StackingRules
-from worker.engine.fusion.image_task import FusedCall, ImageTask
+from worker.engine.fusion.architectures import ARCHITECTURES
+from worker.engine.fusion.fused_call import FusedCall
+from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ModuleProxy, ParkedCall, SharedMethod, shared_methods_of
+from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 
 CPU = torch.device("cpu")
 
@@ -200,7 +202,7 @@ def test_out_of_memory_drops_what_the_failed_forward_held(doubler: Doubler, prox
     pictures = start([lambda: proxy(torch.ones(1, 1)) for _ in range(2)])
     execution = FusedCall(
         [picture.call for picture in pictures if picture.call is not None],
-        free=lambda _calls, _fits: alive.append(bool(held)),
+        free_memory=lambda _calls, _fits: alive.append(bool(held)),
     )
     assert [float(outcome) for outcome in execution.run()] == [2, 2]
     assert alive == [False]
@@ -215,8 +217,8 @@ def test_fixed_forwards_are_filled_up_with_copies(doubler: Doubler, proxy: Modul
     doubler.fails = lambda x: seen.append(x[:, 0].tolist())
     pictures = start([lambda value=value: proxy(torch.full((1, 1), value)) for value in (1.0, 2.0, 3.0)])
     calls = [picture.call for picture in pictures if picture.call is not None]
-    assert [float(row) for row in FusedCall(calls, fixed=4, places=[2, 0, 1]).run()] == [2, 4, 6]
-    assert [float(row) for row in FusedCall(calls[1:2], fixed=4, places=[3]).run()] == [4]
+    assert [float(row) for row in FusedCall(calls, fixed_rows=4, positions=[2, 0, 1]).run()] == [2, 4, 6]
+    assert [float(row) for row in FusedCall(calls[1:2], fixed_rows=4, positions=[3]).run()] == [4]
     assert seen == [[2, 3, 1, 1], [2, 2, 2, 2]]
     for picture in pictures:
         picture.abort()

@@ -12,9 +12,10 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKLOutput
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from shared.mixing import LISTS_OF_PICTURES
-from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, StackingRules
+from worker.engine.fusion.architectures import ARCHITECTURES
 from worker.engine.fusion.batch_key import StackingError, batch_key, count_rows, exact_key
 from worker.engine.fusion.stacking import Stacker, split
+from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 
 UNET = ARCHITECTURES["UNet2DConditionModel"]["forward"]
 FLUX = ARCHITECTURES["FluxTransformer2DModel"]["forward"]
@@ -176,8 +177,8 @@ def test_each_call_gets_its_output_in_the_form_it_asked_for() -> None:
     as_tuple, as_object = {"x": torch.zeros(1, 2), "return_dict": False}, {"x": torch.zeros(1, 2)}
     assert batch_key(FORMED, as_tuple) == batch_key(FORMED, as_object)
     assert "return_dict" not in stacker.stack([as_tuple, as_object], [1, 1])
-    assert isinstance(stacker.formed(as_tuple, output), tuple)
-    assert stacker.formed(as_object, output) is output
+    assert isinstance(stacker.in_requested_form(as_tuple, output), tuple)
+    assert stacker.in_requested_form(as_object, output) is output
 
 
 def test_no_options_and_an_empty_dict_of_them_are_the_same() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from worker.engine.pipelines import token_cache
-from worker.engine.pipelines.token_cache import CachedTokenizer, cached_tokenizers
+from worker.engine.pipelines import text_cache
+from worker.engine.pipelines.text_cache import CachedTokenizer, cached_tokenizers
 
 
 class Spelling(PreTrainedTokenizerBase):
@@ -73,7 +73,7 @@ def test_an_attribute_that_changes_makes_what_was_kept_void() -> None:
     [
         pytest.param("ab", {"return_tensors": None}, id="lists of numbers"),
         pytest.param("ab", {"hook": print}, id="asked with more than plain values"),
-        pytest.param("a" * (token_cache.LONGEST + 1), {}, id="a long text"),
+        pytest.param("a" * (text_cache.LONGEST_TEXT + 1), {}, id="a long text"),
     ],
 )
 def test_what_cannot_be_kept_is_asked_for_each_time(text: str, options: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ def test_what_cannot_be_kept_is_asked_for_each_time(text: str, options: dict[str
 
 
 def test_the_least_recently_used_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_cache, "KEPT", 2)
+    monkeypatch.setattr(text_cache, "CACHED_TEXTS", 2)
     real = Spelling()
     tokenizer = CachedTokenizer(real)
     for text in ("a", "b", "a", "c", "a"):

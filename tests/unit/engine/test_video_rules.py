@@ -11,15 +11,15 @@ import pytest
 import torch
 import transformers
 
-from worker.engine.fusion.architectures import Argument, Kind, StackingRules
-from worker.engine.fusion.architectures.video_models import VIDEOS
-from worker.engine.fusion.batch_key import StackingError, batch_key, complete
+from worker.engine.fusion.architectures import ARCHITECTURES
+from worker.engine.fusion.batch_key import StackingError, add_substitutes, batch_key
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, shared_methods_of
 from worker.engine.fusion.stacking import Stacker, split
+from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 
-LTX = VIDEOS["LTX2VideoTransformer3DModel"]["forward"]
-WAN = VIDEOS["WanTransformer3DModel"]["forward"]
-HELIOS = VIDEOS["HeliosTransformer3DModel"]["forward"]
+LTX = ARCHITECTURES["LTX2VideoTransformer3DModel"]["forward"]
+WAN = ARCHITECTURES["WanTransformer3DModel"]["forward"]
+HELIOS = ARCHITECTURES["HeliosTransformer3DModel"]["forward"]
 TOKENS = 6
 
 
@@ -31,18 +31,18 @@ def ltx_call(rows: int, timestep: torch.Tensor, **more: Any) -> dict[str, Any]:
         "sigma": torch.full((rows,), 0.5),
         "isolate_modalities": False,
     }
-    return complete(LTX, call | more)
+    return add_substitutes(LTX, call | more)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "method"), [(name, method) for name, methods in VIDEOS.items() for method in methods]
+    ("architecture", "method"), [(name, method) for name, methods in ARCHITECTURES.items() for method in methods]
 )
 def test_every_rule_names_arguments_that_the_class_takes(architecture: str, method: str) -> None:
     """A misspelt name would be taken for an argument that must be equal, and cost all company."""
     homes: tuple[Any, ...] = (diffusers, diffusers.pipelines.ltx2, transformers)
     found = next(getattr(home, architecture) for home in homes if hasattr(home, architecture))
     taken = set(inspect.signature(getattr(found, method)).parameters)
-    rules = VIDEOS[architecture][method]
+    rules = ARCHITECTURES[architecture][method]
     assert set(rules.arguments) <= taken
     assert {rule.like for rule in rules.arguments.values()} - {None} <= set(rules.arguments)
 
@@ -87,9 +87,9 @@ def test_a_first_and_a_last_picture_stay_with_their_row() -> None:
 def test_what_was_given_is_not_stood_in_for() -> None:
     """Only what is left out takes another's value, and nothing is made of nothing."""
     rules = StackingRules("x", {"x": Argument(Kind.STACKED), "y": Argument(Kind.ROWS, like="x")})
-    assert complete(rules, {"x": 1, "y": 2}) == {"x": 1, "y": 2}
-    assert complete(rules, {"x": 1}) == {"x": 1, "y": 1}
-    assert complete(rules, {}) == {}
+    assert add_substitutes(rules, {"x": 1, "y": 2}) == {"x": 1, "y": 2}
+    assert add_substitutes(rules, {"x": 1}) == {"x": 1, "y": 1}
+    assert add_substitutes(rules, {}) == {}
 
 
 def test_frames_and_sound_come_apart_together() -> None:

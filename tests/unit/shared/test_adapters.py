@@ -16,7 +16,7 @@ from shared.job import Adapter, Job
 from shared.mixing import denoisers_of, mixable_fields
 from shared.request import parse, resolve
 from shared.signature import signature
-from worker.engine.lora.files import LowRank
+from worker.engine.lora.adapter_files import LowRank
 from worker.engine.lora.per_row import ModelAdapters, RowAdapters, Span, adapter_key, spans
 
 ALLOWED = (

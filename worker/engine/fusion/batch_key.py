@@ -1,7 +1,7 @@
-"""Which calls of one method may share a forward.
+"""Batch keys: which calls of one method can share a forward.
 
-A call's *fit key* is equal for two calls exactly when they may share a forward: same tree of arguments, same
-trailing shapes and dtypes, same values where values are not stacked.
+Two calls have equal batch keys exactly when they can share a forward: the same tree of arguments, the same trailing
+shapes and dtypes, and the same values where values are not stacked.
 """
 
 from __future__ import annotations
@@ -14,28 +14,27 @@ from typing import Any
 
 import torch
 
-from worker.engine.fusion.architectures import Argument, Kind, StackingRules
+from worker.engine.fusion.stacking_rules import EQUAL, Kind, StackingRules
 
-EQUAL = Argument(Kind.EQUAL)
 PLAIN = bool | int | float | str | torch.dtype | torch.device | None
 Arguments = Mapping[str, Any]
 
 
 class StackingError(Exception):
-    """The calls, or their output, are not what the rules say they are."""
+    """The calls, or their output, do not have the form that the rules state."""
 
 
-def complete(rules: StackingRules, arguments: Arguments) -> dict[str, Any]:
-    """Return a call's arguments with those added that stand for others where they are left out."""
+def add_substitutes(rules: StackingRules, arguments: Arguments) -> dict[str, Any]:
+    """Return a call's arguments with values for omitted ones that have a substitute."""
     completed = dict(arguments)
-    for name, like in rules.stand_ins.items():
+    for name, like in rules.substitutes.items():
         if name not in completed and like in completed:
             completed[name] = completed[like]
     return completed
 
 
 def count_rows(rules: StackingRules, arguments: Arguments) -> int:
-    """Return how many rows a call brings."""
+    """Return the number of rows of a call."""
     value = arguments.get(rules.rows)
     if isinstance(value, torch.Tensor) and value.ndim:
         return value.shape[0]
@@ -45,23 +44,22 @@ def count_rows(rules: StackingRules, arguments: Arguments) -> int:
 
 
 def batch_key(rules: StackingRules, arguments: Arguments) -> Hashable:
-    """Return the fit key of a call; it reads no tensor's values, which would wait for the device, but those of SAME."""
+    """Return the batch key of a call. Reads tensor values (which waits for the device) of SAME arguments only."""
     key = []
     for name, value in arguments.items():
         rule = rules.arguments.get(name, EQUAL)
-        fit = FITS.get(rule.kind)
-        if fit is not None and not is_nothing(value):
-            key.append((name, fit(value) if rule.dtype is None else rule.dtype))
+        key_of = KEYS.get(rule.kind)
+        if key_of is not None and not is_omitted(value):
+            key.append((name, key_of(value) if rule.dtype is None else rule.dtype))
         if rule.kind is Kind.GROUPED and value is not None:
-            key.append((f"{name}, entries a row", Fraction(value.shape[0], count_rows(rules, arguments))))
+            key.append((f"{name} entries per row", Fraction(value.shape[0], count_rows(rules, arguments))))
     return frozenset(key)
 
 
 def exact_key(rules: StackingRules, arguments: Arguments) -> Hashable:
-    """Return what calls must have in common, beside their fit key, for a row to come out the same to the last bit.
+    """Return what calls must share, in addition to their batch key, for bit-identical rows.
 
-    What is padded, or comes in a list, depends on the longest of its company; a mask that was given may be dropped
-    by the code where it hides nothing.
+    Padded and listed arguments depend on the longest of the batch. The model can drop a given mask that hides nothing.
     """
     key = []
     for name, value in arguments.items():
@@ -75,83 +73,83 @@ def exact_key(rules: StackingRules, arguments: Arguments) -> Hashable:
     return frozenset(key)
 
 
-def is_nothing(value: Any) -> bool:
-    """Tell whether an argument is as good as left out: some pipelines give no options, some an empty dict of them."""
+def is_omitted(value: Any) -> bool:
+    """Return whether an argument equals an omitted one: some pipelines pass no options, others an empty dict."""
     return value is None or (isinstance(value, dict) and not value)
 
 
-def _tree_fit(value: Any) -> Hashable:
+def _tree_key(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
         return (value.shape[1:], value.dtype)
     if isinstance(value, Mapping):
-        return ("dict", frozenset((name, _tree_fit(item)) for name, item in value.items()))
+        return ("dict", frozenset((name, _tree_key(item)) for name, item in value.items()))
     if isinstance(value, list | tuple):
-        return ("list", tuple(_tree_fit(item) for item in value))
-    return _value_fit(value)
+        return ("list", tuple(_tree_key(item) for item in value))
+    return _value_key(value)
 
 
-def _whole_fit(value: Any) -> Hashable:
-    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else _value_fit(value)
+def _shape_key(value: Any) -> Hashable:
+    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else _value_key(value)
 
 
-def _padded_fit(value: torch.Tensor) -> Hashable:
+def _padded_key(value: torch.Tensor) -> Hashable:
     return (value.shape[2:], value.dtype)
 
 
-def _listed_fit(value: Sequence[torch.Tensor]) -> Hashable:
+def _listed_key(value: Sequence[torch.Tensor]) -> Hashable:
     return frozenset((item.ndim, item.dtype) for item in value)
 
 
-def _repeated_fit(value: Sequence[Any]) -> Hashable:
-    entries = {_value_fit(item) for item in value}
+def _repeated_key(value: Sequence[Any]) -> Hashable:
+    entries = {_value_key(item) for item in value}
     return entries.pop() if len(entries) == 1 else ("object", id(value))
 
 
-_READ: dict[int, tuple[weakref.ref[torch.Tensor], int, bytes]] = {}  # by id, as long as the tensor lives
+_DIGESTS: dict[int, tuple[weakref.ref[torch.Tensor], int, bytes]] = {}  # by id, while the tensor lives
 
 
-def _same_fit(value: Any) -> Hashable:
+def _content_key(value: Any) -> Hashable:
     if not isinstance(value, torch.Tensor):
-        return _value_fit(value)
+        return _value_key(value)
     key = id(value)
-    known = _READ.get(key)
+    known = _DIGESTS.get(key)
     if known is None or known[0]() is not value or known[1] != value._version:
         content = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
         digest = hashlib.blake2b(content, digest_size=16).digest()
-        known = (weakref.ref(value, lambda _gone: _READ.pop(key, None)), value._version, digest)
-        _READ[key] = known
+        known = (weakref.ref(value, lambda _gone: _DIGESTS.pop(key, None)), value._version, digest)
+        _DIGESTS[key] = known
     return (value.shape, value.dtype, known[2])
 
 
-def _cache_fit(value: Any) -> Hashable:
+def _cache_key(value: Any) -> Hashable:
     idle = all(layer.mode in (None, "skip") for layer in value.caches)
     return None if idle else ("object", id(value))
 
 
-def _rows_fit(value: Any) -> Hashable:
+def _rows_key(value: Any) -> Hashable:
     return value.dtype if isinstance(value, torch.Tensor) else "number"
 
 
-def _value_fit(value: Any) -> Hashable:
+def _value_key(value: Any) -> Hashable:
     if isinstance(value, PLAIN):
         return (type(value), value)
     if isinstance(value, Mapping):
-        return ("dict", frozenset((name, _value_fit(item)) for name, item in value.items()))
+        return ("dict", frozenset((name, _value_key(item)) for name, item in value.items()))
     if isinstance(value, list | tuple):
-        return ("list", tuple(_value_fit(item) for item in value))
-    return ("object", id(value))  # a tensor too: only the very same one is surely equal
+        return ("list", tuple(_value_key(item) for item in value))
+    return ("object", id(value))  # tensors too: comparing values would wait for the device
 
 
-# What has no entry may be there in one call and not in another.
-FITS: dict[Kind, Callable[[Any], Hashable]] = {
-    Kind.STACKED: _tree_fit,
-    Kind.GROUPED: _tree_fit,
-    Kind.SHARED: _whole_fit,
-    Kind.PADDED: _padded_fit,
-    Kind.LISTED: _listed_fit,
-    Kind.ROWS: _rows_fit,
-    Kind.EQUAL: _value_fit,
-    Kind.SAME: _same_fit,
-    Kind.REPEATED: _repeated_fit,
-    Kind.CACHE: _cache_fit,
+# A kind without an entry does not affect the key: such an argument can be given in one call and omitted in another.
+KEYS: dict[Kind, Callable[[Any], Hashable]] = {
+    Kind.STACKED: _tree_key,
+    Kind.GROUPED: _tree_key,
+    Kind.SHARED: _shape_key,
+    Kind.PADDED: _padded_key,
+    Kind.LISTED: _listed_key,
+    Kind.ROWS: _rows_key,
+    Kind.EQUAL: _value_key,
+    Kind.SAME: _content_key,
+    Kind.REPEATED: _repeated_key,
+    Kind.CACHE: _cache_key,
 }

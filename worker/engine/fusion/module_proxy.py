@@ -1,7 +1,7 @@
-"""Meeting points: where the greenlets of several pictures wait for each other.
+"""Module proxies: stand-ins for shared modules inside an image task's pipeline.
 
-A picture's pipeline sees a `Proxy` in the place of each module. Calling it parks the picture's greenlet with its
-arguments; the hub runs the real module for all that fit together and resumes each with its own rows.
+A call at a proxy parks the image task's greenlet with the arguments. The engine runs the real module once for all
+parked calls with the same batch key, and resumes each greenlet with its rows of the output.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from typing import Any
 import greenlet
 import torch
 
-from worker.engine.fusion.architectures import ARCHITECTURES, DENOISERS, Kind, StackingRules
-from worker.engine.fusion.batch_key import batch_key, complete, count_rows, exact_key
-from worker.engine.fusion.stacking import Stacker, mapped
+from shared.mixing import DENOISERS
+from worker.engine.fusion.architectures import ARCHITECTURES
+from worker.engine.fusion.batch_key import add_substitutes, batch_key, count_rows, exact_key
+from worker.engine.fusion.stacking import Stacker, map_tensors
+from worker.engine.fusion.stacking_rules import Kind, StackingRules
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
 
 
 class Stage(IntEnum):
-    """What a module does for a picture, in the order in which the hub serves those who wait.
+    """What a module does for an image task, in the order in which parked calls are served.
 
-    Encoding goes first, so that a newcomer reaches the denoiser while its companions wait there; decoding next,
-    so that a finished picture leaves at once, unless it is patient.
+    Encoding is first, so that a new task reaches the denoiser while its batch mates are parked there. Decoding is
+    second, so that a finished image leaves at once, unless the selection delays it for a larger forward.
     """
 
     ENCODE = 0
@@ -36,11 +38,11 @@ class Stage(IntEnum):
 
 
 class SharedMethod:
-    """One method of one shared module, and how calls of it are fused.
+    """One method of a shared module, and how its calls are fused.
 
-    `solo_reason` says why they are not, None if they are. `cast` is the dtype that floating inputs are brought to.
-    `adapters` are those attached to the module. A `lean` denoiser or decoder of pictures runs in inference mode, which
-    saved 5% of a small UNet's forward on a CPU, and 12% of its VAE's.
+    `solo_reason` says why its calls are not fused, None if they are. Floating inputs are cast to `cast`. `adapters`
+    are those attached to the module. With `lean` a denoiser or an image decoder runs in inference mode, which saved
+    5% of a small UNet's forward on a CPU and 12% of its VAE's.
     """
 
     def __init__(
@@ -73,44 +75,44 @@ class SharedMethod:
         self._names = [item.name for item in parameters if item.kind in positional]
         self._defaults = {item.name: item.default for item in parameters}
 
+    def __str__(self) -> str:
+        return f"{self.name} ({self.architecture})"
+
     @property
-    def takes_lists(self) -> bool:
-        """Whether each row is an entry of a list, and may have a shape of its own."""
+    def mixes_shapes(self) -> bool:
+        """Whether each row is an entry of a list and can have its own shape."""
         if self.stacker is None:
             return False
         rules = self.stacker.rules
         return rules.arguments[rules.rows].kind is Kind.LISTED
 
-    def __str__(self) -> str:
-        return f"{self.name} ({self.architecture})"
-
     @property
-    def unruled(self) -> bool:
-        """Whether this is a denoiser of an architecture that has no rules, and that were not tried without."""
+    def needs_inferred_rules(self) -> bool:
+        """Whether this is a denoiser of an unlisted architecture for which no rules were inferred yet."""
         return self.stage is Stage.DENOISE and self.stacker is None and not self.inferred and self._rules is None
 
-    def adopt(self, rules: StackingRules) -> None:
-        """Fuse by rules that were inferred, until they are refused."""
+    def use_inferred(self, rules: StackingRules) -> None:
+        """Fuse by inferred rules, until `disable_fusing`."""
         self.stacker, self.inferred, self.solo_reason = Stacker(rules), True, None
 
+    def disable_fusing(self, reason: str) -> None:
+        """Run calls one by one from now on."""
+        self.stacker = None
+        self.solo_reason = reason
+
     def compile(self, backend: str) -> None:
-        """Run the module as torch compiles it, at its first calls, from now on."""
+        """Run the module compiled from now on; torch compiles it at its first calls."""
         if self.method == "forward":
             self._real = torch.compile(self.module, backend=backend)
             self.compiled = True
 
     def uncompile(self) -> None:
-        """Run the module as it is."""
+        """Run the module eagerly."""
         if self.compiled:
             self._real, self.compiled = self.module, False
 
-    def refuse(self, reason: str) -> None:
-        """Run the calls of this point one by one from now on."""
-        self.stacker = None
-        self.solo_reason = reason
-
-    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a call's arguments by name, without those that are at their default."""
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a call's arguments by name, without those at their default."""
         arguments = dict(zip(self._names, args, strict=False))
         arguments.update(kwargs)
         return {name: value for name, value in arguments.items() if value is not self._defaults.get(name, self)}
@@ -120,15 +122,18 @@ class SharedMethod:
         if self.cast is not None:
             args = tuple(_cast(value, self.cast) for value in args)
             kwargs = {name: _cast(value, self.cast) for name, value in kwargs.items()}
-        if not self.lean or self._makes_videos((*args, *kwargs.values())):
+        if not self.lean or self._decodes_video((*args, *kwargs.values())):
             return self._real(*args, **kwargs)
         with torch.inference_mode():
             output = self._real(*args, **kwargs)
-        return _plain(output)
+        # Pipelines can change outputs in place, which inference tensors do not allow.
+        return map_tensors(output, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
 
-    def _makes_videos(self, given: tuple[Any, ...]) -> bool:
-        """Tell whether latents [rows, channels, frames, height, width] are decoded: frames are not held twice."""
-        return self.stage is Stage.DECODE and any(isinstance(value, torch.Tensor) and value.ndim > 4 for value in given)
+    def _decodes_video(self, values: tuple[Any, ...]) -> bool:
+        """Return whether latents [rows, channels, frames, height, width] are decoded: frames are not copied."""
+        return self.stage is Stage.DECODE and any(
+            isinstance(value, torch.Tensor) and value.ndim > 4 for value in values
+        )
 
 
 def _stage(component: str, method: str) -> Stage:
@@ -141,19 +146,14 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def _plain(tree: Any) -> Any:
-    """Return a copy that pipelines may change in place, as they may not with what inference mode made."""
-    return mapped(tree, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
-
-
 class ParkedCall:
-    """A parked call: the arguments as the pipeline gave them, how many rows they are, whom they fit with.
+    """A call that waits at a module proxy: its arguments, its number of rows, its batch key.
 
-    `since_s` is `time.monotonic()` of when it was parked.
+    `since_s` is `time.monotonic()` of parking.
     """
 
-    def __init__(self, point: SharedMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.shared_method = point
+    def __init__(self, shared_method: SharedMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.shared_method = shared_method
         self.args = args
         self.kwargs = kwargs
         self.autocast: tuple[str, torch.dtype] | None = None
@@ -162,27 +162,25 @@ class ParkedCall:
         self.since_s = time.monotonic()
         self.rows = 1
         self.arguments: dict[str, Any] = {}
-        self.batch_key: Hashable = (id(point), id(self))
+        self.batch_key: Hashable = (id(shared_method), id(self))
         self.read_rules()
 
     def read_rules(self) -> None:
-        """Work out, by the rules of its point, how many rows the call has and whom it fits with."""
+        """Set the number of rows and the batch key by the rules of the shared method."""
         stacker = self.shared_method.stacker
         if stacker is not None:
-            self.arguments = complete(stacker.rules, self.shared_method.named(self.args, self.kwargs))
+            self.arguments = add_substitutes(stacker.rules, self.shared_method.bind(self.args, self.kwargs))
             self.rows = count_rows(stacker.rules, self.arguments)
             self.batch_key = (id(self.shared_method), batch_key(stacker.rules, self.arguments), self.autocast)
 
     @property
     def exact_batch_key(self) -> Hashable:
-        """Equal for calls that may share a forward whose rows come out the same to the last bit."""
-        exact = (
-            None if self.shared_method.stacker is None else exact_key(self.shared_method.stacker.rules, self.arguments)
-        )
-        return (self.batch_key, self.rows, exact)
+        """Equal for calls that can share a forward with bit-identical rows."""
+        stacker = self.shared_method.stacker
+        return (self.batch_key, self.rows, None if stacker is None else exact_key(stacker.rules, self.arguments))
 
-    def wear(self, adapter: AdapterKey) -> None:
-        """Have the rows take the adapters of a picture, as far as they change this module."""
+    def set_adapter(self, adapter: AdapterKey) -> None:
+        """Apply the adapters of an image task to the rows, if they change this module."""
         adapters = self.shared_method.adapters
         if adapters.changed_by(adapter):
             self.adapter = adapter
@@ -190,43 +188,47 @@ class ParkedCall:
                 self.batch_key = (self.batch_key, adapter)
 
     def finite(self) -> torch.Tensor:
-        """Return, on its device, whether the first tensor of the call holds finite values alone."""
+        """Return, as a tensor on its device, whether all values of the call's first tensor are finite."""
         for value in (*self.args, *self.kwargs.values()):
             if isinstance(value, torch.Tensor):
                 return torch.isfinite(value).all()
         return torch.tensor(True)
 
     def run(self) -> Any:
-        """Run this call by itself, exactly as the pipeline made it."""
+        """Run this call by itself, with the pipeline's own arguments."""
         return self.shared_method.run(*self.args, **self.kwargs)
 
 
-def _meet(point: SharedMethod, *args: Any, **kwargs: Any) -> Any:
-    hub = greenlet.getcurrent().parent
-    if hub is None:  # not inside a picture: nobody to meet
-        return point.run(*args, **kwargs)
-    return hub.switch(ParkedCall(point, args, kwargs))
+def _park(shared_method: SharedMethod, *args: Any, **kwargs: Any) -> Any:
+    engine = greenlet.getcurrent().parent
+    if engine is None:  # outside an image task
+        return shared_method.run(*args, **kwargs)
+    return engine.switch(ParkedCall(shared_method, args, kwargs))
 
 
 class ModuleProxy:
-    """Stands for a shared module inside one picture's pipeline.
+    """Stand-in for a shared module inside the pipeline of one image task.
 
-    It passes for the module's class, gives out its attributes, meets the others at its methods, and does not let
-    a pipeline move, cast or reset what others use. `dtype` is what pipelines take for the module's.
+    It has the module's class and attributes, parks calls of its shared methods, and ignores a pipeline's attempts to
+    move, cast or reset the module. `dtype` is the dtype that pipelines see.
     """
 
     def __init__(
-        self, module: torch.nn.Module, points: Mapping[str, SharedMethod], device: torch.device, dtype: torch.dtype
+        self,
+        module: torch.nn.Module,
+        shared_methods: Mapping[str, SharedMethod],
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self._module = module
         self.device = device
         self.dtype = dtype
-        if hasattr(module, "config"):  # pipelines ask for it at each step
+        if hasattr(module, "config"):  # pipelines read it at each step
             self.config = module.config
-        for name, point in points.items():
-            setattr(self, name, partial(_meet, point))
+        for name, shared_method in shared_methods.items():
+            setattr(self, name, partial(_park, shared_method))
 
-    @property  # type: ignore[misc]  # isinstance() asks for it
+    @property  # type: ignore[misc]  # isinstance() reads it
     def __class__(self) -> type:
         return type(self._module)
 
@@ -237,7 +239,7 @@ class ModuleProxy:
         return getattr(self._module, name)
 
     def modules(self) -> Iterator[torch.nn.Module]:
-        """Show none: pipelines walk them to find hooks and adapters, which are the engine's affair."""
+        """Yield nothing: pipelines search modules for hooks and adapters, which the engine manages."""
         return iter(())
 
     def to(self, *_args: Any, **_kwargs: Any) -> ModuleProxy:
@@ -246,7 +248,7 @@ class ModuleProxy:
     half = float = cpu = cuda = eval = train = requires_grad_ = to
 
     @contextmanager
-    def cache_context(self, _name: str, **_facts: Any) -> Iterator[None]:
+    def cache_context(self, _name: str, **_options: Any) -> Iterator[None]:
         """Do nothing: caches between steps assume one caller."""
         yield
 
@@ -260,9 +262,10 @@ METHODS = ("forward", "encode", "decode")
 def shared_methods_of(
     component: str, module: torch.nn.Module, *, cast: torch.dtype | None = None, lean: bool = False
 ) -> dict[str, SharedMethod]:
-    """Return the meeting points of a module: its forward, and encode and decode where it has them."""
-    methods = [method for method in METHODS if hasattr(module, method)]
+    """Return the shared methods of a module: `forward`, and `encode` and `decode` where it has them."""
     adapters = RowAdapters(module)
     return {
-        method: SharedMethod(component, method, module, cast=cast, lean=lean, adapters=adapters) for method in methods
+        method: SharedMethod(component, method, module, cast=cast, lean=lean, adapters=adapters)
+        for method in METHODS
+        if hasattr(module, method)
     }

@@ -1,141 +1,149 @@
-"""The check at load: do fused rows come out as the same rows alone? What fails it runs unfused, and says so."""
+"""The self-check at load: fused rows must equal the rows of single calls; otherwise the method runs unfused.
+
+Rules of architectures that have none are inferred from the calls of the check. Sample jobs also serve the warm-up and
+the model probe.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
 import torch
+from PIL import Image
 
 from shared.config.models_file import ModelSpec
 from shared.errors import JobError
-from worker.engine.fusion.image_task import ImageTask, forward
-from worker.engine.fusion.inferred_rules import infer_rules
+from shared.job import InputRef, Job, Task
+from worker.engine.fusion.batch_key import Arguments, is_omitted
+from worker.engine.fusion.fused_call import run_fused
+from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
+from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import prepare_inputs
-from worker.engine.pipelines.model_cache import LoadedModel
-from worker.engine.pipelines.sample_jobs import sample_files, sample_job
+from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.task_pipelines import takes_last_image
+from worker.engine.protocol import InputFiles
 
 log = structlog.get_logger()
 
-# Largest difference allowed, relative to the largest value. Kernels sum in another order for another number of
-# rows; what that does depends on the precision alone, while a wrong rule is off by much more.
+# Largest difference allowed, relative to the largest value. Kernels sum in another order for another number of rows,
+# which has an effect of the dtype's precision; a wrong rule has a much larger one.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-# Two of one length, for architectures that fuse no others.
+# Two have the same length, for architectures that fuse only those.
 PROMPTS = ("a lighthouse", "a very small red boat beside two lighthouses in the morning", "rain", "snow")
 
 
 def run_self_check(model: LoadedModel, device: torch.device) -> None:
-    """Make a few pictures with every ruled forward run both ways; refuse the rules that do not hold.
+    """Run sample jobs with every forward both fused and call by call; disable fusing where the outputs differ.
 
-    They are the smallest that are allowed or, where a pipeline fails at those, of the model's usual size. A denoiser
-    without rules is tried with inferred ones.
+    The images have the smallest allowed size or, where a pipeline fails at that, the model's default size.
     """
-    limits, usual = model.spec.limits, model.spec.defaults
+    limits, defaults = model.spec.limits, model.spec.defaults
     side = -(-limits.min_side // limits.multiple_of) * limits.multiple_of
     verified: set[SharedMethod] = set()
     error: JobError | None = None
-    for size in dict.fromkeys(((side, side), (usual.width, usual.height))):
-        error = _run_both_ways(_pictures(model, size), device, verified)
+    for size in dict.fromkeys(((side, side), (defaults.width, defaults.height))):
+        error = _run_both_ways(_sample_tasks(model, size), device, verified)
         if error is None:
             break
     if error is not None:
-        _refuse_unverified(model, verified, error)
-    _settle_unseen(model, verified)
+        _disable_unverified(model, verified, error)
+    _settle_denoisers(model, verified)
     model.release_tensors()
 
 
-def _run_both_ways(pictures: Sequence[ImageTask], device: torch.device, verified: set[SharedMethod]) -> JobError | None:
-    """Run `pictures` to their ends, adding to `verified` what held; returns the error of one that failed."""
-    for picture in pictures:
-        picture.start(device)
-    while parked := [picture for picture in pictures if picture.call is not None]:
-        calls = [picture.call for picture in parked if picture.call is not None]
-        _infer_rules(calls)
-        lead = min(
-            calls, key=lambda call: call.shared_method.stage
-        )  # all encode first, so that all meet at the denoiser
-        together = [at for at, call in enumerate(calls) if call.batch_key == lead.batch_key]
-        outcomes = _both_ways([calls[at] for at in together], verified)
-        for at, outcome in zip(together, outcomes, strict=True):
-            parked[at].resume(device, outcome)
-    return next((picture.error for picture in pictures if picture.error is not None), None)
+def _run_both_ways(tasks: Sequence[ImageTask], device: torch.device, verified: set[SharedMethod]) -> JobError | None:
+    """Run `tasks` to their ends, adding verified methods to `verified`; return the error of one that failed."""
+    for task in tasks:
+        task.start(device)
+    while parked := [(task, task.call) for task in tasks if task.call is not None]:
+        calls = [call for _, call in parked]
+        _infer_missing_rules(calls)
+        first = min(calls, key=lambda call: call.shared_method.stage)  # all encode first, to denoise together
+        batch = [(task, call) for task, call in parked if call.batch_key == first.batch_key]
+        outcomes = _check_batch([call for _, call in batch], verified)
+        for (task, _), outcome in zip(batch, outcomes, strict=True):
+            task.resume(device, outcome)
+    return next((task.error for task in tasks if task.error is not None), None)
 
 
-def _infer_rules(calls: Sequence[ParkedCall]) -> None:
-    for point in {call.shared_method for call in calls if call.shared_method.unruled}:
-        parked = [call for call in calls if call.shared_method is point]
-        rules = infer_rules([point.named(call.args, call.kwargs) for call in parked]) if len(parked) > 1 else None
+def _infer_missing_rules(calls: Sequence[ParkedCall]) -> None:
+    for method in {call.shared_method for call in calls if call.shared_method.needs_inferred_rules}:
+        parked = [call for call in calls if call.shared_method is method]
+        rules = infer_rules([method.bind(call.args, call.kwargs) for call in parked]) if len(parked) > 1 else None
         if rules is not None:
-            point.adopt(rules)
+            method.use_inferred(rules)
             for call in parked:
                 call.read_rules()
 
 
-def _settle_unseen(model: LoadedModel, verified: set[SharedMethod]) -> None:
-    for point in model.shared_methods:
-        if point.stacker is None or point.stage is not Stage.DENOISE:
+def _settle_denoisers(model: LoadedModel, verified: set[SharedMethod]) -> None:
+    for method in model.shared_methods:
+        if method.stacker is None or method.stage is not Stage.DENOISE:
             continue
-        if not point.inferred:
-            if point not in verified:  # proven by its parity test alone
-                log.info("self_check_saw_no_pair", model=model.spec.id, point=str(point))
-        elif point in verified:
-            log.info("rules_inferred", model=model.spec.id, point=str(point))
+        if not method.inferred:
+            if method not in verified:  # only its parity test verifies it
+                log.info("self_check_saw_no_pair", model=model.spec.id, method=str(method))
+        elif method in verified:
+            log.info("rules_inferred", model=model.spec.id, method=str(method))
         else:
-            point.refuse(f"{point.architecture} has no stacking rule, and no two calls of it fitted to infer one")
+            method.disable_fusing(f"{method.architecture} has no stacking rule, and no two calls matched to infer one")
 
 
-def _pictures(model: LoadedModel, size: tuple[int, int]) -> list[ImageTask]:
+def _sample_tasks(model: LoadedModel, size: tuple[int, int]) -> list[ImageTask]:
     tasks = list(model.templates)
-    pictures = []
+    image_tasks = []
     for at, prompt in enumerate(PROMPTS):
         task = tasks[at % len(tasks)]
-        own_size = _other(size, model.spec) if at % 2 else size
-        job = sample_job(model.spec, task, at, prompt, own_size).model_copy(update={"steps": 2 + at // len(tasks)})
+        job = sample_job(model.spec, task, at, prompt, _mixed_size(size, model.spec) if at % 2 else size)
+        job = job.model_copy(update={"steps": 2 + at // len(tasks)})
         if job.images and takes_last_image(model.templates[task]):
             job = job.model_copy(update={"last_image": job.images[0]})
-        pictures.append(model.image_task(job, 0, prepare_inputs(job, sample_files(job)), StepCounter(lambda: None)))
-    return pictures
+        inputs = prepare_inputs(job, sample_files(job))
+        image_tasks.append(model.image_task(job, 0, inputs, StepCounter(lambda: None)))
+    return image_tasks
 
 
-def _other(size: tuple[int, int], spec: ModelSpec) -> tuple[int, int]:
-    """Return a size that shares forwards with `size`: another one where the model mixes them."""
+def _mixed_size(size: tuple[int, int], spec: ModelSpec) -> tuple[int, int]:
+    """Return a size that shares forwards with `size`: a different one where the model mixes sizes."""
     wider = (size[0] + spec.limits.multiple_of, size[1])
     return wider if "size" in spec.mixed_fields and spec.limits.allows_size(*wider) else size
 
 
-def _both_ways(calls: Sequence[ParkedCall], verified: set[SharedMethod]) -> list[Any]:
+def _check_batch(calls: Sequence[ParkedCall], verified: set[SharedMethod]) -> list[Any]:
+    """Return the outputs of the single calls; compare them with those of one fused forward."""
+    method = calls[0].shared_method
     try:
-        solo = [call.run() for call in calls]
+        singles = [call.run() for call in calls]
     except (RuntimeError, ValueError, TypeError) as error:
-        return [JobError(f"{calls[0].shared_method}: {error}")] * len(calls)
-    point = calls[0].shared_method
-    if point.stacker is not None and len(calls) > 1:
-        reason = _difference(calls, solo)
+        return [JobError(f"{method}: {error}")] * len(calls)
+    if method.stacker is not None and len(calls) > 1:
+        reason = _difference(calls, singles)
         if reason is None:
-            verified.add(point)
+            verified.add(method)
         else:
-            without = "has no stacking rule, and with an inferred one " if point.inferred else ""
-            point.refuse(f"{point.architecture} {without}failed its self-check: {reason}")
-            log.warning("runs_unfused", point=str(point), reason=reason)
-    return solo
+            inferred = "has no stacking rule, and with an inferred one " if method.inferred else ""
+            method.disable_fusing(f"{method.architecture} {inferred}failed its self-check: {reason}")
+            log.warning("fusing_disabled", method=str(method), reason=reason)
+    return singles
 
 
-def _difference(calls: Sequence[ParkedCall], solo: Sequence[Any]) -> str | None:
+def _difference(calls: Sequence[ParkedCall], singles: Sequence[Any]) -> str | None:
     try:
-        fused = forward(calls)
-    except Exception as error:  # whatever a wrong rule provokes, the model still runs unfused
+        fused = run_fused(calls)
+    except Exception as error:  # with a wrong rule anything can fail; the model still runs unfused
         return f"the fused forward raised {type(error).__name__}"
-    for mine, theirs in zip(_leaves(solo), _leaves(fused), strict=True):
-        if mine.shape != theirs.shape:
-            return f"fused rows have shape {tuple(theirs.shape)} instead of {tuple(mine.shape)}"
-        if mine.numel() and mine.is_floating_point():
-            largest = max(float(mine.abs().max()), 1e-6)
-            off = float((mine.float() - theirs.float()).abs().max()) / largest
-            if not off <= TOLERANCE.get(mine.dtype, TOLERANCE[torch.bfloat16]):
+    for expected, actual in zip(_leaves(singles), _leaves(fused), strict=True):
+        if expected.shape != actual.shape:
+            return f"fused rows have shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+        if expected.numel() and expected.is_floating_point():
+            largest = max(float(expected.abs().max()), 1e-6)
+            off = float((expected.float() - actual.float()).abs().max()) / largest
+            if not off <= TOLERANCE.get(expected.dtype, TOLERANCE[torch.bfloat16]):
                 return f"fused rows are off by {off:.1e} of the largest value"
     return None
 
@@ -146,14 +154,100 @@ def _leaves(tree: Any) -> list[torch.Tensor]:
     if hasattr(tree, "parameters"):  # a distribution
         return _leaves(tree.parameters)
     if isinstance(tree, dict):
-        return [leaf for item in tree.values() for leaf in _leaves(item)]
-    if isinstance(tree, list | tuple):
-        return [leaf for item in tree for leaf in _leaves(item)]
-    return []
+        tree = list(tree.values())
+    return [leaf for item in tree for leaf in _leaves(item)] if isinstance(tree, list | tuple) else []
 
 
-def _refuse_unverified(model: LoadedModel, verified: set[SharedMethod], error: JobError) -> None:
+def _disable_unverified(model: LoadedModel, verified: set[SharedMethod], error: JobError) -> None:
     log.warning("self_check_incomplete", model=model.spec.id, error=error.message)
-    for point in model.shared_methods:
-        if point.stacker is not None and point not in verified:
-            point.refuse(f"the self-check of {point.architecture} could not run")
+    for method in model.shared_methods:
+        if method.stacker is not None and method not in verified:
+            method.disable_fusing(f"the self-check of {method.architecture} could not run")
+
+
+def infer_rules(calls: Sequence[Arguments]) -> StackingRules | None:
+    """Return rules inferred from `calls`, None if the number of rows is unclear.
+
+    The first argument that is a tensor of three or more dimensions has one entry per row in dim 0. Values with as many
+    entries are stacked, numbers become one per row, and other tensors must have equal values. Nothing is padded: the
+    arguments do not show whether a mask hides the padding.
+    """
+    rows = next((name for name, value in calls[0].items() if _is_batch(value)), None)
+    if rows is None or not all(_is_batch(call.get(rows)) for call in calls):
+        return None
+    counts = [call[rows].shape[0] for call in calls]
+    names = dict.fromkeys(name for call in calls for name in call)
+    kinds = {name: _infer_kind([call.get(name) for call in calls], counts) for name in names}
+    return StackingRules(rows, {name: Argument(kind) for name, kind in kinds.items() if kind is not Kind.EQUAL})
+
+
+def _is_batch(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim >= 3
+
+
+def _infer_kind(values: Sequence[Any], counts: Sequence[int]) -> Kind:
+    """Return the kind of one argument, from its value in each call and the rows of each call."""
+    given = [(value, count) for value, count in zip(values, counts, strict=True) if not is_omitted(value)]
+    if not given:
+        return Kind.EQUAL
+    if all(_is_number(value) for value, _ in given):
+        return Kind.ROWS
+    if all(_has_rows(value, count) for value, count in given):
+        return Kind.STACKED
+    return Kind.SAME if all(isinstance(value, torch.Tensor) for value, _ in given) else Kind.EQUAL
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.ndim == 0
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _has_rows(value: Any, count: int) -> bool:
+    """Return whether all tensors in `value`, at least one, have `count` entries."""
+    if isinstance(value, torch.Tensor):
+        return value.ndim > 0 and value.shape[0] == count
+    items = list(value.values()) if isinstance(value, Mapping) else value
+    if not isinstance(items, list | tuple):
+        return False
+    leaves = [item for item in items if item is not None]
+    return bool(leaves) and all(_has_rows(item, count) for item in leaves)
+
+
+def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: tuple[int, int]) -> Job:
+    """Return a job of two steps for one image or video of `spec`; `at` is its id and seed."""
+    limits, defaults = spec.limits, spec.defaults
+    width, height = size
+    ref = InputRef(id="sample", key="", content_type="image/png", bytes=0, width=width, height=height)
+    has_image = task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
+    return Job(
+        id=f"sample-{at}",
+        tenant="sample",
+        created_at_ms=0,
+        model=spec.id,
+        width=width,
+        height=height,
+        # One group of frames after the first frame, or as many as are allowed.
+        frames=min(limits.frames_multiple + 1, limits.max_frames) if task.makes_video else 1,
+        fps=defaults.fps if task.makes_video else None,
+        layers=0 if task.makes_video else defaults.layers,
+        reference_sizes=(spec.references.size_for(width, height),) if task is Task.EDIT else (),
+        task=task,
+        prompt=prompt,
+        seed=at,
+        steps=2,
+        guidance_scale=defaults.guidance_scale,
+        guidance_scale_2=defaults.guidance_scale_2,
+        strength=1.0 if task.has_strength else None,
+        images=(ref,) if has_image else (),
+        mask=ref if task is Task.INPAINT else None,
+    )
+
+
+def sample_files(job: Job) -> InputFiles:
+    """Return an image file for each input of a sample job."""
+    file = io.BytesIO()
+    Image.radial_gradient("L").save(file, "PNG")
+    data = file.getvalue()
+    mask, last = (None if ref is None else data for ref in (job.mask, job.last_image))
+    return InputFiles(images=(data,) * len(job.images), mask=mask, last_image=last)

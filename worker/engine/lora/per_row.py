@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from shared.job import Adapter
 from shared.mixing import ADAPTERS_PER_ROW
 from worker.engine.fusion.batch_key import StackingError
-from worker.engine.lora.files import Changes, LowRank
+from worker.engine.lora.adapter_files import Changes, LowRank
 
 # What tells apart what is added to a job's forwards: its adapters and their scales; empty for none.
 AdapterKey = tuple[tuple[str, float], ...]

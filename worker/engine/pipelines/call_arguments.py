@@ -14,7 +14,7 @@ from shared.job import Job, Task
 from worker.engine.channel import shared_array
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.input_images import InputImages
-from worker.engine.pipelines.task_pipelines import accepted_by, takes_last_image
+from worker.engine.pipelines.task_pipelines import call_parameters, takes_last_image
 from worker.engine.protocol import Audio, Output, Pixels
 
 ALWAYS_LISTED = ("GlmImagePipeline",)  # takes a list of pictures even where it is one
@@ -26,7 +26,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
 
     Raises `InferenceFailed` that names an input picture which the model does not take, or lacks.
     """
-    accepted = accepted_by(pipeline)
+    accepted = call_parameters(pipeline)
     _check_last_image(pipeline, job)
     wanted: dict[str, Any] = {
         "prompt": job.prompt,
@@ -114,7 +114,7 @@ def set_guidance(pipeline: Pipeline, job: Job) -> None:
         guider.guidance_scale = job.guidance_scale
 
 
-def scheduler_named(name: str, own: Any) -> Any:
+def make_scheduler(name: str, own: Any) -> Any:
     """Return a scheduler of diffusers' class `name`, configured as the model's own one."""
     found = getattr(diffusers, name, None)
     if not (isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin)):

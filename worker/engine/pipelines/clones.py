@@ -139,7 +139,7 @@ def _meeting_class(base: Any, device: torch.device) -> Any:
     return type(base.__name__, (base,), namespace)
 
 
-def remember_signatures(module: torch.nn.Module) -> None:
+def cache_signatures(module: torch.nn.Module) -> None:
     """Have the signatures of a model's attention processors at hand.
 
     Attention layers of diffusers ask for `inspect.signature(processor.__call__)` at each call, and working it out took

@@ -34,7 +34,7 @@ def preview_steps(steps: int, count: int) -> tuple[int, ...]:
     return tuple(max(1, (at * steps) // (count + 1)) for at in range(1, count + 1))
 
 
-def previewing(job: Job, steps: StepCounter) -> Callback:
+def preview_callback(job: Job, steps: StepCounter) -> Callback:
     """Return what a pipeline is to call after each step so that `steps` gets the previews that `job` asks for."""
 
     def after_step(pipeline: Any, index: int, _time: Any, tensors: dict[str, Any]) -> dict[str, Any]:

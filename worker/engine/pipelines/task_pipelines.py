@@ -34,7 +34,7 @@ _SIBLINGS: Mapping[tuple[str, Task], str] = {
 
 def pipeline_for(task: Task, pipeline: Pipeline) -> Pipeline:
     """Return a pipeline of the same modules that does `task`, or raise `ModelUnavailable`."""
-    if does(task, pipeline):
+    if supports(task, pipeline):
         return pipeline
     sibling = _SIBLINGS.get((type(pipeline).__name__, task))
     try:
@@ -46,14 +46,14 @@ def pipeline_for(task: Task, pipeline: Pipeline) -> Pipeline:
             raise ValueError("there is no other")
     except ValueError as error:
         raise ModelUnavailable(f"{type(pipeline).__name__} has no form for {task.value}: {error}") from error
-    if not does(task, other):
+    if not supports(task, other):
         raise ModelUnavailable(f"{type(other).__name__} does not do {task.value}")
     return other
 
 
-def does(task: Task, pipeline: Pipeline) -> bool:
+def supports(task: Task, pipeline: Pipeline) -> bool:
     """Tell whether a pipeline's call takes what `task` brings, and needs nothing else."""
-    accepted = accepted_by(pipeline)
+    accepted = call_parameters(pipeline)
     if task.makes_video != ("num_frames" in accepted):
         return False
     if task in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO):
@@ -67,7 +67,7 @@ def does(task: Task, pipeline: Pipeline) -> bool:
 def takes_last_image(pipeline: Pipeline) -> bool | None:
     """Tell whether a pipeline of videos takes the picture to end with: False if not, True if it needs it, else None."""
     own, denoiser = (getattr(part, "config", None) for part in (pipeline, getattr(pipeline, "transformer", None)))
-    if "last_image" not in accepted_by(pipeline) or getattr(own, "expand_timesteps", False):
+    if "last_image" not in call_parameters(pipeline) or getattr(own, "expand_timesteps", False):
         return False
     if getattr(denoiser, "image_dim", None) is None:  # the pictures come as latents only, and one may be missing
         return None
@@ -97,7 +97,7 @@ def _remade(pipeline: Pipeline, other_class: Pipeline) -> Pipeline:
     return other_class(**{item.name: have[item.name] for item in needed if item.name in have})
 
 
-def accepted_by(pipeline: Pipeline) -> Mapping[str, inspect.Parameter]:
+def call_parameters(pipeline: Pipeline) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a pipeline's call, by name."""
     return _parameters(pipeline.__class__)
 

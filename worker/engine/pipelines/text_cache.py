@@ -1,122 +1,115 @@
-"""Texts encoded once: the output of a text encoder is kept for jobs that give it the same tokens.
+"""LRU caches of tokenized texts and of text encoder outputs.
 
-Negative prompts are mostly alike, the pictures of one job have one prompt, and a client tries many seeds of one.
+Negative prompts repeat, the images of one job share a prompt, and clients try many seeds of one prompt.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
+from cachetools import LRUCache
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from shared.errors import JobError
 from worker.engine.fusion.module_proxy import ParkedCall, Stage
-from worker.engine.fusion.stacking import mapped
+from worker.engine.fusion.stacking import map_tensors
 
-KEPT_BYTES = 64 * 1024 * 1024
-"""Of one model. What takes more than a quarter of it (every layer's states of a large language model) is not kept."""
+CACHE_BYTES = 64 * 1024 * 1024
+"""Per model. An output above a quarter of it (every layer's states of a large language model) is not kept."""
 
 LONGEST_TOKENS = 4096
+CACHED_TEXTS = 256
+LONGEST_TEXT = 16 * 1024  # characters
 
 
 class TextCache:
-    """What the text encoders of one model gave, the least recently used going first."""
+    """LRU cache of the text encoder outputs of one model, by input tokens."""
 
-    def __init__(self, room_bytes: int = KEPT_BYTES) -> None:
-        self._room_bytes = room_bytes
-        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self.nbytes = 0
+    def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
+        self._outputs: LRUCache[Hashable, Any] = LRUCache(max_bytes, getsizeof=bytes_of)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._outputs.currsize)
 
     def get(self, call: ParkedCall) -> Any | None:
-        """Return the outcome of a call of known tokens, which shares no memory; None where it has to be run."""
-        key = tokens_of(call)
-        found = None if key is None else self._find(key)
-        return None if found is None else _copy_of(found)
+        """Return a copy of the cached output of a call; None if it must run."""
+        key = tokens_key(call)
+        output = None if key is None else self._outputs.get(key)
+        return None if output is None else _try_copy(output)
 
     def get_or_run(self, calls: Sequence[ParkedCall], run: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
-        """Return the outcome of each call: `run(which)` gives those of the calls that are not known, equal ones once.
+        """Return the outcome of each call; `run(indexes)` runs those that are not cached, equal ones once.
 
-        No two share memory, as pipelines may change what they are given. What cannot be copied, for want of memory too,
-        is run for each.
+        No two outcomes share memory, as pipelines can change them in place. Calls whose output cannot be copied, for
+        example for lack of memory, run one by one.
         """
-        # A number stands for a call that is not of tokens alone: it is equal to no other.
-        keys = [tokens_of(call) or at for at, call in enumerate(calls)]
-        known = {key: found for key in keys if (found := self._find(key)) is not None}
-        which = [at for at, key in enumerate(keys) if key not in known and key not in keys[:at]]
-        ran = dict(zip(which, run(which), strict=True)) if which else {}
+        # A call that has more inputs than tokens gets its index as a key: it equals no other call.
+        keys = [tokens_key(call) or at for at, call in enumerate(calls)]
+        known = {key: output for key in keys if (output := self._outputs.get(key)) is not None}
+        missing = [at for at, key in enumerate(keys) if key not in known and key not in keys[:at]]
+        ran = dict(zip(missing, run(missing), strict=True)) if missing else {}
         for at, outcome in ran.items():
             known[keys[at]] = outcome
             self._keep(keys[at], outcome)
-        told = [ran[at] if at in ran else _copy_of(known[key]) for at, key in enumerate(keys)]
-        rest = [at for at, outcome in enumerate(told) if outcome is None]
+        outcomes = [ran[at] if at in ran else _try_copy(known[key]) for at, key in enumerate(keys)]
+        rest = [at for at, outcome in enumerate(outcomes) if outcome is None]
         for at, outcome in zip(rest, run(rest), strict=True) if rest else ():
-            told[at] = outcome
-        return told
-
-    def _find(self, key: Hashable) -> Any:
-        if key not in self._kept:
-            return None
-        self._kept.move_to_end(key)
-        return self._kept[key][0]
+            outcomes[at] = outcome
+        return outcomes
 
     def _keep(self, key: Hashable, outcome: Any) -> None:
         if isinstance(key, int) or isinstance(outcome, JobError) or not is_plain(outcome):
             return
-        size = bytes_of(outcome)
-        copy = None if size == 0 or size > self._room_bytes // 4 else _copy_of(outcome)
-        if copy is None:
-            return
-        self._kept[key] = copy, size
-        self.nbytes += size
-        while self.nbytes > self._room_bytes:
-            _, (_, freed) = self._kept.popitem(last=False)
-            self.nbytes -= freed
+        if 0 < bytes_of(outcome) <= self._outputs.maxsize // 4:
+            output = _try_copy(outcome)
+            if output is not None:
+                self._outputs[key] = output
 
     def clear(self) -> None:
-        """Let go of all."""
-        self._kept.clear()
-        self.nbytes = 0
+        self._outputs.clear()
 
 
-def tokens_of(call: ParkedCall) -> Hashable | None:
-    """Return what is equal for calls of equal output; None for one that is not of tokens alone."""
+def tokens_key(call: ParkedCall) -> Hashable | None:
+    """Return a key that is equal for calls with equal output; None for a call that has more inputs than tokens."""
     if call.shared_method.stage is not Stage.ENCODE or call.shared_method.method != "forward":
         return None
-    parts: list[Hashable] = []
+    key: list[Hashable] = []
     tokens = 0
     for name, value in (*enumerate(call.args), *sorted(call.kwargs.items())):
         if isinstance(value, torch.Tensor):
             if value.is_floating_point() or value.numel() > LONGEST_TOKENS:
                 return None
             tokens += value.numel()
-            parts.append((name, value.dtype, value.shape, value.cpu().numpy().tobytes()))
+            key.append((name, value.dtype, value.shape, value.cpu().numpy().tobytes()))
         elif value is None or isinstance(value, bool | int | float | str):
-            parts.append((name, value))
+            key.append((name, value))
         else:
             return None
-    return (id(call.shared_method), call.adapter, call.autocast, *parts) if tokens else None
+    return (id(call.shared_method), call.adapter, call.autocast, *key) if tokens else None
 
 
-def _copy_of(outcome: Any) -> Any:
-    """Return a copy of its own, None where there can be none: that must not end the engine's thread."""
+def _try_copy(outcome: Any) -> Any:
+    """Return a copy; None if copying fails, which must not end the engine's thread."""
     try:
-        return copied(outcome)
-    except (RuntimeError, TypeError):  # no memory; an output class that is made otherwise
+        return copy_output(outcome)
+    except (RuntimeError, TypeError):  # no memory, or an output class with another constructor
         return None
 
 
-def copied(tree: Any) -> Any:
-    """Return a tree of outputs with tensors of its own."""
-    return mapped(tree, lambda tensor: tensor.clone())
+def copy_output(tree: Any) -> Any:
+    """Return a tree of outputs with cloned tensors."""
+    return map_tensors(tree, lambda tensor: tensor.clone())
 
 
 def is_plain(tree: Any) -> bool:
-    """Return whether a tree holds tensors and plain values alone.
+    """Return whether a tree has only tensors and plain values.
 
-    What else there may be, such as a language model's cache of keys and values, is neither copied nor counted: it can
-    be many times as large as the states beside it.
+    Other values, such as a language model's cache of keys and values, are not counted by `bytes_of` and can be many
+    times larger than the states.
     """
     if isinstance(tree, Mapping):
         return all(is_plain(item) for item in tree.values())
@@ -126,9 +119,72 @@ def is_plain(tree: Any) -> bool:
 
 
 def bytes_of(tree: Any) -> int:
-    """Return how much memory the tensors of a tree take."""
+    """Return the memory of the tensors of a tree."""
     if isinstance(tree, torch.Tensor):
         return tree.numel() * tree.element_size()
     if isinstance(tree, Mapping):
         return sum(bytes_of(item) for item in tree.values())
     return sum(bytes_of(item) for item in tree) if isinstance(tree, list | tuple) else 0
+
+
+class CachedTokenizer:
+    """Stand-in for a tokenizer inside pipelines, with an LRU cache. For the engine's thread only.
+
+    It has the tokenizer's class and attributes. A changed attribute, such as the padding side, clears the cache.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        vars(self).update(_tokenizer=tokenizer, _encodings=LRUCache(CACHED_TEXTS))
+
+    @property  # type: ignore[misc]  # isinstance() reads it
+    def __class__(self) -> type:
+        return type(self._tokenizer)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key = _freeze((args, kwargs))
+        encoding = self._encodings.get(key)
+        if encoding is None:
+            encoding = self._tokenizer(*args, **kwargs)
+            has_only_tensors = isinstance(encoding, BatchEncoding) and all(
+                isinstance(value, torch.Tensor) for value in encoding.values()
+            )
+            if key is None or not has_only_tensors:
+                return encoding
+            self._encodings[key] = encoding
+        copied = copy.copy(encoding)  # with its own tensors: a pipeline can change them in place
+        copied.data = {name: tensor.clone() for name, tensor in encoding.items()}
+        return copied
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if getattr(self._tokenizer, name, self) != value:
+            setattr(self._tokenizer, name, value)
+            self._encodings.clear()
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+
+def cached_tokenizers(components: Mapping[str, Any]) -> dict[str, CachedTokenizer]:
+    """Return stand-ins for the tokenizers of a pipeline, by component name."""
+    return {
+        name: CachedTokenizer(component)
+        for name, component in components.items()
+        if isinstance(component, PreTrainedTokenizerBase)
+    }
+
+
+def _freeze(value: Any) -> Hashable | None:
+    """Return a key that is equal for equal plain values; None for other values and long texts."""
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST_TEXT else None
+    if value is None or isinstance(value, bool | int | float):
+        return (type(value), value)
+    if isinstance(value, Mapping):
+        value = tuple(item for pair in value.items() for item in pair)
+    if not isinstance(value, list | tuple):
+        return None
+    items = tuple(_freeze(item) for item in value)
+    return None if None in items else (type(value), items)

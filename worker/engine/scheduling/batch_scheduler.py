@@ -9,13 +9,15 @@ import structlog
 import torch
 
 from shared.errors import JobError
+from shared.mixing import DENOISERS
 from worker.engine.device import device_name
-from worker.engine.fusion.architectures import DENOISERS
-from worker.engine.fusion.image_task import FusedCall, ImageTask
+from worker.engine.fusion.fused_call import FusedCall
+from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, Stage
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.call_arguments import non_finite_error
-from worker.engine.pipelines.model_cache import LoadedModel, ModelCache, empty_cache
+from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.model_cache import ModelCache, empty_cache
 from worker.engine.pipelines.text_cache import TextCache
 from worker.engine.protocol import EngineEvents, EngineIncident, ForwardDone
 from worker.engine.scheduling.engine_job import EngineJob
@@ -209,11 +211,11 @@ class BatchScheduler:
         known = self._memory.fits(kind) if fixed is None else None
         execution = FusedCall(
             [member.call for member in members],
-            fixed=fixed,
-            places=() if fixed is None else [member.place for member in members],
+            fixed_rows=fixed,
+            positions=() if fixed is None else [member.place for member in members],
             measure=measure,
-            free=free,
-            known=known,
+            free_memory=free,
+            known_fit=known,
         )
         outcomes = execution.run()
         if execution.retries:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from typing import NamedTuple
 
-from worker.engine.fusion.fixed_rows import position_of
+from worker.engine.fusion.fused_call import fixed_position
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, Stage
 from worker.engine.scheduling.engine_job import EngineJob
@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
     @property
     def place(self) -> int:
         """Where it has to be in a forward of a fixed number of calls."""
-        return position_of(self.job.seat.job, self.job.pictures.index(self.picture), self.fixed or 1)
+        return fixed_position(self.job.seat.job, self.job.pictures.index(self.picture), self.fixed or 1)
 
     @property
     def finished(self) -> bool:

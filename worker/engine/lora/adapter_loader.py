@@ -10,9 +10,9 @@ import structlog
 import torch
 
 from shared.errors import AdapterUnavailable, JobError
-from worker.engine.lora.files import Changes, check_fit, combine, locate, place, read
+from worker.engine.lora.adapter_files import Changes, check_fit, combine, locate, place, read
 from worker.engine.lora.per_row import AdapterKey
-from worker.engine.pipelines.model_cache import LoadedModel
+from worker.engine.pipelines.loading import LoadedModel
 
 log = structlog.get_logger()
 

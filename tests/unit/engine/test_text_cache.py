@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, BaseModelOutp
 
 from shared.errors import InferenceFailed
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod
-from worker.engine.pipelines.text_cache import TextCache, copied, tokens_of
+from worker.engine.pipelines.text_cache import TextCache, copy_output, tokens_key
 
 
 class Encoder(torch.nn.Module):
@@ -81,7 +81,7 @@ def test_what_is_known_is_told_without_a_run() -> None:
 )
 def test_calls_of_the_same_tokens_are_equal(other: ParkedCall, equal: bool) -> None:
     """By value, with all that goes with them."""
-    assert (tokens_of(call(1, 2)) == tokens_of(other)) is equal
+    assert (tokens_key(call(1, 2)) == tokens_key(other)) is equal
 
 
 def test_adapters_and_autocast_keep_calls_apart() -> None:
@@ -89,7 +89,7 @@ def test_adapters_and_autocast_keep_calls_apart() -> None:
     worn, cast = call(1, 2), call(1, 2)
     worn.adapter = (("ink", 1.0),)
     cast.autocast = ("cpu", torch.bfloat16)
-    assert len({tokens_of(one) for one in (call(1, 2), worn, cast)}) == 3
+    assert len({tokens_key(one) for one in (call(1, 2), worn, cast)}) == 3
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_adapters_and_autocast_keep_calls_apart() -> None:
 )
 def test_other_calls_are_equal_to_none(one: ParkedCall) -> None:
     """Pictures in, too much to compare, another stage: these are run each time."""
-    assert tokens_of(one) is None
+    assert tokens_key(one) is None
     encodings = TextCache()
     for _ in range(2):
         assert Run([one, one]).ran == []
@@ -128,7 +128,7 @@ def test_equal_ones_run_once_and_are_remembered() -> None:
 
 def test_the_least_recently_used_goes_first() -> None:
     """Sixteen bytes of room are four numbers; what takes more than a quarter of the room is not kept."""
-    encodings = TextCache(room_bytes=16)
+    encodings = TextCache(max_bytes=16)
     for number in (1, 2, 3, 4):
         told(encodings, call(number))
     assert encodings.nbytes == 16
@@ -211,7 +211,7 @@ def test_an_error_is_not_remembered() -> None:
 def test_a_copy_has_the_shape_of_what_it_copies() -> None:
     """Tuples, lists, mappings and outputs, their tensors their own."""
     tree = {"a": (torch.ones(2), [torch.zeros(1), None]), "b": BaseModelOutputWithPooling(pooler_output=torch.ones(1))}
-    other = copied(tree)
+    other = copy_output(tree)
     assert isinstance(other["a"], tuple)
     assert isinstance(other["b"], BaseModelOutputWithPooling)
     assert other["a"][1][1] is None

@@ -1,0 +1,228 @@
+"""Loading a diffusers pipeline: the weights' files, their size in memory, and the loaded model."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from diffusers import DiffusionPipeline
+
+from shared.config.models_file import ModelSpec
+from shared.errors import ModelUnavailable
+from shared.job import Job, Task
+from worker.engine.fusion.image_task import ImageTask, seed_globally
+from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, Stage, shared_methods_of
+from worker.engine.lora.per_row import ModelAdapters, adapter_key
+from worker.engine.pipelines.call_arguments import arguments_for, make_results, make_scheduler, set_guidance
+from worker.engine.pipelines.clones import Pipeline, StepCounter, cache_signatures, clone_pipeline, make_template
+from worker.engine.pipelines.input_images import InputImages
+from worker.engine.pipelines.latent_previews import preview_callback
+from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for
+from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
+from worker.engine.protocol import Output
+
+log = structlog.get_logger()
+
+_LOADER: Pipeline = DiffusionPipeline
+# While weights load, accelerate patches torch.nn.Module for the whole process: two loads at once leave empty weights.
+_ONE_LOAD = threading.Lock()
+_FLOATING = ("F64", "F32", "F16", "BF16")  # safetensors' names; loaded as the model's dtype
+_LONGEST_HEADER = 100 * 1024 * 1024
+
+
+@dataclass
+class LoadedModel:
+    """A model in memory: one template pipeline per task, and the shared methods of its modules."""
+
+    spec: ModelSpec
+    device: torch.device
+    templates: dict[Task, Pipeline]
+    shared_methods: list[SharedMethod]
+    schedulers: dict[str, Any]
+    nbytes: int
+    adapters: ModelAdapters
+    began_s: float = 0.0  # time.monotonic() at the start of its load
+    text_cache: TextCache = field(default_factory=TextCache)
+    last_used: float = field(default_factory=time.monotonic)
+
+    @property
+    def denoisers(self) -> list[SharedMethod]:
+        return [method for method in self.shared_methods if method.stage is Stage.DENOISE]
+
+    @property
+    def solo_reason(self) -> str | None:
+        """Why no denoiser of this model fuses, None if one does."""
+        reasons = [denoiser.solo_reason for denoiser in self.denoisers]
+        return None if None in reasons else next(iter(reasons), "the model has no known denoiser")
+
+    @property
+    def mixes_adapters(self) -> bool:
+        """Whether rows of one forward can have different adapters."""
+        return all(denoiser.adapters.per_row for denoiser in self.denoisers)
+
+    @property
+    def mixes_sizes(self) -> bool:
+        """Whether rows of one forward can have different sizes."""
+        return all(denoiser.mixes_shapes for denoiser in self.denoisers)
+
+    @property
+    def compiled(self) -> bool:
+        return any(method.compiled for method in self.shared_methods)
+
+    def clone_for(self, job: Job, steps: StepCounter) -> Pipeline:
+        """Return a pipeline clone for one image of `job`."""
+        template = self.templates.get(job.task)
+        if template is None:
+            raise ModelUnavailable(f"model {self.spec.id!r} does not do {job.task.value}")
+        scheduler = template.scheduler
+        if job.scheduler is not None:
+            scheduler = self.schedulers.get(job.scheduler)
+            if scheduler is None:
+                scheduler = self.schedulers[job.scheduler] = make_scheduler(job.scheduler, template.scheduler)
+        return clone_pipeline(template, scheduler, steps)
+
+    def image_task(self, job: Job, index: int, inputs: InputImages, steps: StepCounter) -> ImageTask:
+        """Return the task of image `index` of `job`, not yet started."""
+
+        def body() -> list[Output]:
+            seed_globally(self.device, job.seed + index)
+            pipeline = self.clone_for(job, steps)
+            set_guidance(pipeline, job)
+            arguments = arguments_for(pipeline, job, index, inputs)
+            if job.previews and "callback_on_step_end" in call_parameters(pipeline):
+                arguments["callback_on_step_end"] = preview_callback(job, steps)
+            return make_results(pipeline, arguments)
+
+        return ImageTask(body, adapter_key(job.adapters))
+
+    def release_tensors(self) -> None:
+        """Drop the joined tensors of jobs that have ended."""
+        for method in self.shared_methods:
+            if method.stacker is not None:
+                method.stacker.release_tensors()
+
+
+def locate(spec: ModelSpec) -> tuple[Path, int]:
+    """Return the folder of a model's weights, downloaded if needed, and their approximate size in memory."""
+    if spec.is_folder:
+        folder = Path(spec.source)
+    else:
+        try:
+            folder = Path(
+                _LOADER.download(spec.source, revision=spec.revision, variant=spec.variant, use_safetensors=True)
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise load_error(spec, error) from error
+    if not (folder / "model_index.json").is_file():
+        raise ModelUnavailable(
+            f"model {spec.id!r}: {spec.source} holds no diffusers pipeline (no model_index.json); check its source"
+        )
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    components = [component for component in folder.iterdir() if component.is_dir()]
+    return folder, sum(folder_bytes(component, spec.variant, dtype.itemsize) for component in components)
+
+
+def folder_bytes(folder: Path, variant: str | None, itemsize: int) -> int:
+    """Return the bytes of one component's weights in memory, loaded as a dtype of `itemsize` bytes."""
+    files = sorted(folder.glob("*.safetensors"))
+    of_variant = [file for file in files if variant is not None and f".{variant}" in file.name]
+    plain = [file for file in files if "." not in file.name.removesuffix(".safetensors")]
+    return sum(file_bytes(file, itemsize) for file in of_variant or plain or files)
+
+
+def file_bytes(file: Path, itemsize: int) -> int:
+    """Return the bytes of a file's tensors in memory, read from its header; the file's size if that is unreadable."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(min(length, _LONGEST_HEADER)))
+        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+        return sum(_tensor_bytes(entry["dtype"], entry["shape"], entry["data_offsets"], itemsize) for entry in tensors)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return file.stat().st_size
+
+
+def _tensor_bytes(dtype: str, shape: list[int], offsets: list[int], itemsize: int) -> int:
+    return math.prod(shape) * itemsize if dtype in _FLOATING else offsets[1] - offsets[0]
+
+
+def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
+    """Load a pipeline from `folder` onto `device`; raises `ModelUnavailable`."""
+    started = time.monotonic()
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    try:
+        with _ONE_LOAD:
+            pipeline: Pipeline = _LOADER.from_pretrained(
+                folder, dtype=dtype, use_safetensors=True, variant=spec.variant, local_files_only=True
+            )
+        if not spec.safety_checker and getattr(pipeline, "safety_checker", None) is not None:
+            pipeline.register_modules(safety_checker=None)
+        if spec.offload == "group" and device.type != "cpu":
+            pipeline.enable_group_offload(
+                onload_device=device, offload_type="block_level", num_blocks_per_group=1, use_stream=True
+            )
+        else:
+            pipeline.to(device)
+        model = _assemble(pipeline, spec, device, dtype)
+    except (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError, KeyError) as error:
+        raise load_error(spec, error) from None
+    if "size" in spec.mixed_fields and not model.mixes_sizes:
+        log.warning("sizes_do_not_mix", model=spec.id, remedy="remove size from its mixed_fields in the models file")
+    if spec.adapter and "adapters" in spec.mixed_fields and not model.mixes_adapters:
+        log.warning("adapters_do_not_mix", model=spec.id, remedy="set mixed_fields = [] in the models file")
+    model.began_s = started
+    log.info("model_loaded", model=spec.id, bytes=model.nbytes, seconds=round(time.monotonic() - started, 3))
+    return model
+
+
+def load_error(spec: ModelSpec, error: Exception) -> ModelUnavailable:
+    message = " ".join(str(error).split())[:400]
+    return ModelUnavailable(f"model {spec.id!r} cannot be loaded from {spec.source}: {message}")
+
+
+def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+    float32_vae = _upcasts_vae(pipeline, dtype)
+    shared_methods: list[SharedMethod] = []
+    stand_ins: dict[str, Any] = dict(cached_tokenizers(pipeline.components))
+    for name, module in modules.items():
+        if not spec.compile:
+            cache_signatures(module)
+        module_dtype: torch.dtype = getattr(module, "dtype", dtype)
+        cast = torch.float32 if name == "vae" and float32_vae else None
+        if cast is not None:
+            module.to(cast)
+        # Offloading swaps weights inside forwards; weights swapped in inference mode cannot be swapped outside it.
+        methods = shared_methods_of(name, module, cast=cast, lean=spec.offload == "none")
+        shared_methods.extend(methods.values())
+        stand_ins[name] = ModuleProxy(module, methods, device, module_dtype)
+    return LoadedModel(
+        spec,
+        device,
+        templates={task: make_template(pipeline_for(task, pipeline), stand_ins, device) for task in spec.tasks},
+        shared_methods=shared_methods,
+        schedulers={name: make_scheduler(name, pipeline.scheduler) for name in spec.schedulers},
+        nbytes=sum(_module_bytes(module) for module in modules.values()),
+        adapters=ModelAdapters({method.component: method.adapters for method in shared_methods}),
+    )
+
+
+def _upcasts_vae(pipeline: Pipeline, dtype: torch.dtype) -> bool:
+    """Return whether the pipeline casts its VAE to float32 and back at every call, like XL.
+
+    The VAE is shared, so it stays float32 and its inputs are cast.
+    """
+    vae = getattr(pipeline, "vae", None)
+    forced = getattr(getattr(vae, "config", None), "force_upcast", False)
+    return bool(forced) and dtype is not torch.float32 and hasattr(pipeline, "upcast_vae")
+
+
+def _module_bytes(module: torch.nn.Module) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))
