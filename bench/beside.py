@@ -30,7 +30,7 @@ from bench.clients import REQUEST_TIMEOUT_S
 from bench.engine import GUIDANCE, prompt
 from bench.idle import scrape
 from bench.over_http import MODEL, ROWS, SIDE, bodies, served
-from cli.up import ports
+from cli.up.environment import first_free_port
 
 STEPS = 8  # of an interactive job; bulk jobs have 6, 8 and 10
 LOOK_S = 0.05
@@ -202,7 +202,7 @@ def main(line: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="fusequeue-bench-") as scratch:
         folder = Path(scratch)
         shapes.save("sd", folder / "model")
-        port = ports.first_free("127.0.0.1", 9100, lambda _: None, "metrics")
+        port = first_free_port("127.0.0.1", 9100, lambda _: None, "metrics")
         with served(folder / "model", folder, worker_port=str(port)) as url:
             told = asyncio.run(measure(url, port, load, chosen.turns))
     if chosen.json:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from bench.simulate import CURVES
-from cli.pool.decisions import Bounds, PoolWorker, Want, aim, moves, remembered
+from cli.pool.decisions import PoolBounds, PoolWorker, WantedWorkers, plan_changes, recent_wants, target_workers
 from shared.autoscaling import Fleet, SignatureLoad, wanted_workers
 from worker.cost_curves import efficient_rows
 
@@ -149,7 +149,7 @@ class Fleets:
         self._curves = {kind: kind.curve() for kind in {kind for _, kind in load.arrivals}}
         self._rows = {kind: efficient_rows(curve, MAX_BATCH) for kind, curve in self._curves.items()}
         self._workers: dict[int, Worker] = {}
-        self._wants: tuple[Want, ...] = ()
+        self._wants: tuple[WantedWorkers, ...] = ()
         self._ended: list[Job] = []
         self._gpu_s = 0.0
         self._start_s: float | None = None
@@ -231,9 +231,10 @@ class Fleets:
             settled_s=min((self._now - worker.ready_s for worker in alive), default=None),
             start_s=self._start_s or 0.0,
         )
-        want = Want(self._now, self._policy(self._seen(), fleet))
-        self._wants = remembered(self._wants, want, COOL_DOWN_S)
-        found = moves(self._members(), aim(self._wants, 0, Bounds(0, MOST_WORKERS, COOL_DOWN_S)), MOST_WORKERS)
+        want = WantedWorkers(self._now, self._policy(self._seen(), fleet))
+        self._wants = recent_wants(self._wants, want, COOL_DOWN_S)
+        target = target_workers(self._wants, 0, PoolBounds(0, MOST_WORKERS, COOL_DOWN_S))
+        found = plan_changes(self._members(), target, MOST_WORKERS)
         for slot in found.drain:
             self._gpu_s += self._now - self._workers.pop(slot).started_s
         for slot in found.start:

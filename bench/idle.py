@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench import record
 from bench.clients import REQUEST_TIMEOUT_S, Load, Meter, asking, client
 from bench.over_http import ROWS, launched, up
-from cli.up import ports
+from cli.up.environment import first_free_port
 
 BUCKET = "pictures"
 SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=bench/20260101/us-east-1/s3/aws4_request"}  # moto asks no more
@@ -53,7 +53,7 @@ multiple_of = 8
 @contextmanager
 def s3(folder: Path) -> Iterator[str]:
     """Run an S3 server with an empty bucket, and yield its URL."""
-    port = ports.first_free("127.0.0.1", 5600, lambda _: None, "s3")
+    port = first_free_port("127.0.0.1", 5600, lambda _: None, "s3")
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with launched(command, folder / "s3.log", None):
@@ -124,7 +124,7 @@ def main(line: list[str] | None = None) -> None:
         folder = Path(scratch)
         models = folder / "models.toml"
         models.write_text(MODELS_FILE.format(source=record.ROOT / "demo" / "model", rows=ROWS), "utf-8")
-        port = ports.first_free("127.0.0.1", 9100, lambda _: None, "metrics")
+        port = first_free_port("127.0.0.1", 9100, lambda _: None, "metrics")
         settings = {"s3_bucket": BUCKET, "s3_endpoint_url": storage, "worker_port": str(port)}
         settings |= {"s3_access_key_id": "bench", "s3_secret_access_key": "bench"}
         with up(folder, "--models", str(models), **settings) as url:

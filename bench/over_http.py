@@ -94,7 +94,7 @@ def launched(command: list[str], log: Path, stdout: int | None, **settings: str)
     own = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
     own |= {"FUSEQUEUE_TORCH_THREADS": "1", "OMP_NUM_THREADS": "1", "FUSEQUEUE_DEVICE": "cpu"}
     own["PYTHONPATH"] = str(record.ROOT)  # this checkout, whichever is installed
-    leash = [sys.executable, "-m", "cli.up.parent_watch", str(os.getpid()), str(int(signal.SIGTERM))]
+    leash = [sys.executable, "-m", "cli.up.process", str(os.getpid()), str(int(signal.SIGTERM))]
     with log.open("wb") as words:
         process = subprocess.Popen(
             [*leash, *command],

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench import record
 from bench.over_http import launched, up
-from cli.pool.report import drawn
+from cli.pool.command import plot_svg
 from demo.pictures import all_prompts
 from fusequeue import Client, Job
 
@@ -80,7 +80,7 @@ def rows(log: Path) -> list[dict[str, Any]]:
 
 
 def empty(row: dict[str, Any]) -> bool:
-    return not any(row[name] for name in ("waiting", "running", "ready", "starting", "draining", "failing"))
+    return not any(row[name] for name in ("queued", "running", "ready", "starting", "draining", "failing"))
 
 
 def figures(told: list[dict[str, Any]], jobs: list[Job]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def run(burst: Burst) -> tuple[dict[str, Any], str]:
             jobs = [client.wait(job_id, timeout_s=PATIENCE_S) for job_id in ids]
             until(lambda: empty(rows(log)[-1]), "all workers have left")
             told = rows(log)
-    return figures(told, jobs), drawn(told)
+    return figures(told, jobs), plot_svg(told)
 
 
 def main(line: list[str] | None = None) -> None:

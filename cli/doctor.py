@@ -12,8 +12,7 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from cli.client_options import Json
-from cli.output import CommandConsole, Exit
+from cli.client_options import CommandConsole, Exit, Json
 
 TIMEOUT_S = 120  # importing torch on a cold disk takes a while
 _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[red]failed[/]"}
@@ -21,16 +20,16 @@ _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[red
 
 def doctor(as_json: Json = False) -> None:
     """Check Redis, storage, models, API and device under the present settings; status 1 if something cannot work."""
-    screen = CommandConsole(as_json)
+    console = CommandConsole(as_json)
     broken = False
     for finding in _findings():
         broken = broken or finding["verdict"] == "failed"
         if as_json:
-            screen.one(finding, ())
+            console.record(finding, ())
             continue
-        screen.out.print(f"{_MARKS[finding['verdict']]}  {escape(finding['name'])}: {escape(finding['seen'])}")
+        console.out.print(f"{_MARKS[finding['verdict']]}  {escape(finding['name'])}: {escape(finding['seen'])}")
         if finding["remedy"]:
-            screen.out.print(f"    {finding['remedy']}", markup=False)
+            console.out.print(f"    {finding['remedy']}", markup=False)
     raise typer.Exit(Exit.FAILED if broken else Exit.OK)
 
 

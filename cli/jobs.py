@@ -1,4 +1,4 @@
-"""Commands for one's own jobs: submit, watch, list, cancel."""
+"""Commands for jobs (submit, watch, jobs, cancel) and for the service (models, queues, workers, dead letters)."""
 
 from __future__ import annotations
 
@@ -10,81 +10,84 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cli.backfill.prompts import value_of
-from cli.client_options import Json, Key, Url, connected
-from cli.output import CommandConsole
+from cli.backfill.prompts import parse_field
+from cli.client_options import CommandConsole, Json, Key, Url, connected
 from fusequeue import Client, Event, Job
 
-JobId = Annotated[str, typer.Argument(help="The job's id.")]
+dead = typer.Typer(
+    no_args_is_help=True, help="Dead letters, the jobs that failed for good: list, show, redrive, purge."
+)
+
+JobId = Annotated[str, typer.Argument(help="Job id.")]
+LetterIds = Annotated[list[str], typer.Argument(help="Job ids of dead letters.")]
+Limit = Annotated[int, typer.Option(min=1, help="How many, newest first.")]
 
 
 def submit(
-    prompt: Annotated[str, typer.Argument(help="What the picture shows.")],
-    model: Annotated[str, typer.Option(help="A model of `fusequeue models`.")] = "demo",
+    prompt: Annotated[str, typer.Argument(help="What the image shows.")],
+    model: Annotated[str, typer.Option(help="A model listed by `fusequeue models`.")] = "demo",
     image: Annotated[
         list[Path] | None,
-        typer.Option(exists=True, dir_okay=False, help="Start from, or edit, this picture; again for several."),
+        typer.Option(exists=True, dir_okay=False, help="Image to start from or to edit; repeat it for several."),
     ] = None,
     mask: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="White where the image is repainted.")
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Mask: white where the image is repainted.")
     ] = None,
     field: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any field of the request, e.g. -s steps=20 -s seed=7."),
+        typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any request field, e.g. -s steps=20 -s seed=7."),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", file_okay=False, help="Where pictures are saved.")] = Path(
-        "."
-    ),
+    output: Annotated[Path, typer.Option("--output", "-o", file_okay=False, help="Folder for the images.")] = Path("."),
     wait: Annotated[bool, typer.Option(help="Wait for the result and save it.")] = True,
     show: Annotated[bool, typer.Option("--show", help="Open the result.")] = False,
     timeout_s: Annotated[
-        float | None, typer.Option("--timeout", min=0, help="Give up waiting after so many seconds.")
+        float | None, typer.Option("--timeout", min=0, help="Stop waiting after this many seconds.")
     ] = None,
     url: Url = None,
     api_key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Submit a job, wait with a progress bar, and save what it makes."""
-    fields = {**_pictures(image or [], mask), **fields_of(field or [])}
-    with connected(url, api_key, as_json) as (client, screen):
+    """Submit a job, wait with a progress bar, and save its images."""
+    fields = {**_image_fields(image or [], mask), **parse_fields(field or [])}
+    with connected(url, api_key, as_json) as (client, console):
         job = client.submit(model, prompt, **fields)
         if not wait:
-            _tell(screen, job)
+            _print_job(console, job)
             return
         try:
-            job = _follow(client, screen, job.id, timeout_s).require_success()
+            job = _wait(client, console, job.id, timeout_s).require_success()
         except KeyboardInterrupt:
-            screen.err.print(f"job {job.id} goes on; `fusequeue cancel {job.id}` ends it")
+            console.err.print(f"job {job.id} continues; `fusequeue cancel {job.id}` cancels it")
             raise
         files = client.download(job, output)
-        _tell(screen, job, files)
+        _print_job(console, job, files)
         for file in files if show else ():
             webbrowser.open(file.resolve().as_uri())
 
 
 def watch(job_id: JobId, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
-    """Follow a job until it has ended; with --json, print each of its events as a line."""
-    with connected(url, api_key, as_json) as (client, screen):
-        job = _follow(client, screen, job_id, None)
+    """Show a job's progress until it ends; with --json, print each event on a line."""
+    with connected(url, api_key, as_json) as (client, console):
+        job = _wait(client, console, job_id, None)
         if not as_json:
-            _tell(screen, job)
+            _print_job(console, job)
         job.require_success()
 
 
 def jobs(
-    status: Annotated[str | None, typer.Option(help="One or more states, by commas.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only this model's.")] = None,
-    batch: Annotated[str | None, typer.Option(help="Only this batch's.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
+    status: Annotated[str | None, typer.Option(help="Only these states, separated by commas.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only jobs of this model.")] = None,
+    batch: Annotated[str | None, typer.Option(help="Only jobs of this batch.")] = None,
+    limit: Limit = 20,
     url: Url = None,
     api_key: Key = None,
     as_json: Json = False,
 ) -> None:
     """List jobs, newest first."""
-    with connected(url, api_key, as_json) as (client, screen):
-        found = client.jobs(limit=limit, status=status, model=model, batch_id=batch)
+    with connected(url, api_key, as_json) as (client, console):
+        listed = client.jobs(limit=limit, status=status, model=model, batch_id=batch)
         columns = ("id", "status", "model", "progress", "created", "prompt")
-        screen.table(((job, _row(job)) for job in found), columns)
+        console.table(((job, _row(job)) for job in listed), columns)
 
 
 def cancel(
@@ -93,47 +96,106 @@ def cancel(
     api_key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Cancel jobs: at once while they wait, at their next step while they run."""
-    with connected(url, api_key, as_json) as (client, screen):
-        screen.table(((job, (job.id, job.status)) for job in map(client.cancel, job_ids)), ("id", "status"))
+    """Cancel jobs: queued ones at once, running ones at their next step."""
+    with connected(url, api_key, as_json) as (client, console):
+        console.table(((job, (job.id, job.status)) for job in map(client.cancel, job_ids)), ("id", "status"))
 
 
-def _pictures(images: Sequence[Path], mask: Path | None) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if images:
-        found["image" if len(images) == 1 else "images"] = images[0] if len(images) == 1 else list(images)
-    if mask is not None:
-        found["mask"] = mask
-    return found
+def models(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """List the models of the service."""
+    with connected(url, api_key, as_json) as (client, console):
+        columns = ("id", "tasks", "size", "steps", "max batch")
+        console.table(((model, _model_row(model)) for model in client.models()), columns)
 
 
-def fields_of(settings: Sequence[str]) -> dict[str, Any]:
-    """Read NAME=VALUE words as fields of a request."""
-    made: dict[str, Any] = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
+def queues(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """List queued and running jobs by signature, the longest queue first."""
+    with connected(url, api_key, as_json) as (client, console):
+        columns = ("signature", "model", "queued", "running", "oldest")
+        console.table(((queue, _queue_row(queue)) for queue in client.queues()), columns)
+
+
+def workers(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """List the workers that are alive."""
+    with connected(url, api_key, as_json) as (client, console):
+        columns = ("id", "device", "models", "rows per forward")
+        console.table(((worker, _worker_row(worker)) for worker in client.workers()), columns)
+
+
+@dead.command("list")
+def list_dead(limit: Limit = 20, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """List dead letters, newest first."""
+    with connected(url, api_key, as_json) as (client, console):
+        letters = client.dead_letters(limit=limit)
+        rows = ((one, (one.id, one.reason, one.at and f"{one.at:%Y-%m-%d %H:%M:%S}", one.detail)) for one in letters)
+        console.table(rows, ("id", "reason", "at", "detail"))
+
+
+@dead.command()
+def show(letter_id: str, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """Show a dead letter and its job."""
+    with connected(url, api_key, as_json) as (client, console):
+        letter = client.dead_letter(letter_id)
+        job = letter.job
+        about = () if job is None else (("model", job.model), ("prompt", job.prompt), ("status", job.status))
+        console.record(letter, (("id", letter.id), ("reason", letter.reason), ("detail", letter.detail), *about))
+
+
+@dead.command()
+def redrive(letter_ids: LetterIds, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """Queue the jobs of dead letters again, with their attempts reset."""
+    with connected(url, api_key, as_json) as (client, console):
+        for letter_id in letter_ids:
+            client.redrive(letter_id)
+            console.record({"id": letter_id, "redriven": True}, ((letter_id, "queued"),))
+
+
+@dead.command()
+def purge(letter_ids: LetterIds, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """Delete dead letters and the records of their jobs."""
+    with connected(url, api_key, as_json) as (client, console):
+        for letter_id in letter_ids:
+            client.purge(letter_id)
+            console.record({"id": letter_id, "purged": True}, ((letter_id, "deleted"),))
+
+
+def parse_fields(assignments: Sequence[str]) -> dict[str, Any]:
+    """Return request fields from NAME=VALUE options."""
+    fields: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
         if not equals or not name:
-            raise typer.BadParameter(f"{setting!r} is not NAME=VALUE", param_hint="--set")
-        made[name] = value_of(name, text)
-    return made
+            raise typer.BadParameter(f"{assignment!r} is not NAME=VALUE", param_hint="--set")
+        fields[name] = parse_field(name, text)
+    return fields
 
 
-def _follow(client: Client, screen: CommandConsole, job_id: str, timeout_s: float | None) -> Job:
+def _image_fields(images: Sequence[Path], mask: Path | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if images:
+        fields["image" if len(images) == 1 else "images"] = images[0] if len(images) == 1 else list(images)
+    if mask is not None:
+        fields["mask"] = mask
+    return fields
+
+
+def _wait(client: Client, console: CommandConsole, job_id: str, timeout_s: float | None) -> Job:
     if timeout_s is not None:
         return client.wait(job_id, timeout_s=timeout_s)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[steps]}"), TimeElapsedColumn())
-    with Progress(*columns, console=screen.err, disable=screen.as_json or not screen.err.is_terminal) as bar:
+    quiet = console.as_json or not console.err.is_terminal
+    with Progress(*columns, console=console.err, disable=quiet) as bar:
         task = bar.add_task("queued", total=None, steps="")
         for event in client.events(job_id):
-            if screen.as_json and event.job is None:
-                screen.one(event, ())
-            bar.update(task, **_shown(event))
+            if console.as_json and event.job is None:
+                console.record(event, ())
+            bar.update(task, **_bar_fields(event))
             if event.job is not None:
                 return event.job
-    raise AssertionError("events end with the job's end")
+    raise AssertionError("the event stream ends with the job's final event")
 
 
-def _shown(event: Event) -> dict[str, Any]:
+def _bar_fields(event: Event) -> dict[str, Any]:
     progress = event.progress
     return {
         "description": event.phase or event.status,
@@ -143,13 +205,7 @@ def _shown(event: Event) -> dict[str, Any]:
     }
 
 
-def _row(job: Job) -> tuple[object, ...]:
-    words = job.prompt if len(job.prompt) <= 60 else f"{job.prompt[:59]}…"
-    percent = f"{job.progress.percent}%" if job.status == "running" else ""
-    return job.id, job.status, job.model, percent, f"{job.created_at:%Y-%m-%d %H:%M:%S}", words
-
-
-def _tell(screen: CommandConsole, job: Job, files: Sequence[Path] = ()) -> None:
+def _print_job(console: CommandConsole, job: Job, files: Sequence[Path] = ()) -> None:
     error = None if job.error is None else f"{job.error.message} ({job.error.code})"
     lines = (
         ("job", job.id),
@@ -160,4 +216,26 @@ def _tell(screen: CommandConsole, job: Job, files: Sequence[Path] = ()) -> None:
         *(("saved", file) for file in files),
     )
     value = {**job.model_dump(mode="json"), "files": [str(file) for file in files]} if files else job
-    screen.one(value, [line for line in lines if line[1] not in (None, "")])
+    console.record(value, [line for line in lines if line[1] not in (None, "")])
+
+
+def _row(job: Job) -> tuple[object, ...]:
+    prompt = job.prompt if len(job.prompt) <= 60 else f"{job.prompt[:59]}…"
+    percent = f"{job.progress.percent}%" if job.status == "running" else ""
+    return job.id, job.status, job.model, percent, f"{job.created_at:%Y-%m-%d %H:%M:%S}", prompt
+
+
+def _model_row(model: dict[str, Any]) -> tuple[object, ...]:
+    defaults = model["defaults"]
+    size = f"{defaults['width']}x{defaults['height']}"
+    return model["id"], model["tasks"], size, defaults["steps"], model["max_batch"]
+
+
+def _queue_row(queue: dict[str, Any]) -> tuple[object, ...]:
+    oldest = f"{queue['oldest_age_ms'] / 1000:.1f} s"
+    return queue["signature"], queue["model"], sum(queue["jobs"].values()), queue["running_jobs"], oldest
+
+
+def _worker_row(worker: dict[str, Any]) -> tuple[object, ...]:
+    rows = f"{worker['forward_rows'] / worker['forwards']:.1f}" if worker["forwards"] else ""
+    return worker["id"], worker["device"], worker["models"], rows

@@ -45,7 +45,7 @@ async def started(console: Console) -> AsyncIterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="fusequeue-demo-"))
     up = ("-m", "cli.main", "up", "--data-dir", str(folder))
     # The leash stops it should this process be killed; a session of its own keeps the terminal's Ctrl-C from it.
-    leash = ("-m", "cli.up.parent_watch", str(os.getpid()), str(int(signal.SIGTERM)))
+    leash = ("-m", "cli.up.process", str(os.getpid()), str(int(signal.SIGTERM)))
     process = await asyncio.create_subprocess_exec(
         sys.executable, *leash, sys.executable, *up, stdout=asyncio.subprocess.PIPE, start_new_session=True
     )

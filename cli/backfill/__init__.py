@@ -1,1 +1,1 @@
-"""`fusequeue backfill`: a file of prompts in, a folder of pictures out, however often it is interrupted."""
+"""`fusequeue backfill`: an image for each prompt of a file, resumable."""

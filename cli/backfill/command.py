@@ -1,8 +1,13 @@
-"""The command `fusequeue backfill`."""
+"""The command `fusequeue backfill`: submits the prompts of a file and saves the results; a rerun resumes."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,52 +25,62 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from cli.backfill.ledger import Ledger, LedgerError, Line
-from cli.backfill.prompts import PromptsError, read
-from cli.backfill.runner import Backfill, Options
-from cli.client_options import Json, Key, Url
-from cli.jobs import fields_of
-from cli.output import CommandConsole, Exit, exit_on_error
-from fusequeue import AsyncClient
+from cli.backfill.ledger import Entry, EntryState, Ledger, LedgerError
+from cli.backfill.prompts import PromptsError, file_name, read
+from cli.client_options import CommandConsole, Exit, Json, Key, Url, exit_on_error
+from cli.jobs import parse_fields
+from fusequeue import AsyncClient, Job, NotFound
 
 MANIFEST = "manifest.jsonl"
+CHUNK_LINES = 250  # per request; a line always belongs to the same chunk, so its idempotency key never changes
+DOWNLOADS = 8  # concurrent
+MIN_PAUSE_S, MAX_PAUSE_S = 0.2, 3.0
+
+
+@dataclass(frozen=True)
+class BackfillOptions:
+    """`in_flight` limits the jobs queued or running at a time, `attempts` the jobs submitted for one line."""
+
+    folder: Path
+    in_flight: int = 1_000
+    attempts: int = 3
 
 
 def backfill(
     prompts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A .txt, .csv or .jsonl file.")],
-    out: Annotated[Path, typer.Option(file_okay=False, help="Where results and the manifest go.")],
-    model: Annotated[str, typer.Option(help="The model of lines that name none.")] = "demo",
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the results and the manifest.")],
+    model: Annotated[str, typer.Option(help="Model of lines that set none.")] = "demo",
     field: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", metavar="NAME=VALUE", help="A field for all lines, e.g. -s steps=20."),
+        typer.Option("--set", "-s", metavar="NAME=VALUE", help="Request field of all lines, e.g. -s steps=20."),
     ] = None,
-    in_flight: Annotated[int, typer.Option(min=1, max=100_000, help="Most jobs that wait or run at one time.")] = 1_000,
-    tries: Annotated[int, typer.Option(min=1, max=10, help="Jobs made for a line whose job fails.")] = 3,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try lines again that failed before.")] = False,
+    in_flight: Annotated[int, typer.Option(min=1, max=100_000, help="Most jobs queued or running at a time.")] = 1_000,
+    attempts: Annotated[int, typer.Option(min=1, max=10, help="Most jobs submitted for one line.")] = 3,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Retry lines that failed before.")] = False,
     url: Url = None,
     api_key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Make a picture of every prompt in a file. Run it again after Ctrl-C, a crash or a failure: it goes on."""
-    screen = CommandConsole(as_json)
+    """Generate an image for each prompt of a file. The same command resumes after Ctrl-C, a crash or a failure."""
+    console = CommandConsole(as_json)
     with exit_on_error():
-        ledger = _opened(prompts, out, {"model": model, **fields_of(field or [])})
+        ledger = _open(prompts, out, {"model": model, **parse_fields(field or [])})
         try:
             if retry_failed:
                 ledger.retry_failed()
-            asyncio.run(_round(ledger, Options(out, in_flight, tries), screen, (url, api_key)))
+            asyncio.run(_run(ledger, BackfillOptions(out, in_flight, attempts), console, (url, api_key)))
         except KeyboardInterrupt:
-            screen.err.print("stopped; what was submitted goes on. The same command goes on from here")
+            console.err.print("stopped; submitted jobs continue. Run the same command to resume")
             raise
         finally:
             ledger.write_manifest(out / MANIFEST)
             counts = ledger.counts()
             ledger.close()
-        _tell(screen, counts, out)
-    raise typer.Exit(Exit.FAILED if counts[Line.FAILED] else Exit.OK)
+        _print_summary(console, counts, out)
+    raise typer.Exit(Exit.FAILED if counts[EntryState.FAILED] else Exit.OK)
 
 
-def _opened(prompts: Path, out: Path, common: dict[str, Any]) -> Ledger:
+def _open(prompts: Path, out: Path, common: dict[str, Any]) -> Ledger:
     ledger = Ledger(out)
     try:
         ledger.begin(read(prompts, common))
@@ -75,30 +90,29 @@ def _opened(prompts: Path, out: Path, common: dict[str, Any]) -> Ledger:
     return ledger
 
 
-async def _round(
-    ledger: Ledger, options: Options, screen: CommandConsole, service: tuple[str | None, str | None]
+async def _run(
+    ledger: Ledger, options: BackfillOptions, console: CommandConsole, service: tuple[str | None, str | None]
 ) -> None:
     url, key = service
-    with _bar(screen.err, screen.as_json) as bar:
-        counts = ledger.counts()
-        task = bar.add_task("backfill", total=sum(counts.values()), told="")
+    with _progress_bar(console.err, console.as_json) as bar:
+        task = bar.add_task("backfill", total=sum(ledger.counts().values()), status="")
 
-        def changed() -> None:
-            now = ledger.counts()
-            failed = f", {now[Line.FAILED]} failed" if now[Line.FAILED] else ""
-            words = f"{now[Line.SUBMITTED]} submitted{failed}"
-            bar.update(task, completed=now[Line.DONE] + now[Line.FAILED], told=words)
+        def update() -> None:
+            counts = ledger.counts()
+            failed = f", {counts[EntryState.FAILED]} failed" if counts[EntryState.FAILED] else ""
+            status = f"{counts[EntryState.SUBMITTED]} submitted{failed}"
+            bar.update(task, completed=counts[EntryState.DONE] + counts[EntryState.FAILED], status=status)
 
-        changed()
+        update()
         async with AsyncClient(url, api_key=key) as client:
-            await Backfill(client, ledger, options, changed).run()
+            await Backfill(client, ledger, options, update).run()
 
 
-def _bar(console: Console, quiet: bool) -> Progress:
+def _progress_bar(console: Console, quiet: bool) -> Progress:
     return Progress(
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[status]}"),
         _Speed(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
@@ -108,15 +122,125 @@ def _bar(console: Console, quiet: bool) -> Progress:
 
 
 class _Speed(ProgressColumn):
-    """Lines a second, of late."""
+    """Recent lines per second."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{task.speed:.1f}/s" if task.speed else "")
 
 
-def _tell(screen: CommandConsole, counts: dict[Line, int], out: Path) -> None:
-    done, failed = counts[Line.DONE], counts[Line.FAILED]
-    told: list[tuple[str, object]] = [("saved", f"{done} of {sum(counts.values())}"), ("manifest", out / MANIFEST)]
+def _print_summary(console: CommandConsole, counts: dict[EntryState, int], out: Path) -> None:
+    done, failed = counts[EntryState.DONE], counts[EntryState.FAILED]
+    lines: list[tuple[str, object]] = [("saved", f"{done} of {sum(counts.values())}"), ("manifest", out / MANIFEST)]
     if failed:
-        told.insert(1, ("failed", f"{failed}; why is in the manifest; --retry-failed tries them again"))
-    screen.one({**{state.value: count for state, count in counts.items()}, "manifest": str(out / MANIFEST)}, told)
+        lines.insert(1, ("failed", f"{failed}; the manifest has the errors; --retry-failed retries them"))
+    console.record({**{state.value: count for state, count in counts.items()}, "manifest": str(out / MANIFEST)}, lines)
+
+
+class Backfill:
+    """Submits and saves all lines of a ledger; calls `on_change` after each change."""
+
+    def __init__(
+        self, client: AsyncClient, ledger: Ledger, options: BackfillOptions, on_change: Callable[[], None]
+    ) -> None:
+        self._client = client
+        self._ledger = ledger
+        self._options = options
+        self._on_change = on_change
+        self._downloads = asyncio.Semaphore(DOWNLOADS)
+
+    async def run(self) -> None:
+        """Run until every line is done or failed."""
+        pause_s = MIN_PAUSE_S
+        while True:
+            counts = self._ledger.counts()
+            if not counts[EntryState.NEW] and not counts[EntryState.SUBMITTED]:
+                return
+            capacity = self._options.in_flight - counts[EntryState.SUBMITTED]
+            enough = capacity >= min(CHUNK_LINES, self._options.in_flight)
+            if counts[EntryState.NEW] and enough and await self._submit(min(capacity, CHUNK_LINES)):
+                continue
+            started = time.monotonic()
+            saved = await self._collect()
+            # A poll costs the service a page per hundred jobs: limited to a quarter of the time.
+            pause_s = MIN_PAUSE_S if saved else min(MAX_PAUSE_S, pause_s * 1.5)
+            await asyncio.sleep(max(pause_s, 3 * (time.monotonic() - started)))
+
+    async def _submit(self, limit: int) -> int:
+        """Submit the next lines and return how many were accepted or refused for good.
+
+        Idempotency keys are the same after a crash. Lines without a failed job are submitted together; a retried line
+        needs a new key for each attempt and is submitted separately.
+        """
+        entries = self._ledger.entries(EntryState.NEW, limit)
+        first_attempts = [entry for entry in entries if not entry.failed_attempts]
+        results: list[tuple[int, str | None, str | None]] = []
+        if first_attempts:
+            results += await self._submit_chunks(first_attempts)
+        for entry in entries[len(first_attempts) :]:
+            key = f"{self._ledger.run_id}-{entry.number}-{entry.failed_attempts}"
+            job = await self._client.submit(**self._body(entry), idempotency_key=key)
+            results.append((entry.number, job.id, None))
+        self._ledger.submitted(results)
+        self._on_change()
+        return len(results)
+
+    async def _submit_chunks(self, entries: Sequence[Entry]) -> list[tuple[int, str | None, str | None]]:
+        """Submit lines in bulk, each at its fixed position in its chunk, whatever else the chunk contains."""
+        results: list[tuple[int, str | None, str | None]] = []
+        for chunk, lines in groupby(entries, lambda entry: entry.number // CHUNK_LINES):
+            bodies: list[dict[str, Any] | None] = [None] * CHUNK_LINES
+            for entry in lines:
+                bodies[entry.number % CHUNK_LINES] = self._body(entry)
+            key = f"{self._ledger.run_id}-{chunk}"
+            async for result in self._client.submit_many(bodies, idempotency_key=key):
+                error = result.error
+                if error is None or not error.retryable:  # a line refused temporarily stays NEW
+                    message = None if error is None else f"{error.message} ({error.code})"
+                    results.append((chunk * CHUNK_LINES + result.line - 1, result.id, message))
+        return results
+
+    def _body(self, entry: Entry) -> dict[str, Any]:
+        return {"priority": "bulk", **entry.body, "batch_id": self._ledger.run_id}
+
+    async def _collect(self) -> int:
+        """Save the results of jobs that have ended; return how many lines that concerns."""
+        entries = self._ledger.entries(EntryState.SUBMITTED, self._options.in_flight)
+        submitted = {entry.job: entry for entry in entries}
+        if not submitted:
+            return 0
+        unlisted = set(submitted)
+        ended: list[Job] = []
+        async with aclosing(self._client.jobs(batch_id=self._ledger.run_id)) as jobs:
+            async for job in jobs:
+                if job.id in unlisted and job.ended:
+                    ended.append(job)
+                unlisted.discard(job.id)
+                if not unlisted:
+                    break
+        await asyncio.gather(*(self._save(submitted[job.id], job) for job in ended))
+        for job_id in unlisted:
+            await self._save_unlisted(submitted[job_id])
+        return len(ended) + len(unlisted)
+
+    async def _save(self, entry: Entry, job: Job) -> None:
+        if job.status != "succeeded":
+            failure = f"{job.error.message} ({job.error.code})" if job.error else job.status
+            retry = bool(job.error and job.error.retryable) and entry.failed_attempts + 1 < self._options.attempts
+            self._ledger.failed(entry.number, failure, retry=retry)
+        else:
+            async with self._downloads:
+                name = file_name(entry.number, job.prompt)
+                files = await self._client.download(job, self._options.folder, name=name)
+            self._ledger.done(entry.number, [file.name for file in files])
+        self._on_change()
+
+    async def _save_unlisted(self, entry: Entry) -> None:
+        """Handle a line whose job is not listed: it was deleted, or its retention has ended."""
+        try:
+            job = await self._client.get(entry.job or "")
+        except NotFound:
+            self._ledger.failed(entry.number, "the job no longer exists: deleted, or past its retention", retry=False)
+            self._on_change()
+            return
+        if job.ended:
+            await self._save(entry, job)

@@ -1,4 +1,4 @@
-"""What is known of each line of a backfill, in a file that survives a kill at any moment."""
+"""State of each line of a backfill, in a SQLite file that survives a kill at any moment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS line (
     number INTEGER PRIMARY KEY,  -- in the source
     body TEXT NOT NULL,
     state TEXT NOT NULL,
-    tries INTEGER NOT NULL DEFAULT 0,
+    failed_attempts INTEGER NOT NULL DEFAULT 0,
     job TEXT,
     files TEXT,
     error TEXT
@@ -33,22 +33,22 @@ class LedgerError(Exception):
     """The folder belongs to another backfill."""
 
 
-class Line(StrEnum):
-    """What has become of a line."""
+class EntryState(StrEnum):
+    """State of a line."""
 
     NEW = "new"
-    SUBMITTED = "submitted"  # a job of the service, `job` being its id
+    SUBMITTED = "submitted"  # `job` is set
     DONE = "done"
     FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line; `tries` counts the jobs that were made for it and failed."""
+    """One line; `failed_attempts` counts its failed jobs."""
 
     number: int
     body: dict[str, Any]
-    tries: int
+    failed_attempts: int
     job: str | None
 
 
@@ -65,21 +65,21 @@ class Ledger:
         self._db.close()
 
     def begin(self, lines: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
-        """Take the lines in, all or none; raises `LedgerError` when others were taken in before."""
+        """Store (number, body) lines, all or none; raises `LedgerError` if the folder has different ones."""
         digest = hashlib.sha256()
         rows = []
         for number, body in lines:
-            rows.append((number, json.dumps(body, sort_keys=True), Line.NEW))
+            rows.append((number, json.dumps(body, sort_keys=True), EntryState.NEW))
             digest.update(f"{number} {rows[-1][1]}\n".encode())
         source = digest.hexdigest()
-        known = self._db.execute("SELECT source, id FROM run").fetchone()
-        if known is not None:
-            if known[0] != source:
+        run = self._db.execute("SELECT source, id FROM run").fetchone()
+        if run is not None:
+            if run[0] != source:
                 raise LedgerError(
-                    "the folder holds another backfill: the prompts or the options changed; "
-                    "choose another --out, or give the same ones to go on"
+                    "the folder contains another backfill: the prompts or the options changed; "
+                    "choose another --out, or resume with the original ones"
                 )
-            self.run_id = known[1]
+            self.run_id = run[1]
             return
         self.run_id = f"backfill-{uuid.uuid4().hex[:20]}"
         self._db.execute("BEGIN IMMEDIATE")
@@ -87,50 +87,54 @@ class Ledger:
             self._db.executemany("INSERT INTO line (number, body, state) VALUES (?, ?, ?)", rows)
             self._db.execute("INSERT INTO run VALUES (?, ?)", (source, self.run_id))
 
-    def counts(self) -> dict[Line, int]:
-        """Return how many lines are in each state."""
-        found = dict(self._db.execute("SELECT state, count(*) FROM line GROUP BY state").fetchall())
-        return {state: found.get(state, 0) for state in Line}
+    def counts(self) -> dict[EntryState, int]:
+        """Return the number of lines by state."""
+        counts = dict(self._db.execute("SELECT state, count(*) FROM line GROUP BY state").fetchall())
+        return {state: counts.get(state, 0) for state in EntryState}
 
-    def entries(self, state: Line, limit: int) -> list[Entry]:
-        """Return the first lines in a state, those that never failed before those that did."""
+    def entries(self, state: EntryState, limit: int) -> list[Entry]:
+        """Return the first lines in a state, lines without failed attempts first."""
         rows = self._db.execute(
-            "SELECT number, body, tries, job FROM line WHERE state = ? ORDER BY tries > 0, number LIMIT ?",
+            "SELECT number, body, failed_attempts, job FROM line WHERE state = ? "
+            "ORDER BY failed_attempts > 0, number LIMIT ?",
             (state, limit),
         )
-        return [Entry(number, json.loads(body), tries, job) for number, body, tries, job in rows]
+        return [Entry(number, json.loads(body), attempts, job) for number, body, attempts, job in rows]
 
     def submitted(self, entries: Sequence[tuple[int, str | None, str | None]]) -> None:
-        """Note (line, job, error) of what was submitted: a line without a job was refused."""
-        states = [(Line.SUBMITTED if job else Line.FAILED, job, error, number) for number, job, error in entries]
+        """Record (line, job, error) of submitted lines; a line without a job was refused."""
+        states = [
+            (EntryState.SUBMITTED if job else EntryState.FAILED, job, error, number) for number, job, error in entries
+        ]
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             self._db.executemany("UPDATE line SET state = ?, job = ?, error = ? WHERE number = ?", states)
 
     def done(self, number: int, files: Sequence[str]) -> None:
-        """Note that a line's pictures are saved."""
+        """Record the saved files of a line."""
         self._db.execute(
             "UPDATE line SET state = ?, files = ?, error = NULL WHERE number = ?",
-            (Line.DONE, json.dumps(files), number),
+            (EntryState.DONE, json.dumps(files), number),
         )
 
-    def failed(self, number: int, error: str, *, again: bool) -> None:
-        """Note that a line's job failed; with `again` it gets another."""
-        state = Line.NEW if again else Line.FAILED
+    def failed(self, number: int, error: str, *, retry: bool) -> None:
+        """Record that a line's job failed; with `retry` the line is submitted again."""
+        state = EntryState.NEW if retry else EntryState.FAILED
         self._db.execute(
-            "UPDATE line SET state = ?, error = ?, job = NULL, tries = tries + 1 WHERE number = ?",
+            "UPDATE line SET state = ?, error = ?, job = NULL, failed_attempts = failed_attempts + 1 WHERE number = ?",
             (state, error, number),
         )
 
     def retry_failed(self) -> int:
-        """Let every failed line be tried again; returns how many."""
+        """Set all failed lines to NEW and return how many."""
         changed = self._db.execute(
-            "UPDATE line SET state = ?, job = NULL, tries = tries + 1 WHERE state = ?", (Line.NEW, Line.FAILED)
+            "UPDATE line SET state = ?, job = NULL, failed_attempts = failed_attempts + 1 WHERE state = ?",
+            (EntryState.NEW, EntryState.FAILED),
         )
         return changed.rowcount
 
     def write_manifest(self, path: Path) -> None:
-        """Write a line of JSON for each line: number, prompt, state, job, files, error. Whole or not at all."""
+        """Write one JSON object per line (number, body fields, state, job, files, error), atomically."""
         part = path.with_suffix(".part")
         with part.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in self._manifest())
@@ -140,5 +144,5 @@ class Ledger:
         query = "SELECT number, body, state, job, files, error FROM line ORDER BY number"
         with closing(self._db.execute(query)) as rows:
             for number, body, state, job, files, error in rows:
-                told = {"line": number, **json.loads(body), "state": state, "job": job}
-                yield {**told, "files": json.loads(files or "[]"), "error": error}
+                row = {"line": number, **json.loads(body), "state": state, "job": job}
+                yield {**row, "files": json.loads(files or "[]"), "error": error}

@@ -1,4 +1,4 @@
-"""Files of prompts: JSON lines, CSV with a header, or one prompt a line."""
+"""Prompt files: JSON lines, CSV with a header, or one prompt per line."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SLUG_CHARS = 48
 
 
 class PromptsError(Exception):
-    """The file cannot be read as prompts; the message names file and line."""
+    """The prompt file is invalid; the message names the file and line."""
 
 
 def read(path: Path, common: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, request body) for each prompt of the file; blank lines are passed over.
+    """Yield (line number, request body) for each prompt of the file; blank lines are skipped.
 
-    `common` holds fields for all lines; a line's own fields win.
+    `common` are the fields of all lines; fields of the line itself override them.
     """
     readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".csv": _csv_rows, ".txt": _plain}
     reader = readers.get(path.suffix.lower())
@@ -36,7 +36,7 @@ def read(path: Path, common: Mapping[str, Any]) -> Iterator[tuple[int, dict[str,
     except OSError as error:
         raise PromptsError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise PromptsError(f"{path}: it is not UTF-8: {error.reason} at byte {error.start}") from error
+        raise PromptsError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 Bodies = Iterator[tuple[int, dict[str, Any]]]
@@ -69,13 +69,13 @@ def _csv_rows(path: Path, file: Iterator[str]) -> Bodies:
         for row in rows:
             if None in row:
                 raise PromptsError(f"{path}:{rows.line_num}: more columns than the header has")
-            yield rows.line_num, {name: value_of(name, text) for name, text in row.items() if text not in (None, "")}
+            yield rows.line_num, {name: parse_field(name, text) for name, text in row.items() if text not in (None, "")}
     except csv.Error as error:
         raise PromptsError(f"{path}:{rows.line_num}: {error}") from error
 
 
-def value_of(name: str, text: str) -> Any:
-    """Return a field from text: what is JSON is taken as such, but for words, which stay words."""
+def parse_field(name: str, text: str) -> Any:
+    """Return a field's value: parsed if it is JSON and not a prompt, else the text itself."""
     if name in ("prompt", "negative_prompt"):
         return text
     try:
@@ -85,7 +85,7 @@ def value_of(name: str, text: str) -> Any:
 
 
 def file_name(number: int, prompt: str) -> str:
-    """Return a name to save a line's results under: its number, and the first words of its prompt."""
-    plain = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
-    slug = re.sub(r"[^a-z0-9]+", "-", plain)[:SLUG_CHARS].strip("-")
+    """Return the file name of a line's results: its number and the first words of its prompt."""
+    ascii_prompt = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", ascii_prompt)[:SLUG_CHARS].strip("-")
     return f"{number:06d}-{slug}" if slug else f"{number:06d}"

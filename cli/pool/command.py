@@ -1,96 +1,172 @@
-"""The command `fusequeue pool`."""
+"""The command `fusequeue pool`, and its report: a line when its workers change, a log of all changes, and a plot."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from cli.client_options import Json, Key, Url
+from cli.client_options import CommandConsole, Exit, Json, Key, Url, exit_on_error
 from cli.keys import point_at
-from cli.output import CommandConsole, Exit, exit_on_error
-from cli.pool.decisions import Bounds
-from cli.pool.pool import Pool
-from cli.pool.processes import PoolProcesses
-from cli.pool.report import Report
-from cli.up import command
+from cli.pool.decisions import PoolBounds
+from cli.pool.pool import Pool, PoolProcesses, PoolStatus
+from cli.up import command as up_command
+from cli.up import environment
+from cli.up.process import BoundedLog
 from fusequeue import AsyncClient
 from shared.config import models_file, settings
 from shared.errors import FusequeueError
+from shared.runtime.plots import Panel, times_svg
 
-ASK_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 5.0
+
+Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the command line says."""
+class PoolOptions:
+    """Command line options of `fusequeue pool`."""
 
-    bounds: Bounds
-    look_every_s: float
+    bounds: PoolBounds
+    poll_interval_s: float
     data_dir: Path
     models: Path | None
     service: tuple[str | None, str | None]
 
 
 def pool(
-    least: Annotated[int, typer.Option("--min", min=0, help="Fewest workers.")] = 0,
-    most: Annotated[
-        int | None, typer.Option("--max", min=1, help="Most workers. Unset: one a GPU; one where there is none.")
+    min_workers: Annotated[int, typer.Option("--min", min=0, help="Fewest workers.")] = 0,
+    max_workers: Annotated[
+        int | None, typer.Option("--max", min=1, help="Most workers. Default: one per GPU, or one without a GPU.")
     ] = None,
-    cool_down_s: Annotated[float, typer.Option(min=0, help="Seconds before workers not wanted any more leave.")] = 60.0,
-    look_every_s: Annotated[float, typer.Option(min=0.05, max=60, help="Seconds between two looks.")] = 0.5,
+    cool_down_s: Annotated[float, typer.Option(min=0, help="Seconds before surplus workers are drained.")] = 60.0,
+    poll_interval_s: Annotated[float, typer.Option(min=0.05, max=60, help="Seconds between polls.")] = 0.5,
     data_dir: Annotated[
-        Path, typer.Option(help="For logs; and of the `fusequeue up` here, unless FUSEQUEUE_REDIS_URL names a Redis.")
+        Path,
+        typer.Option(help="Folder for logs, and of `fusequeue up`, whose Redis is used without FUSEQUEUE_REDIS_URL."),
     ] = Path("data"),
-    models: Annotated[Path | None, typer.Option(help="The models file. Unset: ./models.toml, or the demo's.")] = None,
-    log: Annotated[Path | None, typer.Option(dir_okay=False, help="Append lines of JSON as things change.")] = None,
+    models: Annotated[Path | None, typer.Option(help="Models file. Default: ./models.toml, else the demo's.")] = None,
+    log: Annotated[Path | None, typer.Option(dir_okay=False, help="Append a line of JSON for each change.")] = None,
     plot: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Draw the log of this run at its end, as SVG; needs --log.")
+        Path | None, typer.Option(dir_okay=False, help="Plot this run's log at its end, as SVG; needs --log.")
     ] = None,
     url: Url = None,
     api_key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Run as many workers on this machine as the service wants, from none to one a GPU. Ctrl-C drains them all."""
+    """Run as many workers on this machine as the service wants, from none to one per GPU. Ctrl-C drains them."""
     if plot is not None and log is None:
-        raise typer.BadParameter("it is drawn from a log: name one with --log", param_hint="--plot")
+        raise typer.BadParameter("needs a log; add --log", param_hint="--plot")
     environ = {name: value for name, value in os.environ.items() if value or not name.startswith(settings.PREFIX)}
-    most = most if most is not None else max(1, least, len(command.gpus(environ)))
-    if least > most:
-        raise typer.BadParameter(f"it must not be above --max, which is {most}", param_hint="--min")
-    options = Options(Bounds(least, most, cool_down_s), look_every_s, data_dir.resolve(), models, (url, api_key))
+    if max_workers is None:
+        max_workers = max(1, min_workers, len(environment.gpus(environ)))
+    if min_workers > max_workers:
+        raise typer.BadParameter(f"must not exceed --max, which is {max_workers}", param_hint="--min")
+    bounds = PoolBounds(min_workers, max_workers, cool_down_s)
+    options = PoolOptions(bounds, poll_interval_s, data_dir.resolve(), models, (url, api_key))
     with exit_on_error():
         try:
-            report = Report(CommandConsole(as_json), log)
+            report = PoolReport(CommandConsole(as_json), log)
             asyncio.run(_run(options, report, environ))
             if plot is not None:
                 report.plot(plot)
         except (FusequeueError, OSError) as error:
-            command.tell(f"fusequeue: {getattr(error, 'message', error)}")
+            up_command.print_status(f"fusequeue: {getattr(error, 'message', error)}")
             raise typer.Exit(Exit.USAGE) from None
 
 
-async def _run(options: Options, report: Report, environ: Mapping[str, str]) -> None:
-    configured = settings.load()
-    point_at(options.data_dir, found := dict(environ))
-    models = command.chosen_models_file(options.models, found)
-    models_file.load(models, configured.batch_rules)
-    env = command.child_environment(options.data_dir, options.bounds.most, models, configured, found)
-    own = [command.worker_environment(number, command.gpus(env), env) for number in range(1, options.bounds.most + 1)]
+async def _run(options: PoolOptions, report: PoolReport, environ: Mapping[str, str]) -> None:
+    loaded = settings.load()
+    point_at(options.data_dir, pool_environ := dict(environ))
+    models = environment.models_path(options.models, pool_environ)
+    models_file.load(models, loaded.batch_rules)
+    max_workers = options.bounds.max_workers
+    env = environment.child_environment(options.data_dir, max_workers, models, loaded, pool_environ)
+    gpus = environment.gpus(env)
+    workers_env = [environment.worker_environment(number + 1, gpus, env) for number in range(max_workers)]
+    grace_s = loaded.drain_timeout_s + up_command.AFTER_DRAIN_S
     url, key = options.service
-    with command.locked(options.data_dir / "pool"):
-        crew = PoolProcesses(
-            own, env, options.data_dir / "pool", command.tell, configured.drain_timeout_s + command.AFTER_DRAIN_S
-        )
-        async with AsyncClient(url, api_key=key, timeout_s=ASK_TIMEOUT_S, retries=0) as client:
-            running = Pool(client, configured.namespace, crew, options.bounds, options.look_every_s, command.tell)
-            with command.on_stop_signal(running.stop):
+    folder = options.data_dir / "pool"
+    with up_command.locked(folder):
+        processes = PoolProcesses(workers_env, env, folder, up_command.print_status, grace_s)
+        async with AsyncClient(url, api_key=key, timeout_s=REQUEST_TIMEOUT_S, retries=0) as client:
+            pool = Pool(
+                client, loaded.namespace, processes, options.bounds, options.poll_interval_s, up_command.print_status
+            )
+            with up_command.on_stop_signal(pool.stop):
                 try:
-                    await running.run(report.told)
+                    await pool.run(report.update)
                 finally:
                     report.close()
+
+
+class PoolReport:
+    """Prints changes of the workers; `log` gets a line of JSON for each change and holds at most twice 5 MiB."""
+
+    def __init__(self, console: CommandConsole, log: Path | None) -> None:
+        self._console = console
+        self._log = None if log is None else BoundedLog(log)
+        self._started_s = time.time()
+        self._last: PoolStatus | None = None
+
+    def update(self, status: PoolStatus) -> None:
+        """Log and print the current status if it changed."""
+        if status == self._last:
+            return
+        row = {"at": round(time.time(), 3), **asdict(status)}
+        if self._log is not None:
+            self._log.write(json.dumps(row).encode() + b"\n")
+        if self._last is None or _workers(status) != _workers(self._last):
+            if self._console.as_json:
+                self._console.record(row, ())
+            self._console.message(f"{datetime.now(UTC).astimezone():%H:%M:%S}  {summary(status)}")
+        self._last = status
+
+    def plot(self, path: Path) -> None:
+        """Plot the log of this run."""
+        if self._log is not None:
+            rotated = self._log.path.with_name(self._log.path.name + ".1")
+            rows = [row for file in (rotated, self._log.path) if file.exists() for row in _rows(file)]
+            path.write_text(plot_svg([row for row in rows if row["at"] >= self._started_s]), "utf-8")
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+
+def summary(status: PoolStatus) -> str:
+    """Return a status on one line."""
+    states = {name: getattr(status, name) for name in ("starting", "draining", "failing")}
+    counts = [f"{status.ready} ready", *(f"{count} {name}" for name, count in states.items() if count)]
+    text = f"{status.queued} queued; {status.target} wanted, {', '.join(counts)}"
+    return f"{text} ({status.reasons[0]})" if status.reasons else text
+
+
+def plot_svg(rows: Sequence[Row]) -> str:
+    """Return a plot of log rows: queued slots and running jobs above, workers below."""
+    started = rows[0]["at"] if rows else 0.0
+
+    def series(name: str) -> list[tuple[float, float]]:
+        return [(row["at"] - started, row[name]) for row in rows]
+
+    jobs = Panel("images queued, jobs running", {name: series(name) for name in ("queued", "running")})
+    workers = Panel("workers", {name: series(name) for name in ("target", "ready", "busy")})
+    return times_svg("fusequeue pool", [jobs, workers])
+
+
+def _rows(path: Path) -> Iterable[Row]:
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def _workers(status: PoolStatus) -> tuple[int, ...]:
+    return (status.target, status.ready, status.starting, status.draining, status.failing)

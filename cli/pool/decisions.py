@@ -1,4 +1,4 @@
-"""What a pool does next: how many workers it aims at, and which it starts and drains."""
+"""How many workers a pool aims at, and which it starts and drains."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["starting", "ready", "failing", "draining"]
+WorkerState = Literal["starting", "ready", "failing", "draining"]
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """Fewest and most workers, and for how long what was wanted still counts."""
+class PoolBounds:
+    """Limits of a pool; a number of wanted workers counts for `cool_down_s`."""
 
-    least: int
-    most: int
+    min_workers: int
+    max_workers: int
     cool_down_s: float
 
 
 @dataclass(frozen=True)
-class Want:
-    """Workers that were wanted at `at_s`."""
+class WantedWorkers:
+    """Workers that the service wanted at `at_s`."""
 
     at_s: float
     workers: int
@@ -28,58 +28,56 @@ class Want:
 
 @dataclass(frozen=True)
 class PoolWorker:
-    """A worker of the pool in one of its slots, from 0. `running` are its jobs; None: it has not told yet.
+    """A worker of the pool by its index from 0; `running` are its jobs, None before its first heartbeat.
 
-    `failing` is one that has died more than once of late and is not ready again.
+    A failing worker has ended more than once in a row and is not ready.
     """
 
-    slot: int
-    state: State
+    index: int
+    state: WorkerState
     started_s: float
     running: int | None = None
 
 
 @dataclass(frozen=True)
-class Moves:
-    """Slots to start a worker in, and slots whose worker is to leave."""
+class WorkerChanges:
+    """Indexes of workers to start and to drain."""
 
     start: tuple[int, ...] = ()
     drain: tuple[int, ...] = ()
 
 
-def remembered(wants: Sequence[Want], want: Want, cool_down_s: float) -> tuple[Want, ...]:
-    """Return what still counts of `wants` once `want` is known, the largest first.
+def recent_wants(
+    wants: Sequence[WantedWorkers], latest: WantedWorkers, cool_down_s: float
+) -> tuple[WantedWorkers, ...]:
+    """Return the wants within the cool-down that exceed all later ones, the largest first.
 
-    What was followed by as much is forgotten, so there are never more of them than different numbers of workers.
+    The result has at most one entry per number of workers.
     """
-    kept = [old for old in wants if want.at_s - old.at_s < cool_down_s and old.workers > want.workers]
-    return (*kept, want)
+    kept = [want for want in wants if latest.at_s - want.at_s < cool_down_s and want.workers > latest.workers]
+    return (*kept, latest)
 
 
-def aim(wants: Sequence[Want], others: int, bounds: Bounds) -> int:
-    """Return how many workers to have here, where `others` of the same service are alive elsewhere."""
+def target_workers(wants: Sequence[WantedWorkers], others: int, bounds: PoolBounds) -> int:
+    """Return how many workers this pool aims at; `others` are workers of the service outside this pool."""
     wanted = max((want.workers for want in wants), default=0)
-    return min(bounds.most, max(bounds.least, wanted - others))
+    return min(bounds.max_workers, max(bounds.min_workers, wanted - others))
 
 
-def moves(members: Sequence[PoolWorker], wanted: int, slots: int) -> Moves:
-    """Return what brings the members to `wanted`.
+def plan_changes(workers: Sequence[PoolWorker], target: int, max_workers: int) -> WorkerChanges:
+    """Return the changes that bring the pool to `target` workers.
 
-    A failing one does not count: another is started beside it where a slot is free, and it leaves once enough are
-    ready; not sooner, or what it knows of its failures would be lost. Of too many the youngest without jobs leave;
-    those that have jobs stay until they have none.
+    A failing worker does not count: another is started if an index is free, and it is drained once enough workers are
+    ready; draining it sooner would reset its restart backoff. Surplus workers are drained if idle, youngest first.
     """
-    present = [member for member in members if member.state in ("starting", "ready")]
-    missing = wanted - len(present)
+    counted = [worker for worker in workers if worker.state in ("starting", "ready")]
+    missing = target - len(counted)
     if missing > 0:
-        taken = {member.slot for member in members}
-        return Moves(start=tuple(slot for slot in range(slots) if slot not in taken)[:missing])
-    idle = sorted((one for one in present if _idle(one)), key=lambda one: (one.started_s, one.slot), reverse=True)
-    leaving = [one.slot for one in idle[: len(present) - wanted]]
-    enough = sum(one.state == "ready" for one in present) >= wanted
-    failing = [one.slot for one in members if one.state == "failing"] if enough else []
-    return Moves(drain=(*leaving, *failing))
-
-
-def _idle(member: PoolWorker) -> bool:
-    return member.state == "starting" or member.running == 0
+        used = {worker.index for worker in workers}
+        return WorkerChanges(start=tuple(index for index in range(max_workers) if index not in used)[:missing])
+    idle = [worker for worker in counted if worker.state == "starting" or worker.running == 0]
+    idle.sort(key=lambda worker: (worker.started_s, worker.index), reverse=True)
+    surplus = [worker.index for worker in idle[: len(counted) - target]]
+    enough = sum(worker.state == "ready" for worker in counted) >= target
+    failing = [worker.index for worker in workers if worker.state == "failing"] if enough else []
+    return WorkerChanges(drain=(*surplus, *failing))

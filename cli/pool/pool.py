@@ -1,31 +1,157 @@
-"""The loop of a pool: look at what is wanted, start and drain, tell."""
+"""The worker processes of a pool, and the loop that starts and drains them."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from cli.pool.decisions import Bounds, PoolWorker, Want, aim, moves, remembered
-from cli.pool.processes import PoolProcesses
-from cli.up.supervisor import Tell
+from cli.pool.decisions import (
+    PoolBounds,
+    PoolWorker,
+    WantedWorkers,
+    WorkerState,
+    plan_changes,
+    recent_wants,
+    target_workers,
+)
+from cli.up.command import logged_ready
+from cli.up.process import BoundedLog
+from cli.up.supervisor import ProcessRunner, ProcessSpec, RestartBackoff, StatusPrinter
 from fusequeue import AsyncClient, Busy, ClientError, Scale, Unreachable
+
+WORKER = (sys.executable, "-P", "-m", "worker")
+REMEMBERED_PIDS = 256
+BACKOFF = RestartBackoff(first_s=1.0, max_s=60.0, start_attempts=None)
+
+
+@dataclass
+class _StartedWorker:
+    runner: ProcessRunner
+    running: asyncio.Task[None]
+    log: BoundedLog
+    started_s: float
+    draining: asyncio.Task[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.running.done() and (self.draining is None or self.draining.done())
+
+    @property
+    def state(self) -> WorkerState:
+        if self.draining is not None:
+            return "draining"
+        if self.runner.failing:
+            return "failing"
+        return "ready" if self.runner.ready.is_set() else "starting"
+
+
+class PoolProcesses:
+    """Starts and drains workers by index; `workers_env` has the variables of each, in addition to `env`.
+
+    A drained worker has `grace_s` to exit.
+    """
+
+    def __init__(
+        self,
+        workers_env: Sequence[Mapping[str, str]],
+        env: Mapping[str, str],
+        log_dir: Path,
+        print_status: StatusPrinter,
+        grace_s: float,
+        command: tuple[str, ...] = WORKER,
+    ) -> None:
+        self._workers_env = workers_env
+        self._env = env
+        self._log_dir = log_dir
+        self._print_status = print_status
+        self._grace_s = grace_s
+        self._command = command
+        self._started: dict[int, _StartedWorker] = {}
+        self._pids: deque[int] = deque(maxlen=REMEMBERED_PIDS)
+
+    @property
+    def max_workers(self) -> int:
+        return len(self._workers_env)
+
+    def is_ours(self, pid: int) -> bool:
+        """Return whether a process is or was a worker of this pool: the service lists a killed one for a while."""
+        for worker in self._started.values():
+            if worker.runner.pid is not None and worker.runner.pid not in self._pids:
+                self._pids.append(worker.runner.pid)
+        return pid in self._pids
+
+    def start(self, index: int) -> None:
+        """Start the worker of a free index; it is restarted when it ends, until it is drained."""
+        name = f"worker-{index + 1}"
+        spec = ProcessSpec(
+            name=name,
+            command=self._command,
+            ready=logged_ready,
+            stop_rank=0,
+            stop_grace_s=self._grace_s,
+            env=self._workers_env[index],
+            orphan_signal=signal.SIGTERM,  # Redis still runs: the worker can finish its jobs
+        )
+        log = BoundedLog(self._log_dir / f"{name}.log")
+        runner = ProcessRunner(spec, env=self._env, log=log, print_status=self._print_status, backoff=BACKOFF)
+        self._started[index] = _StartedWorker(runner, asyncio.create_task(runner.run(None)), log, time.monotonic())
+
+    def drain(self, index: int) -> None:
+        """Tell a worker to finish its jobs and exit."""
+        worker = self._started[index]
+        if worker.draining is None:
+            worker.draining = asyncio.create_task(worker.runner.stop())
+
+    def kill(self) -> None:
+        """Kill all workers."""
+        for worker in self._started.values():
+            worker.runner.kill()
+
+    def workers(self, running: Mapping[int, int]) -> list[PoolWorker]:
+        """Return the workers; `running` are the jobs of each process id.
+
+        Frees the indexes of drained workers; raises the error of a runner that failed.
+        """
+        for index in [index for index, worker in self._started.items() if worker.ended]:
+            worker = self._started.pop(index)
+            worker.log.close()
+            worker.running.result()
+        return [
+            PoolWorker(index, worker.state, worker.started_s, running.get(worker.runner.pid or 0))
+            for index, worker in self._started.items()
+        ]
+
+    async def finish(self) -> None:
+        """Drain all workers and return when they have exited."""
+        for index in self._started:
+            self.drain(index)
+        draining = [worker.draining for worker in self._started.values() if worker.draining is not None]
+        await asyncio.gather(*draining)
+        await asyncio.gather(*(worker.running for worker in self._started.values()), return_exceptions=True)
+        for worker in self._started.values():
+            worker.log.close()
+        self._started.clear()
 
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """How a pool stands: pictures that wait, jobs that run, and its workers here by what they do.
+    """Queued slots and running jobs of the service, and the workers of this pool by state.
 
-    `wanted` are the workers aimed at here; `asked` is what the service wants, of all workers there are.
+    `wanted` are all workers the service wants, `target` those this pool aims at.
     """
 
-    waiting: int
+    queued: int
     running: int
-    asked: int
     wanted: int
+    target: int
     ready: int
     starting: int
     busy: int
@@ -35,100 +161,107 @@ class PoolStatus:
 
 
 class Pool:
-    """Keeps as many workers here as the service wants, within bounds, until it is stopped."""
+    """Keeps as many workers on this machine as the service wants, within bounds, until it is stopped."""
 
     def __init__(
-        self, client: AsyncClient, name: str, crew: PoolProcesses, bounds: Bounds, look_every_s: float, tell: Tell
+        self,
+        client: AsyncClient,
+        name: str,
+        processes: PoolProcesses,
+        bounds: PoolBounds,
+        poll_interval_s: float,
+        print_status: StatusPrinter,
     ) -> None:
         self._client = client
         self._name = name
-        self._crew = crew
+        self._processes = processes
         self._bounds = bounds
-        self._look_every_s = look_every_s
-        self._tell = tell
+        self._poll_interval_s = poll_interval_s
+        self._print_status = print_status
         self._host = socket.gethostname()
-        self._wants: tuple[Want, ...] = ()
+        self._wants: tuple[WantedWorkers, ...] = ()
         self._stopping = asyncio.Event()
-        self._seen = False
-        self._blind = False
+        self._connected_once = False
+        self._disconnected = False
 
     def stop(self) -> None:
-        """Begin to drain; asked again, kill."""
+        """Begin to drain; a second call kills."""
         if self._stopping.is_set():
-            self._crew.kill()
+            self._processes.kill()
         self._stopping.set()
 
-    async def run(self, told: Callable[[PoolStatus], None]) -> None:
-        """Work until stopped, telling how it stands after each look; drains all before it returns or raises.
+    async def run(self, on_status: Callable[[PoolStatus], None]) -> None:
+        """Run until stopped, calling `on_status` after each poll; drains all workers before it returns or raises.
 
-        Raises the error of a service that refuses to tell what is wanted, unless it has told before.
+        Raises a client error if the service refuses the first poll; later errors are retried.
         """
         try:
             while not self._stopping.is_set():
-                told(await self._turn())
+                on_status(await self._adjust())
                 await self._pause()
-            self._tell("draining all workers; once more kills them")
+            self._print_status("draining all workers; a second signal kills them")
         finally:
-            await self._crew.finish()
-        told(self._standing(None, {}, 0))
+            await self._processes.finish()
+        on_status(self._status(None, {}, 0))
 
-    async def _turn(self) -> PoolStatus:
-        scale, workers = await self._look()
-        here = {one["pid"]: one["running"] for one in workers if one["host"] == self._host}
-        if scale is not None:
-            self._wants = remembered(self._wants, Want(time.monotonic(), scale.wanted), self._bounds.cool_down_s)
-        others = sum(
-            one["state"] != "draining" and not (one["host"] == self._host and self._crew.is_ours(one["pid"]))
-            for one in workers
+    async def _adjust(self) -> PoolStatus:
+        scale, listed = await self._poll()
+        running = {one["pid"]: one["running_jobs"] for one in listed if one["host"] == self._host}
+        workers = self._processes.workers(running)
+        if scale is None:  # keep the present workers while the service is unreachable
+            present = sum(worker.state in ("starting", "ready") for worker in workers)
+            target = max(self._bounds.min_workers, present)
+        else:
+            latest = WantedWorkers(time.monotonic(), scale.wanted)
+            self._wants = recent_wants(self._wants, latest, self._bounds.cool_down_s)
+            target = target_workers(self._wants, self._count_others(listed), self._bounds)
+        changes = plan_changes(workers, target, self._processes.max_workers)
+        for index in changes.start:
+            self._processes.start(index)
+        for index in changes.drain:
+            self._processes.drain(index)
+        return self._status(scale, running, target)
+
+    def _count_others(self, listed: Sequence[Mapping[str, Any]]) -> int:
+        return sum(
+            one["state"] != "draining" and not (one["host"] == self._host and self._processes.is_ours(one["pid"]))
+            for one in listed
         )
-        members = self._crew.members(here)
-        # Without a word from the service what there is stays.
-        blind = sum(one.state in ("starting", "ready") for one in members)
-        wanted = aim(self._wants, others, self._bounds) if scale is not None else max(self._bounds.least, blind)
-        move = moves(members, wanted, self._crew.slots)
-        for slot in move.start:
-            self._crew.start(slot)
-        for slot in move.drain:
-            self._crew.drain(slot)
-        return self._standing(scale, here, wanted)
 
-    def _standing(self, scale: Scale | None, running: Mapping[int, int], wanted: int) -> PoolStatus:
-        members = self._crew.members(running)
+    def _status(self, scale: Scale | None, running: Mapping[int, int], target: int) -> PoolStatus:
+        workers = self._processes.workers(running)
+        states = [worker.state for worker in workers]
         return PoolStatus(
-            waiting=0 if scale is None else scale.waiting,
+            queued=0 if scale is None else scale.waiting,
             running=0 if scale is None else scale.running,
-            asked=0 if scale is None else scale.wanted,
-            wanted=wanted,
-            ready=_count(members, "ready"),
-            starting=_count(members, "starting"),
-            busy=sum(bool(one.running) for one in members),
-            draining=_count(members, "draining"),
-            failing=_count(members, "failing"),
+            wanted=0 if scale is None else scale.wanted,
+            target=target,
+            ready=states.count("ready"),
+            starting=states.count("starting"),
+            busy=sum(bool(worker.running) for worker in workers),
+            draining=states.count("draining"),
+            failing=states.count("failing"),
             reasons=() if scale is None else scale.reasons,
         )
 
-    async def _look(self) -> tuple[Scale | None, list[dict[str, Any]]]:
+    async def _poll(self) -> tuple[Scale | None, list[dict[str, Any]]]:
         try:
-            scale, workers = await asyncio.gather(self._client.scale(self._name), self._client.workers())
+            scale, listed = await asyncio.gather(self._client.scale(self._name), self._client.workers())
         except ClientError as error:
-            if not self._seen and not isinstance(error, Unreachable | Busy):
+            if not self._connected_once and not isinstance(error, Unreachable | Busy):
                 raise
-            if not self._blind:
-                self._tell(f"{error}; what runs goes on, and it is asked again")
-            self._blind = True
+            if not self._disconnected:
+                self._print_status(f"{error}; running workers continue, retrying")
+            self._disconnected = True
             return None, []
-        if self._blind:
-            self._tell("the service answers again")
-        self._seen, self._blind = True, False
-        return scale, workers
+        if self._disconnected:
+            self._print_status("the service responds again")
+        self._connected_once, self._disconnected = True, False
+        return scale, listed
 
     async def _pause(self) -> None:
         try:
-            async with asyncio.timeout(self._look_every_s):
+            async with asyncio.timeout(self._poll_interval_s):
                 await self._stopping.wait()
         except TimeoutError:
             pass
-
-
-def _count(members: Sequence[PoolWorker], state: str) -> int:
-    return sum(member.state == state for member in members)

@@ -1,1 +1,1 @@
-"""`fusequeue up`: every part of fusequeue on this machine."""
+"""`fusequeue up`: Redis, API, workers and chores on this machine."""

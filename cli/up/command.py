@@ -1,4 +1,4 @@
-"""`fusequeue up`: every part of fusequeue on this machine, with nothing installed beforehand."""
+"""Everything of `fusequeue up`: the processes it starts, their order, and how it stops."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import os
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,25 +16,23 @@ from pathlib import Path
 
 import httpx
 
-from cli.up import ports, redis_server
-from cli.up.readiness import Probes
-from cli.up.supervisor import Part, StartFailed, Supervisor
+from cli.up import environment, redis_server
+from cli.up.process import Process
+from cli.up.supervisor import ProcessSpec, StartFailed, Supervisor
 from shared.config import models_file
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 WORKER_RANK, CHORES_RANK, API_RANK, REDIS_RANK = range(4)
-# On top of the drain itself: giving jobs back, and the interpreter's own end.
-AFTER_DRAIN_S = 10.0
+AFTER_DRAIN_S = 10.0  # for a worker to release its jobs and exit after the drain
 STOP_GRACE_S = 10.0
-API_GRACE_S = 30.0  # it gives requests that are under way 20 s
-GPU_DEVICES = ("/dev/nvidia0", "/dev/kfd", "/dev/dxg")
+API_GRACE_S = 30.0  # the API allows 20 s for open requests
+KEY_REQUIRED = (401, 403)
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the command line says."""
+class UpOptions:
+    """Command line options of `fusequeue up`."""
 
     host: str
     port: int
@@ -42,51 +41,53 @@ class Options:
     models: Path | None
 
 
-def tell(line: str) -> None:
-    """Say how things stand, on stderr: stdout carries the ready line alone."""
+def print_status(line: str) -> None:
+    """Print a status line to stderr; stdout has only the ready line."""
     print(line, file=sys.stderr, flush=True)
 
 
-async def up(options: Options, settings: Settings, environ: Mapping[str, str]) -> int:
-    """Run all parts until a signal; returns the exit status. Raises `ConfigurationError` before anything starts."""
-    models = chosen_models_file(options.models, environ)
-    served = models_file.load(models)
+async def up(options: UpOptions, settings: Settings, environ: Mapping[str, str]) -> int:
+    """Run all processes until a signal and return the exit status; raises `ConfigurationError` before any starts."""
+    models = environment.models_path(options.models, environ)
+    specs = models_file.load(models)
     with locked(options.data_dir):
-        port = ports.first_free(options.host, options.port, tell, "the API")
+        port = environment.first_free_port(options.host, options.port, print_status, "the API")
         url = f"http://{reachable(options.host)}:{port}"
-        env = child_environment(options.data_dir, options.workers, models, settings, environ)
-        parts: list[Part] = []
+        env = environment.child_environment(options.data_dir, options.workers, models, settings, environ)
+        processes: list[ProcessSpec] = []
         if "FUSEQUEUE_REDIS_URL" not in environ:
             with writing_to(options.data_dir):
-                redis, redis_url = redis_part(options.data_dir)
-            parts.append(redis)
-            env["FUSEQUEUE_REDIS_URL"] = redis_url
-        tell(f"models: {', '.join(spec.id for spec in served)} ({models}); data and logs: {options.data_dir}")
+                redis, env["FUSEQUEUE_REDIS_URL"] = redis_process(options.data_dir)
+            processes.append(redis)
+        print_status(f"models: {', '.join(spec.id for spec in specs)} ({models}); data and logs: {options.data_dir}")
         async with httpx.AsyncClient(base_url=url, timeout=5.0, trust_env=False) as client:
-            own = [worker_environment(at, gpus(env), env) for at in range(1, options.workers + 1)]
-            parts += program_parts(
-                options, port, Probes(client), settings.drain_timeout_s, own, needs_redis=bool(parts)
+            gpus = environment.gpus(env)
+            workers_env = [environment.worker_environment(number + 1, gpus, env) for number in range(options.workers)]
+            processes += program_processes(
+                options, port, Probes(client), settings.drain_timeout_s, workers_env, needs_redis=bool(processes)
             )
             with writing_to(options.data_dir):
-                supervisor = Supervisor(parts, env=env, log_dir=options.data_dir / "logs", tell=tell)
+                supervisor = Supervisor(
+                    processes, env=env, log_dir=options.data_dir / "logs", print_status=print_status
+                )
             return await supervise(supervisor, url)
 
 
 async def supervise(supervisor: Supervisor, url: str) -> int:
-    """Run until SIGINT, SIGTERM or SIGHUP, telling the URL once all is ready; a second signal kills."""
+    """Run until SIGINT, SIGTERM or SIGHUP and print the URL when all is ready; a second signal kills."""
     try:
         with on_stop_signal(supervisor.stop):
             await supervisor.run(lambda: print(f"ready {url}", flush=True))
     except StartFailed as error:
-        tell(str(error))
+        print_status(str(error))
         return 1
-    tell("stopped")
+    print_status("stopped")
     return 0
 
 
 @contextmanager
 def on_stop_signal(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at each SIGINT, SIGTERM and, except under nohup, SIGHUP."""
+    """Call `stop` on each SIGINT, SIGTERM and, except under nohup, SIGHUP."""
     loop = asyncio.get_running_loop()
     signals = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -102,22 +103,21 @@ def on_stop_signal(stop: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def writing_to(data_dir: Path) -> Iterator[None]:
-    """Turn an error of the file system into a `ConfigurationError` that says what to do."""
+    """Turn a file system error into a `ConfigurationError` that names the option to change."""
     try:
         yield
     except OSError as error:
         raise ConfigurationError(
-            f"{error.filename or data_dir}: {error.strerror or error}; "
-            "--data-dir must name a folder that this user may write"
+            f"{error.filename or data_dir}: {error.strerror or error}; --data-dir must name a writable folder"
         ) from error
 
 
 @contextmanager
 def locked(data_dir: Path) -> Iterator[None]:
-    """Hold `data_dir` for this process alone; raises `ConfigurationError` while another has it."""
+    """Lock `data_dir` for this process; raises `ConfigurationError` while another process holds it."""
     with writing_to(data_dir):
         data_dir.mkdir(parents=True, exist_ok=True)
-        # Opened for appending: whoever comes second must not wipe the holder's process id.
+        # Append mode: a second process must not erase the holder's process id.
         lock = (data_dir / "lock").open("a+", encoding="ascii")
     with lock:
         try:
@@ -126,22 +126,12 @@ def locked(data_dir: Path) -> Iterator[None]:
             lock.seek(0)
             holder = lock.read().strip()
             raise ConfigurationError(
-                f"{data_dir} is in use by process {holder}; stop that one, or name another --data-dir"
+                f"{data_dir} is in use by process {holder}; stop it, or choose another --data-dir"
             ) from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         yield
-
-
-def chosen_models_file(named: Path | None, environ: Mapping[str, str]) -> Path:
-    """Return the models file: the one named, else FUSEQUEUE_MODELS, ./models.toml, and the one of the demo model."""
-    if named is not None:
-        return named.resolve()
-    if "FUSEQUEUE_MODELS" in environ:
-        return Path(environ["FUSEQUEUE_MODELS"]).resolve()
-    here = Path("models.toml").resolve()
-    return here if here.exists() else CHECKOUT / "models.toml"
 
 
 def reachable(host: str) -> str:
@@ -151,84 +141,75 @@ def reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def child_environment(
-    data_dir: Path, workers: int, models: Path, settings: Settings, environ: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the environment of every part: this one, and what only `up` knows. What is set already stands."""
-    env = {**environ, "FUSEQUEUE_MODELS": str(models), "PYTHONUNBUFFERED": "1"}
-    if settings.s3_bucket is None:
-        folder = settings.storage_dir if "FUSEQUEUE_STORAGE_DIR" in environ else data_dir / "storage"
-        env["FUSEQUEUE_STORAGE_DIR"] = str(folder.resolve())
-    if settings.torch_threads is None and not any(Path(device).exists() for device in GPU_DEVICES):
-        env["FUSEQUEUE_TORCH_THREADS"] = str(torch_threads(_cores(), workers))
-    return env
+class Probes:
+    """Readiness checks of the started processes; `client` has the API's base URL."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+
+    async def api(self, process: Process) -> bool:
+        """Return whether the API accepts jobs."""
+        response = await self._get("/readyz")
+        return response is not None and response.is_success
+
+    async def worker(self, process: Process) -> bool:
+        """Return whether the worker has loaded its models and sends heartbeats."""
+        if not process.log.ready:
+            return False
+        response = await self._get("/v1/workers")
+        if response is None:
+            return False
+        if response.status_code in KEY_REQUIRED:  # the list needs an admin key: rely on the worker's log
+            return True
+        expected = (socket.gethostname(), process.pid, "ready")
+        workers = response.json()["data"]
+        return any((worker["host"], worker["pid"], worker["state"]) == expected for worker in workers)
+
+    async def _get(self, path: str) -> httpx.Response | None:
+        try:
+            response = await self._client.get(path)
+        except httpx.HTTPError:
+            return None
+        return response if response.is_success or response.status_code in KEY_REQUIRED else None
 
 
-def torch_threads(cores: int, workers: int) -> int:
-    """Return the CPU threads a worker's torch gets: an even share of the cores, one core left to all the rest."""
-    return max(1, (cores - 1) // max(1, workers))
+async def logged_ready(process: Process) -> bool:
+    """Readiness check for a process without an HTTP interface: its log."""
+    return process.log.ready
 
 
-def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """Return the NVIDIA GPUs that workers may use, as CUDA_VISIBLE_DEVICES names them."""
-    named = environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [name for part in named.split(",") if (name := part.strip())]
-    numbers = [path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*")]
-    return sorted((number for number in numbers if number.isdecimal()), key=int)
-
-
-def worker_environment(number: int, gpus: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what worker `number`, counted from 1, gets beside the rest: one of several GPUs, in turn, and a port.
-
-    A device that was named by FUSEQUEUE_DEVICE stands. FUSEQUEUE_WORKER_PORT is that of the first worker; the others
-    have those after it.
-    """
-    own = {}
-    if len(gpus) > 1 and not environ.get("FUSEQUEUE_DEVICE"):
-        own["CUDA_VISIBLE_DEVICES"] = gpus[(number - 1) % len(gpus)]
-    port = environ.get("FUSEQUEUE_WORKER_PORT", "")
-    if port.isdecimal():  # else the worker says what is wrong with it
-        own["FUSEQUEUE_WORKER_PORT"] = str(int(port) + number - 1)
-    return own
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def redis_part(data_dir: Path) -> tuple[Part, str]:
-    """Return the embedded redis-server and the URL to reach it."""
+def redis_process(data_dir: Path) -> tuple[ProcessSpec, str]:
+    """Return the embedded redis-server and its URL."""
     server = redis_server.find()
-    port = ports.first_free(redis_server.HOST, redis_server.FIRST_PORT, lambda _: None, "redis")
+    port = environment.first_free_port(redis_server.HOST, redis_server.FIRST_PORT, lambda _: None, "redis")
     password = secrets.token_urlsafe(24)
     command = redis_server.configure(server, data_dir / "redis", port, password)
-    tell(f"redis: {server} on port {port}")
-    part = Part(
+    print_status(f"redis: {server} on port {port}")
+    spec = ProcessSpec(
         name="redis",
         command=command,
-        ready=lambda _: redis_server.answers(port, password),
+        ready=lambda _: redis_server.responds(port, password),
         stop_rank=REDIS_RANK,
         stop_grace_s=STOP_GRACE_S,
-        # SIGTERM makes it write out and end, which it also does for a supervisor that was killed.
+        # Redis writes its data on SIGTERM, also when this supervisor was killed.
         orphan_signal=signal.SIGTERM,
     )
-    return part, f"redis://:{password}@{redis_server.HOST}:{port}/0"
+    return spec, f"redis://:{password}@{redis_server.HOST}:{port}/0"
 
 
-def program_parts(
-    options: Options,
+def program_processes(
+    options: UpOptions,
     port: int,
     probes: Probes,
     drain_s: float,
     workers_env: Sequence[Mapping[str, str]],
     *,
     needs_redis: bool,
-) -> list[Part]:
-    """Return the API, a worker for each of `workers_env`, and the chores."""
+) -> list[ProcessSpec]:
+    """Return the API, one worker for each of `workers_env`, and the chores."""
     needs = "redis" if needs_redis else None
     python = (sys.executable, "-P", "-m")
-    api = Part(
+    api = ProcessSpec(
         name="api",
         command=(*python, "api", "--host", options.host, "--port", str(port)),
         ready=probes.api,
@@ -237,21 +218,21 @@ def program_parts(
         needs=needs,
     )
     workers = [
-        Part(
+        ProcessSpec(
             name=f"worker-{number}",
             command=(*python, "worker"),
-            env=own,
+            env=env,
             ready=probes.worker,
             stop_rank=WORKER_RANK,
             stop_grace_s=drain_s + AFTER_DRAIN_S,
             needs=needs,
         )
-        for number, own in enumerate(workers_env, 1)
+        for number, env in enumerate(workers_env, 1)
     ]
-    chores = Part(
+    chores = ProcessSpec(
         name="chores",
         command=(*python, "worker.chores"),
-        ready=probes.chores,
+        ready=logged_ready,
         stop_rank=CHORES_RANK,
         stop_grace_s=STOP_GRACE_S,
         needs=needs,

@@ -1,8 +1,13 @@
-"""One child process: in a process group of its own, its output in a bounded file, gone with everything it started."""
+"""A child process in its own process group, with its output in a bounded log file.
+
+`python -m cli.up.process PARENT SIGNAL COMMAND...` is the parent watch: it becomes COMMAND, which receives SIGNAL when
+process PARENT dies. Only Linux supports this; elsewhere COMMAND runs without it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import sys
@@ -14,14 +19,15 @@ from pathlib import Path
 LOG_BYTES = 5 * 1024 * 1024
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 2000
-READY_WORDS = (b"worker_ready", b"chores_ready")  # what a part logs once it is at work
+READY_EVENTS = (b"worker_ready", b"chores_ready")  # log events of a process that accepts work
 CHUNK_BYTES = 64 * 1024
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>; kept over execve
 
 
 class BoundedLog:
-    """A log file of at most `max_bytes`; the one before it is kept as `NAME.1`. It remembers its last lines.
+    """Log file of at most `max_bytes`, rotated to `NAME.1`; keeps the last lines in memory.
 
-    `ready` is set once the process that writes now has said that it is at work.
+    `ready` is set once the current process has logged a readiness event.
     """
 
     def __init__(self, path: Path, max_bytes: int = LOG_BYTES) -> None:
@@ -34,7 +40,7 @@ class BoundedLog:
         self.ready = False
 
     def write(self, data: bytes) -> None:
-        """Append `data`; turns the file over first when it would grow past its bound."""
+        """Append `data`; rotate the file first if it would exceed its bound."""
         if self._file.tell() + len(data) > self._max_bytes:
             self._file.close()
             self.path.replace(self.path.with_name(self.path.name + ".1"))
@@ -43,17 +49,17 @@ class BoundedLog:
         self._file.flush()
         *lines, self._partial = (self._partial + data).split(b"\n")
         self._lines.extend(line[:TAIL_LINE_BYTES] for line in lines)
-        self.ready = self.ready or any(word in line for line in lines for word in READY_WORDS)
+        self.ready = self.ready or any(event in line for line in lines for event in READY_EVENTS)
         self._partial = self._partial[:TAIL_LINE_BYTES]
 
     def begin(self) -> None:
-        """Forget the lines so far: another process writes now."""
+        """Reset the tail and `ready` for a new process."""
         self._lines.clear()
         self._partial = b""
         self.ready = False
 
     def tail(self) -> list[str]:
-        """Return the last lines of the process that writes now."""
+        """Return the last lines of the current process."""
         lines = [*self._lines, self._partial] if self._partial else list(self._lines)
         return [line.decode("utf-8", "replace") for line in lines]
 
@@ -62,7 +68,7 @@ class BoundedLog:
 
 
 class Process:
-    """A running child. Whoever starts it awaits `wait`, which also clears away what it left behind."""
+    """A running child process. The caller of `start` must await `wait`, which kills leftover descendants."""
 
     def __init__(self, child: asyncio.subprocess.Process, output: asyncio.Task[None], log: BoundedLog) -> None:
         self._child = child
@@ -73,21 +79,21 @@ class Process:
     async def start(
         cls, command: Sequence[str], *, env: Mapping[str, str], log: BoundedLog, orphan_signal: int = signal.SIGKILL
     ) -> Process:
-        """Start `command`; `orphan_signal` is what it gets should this process die without stopping it."""
-        leash = (sys.executable, "-P", "-m", "cli.up.parent_watch", str(os.getpid()), str(int(orphan_signal)))
+        """Start `command`, which receives `orphan_signal` if this process dies without stopping it."""
+        parent_watch = (sys.executable, "-P", "-m", "cli.up.process", str(os.getpid()), str(int(orphan_signal)))
         log.begin()
-        # A pipe of our own: asyncio's `wait` would not return while a grandchild holds the child's output open.
+        # Not asyncio's own pipe: its `wait` does not return while a grandchild holds the child's output open.
         reader_fd, writer_fd = os.pipe()
         try:
             child = await asyncio.create_subprocess_exec(
-                *leash,
+                *parent_watch,
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writer_fd,
                 stderr=writer_fd,
                 env=env,
-                # Not in a session of its own: Linux deals a core out among sessions first (sched_autogroup), and the
-                # priority of the engine's thread would count for nothing against the API and Redis.
+                # No new session: Linux shares CPU time between sessions first (sched_autogroup), so the priority of
+                # the engine thread would have no effect on the API and Redis.
                 process_group=0,
             )
         except BaseException:
@@ -102,19 +108,19 @@ class Process:
         return self._child.pid
 
     async def wait(self) -> int:
-        """Return the exit status, negative for a signal, once the process and all it started are gone."""
+        """Return the exit status (negative for a signal) once the process and its descendants have ended."""
         status = await self._child.wait()
         self.kill()
         await self._output
         return status
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM to the process."""
         with suppress(ProcessLookupError):
             self._child.terminate()
 
     def kill(self) -> None:
-        """End it and everything it started."""
+        """Send SIGKILL to the whole process group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGKILL)
 
@@ -130,3 +136,16 @@ async def _copy(reader_fd: int, log: BoundedLog) -> None:
             log.write(data)
     finally:
         transport.close()
+
+
+def watch_parent(parent: int, signal_number: int, command: list[str]) -> None:
+    """Ask the kernel to send `signal_number` when `parent` dies, then become `command`."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
+        if os.getppid() != parent:
+            sys.exit(1)  # the parent died before prctl: no signal would come
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    watch_parent(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -1,4 +1,4 @@
-"""Keeps a set of processes running: starts each, restarts what dies, and stops all in order."""
+"""Runs a set of processes: starts each, restarts those that end, and stops all in order."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from cli.up.process import BoundedLog, Process
 
 READY_POLL_S = 0.1
-WAITING_WORD_S = 10.0
+STARTUP_MESSAGE_S = 10.0  # between messages while processes are still starting
 
-Tell = Callable[[str], None]
+StatusPrinter = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Part:
-    """One process to keep running.
+class ProcessSpec:
+    """A process to keep running.
 
-    `ready` is asked again and again with the process until it says yes. Parts of a lower `stop_rank` are stopped
-    first, and have `stop_grace_s` to end by themselves. `needs` names a part that must be ready before this one starts.
+    `ready` is polled until it returns True. Processes of a lower `stop_rank` are stopped first, each with
+    `stop_grace_s` to exit. `needs` names a process that must be ready before this one starts.
     """
 
     name: str
@@ -37,39 +37,45 @@ class Part:
 
 @dataclass(frozen=True)
 class RestartBackoff:
-    """How restarts are spaced: doubling from `first_s` to `longest_s`, afresh after `steady_s` of good health.
+    """Delays between restarts: doubling from `first_s` to `max_s`, reset after a run of `reset_after_s`.
 
-    A part that ends `start_tries` times before it was ready once ends the whole start; None: it is tried for good.
+    A process that ends `start_attempts` times before it was ever ready fails the whole start; None: no limit.
     """
 
     first_s: float = 0.5
-    longest_s: float = 15.0
-    steady_s: float = 60.0
-    start_tries: int | None = 3
+    max_s: float = 15.0
+    reset_after_s: float = 60.0
+    start_attempts: int | None = 3
 
-    def pause_s(self, failures: int) -> float:
-        """Return the pause before the next start; the first restart is immediate."""
-        return 0.0 if failures <= 1 else min(self.longest_s, self.first_s * 2.0 ** min(failures - 2, 30))
+    def delay_s(self, failures: int) -> float:
+        """Return the delay before the next start; the first restart is immediate."""
+        return 0.0 if failures <= 1 else min(self.max_s, self.first_s * 2.0 ** min(failures - 2, 30))
 
 
 class StartFailed(Exception):
-    """A part never became ready; the message tells which, and what it said last."""
+    """A process never became ready; the message names it and contains the end of its log."""
 
 
-class PartRunner:
-    """Keeps one part running until it is halted."""
+class ProcessRunner:
+    """Keeps one process running until it is stopped."""
 
     def __init__(
-        self, part: Part, *, env: Mapping[str, str], log: BoundedLog, tell: Tell, patience: RestartBackoff
+        self,
+        spec: ProcessSpec,
+        *,
+        env: Mapping[str, str],
+        log: BoundedLog,
+        print_status: StatusPrinter,
+        backoff: RestartBackoff,
     ) -> None:
-        self.part = part
+        self.spec = spec
         self.ready = asyncio.Event()
-        self._env = {**env, **part.env}
+        self._env = {**env, **spec.env}
         self._log = log
-        self._tell = tell
-        self._patience = patience
+        self._print_status = print_status
+        self._backoff = backoff
         self._process: Process | None = None
-        self._halting = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._killing = False
         self._was_ready = False
@@ -77,56 +83,57 @@ class PartRunner:
 
     @property
     def pid(self) -> int | None:
-        """The process that runs now, if any."""
+        """Id of the current process, if any."""
         return None if self._process is None else self._process.pid
 
     @property
     def failing(self) -> bool:
-        """Whether it has ended more than once of late, and is not ready again."""
+        """Whether it has failed more than once in a row and is not ready."""
         return self._failures > 1 and not self.ready.is_set()
 
     async def run(self, needed: asyncio.Event | None) -> None:
-        """Start the part whenever `needed` is set, and again when it dies; returns once halted."""
+        """Start the process once `needed` is set and restart it when it ends; return after `stop`."""
         try:
-            while await self._may_start(needed):
+            while await self._wait_to_start(needed):
                 await self._run_once()
         finally:
             self._ended.set()
 
-    async def halt(self) -> None:
-        """Ask the part to end, wait for its grace, and kill it if that was not enough."""
-        self._halting.set()
+    async def stop(self) -> None:
+        """Terminate the process, and kill it if it does not exit within its grace period."""
+        self._stopping.set()
         if self._process is not None:
             self._process.terminate()
         try:
-            async with asyncio.timeout(self.part.stop_grace_s):
+            async with asyncio.timeout(self.spec.stop_grace_s):
                 await self._ended.wait()
         except TimeoutError:
-            self._tell(f"{self.part.name}: did not end within {self.part.stop_grace_s:.0f} s; killed")
+            self._print_status(f"{self.spec.name}: killed; it did not exit within {self.spec.stop_grace_s:.0f} s")
             self.kill()
             await self._ended.wait()
 
     def kill(self) -> None:
-        """End the part at once."""
+        """Kill the process without waiting."""
         self._killing = True
-        self._halting.set()
+        self._stopping.set()
         if self._process is not None:
             self._process.kill()
 
-    async def _may_start(self, needed: asyncio.Event | None) -> bool:
-        await self._unless_halted(asyncio.sleep(self._patience.pause_s(self._failures)))
+    async def _wait_to_start(self, needed: asyncio.Event | None) -> bool:
+        """Wait for the restart delay and for `needed`; False when stopped meanwhile."""
+        await self._until_stopping(asyncio.sleep(self._backoff.delay_s(self._failures)))
         if needed is not None:
-            await self._unless_halted(needed.wait())
-        return not self._halting.is_set()
+            await self._until_stopping(needed.wait())
+        return not self._stopping.is_set()
 
     async def _run_once(self) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
         self._process = process = await Process.start(
-            self.part.command, env=self._env, log=self._log, orphan_signal=self.part.orphan_signal
+            self.spec.command, env=self._env, log=self._log, orphan_signal=self.spec.orphan_signal
         )
-        if self._halting.is_set():
-            # It was told while the process was being made, and reached none.
+        if self._stopping.is_set():
+            # `stop` or `kill` was called while the process was being created, and could not signal it.
             process.kill() if self._killing else process.terminate()
         watching = asyncio.create_task(self._watch(process, started))
         try:
@@ -139,28 +146,28 @@ class PartRunner:
             await asyncio.gather(watching, return_exceptions=True)
             self.ready.clear()
             self._process = None
-        if not self._halting.is_set():
-            self._judge(status, lived_s=loop.time() - started)
+        if not self._stopping.is_set():
+            self._on_exit(status, uptime_s=loop.time() - started)
 
     async def _watch(self, process: Process, started: float) -> None:
-        while not await self.part.ready(process):  # noqa: ASYNC110 - it is another process; nothing sets an event here
+        while not await self.spec.ready(process):  # noqa: ASYNC110 - another process; no event to wait for
             await asyncio.sleep(READY_POLL_S)
-        self._tell(f"{self.part.name}: ready after {asyncio.get_running_loop().time() - started:.1f} s")
+        self._print_status(f"{self.spec.name}: ready after {asyncio.get_running_loop().time() - started:.1f} s")
         self._was_ready = True
         self.ready.set()
 
-    def _judge(self, status: int, lived_s: float) -> None:
-        self._failures = 1 if lived_s > self._patience.steady_s else self._failures + 1
-        last_words = "\n".join(f"    {line}" for line in self._log.tail())
-        told = f"{self.part.name}: ended with {_status(status)}; {self._log.path} ends:\n{last_words}"
-        tries = self._patience.start_tries
-        if tries is not None and not self._was_ready and self._failures >= tries:
-            raise StartFailed(f"{told}\n{self.part.name}: ended {self._failures} times before it was ready")
-        pause_s = self._patience.pause_s(self._failures)
-        self._tell(f"{told}\n{self.part.name}: starting again" + (f" in {pause_s:.1f} s" if pause_s else ""))
+    def _on_exit(self, status: int, uptime_s: float) -> None:
+        self._failures = 1 if uptime_s > self._backoff.reset_after_s else self._failures + 1
+        tail = "\n".join(f"    {line}" for line in self._log.tail())
+        message = f"{self.spec.name}: ended with {_status(status)}; the end of {self._log.path}:\n{tail}"
+        attempts = self._backoff.start_attempts
+        if attempts is not None and not self._was_ready and self._failures >= attempts:
+            raise StartFailed(f"{message}\n{self.spec.name}: ended {self._failures} times before it was ready")
+        delay_s = self._backoff.delay_s(self._failures)
+        self._print_status(f"{message}\n{self.spec.name}: restarting" + (f" in {delay_s:.1f} s" if delay_s else ""))
 
-    async def _unless_halted(self, waiting: Awaitable[object]) -> None:
-        tasks = {asyncio.ensure_future(waiting), asyncio.ensure_future(self._halting.wait())}
+    async def _until_stopping(self, waiting: Awaitable[object]) -> None:
+        tasks = {asyncio.ensure_future(waiting), asyncio.ensure_future(self._stopping.wait())}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -170,78 +177,78 @@ class PartRunner:
 
 
 class Supervisor:
-    """Runs parts together. `stop` once drains and ends them in order; `stop` again kills what is left."""
+    """Runs processes together. The first `stop` terminates them in order, the second kills the rest."""
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        specs: Sequence[ProcessSpec],
         *,
         env: Mapping[str, str],
         log_dir: Path,
-        tell: Tell,
-        patience: RestartBackoff = RestartBackoff(),
+        print_status: StatusPrinter,
+        backoff: RestartBackoff = RestartBackoff(),
     ) -> None:
-        self._tell = tell
+        self._print_status = print_status
         self._log_dir = log_dir
-        self._logs = [BoundedLog(log_dir / f"{part.name}.log") for part in parts]
-        self._keepers = {
-            part.name: PartRunner(part, env=env, log=log, tell=tell, patience=patience)
-            for part, log in zip(parts, self._logs, strict=True)
+        self._logs = [BoundedLog(log_dir / f"{spec.name}.log") for spec in specs]
+        self._runners = {
+            spec.name: ProcessRunner(spec, env=env, log=log, print_status=print_status, backoff=backoff)
+            for spec, log in zip(specs, self._logs, strict=True)
         }
         self._stopping = asyncio.Event()
         self._killing = False
 
     def stop(self) -> None:
-        """Begin to stop; asked again, kill."""
+        """Begin to stop; a second call kills."""
         if self._stopping.is_set():
             self._killing = True
-            for keeper in self._keepers.values():
-                keeper.kill()
+            for runner in self._runners.values():
+                runner.kill()
         self._stopping.set()
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        """Start all, call `on_ready` once every part is, and return when all are stopped; raises `GaveUp`."""
-        running = [asyncio.create_task(keeper.run(self._needed(keeper))) for keeper in self._keepers.values()]
-        greeting = asyncio.create_task(self._greet(on_ready))
+        """Start all, call `on_ready` once all are ready, and return when all have stopped; raises `StartFailed`."""
+        running = [asyncio.create_task(runner.run(self._needed(runner))) for runner in self._runners.values()]
+        starting = asyncio.create_task(self._wait_ready(on_ready))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            greeting.cancel()
+            starting.cancel()
             stopping.cancel()
-            await self._halt_all()
-            # A part that gave up raises here, after all others have ended.
-            outcomes = await asyncio.gather(*running, greeting, stopping, return_exceptions=True)
+            await self._stop_all()
+            # Collects a `StartFailed` after all other processes have ended.
+            outcomes = await asyncio.gather(*running, starting, stopping, return_exceptions=True)
             for log in self._logs:
                 log.close()
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
 
-    def _needed(self, keeper: PartRunner) -> asyncio.Event | None:
-        return None if keeper.part.needs is None else self._keepers[keeper.part.needs].ready
+    def _needed(self, runner: ProcessRunner) -> asyncio.Event | None:
+        return None if runner.spec.needs is None else self._runners[runner.spec.needs].ready
 
-    async def _greet(self, on_ready: Callable[[], None]) -> None:
-        while waiting := self._unready():
+    async def _wait_ready(self, on_ready: Callable[[], None]) -> None:
+        while starting := self._starting():
             try:
-                async with asyncio.timeout(WAITING_WORD_S):
-                    for keeper in waiting:
-                        await keeper.ready.wait()
+                async with asyncio.timeout(STARTUP_MESSAGE_S):
+                    for runner in starting:
+                        await runner.ready.wait()
             except TimeoutError:
-                late = ", ".join(keeper.part.name for keeper in self._unready())
-                self._tell(f"still starting: {late}; logs are in {self._log_dir}")
+                names = ", ".join(runner.spec.name for runner in self._starting())
+                self._print_status(f"still starting: {names}; logs are in {self._log_dir}")
         on_ready()
 
-    def _unready(self) -> list[PartRunner]:
-        return [keeper for keeper in self._keepers.values() if not keeper.ready.is_set()]
+    def _starting(self) -> list[ProcessRunner]:
+        return [runner for runner in self._runners.values() if not runner.ready.is_set()]
 
-    async def _halt_all(self) -> None:
-        keepers = sorted(self._keepers.values(), key=lambda keeper: keeper.part.stop_rank)
-        for _, rank in groupby(keepers, key=lambda keeper: keeper.part.stop_rank):
-            together = list(rank)
+    async def _stop_all(self) -> None:
+        runners = sorted(self._runners.values(), key=lambda runner: runner.spec.stop_rank)
+        for _, group in groupby(runners, key=lambda runner: runner.spec.stop_rank):
+            same_rank = list(group)
             if not self._killing:
-                self._tell(f"stopping {', '.join(keeper.part.name for keeper in together)}")
-            await asyncio.gather(*(keeper.halt() for keeper in together))
+                self._print_status(f"stopping {', '.join(runner.spec.name for runner in same_rank)}")
+            await asyncio.gather(*(runner.stop() for runner in same_rank))
 
 
 def _status(status: int) -> str:

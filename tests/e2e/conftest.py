@@ -55,7 +55,7 @@ class Part:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Part:
-        leash = [sys.executable, "-m", "cli.up.parent_watch", str(os.getpid()), str(int(signal.SIGKILL))]
+        leash = [sys.executable, "-m", "cli.up.process", str(os.getpid()), str(int(signal.SIGKILL))]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 leash + self._command, env=self._env, stdout=log, stderr=log, cwd=ROOT, start_new_session=True

@@ -28,7 +28,7 @@ def test_from_zero_to_two_and_back_and_no_job_twice(make_stack: Callable[..., An
     """A burst wakes two workers, which leave when it is done; each job ran once."""
     stack = make_stack(target_wait_s="0.5").start(workers=0)
     log, plot = stack.folder / "pool.jsonl", stack.folder / "pool.svg"
-    options = ("--max", "2", "--cool-down-s", "1", "--look-every-s", "0.2", "--data-dir", str(stack.folder / "data"))
+    options = ("--max", "2", "--cool-down-s", "1", "--poll-interval-s", "0.2", "--data-dir", str(stack.folder / "data"))
     command = [sys.executable, "-m", "cli.main", "pool", *options, "--log", str(log), "--plot", str(plot)]
     pool = stack._part("pool", [*command, "--url", stack.url]).start()
     wait_until(lambda: rows(log), "the pool looks")
@@ -45,7 +45,7 @@ def test_from_zero_to_two_and_back_and_no_job_twice(make_stack: Callable[..., An
     assert [(job["status"], job["attempts"]) for job in jobs] == [("succeeded", 1)] * BURST
     assert {stack.terminal_events()[job_id] for job_id in ids} == {1}
     assert max(present(row) for row in rows(log)) == 2
-    woken = next(row for row in rows(log) if row["waiting"] or present(row))
+    woken = next(row for row in rows(log) if row["queued"] or present(row))
     assert present(woken) > 0, "it acts as soon as it sees what waits"
 
     assert pool.stop() == 0

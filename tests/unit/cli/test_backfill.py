@@ -1,4 +1,4 @@
-"""How files of prompts are read, and what a backfill remembers."""
+"""Prompt files and the ledger of a backfill."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.backfill.ledger import Ledger, LedgerError, Line
+from cli.backfill.ledger import EntryState, Ledger, LedgerError
 from cli.backfill.prompts import PromptsError, file_name, read
 
 LINES = [(1, {"prompt": "a"}), (2, {"prompt": "b"}), (4, {"prompt": "c"})]
@@ -19,7 +19,7 @@ LINES = [(1, {"prompt": "a"}), (2, {"prompt": "b"}), (4, {"prompt": "c"})]
         ("p.txt", b"a\n\n  b  \r\n", [(1, {"prompt": "a"}), (3, {"prompt": "b"})]),
         ("p.txt", b"\xef\xbb\xbfa\n", [(1, {"prompt": "a"})]),  # a byte order mark
         ("p.jsonl", b'{"prompt": "a", "seed": 3}\n\n', [(1, {"prompt": "a", "seed": 3})]),
-        ("p.csv", b"prompt,steps,scheduler\n7,20,\n", [(2, {"prompt": "7", "steps": 20})]),  # a prompt stays words
+        ("p.csv", b"prompt,steps,scheduler\n7,20,\n", [(2, {"prompt": "7", "steps": 20})]),  # a prompt stays text
         ("p.csv", b'prompt,seed\n"two\nlines, one prompt",1\n', [(3, {"prompt": "two\nlines, one prompt", "seed": 1})]),
     ],
 )
@@ -29,7 +29,7 @@ def test_prompts_are_read(tmp_path: Path, name: str, content: bytes, bodies: lis
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("p.doc", b"a", "must end in .jsonl"),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "p.jsonl:2: "),
@@ -39,13 +39,15 @@ def test_prompts_are_read(tmp_path: Path, name: str, content: bytes, bodies: lis
         ("p.txt", b"\xff\xfe", "not UTF-8"),
     ],
 )
-def test_what_cannot_be_read_names_file_and_line(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+def test_an_invalid_file_is_an_error_with_file_and_line(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(PromptsError, match=told):
+    with pytest.raises(PromptsError, match=message):
         list(read(tmp_path / name, {}))
 
 
-def test_a_line_wins_over_what_holds_for_all(tmp_path: Path) -> None:
+def test_fields_of_a_line_override_the_common_ones(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "a", "steps": 4}\n')
     assert list(read(tmp_path / "p.jsonl", {"steps": 9, "seed": 1})) == [(1, {"prompt": "a", "steps": 4, "seed": 1})]
 
@@ -59,30 +61,30 @@ def test_a_line_wins_over_what_holds_for_all(tmp_path: Path) -> None:
         ("画", "000012"),
     ],
 )
-def test_names_are_readable_and_stay_in_their_folder(prompt: str, name: str) -> None:
+def test_file_names_are_readable_and_stay_in_their_folder(prompt: str, name: str) -> None:
     assert file_name(12, prompt) == name
 
 
-def test_a_ledger_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Lines that never failed come before those that did: their places in a request depend on nobody else."""
+def test_a_ledger_resumes(tmp_path: Path) -> None:
+    """Lines without failed attempts are first, at fixed positions in their request."""
     ledger = Ledger(tmp_path)
     ledger.begin(LINES)
     ledger.submitted([(1, "job_1", None), (2, "job_2", None), (4, None, "too long")])
-    ledger.failed(1, "lost", again=True)
+    ledger.failed(1, "lost", retry=True)
     ledger.done(2, ["b.png"])
     ledger.close()
-    again = Ledger(tmp_path)
-    again.begin(LINES)
-    assert again.counts() == {Line.NEW: 1, Line.SUBMITTED: 0, Line.DONE: 1, Line.FAILED: 1}
-    assert again.retry_failed() == 1
-    assert [(entry.number, entry.tries) for entry in again.entries(Line.NEW, 10)] == [(1, 1), (4, 1)]
+    reopened = Ledger(tmp_path)
+    reopened.begin(LINES)
+    assert reopened.counts() == {EntryState.NEW: 1, EntryState.SUBMITTED: 0, EntryState.DONE: 1, EntryState.FAILED: 1}
+    assert reopened.retry_failed() == 1
+    assert [(entry.number, entry.failed_attempts) for entry in reopened.entries(EntryState.NEW, 10)] == [(1, 1), (4, 1)]
     with pytest.raises(LedgerError, match="another backfill"):
-        again.begin(LINES[:2])
-    again.close()
+        reopened.begin(LINES[:2])
+    reopened.close()
 
 
-def test_a_file_at_fault_leaves_no_lines_behind(tmp_path: Path) -> None:
-    """It can be mended, and the same folder used."""
+def test_an_invalid_file_stores_no_lines(tmp_path: Path) -> None:
+    """After a fix the same folder can be used."""
 
     def broken() -> Any:
         yield LINES[0]
@@ -92,5 +94,5 @@ def test_a_file_at_fault_leaves_no_lines_behind(tmp_path: Path) -> None:
     with pytest.raises(PromptsError):
         ledger.begin(broken())
     ledger.begin(LINES)
-    assert ledger.counts()[Line.NEW] == 3
+    assert ledger.counts()[EntryState.NEW] == 3
     ledger.close()

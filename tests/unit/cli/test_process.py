@@ -1,4 +1,4 @@
-"""Child processes: their output is bounded, and nothing of them outlives their end or their parent's."""
+"""Child processes: bounded logs, and no process outlives the child or its parent."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def gone(pid: int) -> bool:
-    """Tell whether a process has ended, as a zombie or altogether."""
+    """Return whether a process has ended, also as a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -26,7 +26,7 @@ def gone(pid: int) -> bool:
 async def until(condition, what: str, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        assert time.monotonic() < deadline, f"timeout waiting until {what}"
         await asyncio.sleep(0.01)
 
 
@@ -34,8 +34,8 @@ async def start(code: str, log: BoundedLog) -> Process:
     return await Process.start((sys.executable, "-c", code), env=dict(os.environ), log=log)
 
 
-def test_a_log_stays_within_twice_its_bound(tmp_path):
-    """However much is written, the file and the one before it hold no more than the bound each."""
+def test_a_log_and_its_rotated_file_are_bounded(tmp_path):
+    """Neither file exceeds the bound."""
     log = BoundedLog(tmp_path / "a.log", max_bytes=1000)
     for number in range(200):
         log.write(b"%060d\n" % number)
@@ -46,8 +46,8 @@ def test_a_log_stays_within_twice_its_bound(tmp_path):
     assert log.tail()[-1].endswith("199")
 
 
-def test_a_line_without_end_is_not_kept_in_memory(tmp_path):
-    """The remembered tail is bounded in bytes too."""
+def test_a_line_without_newline_is_not_kept_in_memory(tmp_path):
+    """The tail is bounded in bytes too."""
     log = BoundedLog(tmp_path / "a.log")
     for _ in range(100):
         log.write(b"x" * 10_000)
@@ -56,7 +56,7 @@ def test_a_line_without_end_is_not_kept_in_memory(tmp_path):
 
 
 async def test_output_of_both_streams_is_in_the_log(tmp_path):
-    """What a child says last is there to be shown when it has ended."""
+    """The tail has the last lines of stdout and stderr after the exit."""
     log = BoundedLog(tmp_path / "a.log")
     process = await start("import sys; print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)", log)
     assert await process.wait() == 3
@@ -64,8 +64,8 @@ async def test_output_of_both_streams_is_in_the_log(tmp_path):
     log.close()
 
 
-async def test_what_a_child_started_ends_with_it(tmp_path):
-    """A grandchild that holds the output open neither survives the child nor delays the notice of its end."""
+async def test_grandchildren_end_with_the_child(tmp_path):
+    """A grandchild that holds the output open is killed and does not delay `wait`."""
     log = BoundedLog(tmp_path / "a.log")
     code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
     process = await start(code, log)
@@ -76,14 +76,14 @@ async def test_what_a_child_started_ends_with_it(tmp_path):
     log.close()
 
 
-async def test_the_terminals_interrupt_does_not_reach_a_child(tmp_path):
-    """A child has a process group of its own, so that Ctrl-C drains in order instead of hitting all at once.
+async def test_a_terminal_interrupt_does_not_reach_a_child(tmp_path):
+    """A child has a separate process group, so that Ctrl-C drains in order.
 
-    The session is that of all the others: in one of its own the engine's priority would not count against theirs.
+    All share one session: across sessions the priority of the engine thread has no effect.
     """
     log = BoundedLog(tmp_path / "a.log")
     process = await start('import os, time; print(f"{os.getpgid(0)} {os.getsid(0)}", flush=True); time.sleep(600)', log)
-    await until(log.tail, "the child has spoken")
+    await until(log.tail, "the child has written")
     group, session = map(int, log.tail()[0].split())
     assert group == process.pid != os.getpgid(0)
     assert session == os.getsid(0)
@@ -92,9 +92,9 @@ async def test_the_terminals_interrupt_does_not_reach_a_child(tmp_path):
     log.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
-def test_a_child_dies_with_a_parent_that_was_killed(tmp_path):
-    """kill -9 of the supervisor leaves no orphan."""
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a child when its parent dies")
+def test_a_child_is_killed_with_its_parent(tmp_path):
+    """`kill -9` of the supervisor leaves no orphan."""
     code = f"""
 import asyncio, os, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Supervision with parts that are small scripts: starting, restarting, giving up, and stopping in order."""
+"""Supervision of small scripts: start, restart, failed start, and stop in order."""
 
 import asyncio
 import os
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from cli.up.process import Process
-from cli.up.supervisor import Part, RestartBackoff, StartFailed, Supervisor
+from cli.up.supervisor import ProcessSpec, RestartBackoff, StartFailed, Supervisor
 
-QUICK = RestartBackoff(first_s=0.01, longest_s=0.05, steady_s=60.0, start_tries=3)
-# Says that it is there, and when it was told to end, in the order in which that happened.
-POLITE = """
+QUICK = RestartBackoff(first_s=0.01, max_s=0.05, reset_after_s=60.0, start_attempts=3)
+# Prints "up", and appends its name to the journal on SIGTERM.
+GRACEFUL = """
 import signal, sys, time
 def end(*_):
     with open({journal!r}, "a") as journal:
@@ -29,147 +29,149 @@ while True:
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 
 
-async def says_up(process: Process) -> bool:
+async def printed_up(process: Process) -> bool:
     return "up" in process.log.tail()
 
 
-class Stage:
-    """A supervisor under test, the words it tells, and the processes its parts had."""
+class SupervisorHarness:
+    """A supervisor, its status messages, and the process ids of each name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.pids: dict[str, list[int]] = {}
         self.ready = asyncio.Event()
         self.supervisor: Supervisor
 
-    def part(self, name: str, code: str | None = None, *, rank: int = 0, grace_s: float = 20.0, **more) -> Part:
-        code = POLITE.format(journal=str(self.folder / "journal"), name=name) if code is None else code
+    def spec(
+        self, name: str, code: str | None = None, *, rank: int = 0, grace_s: float = 20.0, **options
+    ) -> ProcessSpec:
+        code = GRACEFUL.format(journal=str(self.folder / "journal"), name=name) if code is None else code
 
         async def ready(process: Process) -> bool:
             pids = self.pids.setdefault(name, [])
             if process.pid not in pids:
                 pids.append(process.pid)
-            return await says_up(process)
+            return await printed_up(process)
 
         command = (sys.executable, "-c", code)
-        return Part(name, command, ready, stop_rank=rank, stop_grace_s=grace_s, **more)
+        return ProcessSpec(name, command, ready, stop_rank=rank, stop_grace_s=grace_s, **options)
 
-    def start(self, *parts: Part) -> asyncio.Task[None]:
+    def start(self, *specs: ProcessSpec) -> asyncio.Task[None]:
         self.supervisor = Supervisor(
-            parts, env=os.environ, log_dir=self.folder / "logs", tell=self.told.append, patience=QUICK
+            specs, env=os.environ, log_dir=self.folder / "logs", print_status=self.messages.append, backoff=QUICK
         )
         return asyncio.create_task(self.supervisor.run(self.ready.set))
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + 60
         while not condition():
-            assert time.monotonic() < deadline, f"waited in vain until {what}: {self.told}"
+            assert time.monotonic() < deadline, f"timeout waiting until {what}: {self.messages}"
             await asyncio.sleep(0.01)
 
 
 @pytest.fixture
-def stage(tmp_path):
-    return Stage(tmp_path)
+def harness(tmp_path):
+    return SupervisorHarness(tmp_path)
 
 
-async def test_parts_stop_in_the_order_of_their_rank(stage):
-    """Workers drain while the API and Redis still serve them; Redis ends last."""
-    running = stage.start(stage.part("redis", rank=2), stage.part("api", rank=1), stage.part("worker", rank=0))
+async def test_processes_stop_in_the_order_of_their_rank(harness):
+    """Workers drain while the API and Redis still run; Redis stops last."""
+    running = harness.start(harness.spec("redis", rank=2), harness.spec("api", rank=1), harness.spec("worker", rank=0))
     async with asyncio.timeout(60):
-        await stage.ready.wait()
-        stage.supervisor.stop()
+        await harness.ready.wait()
+        harness.supervisor.stop()
         await running
-    assert (stage.folder / "journal").read_text().split() == ["worker", "api", "redis"]
+    assert (harness.folder / "journal").read_text().split() == ["worker", "api", "redis"]
 
 
-async def test_a_part_that_was_killed_comes_back(stage):
-    """A part that dies is started again, and the one beside it does not notice."""
-    running = stage.start(stage.part("a"), stage.part("b"))
+async def test_a_killed_process_is_restarted(harness):
+    """The other process is not restarted."""
+    running = harness.start(harness.spec("a"), harness.spec("b"))
     async with asyncio.timeout(60):
-        await stage.ready.wait()
-        os.kill(stage.pids["a"][0], signal.SIGKILL)
-        await stage.until(lambda: len(stage.pids["a"]) == 2, "a is back")
-        stage.supervisor.stop()
+        await harness.ready.wait()
+        os.kill(harness.pids["a"][0], signal.SIGKILL)
+        await harness.until(lambda: len(harness.pids["a"]) == 2, "a is restarted")
+        harness.supervisor.stop()
         await running
-    assert len(stage.pids["b"]) == 1
-    assert any("SIGKILL" in line for line in stage.told)
+    assert len(harness.pids["b"]) == 1
+    assert any("SIGKILL" in line for line in harness.messages)
 
 
-async def test_a_part_is_not_ready_by_its_predecessors_words(stage):
-    """What the process before said is forgotten: the next one has to get ready itself."""
-    flag = stage.folder / "mute"
+async def test_readiness_is_reset_on_a_restart(harness):
+    """The log lines of the previous process do not count."""
+    flag = harness.folder / "mute"
     code = f"import pathlib, time; pathlib.Path({str(flag)!r}).exists() or print('up', flush=True); time.sleep(600)"
-    running = stage.start(stage.part("a", code))
+    running = harness.start(harness.spec("a", code))
     async with asyncio.timeout(60):
-        await stage.ready.wait()
+        await harness.ready.wait()
         flag.touch()
-        os.kill(stage.pids["a"][0], signal.SIGKILL)
-        await stage.until(lambda: len(stage.pids["a"]) == 2, "a is back")
+        os.kill(harness.pids["a"][0], signal.SIGKILL)
+        await harness.until(lambda: len(harness.pids["a"]) == 2, "a is restarted")
         await asyncio.sleep(0.2)
-        stage.supervisor.stop()
+        harness.supervisor.stop()
         await running
-    assert sum("ready after" in line for line in stage.told) == 1
+    assert sum("ready after" in line for line in harness.messages) == 1
 
 
-async def test_a_part_waits_for_the_one_it_needs(stage):
-    """Nothing is started before what it needs is ready, at the start and after a loss."""
+async def test_a_process_waits_for_the_one_it_needs(harness):
+    """A process starts only when the one it needs is ready."""
     slow = "import time; time.sleep(0.2); print('up', flush=True); time.sleep(600)"
-    running = stage.start(stage.part("api", needs="redis"), stage.part("redis", slow, rank=1))
+    running = harness.start(harness.spec("api", needs="redis"), harness.spec("redis", slow, rank=1))
     async with asyncio.timeout(60):
-        await stage.ready.wait()
-        stage.supervisor.stop()
+        await harness.ready.wait()
+        harness.supervisor.stop()
         await running
-    order = [line.split(":")[0] for line in stage.told if "ready after" in line]
+    order = [line.split(":")[0] for line in harness.messages if "ready after" in line]
     assert order == ["redis", "api"]
 
 
-async def test_a_part_that_never_gets_ready_ends_the_start(stage):
-    """After a few tries the start is given up with the part's last words, and the others are stopped."""
-    running = stage.start(stage.part("good"), stage.part("bad", "import sys; sys.exit('no models file')"))
+async def test_a_process_that_never_becomes_ready_fails_the_start(harness):
+    """After the last attempt the error contains the end of its log, and the others are stopped."""
+    running = harness.start(harness.spec("good"), harness.spec("bad", "import sys; sys.exit('no models file')"))
     async with asyncio.timeout(60):
         with pytest.raises(StartFailed, match="no models file"):
             await running
-    assert sum("starting again" in line for line in stage.told) == QUICK.start_tries - 1
-    assert not stage.ready.is_set()
+    assert sum("restarting" in line for line in harness.messages) == QUICK.start_attempts - 1
+    assert not harness.ready.is_set()
 
 
-async def test_a_part_that_does_not_end_is_killed_after_its_grace(stage):
-    """A hung part holds the end up for its grace and no longer."""
-    running = stage.start(stage.part("stubborn", STUBBORN, grace_s=0.1))
+async def test_a_process_that_does_not_exit_is_killed_after_its_grace(harness):
+    """A hung process delays the stop by its grace period at most."""
+    running = harness.start(harness.spec("stubborn", STUBBORN, grace_s=0.1))
     async with asyncio.timeout(60):
-        await stage.ready.wait()
-        stage.supervisor.stop()
+        await harness.ready.wait()
+        harness.supervisor.stop()
         await running
-    assert any("killed" in line for line in stage.told)
+    assert any("killed" in line for line in harness.messages)
 
 
-async def test_a_second_stop_kills(stage):
-    """Whoever presses Ctrl-C twice does not wait for the grace."""
-    running = stage.start(stage.part("stubborn", STUBBORN, grace_s=600))
+async def test_a_second_stop_kills(harness):
+    """A second Ctrl-C does not wait for the grace period."""
+    running = harness.start(harness.spec("stubborn", STUBBORN, grace_s=600))
     async with asyncio.timeout(60):
-        await stage.ready.wait()
-        stage.supervisor.stop()
-        stage.supervisor.stop()
+        await harness.ready.wait()
+        harness.supervisor.stop()
+        harness.supervisor.stop()
         await running
 
 
-async def test_a_stop_during_the_start_is_heeded(stage):
-    """Parts that wait for another, or for their next try, end as well."""
+async def test_a_stop_during_the_start_stops_all(harness):
+    """Processes that wait for another one, or for a restart, stop too."""
     silent = "import time; time.sleep(600)"
-    running = stage.start(stage.part("redis", silent, rank=1), stage.part("api", needs="redis"))
+    running = harness.start(harness.spec("redis", silent, rank=1), harness.spec("api", needs="redis"))
     async with asyncio.timeout(60):
-        await stage.until(lambda: "redis" in stage.pids, "redis is started")
-        stage.supervisor.stop()
+        await harness.until(lambda: "redis" in harness.pids, "redis is started")
+        harness.supervisor.stop()
         await running
-    assert "api" not in stage.pids
-    assert not stage.ready.is_set()
+    assert "api" not in harness.pids
+    assert not harness.ready.is_set()
 
 
 @pytest.mark.parametrize(
-    ("failures", "pause_s"),
+    ("failures", "delay_s"),
     [(0, 0.0), (1, 0.0), (2, 0.5), (3, 1.0), (4, 2.0), (20, 15.0), (10_000, 15.0)],
 )
-def test_pauses_grow_to_a_bound(failures, pause_s):
-    """The first restart is immediate; a part that keeps dying is tried at a steady, slow pace."""
-    assert RestartBackoff().pause_s(failures) == pause_s
+def test_restart_delays_double_up_to_a_bound(failures, delay_s):
+    """The first restart is immediate."""
+    assert RestartBackoff().delay_s(failures) == delay_s

@@ -1,0 +1,104 @@
+"""What the started processes use of this machine: models file, storage folder, CPU threads, GPUs and ports."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from shared.config.settings import Settings
+from shared.errors import ConfigurationError
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+GPU_DEVICES = ("/dev/nvidia0", "/dev/kfd", "/dev/dxg")
+PORT_ATTEMPTS = 100
+
+
+def models_path(option: Path | None, environ: Mapping[str, str]) -> Path:
+    """Return the models file: the option, else FUSEQUEUE_MODELS, else ./models.toml, else the demo's."""
+    if option is not None:
+        return option.resolve()
+    if "FUSEQUEUE_MODELS" in environ:
+        return Path(environ["FUSEQUEUE_MODELS"]).resolve()
+    local = Path("models.toml").resolve()
+    return local if local.exists() else CHECKOUT / "models.toml"
+
+
+def child_environment(
+    data_dir: Path, workers: int, models: Path, settings: Settings, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return `environ` with the models file, storage folder and torch threads; variables that are set are kept."""
+    env = {**environ, "FUSEQUEUE_MODELS": str(models), "PYTHONUNBUFFERED": "1"}
+    if settings.s3_bucket is None:
+        folder = settings.storage_dir if "FUSEQUEUE_STORAGE_DIR" in environ else data_dir / "storage"
+        env["FUSEQUEUE_STORAGE_DIR"] = str(folder.resolve())
+    if settings.torch_threads is None and not any(Path(device).exists() for device in GPU_DEVICES):
+        env["FUSEQUEUE_TORCH_THREADS"] = str(torch_threads(_cores(), workers))
+    return env
+
+
+def torch_threads(cores: int, workers: int) -> int:
+    """Return the CPU threads of each worker's torch: an equal share of all cores but one."""
+    return max(1, (cores - 1) // max(1, workers))
+
+
+def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
+    """Return the NVIDIA GPUs that workers may use, as written in CUDA_VISIBLE_DEVICES."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for part in visible.split(",") if (name := part.strip())]
+    numbers = [path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*")]
+    return sorted((number for number in numbers if number.isdecimal()), key=int)
+
+
+def worker_environment(number: int, gpus: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of worker `number` (from 1): one of several GPUs in turn, and a port.
+
+    FUSEQUEUE_DEVICE overrides the GPU. FUSEQUEUE_WORKER_PORT is the first worker's port; the others use the next ones.
+    """
+    env = {}
+    if len(gpus) > 1 and not environ.get("FUSEQUEUE_DEVICE"):
+        env["CUDA_VISIBLE_DEVICES"] = gpus[(number - 1) % len(gpus)]
+    port = environ.get("FUSEQUEUE_WORKER_PORT", "")
+    if port.isdecimal():  # otherwise the worker reports the bad value
+        env["FUSEQUEUE_WORKER_PORT"] = str(int(port) + number - 1)
+    return env
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Return whether a server can listen on `host` and `port`; raises OSError for an address of another machine."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        # Servers set this too: a port with old connections in TIME_WAIT counts as free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen(1)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
+    return True
+
+
+def first_free_port(host: str, port: int, print_status: Callable[[str], None], user: str) -> int:
+    """Return `port` or the next free one; prints which one `user` gets if it is another."""
+    for candidate in range(port, min(port + PORT_ATTEMPTS, 65_536)):
+        try:
+            free = port_is_free(host, candidate)
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen on {host} port {candidate}: {error.strerror}") from error
+        if free:
+            if candidate != port:
+                print_status(f"port {port} is taken; {user} uses {candidate}")
+            return candidate
+    raise ConfigurationError(f"ports {port} to {candidate} are all taken; choose another with --port")
