@@ -15,7 +15,7 @@ from cli.client_options import CommandConsole, Json, Key, Url, connected
 from fusequeue import Client, Event, Job
 
 dead = typer.Typer(
-    no_args_is_help=True, help="Dead letters, the jobs that failed for good: list, show, redrive, purge."
+    no_args_is_help=True, help="Dead letters, the jobs that failed permanently: list, show, redrive, purge."
 )
 
 JobId = Annotated[str, typer.Argument(help="Job id.")]

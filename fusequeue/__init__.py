@@ -4,7 +4,7 @@ from fusequeue import Client
 
 with Client() as client:
     job = client.submit("demo", "a red circle on a blue ground, left", seed=7)
-    client.download(client.wait(job.id).require_success(), Path("pictures"))
+    client.download(client.wait(job.id).require_success(), Path("images"))
 """
 
 from fusequeue.aio import AsyncClient, ImageSource

@@ -1,4 +1,4 @@
-"""The client for programs that run an event loop."""
+"""The asynchronous client."""
 
 from __future__ import annotations
 
@@ -18,25 +18,23 @@ from httpx_sse import aconnect_sse
 
 from fusequeue.errors import Unreachable, WaitTimeout
 from fusequeue.models import DeadLetter, Event, Job, LineResult, Scale, event
-from fusequeue.transport import AWAY, Transport, refusal, unreachable
+from fusequeue.transport import UNAVAILABLE, Transport, refusal, unreachable
 
 ImageSource: TypeAlias = str | Path | bytes
-"""An id of an uploaded picture, an https or data URL, a file, or the bytes of one."""
+"""Id of an uploaded image, an https or data URL, a file, or its bytes."""
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-LINES_A_REQUEST = 1_000
-POLL_S = 30.0  # longest wait that one request asks for
-DOWNLOAD_PIECE = 1 << 18
-PICTURE_FIELDS = ("image", "mask", "last_image")
+LINES_PER_REQUEST = 1_000
+MAX_WAIT_S = 30.0  # of one request
+IMAGE_FIELDS = ("image", "mask", "last_image")
 
 
 class AsyncClient:
     """A fusequeue service.
 
-    `base_url` is FUSEQUEUE_URL unless told, else the address of `fusequeue up`; `api_key` is FUSEQUEUE_API_KEY
-    unless told. What may be tried again is, up to `retries` times and never twice in effect: submits carry an
-    Idempotency-Key. A service that has answered and then is away is given a minute to come back. Use the client as
-    an async context manager, or call `aclose`.
+    `base_url` defaults to FUSEQUEUE_URL, else the address of `fusequeue up`; `api_key` to FUSEQUEUE_API_KEY. Failed
+    requests are retried up to `retries` times, or for a minute while a known service restarts; Idempotency-Keys keep a
+    repeated submit from enqueueing twice. Use the client as an async context manager, or call `aclose`.
     """
 
     def __init__(
@@ -72,81 +70,83 @@ class AsyncClient:
     # Submitting.
 
     async def submit(self, model: str, prompt: str, *, idempotency_key: str | None = None, **fields: Any) -> Job:
-        """Submit a job; `fields` are those of `POST /v1/jobs`. Pictures may be files or bytes, and are uploaded."""
-        body = {"model": model, "prompt": prompt, **await self._with_pictures(fields)}
+        """Submit a job; `fields` are those of `POST /v1/jobs`. Files and bytes of images are uploaded."""
+        body = {"model": model, "prompt": prompt, **await self._with_image_ids(fields)}
         key = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return Job.model_validate(await self._http.json("POST", "/v1/jobs", json=body, headers=key))
 
     async def submit_many(
         self, bodies: Iterable[Mapping[str, Any] | None], *, idempotency_key: str | None = None
     ) -> AsyncGenerator[LineResult]:
-        """Submit jobs by the thousand, and yield what became of each, in order.
+        """Submit any number of jobs and yield their results in order.
 
-        With the same key and the same body in the same place again, no job is enqueued twice; None leaves a place
-        empty. `bodies` is read as it is needed.
+        A repeated body at the same position under the same key is enqueued once; None leaves a position empty.
+        `bodies` is consumed lazily.
         """
         key, lines, first = idempotency_key or uuid.uuid4().hex, iter(bodies), 1
-        while piece := list(islice(lines, LINES_A_REQUEST)):
-            for result in await self._bulk(piece, f"{key}-{first}"):
+        while chunk := list(islice(lines, LINES_PER_REQUEST)):
+            for result in await self._submit_chunk(chunk, f"{key}-{first}"):
                 yield result.model_copy(update={"line": first + result.line - 1})
-            first += len(piece)
+            first += len(chunk)
 
-    async def _bulk(self, bodies: Sequence[Mapping[str, Any] | None], key: str) -> list[LineResult]:
-        """Submit one request's worth; lines that are refused for now are sent again, in their place among blank ones.
+    async def _submit_chunk(self, bodies: Sequence[Mapping[str, Any] | None], key: str) -> list[LineResult]:
+        """Submit the lines of one request. Lines refused temporarily are sent again among blank lines.
 
-        The place is what the service knows a line by, so that nothing is enqueued twice.
+        The service identifies a line by its position, so that none is enqueued twice.
         """
         results: dict[int, LineResult] = {}
-        asked = {line: body for line, body in enumerate(bodies, start=1) if body is not None}
-        waiting = {line: json.dumps(body, separators=(",", ":")) for line, body in asked.items()}
-        if not asked:
+        pending = {
+            line: json.dumps(body, separators=(",", ":")) for line, body in enumerate(bodies, 1) if body is not None
+        }
+        count = len(pending)
+        if not count:
             return []
         headers = {"Idempotency-Key": key, "Content-Type": "application/x-ndjson"}
         for attempt in range(self._http.retries + 1):
-            content = "".join(f"{waiting.get(line, '')}\n" for line in range(1, len(bodies) + 1))
-            answer = await self._http.send("POST", "/v1/jobs:bulk", content=content.encode(), headers=headers)
-            told = [json.loads(line) for line in answer.text.splitlines()]
-            results |= {one["line"]: LineResult.model_validate(one) for one in told if one["line"] is not None}
-            waiting = {line: text for line, text in waiting.items() if line not in results or _for_now(results[line])}
-            retry_after_s = max((one["error"].get("retry_after_s", 0) for one in told if "error" in one), default=0)
-            if not waiting or not await self._http.pause(attempt, retry_after_s or None):
+            content = "".join(f"{pending.get(line, '')}\n" for line in range(1, len(bodies) + 1))
+            response = await self._http.send("POST", "/v1/jobs:bulk", content=content.encode(), headers=headers)
+            rows = [json.loads(line) for line in response.text.splitlines()]
+            results |= {row["line"]: LineResult.model_validate(row) for row in rows if row["line"] is not None}
+            pending = {line: text for line, text in pending.items() if line not in results or _retryable(results[line])}
+            retry_after_s = max((row["error"].get("retry_after_s", 0) for row in rows if "error" in row), default=0)
+            if not pending or not await self._http.pause(attempt, retry_after_s or None):
                 break
-        if len(results) < len(asked):
-            raise Unreachable(f"{len(asked) - len(results)} of {len(asked)} lines got no answer")
+        if len(results) < count:
+            raise Unreachable(f"{count - len(results)} of {count} lines got no response")
         return [results[line] for line in sorted(results)]
 
-    async def upload(self, picture: Path | bytes) -> str:
-        """Store a picture for jobs to start from, and return its id."""
-        data = picture if isinstance(picture, bytes) else await asyncio.to_thread(picture.read_bytes)
-        name = "picture" if isinstance(picture, bytes) else picture.name
-        answer = await self._http.json("POST", "/v1/inputs", files={"file": (name, data)})
-        return str(answer["id"])
+    async def upload(self, image: Path | bytes) -> str:
+        """Upload an image as an input for jobs and return its id."""
+        data = image if isinstance(image, bytes) else await asyncio.to_thread(image.read_bytes)
+        name = "image" if isinstance(image, bytes) else image.name
+        stored = await self._http.json("POST", "/v1/inputs", files={"file": (name, data)})
+        return str(stored["id"])
 
-    async def _with_pictures(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        made = dict(fields)
-        for name in PICTURE_FIELDS:
-            if name in made:
-                made[name] = await self._stored(made[name])
-        if "images" in made:
-            made["images"] = [await self._stored(picture) for picture in made["images"]]
-        return made
+    async def _with_image_ids(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        body = dict(fields)
+        for name in IMAGE_FIELDS:
+            if name in body:
+                body[name] = await self._image_id(body[name])
+        if "images" in body:
+            body["images"] = [await self._image_id(image) for image in body["images"]]
+        return body
 
-    async def _stored(self, picture: ImageSource) -> str:
-        return picture if isinstance(picture, str) else await self.upload(picture)
+    async def _image_id(self, image: ImageSource) -> str:
+        return image if isinstance(image, str) else await self.upload(image)
 
-    # Following.
+    # Waiting and events.
 
     async def get(self, job_id: str, *, wait_s: float | None = None) -> Job:
-        """Read a job; with `wait_s`, once it has ended or after that time."""
+        """Return a job; with `wait_s`, when it has ended or after that time."""
         query = {} if wait_s is None else {"wait": f"{wait_s:.3f}"}
         return Job.model_validate(await self._http.json("GET", f"/v1/jobs/{job_id}", params=query))
 
     async def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
-        """Return the job once it has ended, however it did; raises `WaitTimeout` after `timeout_s`."""
+        """Return the job once it has ended in any state; raises `WaitTimeout` after `timeout_s`."""
         start = time.monotonic()
         left = timeout_s
         while True:
-            job = await self.get(job_id, wait_s=POLL_S if left is None else min(POLL_S, max(left, 0.0)))
+            job = await self.get(job_id, wait_s=MAX_WAIT_S if left is None else min(MAX_WAIT_S, max(left, 0.0)))
             if job.ended:
                 return job
             if timeout_s is not None:
@@ -155,20 +155,20 @@ class AsyncClient:
                     raise WaitTimeout(job, timeout_s)
 
     async def events(self, job_id: str) -> AsyncGenerator[Event]:
-        """Yield the job's state now, every change and step, and at last the whole job; comes back when cut off."""
+        """Yield the current state, every change and step, and last the whole job; reconnects when the stream breaks."""
         last_id, failures = "", 0
         while True:
             try:
                 async with aclosing(self._events(job_id, last_id)) as stream:
-                    async for number, told in stream:
-                        last_id, failures = number or last_id, 0
-                        yield told
-                        if told.job is not None:
+                    async for event_id, job_event in stream:
+                        last_id, failures = event_id or last_id, 0
+                        yield job_event
+                        if job_event.job is not None:
                             return
             except Unreachable:
                 if failures >= self._http.retries:
                     raise
-            job = await self.get(job_id)  # it may have ended while nobody listened
+            job = await self.get(job_id)  # it may have ended while the stream was broken
             if job.ended:
                 yield Event(id=job.id, status=job.status, progress=job.progress, job=job)
                 return
@@ -180,16 +180,16 @@ class AsyncClient:
         client = self._http.client
         try:
             async with aconnect_sse(client, "GET", f"/v1/jobs/{job_id}/events", headers=headers) as source:
-                if source.response.status_code in AWAY:
-                    raise httpx.RemoteProtocolError(f"answered {source.response.status_code}")
-                self._http.known = True
+                if source.response.status_code in UNAVAILABLE:
+                    raise httpx.RemoteProtocolError(f"HTTP status {source.response.status_code}")
+                self._http.responded = True
                 if source.response.is_error:
                     await source.response.aread()
                     raise refusal(source.response)
                 if source.response.status_code == httpx.codes.NO_CONTENT:
                     return
                 async for message in source.aiter_sse():
-                    if message.data:  # the first one only says how soon to come back
+                    if message.data:  # the first message only sets the reconnection time
                         yield message.id, event(message.json())
         except httpx.TransportError as error:
             raise unreachable(client.base_url, error) from error
@@ -197,8 +197,8 @@ class AsyncClient:
     async def jobs(self, *, limit: int | None = None, **filters: Any) -> AsyncGenerator[Job]:
         """Yield jobs, newest first, up to `limit`; `filters` are those of `GET /v1/jobs`, e.g. `status="failed"`."""
         async with aclosing(self._pages("/v1/jobs", limit, filters)) as rows:
-            async for told in rows:
-                yield Job.model_validate(told)
+            async for row in rows:
+                yield Job.model_validate(row)
 
     async def _pages(
         self, path: str, limit: int | None, filters: Mapping[str, Any] | None = None
@@ -208,33 +208,30 @@ class AsyncClient:
         while limit is None or yielded < limit:
             size = 100 if limit is None else min(100, limit - yielded)
             page = await self._http.json("GET", path, params={**query, "limit": size})
-            for told in page["data"]:
-                yield told
+            for row in page["data"]:
+                yield row
             yielded += len(page["data"])
             if not page["has_more"]:
                 return
             query["after"] = page["next_cursor"]
 
     async def cancel(self, job_id: str) -> Job:
-        """Cancel a job: at once while it waits, at its next step while it runs."""
+        """Cancel a job: at once while it is queued, at its next step while it runs."""
         return Job.model_validate(await self._http.json("POST", f"/v1/jobs/{job_id}/cancel"))
 
     async def delete(self, job_id: str) -> None:
-        """Delete a job that has ended, with its pictures."""
+        """Delete an ended job and its images."""
         await self._http.send("DELETE", f"/v1/jobs/{job_id}")
 
     # Results.
 
     async def download(self, job: Job, folder: Path, *, name: str | None = None) -> list[Path]:
-        """Save what a job made as `folder/name-index.ext` (`name` is its id unless told), and return the files.
-
-        A file appears whole or not at all.
-        """
+        """Save results as `folder/name-index.ext`, atomically, and return the files; `name` defaults to the job id."""
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
         files = []
         for artifact in job.artifacts:
-            ending = artifact.content_type.rpartition("/")[2].replace("jpeg", "jpg")
-            path = folder / f"{name or job.id}-{artifact.index}.{ending}"
+            extension = artifact.content_type.rpartition("/")[2].replace("jpeg", "jpg")
+            path = folder / f"{name or job.id}-{artifact.index}.{extension}"
             await self._save(artifact.url, path)
             files.append(path)
         return files
@@ -248,14 +245,14 @@ class AsyncClient:
         part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
         await asyncio.to_thread(_write, part, path, data)
 
-    # The service.
+    # Service.
 
     async def models(self) -> list[dict[str, Any]]:
-        """Return the models that are served, with their defaults and limits."""
+        """Return the models with their defaults and limits."""
         return list((await self._http.json("GET", "/v1/models"))["data"])
 
     async def queues(self) -> list[dict[str, Any]]:
-        """Return what waits and runs, signature by signature."""
+        """Return queued and running jobs by signature."""
         return list((await self._http.json("GET", "/v1/queues"))["data"])
 
     async def workers(self) -> list[dict[str, Any]]:
@@ -263,29 +260,29 @@ class AsyncClient:
         return list((await self._http.json("GET", "/v1/workers"))["data"])
 
     async def scale(self, pool: str = "default") -> Scale:
-        """Return how many workers are wanted now; `pool` is the service's namespace."""
+        """Return how many workers the service wants; `pool` is its namespace."""
         return Scale.model_validate(await self._http.json("GET", f"/v1/scale/{pool}"))
 
     async def dead_letters(self, *, limit: int | None = None) -> AsyncGenerator[DeadLetter]:
-        """Yield jobs that were given up, newest first, up to `limit`."""
+        """Yield dead letters, newest first, up to `limit`."""
         async with aclosing(self._pages("/v1/dead-letters", limit)) as rows:
-            async for told in rows:
-                yield DeadLetter.model_validate(told)
+            async for row in rows:
+                yield DeadLetter.model_validate(row)
 
     async def dead_letter(self, letter_id: str) -> DeadLetter:
-        """Read one dead letter; its id is its job's."""
+        """Return one dead letter by its job's id."""
         return DeadLetter.model_validate(await self._http.json("GET", f"/v1/dead-letters/{letter_id}"))
 
     async def redrive(self, letter_id: str) -> None:
-        """Put a dead letter's job back in line."""
+        """Queue the job of a dead letter again."""
         await self._http.send("POST", f"/v1/dead-letters/{letter_id}/redrive")
 
     async def purge(self, letter_id: str) -> None:
-        """Delete a dead letter, and the record of its job."""
+        """Delete a dead letter and the record of its job."""
         await self._http.send("DELETE", f"/v1/dead-letters/{letter_id}")
 
 
-def _for_now(result: LineResult) -> bool:
+def _retryable(result: LineResult) -> bool:
     return result.error is not None and result.error.retryable
 
 

@@ -1,14 +1,14 @@
-"""What can go wrong for a client.
+"""Exceptions of the client.
 
 ClientError
-├── Unreachable      no answer, after all retries
-├── RefusedError     the service answered with an error: status, code, param, request_id
+├── Unreachable      no response after all retries
+├── RefusedError     error response: status, code, param, request_id
 │   ├── Unauthorized     401, 403
 │   ├── NotFound         404
 │   ├── Invalid          400, 413, 415, 422: `param` names the field
-│   └── Busy             429, 503: retried already; `retry_after_s` says when it may go better
-├── JobFailed        the job ended without a result; `job` is how it ended
-└── WaitTimeout      the job has not ended in time; it goes on
+│   └── Busy             429, 503, after all retries: retry after `retry_after_s`
+├── JobFailed        the job ended without a result
+└── WaitTimeout      the job has not ended in time; it continues
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class ClientError(Exception):
-    """Everything this package raises on purpose."""
+    """Base class of this package's exceptions."""
 
 
 class Unreachable(ClientError):
-    """The service gave no answer, after all retries."""
+    """The service did not respond."""
 
 
 class RefusedError(ClientError):
-    """The service answered with an error."""
+    """The service responded with an error."""
 
     def __init__(self, message: str, *, status: int, code: str, param: str | None, request_id: str | None) -> None:
         super().__init__(message)
@@ -41,19 +41,19 @@ class RefusedError(ClientError):
 
 
 class Unauthorized(RefusedError):
-    """The key is missing, unknown or expired, or may not do this."""
+    """The API key is missing, unknown, expired, or lacks the scope."""
 
 
 class NotFound(RefusedError):
-    """There is no such job, model or picture, or it is another tenant's."""
+    """The job, model or image does not exist, or belongs to another tenant."""
 
 
 class Invalid(RefusedError):
-    """The request is at fault; `param` names the field."""
+    """The request is invalid; `param` names the field."""
 
 
 class Busy(RefusedError):
-    """The service is full or away, and still was after the retries."""
+    """The service is full or unavailable, also after the retries."""
 
 
 class JobFailed(ClientError):
@@ -66,10 +66,10 @@ class JobFailed(ClientError):
 
 
 class WaitTimeout(ClientError):
-    """A job has not ended in the time the caller had; it goes on."""
+    """A job has not ended in time; it continues."""
 
     def __init__(self, job: Job, waited_s: float) -> None:
-        super().__init__(f"job {job.id} is {job.status} after {waited_s:.0f} s; it goes on")
+        super().__init__(f"job {job.id} is {job.status} after {waited_s:.0f} s; it continues")
         self.job = job
 
 
@@ -87,21 +87,21 @@ _BY_STATUS: dict[int, type[RefusedError]] = {
 
 
 def refused(status: int, body: object, *, request_id: str | None, retry_after_s: float | None) -> RefusedError:
-    """Return the exception for an error answer; `body` is its decoded JSON, or anything else that came."""
-    told = body if isinstance(body, dict) else {}
-    error = _BY_STATUS.get(status, RefusedError)
-    made = error(
-        str(told.get("detail") or f"the service answered {status}"),
+    """Return the exception for an error response; `body` is its decoded JSON, or anything else."""
+    problem = body if isinstance(body, dict) else {}
+    kind = _BY_STATUS.get(status, RefusedError)
+    error = kind(
+        str(problem.get("detail") or f"HTTP status {status}"),
         status=status,
-        code=str(told.get("code") or f"http_{status}"),
-        param=_param(told),
+        code=str(problem.get("code") or f"http_{status}"),
+        param=_param(problem),
         request_id=request_id,
     )
-    made.retry_after_s = retry_after_s
-    return made
+    error.retry_after_s = retry_after_s
+    return error
 
 
-def _param(told: dict[str, object]) -> str | None:
-    error = told.get("error")
+def _param(problem: dict[str, object]) -> str | None:
+    error = problem.get("error")
     param = error.get("param") if isinstance(error, dict) else None
     return param if isinstance(param, str) else None

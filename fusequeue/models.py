@@ -1,4 +1,4 @@
-"""Jobs as a client sees them. Fields that a newer service adds are kept as they came."""
+"""Jobs and other objects of the HTTP API. Unknown fields of a newer service are kept."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from fusequeue.errors import JobFailed
 ENDED = frozenset({"succeeded", "failed", "canceled", "expired"})
 
 
-class _Seen(BaseModel):
+class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-class Progress(_Seen):
-    """Denoising steps done of those to do, over all of a job's pictures."""
+class Progress(_Model):
+    """Denoising steps done and in total, over all images of a job."""
 
     step: int = 0
     total: int = 0
     percent: int = 0
 
 
-class QueuePosition(_Seen):
-    """A waiting job's place; position 0 is next, None is not known."""
+class QueuePosition(_Model):
+    """Position of a queued job: 0 is next, None is unknown."""
 
     position: int | None = None
     eta_s: float | None = None
 
 
-class Artifact(_Seen):
-    """One finished picture or video."""
+class Artifact(_Model):
+    """A finished image or video."""
 
     index: int
     url: str
@@ -50,7 +50,7 @@ class Artifact(_Seen):
     thumbnail_url: str | None = None
 
 
-class Failure(_Seen):
+class Failure(_Model):
     """Why a job did not succeed."""
 
     code: str
@@ -59,8 +59,8 @@ class Failure(_Seen):
     retryable: bool = False
 
 
-class Metrics(_Seen):
-    """Where the time went, in milliseconds; None means not reached."""
+class Metrics(_Model):
+    """Durations of a job's phases; None if not reached."""
 
     queue_ms: int | None = None
     load_ms: int | None = None
@@ -68,8 +68,8 @@ class Metrics(_Seen):
     upload_ms: int | None = None
 
 
-class BatchingStats(_Seen):
-    """A job's company over its denoiser forwards; `solo_reason` says why it never had any."""
+class BatchingStats(_Model):
+    """A job's denoiser forwards and batch mates; `solo_reason` says why it had none."""
 
     forwards: int = 0
     max_jobs: int = 1
@@ -77,8 +77,8 @@ class BatchingStats(_Seen):
     solo_reason: str | None = None
 
 
-class Job(_Seen):
-    """A job: what was asked for, and what has become of it."""
+class Job(_Model):
+    """A job: its request, state and results."""
 
     id: str
     status: str
@@ -106,11 +106,11 @@ class Job(_Seen):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will happen to it any more."""
+        """Whether the state is final."""
         return self.status in ENDED
 
     def require_success(self) -> Job:
-        """Return the job itself if it succeeded; raise `JobFailed` if it ended otherwise, ValueError if it goes on."""
+        """Return the job if it succeeded; raises `JobFailed` if it ended otherwise, ValueError if it has not ended."""
         if not self.ended:
             raise ValueError(f"job {self.id} is still {self.status}")
         if self.status != "succeeded":
@@ -118,8 +118,8 @@ class Job(_Seen):
         return self
 
 
-class Event(_Seen):
-    """One message of a job's event stream; `job` is there on the last one."""
+class Event(_Model):
+    """One message of a job's event stream; `job` is set on the last one."""
 
     id: str
     status: str
@@ -128,8 +128,8 @@ class Event(_Seen):
     job: Job | None = None
 
 
-class LineResult(_Seen):
-    """What became of one job of a bulk submit; `line` counts from 1 over all of them."""
+class LineResult(_Model):
+    """Result of one job of a bulk submit; `line` counts from 1."""
 
     line: int
     id: str | None = None
@@ -138,8 +138,8 @@ class LineResult(_Seen):
     error: Failure | None = None
 
 
-class DeadLetter(_Seen):
-    """A job that was given up; `job` is None for an entry of the line that could not be read as one."""
+class DeadLetter(_Model):
+    """A job that failed permanently; `job` is None for a queue entry that could not be parsed."""
 
     id: str
     at: datetime | None = None
@@ -148,8 +148,8 @@ class DeadLetter(_Seen):
     job: Job | None = None
 
 
-class Scale(_Seen):
-    """How many workers a pool wants, what that follows from, and why; times and GPU-seconds in seconds."""
+class Scale(_Model):
+    """How many workers a pool wants, and why; `backlog_s` in GPU-seconds."""
 
     pool: str
     wanted: int
@@ -165,7 +165,7 @@ class Scale(_Seen):
 
 
 def event(data: dict[str, Any]) -> Event:
-    """Return an event from its JSON; one of a job that has ended carries the whole job."""
+    """Parse an event; the event of an ended job contains the whole job."""
     if data.get("status") in ENDED and "prompt" in data:
         job = Job.model_validate(data)
         return Event(id=job.id, status=job.status, phase=job.phase, progress=job.progress, job=job)

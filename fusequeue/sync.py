@@ -1,4 +1,4 @@
-"""The client for plain scripts: `AsyncClient` behind a loop on a thread of its own, one line a method."""
+"""The synchronous client: `AsyncClient` on an event loop in a separate thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """A fusequeue service; see `AsyncClient`, whose methods these are. May be used from several threads."""
+    """A fusequeue service. The methods are those of `AsyncClient`; safe to use from several threads."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections and end the thread."""
+        """Close the connections and stop the thread."""
         self._open.close()
 
     def submit(self, model: str, prompt: str, *, idempotency_key: str | None = None, **fields: Any) -> Job:
@@ -47,10 +47,10 @@ class Client:
     def submit_many(
         self, bodies: Iterable[Mapping[str, Any] | None], *, idempotency_key: str | None = None
     ) -> Iterator[LineResult]:
-        return self._each(self._client.submit_many(bodies, idempotency_key=idempotency_key))
+        return self._iterate(self._client.submit_many(bodies, idempotency_key=idempotency_key))
 
-    def upload(self, picture: Path | bytes) -> str:
-        return self._run(lambda: self._client.upload(picture))
+    def upload(self, image: Path | bytes) -> str:
+        return self._run(lambda: self._client.upload(image))
 
     def get(self, job_id: str, *, wait_s: float | None = None) -> Job:
         return self._run(lambda: self._client.get(job_id, wait_s=wait_s))
@@ -59,10 +59,10 @@ class Client:
         return self._run(lambda: self._client.wait(job_id, timeout_s=timeout_s))
 
     def events(self, job_id: str) -> Iterator[Event]:
-        return self._each(self._client.events(job_id))
+        return self._iterate(self._client.events(job_id))
 
     def jobs(self, *, limit: int | None = None, **filters: Any) -> Iterator[Job]:
-        return self._each(self._client.jobs(limit=limit, **filters))
+        return self._iterate(self._client.jobs(limit=limit, **filters))
 
     def cancel(self, job_id: str) -> Job:
         return self._run(lambda: self._client.cancel(job_id))
@@ -89,7 +89,7 @@ class Client:
         return self._run(lambda: self._client.scale(pool))
 
     def dead_letters(self, *, limit: int | None = None) -> Iterator[DeadLetter]:
-        return self._each(self._client.dead_letters(limit=limit))
+        return self._iterate(self._client.dead_letters(limit=limit))
 
     def dead_letter(self, letter_id: str) -> DeadLetter:
         return self._run(lambda: self._client.dead_letter(letter_id))
@@ -100,14 +100,14 @@ class Client:
     def purge(self, letter_id: str) -> None:
         self._run(lambda: self._client.purge(letter_id))
 
-    def _run(self, make: Callable[[], Awaitable[T]]) -> T:
-        return self._portal.call(make)
+    def _run(self, call: Callable[[], Awaitable[T]]) -> T:
+        return self._portal.call(call)
 
-    def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
+    def _iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         done = object()
 
-        async def following() -> T | object:
+        async def next_item() -> T | object:
             return await anext(items, done)
 
-        while (item := self._portal.call(following)) is not done:
-            yield item  # type: ignore[misc]  # the sentinel is the only other thing
+        while (item := self._portal.call(next_item)) is not done:
+            yield item  # type: ignore[misc]  # anything but the sentinel is a T

@@ -166,7 +166,7 @@ class Backfill:
             await asyncio.sleep(max(pause_s, 3 * (time.monotonic() - started)))
 
     async def _submit(self, limit: int) -> int:
-        """Submit the next lines and return how many were accepted or refused for good.
+        """Submit the next lines and return how many were accepted or refused permanently.
 
         Idempotency keys are the same after a crash. Lines without a failed job are submitted together; a retried line
         needs a new key for each attempt and is submitted separately.

@@ -105,7 +105,7 @@ class PoolProcesses:
         self._started[index] = _StartedWorker(runner, asyncio.create_task(runner.run(None)), log, time.monotonic())
 
     def drain(self, index: int) -> None:
-        """Tell a worker to finish its jobs and exit."""
+        """Let a worker finish its jobs and exit."""
         worker = self._started[index]
         if worker.draining is None:
             worker.draining = asyncio.create_task(worker.runner.stop())

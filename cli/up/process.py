@@ -41,7 +41,7 @@ class BoundedLog:
 
     def write(self, data: bytes) -> None:
         """Append `data`; rotate the file first if it would exceed its bound."""
-        if self._file.tell() + len(data) > self._max_bytes:
+        if os.fstat(self._file.fileno()).st_size + len(data) > self._max_bytes:
             self._file.close()
             self.path.replace(self.path.with_name(self.path.name + ".1"))
             self._file = self.path.open("ab")

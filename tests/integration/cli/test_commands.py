@@ -79,7 +79,7 @@ async def test_a_job_is_listed_watched_and_canceled(run: Run) -> None:
     listed = await run("jobs")
     assert PROMPT in listed.stdout
     late = await run("submit", "later", "--timeout", "0")
-    assert (late.exit_code, "goes on" in late.stderr) == (6, True)
+    assert (late.exit_code, "continues" in late.stderr) == (6, True)
     assert [one["status"] for one in lines(await run("cancel", job["id"], "--json"))] == ["canceled"]
     watched = await run("watch", job["id"])
     assert watched.exit_code == 1

@@ -1,4 +1,4 @@
-"""The Python client against an API process, with a worker's part played by hand."""
+"""The Python client against an API process; the test acts as the worker."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ async def queue(server: Server) -> AsyncIterator[Queue]:
     await queue.close()
 
 
-async def test_a_job_from_submit_to_file(api: AsyncClient, queue: Queue, tmp_path: Path) -> None:
-    """A picture goes in as bytes; the result comes back as a file that is whole."""
+async def test_a_job_from_submit_to_download(api: AsyncClient, queue: Queue, tmp_path: Path) -> None:
+    """The input image is sent as bytes, the result is saved to a file."""
     job = await api.submit("demo", PROMPT, image=png(), strength=0.5, seed=7)
-    waiting = asyncio.create_task(api.wait(job.id, timeout_s=30))
+    wait = asyncio.create_task(api.wait(job.id, timeout_s=30))
     data = await deliver(queue, tmp_path, await claimed(queue, job.id))
-    done = (await waiting).require_success()
+    done = (await wait).require_success()
     assert done.seed == 7
     files = await api.download(done, tmp_path / "out", name="mine")
     assert [file.name for file in files] == ["mine-0.png"]
@@ -49,18 +49,18 @@ async def test_a_job_from_submit_to_file(api: AsyncClient, queue: Queue, tmp_pat
     assert sorted((tmp_path / "out").iterdir()) == files
 
 
-async def test_events_come_in_order_up_to_the_whole_job(api: AsyncClient, queue: Queue, tmp_path: Path) -> None:
+async def test_events_are_in_order_and_end_with_the_whole_job(api: AsyncClient, queue: Queue, tmp_path: Path) -> None:
     job = await api.submit("demo", PROMPT)
     seen: list[tuple[str, int]] = []
     ended: list[Job] = []
 
-    async def follow() -> None:
+    async def read_events() -> None:
         async for event in api.events(job.id):
             seen.append((event.status, event.progress.step))
             if event.job is not None:
                 ended.append(event.job)
 
-    following = asyncio.create_task(follow())
+    reading = asyncio.create_task(read_events())
     async with asyncio.timeout(30):
         while not seen:
             await asyncio.sleep(0.01)
@@ -71,27 +71,27 @@ async def test_events_come_in_order_up_to_the_whole_job(api: AsyncClient, queue:
             )
             await asyncio.sleep(0.05)
         await deliver(queue, tmp_path, claim)
-        await following
+        await reading
     assert seen[0] == ("queued", 0)
     assert ended[0].status == "succeeded"
 
 
-async def test_events_outlive_the_api_process(
+async def test_events_continue_after_a_restart_of_the_api(
     server: Server, start: Callable[..., Server], api: AsyncClient, queue: Queue, tmp_path: Path
 ) -> None:
-    """Whoever follows a job hears of its end, though the process that told of it was replaced meanwhile."""
+    """A client receives the final event from the new API process."""
     job = await api.submit("demo", PROMPT)
     stream = api.events(job.id)
     assert (await anext(stream)).status == "queued"
     await asyncio.to_thread(server.stop)
-    again = asyncio.create_task(asyncio.to_thread(start, port=str(server.port), namespace=server.settings.namespace))
+    restart = asyncio.create_task(asyncio.to_thread(start, port=str(server.port), namespace=server.settings.namespace))
     await deliver(queue, tmp_path, await claimed(queue, job.id))
     statuses = [event.status async for event in stream]
-    await again
+    await restart
     assert statuses[-1] == "succeeded"
 
 
-async def test_what_has_not_ended_in_time_goes_on(api: AsyncClient) -> None:
+async def test_a_job_continues_after_a_wait_timeout(api: AsyncClient) -> None:
     job = await api.submit("demo", PROMPT)
     with pytest.raises(WaitTimeout, match="queued"):
         await api.wait(job.id, timeout_s=0.2)
@@ -101,8 +101,8 @@ async def test_what_has_not_ended_in_time_goes_on(api: AsyncClient) -> None:
         await api.get(job.id)
 
 
-async def test_many_jobs_once_each_however_often_they_are_sent(api: AsyncClient) -> None:
-    """The second time with the same key enqueues nothing, over several requests' worth of lines."""
+async def test_a_repeated_bulk_submit_enqueues_each_job_once(api: AsyncClient) -> None:
+    """Repeats with the same key enqueue nothing, also when the lines need several requests."""
     bodies = [{"model": "demo", "prompt": PROMPT, "seed": at, "batch_id": "many"} for at in range(2_100)]
     bodies[5]["steps"] = 0
     first = [result async for result in api.submit_many(bodies, idempotency_key="k")]
@@ -119,23 +119,23 @@ async def test_many_jobs_once_each_however_often_they_are_sent(api: AsyncClient)
     assert len([job async for job in api.jobs(batch_id="many", limit=150)]) == 150
 
 
-async def test_the_plain_client_does_the_same(server: Server, queue: Queue, tmp_path: Path) -> None:
-    """From a thread without a loop, as scripts call it."""
-    made: list[Job] = []
+async def test_the_synchronous_client_does_the_same(server: Server, queue: Queue, tmp_path: Path) -> None:
+    """Called from a thread without an event loop."""
+    results: list[Job] = []
     submitted = threading.Event()
 
     def script() -> None:
         with Client(server.url) as client:
             job = client.submit("demo", PROMPT)
-            made.append(job)
+            results.append(job)
             submitted.set()
-            made.append(client.wait(job.id, timeout_s=30))
+            results.append(client.wait(job.id, timeout_s=30))
             assert [event.status for event in client.events(job.id)] == ["succeeded"]
             assert [one.id for one in client.jobs(limit=1)] == [job.id]
             assert client.models()[0]["id"] == "demo"
 
     running = asyncio.create_task(asyncio.to_thread(script))
     await asyncio.to_thread(submitted.wait, 30)
-    await deliver(queue, tmp_path, await claimed(queue, made[0].id))
+    await deliver(queue, tmp_path, await claimed(queue, results[0].id))
     await running
-    assert made[1].status == "succeeded"
+    assert results[1].status == "succeeded"
