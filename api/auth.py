@@ -61,7 +61,7 @@ class Authenticator:
             raise InvalidApiKey(_no_key(token), param="Authorization")
         identity = await self._known(key_id)
         key = identity.key
-        if key is None or not key.fits(token):
+        if key is None or not key.matches(token):
             raise InvalidApiKey("there is no such API key", param="Authorization")
         if key.revoked_at_ms is not None:
             raise InvalidApiKey(f"the API key {key.prefix} has been revoked", param="Authorization")

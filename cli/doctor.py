@@ -1,57 +1,207 @@
-"""`fusequeue doctor`: look at what a deployment stands on, and say what to do."""
+"""`fusequeue doctor`: check settings, models, Redis, storage, API and device of a deployment."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import httpx
 import typer
 from rich.markup import escape
 
 from cli.client_options import CommandConsole, Exit, Json
+from shared.config import settings
+from shared.errors import FusequeueError
 
-TIMEOUT_S = 120  # importing torch on a cold disk takes a while
-_MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[red]failed[/]"}
+if TYPE_CHECKING:
+    from shared.config.models_file import ModelSpec
+    from shared.config.settings import Settings
+
+MIN_FREE_BYTES = 2 * 2**30
+TIMEOUT_S = 15.0
+DEVICE_TIMEOUT_S = 120  # importing torch from a cold disk is slow
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+_MARKS = {Verdict.OK: "[green]ok[/]", Verdict.WARNING: "[yellow]warning[/]", Verdict.FAILED: "[red]failed[/]"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check; `remedy` is empty if nothing is wrong."""
+
+    name: str
+    verdict: Verdict
+    seen: str
+    remedy: str = ""
 
 
 def doctor(as_json: Json = False) -> None:
-    """Check Redis, storage, models, API and device under the present settings; status 1 if something cannot work."""
+    """Check Redis, storage, models, API and device with the current settings; exits with 1 if a check fails."""
     console = CommandConsole(as_json)
-    broken = False
-    for finding in _findings():
-        broken = broken or finding["verdict"] == "failed"
+    failed = False
+    for finding in (*deployment_findings(), *_device()):
+        failed = failed or finding.verdict is Verdict.FAILED
         if as_json:
-            console.record(finding, ())
+            console.record(asdict(finding), ())
             continue
-        console.out.print(f"{_MARKS[finding['verdict']]}  {escape(finding['name'])}: {escape(finding['seen'])}")
-        if finding["remedy"]:
-            console.out.print(f"    {finding['remedy']}", markup=False)
-    raise typer.Exit(Exit.FAILED if broken else Exit.OK)
+        console.out.print(f"{_MARKS[finding.verdict]}  {escape(finding.name)}: {escape(finding.seen)}")
+        if finding.remedy:
+            console.out.print(f"    {finding.remedy}", markup=False)
+    raise typer.Exit(Exit.FAILED if failed else Exit.OK)
 
 
-def _findings() -> Iterator[dict[str, Any]]:
-    yield from _run("shared.doctor")
+def deployment_findings() -> Iterator[Finding]:
+    """Run all checks except that of the device."""
+    try:
+        config = settings.load()
+    except FusequeueError as error:
+        yield _failed("settings", error.message, "correct the variable; docs/operations.md lists all settings")
+        return
+    for message in settings.unknown_variables(os.environ):
+        yield _warning("settings", message, "correct its name, or unset it")
+    yield from _models(config)
+    yield from asyncio.run(_services(config))
+
+
+def _ok(name: str, seen: str) -> Finding:
+    return Finding(name, Verdict.OK, seen)
+
+
+def _failed(name: str, seen: str, remedy: str) -> Finding:
+    return Finding(name, Verdict.FAILED, seen, remedy)
+
+
+def _warning(name: str, seen: str, remedy: str) -> Finding:
+    return Finding(name, Verdict.WARNING, seen, remedy)
+
+
+def _models(config: Settings) -> Iterator[Finding]:
+    from shared.config import models_file
+
+    try:
+        catalog = models_file.load(config.models, config.batch_rules)
+    except FusequeueError as error:
+        yield _failed("models file", error.message, "correct the file, or set FUSEQUEUE_MODELS to another")
+        return
+    yield _ok("models file", f"{config.models}: {', '.join(spec.id for spec in catalog)}")
+    yield from map(_source, catalog)
+
+
+def _source(spec: ModelSpec) -> Finding:
+    name = f"model {spec.id}"
+    if not spec.is_folder:
+        if spec.source.startswith((".", "/")) or spec.source.count("/") != 1:
+            return _failed(name, f"{spec.source}: no such folder, and not a hub id", "set `source` to a folder")
+        if spec.revision:
+            return _ok(name, f"{spec.source} of the hub at {spec.revision}")
+        return _warning(
+            name, f"{spec.source} of the hub", "pin a `revision`, so that every worker loads the same weights"
+        )
+    folder = Path(spec.source)
+    if not (folder / "model_index.json").is_file():
+        return _failed(name, f"{folder} has no model_index.json", "set `source` to a folder of save_pretrained")
+    if not next(folder.rglob("*.safetensors"), None):
+        return _failed(name, f"{folder} has no safetensors", "save it again with safe_serialization=True")
+    return _ok(name, str(folder))
+
+
+async def _services(config: Settings) -> list[Finding]:
+    url = os.environ.get("FUSEQUEUE_URL") or "http://127.0.0.1:8000"
+    results = await asyncio.gather(_redis(config), _storage(config), _api(url))
+    return [finding for findings in results for finding in findings]
+
+
+async def _redis(config: Settings) -> list[Finding]:
+    from shared.queue import Queue  # imported only here: other commands do not need Redis
+
+    queue = Queue.connect(config)
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            traits, workers = await queue.examine(), await queue.workers.all()
+    except (FusequeueError, TimeoutError) as error:
+        return [
+            _failed("redis", _reason(error), "start Redis, or set FUSEQUEUE_REDIS_URL; `fusequeue up` starts its own")
+        ]
+    finally:
+        await queue.close()
+    findings = [
+        Finding(trait.name, Verdict.FAILED if trait.fatal else Verdict.WARNING, trait.seen, trait.remedy)
+        if trait.remedy
+        else _ok(trait.name, trait.seen)
+        for trait in traits
+    ]
+    if workers:
+        return [*findings, _ok("workers", f"{len(workers)} alive")]
+    return [*findings, _warning("workers", "none alive", "start one: fusequeue worker")]
+
+
+async def _storage(config: Settings) -> list[Finding]:
+    from shared.storage import connect  # imports boto3, if there is a bucket
+
+    name = f"bucket {config.s3_bucket}" if config.s3_bucket else f"folder {config.storage_dir}"
+    storage = connect(config)
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            await storage.check()
+    except (FusequeueError, TimeoutError) as error:
+        variable = "FUSEQUEUE_S3_*" if config.s3_bucket else "FUSEQUEUE_STORAGE_DIR"
+        return [_failed("storage", _reason(error), f"make {name} writable, or change {variable}")]
+    finally:
+        await storage.close()
+    if config.s3_bucket is None:
+        free = shutil.disk_usage(config.storage_dir).free
+        if free < MIN_FREE_BYTES:
+            return [
+                _warning("storage", f"{name}: {free / 2**30:.1f} GiB free", "free disk space, or shorten retention")
+            ]
+    return [_ok("storage", f"{name} is writable")]
+
+
+async def _api(url: str) -> list[Finding]:
+    try:
+        async with httpx.AsyncClient(timeout=5) as client:
+            response = await client.get(f"{url.rstrip('/')}/readyz")
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        seen = f"{url}: {error or type(error).__name__}"
+        return [_warning("api", seen, "start it: fusequeue api; or set FUSEQUEUE_URL to its address")]
+    if response.is_success:
+        return [_ok("api", f"{url} is ready")]
+    return [_failed("api", f"{url} responds {response.status_code}: {response.text[:300]}", "read its log")]
+
+
+def _reason(error: Exception) -> str:
+    return error.message if isinstance(error, FusequeueError) else f"no response within {TIMEOUT_S:.0f} s"
+
+
+def _device() -> list[Finding]:
+    """Check the device in a process of its own: it imports torch."""
+    module = "worker.device_check"
     if importlib.util.find_spec("torch") is None:
-        seen, remedy = "no torch here", "on a worker's machine: pip install 'fusequeue[worker]'"
-        yield {"name": "device", "verdict": "warning", "seen": seen, "remedy": remedy}
-    else:
-        yield from _run("worker.device_check")
-
-
-def _run(module: str) -> Iterator[dict[str, Any]]:
-    """Run the checks of a side in a process of their own: the command itself knows neither Redis nor torch."""
+        return [_warning("device", "torch is not installed", "on a worker: pip install 'fusequeue[worker]'")]
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", module], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            [sys.executable, "-P", "-m", module], capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        yield {"name": module, "verdict": "failed", "seen": f"no end after {TIMEOUT_S} s", "remedy": "run it by hand"}
-        return
-    yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+        return [_failed("device", f"no result after {DEVICE_TIMEOUT_S} s", f"run: python -m {module}")]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    findings = [Finding("device", Verdict(line["verdict"]), line["seen"], line["remedy"]) for line in lines]
     if done.returncode:
-        seen = done.stderr.strip().rpartition("\n")[2][:300]
-        yield {"name": module, "verdict": "failed", "seen": seen, "remedy": f"run it by hand: python -m {module}"}
+        findings.append(_failed("device", done.stderr.strip().rpartition("\n")[2][:300], f"run: python -m {module}"))
+    return findings

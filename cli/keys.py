@@ -1,64 +1,112 @@
-"""`fusequeue keys` and `fusequeue tenants`: they start the process that speaks to Redis."""
+"""`fusequeue keys` and `fusequeue tenants`: API keys and tenant limits, straight in Redis.
+
+Access to the settings of a deployment is enough, so creating the first key needs no key.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.client_options import Exit
 from cli.up import redis_server
+from shared import auth
+from shared.config import settings
+from shared.errors import FusequeueError, InvalidRequest, NotFound
 
-keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
-tenants = typer.Typer(no_args_is_help=True, help="The limits of tenants.")
+if TYPE_CHECKING:
+    from shared.queue import Queue
 
-DataDir = Annotated[Path, typer.Option(help="Folder of a running `fusequeue up`; FUSEQUEUE_REDIS_URL goes before it.")]
+keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
+tenants = typer.Typer(no_args_is_help=True, help="Limits of tenants.")
+
+TIMEOUT_S = 20.0
+DataDir = Annotated[Path, typer.Option(help="Folder of a running `fusequeue up`; FUSEQUEUE_REDIS_URL overrides it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Limit = Annotated[str | None, typer.Option(help="A number, or `default` for what the settings say.")]
+Limit = Annotated[str | None, typer.Option(help="A number, or `default` for that of the settings.")]
 DATA = Path("data")
 
 
 @keys.command()
 def create(
-    tenant: Annotated[str, typer.Option(help="Whose jobs it sees and makes.")] = "default",
+    tenant: Annotated[str, typer.Option(help="Tenant whose jobs the key can access.")] = auth.DEFAULT_TENANT,
     scopes: Annotated[str, typer.Option(help="Of jobs:read, jobs:write, admin.")] = "jobs:read,jobs:write",
-    name: Annotated[str, typer.Option(help="A note for people.")] = "",
+    name: Annotated[str, typer.Option(help="A note.")] = "",
     expires: Annotated[str | None, typer.Option(help="Such as 90d, 12h, 30m. Unset: never.")] = None,
     data_dir: DataDir = DATA,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
-    """Make a key and print it, this once. From the first key on, the API asks for keys."""
-    options = [f"--tenant={tenant}", f"--scopes={scopes}", f"--name={name}"]
-    _become(data_dir, json, "create", *options, *([] if expires is None else [f"--expires={expires}"]))
+    """Create a key and print it; it is shown once. Once a key exists, the API requires keys."""
+
+    async def run(queue: Queue) -> dict[str, Any]:
+        token, key = await queue.api_keys.create(
+            auth.tenant_name(tenant),
+            auth.parse_scopes(scopes),
+            name=name,
+            lives_s=None if expires is None else auth.parse_duration(expires),
+        )
+        return {"key": token, **_key_row(key)}
+
+    row = _run(run, data_dir)
+    if as_json:
+        print(json.dumps(row, indent=2))
+        return
+    print(row["key"])  # only the key goes to stdout, so that a script can capture it
+    granted, expiry = ", ".join(row["scopes"]), row["expires_at"] or "never"
+    print(f"shown this once; tenant {row['tenant']}, scopes {granted}, expires {expiry}", file=sys.stderr)
 
 
 @keys.command("list")
 def list_keys(
-    tenant: Annotated[str | None, typer.Option(help="Only the keys of this one.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only keys of this tenant.")] = None,
     data_dir: DataDir = DATA,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
-    """List the keys, with when each was last used."""
-    _become(data_dir, json, "list", *([] if tenant is None else [f"--tenant={tenant}"]))
+    """List the keys, with the time of their last use."""
+
+    async def run(queue: Queue) -> list[dict[str, Any]]:
+        return [_key_row(key) for key in await queue.api_keys.all() if tenant in (None, key.tenant)]
+
+    _print(_run(run, data_dir), as_json)
 
 
 @keys.command()
 def revoke(
-    key: Annotated[str, typer.Argument(help="Its id, its prefix, or the key itself.")],
+    key: Annotated[str, typer.Argument(help="Id or prefix of the key, or the key itself.")],
     data_dir: DataDir = DATA,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
-    """Revoke a key; every API refuses it within two seconds."""
-    _become(data_dir, json, "revoke", "--", key)
+    """Revoke a key; every API process rejects it within two seconds."""
+
+    async def run(queue: Queue) -> dict[str, Any]:
+        key_id = auth.id_of(key) or key.removeprefix(auth.PREFIX)
+        if not await queue.api_keys.revoke(key_id):
+            raise NotFound("no such key; `fusequeue keys list` shows all ids")
+        return {"id": key_id, "revoked": True}
+
+    row = _run(run, data_dir)
+    print(json.dumps(row, indent=2) if as_json else f"{row['id']} is revoked; every API rejects it within two seconds")
 
 
 @tenants.command("list")
-def list_tenants(data_dir: DataDir = DATA, json: Json = False) -> None:
-    """List the tenants that have keys or limits of their own."""
-    _become(data_dir, json, "tenants")
+def list_tenants(data_dir: DataDir = DATA, as_json: Json = False) -> None:
+    """List the tenants that have keys or limits."""
+
+    async def run(queue: Queue) -> list[dict[str, Any]]:
+        limits = await queue.api_keys.tenant_limits()
+        names = {key.tenant for key in await queue.api_keys.all()} | set(limits)
+        return [{"tenant": name, **asdict(limits.get(name, auth.TenantLimits()))} for name in sorted(names)]
+
+    _print(_run(run, data_dir), as_json)
 
 
 @tenants.command()
@@ -68,26 +116,104 @@ def limit(
     queued_jobs: Limit = None,
     running_slots: Limit = None,
     data_dir: DataDir = DATA,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
-    """Change a tenant's own limits, and show them."""
-    asked = {
-        "requests-per-minute": requests_per_minute,
-        "queued-jobs": queued_jobs,
-        "running-slots": running_slots,
+    """Change the given limits of a tenant, and show all of them."""
+    texts = {
+        "requests_per_minute": requests_per_minute,
+        "queued_jobs": queued_jobs,
+        "running_slots": running_slots,
     }
-    _become(
-        data_dir, json, "limit", *[f"--{name}={word}" for name, word in asked.items() if word is not None], "--", tenant
+
+    async def run(queue: Queue) -> dict[str, Any]:
+        name = auth.tenant_name(tenant)
+        changes = {field: _parse_limit(field, text) for field, text in texts.items() if text is not None}
+        limits = asdict((await queue.api_keys.tenant_limits()).get(name, auth.TenantLimits())) | changes
+        await queue.api_keys.set_limits(name, auth.TenantLimits(**limits))
+        return {"tenant": name, **limits}
+
+    _print(_run(run, data_dir), as_json)
+
+
+def _run(work: Callable[[Queue], Awaitable[Any]], data_dir: Path) -> Any:
+    """Run `work` on the queue; errors are printed in one line and end the command."""
+    find_redis(data_dir, os.environ)
+    try:
+        return asyncio.run(_on_queue(work))
+    except InvalidRequest as error:
+        message, status = error.message, Exit.USAGE
+    except FusequeueError as error:
+        message, status = error.message, Exit.FAILED
+    except TimeoutError:
+        message, status = f"no response from Redis within {TIMEOUT_S:.0f} s", Exit.FAILED
+    print(f"fusequeue: {message}", file=sys.stderr)
+    raise typer.Exit(status)
+
+
+async def _on_queue(work: Callable[[Queue], Awaitable[Any]]) -> Any:
+    from shared.queue import Queue  # 0.2 s that only these commands need
+
+    queue = Queue.connect(settings.load())
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            await queue.check()
+            return await work(queue)
+    finally:
+        await queue.close()
+
+
+def find_redis(data_dir: Path, environ: MutableMapping[str, str]) -> None:
+    """Set `FUSEQUEUE_REDIS_URL`, unless set, to the Redis of the `fusequeue up` that runs on `data_dir`."""
+    if "FUSEQUEUE_REDIS_URL" not in environ and (url := redis_server.url_of(data_dir / "redis")) is not None:
+        environ["FUSEQUEUE_REDIS_URL"] = url
+
+
+def _parse_limit(name: str, text: str) -> int | None:
+    if text == "default":
+        return None
+    if not text.isdecimal() or len(text) > 10:
+        raise InvalidRequest(f"{name}: {text[:20]!r} must be a number, or `default`", param=name)
+    return int(text)
+
+
+def _key_row(key: auth.ApiKey) -> dict[str, Any]:
+    state = "revoked" if key.revoked_at_ms is not None else "expired" if key.expired else "active"
+    return {
+        "id": key.id,
+        "prefix": key.prefix,
+        "tenant": key.tenant,
+        "scopes": sorted(key.scopes),
+        "name": key.name,
+        "state": state,
+        "created_at": _iso(key.created_at_ms),
+        "expires_at": _iso(key.expires_at_ms),
+        "last_used_at": _iso(key.last_used_at_ms),
+    }
+
+
+def _iso(at_ms: int | None) -> str | None:
+    return None if at_ms is None else datetime.fromtimestamp(at_ms // 1000, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _print(result: Any, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result, indent=2))
+        return
+    rows = result if isinstance(result, list) else [result]
+    print(_table(rows) if rows else "none")
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows as aligned columns; an unset limit or time is a dash."""
+    heads = [name for name in rows[0] if name != "id"]
+    cells = [heads, *([_cell(row[name]) for name in heads] for row in rows)]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(heads))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
     )
 
 
-def _become(data_dir: Path, json: bool, *arguments: str) -> None:
-    point_at(data_dir, os.environ)
-    first = ["--json"] if json else []
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "shared.keyring", *first, *arguments])
-
-
-def point_at(data_dir: Path, environ: MutableMapping[str, str]) -> None:
-    """Name the Redis of the `fusequeue up` that runs on `data_dir`, where the environment names none."""
-    if "FUSEQUEUE_REDIS_URL" not in environ and (url := redis_server.url_of(data_dir / "redis")) is not None:
-        environ["FUSEQUEUE_REDIS_URL"] = url
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(value)
+    return "-" if value in (None, "") else str(value)

@@ -1,9 +1,8 @@
-"""API keys and tenants: what a key looks like, what it may do, and how much its tenant may.
+"""API keys, scopes, and tenant limits.
 
-A key is `fq_` and 48 letters and digits: 10 of its id, 32 of its secret (190 bits of chance), 6 of a checksum. The
-checksum tells a mistyped key, or a text that only looks like one, without asking Redis; secret scanners find
-`fq_[0-9A-Za-z]{48}`. Only the SHA-256 of the whole is kept: with that much chance in it, a slow hash would protect
-nothing.
+A key is `fq_` and 48 letters and digits: 10 of its id, 32 of its secret (190 bits of entropy), 6 of a checksum. The
+checksum detects mistyped keys without a Redis call; secret scanners match `fq_[0-9A-Za-z]{48}`. Only the SHA-256 of a
+key is stored: with that much entropy a slow hash would not add protection.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ MAX_NAME_CHARS = 100
 _ID_CHARS, _SECRET_CHARS, _CHECK_CHARS = 10, 32, 6
 _LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _TOKEN = re.compile(rf"{PREFIX}[0-9A-Za-z]{{{_ID_CHARS + _SECRET_CHARS + _CHECK_CHARS}}}")
-# Part of key names and of object keys, where `|`, `/`, `*` and capitals would mean something.
+# Part of Redis and object keys, in which `|`, `/`, `*` and capitals have a meaning.
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 class Scope(StrEnum):
-    """What a key may do; none implies another."""
+    """Permission of a key; none implies another."""
 
     JOBS_READ = "jobs:read"
     JOBS_WRITE = "jobs:write"
@@ -39,7 +38,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key as it is kept: all but the key itself. Times are Redis' own, in ms since the epoch."""
+    """A stored key, without its secret. Times are those of Redis, in ms since the epoch."""
 
     id: str
     tenant: str
@@ -54,17 +53,17 @@ class ApiKey:
 
     @property
     def prefix(self) -> str:
-        """Return the beginning of the key, by which people tell it from others."""
+        """First part of the key, shown in lists."""
         return PREFIX + self.id
 
-    def fits(self, token: str) -> bool:
-        """Say whether `token` is this key, in a time that does not depend on how much of it fits."""
+    def matches(self, token: str) -> bool:
+        """Compare `token` with this key in constant time."""
         return hmac.compare_digest(self.digest, digest_of(token))
 
 
 @dataclass(frozen=True)
 class TenantLimits:
-    """How much a tenant may; None: as the settings say."""
+    """Limits of a tenant; None means that of the settings."""
 
     requests_per_minute: int | None = None
     queued_jobs: int | None = None
@@ -73,10 +72,7 @@ class TenantLimits:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who asks, as Redis knows it: the key (None: there is none) and its tenant's limits.
-
-    `keys_made` says whether this namespace has ever had a key.
-    """
+    """The key of a request, if any, and its tenant's limits. `keys_made`: a key was ever created in this namespace."""
 
     keys_made: bool
     key: ApiKey | None
@@ -85,7 +81,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Rate:
-    """What became of one request under its tenant's limit. `reset_ms`: until all of the limit is free again."""
+    """Result of the rate limit for one request. `reset_ms`: time until the whole limit is available."""
 
     allowed: bool
     limit: int
@@ -95,13 +91,13 @@ class Rate:
 
 
 def new_token() -> str:
-    """Return a key that nobody has."""
+    """Return a new random key."""
     body = "".join(secrets.choice(_LETTERS) for _ in range(_ID_CHARS + _SECRET_CHARS))
     return PREFIX + body + _checksum(body)
 
 
 def id_of(token: str) -> str | None:
-    """Return the id in `token`; None where this is no key, or one that was mistyped or cut off."""
+    """Return the id in `token`, or None if it is not a complete, correctly typed key."""
     if not _TOKEN.fullmatch(token):
         return None
     body, check = token[len(PREFIX) : -_CHECK_CHARS], token[-_CHECK_CHARS:]
@@ -109,38 +105,37 @@ def id_of(token: str) -> str | None:
 
 
 def digest_of(token: str) -> str:
-    """Return what is kept of a key."""
+    """Return the stored digest of a key."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def tenant_name(text: str) -> str:
-    """Return `text`, or raise `InvalidRequest` where it is no name for a tenant."""
+    """Return `text`, or raise `InvalidRequest` if it is not a valid tenant name."""
     if not _TENANT.fullmatch(text):
         raise InvalidRequest(
-            f"tenant: {text[:70]!r} must be 1 to 63 of a-z, 0-9, - and _, and begin with a letter or digit",
+            f"invalid tenant: {text[:70]!r}; use 1 to 63 of a-z, 0-9, - and _, with a letter or digit first",
             param="tenant",
         )
     return text
 
 
-def scopes_of(text: str) -> frozenset[Scope]:
-    """Return the scopes named in `text`, by commas; raises `InvalidRequest`."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
+def parse_scopes(text: str) -> frozenset[Scope]:
+    """Return the comma-separated scopes in `text`, or raise `InvalidRequest`."""
     try:
-        found = frozenset(Scope(word) for word in words)
+        scopes = frozenset(Scope(name.strip()) for name in text.split(",") if name.strip())
     except ValueError:
-        found = frozenset()
-    if not found:
-        raise InvalidRequest(f"scopes: {text[:70]!r} must be one or more of {', '.join(Scope)}", param="scopes")
-    return found
+        scopes = frozenset()
+    if not scopes:
+        raise InvalidRequest(f"invalid scopes: {text[:70]!r}; use one or more of {', '.join(Scope)}", param="scopes")
+    return scopes
 
 
-def seconds_of(text: str) -> int:
-    """Return a duration such as `90d`, `12h`, `30m` or `45s` in seconds; raises `InvalidRequest`."""
-    found = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text.strip())
-    seconds = int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]] if found else 0
+def parse_duration(text: str) -> int:
+    """Return a duration such as `90d`, `12h`, `30m` or `45s` in seconds, or raise `InvalidRequest`."""
+    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text.strip())
+    seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]] if match else 0
     if not 1 <= seconds <= 100 * 366 * 86_400:
-        raise InvalidRequest(f"expires: {text[:20]!r} must be a time such as 90d, 12h, 30m or 45s", param="expires")
+        raise InvalidRequest(f"invalid duration: {text[:20]!r}; use one such as 90d, 12h, 30m or 45s", param="expires")
     return seconds
 
 

@@ -1,45 +1,54 @@
-"""`python -m worker.device_check`: look at the device, as `python -m shared.doctor` does at the rest."""
+"""`python -m worker.device_check`: check the torch device; `fusequeue doctor` starts it and reads its JSON."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+from typing import NamedTuple
 
 from shared.config import settings
-from shared.doctor import Finding, failed, ok, tell, warning
 from shared.errors import FusequeueError
 from worker.engine.device import DeviceFacts, device_facts
 
 
-def device(asked: str | None) -> Finding:
-    """Tell of the device that a worker would compute on."""
+class DeviceVerdict(NamedTuple):
+    """`verdict` is ok, warning or failed; `remedy` is empty if nothing is wrong."""
+
+    verdict: str
+    seen: str
+    remedy: str = ""
+
+
+def check(device: str | None) -> DeviceVerdict:
+    """Check the device named by the settings."""
     try:
-        facts = device_facts(asked)
+        facts = device_facts(device)
     except ValueError as error:
-        return failed("device", str(error), "set FUSEQUEUE_DEVICE to cuda, cuda:N or cpu, or unset it")
+        return DeviceVerdict("failed", str(error), "set FUSEQUEUE_DEVICE to cuda, cuda:N or cpu, or unset it")
     return judge(facts, gpu_present=shutil.which("nvidia-smi") is not None)
 
 
-def judge(facts: DeviceFacts, *, gpu_present: bool) -> Finding:
-    """Return what to think of a device that can be used."""
+def judge(facts: DeviceFacts, *, gpu_present: bool) -> DeviceVerdict:
+    """Return the verdict on a usable device."""
     if facts.kind == "cpu":
         if gpu_present:
-            remedy = "install a torch build for CUDA, or check the driver: nvidia-smi is there"
-            return warning("device", "cpu, beside a GPU that torch cannot use", remedy)
-        return warning("device", "cpu", "for real models use a GPU: install a torch build for it")
+            remedy = "install a torch build for CUDA, or check the driver: nvidia-smi is installed"
+            return DeviceVerdict("warning", "cpu, although there is a GPU", remedy)
+        return DeviceVerdict("warning", "cpu", "for real models use a GPU: install a torch build for it")
     seen = f"{facts.name}, {facts.free_bytes / 2**30:.1f} of {facts.total_bytes / 2**30:.1f} GiB free"
     if facts.free_bytes < 0.5 * facts.total_bytes:
-        return warning("device", seen, "another process holds its memory: nvidia-smi names it")
-    return ok("device", seen)
+        return DeviceVerdict("warning", seen, "another process uses its memory: nvidia-smi shows it")
+    return DeviceVerdict("ok", seen)
 
 
 def main() -> int:
-    """Run the checks that need torch."""
+    """Print the verdict as JSON."""
     try:
-        configured = settings.load()
+        config = settings.load()
     except FusequeueError:
-        return 0  # told by shared.doctor
-    tell(device(configured.device))
+        return 0  # reported by `fusequeue doctor` itself
+    print(json.dumps(check(config.device)._asdict()), flush=True)
     return 0
 
 

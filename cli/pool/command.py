@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from cli.client_options import CommandConsole, Exit, Json, Key, Url, exit_on_error
-from cli.keys import point_at
+from cli.keys import find_redis
 from cli.pool.decisions import PoolBounds
 from cli.pool.pool import Pool, PoolProcesses, PoolStatus
 from cli.up import command as up_command
@@ -85,7 +85,7 @@ def pool(
 
 async def _run(options: PoolOptions, report: PoolReport, environ: Mapping[str, str]) -> None:
     loaded = settings.load()
-    point_at(options.data_dir, pool_environ := dict(environ))
+    find_redis(options.data_dir, pool_environ := dict(environ))
     models = environment.models_path(options.models, pool_environ)
     models_file.load(models, loaded.batch_rules)
     max_workers = options.bounds.max_workers

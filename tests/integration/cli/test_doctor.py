@@ -1,8 +1,7 @@
-"""Set-ups that are broken in one place each: the doctor names the place and says what to do."""
+"""`fusequeue doctor` on deployments with one fault each."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,16 @@ import pytest
 from harness.http_server import ROOT
 from redis import Redis
 
-from shared import doctor
-from shared.doctor import Verdict
+from cli.doctor import Finding, Verdict, deployment_findings
 from shared.queue.redis_keys import RedisKeys
 
-Findings = dict[str, dict[str, str]]
+Findings = dict[str, Finding]
 MODEL = '[[model]]\nid = "demo"\nsource = "{source}"\n'
 
 
 @pytest.fixture
-def sound(durable_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redis]:
-    """A set-up with nothing wrong but that nobody works there; gives its Redis."""
+def deployment(durable_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redis]:
+    """Return the Redis of a deployment without faults; only API and workers are missing."""
     monkeypatch.setenv("FUSEQUEUE_REDIS_URL", durable_server.url)
     monkeypatch.setenv("FUSEQUEUE_STORAGE_DIR", str(tmp_path / "storage"))
     monkeypatch.setenv("FUSEQUEUE_MODELS", str(ROOT / "models.toml"))
@@ -32,23 +30,22 @@ def sound(durable_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def examined(capsys: pytest.CaptureFixture[str]) -> Callable[[], Findings]:
+def examined() -> Callable[[], Findings]:
     """Run the checks and return the findings by name."""
 
     def run() -> Findings:
-        assert doctor.main() == 0
-        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert all(bool(one["remedy"]) is (one["verdict"] != Verdict.OK) for one in found)
-        return {one["name"]: one for one in found}
+        findings = list(deployment_findings())
+        assert all(bool(finding.remedy) is (finding.verdict != Verdict.OK) for finding in findings)
+        return {finding.name: finding for finding in findings}
 
     return run
 
 
-def test_a_sound_set_up_is_told_so(sound: Redis, examined: Callable[[], Findings]) -> None:
-    """All is seen and well, but for the API and the workers, which are not there."""
-    found = examined()
-    assert {name for name, one in found.items() if one["verdict"] != Verdict.OK} == {"api", "workers"}
-    assert {"models file", "model demo", "storage", "redis version", "redis eviction", "queue schema"} <= set(found)
+def test_deployment_without_faults_passes(deployment: Redis, examined: Callable[[], Findings]) -> None:
+    """Only the missing API and workers are reported."""
+    findings = examined()
+    assert {name for name, finding in findings.items() if finding.verdict != Verdict.OK} == {"api", "workers"}
+    assert {"models file", "model demo", "storage", "redis version", "redis eviction", "queue schema"} <= set(findings)
 
 
 def _evicting(redis: Redis, _folder: Path, _env: pytest.MonkeyPatch) -> None:
@@ -92,7 +89,7 @@ def _no_source(_redis: Redis, folder: Path, env: pytest.MonkeyPatch) -> None:
     env.setenv("FUSEQUEUE_MODELS", str(folder / "models.toml"))
 
 
-def _misspelt(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
+def _unknown_setting(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
     env.setenv("FUSEQUEUE_RETENTION", "60")
 
 
@@ -112,12 +109,12 @@ def _no_number(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
         (_no_models, ("models file", "failed", "none.toml", "FUSEQUEUE_MODELS")),
         (_no_weights, ("model demo", "failed", "no safetensors", "safe_serialization")),
         (_no_source, ("model demo", "failed", "no such folder", "`source`")),
-        (_misspelt, ("settings", "warning", "FUSEQUEUE_RETENTION_S", "mend its name")),
+        (_unknown_setting, ("settings", "warning", "FUSEQUEUE_RETENTION_S", "correct its name")),
         (_no_number, ("settings", "failed", "FUSEQUEUE_LEASE_MS", "docs/operations.md")),
     ],
 )
-def test_what_is_broken_is_named(
-    sound: Redis,
+def test_fault_is_reported_with_a_remedy(
+    deployment: Redis,
     examined: Callable[[], Findings],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -125,25 +122,25 @@ def test_what_is_broken_is_named(
     expected: tuple[str, str, str, str],
 ) -> None:
     name, verdict, seen, remedy = expected
-    break_it(sound, tmp_path, monkeypatch)
+    break_it(deployment, tmp_path, monkeypatch)
     finding = examined()[name]
-    assert finding["verdict"] == verdict
-    assert seen.lower() in finding["seen"].lower()
-    assert remedy in finding["remedy"]
+    assert finding.verdict == verdict
+    assert seen.lower() in finding.seen.lower()
+    assert remedy in finding.remedy
 
 
-def test_a_missing_bucket_is_named(
-    sound: Redis, examined: Callable[[], Findings], s3_server: str, monkeypatch: pytest.MonkeyPatch
+def test_missing_bucket_is_reported(
+    deployment: Redis, examined: Callable[[], Findings], s3_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("BUCKET", "none"), ("ENDPOINT_URL", s3_server), ("ACCESS_KEY_ID", "a")):
         monkeypatch.setenv(f"FUSEQUEUE_S3_{name}", value)
     monkeypatch.setenv("FUSEQUEUE_S3_SECRET_ACCESS_KEY", "b")
     finding = examined()["storage"]
-    assert (finding["verdict"], "none" in finding["seen"]) == ("failed", True)
+    assert (finding.verdict, "none" in finding.seen) == (Verdict.FAILED, True)
 
 
 @pytest.mark.parametrize(
-    ("asked", "gpu_present", "verdict", "told"),
+    ("device", "gpu_present", "verdict", "remedy"),
     [
         (None, False, "warning", "for real models use a GPU"),
         ("cpu", True, "warning", "torch build for CUDA"),
@@ -151,18 +148,19 @@ def test_a_missing_bucket_is_named(
         ("gpu", False, "failed", "FUSEQUEUE_DEVICE"),
     ],
 )
-def test_the_device_is_judged(asked: str | None, gpu_present: bool, verdict: str, told: str) -> None:
-    from worker.device_check import device, judge
+def test_device_verdict(device: str | None, gpu_present: bool, verdict: str, remedy: str) -> None:
+    from worker.device_check import check, judge
     from worker.engine.device import DeviceFacts
 
-    found = judge(DeviceFacts("cpu", "cpu"), gpu_present=gpu_present) if asked in (None, "cpu") else device(asked)
-    assert found.verdict == verdict
-    assert told in found.remedy
+    cpu = DeviceFacts("cpu", "cpu")
+    result = judge(cpu, gpu_present=gpu_present) if device in (None, "cpu") else check(device)
+    assert result.verdict == verdict
+    assert remedy in result.remedy
 
 
-def test_a_gpu_that_somebody_else_fills_is_told() -> None:
+def test_gpu_memory_used_by_other_processes_is_reported() -> None:
     from worker.device_check import judge
     from worker.engine.device import DeviceFacts
 
-    found = judge(DeviceFacts("cuda", "Some GPU", free_bytes=2**30, total_bytes=2**33), gpu_present=True)
-    assert (found.verdict, "nvidia-smi" in found.remedy) == (Verdict.WARNING, True)
+    result = judge(DeviceFacts("cuda", "Some GPU", free_bytes=2**30, total_bytes=2**33), gpu_present=True)
+    assert (result.verdict, "nvidia-smi" in result.remedy) == ("warning", True)

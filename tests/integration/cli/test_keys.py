@@ -13,17 +13,18 @@ from typing import Any, NamedTuple
 
 import pytest
 from redis import Redis
+from typer.testing import CliRunner
 
-from cli.keys import point_at
+from cli.keys import find_redis
+from cli.main import app
 from cli.up.redis_server import RedisServer, configure
-from shared.keyring import main as keyring_main
 
 ROOT = Path(__file__).resolve().parents[3]
-Command = Callable[..., "Told"]
+Command = Callable[..., "Completed"]
 
 
-class Told(NamedTuple):
-    """What a command answered."""
+class Completed(NamedTuple):
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -31,17 +32,15 @@ class Told(NamedTuple):
 
 
 @pytest.fixture
-def keyring(
-    redis_server: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Command]:
-    """The program that `fusequeue keys` becomes, on a namespace of its own."""
+def command(redis_server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Command]:
+    """Run commands in a new namespace."""
     namespace = f"t{os.urandom(6).hex()}"
     monkeypatch.setenv("FUSEQUEUE_REDIS_URL", redis_server.url)
     monkeypatch.setenv("FUSEQUEUE_NAMESPACE", namespace)
 
-    def run(*words: str) -> Told:
-        status = keyring_main(words)
-        return Told(status, *capsys.readouterr())
+    def run(*arguments: str) -> Completed:
+        result = CliRunner().invoke(app, arguments)
+        return Completed(result.exit_code, result.stdout, result.stderr)
 
     yield run
     with Redis.from_url(redis_server.url) as redis:
@@ -49,12 +48,12 @@ def keyring(
             redis.delete(name)
 
 
-def test_the_command_line_becomes_that_program(durable_server: Any) -> None:
-    """All options of the command arrive, and the key alone goes to stdout."""
+def test_commands_run_from_the_command_line(durable_server: Any) -> None:
+    """All options arrive, and only the key goes to stdout."""
     env = os.environ | {"FUSEQUEUE_REDIS_URL": durable_server.url, "PYTHONPATH": str(ROOT)}
 
-    def fusequeue(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "cli.main", *words]
+    def fusequeue(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "cli.main", *arguments]
         return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
     options = ("--tenant", "acme", "--scopes", "admin", "--name", "a b", "--expires", "1h")
@@ -67,72 +66,72 @@ def test_the_command_line_becomes_that_program(durable_server: Any) -> None:
     assert (row["scopes"], row["name"], row["state"]) == (["admin"], "a b", "revoked")
 
 
-def test_a_key_is_made_listed_and_revoked(keyring: Command) -> None:
-    """The key alone goes to stdout, once; lists never show it."""
-    made = keyring("create", "--tenant", "acme", "--name", "laptop", "--expires", "90d")
-    token = made.out.strip()
+def test_keys_are_created_listed_and_revoked(command: Command) -> None:
+    """Only the key goes to stdout, once; lists do not show it."""
+    created = command("keys", "create", "--tenant", "acme", "--name", "laptop", "--expires", "90d")
+    token = created.out.strip()
     assert re.fullmatch(r"fq_[0-9A-Za-z]{48}", token)
-    assert "shown this once" in made.err
-    listed = keyring("--json", "list")
+    assert "shown this once" in created.err
+    listed = command("keys", "list", "--json")
     (row,) = json.loads(listed.out)
     assert (row["prefix"], row["tenant"], row["name"], row["state"]) == (token[:13], "acme", "laptop", "active")
     assert row["scopes"] == ["jobs:read", "jobs:write"]
     assert row["expires_at"] > row["created_at"]
     assert row["last_used_at"] is None
-    table = keyring("list", "--tenant", "acme")
+    table = command("keys", "list", "--tenant", "acme")
     assert token[:13] in table.out
     assert token[13:] not in table.out + listed.out
-    assert keyring("list", "--tenant", "other").out == "none\n"
-    assert keyring("revoke", token[:13]).status == 0
-    assert json.loads(keyring("--json", "list").out)[0]["state"] == "revoked"
+    assert command("keys", "list", "--tenant", "other").out == "none\n"
+    assert command("keys", "revoke", token[:13]).status == 0
+    assert json.loads(command("keys", "list", "--json").out)[0]["state"] == "revoked"
 
 
-def test_limits_are_set_and_given_back_to_the_settings(keyring: Command) -> None:
-    set_to = ("--requests-per-minute", "60", "--queued-jobs", "10", "--running-slots", "4")
-    assert keyring("limit", "acme", *set_to).status == 0
-    changed = keyring("--json", "limit", "acme", "--queued-jobs", "default")
+def test_limits_are_set_and_reset(command: Command) -> None:
+    limits = ("--requests-per-minute", "60", "--queued-jobs", "10", "--running-slots", "4")
+    assert command("tenants", "limit", "acme", *limits).status == 0
+    changed = command("tenants", "limit", "acme", "--queued-jobs", "default", "--json")
     expected = {"tenant": "acme", "requests_per_minute": 60, "queued_jobs": None, "running_slots": 4}
     assert json.loads(changed.out) == expected
-    assert json.loads(keyring("--json", "tenants").out) == [expected]
+    assert json.loads(command("tenants", "list", "--json").out) == [expected]
 
 
 WRONG = [
-    (("create", "--tenant", "A|b"), 2, "tenant"),
-    (("create", "--scopes", "root"), 2, "jobs:read, jobs:write, admin"),
-    (("create", "--expires", "soon"), 2, "90d"),
-    (("create", "--name", "x" * 101), 2, "name"),
-    (("revoke", "nothing"), 1, "keys list"),
-    (("revoke", "--", "--help"), 1, "keys list"),
-    (("limit", "acme", "--running-slots", "0"), 2, "running_slots"),
-    (("limit", "acme", "--running-slots=-3"), 2, "running_slots"),
+    (("keys", "create", "--tenant", "A|b"), 2, "tenant"),
+    (("keys", "create", "--scopes", "root"), 2, "jobs:read, jobs:write, admin"),
+    (("keys", "create", "--expires", "soon"), 2, "90d"),
+    (("keys", "create", "--name", "x" * 101), 2, "name"),
+    (("keys", "revoke", "nothing"), 1, "keys list"),
+    (("keys", "revoke", "--", "--help"), 1, "keys list"),
+    (("tenants", "limit", "acme", "--running-slots", "0"), 2, "running_slots"),
+    (("tenants", "limit", "acme", "--running-slots=-3"), 2, "running_slots"),
 ]
 
 
-@pytest.mark.parametrize(("words", "status", "told"), WRONG)
-def test_what_cannot_be_done_is_told_in_one_line(
-    keyring: Command, words: tuple[str, ...], status: int, told: str
+@pytest.mark.parametrize(("arguments", "status", "message"), WRONG)
+def test_errors_are_printed_in_one_line(
+    command: Command, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
-    answer = keyring(*words)
-    assert (answer.status, answer.out) == (status, "")
-    assert told in answer.err
-    assert answer.err.count("\n") == 1
+    result = command(*arguments)
+    assert (result.status, result.out) == (status, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
 
 
-def test_without_redis_it_says_so(keyring: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_redis_is_reported(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEQUEUE_REDIS_URL", "redis://127.0.0.1:1/0")
-    answer = keyring("list")
-    assert (answer.status, answer.out) == (1, "")
-    assert "Redis does not serve" in answer.err
+    result = command("keys", "list")
+    assert (result.status, result.out) == (1, "")
+    assert "Redis does not serve" in result.err
 
 
-def test_the_redis_of_a_running_up_is_found_by_its_folder(tmp_path: Path) -> None:
-    """Its port and password are new at every start; the environment goes before it."""
+def test_redis_of_a_running_up_is_found_in_its_folder(tmp_path: Path) -> None:
+    """Its port and password change with every start; the environment overrides it."""
     environ: dict[str, str] = {}
-    point_at(tmp_path, environ)
+    find_redis(tmp_path, environ)
     assert environ == {}
     configure(RedisServer(Path("/bin/redis-server"), (7, 0, 1)), tmp_path / "redis", 6391, "secret")
-    point_at(tmp_path, environ)
+    find_redis(tmp_path, environ)
     assert environ == {"FUSEQUEUE_REDIS_URL": "redis://:secret@127.0.0.1:6391/0"}
     environ["FUSEQUEUE_REDIS_URL"] = "redis://elsewhere"
-    point_at(tmp_path, environ)
+    find_redis(tmp_path, environ)
     assert environ["FUSEQUEUE_REDIS_URL"] == "redis://elsewhere"

@@ -26,7 +26,7 @@ async def test_only_a_digest_is_kept(queue: Queue) -> None:
         assert token[13:] not in name + kept
     known = (await queue.api_keys.identify(key.id, "default")).key
     assert known is not None
-    assert known.fits(token)
+    assert known.matches(token)
     assert (known.tenant, known.scopes, known.name, known.last_used_at_ms) == ("acme", READ, "laptop", None)
 
 

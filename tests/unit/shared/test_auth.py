@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from shared.auth import ApiKey, Scope, digest_of, id_of, new_token, scopes_of, seconds_of, tenant_name
+from shared.auth import ApiKey, Scope, digest_of, id_of, new_token, parse_duration, parse_scopes, tenant_name
 from shared.errors import InvalidRequest
 
 
@@ -32,9 +32,9 @@ def test_a_slip_in_any_place_is_noticed_without_asking_anybody() -> None:
 def test_a_key_is_known_by_its_digest_alone() -> None:
     token = new_token()
     key = ApiKey(token[3:13], "default", frozenset(Scope), "", 0, digest=digest_of(token))
-    assert key.fits(token)
-    assert not key.fits(new_token())
-    assert not key.fits("\ud800")
+    assert key.matches(token)
+    assert not key.matches(new_token())
+    assert not key.matches("\ud800")
     assert token[13:] not in repr(key)
     assert key.digest not in repr(key)
 
@@ -48,18 +48,18 @@ def test_a_tenant_has_a_name_that_no_key_or_path_is_broken_by(name: str) -> None
 
 
 def test_scopes_are_named_by_commas() -> None:
-    assert scopes_of("jobs:read, admin") == {Scope.JOBS_READ, Scope.ADMIN}
+    assert parse_scopes("jobs:read, admin") == {Scope.JOBS_READ, Scope.ADMIN}
     for wrong in ("", ",", "jobs", "jobs:read,root"):
         with pytest.raises(InvalidRequest, match="jobs:read, jobs:write, admin"):
-            scopes_of(wrong)
+            parse_scopes(wrong)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("30m", 1800), ("12h", 43_200), ("90d", 7_776_000)])
 def test_a_life_has_a_unit(text: str, seconds: int) -> None:
-    assert seconds_of(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "90", "d", "0d", "-1d", "1.5h", "999999999d", "1y"])
 def test_a_life_that_cannot_be_read_is_no_life(text: str) -> None:
     with pytest.raises(InvalidRequest):
-        seconds_of(text)
+        parse_duration(text)
