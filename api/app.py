@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from api import errors
 from api.auth import Authenticator
 from api.compat.huggingface import images as huggingface
-from api.compat.openai import batches, files, images, videos
+from api.compat.openai import batches, files, images, request_bodies, videos
 from api.compat.replicate import files as replicate_files
 from api.compat.replicate import models as replicate_models
 from api.compat.replicate import predictions as replicate_predictions
@@ -124,8 +124,8 @@ def _body_caps(settings: Settings, served: Catalog) -> dict[str, int | None]:
         "/v1/jobs:bulk": None,
         "/v1/files": settings.max_file_bytes + files.OVERHEAD_BYTES,
         replicate_files.router.prefix: uploads,
-        "/v1/images/edits": pictures * settings.max_input_bytes + images.OVERHEAD_BYTES,
-        "/v1/videos": settings.max_input_bytes + videos.OVERHEAD_BYTES,
+        "/v1/images/edits": pictures * settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
+        "/v1/videos": settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
         **{f"{huggingface.PREFIX}/{spec.id}": in_base64 + huggingface.OVERHEAD_BYTES for spec in served},
     }
 

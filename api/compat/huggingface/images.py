@@ -71,7 +71,7 @@ async def make_picture(request: Request, model: str, context: Context) -> Respon
     asked = request_of(strict_json.decode(raw), model, request.headers.get("accept", ""), context.services.catalog)
     context.services.waiter_limit.check()
     digest = request_digest(request, (raw,))
-    job_id = await submit(asked, context, digest)
+    job_id = (await submit(asked, context, digest)).id
 
     async def picture(record: JobRecord) -> StreamedResponse:
         found = record.artifacts[0]
@@ -79,7 +79,7 @@ async def make_picture(request: Request, model: str, context: Context) -> Respon
         told = {"Content-Length": str(found.bytes), "x-job-id": job_id, "x-seed": str(found.seed)}
         return StreamedResponse(pieces, media_type=found.content_type, headers={**told, "Cache-Control": "no-store"})
 
-    return await SyncCall(job_id, context.tenant, digest, context.services).answered(request, picture)
+    return await SyncCall(job_id, context.tenant, digest, context.services).respond(request, picture)
 
 
 def _in_words(answer: Response) -> Response:

@@ -1,1 +1,1 @@
-"""The protocol of OpenAI's SDKs, at the same origin."""
+"""OpenAI's protocol, at the service's own origin."""

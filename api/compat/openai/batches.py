@@ -1,4 +1,4 @@
-"""Batches: thousands of requests in one file, answered in another."""
+"""`/v1/batches`: thousands of requests in one file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from api.bodies import JSON_TYPES, require_type
-from api.compat.openai.pagination import Page, listed
+from api.compat.openai.request_bodies import ListParams, list_page
 from api.compat.sync_calls import deliver, earlier_attempt, request_digest
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse
@@ -26,10 +26,10 @@ from shared.runtime.clock import new_id, now_ms
 
 router = APIRouter(prefix="/v1/batches", tags=["files and batches"])
 
-LOOK_S = 1.0
-"""How often a stream of events reads its batch."""
+POLL_S = 1.0
+"""Interval at which an event stream reads its batch."""
 
-_MOMENTS = (
+_TIMES = (
     *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at"),
 )
 
@@ -50,61 +50,61 @@ _BODY = {"content": {"application/json": {"schema": BatchRequest.model_json_sche
 
 @router.post("", openapi_extra={"requestBody": _BODY}, responses=problems(400, 404, 408, 409, 413, 415, 422, 503))
 async def create_batch(request: Request, context: Context) -> Response:
-    """Begin a batch of a JSONL file. Its lines become jobs of priority `bulk`: they fill the seats others leave."""
+    """Create a batch from a JSONL file. Its lines become jobs of priority `bulk`, which use the free slots."""
     require_type(request, JSON_TYPES)
     raw = await request.body()
-    asked, digest = validated(BatchRequest, strict_json.decode(raw)), request_digest(request, (raw,))
-    batch = await _joined(request, context, digest) or await _created(asked, context, digest)
-    answer = json.dumps(batch_object(batch)).encode()
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(answer))}
-    return StreamedResponse(deliver(request, context, digest, batch.id, answer), headers=headers)
+    params, digest = validated(BatchRequest, strict_json.decode(raw)), request_digest(request, (raw,))
+    batch = await _earlier_batch(request, context, digest) or await _create(params, context, digest)
+    body = json.dumps(batch_object(batch)).encode()
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+    return StreamedResponse(deliver(request, context, digest, batch.id, body), headers=headers)
 
 
-async def _joined(request: Request, context: RequestContext, digest: str) -> Batch | None:
-    """Return the batch that an earlier try of this request began, whose answer did not arrive."""
+async def _earlier_batch(request: Request, context: RequestContext, digest: str) -> Batch | None:
     batch_id = await earlier_attempt(request, context, digest)
-    with contextlib.suppress(NotFound):  # it came no further than to note its id
+    with contextlib.suppress(NotFound):  # the earlier attempt recorded its id and was killed
         return None if batch_id is None else await context.services.queue.batches.get(context.tenant, batch_id)
     return None
 
 
-async def _created(asked: BatchRequest, context: RequestContext, digest: str) -> Batch:
+async def _create(params: BatchRequest, context: RequestContext, digest: str) -> Batch:
     now, queue = now_ms(), context.services.queue
     batch = Batch(
         id=new_id("batch", now),
         tenant=context.tenant,
-        endpoint=asked.endpoint,
-        input_file_id=asked.input_file_id,
+        endpoint=params.endpoint,
+        input_file_id=params.input_file_id,
         output_file_id=new_id("file", now),
         error_file_id=new_id("file", now),
         base_url=context.base_url,
         created_at_ms=now,
         expires_at_ms=now + WINDOW_S * 1000,
-        metadata=asked.metadata or {},
+        metadata=params.metadata or {},
     )
-    await queue.sync_calls.start(context.tenant, digest, batch.id)  # first: a kill in between begins no second batch
+    await queue.sync_calls.start(context.tenant, digest, batch.id)  # first: a retry after a kill finds the batch
     await queue.batches.create(batch)
     return batch
 
 
 @router.get("", responses=problems(404, 422, 503))
-async def list_batches(context: Context, asked: Annotated[Page, Query()]) -> Response:
+async def list_batches(context: Context, params: Annotated[ListParams, Query()]) -> Response:
     """List batches, newest first."""
-    found, more = await context.services.queue.batches.page(context.tenant, asked.after, asked.rows)
-    return JSONResponse(listed([batch_object(batch) for batch in found], more))
+    batches, more = await context.services.queue.batches.page(context.tenant, params.after, params.rows)
+    return JSONResponse(list_page([batch_object(batch) for batch in batches], more))
 
 
 @router.get("/{batch_id}", responses=problems(404, 503))
 async def get_batch(batch_id: str, context: Context) -> Response:
-    """Read a batch; `request_counts` never go back."""
+    """Get a batch; `request_counts` never decrease."""
     return JSONResponse(batch_object(await context.services.queue.batches.get(context.tenant, batch_id)))
 
 
 @router.post("/{batch_id}/cancel", responses=problems(404, 503))
 async def cancel_batch(batch_id: str, context: Context) -> Response:
-    """Cancel a batch: what is done stays, what runs leaves at its next step, and the files tell of every line."""
+    """Cancel a batch. Finished results are kept, running jobs stop at their next step; every line has a result or an
+    error in the files."""
     await context.services.queue.batches.cancel(context.tenant, batch_id)
-    return JSONResponse(batch_object(await context.services.queue.batches.get(context.tenant, batch_id)))
+    return await get_batch(batch_id, context)
 
 
 @router.get(
@@ -112,7 +112,7 @@ async def cancel_batch(batch_id: str, context: Context) -> Response:
     responses=problems(404, 503)
     | {
         200: {
-            "description": "An event `batch` with the whole batch, now and at every change; it ends with the batch.",
+            "description": "An event `batch` with the whole batch, at the start and at every change, until its end.",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         }
     },
@@ -129,28 +129,28 @@ async def batch_events(request: Request, batch_id: str, context: Context) -> Res
 
 
 async def _events(batch_id: str, context: RequestContext, key: list[str]) -> AsyncGenerator[bytes]:
-    services, told, silent_s = context.services, b"", 0.0
+    services, last, silent_s = context.services, b"", 0.0
     with contextlib.suppress(Unavailable, NotFound, Unauthenticated), services.waiter_limit.counted():
         while not services.closing.is_set():
-            await services.authenticator.caller(key)  # it may have been revoked since
+            await services.authenticator.caller(key)  # ends the stream of a revoked key
             batch = await services.queue.batches.get(context.tenant, batch_id)
             message = f"event: batch\ndata: {json.dumps(batch_object(batch), separators=(',', ':'))}\n\n".encode()
-            if message != told:
+            if message != last:
                 yield message
-                told, silent_s = message, 0.0
+                last, silent_s = message, 0.0
             elif silent_s >= services.settings.sse_keepalive_s:
                 yield b": keep-alive\n\n"
                 silent_s = 0.0
             if batch.status.terminal:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(services.closing.wait(), LOOK_S)
-            silent_s += LOOK_S
+                await asyncio.wait_for(services.closing.wait(), POLL_S)
+            silent_s += POLL_S
 
 
 def batch_object(batch: Batch) -> dict[str, Any]:
     """Return a batch as OpenAI's SDKs read it."""
-    ended = batch.status.terminal and batch.status is not BatchStatus.FAILED
+    has_files = batch.status.terminal and batch.status is not BatchStatus.FAILED
     errors = [error.model_dump() for error in batch.errors]
     return {
         "id": batch.id,
@@ -160,15 +160,15 @@ def batch_object(batch: Batch) -> dict[str, Any]:
         "input_file_id": batch.input_file_id,
         "completion_window": "24h",
         "status": batch.status.value,
-        "output_file_id": batch.output_file_id if ended and batch.has_output else None,
-        "error_file_id": batch.error_file_id if ended and batch.has_errors else None,
+        "output_file_id": batch.output_file_id if has_files and batch.has_output else None,
+        "error_file_id": batch.error_file_id if has_files and batch.has_errors else None,
         "created_at": batch.created_at_ms // 1000,
         "expires_at": batch.expires_at_ms // 1000,
-        **{name: _seconds(getattr(batch, name)) for name in _MOMENTS},
+        **{name: _epoch_s(getattr(batch, name)) for name in _TIMES},
         "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
         "metadata": batch.metadata,
     }
 
 
-def _seconds(at_ms: int | None) -> int | None:
+def _epoch_s(at_ms: int | None) -> int | None:
     return None if at_ms is None else at_ms // 1000

@@ -1,4 +1,4 @@
-"""Files: what a batch is made from, and what it leaves."""
+"""`/v1/files`: the input and output files of batches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, Response
 
 from api.bodies import UPLOAD_TYPES, require_type
-from api.compat.openai.pagination import Page, listed
+from api.compat.openai.request_bodies import ListParams, list_page
 from api.compat.sync_calls import deliver, earlier_attempt, request_digest
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse, opened
@@ -28,14 +28,14 @@ from shared.runtime.clock import new_id, now_ms
 router = APIRouter(prefix="/v1/files", tags=["files and batches"])
 
 OVERHEAD_BYTES = 64 * 1024
-"""What a multipart body holds beside the file itself."""
+"""Allowance of a multipart body next to its file."""
 
 MAX_NAME_CHARS = 255
-STORING_WAIT_S = 30.0
-"""How long a retried upload waits for its first try, which goes on storing what it got, before it stores its own."""
+UPLOAD_WAIT_S = 30.0
+"""How long a retry waits for the upload of its first attempt before it stores its own."""
 
 _READ_BYTES = 1024 * 1024
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _FILE = {"type": "string", "format": "binary"}
 _SCHEMA = {
     "type": "object",
@@ -44,7 +44,7 @@ _SCHEMA = {
 }
 
 
-class FilePage(Page):
+class FileListParams(ListParams):
     purpose: str | None = None
 
 
@@ -56,53 +56,57 @@ class FilePage(Page):
 async def upload(request: Request, context: Context) -> Response:
     """Upload the JSONL file of a batch: multipart fields `file` and `purpose`, which is `batch`."""
     require_type(request, UPLOAD_TYPES)
-    settings = context.services.settings
     async with request.form(max_files=1, max_fields=8, max_part_size=OVERHEAD_BYTES) as form:
-        sent, purpose = form.get("file"), form.get("purpose")
-        if not isinstance(sent, UploadFile):
-            raise InvalidRequest("file: the multipart body has no file in a field of this name", param="file")
-        if purpose != "batch":
-            raise InvalidRequest("purpose: it must be 'batch'", param="purpose")
-        if not sent.size:
-            raise InvalidRequest("file: it is empty", param="file")
-        if sent.size > settings.max_file_bytes:
-            raise PayloadTooLarge(f"file: at most {settings.max_file_bytes} bytes, not {sent.size}", param="file")
-        digest = await _digest(request, sent)
-        file = await _joined(request, context, digest) or await _store(sent, sent.size, context, digest)
-    answer = json.dumps(file_object(file)).encode()
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(answer))}
-    return StreamedResponse(deliver(request, context, digest, file.id, answer), headers=headers)
+        content, size = _checked_file(form, context.services.settings.max_file_bytes)
+        digest = await _digest(request, content)
+        file = await _earlier_file(request, context, digest) or await _store(content, size, context, digest)
+    body = json.dumps(file_object(file)).encode()
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+    return StreamedResponse(deliver(request, context, digest, file.id, body), headers=headers)
 
 
-async def _digest(request: Request, sent: UploadFile) -> str:
-    """Return what equal uploads of one key share."""
-    content = hashlib.sha256()
-    async for piece in _pieces(sent):
-        content.update(piece)
-    await sent.seek(0)
-    return request_digest(request, ((sent.filename or "").encode("utf-8", "surrogatepass"), content.digest()))
+def _checked_file(form: FormData, max_bytes: int) -> tuple[UploadFile, int]:
+    """Return the uploaded file and its size, or raise the error of an invalid form."""
+    content, purpose = form.get("file"), form.get("purpose")
+    if not isinstance(content, UploadFile):
+        raise InvalidRequest("file: missing; send it as a multipart field of this name", param="file")
+    if purpose != "batch":
+        raise InvalidRequest("purpose: it must be 'batch'", param="purpose")
+    if not content.size:
+        raise InvalidRequest("file: it is empty", param="file")
+    if content.size > max_bytes:
+        raise PayloadTooLarge(f"file: {content.size} bytes; at most {max_bytes} are allowed", param="file")
+    return content, content.size
 
 
-async def _joined(request: Request, context: RequestContext, digest: str) -> File | None:
-    """Return the file of an earlier try of this request, whose answer did not arrive; it may still be stored."""
-    file_id = await earlier_attempt(request, context, digest)
-    give_up = time.monotonic() + STORING_WAIT_S
-    while file_id is not None and time.monotonic() < give_up:
+async def _digest(request: Request, content: UploadFile) -> str:
+    digest = hashlib.sha256()
+    async for chunk in _chunks(content):
+        digest.update(chunk)
+    await content.seek(0)
+    return request_digest(request, ((content.filename or "").encode("utf-8", "surrogatepass"), digest.digest()))
+
+
+async def _earlier_file(request: Request, context: RequestContext, digest: str) -> File | None:
+    """Return the file of an earlier attempt; waits while that attempt stores it."""
+    file_id, services = await earlier_attempt(request, context, digest), context.services
+    until_s = time.monotonic() + UPLOAD_WAIT_S
+    while file_id is not None and time.monotonic() < until_s:
         with contextlib.suppress(NotFound):
-            return await context.services.queue.files.get(context.tenant, file_id)
+            return await services.queue.files.get(context.tenant, file_id)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(context.services.closing.wait(), _LOOK_S)
+            await asyncio.wait_for(services.closing.wait(), _POLL_S)
             break
     return None
 
 
-async def _store(sent: UploadFile, size: int, context: RequestContext, digest: str) -> File:
-    """Store an upload; a kill at any point leaves nothing that is not swept."""
+async def _store(content: UploadFile, size: int, context: RequestContext, digest: str) -> File:
+    """Store an upload; the retention sweep removes what a killed process leaves."""
     services, now = context.services, now_ms()
     file = File(
         id=new_id("file", now),
         tenant=context.tenant,
-        filename=(sent.filename or "upload.jsonl")[:MAX_NAME_CHARS],
+        filename=(content.filename or "upload.jsonl")[:MAX_NAME_CHARS],
         purpose="batch",
         bytes=size,
         created_at_ms=now,
@@ -111,45 +115,44 @@ async def _store(sent: UploadFile, size: int, context: RequestContext, digest: s
     await services.queue.files.begin(file.tenant, file.id)
     await services.queue.sync_calls.start(file.tenant, digest, file.id)
     try:
-        stored = await files.store_upload(_pieces(sent), services.storage, file.tenant, file.id)
-        await services.queue.files.put(file, stored)
+        parts = await files.store_upload(_chunks(content), services.storage, file.tenant, file.id)
+        await services.queue.files.put(file, parts)
     except FusequeueError:
-        with contextlib.suppress(Unavailable):
-            await services.queue.sync_calls.delivered(file.tenant, digest, file.id)  # a retry has nothing to wait for
+        with contextlib.suppress(Unavailable):  # a retry does not wait for this upload
+            await services.queue.sync_calls.delivered(file.tenant, digest, file.id)
         raise
     return file
 
 
-async def _pieces(sent: UploadFile) -> AsyncIterator[bytes]:
-    while piece := await sent.read(_READ_BYTES):
-        yield piece
+async def _chunks(content: UploadFile) -> AsyncIterator[bytes]:
+    while chunk := await content.read(_READ_BYTES):
+        yield chunk
 
 
 @router.get("", responses=problems(404, 422, 503))
-async def list_files(context: Context, asked: Annotated[FilePage, Query()]) -> Response:
-    """List files, newest first."""
-    found, more = await context.services.queue.files.page(
-        context.tenant, asked.after, asked.rows, asked.order == "desc"
-    )
-    page = listed([file_object(file) for file in found], more)
-    if asked.purpose is not None:  # within the page: its cursors are those of all files
-        page["data"] = [shown for shown in page["data"] if shown["purpose"] == asked.purpose]
+async def list_files(context: Context, params: Annotated[FileListParams, Query()]) -> Response:
+    """List files, by default newest first."""
+    queue = context.services.queue
+    rows, more = await queue.files.page(context.tenant, params.after, params.rows, params.order == "desc")
+    page = list_page([file_object(file) for file in rows], more)
+    if params.purpose is not None:  # filters within the page, whose cursors are those of all files
+        page["data"] = [row for row in page["data"] if row["purpose"] == params.purpose]
     return JSONResponse(page)
 
 
 @router.get("/{file_id}", responses=problems(404, 503))
 async def get_file(file_id: str, context: Context) -> Response:
-    """Read what is known of a file."""
+    """Get the metadata of a file."""
     return JSONResponse(file_object(await context.services.queue.files.get(context.tenant, file_id)))
 
 
 @router.get("/{file_id}/content", responses=problems(404, 503))
 async def get_content(file_id: str, context: Context) -> Response:
-    """Read a file's bytes."""
-    queue, storage = context.services.queue, context.services.storage
-    file = await queue.files.get(context.tenant, file_id)
-    parts = await queue.files.parts(context.tenant, file_id)
-    pieces = await opened(files.content(storage, context.tenant, file_id, parts), param="id")
+    """Get the content of a file."""
+    queue, storage, tenant = context.services.queue, context.services.storage, context.tenant
+    file = await queue.files.get(tenant, file_id)
+    parts = await queue.files.parts(tenant, file_id)
+    chunks = await opened(files.content(storage, tenant, file_id, parts), param="id")
     headers = {
         "Content-Type": files.CONTENT_TYPE,
         "Content-Length": str(file.bytes),
@@ -157,12 +160,12 @@ async def get_content(file_id: str, context: Context) -> Response:
         "Cache-Control": "private, no-cache",
         "X-Content-Type-Options": "nosniff",
     }
-    return StreamedResponse(pieces, headers=headers)
+    return StreamedResponse(chunks, headers=headers)
 
 
 @router.delete("/{file_id}", responses=problems(404, 409, 503))
 async def delete_file(file_id: str, context: Context) -> Response:
-    """Delete a file; one that a batch still reads stays (409)."""
+    """Delete a file; 409 while a batch reads it."""
     await context.services.queue.files.forget(context.tenant, file_id)
     await context.services.storage.delete_prefix(files.prefix(context.tenant, file_id))
     return JSONResponse({"id": file_id, "object": "file", "deleted": True})

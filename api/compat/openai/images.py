@@ -1,55 +1,71 @@
-"""`/v1/images/...`: pictures in one call. Each is a job like any other, waited for by the request that made it."""
+"""`/v1/images`: image requests that wait for their job, and stream its images with server-sent events."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import FormData
 from starlette.responses import Response
 
 from api.bodies import JSON_TYPES, UPLOAD_TYPES, require_type
-from api.compat.openai import image_stream, results
-from api.compat.openai.multipart import numeric_fields, parse_form
-from api.compat.openai.openapi_bodies import generation_body
-from api.compat.sync_calls import SyncCall, is_retry, request_digest, submit
+from api.compat.openai.request_bodies import (
+    MAX_FIELDS,
+    OVERHEAD_BYTES,
+    PLACEHOLDER,
+    Form,
+    generation_body,
+    numeric_fields,
+)
+from api.compat.sync_calls import SyncCall, earlier_attempt, failed_response, request_digest, submit
+from api.errors import STATUSES, problem
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse
 from api.visit import Context, RequestContext
+from api.waiting import follow
 from shared.config.adapters import AdapterChoice
 from shared.config.models_file import MAX_INPUT_IMAGES
-from shared.errors import InvalidRequest
-from shared.inputs import store
-from shared.job import JobRecord
-from shared.protocols.openai.images import ImageFields, ImageRequest, parse_image_request
+from shared.errors import InvalidRequest, NotFound, Unavailable
+from shared.job import Job, JobRecord, State
+from shared.protocols.openai.images import (
+    ImageFields,
+    ImageRequest,
+    created_s,
+    images_object,
+    parse_image_request,
+    require_image,
+    response_fields,
+    usage,
+)
 from shared.request import JobRequest
 from shared.runtime import strict_json
+from shared.runtime.clock import now_ms
 
 router = APIRouter(prefix="/v1/images", tags=["OpenAI"])
 
-OVERHEAD_BYTES = 1024 * 1024
-"""What a multipart body holds beside its pictures: the prompt, and the heads of the parts."""
-
-MAX_FIELDS = 128
-_NUMBERS = numeric_fields(JobRequest, ImageFields, AdapterChoice)
+_CHUNK_BYTES = 256 * 1024
+_NUMERIC = numeric_fields(JobRequest, ImageFields, AdapterChoice)
 _ERRORS = problems(400, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504)
-# Stands for a picture that is not stored yet: nothing is stored for a request that would be refused anyway.
-_TO_COME = "in_" + 32 * "0"
 
 
 class ImageData(BaseModel):
-    """One picture, in one of the two ways."""
+    """One image, as base64 or as a URL."""
 
     b64_json: str | None = None
-    url: str | None = Field(None, description="Needs no key for a while.")
+    url: str | None = Field(None, description="Signed: needs no key until it expires.")
     revised_prompt: None = None
     seed: int
     flagged: bool
 
 
 class ImagesResponse(BaseModel):
-    """OpenAI's answer; `id` is the job's."""
+    """OpenAI's response; `id` is the job's."""
 
     id: str
     created: int
@@ -61,98 +77,204 @@ class ImagesResponse(BaseModel):
     usage: dict[str, object]
 
 
-_ANSWER = {200: {"model": ImagesResponse, "description": "The pictures; Server-Sent Events with `stream`."}} | _ERRORS
+_RESPONSES = {200: {"model": ImagesResponse, "description": "The images; server-sent events with `stream`."}} | _ERRORS
 
 
-@router.post("/generations", openapi_extra=generation_body(ImageFields), responses=_ANSWER)
+@router.post("/generations", openapi_extra=generation_body(ImageFields), responses=_RESPONSES)
 async def generate(request: Request, context: Context) -> Response:
-    """Make pictures from words and wait for them. Fields of a job may stand beside OpenAI's own."""
+    """Generate images and wait for them. Job fields are allowed next to OpenAI's."""
     require_type(request, JSON_TYPES)
     raw = await request.body()
-    asked = parse_image_request(strict_json.decode(raw), context.services.catalog, "image_generation")
-    return await _answered(request, context, asked, request_digest(request, (raw,)))
+    parsed = parse_image_request(strict_json.decode(raw), context.services.catalog, "image_generation")
+    return await _respond(request, context, parsed, request_digest(request, (raw,)))
 
 
-@router.post("/edits", openapi_extra=generation_body(ImageFields, upload=True), responses=_ANSWER)
+@router.post("/edits", openapi_extra=generation_body(ImageFields, upload=True), responses=_RESPONSES)
 async def edit(request: Request, context: Context) -> Response:
-    """Make pictures from pictures and wait for them: `image` or several `image[]`, and a `mask` that is transparent
-    where something new is wanted. As JSON, pictures are ids of `POST /v1/inputs`, data URLs or https URLs."""
+    """Edit images and wait for the result: one `image` or several `image[]`, and a `mask` that is transparent where
+    the image changes. In JSON, images are ids of `POST /v1/inputs`, data URLs or https URLs."""
     require_type(request, JSON_TYPES | UPLOAD_TYPES)
     if not request.headers["content-type"].lower().startswith("multipart/"):
         raw = await request.body()
-        asked = _with_picture(parse_image_request(strict_json.decode(raw), context.services.catalog, "image_edit"))
-        return await _answered(request, context, asked, request_digest(request, (raw,)))
-    async with request.form(
-        max_files=MAX_INPUT_IMAGES + 1, max_fields=MAX_FIELDS, max_part_size=OVERHEAD_BYTES
-    ) as form:
-        asked, digest = await _from_form(request, form, context)
-    return await _answered(request, context, asked, digest)
+        parsed, digest = _parse_edit(strict_json.decode(raw), context), request_digest(request, (raw,))
+    else:
+        limits = {"max_files": MAX_INPUT_IMAGES + 1, "max_fields": MAX_FIELDS, "max_part_size": OVERHEAD_BYTES}
+        async with request.form(**limits) as form:
+            parsed, digest = await _parse_form(request, form, context)
+    return await _respond(request, context, parsed, digest)
 
 
-async def _from_form(request: Request, form: FormData, context: RequestContext) -> tuple[ImageRequest, str]:
-    """Return what a multipart body asks for, its pictures stored, and the digest of it."""
-    texts = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
-    files = [(name.removesuffix("[]"), value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
-    for name, _ in files:
-        if name not in ("image", "mask") or (name == "mask" and [other for other, _ in files].count(name) > 1):
-            raise InvalidRequest(f"{name[:64]}: no such file is taken, or it is given twice", param=name)
-    body = parse_form(texts, _NUMBERS)
-    named: dict[str, Any] = dict.fromkeys((name for name, _ in files), _TO_COME)
-    count = sum(name == "image" for name, _ in files)
-    if count > 1:
-        named["images"] = [named.pop("image")] * count
-    asked = _with_picture(parse_image_request({**body, **named}, context.services.catalog, "image_edit"))
-    digested = [part.encode("utf-8", "surrogatepass") for item in texts for part in item]
-    stored: dict[str, list[str]] = {}
-    for name, file in files:
-        data = await file.read()
-        digested += [name.encode(), data]
-        services = context.services
-        ref = await store.store_input(
-            data,
-            tenant=context.tenant,
-            queue=services.queue,
-            storage=services.storage,
-            settings=services.settings,
-            param=name,
-        )
-        stored.setdefault(name, []).append(ref.id)
-    images = stored.pop("image", [])
-    put: dict[str, object] = {name: ids[0] for name, ids in stored.items()}
-    if images:
-        put |= {"image": images[0]} if len(images) == 1 else {"images": tuple(images)}
-    known = ImageRequest(asked.request.model_copy(update=put), asked.fields, asked.kind)
-    return known, request_digest(request, digested)
+def _parse_edit(body: Any, context: RequestContext) -> ImageRequest:
+    parsed = parse_image_request(body, context.services.catalog, "image_edit")
+    require_image(parsed.request)
+    return parsed
 
 
-def _with_picture(asked: ImageRequest) -> ImageRequest:
-    if asked.request.image is None and asked.request.images is None:
-        raise InvalidRequest("image: an edit needs one", param="image")
-    return asked
+async def _parse_form(request: Request, form: FormData, context: RequestContext) -> tuple[ImageRequest, str]:
+    """Return the request of a multipart body and its digest; its images are stored."""
+    parts = Form(form, _NUMERIC)
+    names = [name.removesuffix("[]") for name, _ in parts.files]
+    for name in names:
+        if name not in ("image", "mask") or (name == "mask" and names.count(name) > 1):
+            raise InvalidRequest(f"unexpected or repeated file field: {name[:64]}", param=name)
+    # Checked with placeholders first: nothing is stored for a request that is invalid.
+    parsed = _parse_edit({**parts.values, **_image_fields(names, [PLACEHOLDER] * len(names))}, context)
+    ids = [await parts.store(file, name, context) for name, (_, file) in zip(names, parts.files, strict=True)]
+    job_request = parsed.request.model_copy(update=_image_fields(names, ids))
+    return ImageRequest(job_request, parsed.fields, parsed.kind), request_digest(request, parts.digested)
 
 
-async def _answered(request: Request, context: RequestContext, asked: ImageRequest, digest: str) -> Response:
-    """Put the job in line, or find that of an earlier try, and answer when it has ended."""
-    context.services.waiter_limit.check()
-    job_id = await _joined(request, context, digest) or await submit(asked.request, context, digest, asked.previews)
-    found = SyncCall(job_id, context.tenant, digest, context.services)
-    if asked.fields.stream:
-        return StreamedResponse(
-            found.delivering(image_stream.lines(job_id, asked, context, request.scope)),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        )
-
-    async def pictures(record: JobRecord) -> StreamedResponse:
-        whole = await results.body(record, asked, context)
-        headers = {"Content-Length": str(len(whole)), "Cache-Control": "no-store"}
-        return StreamedResponse(results.pieces(whole), media_type="application/json", headers=headers)
-
-    return await found.answered(request, pictures)
+def _image_fields(names: list[str], ids: list[str]) -> dict[str, object]:
+    """Return the fields of a job for images with these names."""
+    fields: dict[str, object] = {name: image for name, image in zip(names, ids, strict=True) if name == "mask"}
+    images = tuple(image for name, image in zip(names, ids, strict=True) if name == "image")
+    if len(images) == 1:
+        fields["image"] = images[0]
+    elif images:
+        fields["images"] = images
+    return fields
 
 
-async def _joined(request: Request, context: RequestContext, digest: str) -> str | None:
-    """Return the job that an earlier try of this request made, None where there is none to wait for."""
-    queue = context.services.queue
-    job_id = await queue.sync_calls.join(context.tenant, digest) if is_retry(request) else None
-    return job_id if job_id is not None and await queue.jobs.get(job_id) is not None else None
+async def _respond(request: Request, context: RequestContext, parsed: ImageRequest, digest: str) -> Response:
+    """Submit the job, or join that of an earlier attempt, and respond when it has ended."""
+    services = context.services
+    services.waiter_limit.check()
+    job_id = await earlier_attempt(request, context, digest)
+    if job_id is None or await services.queue.jobs.get(job_id) is None:
+        job_id = (await submit(parsed.request, context, digest, parsed.previews)).id
+    call = SyncCall(job_id, context.tenant, digest, services)
+    if parsed.fields.stream:
+        events = ImageStream(job_id, parsed, context, request.scope).events()
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamedResponse(call.track(events), media_type="text/event-stream", headers=headers)
+
+    async def build(record: JobRecord) -> StreamedResponse:
+        body = images_object(record, await _data(record, parsed, context), parsed.fields.quality)
+        encoded = await asyncio.to_thread(lambda: json.dumps(body, separators=(",", ":")).encode())
+        headers = {"Content-Length": str(len(encoded)), "Cache-Control": "no-store"}
+        return StreamedResponse(_chunks(encoded), media_type="application/json", headers=headers)
+
+    return await call.respond(request, build)
+
+
+async def _data(record: JobRecord, parsed: ImageRequest, context: RequestContext) -> list[dict[str, Any]]:
+    """Return each image as base64 or as a signed URL."""
+    job_id, data = record.job.id, []
+    for artifact in record.artifacts:
+        entry: dict[str, Any] = {"revised_prompt": None, "seed": artifact.seed, "flagged": artifact.flagged}
+        if parsed.fields.response_format == "url":
+            path = f"/v1/jobs/{job_id}/artifacts/{artifact.index}"
+            entry["url"] = context.base_url + path + context.sign(job_id, artifact.index)
+        else:
+            entry["b64_json"] = await read_base64(artifact.key, context)
+        data.append(entry)
+    return data
+
+
+async def read_base64(key: str, context: RequestContext) -> str:
+    """Return a stored object as base64, or raise `NotFound`."""
+    try:
+        data = await context.services.storage.read(key)
+    except NotFound:
+        raise NotFound("the image is no longer in storage") from None
+    return await asyncio.to_thread(lambda: base64.b64encode(data).decode("ascii"))
+
+
+async def _chunks(body: bytes) -> AsyncGenerator[bytes]:
+    """Yield a body in chunks, so that a disconnect is noticed."""
+    for start in range(0, len(body), _CHUNK_BYTES):
+        yield body[start : start + _CHUNK_BYTES]
+
+
+class ImageStream:
+    """Server-sent events of one job: previews, then its images or one `error`."""
+
+    def __init__(self, job_id: str, parsed: ImageRequest, context: RequestContext, scope: Mapping[str, Any]) -> None:
+        self._job_id = job_id
+        self._parsed = parsed
+        self._context = context
+        self._scope = scope
+        self._sent: set[str] = set()
+        self._job: Job | None = None
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        queue = self._context.services.queue
+        try:
+            async for message in self._until_end():
+                yield message
+            record = await queue.jobs.get(self._job_id)
+            if record is None or not record.state.terminal:
+                raise Unavailable("the stream was interrupted; send the request again")
+            if record.state is not State.SUCCEEDED:
+                yield _error_event(failed_response(self._scope, record))
+                return
+            async for message in self._previews():
+                yield message
+            async for message in self._images(record):
+                yield message
+        except (Unavailable, NotFound) as error:  # the response status was sent already
+            code = error.code if error.code in STATUSES else Unavailable.code
+            yield _error_event(problem(self._scope, code, error.message))
+
+    async def _until_end(self) -> AsyncGenerator[bytes]:
+        """Yield previews and keep-alives until the job ends."""
+        services = self._context.services
+        with services.waiter_limit.counted():
+            async with (
+                services.feed.subscribe(self._job_id, None) as events,
+                contextlib.aclosing(follow(events, services.closing, services.settings.sse_keepalive_s)) as followed,
+            ):
+                async for event in followed:
+                    if event is None:
+                        yield b": keep-alive\n\n"
+                        continue
+                    if event.state is not None and event.state.terminal:
+                        return
+                    async for message in self._previews():
+                        yield message
+
+    async def _previews(self) -> AsyncGenerator[bytes]:
+        """Yield the previews that have not been sent."""
+        if not self._parsed.previews:
+            return
+        queue = self._context.services.queue
+        for preview in await queue.previews.get(self._job_id, self._sent):
+            self._sent.add(preview.name)
+            if self._job is None:
+                record = await queue.jobs.get(self._job_id)
+                if record is None:
+                    return
+                self._job = record.job
+            fields = {
+                "b64_json": preview.b64,
+                "created_at": now_ms() // 1000,
+                **response_fields(self._job, self._parsed.fields.quality),
+                "output_format": self._job.output_format.of_previews.value,
+                "partial_image_index": preview.number,
+                "index": preview.index,
+            }
+            yield _event(f"{self._parsed.kind}.partial_image", fields)
+
+    async def _images(self, record: JobRecord) -> AsyncGenerator[bytes]:
+        """Yield one event per image; `index` extends OpenAI's event, which has no number."""
+        for artifact in record.artifacts:
+            fields = {
+                "b64_json": await read_base64(artifact.key, self._context),
+                "created_at": created_s(record),
+                **response_fields(record.job, self._parsed.fields.quality),
+                "usage": usage(record.job),
+                "id": record.job.id,
+                "index": artifact.index,
+                "seed": artifact.seed,
+            }
+            yield _event(f"{self._parsed.kind}.completed", fields)
+
+
+def _event(kind: str, fields: Mapping[str, Any]) -> bytes:
+    data = json.dumps({"type": kind, **fields}, separators=(",", ":"))
+    return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+def _error_event(response: Response) -> bytes:
+    data = json.dumps(json.loads(bytes(response.body)), separators=(",", ":"))
+    return f"event: error\ndata: {data}\n\n".encode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.compat.openai.results import b64
+from api.compat.openai.images import read_base64
 from api.visit import RequestContext
 from shared.errors import NotFound, UnknownModel
 from shared.job import JobRecord, State
@@ -36,7 +36,7 @@ async def outputs(record: JobRecord, context: RequestContext) -> list[str]:
     if context.base_url.startswith("https:") or not small:
         return urls(record, context)
     try:
-        return [f"data:{one.content_type};base64,{await b64(one.key, context)}" for one in record.artifacts]
+        return [f"data:{one.content_type};base64,{await read_base64(one.key, context)}" for one in record.artifacts]
     except NotFound:  # removed as we look: the URL tells so
         return urls(record, context)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai._qs import Querystring
 
-from api.compat.openai.multipart import numeric_fields, parse_form
+from api.compat.openai.request_bodies import numeric_fields, parse_form
 from shared.config.adapters import AdapterChoice
 from shared.errors import InvalidRequest
 from shared.protocols.openai.images import ImageFields

@@ -1,0 +1,168 @@
+"""Request bodies of OpenAI's SDKs: multipart forms as JSON, list parameters, and their OpenAPI description."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Collection, Iterable, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, Field
+from starlette.datastructures import FormData, UploadFile
+
+from api.visit import RequestContext
+from shared.errors import InvalidRequest
+from shared.inputs import store
+
+OVERHEAD_BYTES = 1024 * 1024
+"""Allowance of a multipart body for prompt and part headers, next to its files."""
+
+MAX_FIELDS = 128
+MAX_DEPTH = 3
+MAX_LIMIT = 100
+PLACEHOLDER = "in_" + 32 * "0"
+"""Input id of an image that is not stored yet."""
+
+_NAME = re.compile(r"(\w{1,64})((?:\[[^\[\]]{0,64}\])*)")
+_PART = re.compile(r"\[([^\[\]]*)\]")
+_NUMBER = re.compile(r"-?\d{1,20}(\.\d{1,20})?([eE][+-]?\d{1,3})?")
+_BOOLEANS = {"true": True, "false": False}
+_EXAMPLE = {"model": "demo", "prompt": "a red circle on a blue ground, left", "n": 2, "size": "64x64", "steps": 12}
+
+
+class Form:
+    """A multipart body: `values` as JSON, `files` with their names, and `digested`, the parts of its digest."""
+
+    def __init__(self, form: FormData, numeric: Collection[str]) -> None:
+        texts = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
+        self.files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
+        self.values = parse_form(texts, numeric)
+        self.digested = [part.encode("utf-8", "surrogatepass") for item in texts for part in item]
+
+    async def store(self, file: UploadFile, name: str, context: RequestContext) -> str:
+        """Store an uploaded image, and return its input id."""
+        data, services = await file.read(), context.services
+        self.digested += [name.encode(), data]
+        ref = await store.store_input(
+            data,
+            tenant=context.tenant,
+            queue=services.queue,
+            storage=services.storage,
+            settings=services.settings,
+            param=name,
+        )
+        return ref.id
+
+
+def numeric_fields(*models: type[BaseModel]) -> frozenset[str]:
+    """Return the names and aliases of the fields that are numbers or booleans."""
+    names: set[str] = set()
+    for model in models:
+        for name, field in model.model_fields.items():
+            if _is_numeric(field.annotation):
+                choices = getattr(field.validation_alias, "choices", ())
+                names |= {name, *(choice for choice in choices if isinstance(choice, str))}
+    return frozenset(names)
+
+
+def _is_numeric(annotation: Any) -> bool:
+    if get_origin(annotation) in (Union, types.UnionType, Annotated):
+        return any(_is_numeric(part) for part in get_args(annotation))
+    return annotation in (int, float, bool)
+
+
+def parse_form(items: Iterable[tuple[str, str]], numeric: Collection[str]) -> dict[str, Any]:
+    """Return `steps=8`, `tags[]=a`, `metadata[order]=1` and `loras[][id]=a` as the equivalent JSON object.
+
+    Fields in `numeric` become numbers where possible; other values are left to the validation of the body. Raises
+    `InvalidRequest` for a field name that cannot be nested.
+    """
+    body: dict[str, Any] = {}
+    for key, text in items:
+        match = _NAME.fullmatch(key)
+        parts = _PART.findall(match[2]) if match else []
+        if match is None or len(parts) > MAX_DEPTH:
+            raise InvalidRequest(f"unknown field: {key[:64]}", param=key)
+        path = [match[1], *parts]
+        leaf = next(part for part in reversed(path) if part)
+        is_number = leaf in numeric and match[1] != "metadata"
+        _insert(body, path, _number(text) if is_number else text, key)
+    return body
+
+
+def _number(text: str) -> Any:
+    if text in _BOOLEANS:
+        return _BOOLEANS[text]
+    if not _NUMBER.fullmatch(text):
+        return text
+    return int(text) if text.lstrip("-").isdecimal() else float(text)
+
+
+def _insert(body: dict[str, Any], path: list[str], value: Any, key: str) -> None:
+    """Insert `value` at `path`; an empty part is a list, whose objects are filled in order."""
+    name, rest = path[0], path[1:]
+    if not rest:
+        if name in body:
+            raise InvalidRequest(f"repeated field: {key[:64]}", param=key)
+        body[name] = value
+    elif rest[0]:
+        _insert(_container(body, name, dict, key), rest, value, key)
+    elif rest == [""]:
+        _container(body, name, list, key).append(value)
+    else:
+        items = _container(body, name, list, key)
+        # `a[][id]=1&a[][id]=2&a[][scale]=3`: the first object without this field.
+        item = next((item for item in items if isinstance(item, dict) and rest[1] not in item), None)
+        if item is None:
+            items.append(item := {})
+        _insert(item, rest[1:], value, key)
+
+
+def _container(body: dict[str, Any], name: str, kind: type, key: str) -> Any:
+    value = body.setdefault(name, kind())
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"field is both a value and a list or object: {key[:64]}", param=key)
+    return value
+
+
+def generation_body(fields: type[BaseModel], *, upload: bool = False) -> dict[str, Any]:
+    """Return the OpenAPI of a body with `fields` and those of a job; with `upload`: as multipart too."""
+    own: dict[str, Any] = {}
+    for name, field in fields.model_fields.items():
+        facts = {"default": field.default, "description": field.description}
+        own[name] = {key: value for key, value in facts.items() if value is not None}
+    job = {"$ref": "#/components/schemas/JobRequest"}
+    schema = {"allOf": [job, {"type": "object", "properties": own}]}
+    content: dict[str, Any] = {"application/json": {"schema": schema}}
+    if upload:
+        file = {"type": "string", "format": "binary", "description": "PNG, JPEG or WebP."}
+        files = {"image": file, "image[]": {"type": "array", "items": file}, "mask": file}
+        properties = {**files, "prompt": {"type": "string"}, "model": {"type": "string"}, **own}
+        form = {"type": "object", "required": ["image", "prompt"], "properties": properties}
+        content["multipart/form-data"] = {"schema": form}
+    else:
+        content["application/json"]["example"] = _EXAMPLE
+    return {"requestBody": {"required": True, "content": content}}
+
+
+class ListParams(BaseModel):
+    """Query parameters of a list."""
+
+    after: str | None = Field(None, max_length=128, description="`last_id` of the previous page.")
+    limit: int = Field(20, ge=1, le=10_000, description=f"Limited to {MAX_LIMIT}.")
+    order: Literal["asc", "desc"] = "desc"
+
+    @property
+    def rows(self) -> int:
+        return min(self.limit, MAX_LIMIT)
+
+
+def list_page(rows: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    """Return a page of a list as OpenAI's SDKs read it."""
+    return {
+        "object": "list",
+        "data": list(rows),
+        "first_id": rows[0]["id"] if rows else None,
+        "last_id": rows[-1]["id"] if rows else None,
+        "has_more": has_more,
+    }
