@@ -1,1 +1,1 @@
-"""The GPU side: claims jobs, puts them through fused forwards, delivers their pictures."""
+"""The GPU side: claims jobs, runs them in fused forwards, uploads their outputs."""

@@ -15,13 +15,13 @@ from shared.errors import FusequeueError
 from shared.queue import Queue
 from shared.runtime import log
 from shared.storage import connect
-from worker.metrics import pod_deletion_cost
-from worker.metrics.http_port import answering
+from worker.metrics.http_port import http_port
+from worker.metrics.pod_deletion_cost import pod_deletion_cost
 from worker.worker import Worker
 
 
-async def serve(configured: Settings) -> int:
-    """Work until SIGTERM or SIGINT, then drain; returns the exit status."""
+async def run_worker(configured: Settings) -> int:
+    """Work until SIGTERM or SIGINT, then drain; return the exit status."""
     models = models_file.load(configured.models, configured.batch_rules)
     queue = Queue.connect(configured)
     storage = connect(configured)
@@ -30,7 +30,7 @@ async def serve(configured: Settings) -> int:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, worker.drain)
-        async with answering(configured, worker), pod_deletion_cost.cost_kept(configured, worker, os.environ):
+        async with http_port(configured, worker), pod_deletion_cost(configured, worker, os.environ):
             return await worker.run()
     finally:
         await storage.close()
@@ -38,18 +38,17 @@ async def serve(configured: Settings) -> int:
 
 
 def main() -> int:
-    """Run one worker; an error of the set-up is told in one line."""
     try:
         configured = settings.load()
         log.configure(configured.log_level)
-        for told in settings.unknown_variables(os.environ):
-            structlog.get_logger().warning("setting_unknown", told=told)
-        return asyncio.run(serve(configured))
+        for message in settings.unknown_variables(os.environ):
+            structlog.get_logger().warning("setting_unknown", message=message)
+        return asyncio.run(run_worker(configured))
     except FusequeueError as error:
         structlog.get_logger().error("worker_stopped", code=error.code, error=error.message)
         return 1
     except Exception:
-        structlog.get_logger().exception("worker_crashed", remedy="its jobs are claimed again after their leases")
+        structlog.get_logger().exception("worker_crashed", remedy="none: its jobs are reclaimed after their leases")
         return 1
 
 

@@ -1,107 +1,250 @@
-"""Decisions of a worker, as pure functions: the clock and everything measured is passed in."""
+"""What a worker asks the queue for, and when: the claim loop and its decisions, which are pure functions."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from shared.config.models_file import Catalog
+from shared.config.settings import Settings
+from shared.errors import RedisUnavailable
 from shared.job import Priority
+from shared.queue import Claim, Queue
+from shared.runtime.retries import retry_while_unavailable
+from worker.batch_log import BatchLog
+from worker.cost_curves import CostCurves
+from worker.engine import EngineInterface, allowed_rows
+from worker.job_runner import ClaimedJob
+from worker.output.upload import Uploader
 
+MAX_PAUSE_S = 2.0
+MIN_PAUSE_S = 0.05
 UNKNOWN_LOAD_S = 10.0
-LONGEST_LOAD_S = 60.0
-TRUSTED_S = 2.0
+MAX_LOAD_S = 60.0
+HINT_TRUSTED_S = 2.0
 
 
-def loads_ms(
-    models: Sequence[str], loaded: Collection[str], measured_s: Mapping[str, float], failed: Collection[str] = ()
-) -> dict[str, int]:
-    """Return how long loading takes of each model, in ms; 0 of one in memory, negative of one whose last load failed.
+@dataclass(eq=False)
+class ClaimLoop:
+    """Claims jobs for the free slots of `worker` until `stop`; each claim is passed to `on_claim`.
 
-    What was never loaded here is taken for the mean of what was, and for `UNKNOWN_LOAD_S` where nothing was; none for
-    more than `LONGEST_LOAD_S`, since its jobs may wait for as long as some loads take. One that failed counts for as
-    much: whoever can load it is to have its jobs.
+    `on_outdated` is called when the queue holds jobs of a newer version, which this worker can only give back.
     """
-    unknown_s = sum(measured_s.values()) / len(measured_s) if measured_s else UNKNOWN_LOAD_S
-    seconds = {model: min(LONGEST_LOAD_S, measured_s.get(model, unknown_s)) for model in models}
-    loads = {model: 0 if model in loaded else max(1, round(1000 * seconds[model])) for model in models}
-    return loads | {model: -round(1000 * LONGEST_LOAD_S) for model in models if model in failed and loads[model]}
+
+    worker: str
+    queue: Queue
+    engine: EngineInterface
+    catalog: Catalog
+    settings: Settings
+    claimed_jobs: Mapping[str, ClaimedJob]
+    uploader: Uploader
+    batch_log: BatchLog
+    cost_curves: CostCurves
+    on_claim: Callable[[Claim], None]
+    on_outdated: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._models = [spec.id for spec in self.catalog]
+        self._max_batch = max(spec.max_batch for spec in self.catalog)
+        self._hint = InteractiveHint()
+        self._wakeup = asyncio.Event()
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
+        self.wake()
+
+    def wake(self) -> None:
+        """End the current pause: slots may be free, or jobs queued."""
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        while not self._stopped:
+            self._wakeup.clear()
+            result = await retry_while_unavailable(self._claim, "claim_failed", until=lambda: self._stopped)
+            if result is None:
+                return
+            claims, pause_s = result
+            for claim in claims:
+                self.on_claim(claim)
+            if self.queue.claims.outdated:
+                self.on_outdated()  # the next claim would return the same job
+            if pause_s:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._wakeup.wait()
+
+    async def listen(self) -> None:
+        """Wake the loop whenever Redis reports new jobs."""
+        while True:
+            try:
+                priority = await self.queue.claims.wait_wakeup(MAX_PAUSE_S)
+            except RedisUnavailable:
+                await asyncio.sleep(random.uniform(0.5, 1.0))
+                continue
+            if priority in (None, Priority.INTERACTIVE):
+                self._hint.set()
+            self.wake()
+
+    async def _claim(self) -> tuple[list[Claim], float]:
+        """Return new claims, or how long to pause when there are none, in seconds."""
+        requests = self._requests()
+        for request in requests:
+            if claims := await self._send(request):
+                return claims, 0.0
+        return [], await self._pause_s(requests)
+
+    def _requests(self) -> list[ClaimRequest]:
+        """Return what to ask for now; interactive jobs only while some may be queued."""
+        if self.uploader.full:
+            return []
+        claimed_jobs = [claimed for claimed in self.claimed_jobs.values() if claimed.occupies_slots]
+        running = [_running_job(claimed) for claimed in claimed_jobs]
+        rows = self._max_batch
+        if running:
+            signature = leading_signature(running)
+            leader = next(claimed for claimed in claimed_jobs if claimed.claim.signature == signature)
+            memory_rows = allowed_rows(self.engine.status(), leader.job, leader.spec.max_batch)
+            rows = self.cost_curves.rows(signature, memory_rows)
+            self.batch_log.set_limits(signature, memory_rows, rows)
+        limit = self.settings.max_preempted_rows
+        requests = claim_requests(running, rows, self._max_batch, rows if limit is None else limit)
+        if self._hint.likely:
+            return requests
+        return [request for request in requests if request.lowest is not Priority.INTERACTIVE]
+
+    async def _send(self, request: ClaimRequest) -> list[Claim]:
+        claims, slots, lowest = self.queue.claims, request.slots, request.lowest
+        if request.signature is not None:
+            models, mark_overdue = self._load_times(), self.batch_log.mark_overdue
+            return await claims.join(
+                self.worker, request.signature, slots, models=models, lowest=lowest, held_back=mark_overdue
+            )
+        if lowest is Priority.BULK:
+            return await claims.claim(self.worker, self._load_times(), slots)
+        # Only models in memory: a model cannot be loaded next to one whose jobs are preempted.
+        loaded = self.engine.status().loaded_models
+        return await claims.claim(self.worker, loaded, slots, lowest=lowest, accompanied=True)
+
+    def _load_times(self) -> dict[str, int]:
+        status = self.engine.status()
+        return load_times_ms(self._models, status.loaded_models, status.load_seconds, status.unavailable_models)
+
+    async def _pause_s(self, requests: Sequence[ClaimRequest]) -> float:
+        """Return how long to pause after `requests` returned no jobs: until a signature is ready."""
+        ready_in_ms = None
+        if not any(claimed.occupies_slots for claimed in self.claimed_jobs.values()):
+            ready_in_ms = await self.queue.claims.next_ready_ms(self._load_times(), worker=self.worker)
+        elif any(request.lowest is Priority.INTERACTIVE for request in requests):
+            seen = self._hint.count
+            loaded = self.engine.status().loaded_models
+            interactive_in_ms = await self.queue.claims.next_ready_ms(loaded, lowest=Priority.INTERACTIVE)
+            if interactive_in_ms is None:
+                self._hint.clear(seen)
+            if any(request.signature is None for request in requests):
+                ready_in_ms = interactive_in_ms
+        if ready_in_ms is None:
+            return MAX_PAUSE_S
+        # Ready and not claimed: another worker was faster, or the job needs more slots than are free.
+        return MIN_PAUSE_S if ready_in_ms <= 0 else min(ready_in_ms / 1000, MAX_PAUSE_S)
 
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A job that has seats on this worker."""
+    """A job that occupies slots of this worker."""
 
     signature: str
-    seats: int
+    slots: int
     interactive: bool = False
     solo: bool = False
 
 
 @dataclass(frozen=True)
 class ClaimRequest:
-    """What to claim: up to so many seats of a signature, of any ripe one where that is None."""
+    """Up to `slots` slots of `signature`, or of any ready signature where that is None."""
 
     signature: str | None
-    seats: int
+    slots: int
     lowest: Priority = Priority.BULK
 
 
-def leading(seated: Sequence[RunningJob]) -> str:
-    """Return the signature whose jobs the engine runs, the others being set aside. `seated` is in order of arrival."""
-    return next((one for one in seated if one.interactive), seated[0]).signature
+def _running_job(claimed: ClaimedJob) -> RunningJob:
+    job, claim = claimed.job, claimed.claim
+    return RunningJob(claim.signature, job.slots, job.priority is Priority.INTERACTIVE, claim.solo)
 
 
-def asks(seated: Sequence[RunningJob], rows: int, largest: int, aside: int) -> list[ClaimRequest]:
-    """Return what to claim, in the order in which to try; nothing more once one of them gave something.
+def leading_signature(running: Sequence[RunningJob]) -> str:
+    """Return the signature that the engine runs now; others are preempted. `running` is in order of arrival."""
+    return next((job for job in running if job.interactive), running[0]).signature
 
-    `rows` of the leading signature go on together, `largest` is the most of any signature. While everything runs
-    together the free seats are for all priorities. Beyond them there is room for interactive jobs: of the leading
-    signature until they fill a forward, of another one while no interactive job runs. At most `aside` rows are set
-    aside for them. A job that was lost has no company, and joins none.
+
+def claim_requests(running: Sequence[RunningJob], rows: int, max_batch: int, max_preempted: int) -> list[ClaimRequest]:
+    """Return what to claim, in order: the first request that returns jobs ends the attempt.
+
+    `rows` of the leading signature run together; `max_batch` is the largest batch of any signature. While all jobs run
+    together, free slots are open to all priorities. Beyond them there is room for interactive jobs: of the leading
+    signature until they fill a forward, of another signature while no interactive job runs. They preempt at most
+    `max_preempted` rows. A solo job gets no batch mates.
     """
-    if not seated:
-        return [ClaimRequest(None, largest)]
-    if any(one.solo for one in seated):
+    if not running:
+        return [ClaimRequest(None, max_batch)]
+    if any(job.solo for job in running):
         return []
-    mine = leading(seated)
-    taken = sum(one.seats for one in seated)
-    together = sum(one.seats for one in seated if one.signature == mine)
-    interactive = sum(one.seats for one in seated if one.interactive)
-    wanted = []
-    if taken == together < rows:
-        wanted.append(ClaimRequest(mine, rows - taken))
-    room = min(rows - interactive, max(rows - together, rows + aside - taken))
+    leading = leading_signature(running)
+    total = sum(job.slots for job in running)
+    together = sum(job.slots for job in running if job.signature == leading)
+    interactive = sum(job.slots for job in running if job.interactive)
+    requests = []
+    if total == together < rows:
+        requests.append(ClaimRequest(leading, rows - total))
+    room = min(rows - interactive, max(rows - together, rows + max_preempted - total))
     if room > 0:
-        wanted.append(ClaimRequest(mine, room, Priority.INTERACTIVE))
-    if not interactive and taken <= aside:
-        wanted.append(ClaimRequest(None, largest, Priority.INTERACTIVE))
-    return wanted
+        requests.append(ClaimRequest(leading, room, Priority.INTERACTIVE))
+    if not interactive and total <= max_preempted:
+        requests.append(ClaimRequest(None, max_batch, Priority.INTERACTIVE))
+    return requests
+
+
+def load_times_ms(
+    models: Sequence[str], loaded: Collection[str], measured_s: Mapping[str, float], failed: Collection[str] = ()
+) -> dict[str, int]:
+    """Return the load time of each model in ms: 0 for a loaded one, negative for one whose last load failed.
+
+    A model never loaded here counts as the mean of the measured ones, or `UNKNOWN_LOAD_S`. Times are capped at
+    `MAX_LOAD_S`, since jobs wait for as long as some loads take. A failed model counts as the cap, so that a worker
+    that can load it gets its jobs.
+    """
+    unknown_s = sum(measured_s.values()) / len(measured_s) if measured_s else UNKNOWN_LOAD_S
+    seconds = {model: min(MAX_LOAD_S, measured_s.get(model, unknown_s)) for model in models}
+    times = {model: 0 if model in loaded else max(1, round(1000 * seconds[model])) for model in models}
+    return times | {model: -round(1000 * MAX_LOAD_S) for model in models if model in failed and times[model]}
 
 
 class InteractiveHint:
-    """Likely from each hint that interactive jobs came, until the queue says that none waits.
+    """Cached hint: may interactive jobs be queued? Saves a full worker most of its requests to Redis.
 
-    That is believed for `TRUSTED_S`: a hint may have been lost, and a model loaded since.
+    Set by wake-ups; cleared when the queue has none, for `HINT_TRUSTED_S` only: a wake-up can be missed, and a model
+    loaded since.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._quiet_since = float("-inf")
-        self.hints = 0
-        """How many there were: what the queue is asked after one and answers before the next is worth nothing then."""
-
-    def hint(self) -> None:
-        """Note that interactive jobs may have come."""
-        self.hints += 1
-        self._quiet_since = float("-inf")
-
-    def none_waits(self, hints: int) -> None:
-        """Note that the queue has none, asked when there had been so many hints."""
-        if hints == self.hints:
-            self._quiet_since = self._clock()
+        self._cleared_at = float("-inf")
+        self.count = 0
 
     @property
     def likely(self) -> bool:
-        """Whether to ask for interactive jobs."""
-        return self._clock() - self._quiet_since >= TRUSTED_S
+        return self._clock() - self._cleared_at >= HINT_TRUSTED_S
+
+    def set(self) -> None:
+        self.count += 1
+        self._cleared_at = float("-inf")
+
+    def clear(self, seen: int) -> None:
+        """Record that the queue had none, unless a hint came after the `seen` ones known when it was asked."""
+        if seen == self.count:
+            self._cleared_at = self._clock()

@@ -1,4 +1,4 @@
-"""Seconds per forward by rows, as measured on this worker."""
+"""Batch cost curves: seconds per forward by rows, measured on this worker and shared through Redis."""
 
 from __future__ import annotations
 
@@ -6,151 +6,136 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
+
+from cachetools import LRUCache
 
 from shared.queue import Queue
 from worker.engine import ForwardDone
 
-MAX_KEPT = 1000  # shapes, and signatures: clients choose among many sizes, and a worker lives long
-TELL_AGAIN_S = 3600.0  # Redis forgets within a day what is not told again
-SAMPLES = 60
-TRUSTED_SAMPLES = 8
-MEMORY_S = 600.0
-MEMORY_FORWARDS = 1000
-
-PAYING_GAIN = 0.05
-"""By what share a further row must cost less than those before it. The published 1024² curve, which gains 2% from
-rows, stays below it; small shapes on a CPU, at 12%, stay above it on a noisy machine too."""
+EFFICIENT_GAIN = 0.05
+"""Minimal saving per row. The published 1024² curve, which gains 2% from rows, stays below it; small shapes on a CPU,
+at 12%, stay above it on a noisy machine too."""
+MIN_SAMPLES = 8
+MAX_SAMPLES = 60
+SAMPLES_KEPT_S = 600.0
+SAMPLES_KEPT_FORWARDS = 1000
+MAX_CURVES = 1000  # clients choose among many sizes, and a worker runs for long
+RESEND_AFTER_S = 3600.0  # Redis keeps efficient rows for a day
 
 Shape = tuple[str, str, str]  # device, model, tensor shape
-K = TypeVar("K")
-V = TypeVar("V")
 
 
-def efficient_rows(curve: Mapping[int, float], cap: int, gain: float = PAYING_GAIN) -> int:
-    """Return the most rows a forward should have: where one more no longer pays, or `cap`.
+def efficient_rows(curve: Mapping[int, float], cap: int, gain: float = EFFICIENT_GAIN) -> int:
+    """Return the largest number of rows, up to `cap`, for which further rows are efficient.
 
-    `curve` holds measured seconds per forward by rows. With r rows a row costs s(r)/r; from a to b rows each further
-    one costs (s(b) - s(a)) / (b - a). They pay where that is at least `gain` below what a row costs already. A count
-    is compared with one of at most half of it that pays: between counts nearer to each other a hiccup decides. One
-    that does not pay ends nothing, as a larger one may. Beyond the largest measured count nothing is known: up to
-    twice of it is tried.
+    `curve` is the seconds s(r) of a forward by its rows r. Rows from a to b are efficient when each costs
+    (s(b) - s(a)) / (b - a), at least `gain` less than s(a) / a. A row count is compared with an efficient one of at
+    most its half: between closer counts a single slow forward would decide. A larger count can be efficient although a
+    smaller one is not. Beyond the largest measured count, up to twice as many rows are tried.
     """
     measured = sorted(rows for rows in curve if 0 < rows <= cap)
     if not measured:
         return cap
-    paying: list[int] = []
+    efficient: list[int] = []
     for rows in measured:
-        half = max((fewer for fewer in paying if 2 * fewer <= rows), default=None)
+        half = max((fewer for fewer in efficient if 2 * fewer <= rows), default=None)
         if half is None or (curve[rows] - curve[half]) / (rows - half) <= (1 - gain) * curve[half] / half:
-            paying.append(rows)
-    return min(cap, 2 * paying[-1]) if paying[-1] == measured[-1] else paying[-1]
+            efficient.append(rows)
+    return min(cap, 2 * efficient[-1]) if efficient[-1] == measured[-1] else efficient[-1]
 
 
-class Sample(NamedTuple):
-    """One forward: when it ended (`time.monotonic()`), how many of its shape had before it, and seconds."""
+class CostCurves:
+    """Cost curves by shape, and the efficient rows of each signature."""
 
-    at_s: float
-    number: int
+    def __init__(self) -> None:
+        self._measured: LRUCache[Shape, MeasuredCurve] = LRUCache(MAX_CURVES)
+        # None: not read from Redis yet
+        self._loaded: LRUCache[Shape, tuple[float, dict[int, float]] | None] = LRUCache(MAX_CURVES)
+        self._shapes: LRUCache[str, Shape] = LRUCache(MAX_CURVES)  # by signature
+        self._unsaved: dict[tuple[Shape, int], list[float]] = {}
+        self._unsaved_rows: dict[str, int] = {}
+        self._saved_rows: LRUCache[str, tuple[int, float]] = LRUCache(MAX_CURVES)  # rows, time.monotonic()
+
+    def add(self, signature: str, forward: ForwardDone) -> None:
+        """Add a forward of jobs of `signature`."""
+        shape = (forward.device, forward.model, forward.shape)
+        rows = forward.rows + forward.padding
+        self._shapes[signature] = shape
+        self._measured.setdefault(shape, MeasuredCurve()).add(rows, forward.seconds)
+        self._loaded.setdefault(shape, None)
+        self._unsaved.setdefault((shape, rows), []).append(forward.seconds)
+
+    def rows(self, signature: str, cap: int) -> int:
+        """Return the most rows that a forward of `signature` should have."""
+        shape = self._shapes.get(signature)
+        rows = cap if shape is None else efficient_rows(self._curve(shape), cap)
+        self._unsaved_rows[signature] = rows
+        return rows
+
+    def _curve(self, shape: Shape) -> dict[int, float]:
+        loaded, measured = self._loaded.get(shape), self._measured.get(shape)
+        curve = dict(loaded[1]) if loaded is not None and time.monotonic() - loaded[0] <= SAMPLES_KEPT_S else {}
+        return curve if measured is None else curve | measured.curve()
+
+    async def load(self, queue: Queue) -> None:
+        """Read the saved curves of new shapes: used until this worker has its own measurements, and kept as long."""
+        for shape in [shape for shape, loaded in self._loaded.items() if loaded is None]:
+            self._loaded[shape] = (time.monotonic(), await queue.workers.cost_curve(*shape))
+
+    async def save(self, queue: Queue) -> None:
+        """Save what was measured since the last call, for the API and for other workers."""
+        unsaved, self._unsaved = self._unsaved, {}
+        for (shape, rows), seconds in unsaved.items():
+            await queue.workers.learn_cost(*shape, rows, statistics.median(seconds))
+        unsaved_rows, self._unsaved_rows = self._unsaved_rows, {}
+        now = time.monotonic()
+        for signature, rows in unsaved_rows.items():
+            saved_rows, saved_at = self._saved_rows.get(signature, (0, 0.0))
+            if saved_rows != rows or now - saved_at > RESEND_AFTER_S:
+                await queue.claims.learn_efficient_rows(signature, rows)
+                self._saved_rows[signature] = (rows, now)
+
+
+class _Sample(NamedTuple):
+    """`forward` is the number of the forward among those of its shape."""
+
+    measured_at_s: float
+    forward: int
     seconds: float
 
 
-class Measured:
-    """The forwards of one shape. The median of the last ones of a row count stands for it: no hiccup does.
+class MeasuredCurve:
+    """Measurements of one shape: the median of the last samples of each row count.
 
-    A measurement is forgotten after `MEMORY_S`, or `MEMORY_FORWARDS` more of the shape: what was seen in a slow moment
-    is not held against a row count, nor what was in a fast one for it, once that is long over. It is tried again.
+    Samples expire after `SAMPLES_KEPT_S` or `SAMPLES_KEPT_FORWARDS`, so that a row count measured while the machine was
+    busy is tried again.
     """
 
     def __init__(self) -> None:
         self._forwards = 0
-        self._samples: dict[int, deque[Sample]] = {}
-        self._medians: dict[int, float] = {}  # as long as the samples are the same
+        self._samples: dict[int, deque[_Sample]] = {}
+        self._medians: dict[int, float] = {}  # of unchanged samples
 
     def add(self, rows: int, seconds: float) -> None:
-        """Take in a forward."""
         self._forwards += 1
-        samples = self._samples.setdefault(rows, deque(maxlen=SAMPLES))
-        samples.append(Sample(time.monotonic(), self._forwards, seconds))
+        samples = self._samples.setdefault(rows, deque(maxlen=MAX_SAMPLES))
+        samples.append(_Sample(time.monotonic(), self._forwards, seconds))
         self._medians.pop(rows, None)
 
     def curve(self) -> dict[int, float]:
-        """Return seconds per forward of each row count that was measured often enough."""
+        """Return seconds by rows, for row counts with at least `MIN_SAMPLES` samples."""
         now = time.monotonic()
         curve = {}
         for rows, samples in self._samples.items():
             while samples and (
-                now - samples[0].at_s > MEMORY_S or self._forwards - samples[0].number > MEMORY_FORWARDS
+                now - samples[0].measured_at_s > SAMPLES_KEPT_S
+                or self._forwards - samples[0].forward > SAMPLES_KEPT_FORWARDS
             ):
                 samples.popleft()
                 self._medians.pop(rows, None)
-            if len(samples) >= TRUSTED_SAMPLES:
+            if len(samples) >= MIN_SAMPLES:
                 if rows not in self._medians:
                     self._medians[rows] = statistics.median(sample.seconds for sample in samples)
                 curve[rows] = self._medians[rows]
         return curve
-
-
-class CostCurves:
-    """Learns how long forwards of each shape take, and says how many rows pay."""
-
-    def __init__(self) -> None:
-        self._measured: dict[Shape, Measured] = {}
-        self._untold: dict[tuple[Shape, int], list[float]] = {}
-        self._shape_of: dict[str, Shape] = {}
-        self._paying: dict[str, int] = {}
-        self._recalled: dict[Shape, tuple[float, dict[int, float]] | None] = {}  # None: not asked for yet
-        self._told: dict[str, tuple[int, float]] = {}  # rows, time.monotonic()
-
-    def measure(self, signature: str, facts: ForwardDone) -> None:
-        """Take in one forward of the jobs of `signature`."""
-        shape = (facts.device, facts.model, facts.shape)
-        _keep(self._shape_of, signature, shape)
-        rows = facts.rows + facts.padding
-        _keep(self._measured, shape, self._measured.get(shape) or Measured()).add(rows, facts.seconds)
-        self._untold.setdefault((shape, rows), []).append(facts.seconds)
-        if shape not in self._recalled:
-            _keep(self._recalled, shape, None)
-
-    def rows(self, signature: str, cap: int) -> int:
-        """Return how many rows a forward of `signature` should have at most."""
-        shape = self._shape_of.get(signature)
-        rows = cap if shape is None else efficient_rows(self._curve(shape), cap)
-        self._paying[signature] = rows
-        return rows
-
-    def _curve(self, shape: Shape) -> dict[int, float]:
-        recalled = self._recalled.get(shape)
-        curve = dict(recalled[1]) if recalled is not None and time.monotonic() - recalled[0] <= MEMORY_S else {}
-        measured = self._measured.get(shape)
-        return curve if measured is None else curve | measured.curve()
-
-    async def recall(self, queue: Queue) -> None:
-        """Read what was learned before, by others or a probe, of shapes that are new here.
-
-        It serves until this worker has measured a row count itself, and is forgotten like its own measurements.
-        """
-        for shape in [shape for shape, known in self._recalled.items() if known is None]:
-            _keep(self._recalled, shape, (time.monotonic(), await queue.workers.cost_curve(*shape)))
-
-    async def teach(self, queue: Queue) -> None:
-        """Write what was measured since the last call where the API and later workers find it."""
-        untold, self._untold = self._untold, {}
-        for (shape, rows), seconds in untold.items():
-            await queue.workers.learn_cost(*shape, rows, statistics.median(seconds))
-        paying, self._paying = self._paying, {}
-        now = time.monotonic()
-        for signature, rows in paying.items():
-            told, at = self._told.get(signature, (0, 0.0))
-            if told != rows or now - at > TELL_AGAIN_S:
-                await queue.claims.learn_efficient_rows(signature, rows)
-                _keep(self._told, signature, (rows, now))
-
-
-def _keep(known: dict[K, V], name: K, value: V) -> V:
-    """Set `name` to `value` as the newest entry; the oldest goes where there are too many."""
-    known.pop(name, None)
-    known[name] = value
-    if len(known) > MAX_KEPT:
-        del known[next(iter(known))]
-    return value

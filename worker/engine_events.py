@@ -80,11 +80,11 @@ class EngineEventHandler:
 
     def _deliver(self, key: str, index: int, made: Output) -> None:
         if run := self._runs.get(key):
-            run.deliver(self._delivery, index, made)
+            run.upload(self._delivery, index, made)
 
     def _preview(self, key: str, index: int, pixels: Pixels) -> None:
         if run := self._runs.get(key):
-            run.preview(self._previews, index, pixels)
+            run.publish_preview(self._previews, index, pixels)
 
     def _finish(self, key: str, finished: JobFinished) -> None:
         if (run := self._runs.get(key)) and not run.engine_done.done():

@@ -1,4 +1,4 @@
-"""Keeps claimed jobs this worker's own for as long as it gets somewhere with them."""
+"""Lease renewal, stop requests for claimed jobs, and reclaiming of jobs that other workers lost."""
 
 from __future__ import annotations
 
@@ -20,91 +20,94 @@ from worker.job_runner import ClaimedJob, StopReason
 
 log = structlog.get_logger()
 
-LOADING_LIMIT_S = 1800.0
-NOTICE_CANCEL_S = 0.5
-WATCH_EVERY_S = 0.25
+MAX_LOADING_S = 1800.0
+RENEW_EVERY_S = 0.5  # a renewal also returns cancellations: clients see them within this time
+CHECK_DEADLINES_EVERY_S = 0.25
 
 
 @dataclass(frozen=True)
 class StallLimits:
-    """How long the GPU thread may be silent before it counts as hung, in seconds."""
+    """How long the GPU thread can be silent before it counts as hung, in seconds."""
 
     factor: float
     floor_s: float
-    loading_s: float = LOADING_LIMIT_S
+    loading_s: float = MAX_LOADING_S
 
 
 def stalled(activity: Activity, now_s: float, limits: StallLimits) -> bool:
-    """Tell whether the GPU thread hangs: busy, and silent for longer than what it does should ever take."""
+    """Return whether the GPU thread is busy and silent for much longer than its current work should take."""
     if not activity.busy:
         return False
-    silence = now_s - activity.since_s
+    silence_s = now_s - activity.since_s
     if activity.loading:
-        return silence > limits.loading_s
-    return silence > max(limits.floor_s, limits.factor * (activity.expected_s or 0.0))
+        return silence_s > limits.loading_s
+    return silence_s > max(limits.floor_s, limits.factor * (activity.expected_s or 0.0))
 
 
 class Leases:
-    """Renews leases, tells runs that they were canceled, lost or are out of time, and reclaims others' losses."""
+    """Renews leases while the engine makes progress, and stops claimed jobs that are canceled, expired or lost."""
 
     def __init__(
-        self, queue: Queue, engine: EngineInterface, runs: dict[str, ClaimedJob], worker: str, settings: Settings
+        self,
+        queue: Queue,
+        engine: EngineInterface,
+        claimed_jobs: dict[str, ClaimedJob],
+        worker: str,
+        settings: Settings,
     ) -> None:
         self._queue = queue
         self._engine = engine
-        self._runs = runs
+        self._claimed_jobs = claimed_jobs
         self._worker = worker
         self._lease_s = settings.lease_ms / 1000
         self._limits = StallLimits(settings.stall_factor, settings.stall_floor_s)
         self.hung = asyncio.Event()
 
     async def renew_leases(self) -> None:
-        """Renew at a third of the lease or sooner, unless the GPU thread hangs: then let go, and say so in `hung`.
+        """Renew periodically until the GPU thread hangs; then set `hung` and let the leases expire."""
+        await self._every(min(self._lease_s / 3, RENEW_EVERY_S), self.renew)
 
-        A renewal also brings word of cancellations: no client waits for that for long.
-        """
-        await self._every(min(self._lease_s / 3, NOTICE_CANCEL_S), self.renew)
-
-    async def reclaim_losses(self) -> None:
-        """Put back in line what other workers lost, and settle what waited past its deadline."""
+    async def reclaim_lost_jobs(self) -> None:
+        """Periodically requeue jobs whose lease expired, and settle queued jobs past their deadline."""
         await self._every(self._lease_s / 8, self._reclaim)
 
-    async def watch_deadlines(self) -> None:
-        """Stop runs whose deadline has passed."""
+    async def stop_expired_jobs(self) -> None:
+        """Periodically stop claimed jobs past their deadline."""
         while True:
-            await asyncio.sleep(WATCH_EVERY_S)
+            await asyncio.sleep(CHECK_DEADLINES_EVERY_S)
             now = now_ms()
-            for run in tuple(self._runs.values()):
-                deadline = run.claim.job.deadline_at_ms
+            for claimed in tuple(self._claimed_jobs.values()):
+                deadline = claimed.job.deadline_at_ms
                 if deadline is not None and deadline <= now:
-                    self._stop(run, StopReason.EXPIRED)
+                    self._stop(claimed, StopReason.EXPIRED)
 
     async def renew(self) -> None:
-        """Renew every lease once; runs that are no longer ours, or are wanted no more, are stopped."""
+        """Renew every lease once; stop jobs that are lost or canceled."""
         if stalled(self._engine.status().activity, time.monotonic(), self._limits):
-            log.error("gpu_thread_hung", running=len(self._runs))
+            log.error("gpu_thread_hung", running=len(self._claimed_jobs))
             self.hung.set()
             return
-        runs = {run.claim.job.id: run for run in self._runs.values()}
-        if not runs:
+        claimed_jobs = {claimed.job.id: claimed for claimed in self._claimed_jobs.values()}
+        if not claimed_jobs:
             return
-        renewal = await self._queue.claims.renew(self._worker, {name: run.claim.epoch for name, run in runs.items()})
-        for name in renewal.lost:
-            self._stop(runs[name], StopReason.LOST)
-        for name in renewal.cancel:
-            self._stop(runs[name], StopReason.CANCELED)
+        epochs = {job_id: claimed.claim.epoch for job_id, claimed in claimed_jobs.items()}
+        renewal = await self._queue.claims.renew(self._worker, epochs)
+        for job_id in renewal.lost:
+            self._stop(claimed_jobs[job_id], StopReason.LOST)
+        for job_id in renewal.cancel:
+            self._stop(claimed_jobs[job_id], StopReason.CANCELED)
 
     async def _reclaim(self) -> None:
         reclaimed = await self._queue.maintenance.reclaim()
         if reclaimed:
             metrics.leases_expired.inc(len(reclaimed))
-            log.warning("leases_ran_out", jobs=reclaimed)
+            log.warning("leases_expired", jobs=reclaimed)
         await self._queue.maintenance.expire()
 
-    def _stop(self, run: ClaimedJob, reason: StopReason) -> None:
-        if run.stop_reason is None:
-            run.stop(reason)
-            self._engine.cancel(run.key)
+    def _stop(self, claimed: ClaimedJob, reason: StopReason) -> None:
+        if claimed.stop_reason is None:
+            claimed.stop(reason)
+            self._engine.cancel(claimed.key)
 
     async def _every(self, period_s: float, action: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -112,4 +115,4 @@ class Leases:
             try:
                 await action()
             except RedisUnavailable as error:
-                log.warning("upkeep_waits_for_redis", action=action.__name__, error=error.message)
+                log.warning("lease_upkeep_failed", action=action.__name__.strip("_"), error=error.message)

@@ -1,4 +1,4 @@
-"""What others see of this worker: how far its jobs are, how long its forwards take, and that it is alive."""
+"""Progress of jobs, and heartbeats of the worker, published through Redis."""
 
 from __future__ import annotations
 
@@ -24,27 +24,32 @@ from worker.job_runner import ClaimedJob
 
 log = structlog.get_logger()
 
-FLUSH_EVERY_S = 0.1
+PUBLISH_EVERY_S = 0.1
 STORE_EVERY_S = 1.0
-BEAT_EVERY_S = 0.5
-LEARN_EVERY_S = 5.0
-SILENT_S = 3.0  # several beats: one that is late is no outage
+HEARTBEAT_EVERY_S = 0.5
+SAVE_CURVES_EVERY_S = 5.0
+HEARTBEAT_TIMEOUT_S = 3.0  # several heartbeats: a late one is no outage
 
 
 class ProgressReporter:
-    """Publishes progress at most ten times a second, stores it once a second and at a new phase, beats twice a second.
+    """Publishes progress ten times a second; stores it once a second and at each new phase; sends heartbeats.
 
-    What it tells may be lost while Redis is away: the next telling says it anew.
+    What Redis does not accept during an outage is sent again with the next report.
     """
 
     def __init__(
-        self, queue: Queue, runs: dict[str, ClaimedJob], curves: CostCurves, worker: str, catalog: Catalog
+        self,
+        queue: Queue,
+        claimed_jobs: dict[str, ClaimedJob],
+        cost_curves: CostCurves,
+        worker: str,
+        catalog: Catalog,
     ) -> None:
         self._queue = queue
-        self._runs = runs
-        self._curves = curves
-        self._seats = max(spec.max_batch for spec in catalog)
-        self._beat_s: float | None = None  # time.monotonic() of the last heartbeat that Redis took
+        self._claimed_jobs = claimed_jobs
+        self._cost_curves = cost_curves
+        self._slots = max(spec.max_batch for spec in catalog)
+        self._last_heartbeat_s: float | None = None  # time.monotonic() of the last one that Redis accepted
         self._changed: set[str] = set()
         self._stored: dict[str, tuple[Phase, float]] = {}  # phase and time.monotonic()
         self._unstored: set[str] = set()
@@ -58,89 +63,96 @@ class ProgressReporter:
             started_at_ms=now_ms(),
         )
 
-    def note(self, run: ClaimedJob) -> None:
-        """Remember that a run has got further; it is told with the next flush."""
-        self._changed.add(run.key)
+    def mark_changed(self, claimed: ClaimedJob) -> None:
+        """Include a job in the next progress report."""
+        self._changed.add(claimed.key)
 
-    def count_forward(self, facts: ForwardDone) -> None:
-        """Add one forward to the worker's counters."""
-        self._info = replace(
-            self._info, forwards=self._info.forwards + 1, forward_rows=self._info.forward_rows + facts.rows
-        )
+    def count_forward(self, forward: ForwardDone) -> None:
+        forwards, rows = self._info.forwards + 1, self._info.forward_rows + forward.rows
+        self._info = replace(self._info, forwards=forwards, forward_rows=rows)
 
-    def become(self, state: Literal["starting", "ready", "draining"]) -> None:
+    def set_state(self, state: Literal["starting", "ready", "draining"]) -> None:
         self._info = replace(self._info, state=state)
         if state == "ready":
             self._info = replace(self._info, ready_at_ms=now_ms())
 
     def unready(self) -> str | None:
-        """Return why no jobs are taken now; None: they are."""
+        """Return why no jobs are claimed now; None when they are."""
         if self._info.state != "ready":
             return f"the worker is {self._info.state}"
-        if self._beat_s is None or time.monotonic() - self._beat_s > SILENT_S:
-            return f"Redis has taken no heartbeat for {SILENT_S:g} s"
+        last_s = self._last_heartbeat_s
+        if last_s is None or time.monotonic() - last_s > HEARTBEAT_TIMEOUT_S:
+            return f"Redis has accepted no heartbeat for {HEARTBEAT_TIMEOUT_S:g} s"
         return None
 
     async def report_progress(self) -> None:
-        """Tell those who listen how far the runs are, for as long as the worker lives."""
+        """Publish the progress of changed jobs until canceled."""
         while True:
-            await asyncio.sleep(FLUSH_EVERY_S)
+            await asyncio.sleep(PUBLISH_EVERY_S)
             changed, self._changed = self._changed, set()
+            pending = [self._claimed_jobs[key] for key in changed | self._unstored if key in self._claimed_jobs]
             try:
-                await self._report([run for key in changed | self._unstored if (run := self._runs.get(key))], changed)
+                await self._report(pending, changed)
             except RedisUnavailable as error:
-                log.debug("progress_not_told", error=error.message)
-            for key in self._stored.keys() - self._runs.keys():
+                log.debug("progress_report_failed", error=error.message)
+            for key in self._stored.keys() - self._claimed_jobs.keys():
                 del self._stored[key]
-            self._unstored &= self._runs.keys()
+            self._unstored &= self._claimed_jobs.keys()
 
-    async def _report(self, runs: Sequence[ClaimedJob], changed: set[str]) -> None:
-        """Tell how far the runs are, and store what was not stored for a second or is of another phase by now."""
+    async def _report(self, claimed_jobs: Sequence[ClaimedJob], changed: set[str]) -> None:
+        """Publish progress; store it for a new phase, or when it was last stored a second ago."""
         now = time.monotonic()
         reports: dict[str, ProgressReport] = {}
-        for run in runs:
-            phase, at = self._stored.get(run.key, (None, 0.0))
-            store = phase is not run.phase or now - at >= STORE_EVERY_S
-            if store or run.key in changed:
-                reports[run.key] = ProgressReport(run.claim.job.id, run.claim.epoch, run.phase, run.progress, store)
-        self._unstored |= reports.keys()  # until Redis has taken it
+        for claimed in claimed_jobs:
+            phase, stored_at = self._stored.get(claimed.key, (None, 0.0))
+            store = phase is not claimed.phase or now - stored_at >= STORE_EVERY_S
+            if store or claimed.key in changed:
+                claim = claimed.claim
+                reports[claimed.key] = ProgressReport(claim.job.id, claim.epoch, claimed.phase, claimed.progress, store)
+        self._unstored |= reports.keys()  # until Redis accepts them
         if reports:
             await self._queue.claims.report_progress(*reports.values())
-        stored = {key: (one.phase, now) for key, one in reports.items() if one.store}
+        stored = {key: (report.phase, now) for key, report in reports.items() if report.store}
         self._stored |= stored
         self._unstored -= stored.keys()
 
-    async def beat(self, engine: EngineInterface) -> None:
-        """Say that this worker is there, for as long as it lives."""
-        learned_at = time.monotonic()
-        start_told = False
+    async def send_heartbeats(self, engine: EngineInterface) -> None:
+        """Send heartbeats, the start time and measured cost curves until canceled."""
+        curves_saved_at = time.monotonic()
+        start_time_saved = False
         while True:
             try:
-                await self.beat_once(engine.status())
-                if not start_told and self._info.ready_at_ms:
-                    await self._queue.workers.learn_start_time(
-                        (self._info.ready_at_ms - self._info.started_at_ms) / 1000
-                    )
-                    start_told = True
-                await self._curves.recall(self._queue)
-                if time.monotonic() - learned_at > LEARN_EVERY_S:
-                    learned_at = time.monotonic()
-                    await self._curves.teach(self._queue)
+                await self._send_heartbeat(engine.status())
+                if not start_time_saved and self._info.ready_at_ms:
+                    start_s = (self._info.ready_at_ms - self._info.started_at_ms) / 1000
+                    await self._queue.workers.learn_start_time(start_s)
+                    start_time_saved = True
+                await self._cost_curves.load(self._queue)
+                if time.monotonic() - curves_saved_at > SAVE_CURVES_EVERY_S:
+                    curves_saved_at = time.monotonic()
+                    await self._cost_curves.save(self._queue)
             except RedisUnavailable as error:
-                log.debug("heartbeat_missed", error=error.message)
-            await asyncio.sleep(BEAT_EVERY_S)
+                log.debug("heartbeat_failed", error=error.message)
+            await asyncio.sleep(HEARTBEAT_EVERY_S)
 
-    async def beat_once(self, engine: EngineStatus) -> None:
-        seated = sum(run.claim.job.slots for run in self._runs.values() if run.occupies_seats)
-        info = replace(self._info, running_jobs=len(self._runs), running_slots=seated, slots=self._seats)
-        info = replace(info, free_slots=max(0, self._seats - seated))
-        info = replace(info, memory_bytes=engine.memory_bytes, models_bytes=engine.models_bytes)
-        spent = engine.thread_time
-        info = replace(info, busy_s=round(spent.busy_s, 3), idle_while_queued_s=round(spent.idle_while_queued_s, 3))
-        loaded = engine.loaded_models
-        # A model of jobs in hand is on its way into memory, unless that failed. Who takes no jobs holds none.
-        held = {*loaded, *(run.spec.id for run in self._runs.values())} - engine.unavailable_models.keys()
-        await self._queue.workers.heartbeat(
-            replace(info, device=engine.device, loaded=loaded), held if info.state == "ready" else ()
+    async def _send_heartbeat(self, engine: EngineStatus) -> None:
+        claimed_jobs = self._claimed_jobs.values()
+        running_slots = sum(claimed.job.slots for claimed in claimed_jobs if claimed.occupies_slots)
+        info = replace(
+            self._info,
+            device=engine.device,
+            loaded=engine.loaded_models,
+            running_jobs=len(claimed_jobs),
+            running_slots=running_slots,
+            slots=self._slots,
+            free_slots=max(0, self._slots - running_slots),
+            memory_bytes=engine.memory_bytes,
+            models_bytes=engine.models_bytes,
+            busy_s=round(engine.thread_time.busy_s, 3),
+            idle_while_queued_s=round(engine.thread_time.idle_while_queued_s, 3),
         )
-        self._beat_s = time.monotonic()
+        # Other workers leave jobs of these models to this one. Those of claimed jobs are being loaded, or failed to.
+        held = {*engine.loaded_models, *(claimed.spec.id for claimed in claimed_jobs)}
+        held -= engine.unavailable_models.keys()
+        await self._queue.workers.heartbeat(info, held if info.state == "ready" else ())
+        self._last_heartbeat_s = time.monotonic()

@@ -148,7 +148,7 @@ def test_a_worker_frozen_past_its_lease_writes_nothing_when_it_wakes(make_stack:
     jobs = [stack.finish(name) for name in ids]
     assert all(job["status"] == "succeeded" and job["attempts"] == 2 for job in jobs)
     go_on(frozen)
-    wait_until(lambda: frozen.text().count("job_given_up") + frozen.text().count("job_lost") >= 3, "it has noticed")
+    wait_until(lambda: frozen.text().count("claim_abandoned") + frozen.text().count("job_lost") >= 3, "it has noticed")
     assert [stack.job(name) for name in ids] == jobs
     told = stack.terminal_events()
     assert {name: told[name] for name in ids} == dict.fromkeys(ids, 1)

@@ -1,1 +1,1 @@
-"""What operators see of a worker: metrics, its HTTP port, the GPU, the pod deletion cost."""
+"""Worker metrics: collectors, HTTP port, pod deletion cost."""

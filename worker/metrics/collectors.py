@@ -1,8 +1,9 @@
-"""The metrics of a worker's single jobs, and of its time."""
+"""Metrics of claims, jobs and the engine, and those read at each scrape (spool, GPU thread, GPU)."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -14,18 +15,18 @@ from worker.engine import EngineIncident, EngineStatus, ThreadTime
 
 log = structlog.get_logger()
 
-NVML_S = 2.0
+NVML_TIMEOUT_S = 2.0
 
 
 def claimed(claim: Claim) -> None:
-    """Count a claim, and what it waited for."""
+    """Count a claim and its time in the queue."""
     attempt = "solo" if claim.solo else "first" if claim.attempt == 1 else "again"
     metrics.claims.labels(attempt).inc()
     metrics.queue_wait_seconds.labels(claim.job.priority.value).observe(claim.queued_ms / 1000)
 
 
 def settled(claim: Claim, outcome: Outcome) -> None:
-    """Count a job that ended."""
+    """Count a settled job."""
     metrics.jobs_ended.labels(claim.job.model, outcome.state.value).inc()
     if outcome.error is not None:
         metrics.job_failures.labels(outcome.error.code).inc()
@@ -34,13 +35,13 @@ def settled(claim: Claim, outcome: Outcome) -> None:
         metrics.step_seconds.labels(claim.job.model).observe(inference_ms / 1000 / steps)
 
 
-def given_up(reason: str) -> None:
-    """Count a claim that ended in no settling by this worker."""
+def claim_abandoned(reason: str) -> None:
+    """Count a claim that this worker does not settle."""
     metrics.claims_abandoned.labels(reason).inc()
 
 
 def incident(incident: EngineIncident) -> None:
-    """Count what the engine met with."""
+    """Count a model load, or a forward that was retried."""
     match incident.kind:
         case "model_loaded":
             metrics.model_load_seconds.labels(incident.model).observe(incident.amount)
@@ -52,69 +53,67 @@ def incident(incident: EngineIncident) -> None:
             metrics.forwards_retried.labels(incident.model).inc(incident.amount)
 
 
-class Spent:
-    """Brings the counters of the GPU thread's time up to what it has spent."""
+class ScrapeMetrics:
+    """Metrics that are brought up to date at each scrape."""
 
     def __init__(self) -> None:
-        self._told = ThreadTime()
-
-    def show(self, spent: ThreadTime) -> None:
-        """Add what has been spent since the last call."""
-        metrics.gpu_busy_seconds.inc(max(0.0, spent.busy_s - self._told.busy_s))
-        idle_s = spent.idle_while_queued_s - self._told.idle_while_queued_s
-        metrics.gpu_idle_while_queued_seconds.inc(max(0.0, idle_s))
-        self._told = spent
-
-
-class Gauges:
-    """Brings them up to date when asked to."""
-
-    def __init__(self) -> None:
-        self._spent = Spent()
-        self._card: Card | None = None
-        self._looked = False
+        self._reported = ThreadTime()
+        self._gpu: NvmlGpu | None = None
+        self._gpu_searched = False
 
     async def refresh(
         self, engine: EngineStatus, *, spool_bytes: int, spool_limit_bytes: int, running_slots: int, ready: bool
     ) -> None:
-        """Set the gauges, and count what the GPU thread has done since the last call."""
-        self._spent.show(engine.thread_time)
+        """Set the gauges, and advance the counters of the GPU thread's time to its totals."""
+        time = engine.thread_time
+        metrics.gpu_busy_seconds.inc(max(0.0, time.busy_s - self._reported.busy_s))
+        idle_s = time.idle_while_queued_s - self._reported.idle_while_queued_s
+        metrics.gpu_idle_while_queued_seconds.inc(max(0.0, idle_s))
+        self._reported = time
         metrics.spool_bytes.set(spool_bytes)
         metrics.spool_limit_bytes.set(spool_limit_bytes)
         metrics.running_slots.set(running_slots)
         metrics.worker_ready.set(ready)
-        if engine.device_uuid is not None and not self._looked:
-            self._looked = True
-            self._card = Card.find(engine.device_uuid)
-        if self._card is not None:
-            await self._read(self._card)
+        if engine.device_uuid is not None and not self._gpu_searched:
+            self._gpu_searched = True
+            self._gpu = NvmlGpu.find(engine.device_uuid)
+        if self._gpu is not None:
+            await self._read(self._gpu)
 
-    async def _read(self, card: Card) -> None:
+    async def _read(self, gpu: NvmlGpu) -> None:
         try:
-            async with asyncio.timeout(NVML_S):
-                facts = await asyncio.to_thread(card.read)
+            async with asyncio.timeout(NVML_TIMEOUT_S):
+                usage = await asyncio.to_thread(gpu.read)
         except TimeoutError:
-            log.warning("nvml_silent", timeout_s=NVML_S, remedy="it is not asked again")
-            self._card = None
+            log.warning("nvml_timed_out", timeout_s=NVML_TIMEOUT_S, remedy="GPU metrics stay off until a restart")
+            self._gpu = None
             return
-        if facts is not None:
-            used, total, share = facts
-            metrics.gpu_memory_bytes.labels("used").set(used)
-            metrics.gpu_memory_bytes.labels("total").set(total)
-            if share is not None:
-                metrics.gpu_utilisation.set(share)
+        if usage is not None:
+            metrics.gpu_memory_bytes.labels("used").set(usage.used_bytes)
+            metrics.gpu_memory_bytes.labels("total").set(usage.total_bytes)
+            if usage.utilisation is not None:
+                metrics.gpu_utilisation.set(usage.utilisation)
 
 
-class Card:
-    """One GPU, or one slice (MIG) of it."""
+@dataclass(frozen=True)
+class GpuUsage:
+    """`utilisation` is the share of time with a running kernel; None for a MIG slice, which does not report it."""
+
+    used_bytes: int
+    total_bytes: int
+    utilisation: float | None
+
+
+class NvmlGpu:
+    """A GPU, or a MIG slice of one, read through NVML (NVIDIA's management library)."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
 
     @classmethod
-    def find(cls, uuid: str) -> Card | None:
-        """Return the card of this UUID (hexadecimal digits alone), None where NVML or the card cannot be had."""
+    def find(cls, uuid: str) -> NvmlGpu | None:
+        """Return the GPU of this UUID (hexadecimal digits only); None without NVML or such a GPU."""
         try:
             import pynvml
         except ImportError:
@@ -129,21 +128,18 @@ class Card:
             try:
                 return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}"))
             except pynvml.NVMLError as error:
-                log.debug("nvml_card_not_found", kind=kind, reason=str(error))
+                log.debug("nvml_gpu_not_found", kind=kind, reason=str(error))
         return None
 
-    def read(self) -> tuple[int, int, float | None] | None:
-        """Return memory in use and in all, in bytes, and the share of the last moments in which a kernel ran.
-
-        The share is None where the card does not tell it (a slice of one); None altogether where it tells nothing now.
-        """
+    def read(self) -> GpuUsage | None:
+        """Return the current usage; None when NVML cannot read it."""
         try:
             memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
         except self._nvml.NVMLError as error:
-            log.debug("nvml_silent", reason=str(error))
+            log.debug("nvml_read_failed", reason=str(error))
             return None
         try:
-            share = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
+            utilisation = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
         except self._nvml.NVMLError:
-            share = None
-        return int(memory.used), int(memory.total), share
+            utilisation = None
+        return GpuUsage(int(memory.used), int(memory.total), utilisation)

@@ -1,4 +1,4 @@
-"""A worker's own HTTP port: /healthz, /readyz and /metrics, answered on its event loop."""
+"""A worker's HTTP port: /healthz, /readyz and /metrics, served on its event loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
-import structlog
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -20,26 +19,22 @@ from shared.errors import ConfigurationError
 from shared.runtime import metrics
 from shared.runtime.log import announce
 
-log = structlog.get_logger()
-
-CONNECTIONS = 32  # probes and scrapes come one at a time; more than this is no scrape
+MAX_CONNECTIONS = 32  # more than probes and scrapes need
 KEEP_ALIVE_S = 15
 MAX_HEAD_BYTES = 16 * 1024
-STOP_S = 2
+SHUTDOWN_TIMEOUT_S = 2
 
 
-class Observed(Protocol):
-    """What is told of a worker."""
-
+class ObservedWorker(Protocol):
     def unready(self) -> str | None:
-        """Return why it takes no jobs now; None: it does."""
+        """Return why the worker claims no jobs now; None when it does."""
 
     async def refresh_metrics(self) -> None:
-        """Bring the gauges up to date."""
+        """Bring the metrics of this process up to date."""
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to the worker: they start its drain, during which it is still scraped."""
+    """Leaves signals to the worker, which is still scraped during its drain."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -47,8 +42,8 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def answering(settings: Settings, worker: Observed) -> AsyncIterator[None]:
-    """Answer on `worker_port` for as long as the block lasts; raises `ConfigurationError` where it cannot be had."""
+async def http_port(settings: Settings, worker: ObservedWorker) -> AsyncIterator[None]:
+    """Serve `worker_port`, if set, during the block; raises `ConfigurationError` when the port is not free."""
     if settings.worker_port is None:
         yield
         return
@@ -61,9 +56,9 @@ async def answering(settings: Settings, worker: Observed) -> AsyncIterator[None]
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=STOP_S,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
     server = _Server(config)
@@ -77,13 +72,11 @@ async def answering(settings: Settings, worker: Observed) -> AsyncIterator[None]
         listening.close()
 
 
-def application(worker: Observed) -> Starlette:
-    """Return what answers for `worker`."""
-
-    async def alive(_: Request) -> Response:
+def application(worker: ObservedWorker) -> Starlette:
+    async def healthz(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    async def ready(_: Request) -> Response:
+    async def readyz(_: Request) -> Response:
         reason = worker.unready()
         if reason is None:
             return JSONResponse({"status": "ready"})
@@ -93,8 +86,7 @@ def application(worker: Observed) -> Starlette:
         await worker.refresh_metrics()
         return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
 
-    routes = {"/healthz": alive, "/readyz": ready, "/metrics": prometheus}
-    return Starlette(routes=[Route(path, answer) for path, answer in routes.items()])
+    return Starlette(routes=[Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", prometheus)])
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -103,6 +95,6 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigurationError(
-            f"FUSEQUEUE_WORKER_HOST {host}, FUSEQUEUE_WORKER_PORT {port}: {error.strerror or error}; "
-            "each worker of a machine needs a port of its own"
+            f"cannot listen on FUSEQUEUE_WORKER_HOST {host}, FUSEQUEUE_WORKER_PORT {port}: "
+            f"{error.strerror or error}; give each worker of a machine another port"
         ) from error

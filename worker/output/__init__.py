@@ -1,1 +1,1 @@
-"""From pixels to objects in storage: image and video encoding, uploads, previews."""
+"""Outputs as objects in storage: image and video encoding, uploads, previews."""

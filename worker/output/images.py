@@ -1,4 +1,4 @@
-"""From pixels to a picture's file, with the job's parameters inside where its client asked for them."""
+"""Image files with optional embedded job parameters, and preview files."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ from worker.engine import Pixels
 log = structlog.get_logger()
 
 SOFTWARE = "fusequeue"
-# Run-length only: on photographs of 1024x1024 80 ms and 2503 KB, where zlib's default search takes 125 ms for the same
-# size (one core); at level 6 a flat 512x512 with faint noise takes 171 ms and 309 KB against 19 ms and 297 KB.
+# Run-length only: 1024x1024 photographs take 80 ms and 2503 KB, with zlib's default search 125 ms for the same size
+# (one core); at level 6 a flat 512x512 image with faint noise takes 171 ms and 309 KB instead of 19 ms and 297 KB.
 _PNG = {"compress_level": 1, "compress_type": zlib.Z_RLE}
 _WEBP_METHOD = 2  # Pillow's default of 4 takes twice the time for the same size
 _EXIF_SOFTWARE, _EXIF_FOLDER, _EXIF_USER_COMMENT = 0x0131, 0x8769, 0x9286
+# EXIF holds 64 KiB in a JPEG: two texts of this length, with up to four bytes per character, leave room for the rest.
+_MAX_TEXT = 7000
 _PREVIEW_QUALITIES = (80, 60, 40, 20)
-# EXIF holds 64 KiB in a JPEG: two texts of this length, at most four bytes a character, leave room for the rest.
-_LONGEST_TEXT = 7000
 
 
 def encode(pixels: np.ndarray[Any, np.dtype[np.uint8]], job: Job, index: int) -> tuple[bytes, str]:
-    """Return the file of picture `index` of `job`, and its content type.
+    """Return image `index` of `job` as a file, and its content type.
 
-    `pixels` is height x width x 3, or x 4 with transparency, which a JPEG gets on white. Metadata is written exactly
-    when `job.embed_parameters` is set.
+    `pixels` is [height, width, 3], or [height, width, 4] with transparency, which a JPEG shows on white. Metadata is
+    written only when `job.embed_parameters` is set.
     """
-    picture = Image.fromarray(np.ascontiguousarray(pixels, dtype=np.uint8))
-    parameters = parameters_of(job, index) if job.embed_parameters else None
-    out = BytesIO()
-    if picture.mode == "RGBA" and job.output_format is OutputFormat.JPEG:
-        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+    image = Image.fromarray(np.ascontiguousarray(pixels, dtype=np.uint8))
+    parameters = parameters_json(job, index) if job.embed_parameters else None
+    file = BytesIO()
+    if image.mode == "RGBA" and job.output_format is OutputFormat.JPEG:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     match job.output_format:
         case OutputFormat.PNG:
-            picture.save(out, "PNG", pnginfo=_png_text(parameters), **_PNG)
+            image.save(file, "PNG", pnginfo=_png_text(parameters), **_PNG)
         case OutputFormat.JPEG:
-            picture.save(out, "JPEG", quality=job.output_quality, exif=_exif(parameters))
+            image.save(file, "JPEG", quality=job.output_quality, exif=_exif(parameters))
         case OutputFormat.WEBP:
-            picture.save(out, "WEBP", quality=job.output_quality, method=_WEBP_METHOD, exif=_exif(parameters))
-    return out.getvalue(), job.output_format.content_type
+            image.save(file, "WEBP", quality=job.output_quality, method=_WEBP_METHOD, exif=_exif(parameters))
+    return file.getvalue(), job.output_format.content_type
 
 
-def parameters_of(job: Job, index: int) -> str:
-    """Return, as JSON, what makes picture `index` again; texts beyond `_LONGEST_TEXT` characters are cut."""
-    wanted = {"model", "adapters", "width", "height", "steps", "guidance_scale", "guidance_scale_2", "scheduler"}
-    wanted |= {"strength"} | ({"frames", "fps"} if job.task.makes_video else set())
-    values = {
-        "prompt": job.prompt[:_LONGEST_TEXT],
-        "negative_prompt": job.negative_prompt[:_LONGEST_TEXT],
+def parameters_json(job: Job, index: int) -> str:
+    """Return the parameters that reproduce output `index`, as JSON; texts are cut to `_MAX_TEXT` characters."""
+    names = {"model", "adapters", "width", "height", "steps", "guidance_scale", "guidance_scale_2", "scheduler"}
+    names |= {"strength"} | ({"frames", "fps"} if job.task.makes_video else set())
+    parameters = {
+        "prompt": job.prompt[:_MAX_TEXT],
+        "negative_prompt": job.negative_prompt[:_MAX_TEXT],
         "seed": job.seed_of(index),
-        **job.model_dump(mode="json", include=wanted, exclude_none=True),
+        **job.model_dump(mode="json", include=names, exclude_none=True),
     }
-    return json.dumps(values, ensure_ascii=False)
+    return json.dumps(parameters, ensure_ascii=False)
 
 
 def _png_text(parameters: str | None) -> PngImagePlugin.PngInfo | None:
@@ -79,33 +79,33 @@ def _exif(parameters: str | None) -> bytes:
         return b""
     exif = Image.Exif()
     exif[_EXIF_SOFTWARE] = SOFTWARE
-    # EXIF 2.3: eight bytes name the character code. JSON says nothing of byte order, so big endian as most readers do.
+    # EXIF 2.3: eight bytes name the character code. The byte order is not specified; most readers use big endian.
     exif.get_ifd(_EXIF_FOLDER)[_EXIF_USER_COMMENT] = b"UNICODE\0" + parameters.encode("utf-16-be", "replace")
     return exif.tobytes()
 
 
 class PreviewPublisher:
-    """Tells previews. One that cannot be told is dropped: the picture itself will come."""
+    """Stores previews in Redis; drops them during an outage, since the image follows."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
 
-    async def tell(self, job: Job, index: int, number: int, pixels: Pixels) -> None:
-        """Encode preview `number` of picture `index` and put it where it can be read."""
+    async def publish(self, job: Job, index: int, number: int, pixels: Pixels) -> None:
+        """Encode and store preview `number` of image `index`."""
         data = await asyncio.to_thread(encode_preview, pixels, job.output_format.of_previews)
         try:
             await self._queue.previews.put(job.id, index, number, data)
         except RedisUnavailable as error:
-            log.debug("preview_not_told", job_id=job.id, error=error.message)
+            log.debug("preview_dropped", job_id=job.id, error=error.message)
 
 
-def encode_preview(pixels: Pixels, kind: OutputFormat) -> bytes:
-    """Return a file of at most `MAX_PREVIEW_BYTES`: at the best quality that fits, and smaller where none does."""
-    picture = Image.fromarray(pixels).convert("RGB")
+def encode_preview(pixels: Pixels, output_format: OutputFormat) -> bytes:
+    """Return a file of at most `MAX_PREVIEW_BYTES`: at the best quality that fits, or smaller where none does."""
+    image = Image.fromarray(pixels).convert("RGB")
     while True:
         for quality in _PREVIEW_QUALITIES:
-            out = BytesIO()
-            picture.save(out, kind.name, quality=quality)
-            if out.tell() <= MAX_PREVIEW_BYTES:
-                return out.getvalue()
-        picture = picture.resize((max(1, picture.width // 2), max(1, picture.height // 2)))
+            file = BytesIO()
+            image.save(file, output_format.name, quality=quality)
+            if file.tell() <= MAX_PREVIEW_BYTES:
+                return file.getvalue()
+        image = image.resize((max(1, image.width // 2), max(1, image.height // 2)))

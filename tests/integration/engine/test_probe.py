@@ -73,7 +73,7 @@ async def test_workers_start_from_what_was_kept(queue: Queue) -> None:
     one = Probed("tiny", "cpu", "64x64", (Measured(1, 1.0, None), Measured(2, 2.0, None)))
     await command.keep([one], queue.client.settings)
     curves = CostCurves()
-    curves.measure("s", facts)
+    curves.add("s", facts)
     assert curves.rows("s", 8) == 8
-    await curves.recall(queue)
+    await curves.load(queue)
     assert curves.rows("s", 8) == 1

@@ -22,7 +22,7 @@ from shared.runtime import metrics
 from shared.signature import signature
 from shared.storage import connect
 from worker.engine.engine import Engine
-from worker.metrics.http_port import answering
+from worker.metrics.http_port import http_port
 from worker.worker import Worker
 
 Eventually = Callable[..., Awaitable[None]]
@@ -68,7 +68,7 @@ async def test_a_worker_without_redis_keeps_its_forward_claims_nothing_and_comes
     await eventually(lambda: worker.unready() is not None, "it says that Redis is away", 30)
     assert "heartbeat" in (worker.unready() or "")
     assert forwards() > at_the_kill + 5, "the forwards go on"
-    assert worker.seats_in_use == 1, "nothing else is claimed"
+    assert worker.slots_in_use == 1, "nothing else is claimed"
     durable_server.start()
     await eventually(lambda: worker.unready() is None, "it comes back by itself", 30)
 
@@ -98,8 +98,8 @@ async def test_a_worker_whose_models_are_missing_is_not_ready(
     with structlog.testing.capture_logs() as logs:
         worker = Worker(Catalog((a_spec(tmp_path / "nowhere"),)), queue, storage, settings, Engine)
         running = asyncio.create_task(worker.run())
-        await eventually(lambda: any(line["event"] == "nothing_to_serve" for line in logs), "it has tried", 60)
-        async with answering(settings, worker), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        await eventually(lambda: any(line["event"] == "models_unavailable" for line in logs), "it has tried", 60)
+        async with http_port(settings, worker), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             answers: list[httpx.Response] = []
 
             async def tells_of_models() -> bool:
@@ -120,6 +120,7 @@ async def test_a_worker_whose_models_are_missing_is_not_ready(
         assert await running == 0
     await storage.close()
     assert answer.status_code == 503
-    for told in (answer.json()["reason"], next(line["reason"] for line in logs if line["event"] == "nothing_to_serve")):
-        assert "no model can be loaded: model 'tiny'" in told
-        assert "nowhere" in told
+    logged = next(line["reason"] for line in logs if line["event"] == "models_unavailable")
+    for reason in (answer.json()["reason"], logged):
+        assert "no model can be loaded: model 'tiny'" in reason
+        assert "nowhere" in reason

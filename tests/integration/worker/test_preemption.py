@@ -100,7 +100,7 @@ class Gate:
         self.at_work: Shop | None = None
 
     def forward(self, calls: Sequence[ParkedCall], *more: Any) -> list[Any]:
-        if calls[0].shared_method.component == "unet" and self.at_work and self.at_work.worker.seats_in_use:
+        if calls[0].shared_method.component == "unet" and self.at_work and self.at_work.worker.slots_in_use:
             self._passed += 1
             if self._passed in self._let_on:
                 self._let_on[self._passed].wait(60)
@@ -134,7 +134,7 @@ async def test_an_interactive_job_starts_within_a_full_bulk_batch(
         await at_work.submit(*batch, a_job("waits", steps=2, priority=Priority.BULK))
         await at_work.under_way("bulk0", "bulk1")
         await at_work.submit(urgent)
-        await eventually(lambda: at_work.worker.seats_in_use == 3, "it is claimed", 60)
+        await eventually(lambda: at_work.worker.slots_in_use == 3, "it is claimed", 60)
         gate.open(EARLY)
         (done,) = await at_work.ended("urgent")
         assert [(await at_work.record(job.id)).state for job in batch] == [State.RUNNING] * 2

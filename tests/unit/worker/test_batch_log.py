@@ -1,4 +1,4 @@
-"""Why a batch held no more, and what kept a job out of it: each row says why."""
+"""What limits a batch, and which fields keep jobs out of it."""
 
 from __future__ import annotations
 
@@ -14,35 +14,33 @@ from shared.job import Adapter, Job
 from shared.queue import Claim
 from shared.runtime import metrics
 from shared.signature import differences, signature
-from worker.batch_log import BatchLimits, BatchLog, stopped_by
+from worker.batch_log import BatchLimits, BatchLog
 from worker.engine import ForwardDone
 from worker.job_runner import ClaimedJob
 
-EIGHT: dict[str, Any] = {"max_batch": 8, "ruled": 8, "fits": 8, "paying": 8, "window_ms": 50}
-
 
 @pytest.mark.parametrize(
-    ("growth", "reason", "why"),
+    ("changes", "reason", "why"),
     [
-        (BatchLimits(**EIGHT, seats=8), "full", "as many as the models file allows"),
-        (BatchLimits(**EIGHT | {"fits": 4}, seats=4), "memory", "memory once held no more than four"),
-        (BatchLimits(**EIGHT | {"fits": 4, "paying": 4}, seats=4), "memory", "what pays is counted up to what fits"),
-        (BatchLimits(**EIGHT | {"paying": 4}, seats=4), "cap", "a fifth would not have paid"),
-        (BatchLimits(**EIGHT | {"ruled": 2, "fits": 2, "paying": 2}, seats=2), "cap", "a rule allows two"),
-        (BatchLimits(**EIGHT, seats=3, overdue=True), "overdue", "jobs waited that had to let others go first"),
-        (BatchLimits(**EIGHT, seats=8, overdue=True), "full", "the others came too late to matter"),
-        (BatchLimits(**EIGHT, seats=3, queued_ms=50), "window", "the first had waited for company long enough"),
-        (BatchLimits(**EIGHT, seats=1, queued_ms=3), "solo", "no company was likely: it did not wait for any"),
-        (BatchLimits(**EIGHT, seats=1, queued_ms=90, solo=True), "solo", "it was lost once"),
+        ({"peak_slots": 8}, "full", "max_batch of the models file"),
+        ({"memory_rows": 4, "peak_slots": 4}, "memory", "memory holds four"),
+        ({"memory_rows": 4, "efficient_rows": 4, "peak_slots": 4}, "memory", "memory also limits the efficient rows"),
+        ({"efficient_rows": 4, "peak_slots": 4}, "cap", "a fifth row is not efficient"),
+        ({"rule_rows": 2, "memory_rows": 2, "efficient_rows": 2, "peak_slots": 2}, "cap", "a rule allows two"),
+        ({"peak_slots": 3, "overdue": True}, "overdue", "queued jobs could not join: another signature was overdue"),
+        ({"peak_slots": 8, "overdue": True}, "full", "the batch was full before another signature was overdue"),
+        ({"peak_slots": 3, "queued_ms": 50}, "window", "the first job waited its whole window"),
+        ({"peak_slots": 1, "queued_ms": 3}, "solo", "no batch mates were expected: it did not wait"),
+        ({"peak_slots": 1, "queued_ms": 90, "solo": True}, "solo", "the job was lost before"),
     ],
 )
-def test_a_batch_says_what_stopped_it(growth: BatchLimits, reason: str, why: str) -> None:
-    """Memory, what pays and rules count where they bind before `max_batch` does."""
-    assert stopped_by(growth) == reason, why
+def test_stopped_by_names_the_binding_limit(changes: dict[str, Any], reason: str, why: str) -> None:
+    limits = {"max_batch": 8, "rule_rows": 8, "memory_rows": 8, "efficient_rows": 8, "window_ms": 50, **changes}
+    assert BatchLimits(**limits).stopped_by() == reason, why
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({"model": "other", "width": 512}, ("model",)),
         ({"width": 512}, ("shape",)),
@@ -51,60 +49,59 @@ def test_a_batch_says_what_stopped_it(growth: BatchLimits, reason: str, why: str
         ({"steps": 3, "prompt": "another", "guidance_scale": 9.0}, ()),
     ],
 )
-def test_what_keeps_two_jobs_apart_is_named(
-    make_job: Callable[..., Job], changes: dict[str, Any], told: tuple[str, ...]
+def test_differences_name_the_fields_of_unequal_signatures(
+    make_job: Callable[..., Job], changes: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
-    """By field, so that the counter has as many series as a job has shared fields."""
-    one, other = make_job(), make_job(**changes)
-    assert differences(one, other) == told
-    assert bool(told) == (signature(one) != signature(other))
+    """Fields, not values: the counter has as many series as a job has shared fields."""
+    first, second = make_job(), make_job(**changes)
+    assert differences(first, second) == expected
+    assert bool(expected) == (signature(first) != signature(second))
 
 
 def count(name: str, **labels: str) -> float:
     return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
 
 
-async def test_a_batch_is_told_in_one_line_when_its_last_job_has_left(make_job: Callable[..., Job]) -> None:
-    """Jobs that join belong to it; one of another size that had to wait tells what kept it apart."""
+async def test_batch_is_logged_once_when_its_last_job_leaves(make_job: Callable[..., Job]) -> None:
+    """Jobs that join belong to it; a queued job of another size records the field that kept it out."""
     spec = ModelSpec(id="of-batches", source="none", max_batch=8, window_ms=50)
-    batches = BatchLog(Catalog((spec,)))
-    runs = [_run(make_job(model=spec.id), spec, queued_ms=60 * at) for at in range(1, 4)]
-    apart = _run(make_job(model=spec.id, width=768), spec, queued_ms=5000)
-    kept, stopped = count("fusequeue_batch_mismatches_total", field="shape"), {"model": spec.id, "stopped_by": "window"}
+    batch_log = BatchLog(Catalog((spec,)))
+    joined = [_claimed(make_job(model=spec.id), spec, queued_ms=60 * number) for number in range(1, 4)]
+    other = _claimed(make_job(model=spec.id, width=768), spec, queued_ms=5000)
+    mismatches = count("fusequeue_batch_mismatches_total", field="shape")
     with structlog.testing.capture_logs() as logs:
-        for run in runs:
-            batches.admit(run)
+        for claimed in joined:
+            batch_log.admit(claimed)
         for rows in (3, 2):
-            batches.forward(ForwardDone(spec.id, rows, rows, 0.2, "cpu", "64x64", claim_key=runs[0].key))
-        assert batches.seats == 3
-        for run in (*runs, *runs):
-            batches.leave(run)
-        batches.admit(apart)
-        batches.leave(apart)
+            batch_log.count_forward(ForwardDone(spec.id, rows, rows, 0.2, "cpu", "64x64", claim_key=joined[0].key))
+        assert batch_log.running_slots == 3
+        for claimed in (*joined, *joined):
+            batch_log.remove(claimed)
+        batch_log.admit(other)
+        batch_log.remove(other)
         await asyncio.sleep(0)
-    told = [line for line in logs if line["event"] == "batch"]
-    assert [line["jobs"] for line in told] == [3, 1]
-    first = told[0]
-    assert (first["forwards"], first["mean_rows"], first["most_rows"], first["forward_ms"]) == (2, 2.5, 3, 400)
-    assert (first["stopped_by"], first["longest_wait_ms"]) == ("window", 180)
-    assert [(line["model"], line["batch_mismatches"]) for line in told] == [(spec.id, ()), (spec.id, ("shape",))]
-    assert count("fusequeue_batches_total", **stopped) == 2
-    assert count("fusequeue_batch_mismatches_total", field="shape") == kept + 1
+    events = [event for event in logs if event["event"] == "batch"]
+    assert [event["jobs"] for event in events] == [3, 1]
+    first = events[0]
+    assert (first["forwards"], first["mean_rows"], first["max_rows"], first["forward_ms"]) == (2, 2.5, 3, 400)
+    assert (first["stopped_by"], first["max_wait_ms"]) == ("window", 180)
+    assert [(event["model"], event["mismatched_fields"]) for event in events] == [(spec.id, ()), (spec.id, ("shape",))]
+    assert count("fusequeue_batches_total", model=spec.id, stopped_by="window") == 2
+    assert count("fusequeue_batch_mismatches_total", field="shape") == mismatches + 1
     assert count("fusequeue_forward_seconds_count", model=spec.id, rows="3-4") == 1
     assert count("fusequeue_forward_seconds_count", model=spec.id, rows="2") == 1
 
 
-async def test_a_job_that_came_later_was_not_kept_apart(make_job: Callable[..., Job]) -> None:
-    """It never waited while the other batch ran."""
+async def test_job_that_arrives_after_a_batch_is_no_mismatch(make_job: Callable[..., Job]) -> None:
     spec = ModelSpec(id="of-batches", source="none", max_batch=8)
-    batches = BatchLog(Catalog((spec,)))
-    first = _run(make_job(model=spec.id), spec)
-    batches.admit(first)
-    batches.leave(first)
-    kept = count("fusequeue_batch_mismatches_total", field="shape")
-    batches.admit(_run(make_job(model=spec.id, width=768), spec))
-    assert count("fusequeue_batch_mismatches_total", field="shape") == kept
+    batch_log = BatchLog(Catalog((spec,)))
+    first = _claimed(make_job(model=spec.id), spec)
+    batch_log.admit(first)
+    batch_log.remove(first)
+    mismatches = count("fusequeue_batch_mismatches_total", field="shape")
+    batch_log.admit(_claimed(make_job(model=spec.id, width=768), spec))
+    assert count("fusequeue_batch_mismatches_total", field="shape") == mismatches
 
 
-def _run(job: Job, spec: ModelSpec, queued_ms: int = 0) -> ClaimedJob:
+def _claimed(job: Job, spec: ModelSpec, queued_ms: int = 0) -> ClaimedJob:
     return ClaimedJob(Claim(job, signature(job), epoch=1, attempt=1, solo=False, queued_ms=queued_ms), spec)

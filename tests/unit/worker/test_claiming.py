@@ -6,15 +6,15 @@ import pytest
 
 from shared.job import Priority
 from worker.claiming import (
-    LONGEST_LOAD_S,
-    TRUSTED_S,
+    HINT_TRUSTED_S,
+    MAX_LOAD_S,
     UNKNOWN_LOAD_S,
     ClaimRequest,
     InteractiveHint,
     RunningJob,
-    asks,
-    leading,
-    loads_ms,
+    claim_requests,
+    leading_signature,
+    load_times_ms,
 )
 
 
@@ -79,26 +79,26 @@ ANY, URGENT = Priority.BULK, Priority.INTERACTIVE
 )
 def test_what_a_worker_asks_for(seated: list[RunningJob], aside: int, wanted: list[ClaimRequest], why: str) -> None:
     """Eight rows go on together here, sixteen of another signature might."""
-    assert asks(seated, rows=8, largest=16, aside=aside) == wanted, why
+    assert claim_requests(seated, rows=8, max_batch=16, max_preempted=aside) == wanted, why
 
 
 def test_the_leading_signature_is_that_of_the_first_interactive_job() -> None:
     """As in the engine: priority, then age."""
-    assert leading([bulk(8, "a"), urgent(1, "b"), urgent(1, "c")]) == "b"
-    assert leading([bulk(8, "a"), bulk(1, "b")]) == "a"
+    assert leading_signature([bulk(8, "a"), urgent(1, "b"), urgent(1, "c")]) == "b"
+    assert leading_signature([bulk(8, "a"), bulk(1, "b")]) == "a"
 
 
 @pytest.mark.parametrize("aside", [0, 3, 8, 100])
 def test_rows_set_aside_are_bounded_whatever_comes(aside: int) -> None:
     """Taking all that is asked for, again and again, never sets more aside than allowed, nor fills two forwards."""
     seated = [bulk(8)]
-    while wanted := asks(seated, rows=8, largest=8, aside=aside):
+    while wanted := claim_requests(seated, rows=8, max_batch=8, max_preempted=aside):
         ask = wanted[0]
-        seated.append(RunningJob(ask.signature or "b", ask.seats, ask.lowest is URGENT))
-        together = sum(one.seats for one in seated if one.signature == leading(seated))
-        set_aside = sum(one.seats for one in seated) - min(8, together)
+        seated.append(RunningJob(ask.signature or "b", ask.slots, ask.lowest is URGENT))
+        together = sum(one.slots for one in seated if one.signature == leading_signature(seated))
+        set_aside = sum(one.slots for one in seated) - min(8, together)
         assert set_aside <= aside
-    assert sum(one.seats for one in seated if one.interactive) <= 8
+    assert sum(one.slots for one in seated if one.interactive) <= 8
 
 
 @pytest.mark.parametrize(
@@ -107,18 +107,18 @@ def test_rows_set_aside_are_bounded_whatever_comes(aside: int) -> None:
         ((), {}, {"a": 1000 * UNKNOWN_LOAD_S, "b": 1000 * UNKNOWN_LOAD_S}, "nothing was ever loaded: a guess"),
         (("a",), {"a": 4.0}, {"a": 0, "b": 4000}, "in memory; the other is taken for what was measured"),
         ((), {"a": 4.0, "b": 0.5}, {"a": 4000, "b": 500}, "both were pushed out: each as it took"),
-        ((), {"a": 1e4, "b": 1e-9}, {"a": 1000 * LONGEST_LOAD_S, "b": 1}, "bounded; 0 would mean in memory"),
+        ((), {"a": 1e4, "b": 1e-9}, {"a": 1000 * MAX_LOAD_S, "b": 1}, "bounded; 0 would mean in memory"),
     ],
 )
 def test_what_a_load_takes(
     loaded: tuple[str, ...], measured_s: dict[str, float], expected: dict[str, float], why: str
 ) -> None:
-    assert loads_ms(("a", "b"), loaded, measured_s) == expected, why
+    assert load_times_ms(("a", "b"), loaded, measured_s) == expected, why
 
 
 def test_what_could_not_be_loaded_is_left_to_others() -> None:
     """Unless it is in memory after all."""
-    assert loads_ms(("a", "b", "c"), ("b",), {"a": 4.0}, failed=("a", "b")) == {"a": -60000, "b": 0, "c": 4000}
+    assert load_times_ms(("a", "b", "c"), ("b",), {"a": 4.0}, failed=("a", "b")) == {"a": -60000, "b": 0, "c": 4000}
 
 
 def test_it_asks_until_told_that_none_waits_and_again_at_a_hint() -> None:
@@ -126,19 +126,19 @@ def test_it_asks_until_told_that_none_waits_and_again_at_a_hint() -> None:
     now = [100.0]
     urgent = InteractiveHint(lambda: now[0])
     assert urgent.likely
-    urgent.none_waits(urgent.hints)
+    urgent.clear(urgent.count)
     assert not urgent.likely
-    urgent.hint()
+    urgent.set()
     assert urgent.likely
-    urgent.none_waits(urgent.hints)
-    now[0] += TRUSTED_S
+    urgent.clear(urgent.count)
+    now[0] += HINT_TRUSTED_S
     assert urgent.likely
 
 
 def test_an_answer_from_before_the_newest_hint_is_worth_nothing() -> None:
     """The job of which the hint tells may have come after the queue looked."""
     urgent = InteractiveHint(lambda: 100.0)
-    asked = urgent.hints
-    urgent.hint()
-    urgent.none_waits(asked)
+    asked = urgent.count
+    urgent.set()
+    urgent.clear(asked)
     assert urgent.likely

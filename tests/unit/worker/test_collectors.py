@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from worker.metrics.collectors import Card
+from worker.metrics.collectors import NvmlGpu
 
 
 def test_a_machine_without_nvml_tells_nothing_and_goes_on() -> None:
     """A worker on a CPU, or in a container without the driver's library, is scraped all the same."""
     with structlog.testing.capture_logs() as logs:
-        card = Card.find("00000000-0000-0000-0000-000000000000")
+        card = NvmlGpu.find("00000000-0000-0000-0000-000000000000")
     assert card is None, "no GPU has this name"
-    assert {line["event"] for line in logs} & {"nvml_unavailable", "nvml_missing", "nvml_card_not_found"}
+    assert {line["event"] for line in logs} & {"nvml_unavailable", "nvml_missing", "nvml_gpu_not_found"}
 
 
 @pytest.mark.gpu
@@ -25,7 +25,7 @@ def test_the_gpu_tells_its_memory() -> None:
 
     uuid = uuid_of(torch.device("cuda"))
     assert uuid is not None
-    card = Card.find(uuid)
+    card = NvmlGpu.find(uuid)
     assert card is not None
     facts = card.read()
     assert facts is not None

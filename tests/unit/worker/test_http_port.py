@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
 from shared.runtime import metrics
-from worker.metrics.http_port import answering
+from worker.metrics.http_port import http_port
 
 
 class Observed:
@@ -38,7 +38,7 @@ async def test_the_port_tells_life_readiness_and_metrics() -> None:
     """Alive from the start, ready when the worker says so; a scrape brings the gauges up to date first."""
     port, observed = free_port(), Observed()
     url = f"http://127.0.0.1:{port}"
-    async with answering(Settings(worker_port=port), observed), httpx.AsyncClient(base_url=url, timeout=5) as client:
+    async with http_port(Settings(worker_port=port), observed), httpx.AsyncClient(base_url=url, timeout=5) as client:
         assert (await client.get("/healthz")).status_code == 200
         unready = await client.get("/readyz")
         assert (unready.status_code, unready.json()["reason"]) == (503, "the worker is starting")
@@ -58,13 +58,13 @@ async def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"FUSEQUEUE_WORKER_PORT {port}"):
-            async with answering(Settings(worker_port=port), Observed()):
+            async with http_port(Settings(worker_port=port), Observed()):
                 pass
 
 
 async def test_without_a_port_nothing_listens() -> None:
     """It is off unless asked for."""
-    async with answering(Settings(), Observed()):
+    async with http_port(Settings(), Observed()):
         pass
 
 

@@ -68,10 +68,10 @@ class House:
     def serve(self, claim: Claim) -> tuple[ClaimedJob, asyncio.Task[None]]:
         run = ClaimedJob(claim, ModelSpec(id="demo", source="none"))
         service = JobRunner(self.queue, self.storage, self.seats, WORKER)  # type: ignore[arg-type]
-        return run, asyncio.create_task(service.serve(run))
+        return run, asyncio.create_task(service.run(run))
 
     async def finish(self, run: ClaimedJob, serving: asyncio.Task[None]) -> None:
-        run.deliver(self.delivery, 0, MADE)
+        run.upload(self.delivery, 0, MADE)
         run.engine_done.set_result(JobFinished())
         async with asyncio.timeout(10):
             await serving

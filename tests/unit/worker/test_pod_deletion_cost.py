@@ -18,8 +18,7 @@ from starlette.routing import Route
 
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
-from worker.metrics import pod_deletion_cost
-from worker.metrics.pod_deletion_cost import ANNOTATION, DeletionCost
+from worker.metrics.pod_deletion_cost import ANNOTATION, DeletionCost, pod_deletion_cost
 
 Eventually = Callable[..., Awaitable[None]]
 
@@ -51,7 +50,7 @@ class Cluster:
 
 
 class Worker:
-    seats_in_use = 0
+    slots_in_use = 0
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ async def cluster(eventually: Eventually) -> AsyncIterator[Cluster]:
 @contextlib.asynccontextmanager
 async def keeping(cluster: Cluster, worker: Worker, token: Path, **options: float) -> AsyncIterator[None]:
     async with httpx.AsyncClient(base_url=cluster.url, timeout=5, trust_env=False) as client:
-        task = asyncio.create_task(DeletionCost(client, "gpus", "worker-1", token).keep(worker, **options))
+        task = asyncio.create_task(DeletionCost(client, "gpus", "worker-1", token).keep_current(worker, **options))
         yield
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -81,17 +80,17 @@ async def test_the_cost_follows_what_the_worker_has_in_hand(
     cluster: Cluster, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Written when it changes and not otherwise; the token is read anew, since Kubernetes renews it."""
-    monkeypatch.setattr(pod_deletion_cost, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("worker.metrics.pod_deletion_cost.CHECK_EVERY_S", 0.01)
     worker, token = Worker(), tmp_path / "token"
     token.write_text("first\n")
     async with keeping(cluster, worker, token, write_every_s=0.02):
         await eventually(lambda: cluster.costs == ["0"], "an idle worker is the first to go")
         cluster.token = "second"
         token.write_text("second\n")
-        worker.seats_in_use = 8
+        worker.slots_in_use = 8
         await eventually(lambda: cluster.costs == ["0", "8"], "a busy one is not")
         await asyncio.sleep(0.1)
-        worker.seats_in_use = 0
+        worker.slots_in_use = 0
         await eventually(lambda: cluster.costs == ["0", "8", "0"], "nothing was written while nothing changed")
 
 
@@ -99,10 +98,10 @@ async def test_a_refusal_does_not_end_it(
     cluster: Cluster, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is tried again later, with what then is so: a worker does not fall with its annotation."""
-    monkeypatch.setattr(pod_deletion_cost, "FAILED_S", 0.01)
+    monkeypatch.setattr("worker.metrics.pod_deletion_cost.RETRY_AFTER_S", 0.01)
     worker, token = Worker(), tmp_path / "token"
     cluster.refuse = True
-    worker.seats_in_use = 3
+    worker.slots_in_use = 3
     token.write_text("expired")
     async with keeping(cluster, worker, token):
         await eventually(lambda: cluster.refused >= 2, "a token that is none is refused")
@@ -116,12 +115,12 @@ async def test_a_refusal_does_not_end_it(
 
 async def test_outside_of_kubernetes_the_setting_is_refused(tmp_path: Path) -> None:
     """It names what is missing, rather than fail later and silently."""
-    async with pod_deletion_cost.cost_kept(Settings(), Worker(), {}):
+    async with pod_deletion_cost(Settings(), Worker(), {}):
         pass  # off unless set
     settings = Settings(pod_name="worker-1")
     with pytest.raises(ConfigurationError, match="KUBERNETES_SERVICE_HOST"):
-        async with pod_deletion_cost.cost_kept(settings, Worker(), {}, tmp_path):
+        async with pod_deletion_cost(settings, Worker(), {}, tmp_path):
             pass
     with pytest.raises(ConfigurationError, match="automountServiceAccountToken"):
-        async with pod_deletion_cost.cost_kept(settings, Worker(), {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path):
+        async with pod_deletion_cost(settings, Worker(), {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path):
             pass

@@ -69,10 +69,10 @@ async def test_previews_are_told_in_the_order_in_which_they_were_taken(
     job = make_job()
     run = ClaimedJob(Claim(job, "s", epoch=1, attempt=1, solo=False, queued_ms=0), a_spec(Path("none")))
     for shade in (0, 1, 2):
-        run.preview(PreviewPublisher(fake_queue), 0, np.full((8, 8, 3), shade, np.uint8))
+        run.publish_preview(PreviewPublisher(fake_queue), 0, np.full((8, 8, 3), shade, np.uint8))
     await asyncio.sleep(0.05)  # what does not wait for the first would be told by now
     slow.set()
-    await run.previews_told()
+    await run.previews_published()
     assert told == [0, 1, 2]
     assert [one.number for one in await fake_queue.previews.get(job.id)] == [0, 1, 2]
 

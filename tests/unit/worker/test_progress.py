@@ -38,7 +38,7 @@ async def test_what_redis_did_not_take_is_told_again(eventually: Eventually) -> 
     run: Any = SimpleNamespace(key="job_1:3", claim=claim, phase=Phase.DECODING, progress=Progress(step=8, total=8))
     catalog: Any = [SimpleNamespace(id="demo", max_batch=8)]
     reporter = ProgressReporter(queue, {run.key: run}, CostCurves(), "worker-1", catalog)
-    reporter.note(run)
+    reporter.mark_changed(run)
     telling = asyncio.create_task(reporter.report_progress())
     try:
         await eventually(lambda: len(queue.told) == 2, "it is told again")

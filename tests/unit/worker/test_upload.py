@@ -60,7 +60,7 @@ async def delivering() -> AsyncIterator[Any]:
 async def test_a_picture_is_stored_below_its_job_and_attempt(delivering: Any) -> None:
     """The key names job and attempt, and the artifact tells the seed of its own picture."""
     shelf = Shelf(0)
-    artifact = await delivering(shelf).deliver(claim(), 1, Output(PIXELS))
+    artifact = await delivering(shelf).upload(claim(), 1, Output(PIXELS))
     assert artifact.key == object_key(claim().job, 3, 1) == "jobs/job_1/3/1.png"
     assert artifact.seed == 8
     assert len(shelf.kept[artifact.key]) == artifact.bytes
@@ -71,7 +71,7 @@ async def test_an_upload_outlasts_storage_that_is_away(delivering: Any, monkeypa
     monkeypatch.setattr(upload, "FIRST_RETRY_S", 0.001)
     shelf = Shelf(5)
     delivery = delivering(shelf)
-    await delivery.deliver(claim(), 0, Output(PIXELS))
+    await delivery.upload(claim(), 0, Output(PIXELS))
     assert len(shelf.kept) == 1
     assert delivery.held_bytes == 0
 
@@ -80,7 +80,7 @@ async def test_what_waits_for_storage_fills_the_spool(delivering: Any) -> None:
     """A full spool is told, and giving the job up empties it."""
     shelf = Shelf(10**6)
     delivery = delivering(shelf, spool_bytes=10)
-    upload = asyncio.create_task(delivery.deliver(claim(), 0, Output(PIXELS)))
+    upload = asyncio.create_task(delivery.upload(claim(), 0, Output(PIXELS)))
     await shelf.asked.wait()
     assert delivery.full
     upload.cancel()
@@ -98,7 +98,7 @@ async def test_a_video_is_stored_with_its_thumbnail(delivering: Any) -> None:
         update={"task": Task.TEXT_TO_VIDEO, "frames": 9, "fps": 8, "output_format": OutputFormat.MP4}
     )
     delivery = delivering(shelf)
-    artifact = await delivery.deliver(replace(clip, job=job), 0, made)
+    artifact = await delivery.upload(replace(clip, job=job), 0, made)
     assert (artifact.kind, artifact.key, artifact.content_type) == ("video", "jobs/job_1/3/0.mp4", "video/mp4")
     assert (artifact.width, artifact.height, artifact.frames, artifact.fps) == (48, 32, 9, 8)
     assert (artifact.duration_s, artifact.has_audio) == (1.125, True)
@@ -115,5 +115,5 @@ async def test_the_layers_of_a_picture_have_one_seed(delivering: Any) -> None:
     """Results are counted over all layers; each set of them comes from one run."""
     one = claim()
     layered = replace(one, job=one.job.model_copy(update={"layers": 3}))
-    artifacts = [await delivering(Shelf(0)).deliver(layered, index, Output(PIXELS)) for index in range(6)]
+    artifacts = [await delivering(Shelf(0)).upload(layered, index, Output(PIXELS)) for index in range(6)]
     assert [artifact.seed for artifact in artifacts] == [7, 7, 7, 8, 8, 8]

@@ -22,7 +22,7 @@ async def test_a_worker_that_waits_for_redis_can_be_stopped(tmp_path: Path) -> N
         worker = Worker(Catalog((ModelSpec(id="m", source="none"),)), queue, storage, settings)
         running = asyncio.create_task(worker.run())
         async with asyncio.timeout(10):
-            while not any(line["event"] == "waiting_for_redis" for line in logs):
+            while not any(line["event"] == "redis_unavailable" for line in logs):
                 await asyncio.sleep(0.01)
             assert worker.unready() == "the worker is starting"
             worker.drain()

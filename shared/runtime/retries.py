@@ -1,0 +1,50 @@
+"""Retries during an outage of Redis or object storage."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import stamina
+import stamina.instrumentation
+import structlog
+
+from shared.errors import Unavailable
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+stamina.instrumentation.set_on_retry_hooks(())  # the events below name what is retried
+
+
+async def retry_while_unavailable(
+    action: Callable[[], Awaitable[T]],
+    event: str,
+    *,
+    until: Callable[[], bool] = lambda: False,
+    first_s: float = 0.1,
+    max_s: float = 5.0,
+    **context: object,
+) -> T | None:
+    """Repeat `action` while it raises `Unavailable`; return None once `until()` is true after a failure.
+
+    Waits grow from `first_s` to `max_s`. Attempts are unlimited, as an outage has no known length. Each failure is
+    logged as `event` with `context`.
+    """
+
+    def retriable(error: Exception) -> bool:
+        if not isinstance(error, Unavailable):
+            return False
+        log.warning(event, code=error.code, error=error.message, **context)
+        return not until()
+
+    try:
+        async for attempt in stamina.retry_context(
+            retriable, attempts=None, timeout=None, wait_initial=first_s, wait_max=max_s, wait_jitter=first_s
+        ):
+            with attempt:
+                return await action()
+    except Unavailable:
+        pass
+    return None
