@@ -17,7 +17,7 @@ from tiny import lora, shelf
 
 from shared.config.adapters import AdapterSpec
 from worker.engine.fusion.module_proxy import shared_methods_of
-from worker.engine.lora.adapter_files import Changes, check_fit, combine, locate, place, read
+from worker.engine.lora.adapter_files import Changes, check_fit, combine, locate, move, read
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
 
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
@@ -111,7 +111,7 @@ def changes_of(pipeline: Any, file: Path, **fields: Any) -> Changes:
     spec = AdapterSpec(id="file", source=str(file.parent), weight_name=file.name, **fields)
     changes = read(spec, locate(spec), pipeline)
     check_fit(changes, pipeline.components)
-    return place(combine([(changes, 1.0)]), pipeline.components, CPU)
+    return move(combine([(changes, 1.0)]), pipeline.components, CPU)
 
 
 def call(component: str, module: torch.nn.Module) -> Any:

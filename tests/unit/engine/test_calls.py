@@ -19,7 +19,7 @@ from shared.errors import InferenceFailed, ModelUnavailable, NonFiniteLatents
 from shared.job import Job, Task
 from worker.engine.pipelines.call_arguments import (
     arguments_for,
-    least_strength,
+    effective_strength,
     make_results,
     make_scheduler,
     to_frames,
@@ -77,8 +77,8 @@ def test_picture_i_is_made_with_seed_plus_i() -> None:
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 10, 49, 100, 150])
 def test_a_weak_strength_still_does_one_step(steps: int) -> None:
     """Pipelines fail on no steps at all; whole steps are counted by int(steps * strength)."""
-    assert int(steps * least_strength(a_job("x", steps=steps, strength=0.001))) == 1
-    assert least_strength(a_job("x", steps=steps, strength=1.0)) == 1.0
+    assert int(steps * effective_strength(a_job("x", steps=steps, strength=0.001))) == 1
+    assert effective_strength(a_job("x", steps=steps, strength=1.0)) == 1.0
 
 
 def test_an_input_picture_covers_the_size_and_is_cropped_in_the_middle() -> None:
@@ -306,7 +306,7 @@ def test_a_class_tells_its_tasks_by_what_its_call_takes(pipeline: str, tasks: se
 
 def test_a_task_that_a_model_has_no_form_for_is_told() -> None:
     """When it is loaded: the models file promised too much."""
-    with pytest.raises(ModelUnavailable, match="WanPipeline has no form for edit"):
+    with pytest.raises(ModelUnavailable, match="WanPipeline has no pipeline for edit"):
         pipeline_for(Task.EDIT, object.__new__(diffusers.WanPipeline))
 
 

@@ -1,4 +1,4 @@
-"""Adapters on their way into memory: read, added up and moved beside the forwards, attached between two of them."""
+"""Loading adapters in the background: read, combine and move them; attach them between two forwards."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import structlog
 import torch
 
 from shared.errors import AdapterUnavailable, JobError
-from worker.engine.lora.adapter_files import Changes, check_fit, combine, locate, place, read
+from worker.engine.lora.adapter_files import Changes, check_fit, combine, locate, move, read
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.loading import LoadedModel
 
 log = structlog.get_logger()
 
-Arrived = Callable[[LoadedModel, AdapterKey, JobError | None], None]
+OnLoaded = Callable[[LoadedModel, AdapterKey, JobError | None], None]
 
 
 class AdapterLoader:
-    """Loads adapters on a thread of its own; all methods run on the engine's thread.
+    """Loads adapters on its own thread; all methods run on the engine's thread.
 
-    `post` runs a function on the engine's thread, soon; `arrived` is told there how each load ended.
-    A model keeps adapters of at most `budget_bytes`, unless jobs under way use more.
+    `post` runs a function on the engine's thread; `on_loaded` gets the outcome of each load there. A model keeps
+    adapters of at most `budget_bytes`, unless running jobs use more.
     """
 
     def __init__(
@@ -31,27 +31,27 @@ class AdapterLoader:
         device: torch.device,
         budget_bytes: int,
         post: Callable[[Callable[[], None]], None],
-        arrived: Arrived,
+        on_loaded: OnLoaded,
     ) -> None:
         self._device = device
         self._budget_bytes = budget_bytes
         self._post = post
-        self._arrived = arrived
+        self._on_loaded = on_loaded
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="load-adapter")
-        self._wanted: set[tuple[int, AdapterKey]] = set()
+        self._requested: set[tuple[int, AdapterKey]] = set()
 
     @property
     def loading(self) -> bool:
-        return bool(self._wanted)
+        return bool(self._requested)
 
     def request(self, model: LoadedModel, key: AdapterKey) -> None:
-        """Start loading the adapters of `key` for `model`, unless that is under way."""
-        if (id(model), key) not in self._wanted:
-            self._wanted.add((id(model), key))
+        """Start loading the adapters of `key` for `model`, unless already requested."""
+        if (id(model), key) not in self._requested:
+            self._requested.add((id(model), key))
             self._reader.submit(self._load, model, key)
 
     def trim(self, model: LoadedModel, in_use: Set[AdapterKey], *, keep_unused: bool = True) -> None:
-        """Let go of a model's adapters that are not in use: what exceeds the budget, or all of them."""
+        """Detach a model's adapters that are not in use: those above the budget, or all of them."""
         model.adapters.trim(self._budget_bytes if keep_unused else 0, in_use)
 
     def close(self) -> None:
@@ -65,29 +65,29 @@ class AdapterLoader:
                 outcome = changes_for(model, key, self._device)
         except JobError as error:
             outcome = type(error)(error.message, param="adapters")
-        except Exception as error:  # the top of the reader's thread: whatever happens, the jobs are told
+        except Exception as error:  # the top of the reader's thread: its jobs must end
             log.exception("adapter_load_failed", model=model.spec.id, adapters=key)
             outcome = AdapterUnavailable(f"adapters cannot be loaded: {type(error).__name__}", param="adapters")
         seconds = round(time.monotonic() - started, 3)
         self._post(lambda: self._settle(model, key, outcome, seconds))
 
     def _settle(self, model: LoadedModel, key: AdapterKey, outcome: Changes | JobError, seconds: float) -> None:
-        self._wanted.discard((id(model), key))
+        self._requested.discard((id(model), key))
         if isinstance(outcome, JobError):
             log.error("adapter_unavailable", model=model.spec.id, adapters=key, error=outcome.message)
-            self._arrived(model, key, outcome)
+            self._on_loaded(model, key, outcome)
             return
         model.adapters.attach(key, outcome)
         log.info("adapter_loaded", model=model.spec.id, adapters=key, bytes=model.adapters.nbytes, seconds=seconds)
-        self._arrived(model, key, None)
+        self._on_loaded(model, key, None)
 
 
 def changes_for(model: LoadedModel, key: AdapterKey, device: torch.device) -> Changes:
-    """Return what the adapters of `key` together change in `model`, on `device`; raises `AdapterUnavailable`."""
+    """Return the combined changes of the adapters of `key`, on `device`; raises `AdapterUnavailable`."""
     specs = {spec.id: spec for spec in model.spec.adapter}
     modules = {component: adapters.module for component, adapters in model.adapters.modules.items()}
     pipeline = next(iter(model.templates.values()))
-    parts = []
+    scaled = []
     for name, scale in key:
         if name not in specs:
             raise AdapterUnavailable(f"this worker's models file has no adapter {name!r} for {model.spec.id!r}")
@@ -96,8 +96,8 @@ def changes_for(model: LoadedModel, key: AdapterKey, device: torch.device) -> Ch
             check_fit(changes, modules)
         except AdapterUnavailable as error:
             raise AdapterUnavailable(f"adapter {name!r} does not fit {model.spec.id!r}: {error.message}") from None
-        parts.append((changes, scale))
+        scaled.append((changes, scale))
     try:
-        return place(combine(parts), modules, device)
+        return move(combine(scaled), modules, device)
     except torch.OutOfMemoryError:
         raise AdapterUnavailable("the adapters do not fit into the device's memory") from None

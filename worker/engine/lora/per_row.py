@@ -1,4 +1,4 @@
-"""Adapters that differ from row to row of one forward, added to the outputs of the layers that they change."""
+"""LoRA adapters per row of one forward, added to the outputs of the layers that they change."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from shared.mixing import ADAPTERS_PER_ROW
 from worker.engine.fusion.batch_key import StackingError
 from worker.engine.lora.adapter_files import Changes, LowRank
 
-# What tells apart what is added to a job's forwards: its adapters and their scales; empty for none.
 AdapterKey = tuple[tuple[str, float], ...]
+"""The adapters of a job and their scales; empty for none."""
 
 
 def adapter_key(adapters: Sequence[Adapter]) -> AdapterKey:
-    """Return the key of a job's adapters; their order does not matter, and one of scale 0 is none."""
+    """Return the key of a job's adapters, in any order; an adapter of scale 0 is ignored."""
     return tuple(sorted((adapter.id, adapter.scale) for adapter in adapters if adapter.scale))
 
 
 class Span(NamedTuple):
-    """The rows `start` to `stop` of a forward, which take the same adapters."""
+    """The rows `start` to `stop` of a forward, which have the same adapters."""
 
     start: int
     stop: int
@@ -33,26 +33,26 @@ class Span(NamedTuple):
 
 
 def spans(keys: Sequence[AdapterKey], rows: Sequence[int], *, merge: bool) -> list[Span]:
-    """Return the rows that take adapters, for calls of so many `rows` each.
+    """Return the spans of rows with adapters, for calls of `rows` rows each.
 
-    With `merge` neighbours of one key become one span. Without, each call is a span of its own, so that how its
-    rows are computed, to the last bit, does not hang on who else is in the forward.
+    With `merge`, adjacent calls with one key share a span. Without, each call has its own span, so that its rows are
+    bit-identical whatever the other rows of the forward.
     """
-    found: list[Span] = []
+    result: list[Span] = []
     start = 0
     for key, count in zip(keys, rows, strict=True):
         stop = start + count
-        if merge and found and found[-1].stop == start and found[-1].key == key:
-            found[-1] = Span(found[-1].start, stop, key)
+        if merge and result and result[-1].stop == start and result[-1].key == key:
+            result[-1] = Span(result[-1].start, stop, key)
         elif key:
-            found.append(Span(start, stop, key))
+            result.append(Span(start, stop, key))
         start = stop
-    return found
+    return result
 
 
 @dataclass
 class _Forward:
-    """The forward under way: `whole` is the key of all its rows, if it is one; else `spans` of `rows` rows."""
+    """The running forward: `whole` is the key of all its rows if they have one; else `spans` of its `rows` rows."""
 
     whole: Hashable = ()
     spans: Sequence[Span] = ()
@@ -61,7 +61,7 @@ class _Forward:
 
 @dataclass
 class _Layer:
-    """One layer and what each attached adapter adds to it; called after the layer's own forward."""
+    """Forward hook of one layer, with the update of each attached adapter."""
 
     path: str
     forward: _Forward
@@ -72,38 +72,38 @@ class _Layer:
         if forward.whole:
             change = self.changes.get(forward.whole)
             if change is not None:
-                output += _added(layer, args[0], change)
+                output += _update(layer, args[0], change)
         elif forward.spans:
             self._add_to_spans(layer, args[0], output)
         return output
 
     def _add_to_spans(self, layer: torch.nn.Module, inputs: torch.Tensor, output: torch.Tensor) -> None:
-        # Some layers are given several entries a row, one row after the other: Wan embeds a timestep a token.
-        each, rest = divmod(inputs.shape[0], self.forward.rows)
+        # Some layers get several consecutive entries per row: Wan embeds a timestep per token.
+        entries, rest = divmod(inputs.shape[0], self.forward.rows)
         if rest:
-            raise StackingError(f"{self.path} is given {inputs.shape[0]} entries for {self.forward.rows} rows")
+            raise StackingError(f"{self.path} gets {inputs.shape[0]} entries for {self.forward.rows} rows")
         for start, stop, key in self.forward.spans:
             change = self.changes.get(key)
             if change is not None:
-                rows = slice(start * each, stop * each)
-                output[rows] += _added(layer, inputs[rows], change)
+                rows = slice(start * entries, stop * entries)
+                output[rows] += _update(layer, inputs[rows], change)
 
 
-def _added(layer: torch.nn.Module, inputs: torch.Tensor, change: LowRank) -> torch.Tensor:
+def _update(layer: torch.nn.Module, inputs: torch.Tensor, change: LowRank) -> torch.Tensor:
     inputs = inputs.to(change.down.dtype)
     if isinstance(layer, torch.nn.Linear):
         return F.linear(F.linear(inputs, change.down), change.up, change.bias)
     convolve: Any = F.conv2d if isinstance(layer, torch.nn.Conv2d) else F.conv3d
     inner = convolve(inputs, change.down, None, layer.stride, layer.padding, layer.dilation)
-    added: torch.Tensor = convolve(inner, change.up, change.bias)
-    return added
+    update: torch.Tensor = convolve(inner, change.up, change.bias)
+    return update
 
 
 class RowAdapters:
     """The adapters attached to one shared module. `per_row`: rows of one forward can have different adapters.
 
-    A layer is touched only while an adapter that changes it is attached: without adapters nothing is slower.
-    Only to be used between forwards, on the engine's thread.
+    A layer has a hook only while an attached adapter changes it, so a module without adapters is not slower. For use
+    between forwards, on the engine's thread.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -118,11 +118,11 @@ class RowAdapters:
         return not self._paths
 
     def changed_by(self, key: AdapterKey) -> bool:
-        """Tell whether the adapters of `key` change this module."""
+        """Return whether the adapters of `key` change this module."""
         return key in self._paths
 
     def attach(self, key: AdapterKey, changes: Mapping[str, LowRank]) -> None:
-        """Make the rows that ask for `key` take `changes`, which must fit the module."""
+        """Attach `changes`, which must fit the module, for rows with `key`."""
         for path, change in changes.items():
             if path not in self._layers:
                 layer = _Layer(path, self._forward)
@@ -131,7 +131,7 @@ class RowAdapters:
         self._paths[key] = tuple(changes)
 
     def detach(self, key: AdapterKey) -> None:
-        """Forget the adapters of `key`; unknown ones are ignored."""
+        """Detach the adapters of `key`; unknown ones are ignored."""
         for path in self._paths.pop(key, ()):
             layer, hook = self._layers[path]
             del layer.changes[key]
@@ -141,10 +141,9 @@ class RowAdapters:
 
     @contextmanager
     def applied(self, keys: Sequence[AdapterKey], rows: Sequence[int], *, merge: bool) -> Iterator[None]:
-        """Give each call's rows the adapters of its key during a forward."""
+        """Apply to the rows of each call the adapters of its key, during one forward."""
         forward = self._forward
-        alike = all(key == keys[0] for key in keys)
-        if alike and (merge or not self.per_row):
+        if (merge or not self.per_row) and all(key == keys[0] for key in keys):
             forward.whole = keys[0]
         else:
             forward.spans, forward.rows = spans(keys, rows, merge=merge), sum(rows)
@@ -155,7 +154,7 @@ class RowAdapters:
 
 
 class ModelAdapters:
-    """The adapters attached to one loaded model, the least recently used first out."""
+    """The adapters attached to one model, least recently used first."""
 
     def __init__(self, modules: Mapping[str, RowAdapters]) -> None:
         self.modules = modules
@@ -163,27 +162,26 @@ class ModelAdapters:
 
     @property
     def nbytes(self) -> int:
-        return sum(tuple(self._sizes.values()))  # copied at once: heartbeats ask from another thread
+        return sum(tuple(self._sizes.values()))  # copied first: heartbeats read it on another thread
 
     @property
     def attached(self) -> tuple[AdapterKey, ...]:
-        """Those attached, the least recently used first."""
         return tuple(self._sizes)
 
     def use(self, key: AdapterKey) -> bool:
-        """Tell whether rows may take `key`, and note that they do."""
+        """Return whether the adapters of `key` are attached, and mark them as used."""
         if key in self._sizes:
             self._sizes[key] = self._sizes.pop(key)
         return not key or key in self._sizes
 
     def attach(self, key: AdapterKey, changes: Changes) -> None:
-        """Attach what fits this model."""
+        """Attach `changes`, which must fit this model."""
         for component, layers in changes.items():
             self.modules[component].attach(key, layers)
         self._sizes[key] = sum(change.nbytes for layers in changes.values() for change in layers.values())
 
     def trim(self, budget_bytes: int, in_use: Container[AdapterKey]) -> None:
-        """Detach what is not in use, the least recently used first, until the rest fits into the budget."""
+        """Detach adapters that are not in use, least recently used first, until the rest fits into the budget."""
         for key in self.attached:
             if self.nbytes <= budget_bytes:
                 return

@@ -1,9 +1,9 @@
-"""From a job to the pipeline call that makes one of its results, and from what that gives to pixels and sound."""
+"""From a job to the pipeline call of one result, and from the call's output to pixels and audio."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import diffusers
@@ -17,64 +17,67 @@ from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.task_pipelines import call_parameters, takes_last_image
 from worker.engine.protocol import Audio, Output, Pixels
 
-ALWAYS_LISTED = ("GlmImagePipeline",)  # takes a list of pictures even where it is one
-LAYERED_SIDES = (640, 1024)  # the sizes, as the sides of squares, at which Qwen-Image-Layered works
+ALWAYS_LISTED = ("GlmImagePipeline",)  # takes a list even of one image
+LAYERED_SIDES = (640, 1024)  # sides of the squares whose areas Qwen-Image-Layered supports
+
+Parameters = Mapping[str, inspect.Parameter]
 
 
 def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages) -> dict[str, Any]:
-    """Return the keyword arguments that make result `index` of `job`, as far as the pipeline takes them.
+    """Return the keyword arguments of result `index` of `job` that the pipeline accepts.
 
-    Raises `InferenceFailed` that names an input picture which the model does not take, or lacks.
+    Raises `InferenceFailed` naming an input image that the model does not take, or lacks.
     """
     accepted = call_parameters(pipeline)
     _check_last_image(pipeline, job)
-    wanted: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "prompt": job.prompt,
         "width": job.width,
         "height": job.height,
         "num_inference_steps": job.steps,
-        # On the CPU whatever the device: the same seed gives the same noise everywhere.
+        # Always on the CPU: the same seed gives the same noise on every device.
         "generator": torch.Generator("cpu").manual_seed(job.seed + index),
         "output_type": "pt",
-        # Of FLUX.1 Kontext: pictures have their size already, and the output is to have the job's.
+        # FLUX.1 Kontext: input images have their final size, and the output gets the job's size.
         "_auto_resize": False,
         "max_area": job.width * job.height,
-        # Kept keys and values belong to one call: with them no two would share a forward.
+        # Calls with their own keys and values cannot share a forward.
         "use_kv_cache": False,
-        # Of SANA Sprint, which takes a time between two steps and refuses it for any other number of them.
+        # SANA Sprint takes a time between two steps and refuses it for any other number of steps.
         "intermediate_timesteps": 1.3 if job.steps == 2 else None,
-        **_guided(job, accepted),
-        **_pictured(type(pipeline).__name__, job, inputs),
-        **_of_time(job, accepted),
+        **_guidance(job, accepted),
+        **_images(type(pipeline).__name__, job, inputs),
+        **_video(job, accepted),
     }
     if job.layers:
-        wanted |= {"layers": job.layers, "resolution": _nearest(LAYERED_SIDES, job.width * job.height)}
-    return {name: value for name, value in wanted.items() if name in accepted}
+        resolution = min(LAYERED_SIDES, key=lambda side: abs(side * side - job.width * job.height))
+        arguments |= {"layers": job.layers, "resolution": resolution}
+    return {name: value for name, value in arguments.items() if name in accepted}
 
 
-def _guided(job: Job, accepted: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """Return guidance and the negative prompt, under the names that the pipeline has for them."""
+def _guidance(job: Job, accepted: Parameters) -> dict[str, Any]:
+    """Return guidance and negative prompt, under the pipeline's names."""
     scale = accepted.get("guidance_scale")
     if "true_cfg_scale" in accepted and (scale is None or scale.default is None):
-        # Guided by a second, negative call, which these make only if there is a negative prompt, be it a blank.
+        # Guidance by a second, negative call, which these pipelines make only with a negative prompt, even a blank.
         negative = job.negative_prompt or (" " if job.guidance_scale > 1 else "")
         values: dict[str, Any] = {"true_cfg_scale": job.guidance_scale}
     else:
         negative, values = job.negative_prompt, {"guidance_scale": job.guidance_scale}
-    if negative:  # an empty one is not given: XL then zeroes its embedding, as its makers meant
+    if negative:  # without one XL zeroes the negative embedding, as intended by its authors
         values["negative_prompt"] = negative
     if job.guidance_scale_2 is not None:
         values["guidance_scale_2"] = job.guidance_scale_2
     return values
 
 
-def _pictured(pipeline: str, job: Job, inputs: InputImages) -> dict[str, Any]:
+def _images(pipeline: str, job: Job, inputs: InputImages) -> dict[str, Any]:
     values: dict[str, Any] = {"mask_image": inputs.mask, "last_image": inputs.last_image}
     if inputs.images:
         listed = len(inputs.images) > 1 or pipeline in ALWAYS_LISTED
         values["image"] = list(inputs.images) if listed else inputs.images[0]
     if job.task.has_strength:
-        values["strength"] = least_strength(job)
+        values["strength"] = effective_strength(job)
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -86,50 +89,45 @@ def _check_last_image(pipeline: Pipeline, job: Job) -> None:
         raise InferenceFailed(f"model {job.model!r} needs a last_image", param="last_image")
 
 
-def _of_time(job: Job, accepted: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """Return a video's length and pace; where steps are told for each stage of a pyramid, they are dealt out."""
+def _video(job: Job, accepted: Parameters) -> dict[str, Any]:
+    """Return a video's frames and rate; pyramids take steps per stage, so the steps are divided among the stages."""
     values: dict[str, Any] = {"num_frames": job.frames}
     if job.fps is not None:
         values["frame_rate"] = float(job.fps)
     stages = accepted.get("pyramid_num_inference_steps_list")
     if stages is not None:
-        each, more = divmod(job.steps, len(stages.default))
-        values[stages.name] = [max(1, each + (at < more)) for at in range(len(stages.default))]
+        each, rest = divmod(job.steps, len(stages.default))
+        values[stages.name] = [max(1, each + (at < rest)) for at in range(len(stages.default))]
     return values
 
 
-def _nearest(sides: Sequence[int], area: int) -> int:
-    return min(sides, key=lambda side: abs(side * side - area))
-
-
-def least_strength(job: Job) -> float:
-    """Return the job's strength, raised so far that at least one of its steps is done."""
+def effective_strength(job: Job) -> float:
+    """Return the job's strength, raised so that at least one of its steps runs."""
     return min(1.0, max(job.strength or 0.0, (1 + 1e-6) / job.steps))
 
 
 def set_guidance(pipeline: Pipeline, job: Job) -> None:
-    """Set the job's guidance on the pipeline's guider, its own copy, where a call takes none."""
+    """Set the job's guidance on the clone's guider, for pipelines whose call takes none."""
     guider = getattr(pipeline, "guider", None)
     if guider is not None and hasattr(guider, "guidance_scale"):
         guider.guidance_scale = job.guidance_scale
 
 
 def make_scheduler(name: str, own: Any) -> Any:
-    """Return a scheduler of diffusers' class `name`, configured as the model's own one."""
-    found = getattr(diffusers, name, None)
-    if not (isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin)):
+    """Return a noise scheduler of diffusers' class `name`, configured like the model's `own`."""
+    scheduler_class: Any = getattr(diffusers, name, None)
+    if not (isinstance(scheduler_class, type) and issubclass(scheduler_class, diffusers.SchedulerMixin)):
         raise ModelUnavailable(f"diffusers has no scheduler {name!r}")
-    scheduler_class: Any = found
-    return scheduler_class.from_config(own.config)
+    return scheduler_class.from_config(own.config)  # type: ignore[attr-defined]
 
 
 def make_results(pipeline: Pipeline, arguments: dict[str, Any]) -> list[Output]:
-    """Call the pipeline and bring what it made to the host: one picture, the layers of one, or a video."""
+    """Call the pipeline and copy its output to the host: one image, the layers of one, or a video."""
     result = pipeline(**arguments)
     frames = getattr(result, "frames", None)
     if frames is not None:
-        video = _only(pipeline, frames, 5)[: arguments.get("num_frames")]  # Helios makes whole chunks of 33
-        return [Output(to_frames(video), sound=_sound(pipeline, result))]
+        video = _only(pipeline, frames, 5)[: arguments.get("num_frames")]  # Helios returns whole chunks of 33
+        return [Output(to_frames(video), sound=_audio(pipeline, result))]
     images = result.images
     if isinstance(images, list) and len(images) == 1:  # layers
         return [Output(to_pixels(layer)) for layer in images[0]]
@@ -139,36 +137,35 @@ def make_results(pipeline: Pipeline, arguments: dict[str, Any]) -> list[Output]:
 
 def _only(pipeline: Pipeline, batch: Any, dimensions: int) -> torch.Tensor:
     if not (isinstance(batch, torch.Tensor) and batch.ndim == dimensions and batch.shape[0] == 1):
-        raise InferenceFailed(f"{type(pipeline).__name__} did not give one result")
+        raise InferenceFailed(f"{type(pipeline).__name__} did not return exactly one result")
     return batch[0]
 
 
-def _sound(pipeline: Pipeline, result: Any) -> Audio | None:
+def _audio(pipeline: Pipeline, result: Any) -> Audio | None:
     audio = getattr(result, "audio", None)
     if audio is None:
         return None
     samples = audio[0].detach().float().cpu()
     if not bool(samples.isfinite().all()):
-        raise NonFiniteLatents("the vocoder gave values that are not finite")
+        raise NonFiniteLatents("the vocoder returned values that are not finite")
     samples = samples.reshape(-1, samples.shape[-1]).clamp(-1, 1)
     return Audio(samples.numpy(), int(pipeline.vocoder.config.output_sampling_rate))
 
 
 def to_pixels(image: torch.Tensor) -> Pixels:
     """Return [channels, height, width] values of 0 to 1 as uint8 [height, width, channels], in one transfer."""
-    broken = image.amax().isnan()  # NaN counts as the largest; isnan().any() takes ten times as long
+    has_nan = image.amax().isnan()  # NaN counts as the largest; isnan().any() takes ten times as long
     levels = (image.detach().float() * 255).round().to(torch.uint8)
-    pixels: Pixels = torch.stack(levels.unbind(), dim=-1).cpu().numpy()  # a third of what permute().contiguous() takes
-    if bool(broken):
-        raise NonFiniteLatents("the decoder gave values that are not numbers")
+    pixels: Pixels = torch.stack(levels.unbind(), dim=-1).cpu().numpy()  # a third of the time of permute().contiguous()
+    if bool(has_nan):
+        raise NonFiniteLatents("the decoder returned values that are not numbers")
     return pixels
 
 
 def to_frames(video: torch.Tensor) -> Pixels:
     """Return [frames, 3, height, width] values of 0 to 1 as uint8 [frames, height, width, 3].
 
-    One frame after the other, as bytes into their place, which the encoder has too, though in another process: a video
-    is not held a second time.
+    Frame by frame, into memory that the encoder's process shares, so that a video is in memory once.
     """
     first = to_pixels(video[0])
     pixels: Pixels = shared_array((len(video), *first.shape), first.dtype)
@@ -179,5 +176,4 @@ def to_frames(video: torch.Tensor) -> Pixels:
 
 
 def non_finite_error() -> JobError:
-    """Return the error of a job whose latents are not numbers any more."""
-    return NonFiniteLatents("denoising gave values that are not finite; try another seed, size or guidance")
+    return NonFiniteLatents("denoising produced values that are not finite; try another seed, size or guidance")

@@ -1,4 +1,4 @@
-"""A picture's own copy of a pipeline: the weights are shared, everything that a call changes is its own."""
+"""Pipeline clones: shared weights, and a private copy of everything that a call changes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from diffusers.guiders.guider_utils import BaseGuidance
 
-Pipeline = Any  # diffusers' pipelines carry no types
+Pipeline = Any  # diffusers' pipelines have no types
 
 
 class StepCounter:
-    """The progress bar that a picture's pipeline is given: counts steps and tells `changed`.
+    """The progress bar of an image task's pipeline: counts steps and calls `on_change`.
 
-    `previews` are those that wait to be handed over; `previewing` says that one is being decoded.
+    `previews` are not yet delivered; `previewing` is True while one is decoded.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, on_change: Callable[[], None]) -> None:
         self.step = 0
         self.total = 0
         self.previews: list[Any] = []
         self.previewing = False
-        self._changed = changed
+        self._on_change = on_change
 
     def __call__(self, iterable: Any = None, total: int | None = None) -> Any:
         if iterable is None:
@@ -33,20 +33,20 @@ class StepCounter:
             return _Bar(self)
         items = list(iterable)
         self.total += len(items)
-        return self._over(items)
+        return self._iterate(items)
 
-    def _over(self, items: list[Any]) -> Iterator[Any]:
+    def _iterate(self, items: list[Any]) -> Iterator[Any]:
         for item in items:
             yield item
             self.advance(1)
 
     def advance(self, count: int) -> None:
         self.step += count
-        self._changed()
+        self._on_change()
 
 
 class _Bar:
-    """As much of tqdm as pipelines use."""
+    """The part of tqdm's interface that pipelines use."""
 
     def __init__(self, steps: StepCounter) -> None:
         self._steps = steps
@@ -67,113 +67,112 @@ class _Bar:
 
 
 def clone_pipeline(template: Pipeline, scheduler: Any, steps: StepCounter) -> Pipeline:
-    """Return a copy of `template` whose calls leave no trace on it: scheduler and guider are its own."""
+    """Return a copy of `template` with its own noise scheduler and guider."""
     clone = copy.copy(template)
-    own = {"scheduler": _own(scheduler), "progress_bar": steps}
+    own = {"scheduler": _copy_component(scheduler), "progress_bar": steps}
     if getattr(clone, "guider", None) is not None:
-        own["guider"] = _own(clone.guider)
-    clone.__dict__.update(own)  # not setattr, which would write the change into the shared configuration
+        own["guider"] = _copy_component(clone.guider)
+    clone.__dict__.update(own)  # setattr would change the shared configuration
     return clone
 
 
-def _own(part: Any) -> Any:
-    """Return a deep copy of a scheduler or guider; its configuration is never changed in place, and is shared.
+def _copy_component(component: Any) -> Any:
+    """Return a deep copy of a scheduler or guider that shares the configuration, which never changes in place.
 
-    Tensors are cloned: torch's own deep copy of one takes ten times as long.
+    Tensors are cloned: torch's own deep copy of a tensor takes ten times as long.
     """
-    config = getattr(part, "_internal_dict", None)
+    config = getattr(component, "_internal_dict", None)
     memo = {id(config): config}
-    memo |= {id(value): value.clone() for value in vars(part).values() if isinstance(value, torch.Tensor)}
-    return copy.deepcopy(part, memo)
+    memo |= {id(value): value.clone() for value in vars(component).values() if isinstance(value, torch.Tensor)}
+    return copy.deepcopy(component, memo)
 
 
-def make_template(pipeline: Pipeline, proxies: Mapping[str, Any], device: torch.device) -> Pipeline:
-    """Return a copy of `pipeline` that meets the hub at `proxies` and knows its device without a search.
+def make_template(pipeline: Pipeline, stand_ins: Mapping[str, Any], device: torch.device) -> Pipeline:
+    """Return a copy of `pipeline` with `stand_ins` for its components and a constant device.
 
-    Raises `ValueError` for a guider that changes the denoiser during a step, which is not one picture's own.
+    Raises `ValueError` for a guider that changes the denoiser during a step, as image tasks share the denoiser.
     """
     guider = getattr(pipeline, "guider", None)
     if guider is not None and type(guider).cleanup_models is not BaseGuidance.cleanup_models:
         raise ValueError(
             f"its guider, {type(guider).__name__}, changes the denoiser, which jobs share; "
-            "guider/guider_config.json should name another one, such as ClassifierFreeGuidance"
+            "name another one in guider/guider_config.json, such as ClassifierFreeGuidance"
         )
     template = copy.copy(pipeline)
-    template.__class__ = _meeting_class(pipeline.__class__, device)
-    template.__dict__.update(proxies)
-    if hasattr(pipeline, "maybe_convert_prompt") and not _has_tokens_in_parts(pipeline):
-        template.__dict__["maybe_convert_prompt"] = _as_it_is
+    template.__class__ = _template_class(pipeline.__class__, device)
+    template.__dict__.update(stand_ins)
+    if hasattr(pipeline, "maybe_convert_prompt") and not _has_multi_vector_tokens(pipeline):
+        template.__dict__["maybe_convert_prompt"] = _keep_prompt
     return template
 
 
-def _has_tokens_in_parts(pipeline: Pipeline) -> bool:
+def _has_multi_vector_tokens(pipeline: Pipeline) -> bool:
     """Return whether a tokenizer has a learned token of several vectors (textual inversion), `<token>` and `<token>_1`.
 
-    Only then can such a prompt change. Looking for them splits every prompt into tokens once more: a fifth of what a
-    picture does before its first step.
+    Only such a token changes a prompt. The pipeline tokenizes every prompt once more to find it: a fifth of the time
+    before an image's first step.
     """
-    tokenizers = (part for name, part in pipeline.components.items() if name.startswith("tokenizer"))
+    tokenizers = (component for name, component in pipeline.components.items() if name.startswith("tokenizer"))
     added = [set(getattr(tokenizer, "added_tokens_encoder", ())) for tokenizer in tokenizers]
     return any(f"{token}_1" in tokens for tokens in added for token in tokens)
 
 
-def _as_it_is(prompt: Any, _tokenizer: Any) -> Any:
+def _keep_prompt(prompt: Any, _tokenizer: Any) -> Any:
     return prompt
 
 
 @cache
-def _meeting_class(base: Any, device: torch.device) -> Any:
+def _template_class(base: Any, device: torch.device) -> Any:
     namespace: dict[str, Any] = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
-        # As properties these walk every parameter at each read: 0.1 of a small batch's time.
+        # The properties walk all parameters at each read: 10% of a small batch's time.
         "_execution_device": device,
         "device": device,
-        "maybe_free_model_hooks": _nothing,
+        "maybe_free_model_hooks": _do_nothing,
     }
     if hasattr(base, "upcast_vae"):
-        namespace["upcast_vae"] = _nothing
+        namespace["upcast_vae"] = _do_nothing
     step_kwargs = getattr(base, "prepare_extra_step_kwargs", None)
     if step_kwargs is not None and list(inspect.signature(step_kwargs).parameters) == ["self", "generator", "eta"]:
-        namespace["prepare_extra_step_kwargs"] = _remembering_step_kwargs(base)
+        namespace["prepare_extra_step_kwargs"] = _cached_step_kwargs(base)
     return type(base.__name__, (base,), namespace)
 
 
-def cache_signatures(module: torch.nn.Module) -> None:
-    """Have the signatures of a model's attention processors at hand.
+def _do_nothing(_self: Any) -> None:
+    """Replace a method that would change shared modules."""
 
-    Attention layers of diffusers ask for `inspect.signature(processor.__call__)` at each call, and working it out took
-    0.02 ms a layer: what they ask about has it as an attribute. A call itself is looked up in the class, as ever.
+
+def _cached_step_kwargs(base: Any) -> Callable[..., dict[str, Any]]:
+    """Return a `prepare_extra_step_kwargs` that inspects each scheduler class once, not at every call."""
+    accepted: dict[type, set[str]] = {}
+
+    def prepare(self: Any, generator: Any, eta: float) -> dict[str, Any]:
+        names = accepted.get(type(self.scheduler))
+        if names is None:
+            names = accepted[type(self.scheduler)] = set(base.prepare_extra_step_kwargs(self, generator, eta))
+        values = {"generator": generator, "eta": eta}
+        return {name: values[name] for name in names}
+
+    return prepare
+
+
+def cache_signatures(module: torch.nn.Module) -> None:
+    """Cache the signatures of a model's attention processors.
+
+    diffusers' attention layers call `inspect.signature(processor.__call__)` at each forward, which took 0.02 ms per
+    layer; an attribute of that name holds it. The call itself is looked up in the class.
     """
     for part in module.modules():
         processor = getattr(part, "processor", None)
         call = getattr(processor, "__call__", None)  # noqa: B004  # the method, not whether there is one
         if inspect.ismethod(call):
-            vars(processor)["__call__"] = _signed(call)
+            vars(processor)["__call__"] = _with_signature(call)
 
 
-def _signed(call: Callable[..., Any]) -> Callable[..., Any]:
-    def signed(*args: Any, **kwargs: Any) -> Any:
+def _with_signature(call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    signed.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
-    return signed
-
-
-def _nothing(_self: Any) -> None:
-    """Do nothing: it would change modules that others use."""
-
-
-def _remembering_step_kwargs(base: Any) -> Callable[..., dict[str, Any]]:
-    """Return `prepare_extra_step_kwargs` that inspects a scheduler class's signature once, not at every call."""
-    inspected: dict[type, set[str]] = {}
-
-    def prepare(self: Any, generator: Any, eta: float) -> dict[str, Any]:
-        names = inspected.get(type(self.scheduler))
-        if names is None:
-            names = set(base.prepare_extra_step_kwargs(self, generator, eta))
-            inspected[type(self.scheduler)] = names
-        values = {"generator": generator, "eta": eta}
-        return {name: values[name] for name in names}
-
-    return prepare
+    wrapper.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]
+    return wrapper

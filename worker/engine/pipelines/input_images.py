@@ -1,4 +1,4 @@
-"""From the files of a job's input pictures to pictures of the size that its pipeline is to get."""
+"""Input images: decoding a job's files and scaling them to the size that its pipeline gets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.engine.protocol import InputFiles
 
 @dataclass(frozen=True)
 class InputImages:
-    """A job's input pictures, decoded: what it starts from or edits, where to repaint, what a video ends with."""
+    """A job's decoded inputs: start or reference images, the mask of inpainting, the last image of a video."""
 
     images: tuple[Image.Image, ...] = ()
     mask: Image.Image | None = None
@@ -24,14 +24,14 @@ class InputImages:
 
 
 def prepare_inputs(job: Job, files: InputFiles) -> InputImages:
-    """Decode a job's input pictures; raises `InferenceFailed` naming the field of one that cannot be decoded.
+    """Decode a job's input images; raises `InferenceFailed` naming the field of one that cannot be decoded.
 
-    Pictures to edit keep their proportions; all others are cut to the job's size.
+    Images to edit keep their proportions; all others are cropped to the job's size.
     """
     width, height = job.width, job.height
     if job.task is Task.EDIT:
         sized = zip(files.images, job.reference_sizes, strict=True)
-        return InputImages(tuple(reference(data, size, see_through=bool(job.layers)) for data, size in sized))
+        return InputImages(tuple(scale_reference(data, size, keep_alpha=bool(job.layers)) for data, size in sized))
     return InputImages(
         images=tuple(fit_image(data, width, height) for data in files.images),
         mask=None if files.mask is None else fit_mask(files.mask, width, height),
@@ -40,47 +40,43 @@ def prepare_inputs(job: Job, files: InputFiles) -> InputImages:
 
 
 def fit_image(data: bytes, width: int, height: int, param: str = "image") -> Image.Image:
-    """Decode an input picture, upright and without transparency, scaled to cover `width` x `height` and cropped."""
-    with _upright(data, param) as picture:
-        return ImageOps.fit(_opaque(picture), (width, height), Image.Resampling.LANCZOS)
+    """Decode an image, upright and opaque, scaled to cover `width` x `height` and cropped."""
+    with _decoded(data, param) as image:
+        return ImageOps.fit(_opaque(image), (width, height), Image.Resampling.LANCZOS)
 
 
 def fit_mask(data: bytes, width: int, height: int) -> Image.Image:
-    """Decode a mask, cut as `fit_picture` cuts: white is repainted, or what is transparent if anything is."""
-    with _upright(data, "mask") as picture:
-        if picture.has_transparency_data:
-            mask = ImageOps.invert(picture.convert("RGBA").getchannel("A"))
+    """Decode a mask, cropped like `fit_image`. White is repainted; in an image with transparency, transparent areas."""
+    with _decoded(data, "mask") as image:
+        if image.has_transparency_data:
+            mask = ImageOps.invert(image.convert("RGBA").getchannel("A"))
         else:
-            mask = picture.convert("L")
+            mask = image.convert("L")
         return ImageOps.fit(mask, (width, height), Image.Resampling.BILINEAR)
 
 
-def reference(data: bytes, size: tuple[int, int], *, see_through: bool = False) -> Image.Image:
-    """Decode a picture to edit, upright, and scale it to `size`; RGBA if it is to keep its transparency."""
-    with _upright(data, "image") as picture:
-        pixels = picture.convert("RGBA") if see_through else _opaque(picture)
+def scale_reference(data: bytes, size: tuple[int, int], *, keep_alpha: bool = False) -> Image.Image:
+    """Decode an image to edit, upright, and scale it to `size`; RGBA with `keep_alpha`, else opaque RGB."""
+    with _decoded(data, "image") as image:
+        pixels = image.convert("RGBA") if keep_alpha else _opaque(image)
         return pixels.resize(size, Image.Resampling.LANCZOS)
 
 
-def _opaque(picture: Image.Image) -> Image.Image:
-    if picture.has_transparency_data:
-        clear = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear)
-    return picture.convert("RGB")
-
-
-def _eight_bits(picture: Image.Image) -> Image.Image:
-    """Scale 16-bit greys, as of depth maps, to 8 bits; Pillow's own conversion would make all above 255 white."""
-    if not picture.mode.startswith("I"):
-        return picture
-    return picture.convert("I").point(lambda value: value * (255 / 65_535)).convert("L")
+def _opaque(image: Image.Image) -> Image.Image:
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+    return image.convert("RGB")
 
 
 @contextmanager
-def _upright(data: bytes, param: str) -> Iterator[Image.Image]:
-    """Give the picture; whatever its file lacks is found while it is used."""
+def _decoded(data: bytes, param: str) -> Iterator[Image.Image]:
+    """Yield the upright image. Pillow decodes lazily, so errors of the file are raised while it is used."""
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            yield _eight_bits(ImageOps.exif_transpose(opened))
-    except Exception as error:  # Pillow's readers raise what they meet: EOFError, struct.error, zlib.error
-        raise InferenceFailed(f"the input picture cannot be decoded: {error}", param=param) from error
+            image = ImageOps.exif_transpose(opened)
+            if image.mode.startswith("I"):  # 16-bit greys, as of depth maps: Pillow would clip all above 255 to white
+                image = image.convert("I").point(lambda value: value * (255 / 65_535)).convert("L")
+            yield image
+    except Exception as error:  # Pillow's readers raise many types: EOFError, struct.error, zlib.error
+        raise InferenceFailed(f"the input image cannot be decoded: {error}", param=param) from error

@@ -1,7 +1,7 @@
-"""Previews: what the running latents of a picture look like, decoded small at a few of its steps.
+"""Previews: an image's latents at a few of its steps, decoded at a small size.
 
-They are taken in the picture's own greenlet, by the callback that its pipeline calls after a step, and decoded at the
-VAE's meeting point, together with the previews of companions that are as far.
+The pipeline's callback takes them in the image task's greenlet. The VAE is a module proxy, so previews of batch mates
+at the same step share a forward.
 """
 
 from __future__ import annotations
@@ -20,68 +20,68 @@ from worker.engine.protocol import Pixels
 log = structlog.get_logger()
 
 LARGEST_SIDE = 64
-"""Of the latents that are decoded, in cells of 8 pixels with most VAEs: 512 pixels, some 10 ms of a large GPU."""
+"""Of decoded latents, in cells of 8 pixels with most VAEs: 512 pixels, about 10 ms of a large GPU."""
 
 Callback = Callable[[Any, int, Any, dict[str, Any]], dict[str, Any]]
 
 
 def preview_steps(steps: int, count: int) -> tuple[int, ...]:
-    """Return after which of `steps` the `count` previews are taken, the first step being 1: evenly, and not the last.
+    """Return the steps, the first being 1, after which `count` previews are taken: evenly spread, not the last.
 
-    Fewer where there are not as many steps before the last.
+    There are fewer previews if there are fewer steps before the last.
     """
     count = min(count, max(0, steps - 1))
     return tuple(max(1, (at * steps) // (count + 1)) for at in range(1, count + 1))
 
 
 def preview_callback(job: Job, steps: StepCounter) -> Callback:
-    """Return what a pipeline is to call after each step so that `steps` gets the previews that `job` asks for."""
+    """Return a pipeline's `callback_on_step_end` that adds the job's previews to `steps`."""
 
     def after_step(pipeline: Any, index: int, _time: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         total = getattr(pipeline, "num_timesteps", None) or job.steps
         if index + 1 in preview_steps(total, job.previews):
-            _take(pipeline, job, steps, tensors.get("latents"))
+            _add_preview(pipeline, job, steps, tensors.get("latents"))
         return {}
 
     return after_step
 
 
-def _take(pipeline: Pipeline, job: Job, steps: StepCounter, latents: torch.Tensor | None) -> None:
+def _add_preview(pipeline: Pipeline, job: Job, steps: StepCounter, latents: torch.Tensor | None) -> None:
     steps.previewing = True
     try:
-        cells = None if latents is None else _cells(pipeline, job, latents)
-        if cells is not None:
-            steps.previews.append(_decoded(pipeline.vae, cells))
+        vae_latents = None if latents is None else _to_vae_latents(pipeline, job, latents)
+        if vae_latents is not None:
+            steps.previews.append(_decode_small(pipeline.vae, vae_latents))
     except torch.AcceleratorError:
         raise
-    except Exception as error:  # whatever a VAE makes of unfinished latents, the picture goes on
+    except Exception as error:  # a VAE can fail on unfinished latents; the image continues
         log.warning("preview_failed", pipeline=type(pipeline).__name__, error=type(error).__name__)
     finally:
         steps.previewing = False
 
 
-def _cells(pipeline: Pipeline, job: Job, latents: torch.Tensor) -> torch.Tensor | None:
+def _to_vae_latents(pipeline: Pipeline, job: Job, latents: torch.Tensor) -> torch.Tensor | None:
     """Return the latents as the VAE takes them, [1, channels, (1,) height, width].
 
-    None where they are of a kind that only the pipeline itself can bring into that form.
+    None for latents that only the pipeline's own code can convert.
     """
     vae = pipeline.vae
     if getattr(vae, "bn", None) is not None:
-        return _unpatched(pipeline, job, latents)
+        return _unpatchify(pipeline, job, latents)
     if latents.ndim == 3:
         unpack = getattr(pipeline, "_unpack_latents", None)
         if unpack is None:
             return None
         latents = unpack(latents, job.height, job.width, pipeline.vae_scale_factor)
     channels = getattr(vae.config, "latent_channels", None) or getattr(vae.config, "z_dim", None)
-    fits = latents.ndim in (4, 5) and latents.shape[0] == 1 and latents.shape[1] == channels
-    if not fits or (latents.ndim == 5 and latents.shape[2] != 1):
+    matches = latents.ndim in (4, 5) and latents.shape[0] == 1 and latents.shape[1] == channels
+    if not matches or (latents.ndim == 5 and latents.shape[2] != 1):
         return None
-    return _unscaled(pipeline, latents)
+    return _unscale(pipeline, latents)
 
 
-def _unpatched(pipeline: Pipeline, job: Job, latents: torch.Tensor) -> torch.Tensor | None:
-    """Return FLUX.2's latents, which are patches of 2x2 cells, normalised by statistics that its VAE keeps."""
+def _unpatchify(pipeline: Pipeline, job: Job, latents: torch.Tensor) -> torch.Tensor | None:
+    """Convert FLUX.2's latents: patches of 2x2 cells, normalised by the VAE's batch statistics."""
     unpatchify = getattr(pipeline, "_unpatchify_latents", None)
     if unpatchify is None:
         return None
@@ -90,32 +90,32 @@ def _unpatched(pipeline: Pipeline, job: Job, latents: torch.Tensor) -> torch.Ten
         latents = latents.transpose(1, 2).unflatten(2, (job.height // side, job.width // side))
     vae = pipeline.vae
     mean, variance = (values.to(latents).view(1, -1, 1, 1) for values in (vae.bn.running_mean, vae.bn.running_var))
-    cells: torch.Tensor = unpatchify(latents * (variance + vae.config.batch_norm_eps).sqrt() + mean)
-    return cells
+    unpatched: torch.Tensor = unpatchify(latents * (variance + vae.config.batch_norm_eps).sqrt() + mean)
+    return unpatched
 
 
-def _decoded(vae: Any, cells: torch.Tensor) -> Pixels:
-    """Return a small picture of the latents as uint8 [height, width, 3]."""
-    height, width = cells.shape[-2:]
-    shrink = LARGEST_SIDE / max(height, width)
-    if shrink < 1:
-        size = (max(1, round(height * shrink)), max(1, round(width * shrink)))
-        flat = cells.reshape(1, -1, height, width).float()
-        small = torch.nn.functional.interpolate(flat, size=size, mode="area")
-        cells = small.reshape(*cells.shape[:-2], *size)
-    image = vae.decode(cells.to(vae.dtype), return_dict=False)[0]
-    image = image[:, :, 0] if image.ndim == 5 else image
-    return to_pixels((image[0] / 2 + 0.5).clamp(0, 1))
-
-
-def _unscaled(pipeline: Pipeline, cells: torch.Tensor) -> torch.Tensor:
-    """Return latents as the VAE made them: undone is what they were scaled by for denoising."""
+def _unscale(pipeline: Pipeline, latents: torch.Tensor) -> torch.Tensor:
+    """Undo the scaling of latents for denoising."""
     config = pipeline.vae.config
     scale = getattr(config, "scaling_factor", None) or 1.0
     mean, deviation = getattr(config, "latents_mean", None), getattr(config, "latents_std", None)
     if mean is not None and deviation is not None:
-        shape = (1, -1, *(1 for _ in cells.shape[2:]))
-        mean, deviation = (torch.tensor(values).to(cells).view(shape) for values in (mean, deviation))
-        # Of those that have them, only the pipelines of XL scale as well.
-        return cells * deviation / (scale if type(pipeline).__name__.startswith("StableDiffusionXL") else 1.0) + mean
-    return cells / scale + (getattr(config, "shift_factor", None) or 0.0)
+        shape = (1, -1, *(1 for _ in latents.shape[2:]))
+        mean, deviation = (torch.tensor(values).to(latents).view(shape) for values in (mean, deviation))
+        # Of pipelines with these statistics, only XL's scale too.
+        return latents * deviation / (scale if type(pipeline).__name__.startswith("StableDiffusionXL") else 1.0) + mean
+    return latents / scale + (getattr(config, "shift_factor", None) or 0.0)
+
+
+def _decode_small(vae: Any, latents: torch.Tensor) -> Pixels:
+    """Return a small image of the latents as uint8 [height, width, 3]."""
+    height, width = latents.shape[-2:]
+    shrink = LARGEST_SIDE / max(height, width)
+    if shrink < 1:
+        size = (max(1, round(height * shrink)), max(1, round(width * shrink)))
+        flat = latents.reshape(1, -1, height, width).float()
+        small = torch.nn.functional.interpolate(flat, size=size, mode="area")
+        latents = small.reshape(*latents.shape[:-2], *size)
+    image = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
+    image = image[:, :, 0] if image.ndim == 5 else image
+    return to_pixels((image[0] / 2 + 0.5).clamp(0, 1))

@@ -1,4 +1,4 @@
-"""The forms of one model: which of diffusers' classes, made of the same modules, does which task."""
+"""The pipelines of one model: which of diffusers' classes, built of the same modules, does which task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AUTOMATIC: Mapping[Task, Pipeline] = {
     Task.IMAGE_TO_IMAGE: AutoPipelineForImage2Image,
     Task.INPAINT: AutoPipelineForInpainting,
 }
-# Siblings that diffusers' automatic choice does not know.
+# Classes that diffusers' automatic pipelines do not know.
 _SIBLINGS: Mapping[tuple[str, Task], str] = {
     ("FluxKontextPipeline", Task.INPAINT): "FluxKontextInpaintPipeline",
     ("Flux2KleinPipeline", Task.INPAINT): "Flux2KleinInpaintPipeline",
@@ -33,31 +33,31 @@ _SIBLINGS: Mapping[tuple[str, Task], str] = {
 
 
 def pipeline_for(task: Task, pipeline: Pipeline) -> Pipeline:
-    """Return a pipeline of the same modules that does `task`, or raise `ModelUnavailable`."""
+    """Return a pipeline of the same modules that does `task`; raises `ModelUnavailable` if there is none."""
     if supports(task, pipeline):
         return pipeline
     sibling = _SIBLINGS.get((type(pipeline).__name__, task))
     try:
         if sibling is not None:
-            other = _remade(pipeline, getattr(diffusers, sibling))
+            other = _rebuild(pipeline, getattr(diffusers, sibling))
         elif task in _AUTOMATIC:
             other = _AUTOMATIC[task].from_pipe(pipeline)
         else:
-            raise ValueError("there is no other")
+            raise ValueError("diffusers has no such class")
     except ValueError as error:
-        raise ModelUnavailable(f"{type(pipeline).__name__} has no form for {task.value}: {error}") from error
+        raise ModelUnavailable(f"{type(pipeline).__name__} has no pipeline for {task.value}: {error}") from error
     if not supports(task, other):
         raise ModelUnavailable(f"{type(other).__name__} does not do {task.value}")
     return other
 
 
 def supports(task: Task, pipeline: Pipeline) -> bool:
-    """Tell whether a pipeline's call takes what `task` brings, and needs nothing else."""
+    """Return whether a pipeline's call takes the inputs of `task` and needs no others."""
     accepted = call_parameters(pipeline)
     if task.makes_video != ("num_frames" in accepted):
         return False
     if task in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO):
-        return not _wants_picture(type(pipeline), accepted)
+        return not _needs_image(type(pipeline), accepted)
     if task is Task.INPAINT:
         return "mask_image" in accepted
     with_strength = "strength" in accepted
@@ -65,35 +65,35 @@ def supports(task: Task, pipeline: Pipeline) -> bool:
 
 
 def takes_last_image(pipeline: Pipeline) -> bool | None:
-    """Tell whether a pipeline of videos takes the picture to end with: False if not, True if it needs it, else None."""
-    own, denoiser = (getattr(part, "config", None) for part in (pipeline, getattr(pipeline, "transformer", None)))
-    if "last_image" not in call_parameters(pipeline) or getattr(own, "expand_timesteps", False):
+    """Return whether a video pipeline takes a last image: False if not, True if it needs one, None if it can."""
+    config, denoiser = (getattr(item, "config", None) for item in (pipeline, getattr(pipeline, "transformer", None)))
+    if "last_image" not in call_parameters(pipeline) or getattr(config, "expand_timesteps", False):
         return False
-    if getattr(denoiser, "image_dim", None) is None:  # the pictures come as latents only, and one may be missing
+    if getattr(denoiser, "image_dim", None) is None:  # images enter as latents only, and one can be missing
         return None
     return getattr(denoiser, "pos_embed_seq_len", None) is not None
 
 
-def _wants_picture(pipeline_class: type[Any], accepted: Mapping[str, inspect.Parameter]) -> bool:
-    """Tell whether a call without a picture fails; some, whose default is None, look at one only if it is there."""
+def _needs_image(pipeline_class: type[Any], accepted: Mapping[str, inspect.Parameter]) -> bool:
+    """Return whether a call without an image fails. For some pipelines an image with default None is optional."""
     image = accepted.get("image")
     if image is None:
         return False
-    named_so = "ImageToVideo" in pipeline_class.__name__ or "Edit" in pipeline_class.__name__
-    needed = image.default is inspect.Parameter.empty or named_so or "layers" in accepted
-    return needed or "strength" in accepted or "mask_image" in accepted
+    by_name = "ImageToVideo" in pipeline_class.__name__ or "Edit" in pipeline_class.__name__
+    required = image.default is inspect.Parameter.empty or by_name or "layers" in accepted
+    return required or "strength" in accepted or "mask_image" in accepted
 
 
-def _remade(pipeline: Pipeline, other_class: Pipeline) -> Pipeline:
-    """Return a pipeline of another class with the same modules and settings.
+def _rebuild(pipeline: Pipeline, other_class: Pipeline) -> Pipeline:
+    """Return a pipeline of another class with the same modules and settings; raises `ValueError` if some are missing.
 
-    Not by `from_pipe`, which casts the modules of both. Raises `ValueError` naming what is missing.
+    `from_pipe` would cast the modules of both.
     """
     have = {**{name: value for name, value in pipeline.config.items() if name[0] != "_"}, **pipeline.components}
     needed = list(inspect.signature(other_class.__init__).parameters.values())[1:]
-    lacking = [item.name for item in needed if item.name not in have and item.default is inspect.Parameter.empty]
-    if lacking:
-        raise ValueError(f"{other_class.__name__} also needs {', '.join(lacking)}")
+    missing = [item.name for item in needed if item.name not in have and item.default is inspect.Parameter.empty]
+    if missing:
+        raise ValueError(f"{other_class.__name__} also needs {', '.join(missing)}")
     return other_class(**{item.name: have[item.name] for item in needed if item.name in have})
 
 
