@@ -105,7 +105,7 @@ def test_an_adapter_that_does_not_load_fails_its_own_job(tiny_models: Path, file
         "pickle": "holds no safetensors file",
         "junk": "cannot be loaded",
         "dora": "dora_scale are not supported",
-        "narrow": "the model's layer takes",
+        "narrow": "but the layer takes",
         "half": "lacks one half",
         "whole": "unet.conv_in.weight",
         "foreign": "it changes other, which the model does not have",
