@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app, preflight
-from api.exposure import guarded
+from api.auth import secured
 from shared.config import settings
 from shared.config.settings import Settings
 from shared.errors import FusequeueError
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
             structlog.get_logger().warning("setting_unknown", told=told)
         if asked.insecure_no_keys:
             configured = configured.model_copy(update={"auth": "insecure-no-keys"})
-        configured = asyncio.run(guarded(configured, asked.host))
+        configured = asyncio.run(secured(configured, asked.host))
         asyncio.run(preflight(configured))
         serving = server(configured, host=asked.host, port=asked.port)
         for name in (signal.SIGTERM, signal.SIGINT):

@@ -19,11 +19,11 @@ from api.compat.replicate import files as replicate_files
 from api.compat.replicate import models as replicate_models
 from api.compat.replicate import predictions as replicate_predictions
 from api.compat.replicate import webhook_secret as replicate_webhooks
-from api.context import Services
+from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
 from api.http import openapi
 from api.http.body_limits import BodyLimits
 from api.http.middleware import RequestLog
-from api.places import QueuePositions
+from api.responses import QueuePositions
 from api.routes import (
     artifacts,
     autoscaling,
@@ -34,12 +34,11 @@ from api.routes import (
     health,
     inputs,
     jobs,
-    listing,
     models,
     queues,
     webhooks,
 )
-from api.tenancy import ADMIN, JOBS
+from api.waiting import Waiters
 from shared.config import models_file
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
@@ -104,12 +103,12 @@ def create_app(
 
 
 def _include_routes(app: FastAPI) -> None:
-    for routes in (jobs, listing, bulk, events, inputs, models, webhooks, files, images, batches, videos, huggingface):
-        app.include_router(routes.router, dependencies=[JOBS])
+    for routes in (jobs, bulk, events, inputs, models, webhooks, files, images, batches, videos, huggingface):
+        app.include_router(routes.router, dependencies=[JOBS_SCOPE])
     for of_replicate in (replicate_predictions, replicate_models, replicate_files, replicate_webhooks):
-        app.include_router(of_replicate.router, dependencies=[JOBS])
+        app.include_router(of_replicate.router, dependencies=[JOBS_SCOPE])
     for of_operators in (queues, autoscaling, dead_letters):
-        app.include_router(of_operators.router, dependencies=[ADMIN])
+        app.include_router(of_operators.router, dependencies=[ADMIN_SCOPE])
     for open_routes in (artifacts, health, docs):  # a picture's URL may be signed; metrics ask for a key themselves
         app.include_router(open_routes.router)
 
@@ -160,7 +159,17 @@ async def _services(
         stack.push_async_callback(storage.close)
     await _check(queue)
     feed = await stack.enter_async_context(EventFeed(queue))
-    return Services(settings, served, queue, feed, storage, QueuePositions(queue), Authenticator(queue, settings))
+    closing = asyncio.Event()
+    return Services(
+        settings=settings,
+        catalog=served,
+        queue=queue,
+        storage=storage,
+        authenticator=Authenticator(queue, settings),
+        queue_positions=QueuePositions(queue),
+        waiters=Waiters(feed, closing, settings.sse_keepalive_s),
+        closing=closing,
+    )
 
 
 async def preflight(settings: Settings) -> None:

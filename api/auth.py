@@ -1,65 +1,82 @@
-"""Who asks, and whether the tenant may ask now: the API's side of keys, read from Redis once in two seconds a key."""
+"""API keys, host check and rate limits. Keys are cached for two seconds, so that most requests ask Redis nothing."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
+
+import structlog
 
 from api.signed_urls import Signer
 from shared.auth import DEFAULT_TENANT, PREFIX, ApiKey, Identity, Rate, Scope, TenantLimits, id_of
 from shared.config.settings import Settings
-from shared.errors import ExpiredApiKey, InvalidApiKey, PermissionDenied, Unauthenticated, Unavailable
+from shared.errors import (
+    ConfigurationError,
+    ExpiredApiKey,
+    HostRefused,
+    InvalidApiKey,
+    PermissionDenied,
+    RedisUnavailable,
+    Unauthenticated,
+    Unavailable,
+)
 from shared.queue import Queue
 from shared.runtime.clock import now_ms
 
-FRESH_S = 2.0
-"""What is known of a key is read again after this: a revoked one is refused, and a first one asked for, as fast."""
+log = structlog.get_logger()
 
-MAX_KEPT = 10_000
-NOTE_USE_EVERY_MS = 60_000
+CACHE_S = 2.0
+"""Lifetime of a cached key: how soon a revoked key is refused, and keys are required once the first one exists."""
+
+MAX_CACHED_KEYS = 10_000
+USE_RECORDED_EVERY_MS = 60_000
+REDIS_TIMEOUT_S = 10.0
 SCHEMES = ("bearer", "key", "token")
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Whose request it is. `scopes` is what the key may do; None where no keys are asked for."""
+    """Tenant, scopes and limits of a request; `scopes` is None where no keys are required."""
 
     tenant: str
     scopes: frozenset[Scope] | None
     limits: TenantLimits
 
     @property
-    def keyed(self) -> bool:
+    def has_key(self) -> bool:
         return self.scopes is not None
 
     def require(self, scope: Scope) -> None:
-        """Raise `PermissionDenied` where the key lacks `scope`."""
+        """Raise `PermissionDenied` unless the key has `scope`."""
         if self.scopes is not None and scope not in self.scopes:
-            has = ", ".join(sorted(self.scopes)) or "none"
-            raise PermissionDenied(f"this needs a key with the scope {scope.value}; this one has {has}")
+            scopes = ", ".join(sorted(self.scopes)) or "none"
+            raise PermissionDenied(f"this needs a key with the scope {scope.value}; this one has {scopes}")
 
 
 class Authenticator:
-    """Turns an Authorization header into a caller; keeps a bounded number of keys in mind."""
+    """Returns the caller of an Authorization header; caches a bounded number of keys."""
 
     def __init__(self, queue: Queue, settings: Settings) -> None:
         self._queue = queue
         self._settings = settings
-        self._kept: OrderedDict[str | None, tuple[float, Identity]] = OrderedDict()
+        self._cache: OrderedDict[str | None, tuple[float, Identity]] = OrderedDict()
         self._signer: Signer | None = None
 
     async def caller(self, authorization: Sequence[str]) -> Caller:
-        """Return whose request it is that came with these Authorization headers, or raise `Unauthenticated`."""
-        if not await self._asks_for_keys():
-            return Caller(DEFAULT_TENANT, None, (await self._anyone()).limits)
+        """Return the caller that these Authorization headers authenticate, or raise `Unauthenticated`."""
+        if not await self._keys_required():
+            return Caller(DEFAULT_TENANT, None, (await self._without_key()).limits)
         token = _token(authorization)
         key_id = id_of(token)
         if key_id is None:
-            raise InvalidApiKey(_no_key(token), param="Authorization")
-        identity = await self._known(key_id)
+            raise InvalidApiKey(_malformed_key(token), param="Authorization")
+        identity = await self._identity(key_id)
         key = identity.key
         if key is None or not key.matches(token):
             raise InvalidApiKey("there is no such API key", param="Authorization")
@@ -67,67 +84,86 @@ class Authenticator:
             raise InvalidApiKey(f"the API key {key.prefix} has been revoked", param="Authorization")
         if key.expired:
             raise ExpiredApiKey(f"the API key {key.prefix} has expired", param="Authorization")
-        await self._note_use(key, identity)
+        await self._record_use(key, identity)
         return Caller(key.tenant, key.scopes, identity.limits)
 
-    async def admit(self, caller: Caller) -> Rate | None:
-        """Count one request of the caller's tenant; None where it may ask as often as it likes."""
+    async def count_request(self, caller: Caller) -> Rate | None:
+        """Count one request of the caller's tenant; None where its rate is not limited."""
         limit = caller.limits.requests_per_minute or self._settings.max_requests_per_minute_per_tenant
         return None if limit is None else await self._queue.api_keys.admit(caller.tenant, limit)
 
     async def signer(self) -> Signer:
-        """Return what signs URLs of this namespace."""
+        """Return the signer of this namespace's URLs."""
         if self._signer is None:
             self._signer = Signer(await self._queue.api_keys.url_secret(), self._settings.presign_expires_s)
         return self._signer
 
-    async def _asks_for_keys(self) -> bool:
+    async def _keys_required(self) -> bool:
         if self._settings.auth != "auto":
             return self._settings.auth == "keys"
-        return (await self._anyone()).keys_made
+        return (await self._without_key()).keys_made
 
-    async def _anyone(self) -> Identity:
-        """Return what is known without a key. While Redis is away that is what was known before: no key can be made."""
-        kept = self._kept.get(None)
+    async def _without_key(self) -> Identity:
+        """Return the identity of a request without a key.
+
+        An old one will do while Redis is unavailable: no key can be created then.
+        """
+        cached = self._cache.get(None)
         try:
-            return await self._known(None)
+            return await self._identity(None)
         except Unavailable:
-            if kept is None:
+            if cached is None:
                 raise
-            return kept[1]
+            return cached[1]
 
-    async def _known(self, key_id: str | None) -> Identity:
-        kept = self._kept.get(key_id)
-        if kept is not None and time.monotonic() - kept[0] < FRESH_S:
-            return kept[1]
-        asked_at = time.monotonic()
+    async def _identity(self, key_id: str | None) -> Identity:
+        cached = self._cache.get(key_id)
+        if cached is not None and time.monotonic() - cached[0] < CACHE_S:
+            return cached[1]
+        read_at = time.monotonic()
         identity = await self._queue.api_keys.identify(key_id, DEFAULT_TENANT)
-        if identity.key is not None or key_id is None:
-            self._keep(key_id, asked_at, identity)
-        else:
-            self._kept.pop(key_id, None)
+        if identity.key is None and key_id is not None:
+            self._cache.pop(key_id, None)
+            return identity
+        self._cache[key_id] = (read_at, identity)
+        self._cache.move_to_end(key_id)
+        while len(self._cache) > MAX_CACHED_KEYS:
+            self._cache.popitem(last=False)
         return identity
 
-    def _keep(self, key_id: str | None, read_at: float, identity: Identity) -> None:
-        self._kept[key_id] = (read_at, identity)
-        self._kept.move_to_end(key_id)
-        while len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
-
-    async def _note_use(self, key: ApiKey, identity: Identity) -> None:
-        """Note that the key is in use; that it cannot be noted is no reason to refuse."""
+    async def _record_use(self, key: ApiKey, identity: Identity) -> None:
+        """Record that the key is in use; a failure to record it refuses nothing."""
         now = now_ms()
-        if key.last_used_at_ms is not None and now - key.last_used_at_ms < NOTE_USE_EVERY_MS:
+        if key.last_used_at_ms is not None and now - key.last_used_at_ms < USE_RECORDED_EVERY_MS:
             return
-        kept = self._kept.get(key.id)
-        if kept is not None:
-            self._kept[key.id] = (kept[0], replace(identity, key=replace(key, last_used_at_ms=now)))
+        cached = self._cache.get(key.id)
+        if cached is not None:
+            self._cache[key.id] = (cached[0], replace(identity, key=replace(key, last_used_at_ms=now)))
         with contextlib.suppress(Unavailable):
             await self._queue.api_keys.note_use(key.id)
 
 
+def _token(authorization: Sequence[str]) -> str:
+    if not authorization:
+        raise Unauthenticated(
+            "no API key: send `Authorization: Bearer fq_...`; `fusequeue keys create` creates one",
+            param="Authorization",
+        )
+    scheme, _, token = authorization[0].strip().partition(" ")
+    if len(authorization) > 1 or scheme.lower() not in SCHEMES or not token.strip():
+        raise InvalidApiKey("send one header `Authorization: Bearer fq_...` (or Key, or Token)", param="Authorization")
+    return token.strip()
+
+
+def _malformed_key(token: str) -> str:
+    """Return what is wrong with a malformed key, without repeating it."""
+    if not token.startswith(PREFIX):
+        return f"not a key of fusequeue: keys begin with {PREFIX}"
+    return "the API key is mistyped or cut off: its checksum does not match"
+
+
 def rate_headers(rate: Rate) -> dict[str, str]:
-    """Return a tenant's limit as the IETF's draft has it, and as OpenAI's clients know it."""
+    """Return a tenant's rate limit in the headers of the IETF draft and of OpenAI's clients."""
     seconds = -(-rate.reset_ms // 1000)
     return {
         "RateLimit-Policy": f'"requests";q={rate.limit};w=60',
@@ -138,20 +174,59 @@ def rate_headers(rate: Rate) -> dict[str, str]:
     }
 
 
-def _token(authorization: Sequence[str]) -> str:
-    if not authorization:
-        raise Unauthenticated(
-            "this API asks for a key: send `Authorization: Bearer fq_...`; `fusequeue keys create` makes one",
-            param="Authorization",
+def is_loopback(host: str) -> bool:
+    """Return whether `host` is localhost or a loopback address; other names can resolve to any address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_host(host: str | None, settings: Settings) -> None:
+    """Raise `HostRefused` where a request without a key names another host than this machine.
+
+    Any site can have its own name resolve to 127.0.0.1, and its pages would then read and write as the same origin.
+    """
+    if settings.auth == "insecure-no-keys" or is_loopback(host or ""):
+        return
+    if settings.public_url is not None and host == urlsplit(settings.public_url).hostname:
+        return
+    raise HostRefused(
+        f"without API keys only localhost is served, not {(host or 'no host')[:100]!r}; create a key with "
+        "`fusequeue keys create`, or set FUSEQUEUE_PUBLIC_URL to the URL that clients use",
+        param="Host",
+    )
+
+
+async def secured(settings: Settings, host: str) -> Settings:
+    """Return the settings to serve `host` with, or raise `ConfigurationError` where it would be open to others.
+
+    Off the loopback, `auto` becomes `keys` once a key exists: the API must not turn open later.
+    """
+    if is_loopback(host) or settings.auth == "keys":
+        return settings
+    if settings.auth == "insecure-no-keys":
+        log.warning("auth_disabled", host=host, detail="anyone who reaches this address can use all of the API")
+        return settings
+    if not await _keys_exist(settings):
+        raise ConfigurationError(
+            f"there are no API keys, so {host} would be open to everyone who reaches it. Create a key first with "
+            "`fusequeue keys create`, or set FUSEQUEUE_AUTH=keys and create it while the API runs, or listen on "
+            "127.0.0.1. To serve without keys nevertheless: --insecure-no-keys"
         )
-    scheme, _, token = authorization[0].strip().partition(" ")
-    if len(authorization) > 1 or scheme.lower() not in SCHEMES or not token.strip():
-        raise InvalidApiKey("send one header `Authorization: Bearer fq_...` (or Key, or Token)", param="Authorization")
-    return token.strip()
+    return settings.model_copy(update={"auth": "keys"})
 
 
-def _no_key(token: str) -> str:
-    """Say what is wrong with a text that is no key, without repeating it."""
-    if not token.startswith(PREFIX):
-        return f"this is no key of fusequeue: they begin with {PREFIX}"
-    return "the API key is mistyped or cut off: its checksum does not fit"
+async def _keys_exist(settings: Settings) -> bool:
+    """Return whether a key has ever existed; True while Redis is unavailable, so that the API stays closed."""
+    queue = Queue.connect(settings)
+    try:
+        async with asyncio.timeout(REDIS_TIMEOUT_S):
+            return await queue.api_keys.any_created()
+    except (RedisUnavailable, TimeoutError) as error:
+        log.warning("key_lookup_failed", reason=str(error), detail="the API requires keys")
+        return True
+    finally:
+        await queue.close()

@@ -1,41 +1,185 @@
-"""What every handler works with: built once when the API starts, closed once when it stops."""
+"""Dependencies of the routes: services, caller, tenant, scopes, and the context of one request."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+import contextlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 
-from api.auth import Authenticator
-from api.followers import WaiterLimit
-from api.places import QueuePositions
+from api.auth import Authenticator, Caller, check_host, rate_headers
+from api.responses import QueuePositions
+from api.signed_urls import Signer
+from api.waiting import Waiters
+from shared.auth import Scope
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
-from shared.queue import EventFeed, Queue
+from shared.errors import NotFound, RateLimited, Unavailable
+from shared.inputs import store
+from shared.job import InputRef, JobRecord, State
+from shared.protocols.native import JobObject, job_object
+from shared.queue import Queue, QueuePosition
+from shared.runtime.clock import now_ms
 from shared.storage import Storage
+
+_JOB_ID = re.compile(r"job_[0-9a-hjkmnp-tv-z]{26}")
+_READ_METHODS = frozenset(("GET", "HEAD"))
+
+Sign = Callable[[str, int], str]
 
 
 @dataclass(frozen=True)
 class Services:
-    """The parts of a running API. `closing` is set when it begins to stop: whoever waits for long then leaves."""
+    """What the routes work with: opened when the API starts, closed when it stops.
+
+    `closing` is set when the API begins to stop; long waits and streams end then.
+    """
 
     settings: Settings
     catalog: Catalog
     queue: Queue
-    feed: EventFeed
     storage: Storage
-    queue_positions: QueuePositions
     authenticator: Authenticator
-    waiter_limit: WaiterLimit = field(default_factory=WaiterLimit)
-    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    queue_positions: QueuePositions
+    waiters: Waiters
+    closing: asyncio.Event
 
 
 async def services(request: Request) -> Services:
-    """Return the parts of the API that `request` came to."""
-    found: Services = request.app.state.services
-    return found
+    """Return the services of the app that serves `request`."""
+    opened: Services = request.app.state.services
+    return opened
 
 
 ServicesDep = Annotated[Services, Depends(services)]
+
+
+async def caller(request: Request, services: ServicesDep) -> Caller:
+    """Return the caller and count the request; raises `Unauthenticated`, `HostRefused` or `RateLimited`."""
+    found = await services.authenticator.caller(request.headers.getlist("authorization"))
+    if not found.has_key:
+        check_host(request.url.hostname, services.settings)
+    rate = await services.authenticator.count_request(found)
+    if rate is not None:
+        request.scope["rate_headers"] = rate_headers(rate)
+        if not rate.allowed:
+            raise RateLimited(f"more than {rate.limit} requests in a minute", retry_after_ms=rate.retry_ms)
+    return found
+
+
+CallerDep = Annotated[Caller, Depends(caller)]
+
+
+async def tenant(caller: CallerDep) -> str:
+    """Return the tenant of the request."""
+    return caller.tenant
+
+
+Tenant = Annotated[str, Depends(tenant)]
+
+
+async def require_jobs_scope(request: Request, caller: CallerDep) -> None:
+    """Require the scope to read jobs or, by the method, to write them."""
+    caller.require(Scope.JOBS_READ if request.method in _READ_METHODS else Scope.JOBS_WRITE)
+
+
+async def require_admin_scope(caller: CallerDep) -> None:
+    """Require the scope for data that belongs to no tenant."""
+    caller.require(Scope.ADMIN)
+
+
+JOBS_SCOPE = Depends(require_jobs_scope)
+ADMIN_SCOPE = Depends(require_admin_scope)
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """Tenant, base URL and services of one request.
+
+    `base_url` is `scheme://host[:port]` without a trailing slash: the configured one, else the one the client used.
+    Forwarded headers count only from trusted proxies (the server applies them). `sign` returns the query that lets
+    the artifact of a job and index be fetched without a key.
+    """
+
+    tenant: str
+    base_url: str
+    services: Services
+    sign: Sign
+
+    async def find_job(self, job_id: str) -> JobRecord:
+        """Return the tenant's job in one round trip, or raise `NotFound`."""
+        record = await self.services.queue.jobs.get(job_id) if _JOB_ID.fullmatch(job_id) else None
+        if record is None or record.job.tenant != self.tenant:
+            raise NotFound(f"there is no job {job_id[:64]}, or it has been deleted", param="id")
+        return record
+
+    async def job_object(self, record: JobRecord) -> JobObject:
+        """Return the job as the client reads it."""
+        return job_object(record, self.base_url, await self.queue_position(record), sign=self.sign)
+
+    async def queue_position(self, record: JobRecord) -> QueuePosition | None:
+        """Return the position of a queued job; None also while it cannot be read."""
+        if record.state is State.QUEUED:
+            with contextlib.suppress(Unavailable):
+                return await self.services.queue_positions.of(record.job.id)
+        return None
+
+    async def store_input(self, data: bytes, param: str) -> InputRef:
+        """Validate and store an uploaded image; raises `InputRejected` that names `param`."""
+        services = self.services
+        return await store.store_input(
+            data,
+            tenant=self.tenant,
+            queue=services.queue,
+            storage=services.storage,
+            settings=services.settings,
+            param=param,
+        )
+
+    def job_url(self, job_id: str) -> str:
+        """Return the URL of a job."""
+        return f"{self.base_url}/v1/jobs/{job_id}"
+
+
+async def request_context(request: Request, caller: CallerDep, services: ServicesDep) -> RequestContext:
+    """Return the context of an authenticated request."""
+    signer = await services.authenticator.signer() if caller.has_key else None
+    return RequestContext(caller.tenant, _base_url(request, services), services, _sign(signer))
+
+
+async def signed_url_context(
+    request: Request,
+    job_id: str,
+    index: int,
+    services: ServicesDep,
+    expires: Annotated[int | None, Query(description="As in the URL of the artifact.")] = None,
+    signature: Annotated[str | None, Query(max_length=128, description="Replaces the key until `expires`.")] = None,
+) -> RequestContext:
+    """Return the context of a request for an artifact, by key or by signed URL."""
+    if signature is None:
+        found = await caller(request, services)
+        found.require(Scope.JOBS_READ)
+        return await request_context(request, found, services)
+    signer = await services.authenticator.signer()
+    signer.check(job_id, index, expires=expires or 0, signature=signature, now_ms=now_ms())
+    record = await services.queue.jobs.get(job_id)
+    tenant = "" if record is None else record.job.tenant
+    return RequestContext(tenant, _base_url(request, services), services, _sign(signer))
+
+
+Context = Annotated[RequestContext, Depends(request_context)]
+SignedUrlContext = Annotated[RequestContext, Depends(signed_url_context)]
+
+
+def _base_url(request: Request, services: Services) -> str:
+    return (services.settings.public_url or str(request.base_url)).rstrip("/")
+
+
+def _sign(signer: Signer | None) -> Sign:
+    if signer is None:
+        return lambda job_id, index: ""
+    return lambda job_id, index: signer.query(job_id, index, now_ms())

@@ -1,27 +1,33 @@
-"""From a parsed request to a job that is ready for the queue: its model's limits kept, its pictures stored."""
+"""Builds the job of a request: checks it, stores its input images, and resolves every default."""
 
 from __future__ import annotations
 
 import re
-from typing import Protocol
+import secrets
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
-from shared.config.models_file import Catalog
+from shared.config.adapters import choose
+from shared.config.models_file import Catalog, ModelSpec, References
 from shared.config.settings import Settings
 from shared.errors import FetchRefused, InvalidRequest
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.inputs.store import InputStore
-from shared.job import InputRef, Job
+from shared.job import InputRef, Job, OutputFormat, Task, Webhook
 from shared.queue import Queue, Submission
-from shared.request import Inputs, JobRequest, check, resolve
-from shared.runtime.clock import now_ms
+from shared.request import MAX_SEED, JobRequest
+from shared.runtime.clock import new_id, now_ms
 from shared.signature import signature
 from shared.storage import Storage
+from shared.tasks import task_of
+from shared.webhooks import EVENTS, TERMINAL_EVENTS
 
-_BATCH = re.compile(r"batch_[0-9a-z]{26}")
+T = TypeVar("T")
+_RESERVED_BATCH_ID = re.compile(r"batch_[0-9a-z]{26}")
 
 
-class Parts(Protocol):
-    """What a request is checked against and stored in."""
+class JobServices(Protocol):
+    """What jobs are built with, in the API and in the chores."""
 
     @property
     def settings(self) -> Settings: ...
@@ -33,52 +39,243 @@ class Parts(Protocol):
     def storage(self) -> Storage: ...
 
 
-def checked(request: JobRequest, parts: Parts) -> None:
-    """Raise what is wrong with a request, as far as that can be told without fetching a picture."""
-    _check_webhook(request, parts.settings)
-    if request.batch_id is not None and _BATCH.fullmatch(request.batch_id):
-        raise InvalidRequest("batch_id: names of this form are for the batches of /v1/batches", param="batch_id")
-    check(request, parts.catalog.get(request.model))
+@dataclass(frozen=True)
+class Inputs:
+    """The stored images of a request: those of `image` or `images`, its mask and its last image."""
+
+    images: tuple[InputRef, ...] = ()
+    mask: InputRef | None = None
+    last_image: InputRef | None = None
 
 
-async def resolved(request: JobRequest, tenant: str, parts: Parts) -> Job:
-    """Return the job that a checked request means; the pictures it starts from are stored by then."""
-    inputs = await _stored_inputs(request, tenant, parts)
-    return resolve(request, parts.catalog, tenant=tenant, now_ms=now_ms(), inputs=inputs)
+def check_request(request: JobRequest, services: JobServices) -> Task:
+    """Return the request's task, or raise `InvalidRequest`; fetches no image and stores nothing."""
+    spec = services.catalog.get(request.model)
+    if request.webhook is not None:
+        try:
+            FetchGuard(FetchRules.for_webhooks(services.settings)).consider(request.webhook)
+        except FetchRefused as error:
+            raise InvalidRequest(f"webhook: {error.message}", param="webhook") from error
+    if request.batch_id is not None and _RESERVED_BATCH_ID.fullmatch(request.batch_id):
+        raise InvalidRequest("batch_id: ids of this form are reserved for /v1/batches", param="batch_id")
+    return check_limits(request, spec)
 
 
-def submission_of(job: Job, catalog: Catalog, key: str | None = None, fingerprint: str | None = None) -> Submission:
-    """Return a job ready to be put in line."""
+async def build_job(
+    request: JobRequest,
+    task: Task,
+    tenant: str,
+    services: JobServices,
+    *,
+    previews: int = 0,
+    webhook_version: str | None = None,
+) -> Job:
+    """Return the job of a checked request; its input images are fetched and stored first.
+
+    `previews` is the number of previews of each image. With `webhook_version`, its webhook receives Replicate's
+    predictions of this model version.
+    """
+    inputs = await _store_inputs(request, tenant, services)
+    job = resolve(request, services.catalog.get(request.model), task, tenant=tenant, now_ms=now_ms(), inputs=inputs)
+    if webhook_version is not None and job.webhook is not None:
+        webhook = job.webhook.model_copy(update={"version": webhook_version})
+        job = job.model_copy(update={"webhook": webhook, "schema_version": 2})
+    return job.model_copy(update={"previews": previews}) if previews else job
+
+
+def queue_submission(
+    job: Job, catalog: Catalog, idempotency_key: str | None = None, fingerprint: str | None = None
+) -> Submission:
+    """Return what `queue.submit` takes for a job."""
     return Submission(
         job=job,
         signature=signature(job),
         window_ms=catalog.get(job.model).window_ms,
         max_batch=catalog.for_size(job.model, job.width, job.height).max_batch,
-        idempotency_key=key,
+        idempotency_key=idempotency_key,
         fingerprint=fingerprint,
     )
 
 
-def _check_webhook(request: JobRequest, settings: Settings) -> None:
-    if request.webhook is None:
-        return
-    try:
-        FetchGuard(FetchRules.for_webhooks(settings)).consider(request.webhook)
-    except FetchRefused as error:
-        raise InvalidRequest(f"webhook: {error.message}", param="webhook") from error
-
-
-async def _stored_inputs(request: JobRequest, tenant: str, parts: Parts) -> Inputs:
-    """Return the pictures that the request names; one after the other, so that a request holds one in memory."""
-    store = InputStore(tenant, parts.queue, parts.storage, parts.settings)
-
-    async def stored(value: str | None, param: str) -> InputRef | None:
-        return None if value is None else await store.resolve(value, param)
-
-    named = {"image": request.image} if request.image is not None else {}
-    named = named or {f"images.{at}": value for at, value in enumerate(request.images or ())}
+async def _store_inputs(request: JobRequest, tenant: str, services: JobServices) -> Inputs:
+    """Store the images of a request, one after the other so that only one is in memory."""
+    store = InputStore(tenant, services.queue, services.storage, services.settings)
     return Inputs(
-        images=tuple([await store.resolve(value, param) for param, value in named.items()]),
-        mask=await stored(request.mask, "mask"),
-        last_image=await stored(request.last_image, "last_image"),
+        images=tuple([await store.resolve(value, param) for param, value in request.image_values.items()]),
+        mask=None if request.mask is None else await store.resolve(request.mask, "mask"),
+        last_image=None if request.last_image is None else await store.resolve(request.last_image, "last_image"),
     )
+
+
+def check_limits(request: JobRequest, spec: ModelSpec) -> Task:
+    """Return the request's task, or raise `InvalidRequest` naming the first field that the model does not allow."""
+    task = task_of(request, spec)
+    count, most = len(request.image_values), spec.limits.max_input_images
+    if count > most:
+        raise InvalidRequest(f"images: model {spec.id!r} takes at most {most}, not {count}", param="images")
+    if task is Task.IMAGE_TO_VIDEO:
+        _check_last_image(request, spec)
+    _check_size(request, spec)
+    _check_numbers(request, spec)
+    choose(request.adapters, spec.adapter, spec.limits.max_adapters)
+    _check_text(request, spec)
+    _check_output(request, spec, task)
+    if request.webhook_events is not None and request.webhook is None:
+        raise InvalidRequest("webhook_events needs a webhook", param="webhook_events")
+    return task
+
+
+def _check_last_image(request: JobRequest, spec: ModelSpec) -> None:
+    if spec.limits.last_image == "refused" and request.last_image is not None:
+        raise InvalidRequest(f"last_image: model {spec.id!r} takes none", param="last_image")
+    if spec.limits.last_image == "needed" and request.last_image is None:
+        raise InvalidRequest(f"last_image: model {spec.id!r} needs one", param="last_image")
+
+
+def _check_size(request: JobRequest, spec: ModelSpec) -> None:
+    limits = spec.limits
+    width, height = _or(request.width, spec.defaults.width), _or(request.height, spec.defaults.height)
+    for param, side in (("width", width), ("height", height)):
+        if not limits.min_side <= side <= limits.max_side:
+            raise InvalidRequest(f"{param} must be {limits.min_side} to {limits.max_side}, not {side}", param=param)
+        if side % limits.multiple_of:
+            raise InvalidRequest(f"{param} must be a multiple of {limits.multiple_of}, not {side}", param=param)
+    pixels = width * height
+    if pixels > limits.max_pixels:
+        raise InvalidRequest(f"width x height is at most {limits.max_pixels} pixels, not {pixels}", param="width")
+
+
+def _check_numbers(request: JobRequest, spec: ModelSpec) -> None:
+    limits, steps = spec.limits, _or(request.steps, spec.defaults.steps)
+    if not limits.min_steps <= steps <= limits.max_steps:
+        raise InvalidRequest(f"steps must be {limits.min_steps} to {limits.max_steps}, not {steps}", param="steps")
+    for param, scale in (("guidance_scale", request.guidance_scale), ("guidance_scale_2", request.guidance_scale_2)):
+        if (scale or 0) > limits.max_guidance_scale:
+            raise InvalidRequest(f"{param} is at most {limits.max_guidance_scale}", param=param)
+    if request.guidance_scale_2 is not None and spec.defaults.guidance_scale_2 is None:
+        raise InvalidRequest(f"model {spec.id!r} has no second denoiser to guide", param="guidance_scale_2")
+    if request.n > limits.max_images:
+        raise InvalidRequest(f"n is at most {limits.max_images} for model {spec.id!r}", param="n")
+
+
+def _check_text(request: JobRequest, spec: ModelSpec) -> None:
+    for param, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt or "")):
+        if len(text) > spec.limits.max_prompt_chars:
+            raise InvalidRequest(f"{param} is at most {spec.limits.max_prompt_chars} characters", param=param)
+    if request.seed is not None and request.seed > MAX_SEED - request.n:
+        raise InvalidRequest(f"seed is at most {MAX_SEED - request.n}", param="seed")
+    if request.scheduler is not None and request.scheduler not in spec.schedulers:
+        allowed = ", ".join(spec.schedulers) or "none but the model's default"
+        raise InvalidRequest(f"scheduler must be one of: {allowed}", param="scheduler")
+
+
+def _check_output(request: JobRequest, spec: ModelSpec, task: Task) -> None:
+    limits = spec.limits
+    if request.fps is not None and not task.makes_video:
+        raise InvalidRequest(f"{task.value} makes no video", param="fps")
+    if request.output_format is not None and (request.output_format is OutputFormat.MP4) != task.makes_video:
+        allowed = "mp4" if task.makes_video else "png, jpeg or webp"
+        raise InvalidRequest(f"output_format must be {allowed} for {task.value}", param="output_format")
+    if request.frames is not None and not limits.allows_frames(request.frames):
+        rule = f"1 to {limits.max_frames}"
+        if limits.frames_multiple > 1:
+            rule += f", a multiple of {limits.frames_multiple} plus 1"
+        raise InvalidRequest(f"frames must be {rule}, not {request.frames}", param="frames")
+    if request.layers is not None and (task.makes_video or request.layers > limits.max_layers):
+        rule = f"at most {limits.max_layers}" if limits.max_layers and not task.makes_video else "not for this model"
+        raise InvalidRequest(f"layers: {rule}", param="layers")
+
+
+def resolve(
+    request: JobRequest, spec: ModelSpec, task: Task, *, tenant: str, now_ms: int, inputs: Inputs | None = None
+) -> Job:
+    """Return the job of a checked request with every default resolved; raises `InvalidRequest` for a bad mask size."""
+    inputs, defaults = inputs or Inputs(), spec.defaults
+    _check_proportions(inputs)
+    width, height = _size(request, spec, task, inputs.images)
+    return Job(
+        id=new_id("job", now_ms),
+        tenant=tenant,
+        created_at_ms=now_ms,
+        priority=request.priority,
+        deadline_at_ms=None if request.deadline_s is None else now_ms + round(request.deadline_s * 1000),
+        metadata=request.metadata,
+        batch_id=request.batch_id,
+        webhook=_webhook(request),
+        model=spec.id,
+        width=width,
+        height=height,
+        task=task,
+        prompt=request.prompt,
+        negative_prompt=_or(request.negative_prompt, defaults.negative_prompt),
+        n=request.n,
+        seed=secrets.randbelow(2**32) if request.seed is None else request.seed,
+        steps=_or(request.steps, defaults.steps),
+        guidance_scale=_or(request.guidance_scale, defaults.guidance_scale),
+        guidance_scale_2=_or(request.guidance_scale_2, defaults.guidance_scale_2),
+        scheduler=request.scheduler,
+        adapters=choose(request.adapters, spec.adapter, spec.limits.max_adapters),
+        mixed_fields=spec.mixed_fields,
+        reproducible=request.reproducible,
+        output_quality=request.output_quality,
+        embed_parameters=request.embed_parameters,
+        images=inputs.images,
+        mask=inputs.mask,
+        last_image=inputs.last_image,
+        **_task_fields(request, spec, task, inputs),
+    )
+
+
+def _check_proportions(inputs: Inputs) -> None:
+    """Raise `InvalidRequest` unless mask and image have the same proportions: both are cropped to the job's size."""
+    if inputs.mask is None or not inputs.images:
+        return
+    mask, image = inputs.mask, inputs.images[0]
+    # One pixel of tolerance: the sides of a mask made at another scale are rounded.
+    tolerance = max(image.width, image.height, mask.width, mask.height)
+    if abs(mask.width * image.height - mask.height * image.width) > tolerance:
+        raise InvalidRequest(
+            f"mask is {mask.width}x{mask.height} and the image {image.width}x{image.height}; "
+            "they must have the same proportions",
+            param="mask",
+        )
+
+
+def _size(request: JobRequest, spec: ModelSpec, task: Task, images: tuple[InputRef, ...]) -> tuple[int, int]:
+    """Return width and height; by default, an edited image keeps the proportions of the first input."""
+    defaults = spec.defaults
+    if task is Task.EDIT and images and request.width is None and request.height is None:
+        area = References(pixels=defaults.width * defaults.height, multiple_of=spec.limits.multiple_of, enlarge=True)
+        width, height = area.size_for(images[0].width, images[0].height)
+        if spec.limits.allows_size(width, height):
+            return width, height
+    return _or(request.width, defaults.width), _or(request.height, defaults.height)
+
+
+def _webhook(request: JobRequest) -> Webhook | None:
+    if request.webhook is None:
+        return None
+    events = TERMINAL_EVENTS if request.webhook_events is None else request.webhook_events
+    return Webhook(url=request.webhook, states=tuple(EVENTS[event] for event in events))
+
+
+def _task_fields(request: JobRequest, spec: ModelSpec, task: Task, inputs: Inputs) -> dict[str, Any]:
+    """Return the fields of the job that only some tasks have."""
+    defaults = spec.defaults
+    values: dict[str, Any] = {"output_format": request.output_format or OutputFormat.PNG}
+    if task.has_strength:
+        values["strength"] = _or(request.strength, 1.0 if task is Task.INPAINT else defaults.strength)
+    if task is Task.EDIT:
+        sizes = (spec.references.size_for(image.width, image.height) for image in inputs.images)
+        values["reference_sizes"] = tuple(sizes)
+    if task.makes_video:
+        values["frames"] = _or(request.frames, spec.usual_frames)
+        values["fps"] = _or(request.fps, defaults.fps)
+        values["output_format"] = OutputFormat.MP4
+    else:
+        values["layers"] = _or(request.layers, defaults.layers)
+    return values
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value

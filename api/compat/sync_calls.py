@@ -18,14 +18,12 @@ import structlog
 from fastapi import Request
 from starlette.responses import Response
 
-from api import submission, waiting
-from api.context import Services
+from api import submission
+from api.context import RequestContext, Services
 from api.errors import STATUSES, WaitTimeout, problem
 from api.http.streaming import StreamedResponse
-from api.visit import RequestContext
 from shared.errors import FusequeueError, Unavailable
 from shared.job import Job, JobRecord, State
-from shared.queue import Submission
 from shared.request import JobRequest
 from shared.runtime.cancellation import canceled
 
@@ -46,13 +44,9 @@ def request_digest(request: Request, parts: Iterable[bytes]) -> str:
 
 async def submit(job_request: JobRequest, context: RequestContext, digest: str, previews: int = 0) -> Job:
     """Submit a job that a retry can find, and return it."""
-    item = await submission.submission_of(job_request, context.tenant, context.services, previews=previews)
-    assert isinstance(item, Submission)  # without an Idempotency-Key nothing is replayed
-    (outcome,) = await submission.submit([item], context.services)
-    if isinstance(outcome, FusequeueError):
-        raise outcome
-    await context.services.queue.sync_calls.start(context.tenant, digest, item.job.id)
-    return item.job
+    job = (await submission.submit(job_request, context, previews=previews)).record.job
+    await context.services.queue.sync_calls.start(context.tenant, digest, job.id)
+    return job
 
 
 async def earlier_attempt(request: Request, context: RequestContext, digest: str) -> str | None:
@@ -119,7 +113,7 @@ class SyncCall:
     async def _wait(self, request: Request) -> bool | None:
         """Return True when the job has ended, False after `sync_wait_s`, None when the client has disconnected."""
         job_end = asyncio.ensure_future(
-            waiting.until_terminal(self.job_id, self.services.settings.sync_wait_s, self.services)
+            self.services.waiters.until_terminal(self.job_id, self.services.settings.sync_wait_s)
         )
         disconnect = asyncio.ensure_future(_disconnected(request))
         try:

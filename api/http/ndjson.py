@@ -1,31 +1,39 @@
-"""Newline-delimited JSON, cut into lines as it arrives."""
+"""NDJSON requests and responses: a splitter for the lines that arrive, and a spool for the lines to send."""
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import BinaryIO
+
+MEMORY_BYTES = 256 * 1024
+DISK_BYTES = 64 * 1024 * 1024
+_READ_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line that is not blank, by its number from 1; `raw` is None when it is longer than allowed."""
+    """A non-blank line by its number from 1; `raw` is None when it is too long."""
 
     number: int
     raw: bytes | None
 
 
 class Splitter:
-    """Cuts a byte stream into lines, holding no more than one of at most `max_bytes`."""
+    """Splits a byte stream into lines, holding at most one of up to `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._held = bytearray()
         self._too_long = False
         self.number = 0
-        """Of the last line that was completed, blank or not."""
+        """Number of the last complete line, blank or not."""
 
     def feed(self, data: bytes) -> Iterator[Line]:
-        """Yield the lines that `data` completes, one by one: a small piece may hold very many."""
+        """Yield the lines that `data` completes, one by one: a small piece can contain many."""
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
             line = self._complete(data[start:end])
@@ -35,7 +43,7 @@ class Splitter:
         self._hold(data[start:])
 
     def finish(self) -> Iterator[Line]:
-        """Yield what is left: the last line need not end in a newline."""
+        """Yield the last line if it does not end in a newline."""
         if self._held or self._too_long:
             line = self._complete(b"")
             if line is not None:
@@ -57,3 +65,74 @@ class Splitter:
             self._too_long = True
         else:
             self._held += data
+
+
+class Spool:
+    """A pipe from one writer to one reader: a little in memory, more in a file, then the writer waits.
+
+    Many clients send a whole body before they read any response: without the file, both sides would wait forever.
+    """
+
+    def __init__(self, *, memory_bytes: int = MEMORY_BYTES, disk_bytes: int = DISK_BYTES) -> None:
+        self._memory_bytes = memory_bytes
+        self._disk_bytes = disk_bytes
+        self._pieces: deque[bytes] = deque()
+        self._in_memory = 0
+        self._file: BinaryIO | None = None
+        self._read_at = 0
+        self._write_at = 0
+        self._ended = False
+        self._changed = asyncio.Condition()
+
+    async def write(self, data: bytes) -> None:
+        """Append `data`; waits for the reader when memory and disk are full."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._write_at - self._read_at < self._disk_bytes)
+            # To keep the order, everything goes to the file until it is empty again.
+            if self._write_at == self._read_at and self._in_memory + len(data) <= self._memory_bytes:
+                self._pieces.append(data)
+                self._in_memory += len(data)
+            else:
+                await asyncio.to_thread(self._write_file, data)
+                self._write_at += len(data)
+            self._changed.notify_all()
+
+    async def end(self) -> None:
+        """Mark the end of the data."""
+        async with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    async def read(self) -> bytes:
+        """Return the next bytes as soon as there are any; b"" at the end."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._pieces or self._write_at > self._read_at or self._ended)
+            if self._pieces:
+                data = b"".join(self._pieces)
+                self._pieces.clear()
+                self._in_memory = 0
+            else:
+                data = await asyncio.to_thread(self._read_file, min(_READ_BYTES, self._write_at - self._read_at))
+                self._read_at += len(data)
+                if self._file is not None and self._read_at == self._write_at:
+                    await asyncio.to_thread(self._file.truncate, 0)
+                    self._read_at = self._write_at = 0
+            self._changed.notify_all()
+            return data
+
+    def close(self) -> None:
+        """Delete the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write_file(self, data: bytes) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._file.seek(self._write_at)
+        self._file.write(data)
+
+    def _read_file(self, size: int) -> bytes:
+        if self._file is None:
+            return b""
+        self._file.seek(self._read_at)
+        return self._file.read(size)

@@ -83,7 +83,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return told | {"default": {"description": "Any other error.", "content": content}}
 
 
-def job_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def job_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI of answers that carry a job, with these statuses."""
     said = {200: "The job.", 202: "The job, accepted.", 304: "As the client has it already."}
     content = {"application/json": {"schema": {"$ref": _REF.format(model="JobObject")}}}

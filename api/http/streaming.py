@@ -1,4 +1,4 @@
-"""Answers that are sent piece by piece, to clients that may stop reading or leave."""
+"""Responses sent piece by piece, Server-Sent Events among them, to clients that can stop reading or disconnect."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from starlette.types import Message, Receive, Scope, Send
 from shared.errors import NotFound
 from shared.runtime.cancellation import canceled
 
-SEND_STALL_S = 60.0
+SEND_TIMEOUT_S = 60.0
+SSE_KEEPALIVE = b": keep-alive\n\n"
 
 
 class StreamedResponse(Response):
-    """Sends what `pieces` yields, and closes it when all is sent, the client has left or does not read any more."""
+    """Sends `pieces`, and closes the generator at the end, on disconnect, and when the client stops reading."""
 
     def __init__(
         self,
@@ -35,57 +36,72 @@ class StreamedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send_all(send))
-        leaving = asyncio.ensure_future(_left(receive))
+        disconnect = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
-            await canceled((sending, leaving))
+            await canceled((sending, disconnect))
             await self.pieces.aclose()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with contextlib.aclosing(self.pieces):
             async for piece in self.pieces:
-                await send_patiently(send, {"type": "http.response.body", "body": piece, "more_body": True})
+                await send_timed(send, {"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class TimedResponse(Response):
-    """An answer in one piece, given up where the client does not read it."""
+    """A response in one piece that fails when the client does not read it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__(scope, receive, partial(send_patiently, send))
+        await super().__call__(scope, receive, partial(send_timed, send))
 
 
-async def send_patiently(send: Send, message: Message) -> None:
-    """Send, or raise `TimeoutError` when the client has not read for `SEND_STALL_S`."""
-    async with asyncio.timeout(SEND_STALL_S):
+async def send_timed(send: Send, message: Message) -> None:
+    """Send, or raise `TimeoutError` when the client has not read for `SEND_TIMEOUT_S`."""
+    async with asyncio.timeout(SEND_TIMEOUT_S):
         await send(message)
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def opened(pieces: AsyncIterator[bytes], *, param: str) -> AsyncGenerator[bytes]:
-    """Return `pieces` with the first one read, so that what is missing or away can still be told by a status."""
-    with there(param):
+# Not sse-starlette: its pings run in a task of their own, but each keepalive here must first re-check the API key, in
+# order with the events. Send timeouts and closing are those of all streamed responses.
+def sse_response(messages: AsyncGenerator[bytes]) -> StreamedResponse:
+    """Return a stream of Server-Sent Events, which proxies must not buffer."""
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamedResponse(messages, media_type="text/event-stream", headers=headers)
+
+
+def sse_message(event: str, data: str, event_id: str | None = None) -> bytes:
+    """Return one Server-Sent Event."""
+    id_line = "" if event_id is None else f"id: {event_id}\n"
+    data_lines = "".join(f"data: {line}\n" for line in data.split("\n"))
+    return f"{id_line}event: {event}\n{data_lines}\n".encode()
+
+
+async def with_first_read(pieces: AsyncIterator[bytes], *, param: str) -> AsyncGenerator[bytes]:
+    """Return `pieces` after reading the first one, while a missing object can still be reported by the status."""
+    with stored(param):
         first = await anext(pieces, b"")
 
-    async def whole() -> AsyncGenerator[bytes]:
+    async def all_pieces() -> AsyncGenerator[bytes]:
         yield first
         async for piece in pieces:
             yield piece
 
-    return whole()
+    return all_pieces()
 
 
 @contextlib.contextmanager
-def there(param: str) -> Iterator[None]:
-    """Raise `NotFound` in words for a client where an object is not in storage any more."""
+def stored(param: str) -> Iterator[None]:
+    """Raise a `NotFound` without storage details where an object has been removed from storage."""
     try:
         yield
     except NotFound:

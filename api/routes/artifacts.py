@@ -10,11 +10,11 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import RedirectResponse, Response
 
+from api.context import RequestContext, SignedUrlContext
 from api.http import ranges
 from api.http.openapi import problems
-from api.http.streaming import StreamedResponse, TimedResponse, opened, there
-from api.responses import find, matches
-from api.visit import RequestContext, SignedUrlContext
+from api.http.streaming import StreamedResponse, TimedResponse, stored, with_first_read
+from api.responses import etag_matches
 from shared.errors import NotFound
 from shared.job import Artifact, JobRecord, Thumbnail
 from shared.storage.object_keys import CHUNK_BYTES
@@ -53,7 +53,7 @@ async def artifact(
     request: Request, job_id: str, index: int, context: SignedUrlContext, asked: Asked, redirect: Redirect = False
 ) -> Response:
     """Read one picture or video of a job, or a part of it."""
-    found = _pick(await find(job_id, context), index)
+    found = _pick(await context.find_job(job_id), index)
     return await object_answer(request, context, found, asked, To(f"{job_id}-{index}", redirect))
 
 
@@ -72,7 +72,7 @@ async def thumbnail(
     request: Request, job_id: str, index: int, context: SignedUrlContext, asked: Asked, redirect: Redirect = False
 ) -> Response:
     """Read the still that stands for a video."""
-    found = _pick(await find(job_id, context), index)
+    found = _pick(await context.find_job(job_id), index)
     if found.thumbnail is None:
         raise NotFound(f"artifact {index} of job {job_id} is no video and has no thumbnail", param="index")
     return await object_answer(request, context, found.thumbnail, asked, To(f"{job_id}-{index}-thumbnail", redirect))
@@ -103,7 +103,7 @@ async def object_answer(
         "Content-Disposition": f'inline; filename="{to.name}.{found.key.rpartition(".")[2]}"',
         "X-Content-Type-Options": "nosniff",
     }
-    if asked.if_none_match is not None and matches(asked.if_none_match, etag):
+    if asked.if_none_match is not None and etag_matches(asked.if_none_match, etag):
         return Response(status_code=304, headers=headers)
     part = ranges.requested(asked.range, found.bytes) if asked.if_range in (None, etag) else None
     start, end = part or (0, found.bytes)
@@ -114,9 +114,9 @@ async def object_answer(
         return Response(status_code=206 if part else 200, headers=headers)
     storage, status = context.services.storage, 206 if part else 200
     if end - start <= CHUNK_BYTES:  # one piece: to read and send it at once is a fraction of the work
-        with there("index"):
+        with stored("index"):
             return TimedResponse(await storage.read(found.key, start, end), status, headers)
-    pieces = await opened(storage.stream(found.key, start, end), param="index")
+    pieces = await with_first_read(storage.stream(found.key, start, end), param="index")
     return StreamedResponse(pieces, status_code=status, headers=headers)
 
 

@@ -1,17 +1,39 @@
-"""Many jobs in one request."""
+"""Route that submits many jobs in one request: NDJSON in, one result line per job out, in order."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
+from typing import Any
 
-from api.bodies import NDJSON_TYPES, require_type
-from api.bulk import BulkResponse, BulkSubmit
+import structlog
+from fastapi import APIRouter, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api.context import Context, RequestContext
+from api.errors import RequestTimeout, TooManyLines, describe
+from api.http.body_limits import NDJSON_TYPES, require_type
+from api.http.ndjson import Line, Splitter, Spool
 from api.http.openapi import ndjson_body, problems
-from api.idempotency import Key
-from api.visit import Context
+from api.http.streaming import SEND_TIMEOUT_S
+from api.submission import IdempotencyKey, Prepared, idempotency, outcome_label, prepare, submit_prepared
+from shared.errors import FusequeueError, PayloadTooLarge
+from shared.queue import Submission, Submitted
+from shared.request import parse
+from shared.runtime import metrics, strict_json
+from shared.runtime.cancellation import canceled
+
+log = structlog.get_logger()
 
 router = APIRouter(tags=["jobs"])
+
+CHUNK_LINES = 250  # a script of this many jobs blocks Redis for less than 5 ms
+_LINES_PER_YIELD = 25  # prepared without yielding to other requests: about 5 ms
+_CONCURRENT_IMAGES = 8  # fetched, decoded and stored at a time for one bulk request
 
 _EXAMPLE = """{"line":1,"id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","replayed":false,"url":"http://127.0.0.1:8000/v1/jobs/job_01..."}
 {"line":2,"error":{"code":"invalid_request","message":"n is at most 8","param":"n","status":422,"retryable":false}}
@@ -24,20 +46,146 @@ _EXAMPLE = """{"line":1,"id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","replayed":false,"
     responses=problems(415, 422)
     | {
         200: {
-            "description": "One result a line, in order, while the lines are still coming in. Blank lines have none.",
+            "description": "One result per line, in order, sent while lines still arrive. Blank lines have none.",
             "content": {"application/x-ndjson": {"schema": {"type": "string"}, "example": _EXAMPLE}},
         }
     },
 )
-async def submit_bulk(request: Request, context: Context, key: Key = None) -> Response:
-    """Submit a job a line. A bad line gets an error that names its field, and the others go through.
+async def submit_bulk(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
+    """Submit one job per line. An invalid line gets an error that names its field; the other lines are submitted.
 
-    With an `Idempotency-Key`, a request that is sent again enqueues nothing twice: a line counts as the same by
-    its number.
+    With an `Idempotency-Key`, a request that is sent again enqueues no job twice: lines are identified by their
+    numbers.
     """
     require_type(request, NDJSON_TYPES)
-    settings = context.services.settings
-    work = BulkSubmit(context, key)
-    return BulkResponse(
-        request.stream(), work, max_lines=settings.max_bulk_lines, max_line_bytes=settings.max_body_bytes
-    )
+    return BulkResponse(request.stream(), BulkSubmission(context, key), context.services.settings.max_bulk_lines)
+
+
+class BulkResponse(Response):
+    """Reads the request's body and sends the result lines at the same time."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, body: AsyncIterator[bytes], submission: BulkSubmission, max_lines: int) -> None:
+        self._body = body
+        self._submission = submission
+        self._max_lines = max_lines
+        self._splitter = Splitter(submission.max_line_bytes)
+        self._spool = Spool()
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"X-Accel-Buffering": "no", "Cache-Control": "no-store"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reading = asyncio.ensure_future(self._read())
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while piece := await self._spool.read():
+                await self._send(send, piece, reading)
+            await reading
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await canceled((reading,))
+            self._spool.close()
+
+    async def _read(self) -> None:
+        try:
+            async for data in self._body:
+                if not await self._submit(self._splitter.feed(data)):
+                    return
+            await self._submit(self._splitter.finish())
+        except RequestTimeout as error:
+            await self._spool.write(error_line(None, error))
+        except ClientDisconnect:
+            log.info("bulk_client_disconnected", lines=self._splitter.number)
+        finally:
+            await self._spool.end()
+
+    async def _submit(self, lines: Iterator[Line]) -> bool:
+        """Submit `lines` in chunks, and return whether more can follow."""
+        while chunk := list(islice(lines, CHUNK_LINES)):
+            allowed = [line for line in chunk if line.number <= self._max_lines]
+            if allowed:
+                await self._spool.write(await self._submission.submit(allowed))
+            if self._splitter.number > self._max_lines:
+                break
+        if self._splitter.number <= self._max_lines:
+            return True
+        error = TooManyLines(f"a request has at most {self._max_lines} lines; send the rest in another", param="line")
+        await self._spool.write(error_line(self._max_lines + 1, error))
+        return False
+
+    async def _send(self, send: Send, piece: bytes, reading: asyncio.Future[None]) -> None:
+        """Send a piece; a client that has sent all its lines must read the results in time."""
+        sending = asyncio.ensure_future(send({"type": "http.response.body", "body": piece, "more_body": True}))
+        try:
+            done: set[asyncio.Future[None]] = set()
+            while not done:
+                all_received = reading.done()
+                done, _ = await asyncio.wait({sending}, timeout=SEND_TIMEOUT_S)
+                if not done and all_received:
+                    raise TimeoutError(f"the client has read nothing for {SEND_TIMEOUT_S:.0f} s")
+            sending.result()
+        finally:
+            sending.cancel()
+
+
+class BulkSubmission:
+    """Submits the lines of one bulk request."""
+
+    def __init__(self, context: RequestContext, key: str | None) -> None:
+        self._context = context
+        self._key = key
+        self._images = asyncio.Semaphore(_CONCURRENT_IMAGES)
+        self.max_line_bytes = context.services.settings.max_body_bytes
+
+    async def submit(self, lines: list[Line]) -> bytes:
+        """Submit up to `CHUNK_LINES` lines by one script, and return a result line for each, in order."""
+        prepared = await self._prepare_all(lines)
+        try:
+            outcomes = await submit_prepared(prepared, self._context.services)
+        except FusequeueError as error:
+            outcomes = [error if isinstance(item, Submission) else item for item in prepared]
+        return b"".join(self._result_line(line.number, outcome) for line, outcome in zip(lines, outcomes, strict=True))
+
+    async def _prepare_all(self, lines: list[Line]) -> list[Prepared | FusequeueError]:
+        """Prepare the lines; those with images concurrently, since their images are fetched."""
+        prepared: list[asyncio.Task[Prepared | FusequeueError] | Prepared | FusequeueError] = []
+        async with asyncio.TaskGroup() as tasks:
+            for index, line in enumerate(lines):
+                if line.raw is not None and b'"image' in line.raw:
+                    prepared.append(tasks.create_task(self._prepare_with_image(line)))
+                else:
+                    prepared.append(await self._prepare(line))
+                if index % _LINES_PER_YIELD == _LINES_PER_YIELD - 1:
+                    await asyncio.sleep(0)
+        return [item.result() if isinstance(item, asyncio.Task) else item for item in prepared]
+
+    async def _prepare_with_image(self, line: Line) -> Prepared | FusequeueError:
+        async with self._images:
+            return await self._prepare(line)
+
+    async def _prepare(self, line: Line) -> Prepared | FusequeueError:
+        if line.raw is None:
+            return PayloadTooLarge(f"the line is longer than {self.max_line_bytes} bytes", param="line")
+        try:
+            request = parse(strict_json.decode(line.raw))
+            return await prepare(request, self._context, idempotency(self._key, line.raw, line.number))
+        except FusequeueError as error:
+            return error
+
+    def _result_line(self, number: int, outcome: Submitted | FusequeueError) -> bytes:
+        metrics.bulk_lines.labels(outcome_label(outcome)).inc()
+        if isinstance(outcome, FusequeueError):
+            return error_line(number, outcome)
+        url = self._context.job_url(outcome.job_id)
+        return _encode({"line": number, "id": outcome.job_id, "replayed": outcome.replayed, "url": url})
+
+
+def error_line(number: int | None, error: FusequeueError) -> bytes:
+    """Return the result line of a refused line; without a number, of the request as a whole."""
+    return _encode({"line": number, "error": describe(error)})
+
+
+def _encode(result: dict[str, Any]) -> bytes:
+    return json.dumps(result, separators=(",", ":")).encode() + b"\n"

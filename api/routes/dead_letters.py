@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from api.context import Context
 from api.http.openapi import problems
-from api.visit import Context
 from shared.errors import NotFound
 from shared.protocols.native import JobObject, iso, job_object
 from shared.queue import DeadLetter

@@ -9,11 +9,10 @@ from collections.abc import Awaitable
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from api.context import Services, ServicesDep
+from api.context import ADMIN_SCOPE, Services, ServicesDep
 from api.errors import NotReady
 from api.http.openapi import problems
 from api.routes.autoscaling import fleet_of
-from api.tenancy import ADMIN
 from shared.autoscaling import Scale, wanted_workers
 from shared.errors import FusequeueError
 from shared.queue import QueueDepth, WorkerInfo
@@ -42,7 +41,7 @@ async def ready(services: ServicesDep) -> dict[str, str]:
     return {"status": "ready", "redis": "ok", "storage": "ok"}
 
 
-@router.get("/metrics", include_in_schema=False, dependencies=[ADMIN])
+@router.get("/metrics", include_in_schema=False, dependencies=[ADMIN_SCOPE])
 async def prometheus(services: ServicesDep) -> Response:
     """Return the metrics of this process, with the queue's depth and the workers' time as of now."""
     await _read_queue(services)

@@ -1,4 +1,4 @@
-"""Pictures to start from."""
+"""Route that uploads input images."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from pydantic import BaseModel, Field
 from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
-from api.bodies import UPLOAD_TYPES, require_type
-from api.context import ServicesDep
+from api.context import Context
+from api.http.body_limits import UPLOAD_TYPES, require_type
 from api.http.openapi import problems, upload_body
-from api.tenancy import Tenant
 from shared.errors import InputRejected, InvalidRequest
-from shared.inputs import store
 from shared.protocols.native import iso
 from shared.runtime.clock import now_ms
 
 router = APIRouter(prefix="/v1/inputs", tags=["inputs"])
 
-# What a multipart body holds beside the file itself: boundaries and the heads of a few parts.
+# Size of a multipart body in addition to its file: boundaries, and the headers of a few parts.
 OVERHEAD_BYTES = 64 * 1024
 
 
 class InputObject(BaseModel):
-    """A stored picture; its `id` goes into `image` of a job. The same picture has the same id."""
+    """A stored image; send its `id` as the `image` of a job. Equal images have equal ids."""
 
     id: str = Field(examples=["in_0123456789abcdef0123456789abcdef"])
     object: str = "input"
@@ -31,7 +29,7 @@ class InputObject(BaseModel):
     height: int
     content_type: str
     bytes: int
-    expires_at: str = Field(description="When it is deleted, unless it is uploaded or used again before.")
+    expires_at: str = Field(description="When it is deleted; each upload and each use postpones this.")
 
 
 @router.post(
@@ -40,7 +38,7 @@ class InputObject(BaseModel):
     openapi_extra=upload_body(),
     responses=problems(400, 408, 413, 415, 422, 503) | {201: {"model": InputObject}},
 )
-async def upload(request: Request, tenant: Tenant, services: ServicesDep) -> Response:
+async def upload(request: Request, context: Context) -> Response:
     """Upload a PNG, JPEG or WebP as the multipart field `file`."""
     require_type(request, UPLOAD_TYPES)
     async with request.form(max_files=1, max_fields=4, max_part_size=OVERHEAD_BYTES) as form:
@@ -50,10 +48,7 @@ async def upload(request: Request, tenant: Tenant, services: ServicesDep) -> Res
         if not file.size:
             raise InputRejected("file: it is empty", param="file")
         data = await file.read()
-    ref = await store.store_input(
-        data, tenant=tenant, queue=services.queue, storage=services.storage, settings=services.settings, param="file"
-    )
-    shown = InputObject(
-        **ref.model_dump(exclude={"key"}), expires_at=iso(now_ms() + services.settings.input_retention_s * 1000) or ""
-    )
-    return Response(shown.model_dump_json(), 201, media_type="application/json")
+    ref = await context.store_input(data, "file")
+    expires_at_ms = now_ms() + context.services.settings.input_retention_s * 1000
+    uploaded = InputObject(**ref.model_dump(exclude={"key"}), expires_at=iso(expires_at_ms) or "")
+    return Response(uploaded.model_dump_json(), 201, media_type="application/json")

@@ -1,31 +1,40 @@
-"""One job: submit, read, cancel, delete."""
+"""Routes of jobs: submit, read, list, cancel, delete."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Annotated
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from api import submission, waiting
-from api.bodies import JSON_TYPES, require_type
-from api.context import Services
-from api.http.openapi import job_answers, json_body, problems
-from api.idempotency import Key, once
-from api.responses import find, job_answer, of_replay, placed, still_there
-from api.visit import Context
-from shared.errors import Conflict, FusequeueError, Unavailable
+from api.context import Context, RequestContext, Services
+from api.http.body_limits import JSON_TYPES, require_type
+from api.http.openapi import job_responses, json_body, problems
+from api.responses import existing_job, job_response
+from api.submission import IdempotencyKey, idempotency, submit
+from api.waiting import preferred_wait_s
+from shared.errors import Conflict, InvalidRequest, Unavailable
 from shared.job import JobRecord, State
-from shared.protocols.native import job_object
-from shared.queue import Submission, Submitted
+from shared.protocols.native import JobObject, job_object
+from shared.request import parse
+from shared.runtime import strict_json
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-Prefer = Annotated[str | None, Header(description="`wait=n`: answer 200 if the job ends within n seconds.")]
+MAX_LIMIT = 100
+PAGE = 100  # jobs read at once for a filtered list
+MAX_SCANNED = 1_000  # jobs read for one page of a filtered list
+_METADATA = "metadata."
+
+Prefer = Annotated[str | None, Header(description="`wait=n`: respond with 200 if the job ends within n seconds.")]
 Wait = Annotated[
     float | None,
-    Query(ge=0, allow_inf_nan=False, description="Answer when the job has ended, at the latest after so many seconds."),
+    Query(ge=0, allow_inf_nan=False, description="Respond when the job has ended, at the latest after these seconds."),
 ]
 
 
@@ -33,78 +42,178 @@ Wait = Annotated[
     "",
     status_code=202,
     openapi_extra=json_body(),
-    responses=job_answers(200, 202) | problems(400, 404, 408, 409, 413, 415, 422, 429, 503),
+    responses=job_responses(200, 202) | problems(400, 404, 408, 409, 413, 415, 422, 429, 503),
 )
-async def submit_job(request: Request, context: Context, key: Key = None, prefer: Prefer = None) -> Response:
-    """Submit a job. It is kept once this answers; with `Prefer: wait=n` the answer may be the finished job."""
-    services = context.services
+async def submit_job(request: Request, context: Context, key: IdempotencyKey = None, prefer: Prefer = None) -> Response:
+    """Submit a job. It is stored before the response; with `Prefer: wait=n` the response can be the finished job."""
     require_type(request, JSON_TYPES)
     raw = await request.body()
-    item = await submission.submission(raw, context.tenant, services, once(key, raw))
-    outcome = item if isinstance(item, Submitted) else (await submission.submit([item], services))[0]
-    if isinstance(outcome, FusequeueError):
-        raise outcome
-    headers = {"Location": f"{context.base_url}/v1/jobs/{outcome.job_id}"}
-    if outcome.replayed:
+    submitted = await submit(parse(strict_json.decode(raw)), context, idempotency(key, raw))
+    record = submitted.record
+    headers = {"Location": context.job_url(record.job.id)}
+    if submitted.replayed:
         headers["Idempotent-Replayed"] = "true"
-    wait_s = waiting.preferred_wait_s(prefer, services.settings.max_wait_s)
+    wait_s = preferred_wait_s(prefer, context.services.settings.max_wait_s)
     if wait_s is not None:
         headers["Preference-Applied"] = f"wait={wait_s:.0f}"
-    record = await _after_submit(item, outcome, wait_s, services)
+        record = await _wait(record, wait_s, context.services)
     status = 200 if record.state.terminal else 202
-    return job_answer(
-        job_object(record, context.base_url, await placed(record, services), sign=context.sign),
-        status=status,
-        headers=headers,
-    )
+    return job_response(await context.job_object(record), status=status, headers=headers)
 
 
-async def _after_submit(
-    item: Submission | Submitted, outcome: Submitted, wait_s: float | None, services: Services
-) -> JobRecord:
-    """Return the job as it stands after the wait; the job is accepted, so what is unavailable now is no error."""
-    if outcome.replayed or isinstance(item, Submitted):
-        fresh = of_replay(await services.queue.jobs.get(outcome.job_id))
-    else:
-        fresh = JobRecord(job=item.job, state=State.QUEUED)
-    if fresh.state.terminal or not wait_s:
-        return fresh
-    with contextlib.suppress(Unavailable):
-        await waiting.until_terminal(outcome.job_id, wait_s, services)
-        return await services.queue.jobs.get(outcome.job_id) or fresh
-    return fresh
+async def _wait(record: JobRecord, wait_s: float, services: Services) -> JobRecord:
+    """Return a submitted job after the wait. It is accepted: an unavailable service is no error now."""
+    if wait_s and not record.state.terminal:
+        with contextlib.suppress(Unavailable):
+            await services.waiters.until_terminal(record.job.id, wait_s)
+            return await services.queue.jobs.get(record.job.id) or record
+    return record
 
 
-@router.get("/{job_id}", responses=job_answers(200, 304) | problems(404, 422, 503))
+@router.get("/{job_id}", responses=job_responses(200, 304) | problems(404, 422, 503))
 async def get_job(
     job_id: str, context: Context, wait: Wait = None, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
-    """Read a job; while it has not ended, `Retry-After` says when to ask again."""
+    """Read a job. Until it has ended, `Retry-After` says when to poll again."""
     services = context.services
-    record = await find(job_id, context)
+    record = await context.find_job(job_id)
     if wait and not record.state.terminal:
-        await waiting.until_terminal(job_id, min(wait, services.settings.max_wait_s), services)
-        record = still_there(await services.queue.jobs.get(job_id), job_id)
-    return job_answer(
-        job_object(record, context.base_url, await placed(record, services), sign=context.sign),
-        if_none_match=if_none_match,
-    )
+        await services.waiters.until_terminal(job_id, min(wait, services.settings.max_wait_s))
+        record = existing_job(await services.queue.jobs.get(job_id), job_id)
+    return job_response(await context.job_object(record), if_none_match=if_none_match)
 
 
-@router.post("/{job_id}/cancel", responses=job_answers(200) | problems(404, 503))
+@router.post("/{job_id}/cancel", responses=job_responses(200) | problems(404, 503))
 async def cancel_job(job_id: str, context: Context) -> Response:
-    """Cancel a job: at once while it waits, at its next step while it runs; one that has ended stays as it is."""
-    await find(job_id, context)
-    record = still_there(await context.services.queue.jobs.cancel(job_id), job_id)
-    return job_answer(job_object(record, context.base_url, await placed(record, context.services), sign=context.sign))
+    """Cancel a job: a queued one at once, a running one at its next step. One that has ended does not change."""
+    await context.find_job(job_id)
+    record = existing_job(await context.services.queue.jobs.cancel(job_id), job_id)
+    return job_response(await context.job_object(record))
 
 
 @router.delete("/{job_id}", status_code=204, responses=problems(404, 409, 503))
 async def delete_job(job_id: str, context: Context) -> Response:
-    """Delete a job that has ended, its pictures first; one that has not must be canceled before (409)."""
-    record = await find(job_id, context)
+    """Delete a job that has ended, and its images; cancel other jobs first (409)."""
+    record = await context.find_job(job_id)
     if not record.state.terminal:
         raise Conflict(f"job {job_id} is {record.state.value}; cancel it first", param="id")
     await context.services.storage.delete_prefix(f"jobs/{job_id}/")
     await context.services.queue.jobs.forget(job_id)
     return Response(status_code=204)
+
+
+class ListQuery(BaseModel):
+    """Filters and paging of a list."""
+
+    status: str | None = Field(None, max_length=128, description="One or more states, separated by commas.")
+    model: str | None = Field(None, max_length=128)
+    batch_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    created_after: datetime | None = Field(None, description="ISO 8601 or epoch seconds; inclusive.")
+    created_before: datetime | None = Field(None, description="ISO 8601 or epoch seconds; exclusive.")
+    after: str | None = Field(None, max_length=128, description="`next_cursor` of the previous page.")
+    limit: int = Field(20, ge=1, le=MAX_LIMIT)
+
+
+class JobList(BaseModel):
+    """A page of jobs; `after=next_cursor` returns the next one.
+
+    A filtered page can be short or empty while `has_more` is true: each request reads a bounded number of jobs.
+    """
+
+    object: Literal["list"] = "list"
+    data: list[JobObject]
+    has_more: bool
+    next_cursor: str | None
+    first_id: str | None = Field(description="The first job of this page.")
+    last_id: str | None
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Conditions on jobs after they are read; no index serves them."""
+
+    statuses: frozenset[State]
+    model: str | None
+    metadata: dict[str, str]
+
+    def __bool__(self) -> bool:
+        return bool(self.statuses or self.model is not None or self.metadata)
+
+    def matches(self, record: JobRecord) -> bool:
+        """Return whether a job meets all conditions."""
+        return (
+            (not self.statuses or record.state in self.statuses)
+            and (self.model is None or record.job.model == self.model)
+            and all(record.job.metadata.get(key) == value for key, value in self.metadata.items())
+        )
+
+
+@router.get("", responses=problems(422, 503) | {200: {"model": JobList}})
+async def list_jobs(request: Request, context: Context, query: Annotated[ListQuery, Query()]) -> Response:
+    """List jobs, newest first. `metadata.KEY=VALUE` selects jobs with that metadata."""
+    job_filter = Filter(_states(query.status), query.model, _metadata(request.query_params.multi_items()))
+    records, cursor = await _page(query, job_filter, context)
+    data = [job_object(record, context.base_url, sign=context.sign) for record in records]
+    page = JobList(
+        data=data,
+        has_more=cursor is not None,
+        next_cursor=cursor,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+    )
+    return Response(page.model_dump_json(), media_type="application/json")
+
+
+async def _page(query: ListQuery, job_filter: Filter, context: RequestContext) -> tuple[list[JobRecord], str | None]:
+    """Return up to `limit` matching jobs and the next cursor; reads at most `MAX_SCANNED` jobs."""
+    page: list[JobRecord] = []
+    cursor, scanned = query.after, 0
+    while True:
+        records, cursor = await context.services.queue.jobs.page(
+            context.tenant,
+            batch_id=query.batch_id,
+            after=cursor,
+            limit=PAGE if job_filter else query.limit,
+            created_after_ms=_ms(query.created_after),
+            created_before_ms=_ms(query.created_before),
+        )
+        scanned += PAGE
+        for record in records:
+            if job_filter.matches(record):
+                page.append(record)
+                if len(page) == query.limit:
+                    return page, cursor if record is records[-1] else record.job.id
+        if cursor is None or scanned >= MAX_SCANNED:
+            return page, cursor
+
+
+def _states(status: str | None) -> frozenset[State]:
+    if status is None:
+        return frozenset()
+    try:
+        return frozenset(State(name.strip()) for name in status.split(","))
+    except ValueError:
+        raise InvalidRequest(f"status must be one or more of: {', '.join(State)}", param="status") from None
+
+
+def _metadata(params: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the metadata filter, or raise `InvalidRequest` for unknown and repeated parameters of the query."""
+    metadata: dict[str, str] = {}
+    seen: set[str] = set()
+    for name, value in params:
+        if name in seen:
+            raise InvalidRequest(f"{name[:64]}: sent twice", param=name)
+        seen.add(name)
+        if name.startswith(_METADATA):
+            metadata[name.removeprefix(_METADATA)] = value
+        elif name not in ListQuery.model_fields:
+            raise InvalidRequest(f"{name[:64]}: there is no such parameter", param=name)
+    if len(metadata) > 16:
+        raise InvalidRequest("metadata: at most 16 keys", param="metadata")
+    return metadata
+
+
+def _ms(time: datetime | None) -> int | None:
+    if time is None:
+        return None
+    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)

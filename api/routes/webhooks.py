@@ -9,10 +9,9 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from api.bodies import JSON_TYPES, require_type
-from api.context import Services, ServicesDep
+from api.context import Services, ServicesDep, Tenant
+from api.http.body_limits import JSON_TYPES, require_type
 from api.http.openapi import problems
-from api.tenancy import Tenant
 from shared.errors import FetchFailed, FetchRefused, InvalidRequest
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State

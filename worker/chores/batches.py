@@ -227,14 +227,14 @@ class BatchRunner:
     async def _submission(self, line: BatchLine) -> Submission:
         context, batch = self._context, self._batch
         request = batch_lines.line_request(batch.endpoint, line.body, context.catalog)
-        job_builder.checked(request, context)
+        task = job_builder.check_request(request, context)
         fields = {"priority": Priority.BULK, "batch_id": batch.id}
-        job = await job_builder.resolved(request.model_copy(update=fields), batch.tenant, context)
+        job = await job_builder.build_job(request.model_copy(update=fields), task, batch.tenant, context)
         times = {
             "created_at_ms": batch.created_at_ms,
             "deadline_at_ms": min(job.deadline_at_ms or batch.expires_at_ms, batch.expires_at_ms),
         }
-        return job_builder.submission_of(
+        return job_builder.queue_submission(
             job.model_copy(update={"id": line_job_id(batch, line.ordinal), **times}), context.catalog
         )
 

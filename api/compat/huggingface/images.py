@@ -11,13 +11,13 @@ from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
-from api.bodies import JSON_TYPES, require_type
 from api.compat.huggingface.inference_request import Inference, request_of
 from api.compat.sync_calls import SyncCall, request_digest, submit
+from api.context import Context
 from api.errors import for_error
+from api.http.body_limits import JSON_TYPES, require_type
 from api.http.openapi import problems
-from api.http.streaming import StreamedResponse, opened
-from api.visit import Context
+from api.http.streaming import StreamedResponse, with_first_read
 from shared.errors import FusequeueError
 from shared.job import JobRecord
 from shared.runtime import strict_json
@@ -69,13 +69,13 @@ async def make_picture(request: Request, model: str, context: Context) -> Respon
     require_type(request, JSON_TYPES)
     raw = await request.body()
     asked = request_of(strict_json.decode(raw), model, request.headers.get("accept", ""), context.services.catalog)
-    context.services.waiter_limit.check()
+    context.services.waiters.check()
     digest = request_digest(request, (raw,))
     job_id = (await submit(asked, context, digest)).id
 
     async def picture(record: JobRecord) -> StreamedResponse:
         found = record.artifacts[0]
-        pieces = await opened(context.services.storage.stream(found.key, 0, found.bytes), param="inputs")
+        pieces = await with_first_read(context.services.storage.stream(found.key, 0, found.bytes), param="inputs")
         told = {"Content-Length": str(found.bytes), "x-job-id": job_id, "x-seed": str(found.seed)}
         return StreamedResponse(pieces, media_type=found.content_type, headers={**told, "Cache-Control": "no-store"})
 

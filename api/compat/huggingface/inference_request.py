@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.config.models_file import Catalog
 from shared.errors import InvalidRequest
 from shared.job import OutputFormat, Priority
-from shared.request import JobRequest, check, parse, validated
+from shared.job_builder import check_limits
+from shared.request import JobRequest, parse, validated
 
 _BY_TYPE = {kind.content_type: kind for kind in OutputFormat if kind is not OutputFormat.MP4}
 
@@ -52,7 +53,7 @@ def request_of(body: Any, model: str, accept: str, catalog: Catalog) -> JobReque
     sent.setdefault("priority", Priority.INTERACTIVE.value)
     sent.setdefault("output_format", output_format(accept).value)
     request = parse({**sent, "model": model})
-    task = check(request, catalog.get(model))
+    task = check_limits(request, catalog.get(model))
     if request.n != 1:
         raise InvalidRequest("n: one picture is answered at a time; ask again for another", param="n")
     if task.makes_video:

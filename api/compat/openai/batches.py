@@ -12,12 +12,12 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
-from api.bodies import JSON_TYPES, require_type
 from api.compat.openai.request_bodies import ListParams, list_page
 from api.compat.sync_calls import deliver, earlier_attempt, request_digest
+from api.context import Context, RequestContext
+from api.http.body_limits import JSON_TYPES, require_type
 from api.http.openapi import problems
-from api.http.streaming import StreamedResponse
-from api.visit import Context, RequestContext
+from api.http.streaming import StreamedResponse, sse_response
 from shared.errors import NotFound, Unauthenticated, Unavailable
 from shared.protocols.openai.batches import WINDOW_S, Batch, BatchStatus
 from shared.request import MetadataKey, MetadataValue, validated
@@ -120,17 +120,13 @@ async def cancel_batch(batch_id: str, context: Context) -> Response:
 async def batch_events(request: Request, batch_id: str, context: Context) -> Response:
     """Subscribe to a batch."""
     await context.services.queue.batches.get(context.tenant, batch_id)
-    context.services.waiter_limit.check()
-    return StreamedResponse(
-        _events(batch_id, context, request.headers.getlist("authorization")),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-    )
+    context.services.waiters.check()
+    return sse_response(_events(batch_id, context, request.headers.getlist("authorization")))
 
 
 async def _events(batch_id: str, context: RequestContext, key: list[str]) -> AsyncGenerator[bytes]:
     services, last, silent_s = context.services, b"", 0.0
-    with contextlib.suppress(Unavailable, NotFound, Unauthenticated), services.waiter_limit.counted():
+    with contextlib.suppress(Unavailable, NotFound, Unauthenticated), services.waiters.counted():
         while not services.closing.is_set():
             await services.authenticator.caller(key)  # ends the stream of a revoked key
             batch = await services.queue.batches.get(context.tenant, batch_id)

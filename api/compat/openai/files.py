@@ -14,12 +14,12 @@ from fastapi import APIRouter, Query, Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, Response
 
-from api.bodies import UPLOAD_TYPES, require_type
 from api.compat.openai.request_bodies import ListParams, list_page
 from api.compat.sync_calls import deliver, earlier_attempt, request_digest
+from api.context import Context, RequestContext
+from api.http.body_limits import UPLOAD_TYPES, require_type
 from api.http.openapi import problems
-from api.http.streaming import StreamedResponse, opened
-from api.visit import Context, RequestContext
+from api.http.streaming import StreamedResponse, with_first_read
 from shared.errors import FusequeueError, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.protocols.openai import files
 from shared.protocols.openai.files import File
@@ -152,7 +152,7 @@ async def get_content(file_id: str, context: Context) -> Response:
     queue, storage, tenant = context.services.queue, context.services.storage, context.tenant
     file = await queue.files.get(tenant, file_id)
     parts = await queue.files.parts(tenant, file_id)
-    chunks = await opened(files.content(storage, tenant, file_id, parts), param="id")
+    chunks = await with_first_read(files.content(storage, tenant, file_id, parts), param="id")
     headers = {
         "Content-Type": files.CONTENT_TYPE,
         "Content-Length": str(file.bytes),

@@ -14,7 +14,6 @@ from pydantic import BaseModel, Field
 from starlette.datastructures import FormData
 from starlette.responses import Response
 
-from api.bodies import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.compat.openai.request_bodies import (
     MAX_FIELDS,
     OVERHEAD_BYTES,
@@ -24,11 +23,11 @@ from api.compat.openai.request_bodies import (
     numeric_fields,
 )
 from api.compat.sync_calls import SyncCall, earlier_attempt, failed_response, request_digest, submit
+from api.context import Context, RequestContext
 from api.errors import STATUSES, problem
+from api.http.body_limits import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import problems
-from api.http.streaming import StreamedResponse
-from api.visit import Context, RequestContext
-from api.waiting import follow
+from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, sse_response
 from shared.config.adapters import AdapterChoice
 from shared.config.models_file import MAX_INPUT_IMAGES
 from shared.errors import InvalidRequest, NotFound, Unavailable
@@ -138,15 +137,14 @@ def _image_fields(names: list[str], ids: list[str]) -> dict[str, object]:
 async def _respond(request: Request, context: RequestContext, parsed: ImageRequest, digest: str) -> Response:
     """Submit the job, or join that of an earlier attempt, and respond when it has ended."""
     services = context.services
-    services.waiter_limit.check()
+    services.waiters.check()
     job_id = await earlier_attempt(request, context, digest)
     if job_id is None or await services.queue.jobs.get(job_id) is None:
         job_id = (await submit(parsed.request, context, digest, parsed.previews)).id
     call = SyncCall(job_id, context.tenant, digest, services)
     if parsed.fields.stream:
         events = ImageStream(job_id, parsed, context, request.scope).events()
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamedResponse(call.track(events), media_type="text/event-stream", headers=headers)
+        return sse_response(call.track(events))
 
     async def build(record: JobRecord) -> StreamedResponse:
         body = images_object(record, await _data(record, parsed, context), parsed.fields.quality)
@@ -218,20 +216,15 @@ class ImageStream:
 
     async def _until_end(self) -> AsyncGenerator[bytes]:
         """Yield previews and keep-alives until the job ends."""
-        services = self._context.services
-        with services.waiter_limit.counted():
-            async with (
-                services.feed.subscribe(self._job_id, None) as events,
-                contextlib.aclosing(follow(events, services.closing, services.settings.sse_keepalive_s)) as followed,
-            ):
-                async for event in followed:
-                    if event is None:
-                        yield b": keep-alive\n\n"
-                        continue
-                    if event.state is not None and event.state.terminal:
-                        return
-                    async for message in self._previews():
-                        yield message
+        async with contextlib.aclosing(self._context.services.waiters.events(self._job_id)) as events:
+            async for event in events:
+                if event is None:
+                    yield SSE_KEEPALIVE
+                    continue
+                if event.state is not None and event.state.terminal:
+                    return
+                async for message in self._previews():
+                    yield message
 
     async def _previews(self) -> AsyncGenerator[bytes]:
         """Yield the previews that have not been sent."""

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 
-from api.visit import RequestContext
+from api.context import RequestContext
 from shared.errors import InvalidRequest
-from shared.inputs import store
 
 OVERHEAD_BYTES = 1024 * 1024
 """Allowance of a multipart body for prompt and part headers, next to its files."""
@@ -41,17 +40,9 @@ class Form:
 
     async def store(self, file: UploadFile, name: str, context: RequestContext) -> str:
         """Store an uploaded image, and return its input id."""
-        data, services = await file.read(), context.services
+        data = await file.read()
         self.digested += [name.encode(), data]
-        ref = await store.store_input(
-            data,
-            tenant=context.tenant,
-            queue=services.queue,
-            storage=services.storage,
-            settings=services.settings,
-            param=name,
-        )
-        return ref.id
+        return (await context.store_input(data, name)).id
 
 
 def numeric_fields(*models: type[BaseModel]) -> frozenset[str]:

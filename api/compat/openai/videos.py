@@ -9,8 +9,6 @@ from fastapi import APIRouter, Query, Request
 from starlette.datastructures import FormData
 from starlette.responses import JSONResponse, Response
 
-from api import waiting
-from api.bodies import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.compat.openai.request_bodies import (
     MAX_FIELDS,
     OVERHEAD_BYTES,
@@ -22,11 +20,11 @@ from api.compat.openai.request_bodies import (
     numeric_fields,
 )
 from api.compat.sync_calls import deliver, earlier_attempt, request_digest, submit
+from api.context import Context, RequestContext
+from api.http.body_limits import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse
-from api.responses import find, placed
 from api.routes.artifacts import Asked, To, object_answer
-from api.visit import Context, RequestContext
 from shared.config.adapters import AdapterChoice
 from shared.errors import Conflict, InvalidRequest, NotFound
 from shared.job import JobRecord, State
@@ -103,7 +101,7 @@ async def delete_video(video_id: str, context: Context) -> Response:
     if not record.state.terminal:
         canceled = await queue.jobs.cancel(job_id)
         if canceled is not None and not canceled.state.terminal:
-            await waiting.until_terminal(job_id, DELETE_WAIT_S, context.services)
+            await context.services.waiters.until_terminal(job_id, DELETE_WAIT_S)
     await context.services.storage.delete_prefix(f"jobs/{job_id}/")
     if not await queue.jobs.forget(job_id) and await queue.jobs.get(job_id) is not None:
         raise Conflict(f"video is being canceled: {video_id}; delete it again later", param="id")
@@ -132,7 +130,7 @@ async def video_content(
 async def _find(video_id: str, context: RequestContext) -> JobRecord:
     """Return the job of a tenant's video, or raise `NotFound`."""
     try:
-        record = await find(video_job_id(video_id), context)
+        record = await context.find_job(video_job_id(video_id))
     except NotFound:
         record = None
     if record is None or not record.job.task.makes_video:
@@ -146,7 +144,7 @@ async def _headers(record: JobRecord, context: RequestContext) -> dict[str, str]
 
 async def _poll_ms(record: JobRecord, context: RequestContext) -> int:
     """Return the delay of the next poll: 1 s for a running video, half of the ETA for a queued one."""
-    place = await placed(record, context.services) if record.state is State.QUEUED else None
-    if place is None or place.eta_s is None:
+    position = await context.queue_position(record)
+    if position is None or position.eta_s is None:
         return _POLL_RUNNING_MS
-    return max(_MIN_POLL_MS, min(_MAX_POLL_MS, round(500 * place.eta_s)))
+    return max(_MIN_POLL_MS, min(_MAX_POLL_MS, round(500 * position.eta_s)))

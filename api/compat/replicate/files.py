@@ -10,12 +10,11 @@ from fastapi import APIRouter, Request
 from starlette.datastructures import UploadFile
 from starlette.responses import JSONResponse, Response
 
-from api.bodies import UPLOAD_TYPES, require_type
+from api.context import Context
+from api.http.body_limits import UPLOAD_TYPES, require_type
 from api.http.openapi import problems
 from api.routes.inputs import OVERHEAD_BYTES
-from api.visit import Context
 from shared.errors import InputRejected, InvalidRequest
-from shared.inputs import store
 from shared.protocols.native import iso
 from shared.protocols.replicate.predictions import PREFIX
 from shared.runtime import strict_json
@@ -49,14 +48,7 @@ async def create_file(request: Request, context: Context) -> Response:
         data, name = await file.read(), file.filename or "file"
     metadata = strict_json.decode(told.encode("utf-8", "replace")) if isinstance(told, str) else {}
     services = context.services
-    ref = await store.store_input(
-        data,
-        tenant=context.tenant,
-        queue=services.queue,
-        storage=services.storage,
-        settings=services.settings,
-        param="content",
-    )
+    ref = await context.store_input(data, "content")
     digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
     at_ms = now_ms()
     shown: dict[str, Any] = {

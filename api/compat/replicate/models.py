@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
+from api.context import Context
 from api.http.openapi import problems
-from api.visit import Context
 from shared.config.models_file import ModelSpec
 from shared.errors import NotFound
 from shared.protocols.replicate.models import named, owner_and_name, version_of

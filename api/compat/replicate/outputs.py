@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.compat.openai.images import read_base64
-from api.visit import RequestContext
+from api.context import RequestContext
 from shared.errors import NotFound, UnknownModel
 from shared.job import JobRecord, State
 from shared.protocols.replicate.models import version_of

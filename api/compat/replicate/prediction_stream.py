@@ -7,8 +7,7 @@ import json
 from collections.abc import AsyncGenerator
 
 from api.compat.replicate import outputs
-from api.visit import RequestContext
-from api.waiting import follow
+from api.context import RequestContext
 from shared.errors import NotFound, Unauthenticated, Unavailable
 from shared.job import JobRecord, Progress, State
 from shared.protocols.replicate.predictions import logs, prediction, progress_line
@@ -21,22 +20,18 @@ async def lines(record: JobRecord, context: RequestContext, key: list[str]) -> A
     yield _message("logs", logs(job, Progress()), "seed")
     told = Progress()
     try:
-        with services.waiter_limit.counted():
-            async with (
-                services.feed.subscribe(job.id, None) as events,
-                contextlib.aclosing(follow(events, services.closing, services.settings.sse_keepalive_s)) as followed,
-            ):
-                async for event in followed:
-                    with contextlib.suppress(Unavailable):
-                        await services.authenticator.caller(key)
-                    if event is None:
-                        yield b": keep-alive\n\n"
-                        continue
-                    if event.state is not None and event.state.terminal:
-                        break
-                    if event.progress is not None and event.progress.step > told.step:
-                        told = event.progress
-                        yield _message("logs", f"{progress_line(told)}\n", str(told.step))
+        async with contextlib.aclosing(services.waiters.events(job.id)) as events:
+            async for event in events:
+                with contextlib.suppress(Unavailable):
+                    await services.authenticator.caller(key)
+                if event is None:
+                    yield b": keep-alive\n\n"
+                    continue
+                if event.state is not None and event.state.terminal:
+                    break
+                if event.progress is not None and event.progress.step > told.step:
+                    told = event.progress
+                    yield _message("logs", f"{progress_line(told)}\n", str(told.step))
         ended = await services.queue.jobs.get(job.id)
         if ended is None or not ended.state.terminal:
             raise Unavailable("the stream was interrupted; read the prediction")

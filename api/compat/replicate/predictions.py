@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
+import time
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
@@ -12,21 +12,20 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from api import submission, waiting
-from api.bodies import JSON_TYPES, require_type
 from api.compat.replicate import outputs, prediction_stream
+from api.context import Context, RequestContext
+from api.http.body_limits import JSON_TYPES, require_type
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse
-from api.responses import find, still_there
+from api.responses import existing_job
 from api.routes.jobs import Prefer
-from api.visit import Context, RequestContext
 from shared.config.models_file import ModelSpec
-from shared.errors import FusequeueError, InvalidRequest, Unavailable
-from shared.job import JobRecord, Priority, State
+from shared.errors import InvalidRequest, Unavailable
+from shared.job import JobRecord, Priority
 from shared.protocols.replicate.models import named, of_version, version_of
 from shared.protocols.replicate.prediction_inputs import request_of
 from shared.protocols.replicate.predictions import PREFIX
-from shared.queue import Submission
-from shared.request import MAX_DEADLINE_S, JobRequest, validated
+from shared.request import MAX_DEADLINE_S, validated
 from shared.runtime import strict_json
 from shared.webhooks import TERMINAL_EVENTS, JobEvent
 
@@ -129,27 +128,27 @@ async def list_predictions(
 @router.get("/predictions/{prediction_id}", responses=problems(404, 503))
 async def get_prediction(prediction_id: str, context: Context) -> Response:
     """Read a prediction."""
-    return JSONResponse(await outputs.shown(await find(prediction_id, context), context))
+    return JSONResponse(await outputs.shown(await context.find_job(prediction_id), context))
 
 
 @router.post("/predictions/{prediction_id}/cancel", responses=problems(404, 503))
 async def cancel_prediction(prediction_id: str, context: Context) -> Response:
     """Cancel a prediction: at once while it waits, at its next step while it runs."""
-    await find(prediction_id, context)
+    await context.find_job(prediction_id)
     queue = context.services.queue
-    record = still_there(await queue.jobs.cancel(prediction_id), prediction_id)
+    record = existing_job(await queue.jobs.cancel(prediction_id), prediction_id)
     if not record.state.terminal:
         with contextlib.suppress(Unavailable):
-            await waiting.until_terminal(prediction_id, CANCEL_WAIT_S, context.services)
-        record = still_there(await queue.jobs.get(prediction_id), prediction_id)
+            await context.services.waiters.until_terminal(prediction_id, CANCEL_WAIT_S)
+        record = existing_job(await queue.jobs.get(prediction_id), prediction_id)
     return JSONResponse(await outputs.shown(record, context))
 
 
 @router.get("/predictions/{prediction_id}/stream", responses=problems(404, 503))
 async def stream_prediction(request: Request, prediction_id: str, context: Context) -> Response:
     """Follow a prediction by Server-Sent Events: `logs` with its progress, `output` for each picture, then `done`."""
-    record = await find(prediction_id, context)
-    context.services.waiter_limit.check()
+    record = await context.find_job(prediction_id)
+    context.services.waiters.check()
     return StreamedResponse(
         prediction_stream.lines(record, context, request.headers.getlist("authorization")),
         media_type="text/event-stream",
@@ -167,43 +166,28 @@ async def _asked(request: Request) -> PredictionRequest:
 async def _created(
     asked: PredictionRequest, spec: ModelSpec, context: RequestContext, prefer: str | None, cancel_after: str | None
 ) -> Response:
-    began_s = waiting.now_s()
+    began_s = time.monotonic()
     wait_s = waiting.preferred_wait_s(prefer, min(MAX_WAIT_S, context.services.settings.max_wait_s))
     beside: dict[str, Any] = {"priority": (Priority.INTERACTIVE if wait_s else Priority.STANDARD).value}
     if cancel_after is not None:
         beside["deadline_s"] = deadline_s(cancel_after)
     request, naming = request_of(asked.input, spec, {**beside, **webhook_fields(asked)})
     with naming.told():
-        item = await _submission(request, spec, context)
-        outcome = (await submission.submit([item], context.services))[0]
-    if isinstance(outcome, FusequeueError):
-        raise outcome
+        submitted = (await submission.submit(request, context, webhook_version=version_of(spec))).record
     record: JobRecord | None = None
     if wait_s:
-        left_s = max(0.0, wait_s - ANSWERED_BEFORE_S - (waiting.now_s() - began_s))
+        left_s = max(0.0, wait_s - ANSWERED_BEFORE_S - (time.monotonic() - began_s))
         with contextlib.suppress(Unavailable):
-            await waiting.until_terminal(item.job.id, left_s, context.services)
-            record = await context.services.queue.jobs.get(item.job.id)
+            await context.services.waiters.until_terminal(submitted.job.id, left_s)
+            record = await context.services.queue.jobs.get(submitted.job.id)
     if record is None or not record.state.terminal:
         # By `starting` clients know that they must ask again; they take anything else for the end.
-        record = JobRecord(job=item.job, state=State.QUEUED)
+        record = submitted
     told = await outputs.shown(record, context)
     headers = {"Location": told["urls"]["get"]}
     if wait_s:
         headers["Preference-Applied"] = f"wait={wait_s:.0f}"
     return JSONResponse(told, 201, headers)
-
-
-async def _submission(request: JobRequest, spec: ModelSpec, context: RequestContext) -> Submission:
-    """Return the job, whose webhook tells predictions."""
-    item = await submission.submission_of(request, context.tenant, context.services)
-    if not isinstance(item, Submission):
-        raise AssertionError("there is no key by which it could be known")
-    hook = item.job.webhook
-    if hook is None:
-        return item
-    told = {"webhook": hook.model_copy(update={"version": version_of(spec)}), "schema_version": 2}
-    return dataclasses.replace(item, job=item.job.model_copy(update=told))
 
 
 def webhook_fields(asked: PredictionRequest) -> dict[str, Any]:

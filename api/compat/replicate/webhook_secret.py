@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api.context import ServicesDep
+from api.context import ServicesDep, Tenant
 from api.http.openapi import problems
-from api.tenancy import Tenant
 from shared.protocols.replicate.predictions import PREFIX
 
 router = APIRouter(prefix=f"{PREFIX}/webhooks", tags=["Replicate"])

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import InvalidRequest
 from shared.job import Job, JobRecord, Priority, Task
-from shared.request import JobRequest, check, parse, validated
+from shared.job_builder import check_limits
+from shared.request import JobRequest, parse, validated
 
 Fields = TypeVar("Fields", bound=BaseModel)
 Kind = Literal["image_generation", "image_edit"]
@@ -132,7 +133,7 @@ def set_size(values: dict[str, Any], size: str | None) -> None:
 def check_size(request: JobRequest, spec: ModelSpec, size: str | None) -> Task:
     """Return the task of a request that the model supports; an error of width or height names `size` if it was sent."""
     try:
-        return check(request, spec)
+        return check_limits(request, spec)
     except InvalidRequest as error:
         if size is not None and error.param in ("width", "height"):
             raise InvalidRequest(f"size: {error.message}", param="size") from None

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.config.models_file import ModelSpec
 from shared.errors import InvalidRequest
 from shared.job import Task
-from shared.request import JobRequest, check, parse, validated
+from shared.job_builder import check_limits
+from shared.request import JobRequest, parse, validated
 
 NAMES: Mapping[str, str] = {
     "num_outputs": "n",
@@ -129,7 +130,7 @@ def request_of(told: Mapping[str, Any], spec: ModelSpec, beside: Mapping[str, An
     naming = Naming({**naming.names, **_made_of(other, body.keys() - sent.keys())})
     with naming.told():
         request = parse({**beside, **body, "model": spec.id})
-        check(request, spec)
+        check_limits(request, spec)
     return request, naming
 
 

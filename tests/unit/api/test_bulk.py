@@ -11,7 +11,7 @@ import httpx
 import pytest
 from harness.http_server import BODY, png, serving
 
-from api.bulk import PIECE_LINES
+from api.routes.bulk import CHUNK_LINES
 from shared.errors import RedisUnavailable
 from shared.queue import Queue, QueueClient, Submission
 
@@ -108,7 +108,7 @@ async def test_no_script_takes_more_than_a_piece(
     results = await send(api, *(line() for _ in range(1200)))
     assert all("id" in result for result in results)
     assert sum(sizes) == 1200
-    assert max(sizes) <= PIECE_LINES
+    assert max(sizes) <= CHUNK_LINES
 
 
 async def test_lines_that_find_the_queue_full_are_told_when_to_come_back(fake_queue: Queue, tmp_path: Path) -> None:

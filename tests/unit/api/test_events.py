@@ -113,7 +113,7 @@ async def test_an_event_id_that_is_none_is_refused(api: httpx.AsyncClient) -> No
 async def test_too_many_followers_are_told_to_come_back(
     api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.followers.MAX_FOLLOWERS", 0)
+    monkeypatch.setattr("api.waiting.MAX_WAITERS", 0)
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     answer = await api.get(f"/v1/jobs/{job_id}/events")
     assert (answer.status_code, answer.json()["code"]) == (503, "too_many_streams")

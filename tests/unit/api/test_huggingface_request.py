@@ -81,5 +81,5 @@ async def test_errors_are_told_in_words_whoever_raises_them(fake_queue: Queue, t
         answer = await api.post("/compat/huggingface/demo", json={}, headers={"Authorization": "Bearer hf_x"})
     told = answer.json()
     assert (answer.status_code, told["code"]) == (401, "invalid_api_key")
-    assert told["error"] == told["detail"] == "this is no key of fusequeue: they begin with fq_"
+    assert told["error"] == told["detail"] == "not a key of fusequeue: keys begin with fq_"
     assert answer.headers["www-authenticate"].startswith("Bearer ")

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from harness.http_server import BODY, claimed, finish, png, serving
 
-from api import places
-from api.places import QueuePositions
+from api import responses
+from api.responses import QueuePositions
 from shared.job import Phase, Progress
 from shared.queue import ProgressReport, Queue, QueuePosition, Submission
 
@@ -261,7 +261,7 @@ async def test_a_submit_is_not_cut_short_by_a_client_that_leaves(
 async def test_polling_a_job_is_one_redis_command_a_poll(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "FRESH_S", 600.0)
+    monkeypatch.setattr(responses, "POSITION_CACHE_S", 600.0)
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     commands: list[str] = []
     execute: Callable[..., Awaitable[Any]] = fake_queue.client.redis.execute_command
@@ -285,16 +285,16 @@ async def test_places_are_asked_for_again_after_a_while_and_not_all_kept(
     first, second = make_submission(), make_submission()
     await fake_queue.jobs.submit([first, second])
     known = QueuePositions(fake_queue)
-    monkeypatch.setattr(places, "FRESH_S", 600.0)
+    monkeypatch.setattr(responses, "POSITION_CACHE_S", 600.0)
     assert (await known.of(second.job.id) or QueuePosition(9, None)).position == 1
     await fake_queue.jobs.cancel(first.job.id)
     assert (await known.of(second.job.id) or QueuePosition(9, None)).position == 1, "of a moment ago"
-    monkeypatch.setattr(places, "FRESH_S", 0.0)
+    monkeypatch.setattr(responses, "POSITION_CACHE_S", 0.0)
     assert (await known.of(second.job.id) or QueuePosition(9, None)).position == 0
-    monkeypatch.setattr(places, "MAX_KEPT", 3)
+    monkeypatch.setattr(responses, "MAX_CACHED_POSITIONS", 3)
     for number in range(10):
         await known.of(f"job_{number}")
-    assert len(known._kept) == 3
+    assert len(known._cache) == 3
 
 
 async def _any_claimed(queue: Queue, folder: Path) -> None:

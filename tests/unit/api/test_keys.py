@@ -103,7 +103,7 @@ async def test_a_key_of_the_right_id_and_another_secret_is_refused(api: httpx.As
 async def test_an_expired_and_a_revoked_key_say_so(
     api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auth, "FRESH_S", 0.0)
+    monkeypatch.setattr(auth, "CACHE_S", 0.0)
     header = await bearer(fake_queue, lives_s=60)
     assert (await api.get("/v1/jobs", headers=header)).status_code == 200
     (key,) = await fake_queue.api_keys.all()
@@ -133,9 +133,9 @@ async def test_a_revoked_key_is_refused_within_two_seconds_and_not_read_at_every
         assert (await api.get("/v1/models", headers=header)).status_code == 200
     assert (reads.count("identify"), reads.count("note_use"), reads.count("admit")) == (1, 1, 0)
     await fake_queue.api_keys.revoke((await fake_queue.api_keys.all())[0].id)
-    clock[0] += auth.FRESH_S
+    clock[0] += auth.CACHE_S
     assert code(await api.get("/v1/models", headers=header)) == (401, "invalid_api_key")
-    assert auth.FRESH_S <= 2.0
+    assert auth.CACHE_S <= 2.0
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ async def test_a_stream_ends_with_its_key(
     api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch, path: str, begins: str, ends: str
 ) -> None:
     """Who follows a job that goes on for hours is not told more than who asks anew."""
-    monkeypatch.setattr(auth, "FRESH_S", 0.0)
+    monkeypatch.setattr(auth, "CACHE_S", 0.0)
     header = await bearer(fake_queue)
     job_id = (await api.post("/v1/jobs", json=BODY, headers=header)).json()["id"]
     url = path.format(job_id=job_id)
@@ -208,7 +208,7 @@ async def test_keys_are_asked_for_from_the_first_one_on(
     fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By itself, on the loopback: open until there is a key, and never open again."""
-    monkeypatch.setattr(auth, "FRESH_S", 0.0)
+    monkeypatch.setattr(auth, "CACHE_S", 0.0)
     async with serving(fake_queue, tmp_path) as api:
         ignored = {"Authorization": "Bearer sk-any"}
         assert (await api.post("/v1/jobs", json=BODY, headers=ignored)).status_code == 202

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from harness.http_server import BODY, serving
 
-from api.routes import listing
+from api.routes import jobs
 from shared.queue import Queue
 
 
@@ -67,8 +67,8 @@ async def test_jobs_are_listed_by_batch_and_time(api: httpx.AsyncClient) -> None
 async def test_filters_go_through_all_pages_and_miss_none(
     api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "PAGE", 4)
-    monkeypatch.setattr(listing, "MAX_SCANNED", 8)
+    monkeypatch.setattr(jobs, "PAGE", 4)
+    monkeypatch.setattr(jobs, "MAX_SCANNED", 8)
     marked = [await submit(api, metadata={"order": "7" if number % 5 == 0 else "8"}) for number in range(23)][::5]
     found = await pages(api, **{"metadata.order": "7", "limit": 2})
     assert list(chain(*found)) == marked[::-1]

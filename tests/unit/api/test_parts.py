@@ -13,8 +13,7 @@ import structlog
 
 from api.errors import RangeNotSatisfiable
 from api.http import ranges
-from api.http.ndjson import Line, Splitter
-from api.http.response_spool import Spool
+from api.http.ndjson import Line, Splitter, Spool
 from api.waiting import preferred_wait_s
 from shared.errors import InvalidJson, InvalidRequest
 from shared.runtime import log, strict_json

@@ -16,7 +16,7 @@ from demo.summary import Rate, Summary, percentile, same
 from fusequeue import Job
 from shared.config import models_file
 from shared.job import Task
-from shared.request import check
+from shared.job_builder import check_limits
 from shared.request import parse as parse_request
 
 MODELS = "models.toml"
@@ -38,7 +38,7 @@ def test_every_job_is_one_that_the_demo_model_takes(pytestconfig):
     for job in planned():
         task = Task.TEXT_TO_IMAGE if job.start is None else Task.IMAGE_TO_IMAGE
         body = dict(job.body) | ({} if job.start is None else {"image": "in_0"})
-        assert check(parse_request(body), spec) is task
+        assert check_limits(parse_request(body), spec) is task
         assert parse(job.prompt).caption() == job.prompt
 
 

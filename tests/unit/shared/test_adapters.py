@@ -13,8 +13,9 @@ from shared.config import models_file
 from shared.config.adapters import AdapterChoice, AdapterSpec, choose
 from shared.errors import ConfigurationError, InvalidRequest
 from shared.job import Adapter, Job
+from shared.job_builder import check_limits
 from shared.mixing import denoisers_of, mixable_fields
-from shared.request import parse, resolve
+from shared.request import parse
 from shared.signature import signature
 from worker.engine.lora.adapter_files import LowRank
 from worker.engine.lora.per_row import ModelAdapters, RowAdapters, Span, adapter_key, spans
@@ -66,9 +67,7 @@ def test_what_a_model_does_not_allow_is_refused_by_name(body: Any, param: str, w
         defaults=models_file.Defaults(),
     )
     with pytest.raises(InvalidRequest, match=words) as caught:
-        resolve(
-            parse({"model": "m", "prompt": "a", "adapters": body}), models_file.Catalog((spec,)), tenant="t", now_ms=0
-        )
+        check_limits(parse({"model": "m", "prompt": "a", "adapters": body}), spec)
     assert caught.value.param == param
 
 

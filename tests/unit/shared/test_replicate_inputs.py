@@ -80,7 +80,7 @@ def test_several_pictures_and_videos_have_names_of_their_own() -> None:
         ({"prompt_strength": 0.5}, "prompt_strength", "input.prompt_strength needs an image"),
         ({"output_quality": 101}, "output_quality", "input.output_quality: "),
         ({"output_format": "gif"}, "output_format", "input.output_format: "),
-        ({"output_format": "mp4"}, "output_format", "input.output_format: text_to_image gives"),
+        ({"output_format": "mp4"}, "output_format", "input.output_format must be png, jpeg or webp"),
         ({"aspect_ratio": "wide"}, "aspect_ratio", "input.aspect_ratio: "),
         ({"aspect_ratio": "0:1"}, "aspect_ratio", "input.aspect_ratio: "),
         ({"aspect_ratio": "3:1"}, "aspect_ratio", "input.aspect_ratio must be 64 to 128, not 192"),

@@ -29,9 +29,9 @@ from shared.job import (
     encode,
     is_newer,
 )
+from shared.job_builder import Inputs, resolve
 from shared.protocols.replicate.prediction_inputs import request_of
 from shared.protocols.replicate.predictions import input_of, logs, prediction, webhook_body
-from shared.request import Inputs, resolve
 from shared.webhooks import MAX_BODY_BYTES, TERMINAL_EVENTS
 
 CATALOG = models_file.load(ROOT / "models.toml")
@@ -110,7 +110,12 @@ def test_the_input_that_is_told_asks_for_the_same_again(make_job: Callable[..., 
     job = make_job(mixed_fields=CATALOG.get("demo").mixed_fields, **changes)
     request, _ = request_of(input_of(job), CATALOG.get("demo"), {})
     again = resolve(
-        request, CATALOG, tenant=job.tenant, now_ms=job.created_at_ms, inputs=Inputs(images=job.images, mask=job.mask)
+        request,
+        CATALOG.get("demo"),
+        job.task,
+        tenant=job.tenant,
+        now_ms=job.created_at_ms,
+        inputs=Inputs(images=job.images, mask=job.mask),
     )
     assert again.model_copy(update={"id": job.id}) == job
 

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec, References
 from shared.errors import InvalidRequest
 from shared.job import InputRef, Job, OutputFormat, Task
-from shared.request import Inputs, parse, resolve
+from shared.job_builder import Inputs, check_limits, resolve
+from shared.request import parse
 from shared.signature import signature
 
 T2I, I2I, PAINT, EDIT, T2V, I2V = (
@@ -52,7 +53,8 @@ def job_of(body: dict[str, Any], *sizes: tuple[int, int], mask: tuple[int, int] 
         mask=None if request.mask is None else ref(*(mask or (512, 512))),
         last_image=None if request.last_image is None else ref(),
     )
-    return resolve(request, CATALOG, tenant="t", now_ms=0, inputs=inputs)
+    spec = CATALOG.get(request.model)
+    return resolve(request, spec, check_limits(request, spec), tenant="t", now_ms=0, inputs=inputs)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,8 @@ def test_a_video_gets_its_models_length_and_rate() -> None:
     asked = job_of({"model": "film", "frames": 81, "fps": 24, "output_format": "mp4", "guidance_scale_2": 1.5})
     assert (asked.frames, asked.fps, asked.guidance_scale_2) == (81, 24, 1.5)
     most = ModelSpec(id="m", source="x", tasks=(T2V,), limits=Limits(max_frames=100, frames_multiple=8))
-    assert resolve(parse({"model": "m", "prompt": "x"}), Catalog((most,)), tenant="t", now_ms=0).frames == 97
+    request = parse({"model": "m", "prompt": "x"})
+    assert resolve(request, most, check_limits(request, most), tenant="t", now_ms=0).frames == 97
     picture = job_of({"model": "painter"})
     assert (picture.frames, picture.fps, picture.output_format) == (1, None, OutputFormat.PNG)
 

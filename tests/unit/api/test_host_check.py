@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from api import exposure
+from api import auth as api_auth
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
 
@@ -28,7 +28,7 @@ HOSTS = [
 
 @pytest.mark.parametrize(("host", "loopback"), HOSTS)
 def test_only_addresses_of_this_machine_are_loopback(host: str, loopback: bool) -> None:
-    assert exposure.is_loopback(host) is loopback
+    assert api_auth.is_loopback(host) is loopback
 
 
 # auth, host, keys made -> auth to serve with; None: refused
@@ -51,13 +51,13 @@ async def test_what_is_open_to_others_asks_for_keys(
     async def keys_made(settings: Settings) -> bool:
         return made
 
-    monkeypatch.setattr(exposure, "_keys_made", keys_made)
+    monkeypatch.setattr(api_auth, "_keys_exist", keys_made)
     settings = Settings(auth=auth)  # type: ignore[arg-type]
     if served is not None:
-        assert (await exposure.guarded(settings, host)).auth == served
+        assert (await api_auth.secured(settings, host)).auth == served
         return
     with pytest.raises(ConfigurationError) as refused:
-        await exposure.guarded(settings, host)
+        await api_auth.secured(settings, host)
     for word in (host, "fusequeue keys create", "--insecure-no-keys", "FUSEQUEUE_AUTH=keys"):
         assert word in refused.value.message
 
@@ -65,7 +65,7 @@ async def test_what_is_open_to_others_asks_for_keys(
 async def test_a_redis_that_is_away_is_taken_as_one_with_keys(settings_for: Callable[..., Settings]) -> None:
     """Nobody may get in because Redis was late."""
     settings = settings_for("redis://127.0.0.1:1/0")
-    assert (await exposure.guarded(settings, "0.0.0.0")).auth == "keys"
+    assert (await api_auth.secured(settings, "0.0.0.0")).auth == "keys"
 
 
 @pytest.mark.parametrize("origin", ["*", "shop.example", "https://a.example/path", "file://x", "https://A b"])
