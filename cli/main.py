@@ -17,7 +17,7 @@ from cli.pool.command import pool
 from cli.up import command as up_command
 from shared.config import settings
 from shared.errors import FusequeueError
-from shared.runtime.version import VERSION
+from shared.runtime.clock import VERSION
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 

@@ -1,40 +1,37 @@
-"""Every error that fusequeue raises on purpose.
+"""Errors that fusequeue raises. `code` is stable; `retryable`: the same call can succeed later.
 
 FusequeueError
-├── InvalidRequest            the caller's input is at fault; `param` names the field
+├── InvalidRequest            invalid input; `param` names the field
 │   ├── InvalidJson
 │   ├── UnknownModel
-│   ├── InputRejected         an image that cannot be read, is too large, or may not be fetched
-│   ├── FetchRefused          a URL that we do not call
-│   ├── FetchFailed           a URL that gave no usable answer
+│   ├── InputRejected         an image that is unreadable, too large, or not allowed
+│   ├── FetchRefused          a URL that is not allowed
+│   ├── FetchFailed           a URL without a usable response
 │   └── PayloadTooLarge
-├── Unauthenticated           no API key, or none that is good
+├── Unauthenticated           no valid API key
 │   ├── InvalidApiKey
 │   └── ExpiredApiKey
 ├── PermissionDenied          the key lacks a scope; the message names it
-├── HostRefused               without keys, a request that was meant for another host
-├── UrlRefused                a signed URL that was changed or is too old
-├── NotFound                  no such job, artifact or input for this tenant
-├── Conflict                  the job's state does not allow this
-│   └── IdempotencyMismatch   the same Idempotency-Key came with another body
-├── QueueFull                 carries `retry_after_s`
-├── RateLimited               the tenant asks too often; carries `retry_after_ms`
-├── Unavailable               something outside does not answer; trying again may help
+├── HostRefused               without keys, a request for another host
+├── UrlRefused                a signed URL that was changed or has expired
+├── NotFound                  no such object for this tenant
+├── Conflict                  the state does not allow this
+│   └── IdempotencyMismatch   the same Idempotency-Key with another body
+├── QueueFull                 has `retry_after_s`
+├── RateLimited               has `retry_after_ms`
+├── Unavailable               an external service does not respond
 │   ├── RedisUnavailable
 │   └── StorageUnavailable
 ├── IncompatibleRedis         an eviction policy or schema version that would lose jobs
-├── ConfigurationError        models.toml, rules or settings; the message says what to change
-├── LeaseLost                 the job belongs to somebody else by now; write nothing
-└── JobError                  a job fails: what its client is told
+├── ConfigurationError        invalid models.toml, rules or settings
+└── JobError                  a failed job
     ├── ModelUnavailable      weights are missing or do not fit
-    ├── AdapterUnavailable    the same, of a LoRA adapter
+    ├── AdapterUnavailable    the same for a LoRA adapter
     ├── InferenceFailed
     ├── NonFiniteLatents
-    ├── OutOfMemory           even one row alone does not fit
-    └── DeadlineExceeded
+    └── OutOfMemory           a single row does not fit
 
-`code` is stable and machine-readable; `retryable` says whether the same call may succeed later.
-The HTTP status of each is in `api/errors.py`.
+`api/errors.py` maps them to HTTP statuses.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ from typing import ClassVar
 
 
 class FusequeueError(Exception):
-    """Base of all: a message for people, a `code` for programs."""
+    """Base class: `message` for people, `code` for programs."""
 
     code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
@@ -120,7 +117,7 @@ class IdempotencyMismatch(Conflict):
 
 
 class QueueFull(FusequeueError):
-    """The queue takes no more for now; `retry_after_s` estimates when it will."""
+    """The queue is full; `retry_after_s` estimates when it has room."""
 
     code = "queue_full"
     retryable = True
@@ -131,7 +128,7 @@ class QueueFull(FusequeueError):
 
 
 class RateLimited(FusequeueError):
-    """The tenant has used its requests up; `retry_after_ms` says when one more is allowed."""
+    """The tenant reached its rate limit; `retry_after_ms` is the time until one more request is allowed."""
 
     code = "rate_limit_exceeded"
     retryable = True
@@ -162,10 +159,6 @@ class ConfigurationError(FusequeueError):
     code = "configuration_error"
 
 
-class LeaseLost(FusequeueError):
-    code = "lease_lost"
-
-
 class JobError(FusequeueError):
     code = "job_failed"
 
@@ -189,7 +182,3 @@ class NonFiniteLatents(JobError):
 class OutOfMemory(JobError):
     code = "out_of_memory"
     retryable = True
-
-
-class DeadlineExceeded(JobError):
-    code = "deadline_exceeded"

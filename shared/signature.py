@@ -1,51 +1,101 @@
-"""Which jobs are claimed together."""
+"""Signatures: which jobs are claimed together, and the shared fields that a model's forward can mix nevertheless.
+
+Plain data about architectures, so that no torch is needed. Parity tests prove every entry.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 from shared.job import SHARED, Job, sharing
-from shared.mixing import FIELDS, size_class
 
-_SHARED_FIELDS = tuple(sorted(name for name in Job.model_fields if sharing(name) is SHARED))
+# Names of the pipeline modules that are called at least once per step.
+DENOISERS = ("transformer", "transformer_2", "unet", "unet_2", "prior")
+
+Mixable = Literal["adapters", "size"]
+
+# The fields of `Job` that each mixable field covers.
+FIELDS: Mapping[str, frozenset[str]] = {"adapters": frozenset({"adapters"}), "size": frozenset({"width", "height"})}
+
+# Denoisers that take images as a list and mask the padding.
+LIST_DENOISERS = frozenset({"ZImageTransformer2DModel"})
+
+# Classes in which dim 0 of every adapted layer holds the rows of a forward, in order.
+ADAPTERS_PER_ROW = frozenset(
+    {
+        "UNet2DConditionModel",
+        "SD3Transformer2DModel",
+        "FluxTransformer2DModel",
+        "Flux2Transformer2DModel",
+        "QwenImageTransformer2DModel",
+        "WanTransformer3DModel",
+        "CLIPTextModel",
+        "CLIPTextModelWithProjection",
+        "T5EncoderModel",
+        "UMT5EncoderModel",
+    }
+)
+
+_SHARED_FIELDS = frozenset(name for name in Job.model_fields if sharing(name) is SHARED)
 
 
 def signature(job: Job) -> str:
-    """Return the compatibility signature: equal for two jobs exactly when all their shared fields are, but for those
-    that their model's forward can mix.
+    """Return `model:widthxheightxframes:digest`, equal for jobs whose shared fields, except mixed ones, are equal.
 
-    It reads `model:widthxheightxframes:digest`, or `~sidexside` for a class of sizes that mix, so that an operator sees
-    what waits; the digest covers every shared field, those not spelled out too. The signature routes; whether two
-    jobs fuse is decided by their tensors.
+    With mixed sizes, `~sidexside` of the size class replaces the size. The digest covers all shared fields. The
+    signature only routes jobs: tensor shapes decide which calls are fused.
     """
-    values = _values(job)
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    return f"{job.model}:{shape(job)}x{job.frames}:{digest[:12]}"
+    values = json.dumps(_values(job), sort_keys=True, separators=(",", ":"))
+    return f"{job.model}:{shape(job)}x{job.frames}:{hashlib.sha256(values.encode()).hexdigest()[:12]}"
 
 
-def differences(one: Job, other: Job) -> tuple[str, ...]:
-    """Return the fields of `Job` that keep two jobs out of one forward; `shape` stands for the size.
-
-    Where it is the model, the others follow from it and are not told.
-    """
+def mismatched_fields(one: Job, other: Job) -> tuple[str, ...]:
+    """Return the fields that keep two jobs out of one batch: only `model` if that differs; `shape` is the size."""
     if one.model != other.model:
         return ("model",)
-    mine, theirs = _values(one), _values(other)
-    names = (mine.keys() | theirs.keys()) - {"width", "height"}  # told as the shape
-    return tuple(sorted(name for name in names if mine.get(name) != theirs.get(name)))
+    left, right = _values(one), _values(other)
+    names = (left.keys() | right.keys()) - {"width", "height"}
+    return tuple(sorted(name for name in names if left.get(name) != right.get(name)))
 
 
 def _values(job: Job) -> dict[str, Any]:
-    """Return what the signature is made of."""
     mixed = frozenset[str]().union(*(FIELDS[field] for field in job.mixed_fields))
-    return job.model_dump(mode="json", include=set(_SHARED_FIELDS) - mixed) | {"shape": shape(job)}
+    return job.model_dump(mode="json", include=set(_SHARED_FIELDS - mixed)) | {"shape": shape(job)}
 
 
 def shape(job: Job) -> str:
-    """Return `widthxheight` of a job's pictures, or `~sidexside` of their class where their model mixes sizes."""
+    """Return `widthxheight`, or `~sidexside` of the size class if the model mixes sizes."""
     if "size" in job.mixed_fields:
         side = size_class(job.width, job.height)
         return f"~{side}x{side}"
     return f"{job.width}x{job.height}"
+
+
+def size_class(width: int, height: int) -> int:
+    """Return the side of the square that represents all sizes with about this many pixels.
+
+    Images are padded to the longest of their forward, so each costs as much as the largest. Pixel counts of a class
+    differ by a factor below 1.42, so its learned figures (seconds, memory, efficient rows) hold for all its sizes.
+    """
+    # Half an octave around powers of two: round(2 * log2(pixels)), in integers so that all processes agree.
+    steps = ((2 * (width * height) ** 4).bit_length() - 1) // 2
+    return round(2 ** (steps / 4))
+
+
+def mixable_fields(denoisers: Mapping[str, str]) -> tuple[Mixable, ...]:
+    """Return the fields that a model with these denoisers (name to class) can mix."""
+    classes_of: Mapping[Mixable, frozenset[str]] = {"adapters": ADAPTERS_PER_ROW, "size": LIST_DENOISERS}
+    return tuple(field for field, classes in classes_of.items() if denoisers and classes.issuperset(denoisers.values()))
+
+
+def denoisers_of(folder: Path) -> dict[str, str] | None:
+    """Return name and class of a pipeline's denoisers, or None if its index cannot be read."""
+    try:
+        index = json.loads((folder / "model_index.json").read_text("utf-8"))
+        return {name: str(index[name][1]) for name in DENOISERS if name in index and index[name][1]}
+    except (OSError, ValueError, TypeError, LookupError):
+        return None  # loading the model reports the error

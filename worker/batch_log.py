@@ -12,7 +12,7 @@ from shared.config.models_file import Catalog
 from shared.job import Job
 from shared.queue import Claim
 from shared.runtime import metrics
-from shared.signature import differences
+from shared.signature import mismatched_fields
 from worker.engine import ForwardDone
 from worker.job_runner import ClaimedJob
 
@@ -148,7 +148,7 @@ class BatchLog:
         )
         batch = _Batch(claim.signature, claim.job, limits, self._clock())
         if self._latest is not None and not claim.solo and self._latest.had_room_for(claimed):
-            batch.mismatched_fields = differences(self._latest.first_job, claim.job)
+            batch.mismatched_fields = mismatched_fields(self._latest.first_job, claim.job)
             for name in batch.mismatched_fields:
                 metrics.batch_mismatches.labels(name).inc()
         self._running[claim.signature] = self._latest = batch

@@ -16,8 +16,7 @@ from shared.config.models_file import Catalog
 from shared.errors import RedisUnavailable
 from shared.job import Phase
 from shared.queue import ProgressReport, Queue, WorkerInfo
-from shared.runtime.clock import now_ms
-from shared.runtime.version import VERSION
+from shared.runtime.clock import VERSION, now_ms
 from worker.cost_curves import CostCurves
 from worker.engine import EngineInterface, EngineStatus, ForwardDone
 from worker.job_runner import ClaimedJob

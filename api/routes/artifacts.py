@@ -17,7 +17,7 @@ from api.http.streaming import StreamedResponse, TimedResponse, stored, with_fir
 from api.responses import etag_matches
 from shared.errors import NotFound
 from shared.job import Artifact, JobRecord, Thumbnail
-from shared.storage.object_keys import CHUNK_BYTES
+from shared.storage import CHUNK_BYTES
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

@@ -11,7 +11,7 @@ from api.context import ServicesDep
 from api.http.openapi import problems
 from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.job import Task
-from shared.mixing import Mixable
+from shared.signature import Mixable
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 

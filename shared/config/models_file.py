@@ -20,7 +20,7 @@ from shared.config.adapters import MOST_ADAPTERS, AdapterSpec
 from shared.config.batch_rules import BatchRules
 from shared.errors import ConfigurationError, UnknownModel
 from shared.job import Task
-from shared.mixing import Mixable, denoisers_of, mixable_fields
+from shared.signature import Mixable, denoisers_of, mixable_fields
 
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 MAX_INPUT_IMAGES = 16

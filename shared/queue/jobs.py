@@ -13,7 +13,7 @@ from shared.job import InputRef, JobRecord, encode
 from shared.queue.client import QueueComponent, translated
 from shared.queue.records import paired, record
 from shared.queue.values import RANKS, QueuePosition, Submission, Submitted
-from shared.runtime.clock import made_at_ms
+from shared.runtime.clock import id_time_ms
 
 MAX_SUBMISSIONS = 500
 """Jobs a script: more would keep Redis from others for longer than some 5 ms."""
@@ -126,7 +126,7 @@ class Jobs(QueueComponent):
             rank = await self._redis.zrevrank(index, after)
             if rank is not None:
                 return max(skipped, int(rank) + 1)
-            at_ms = made_at_ms(after)
+            at_ms = id_time_ms(after)
             if at_ms is None:
                 raise InvalidRequest("after: it must be the `next_cursor` of a page of this list", param="after")
             # Deleted since: where it stood, by its time, and among those of the same millisecond by its id.

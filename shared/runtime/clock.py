@@ -1,12 +1,17 @@
-"""The one place that reads the wall clock, and the ids that are made from it."""
+"""Wall clock, sortable ids, and the installed version."""
 
 from __future__ import annotations
 
 import secrets
 import time
+from importlib.metadata import PackageNotFoundError, version
 
-_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_DIGITS = 26
+from ulid import ULID
+
+try:
+    VERSION = version("fusequeue")
+except PackageNotFoundError:  # run from a checkout that is not installed
+    VERSION = "0"
 
 
 def now_ms() -> int:
@@ -15,26 +20,19 @@ def now_ms() -> int:
 
 
 def new_id(prefix: str, at_ms: int | None = None) -> str:
-    """Return `prefix_` and 26 characters that sort by time: 48 bits of clock, 80 bits of chance (as a ULID)."""
-    return made_id(prefix, now_ms() if at_ms is None else at_ms, secrets.randbits(80))
+    """Return `prefix_` and a random ULID in lower case; ids sort by time."""
+    return make_id(prefix, now_ms() if at_ms is None else at_ms, secrets.randbits(80))
 
 
-def made_id(prefix: str, at_ms: int, rest: int) -> str:
-    """Return the id of a moment and 80 bits that tell it from others of that moment."""
-    number = (at_ms << 80) | rest
-    digits = []
-    for _ in range(_DIGITS):
-        number, digit = divmod(number, 32)
-        digits.append(_ALPHABET[digit])
-    return f"{prefix}_{''.join(reversed(digits))}"
+def make_id(prefix: str, at_ms: int, random_bits: int) -> str:
+    """Return the id of a time and 80 random bits."""
+    return f"{prefix}_{str(ULID.from_bytes((at_ms << 80 | random_bits).to_bytes(16))).lower()}"
 
 
-def made_at_ms(made: str) -> int | None:
-    """Return the time that an id of `new_id` was made for, None for what is no such id."""
-    digits = made.rpartition("_")[2]
-    if len(digits) != _DIGITS or not set(digits) <= set(_ALPHABET):
+def id_time_ms(identifier: str) -> int | None:
+    """Return the time of an id, or None if it has no valid ULID."""
+    text = identifier.rpartition("_")[2]
+    try:
+        return ULID.from_str(text.upper()).milliseconds if text == text.lower() else None
+    except ValueError:
         return None
-    number = 0
-    for digit in digits:
-        number = 32 * number + _ALPHABET.index(digit)
-    return number >> 80

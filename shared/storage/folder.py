@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from shared.errors import NotFound, StorageUnavailable
-from shared.storage.object_keys import CHUNK_BYTES, ObjectInfo, check_key, check_prefix, span
+from shared.storage import CHUNK_BYTES, ObjectInfo, check_key, check_prefix, range_length
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class FolderStorage:
         return await self._run_reading(lambda: _describe(path))
 
     async def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        path, size = self._path(key), span(start, end)
+        path, size = self._path(key), range_length(start, end)
 
         def read() -> bytes:
             with open(path, "rb") as file:
@@ -68,7 +68,7 @@ class FolderStorage:
         return await self._run_reading(read)
 
     async def stream(self, key: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
-        path, left = self._path(key), span(start, end)
+        path, left = self._path(key), range_length(start, end)
         file = await self._run_reading(lambda: _open_at(path, start))
         try:
             while left is None or left > 0:

@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, NotFound, StorageUnavailable
-from shared.storage.object_keys import CHUNK_BYTES, ObjectInfo, check_key, check_prefix, span
+from shared.storage import CHUNK_BYTES, ObjectInfo, check_key, check_prefix, range_length
 
 T = TypeVar("T")
 
@@ -71,14 +71,14 @@ class S3Storage:
         return ObjectInfo(found["ContentLength"], found["ContentType"], found["ETag"].strip('"'))
 
     async def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        name, size = self._name(key), span(start, end)
+        name, size = self._name(key), range_length(start, end)
         if size == 0:
             await self.head(key)
             return b""
         return await self._run(lambda: _read_all(self._open(name, start, end)))
 
     async def stream(self, key: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
-        name, size = self._name(key), span(start, end)
+        name, size = self._name(key), range_length(start, end)
         if size == 0:
             await self.head(key)
             return

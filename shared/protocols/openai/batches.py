@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
-from shared.runtime.clock import made_id
+from shared.runtime.clock import make_id
 
 MAX_LINES = 50_000
 WINDOW_S = 86_400
@@ -139,4 +139,4 @@ def line_job_id(batch: Batch, ordinal: int) -> str:
     """
     secret = int.from_bytes(hashlib.sha256(batch.id.encode()).digest()[:16], "big")
     rest = (secret & ((1 << (80 - _ORDINAL_BITS)) - 1)) << _ORDINAL_BITS | ordinal
-    return made_id("job", batch.created_at_ms, rest)
+    return make_id("job", batch.created_at_ms, rest)

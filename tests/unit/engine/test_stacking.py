@@ -11,7 +11,7 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKLOutput
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
-from shared.mixing import LISTS_OF_PICTURES
+from shared.signature import LIST_DENOISERS
 from worker.engine.fusion.architectures import ARCHITECTURES
 from worker.engine.fusion.batch_key import StackingError, batch_key, count_rows, exact_key
 from worker.engine.fusion.stacking import Stacker, split
@@ -329,4 +329,4 @@ def test_sizes_mix_exactly_where_samples_are_listed() -> None:
         for name, methods in ARCHITECTURES.items()
         if "forward" in methods and methods["forward"].arguments[methods["forward"].rows].kind is Kind.LISTED
     }
-    assert listed == LISTS_OF_PICTURES
+    assert listed == LIST_DENOISERS

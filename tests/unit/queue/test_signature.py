@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import pytest
 
 from shared.job import PER_JOB, Adapter, InputRef, Job, OutputFormat, Priority, Sharing, State, Webhook, sharing
-from shared.mixing import size_class
-from shared.signature import shape, signature
+from shared.signature import shape, signature, size_class
 
 A_REF = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=8, height=8)
 OTHER: dict[str, Any] = {

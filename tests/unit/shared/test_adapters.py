@@ -14,9 +14,8 @@ from shared.config.adapters import AdapterChoice, AdapterSpec, choose
 from shared.errors import ConfigurationError, InvalidRequest
 from shared.job import Adapter, Job
 from shared.job_builder import check_limits
-from shared.mixing import denoisers_of, mixable_fields
 from shared.request import parse
-from shared.signature import signature
+from shared.signature import denoisers_of, mixable_fields, signature
 from worker.engine.lora.adapter_files import LowRank
 from worker.engine.lora.per_row import ModelAdapters, RowAdapters, Span, adapter_key, spans
 

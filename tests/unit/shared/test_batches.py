@@ -20,7 +20,7 @@ from shared.protocols.openai.batches import (
     next_step,
 )
 from shared.protocols.openai.files import read_lines
-from shared.runtime.clock import made_at_ms
+from shared.runtime.clock import id_time_ms
 
 NOW = 1_769_860_800_000
 LATER = NOW + 86_400_000
@@ -104,7 +104,7 @@ def test_a_line_is_always_the_same_job() -> None:
     """Whose id sorts as the line does, tells the batch's time, and is that of no other batch's line."""
     made = [line_job_id(batch(), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)]
     assert made == [line_job_id(batch(), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)] == sorted(set(made))
-    assert {made_at_ms(one) for one in made} == {NOW}
+    assert {id_time_ms(one) for one in made} == {NOW}
     assert not set(made) & {line_job_id(batch(id="batch_2"), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)}
 
 

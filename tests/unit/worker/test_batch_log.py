@@ -13,7 +13,7 @@ from shared.config.models_file import Catalog, ModelSpec
 from shared.job import Adapter, Job
 from shared.queue import Claim
 from shared.runtime import metrics
-from shared.signature import differences, signature
+from shared.signature import mismatched_fields, signature
 from worker.batch_log import BatchLimits, BatchLog
 from worker.engine import ForwardDone
 from worker.job_runner import ClaimedJob
@@ -54,7 +54,7 @@ def test_differences_name_the_fields_of_unequal_signatures(
 ) -> None:
     """Fields, not values: the counter has as many series as a job has shared fields."""
     first, second = make_job(), make_job(**changes)
-    assert differences(first, second) == expected
+    assert mismatched_fields(first, second) == expected
     assert bool(expected) == (signature(first) != signature(second))
 
 

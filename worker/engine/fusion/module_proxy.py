@@ -17,7 +17,7 @@ from typing import Any
 import greenlet
 import torch
 
-from shared.mixing import DENOISERS
+from shared.signature import DENOISERS
 from worker.engine.fusion.architectures import ARCHITECTURES
 from worker.engine.fusion.batch_key import add_substitutes, batch_key, count_rows, exact_key
 from worker.engine.fusion.stacking import Stacker, map_tensors

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from shared.job import Adapter
-from shared.mixing import ADAPTERS_PER_ROW
+from shared.signature import ADAPTERS_PER_ROW
 from worker.engine.fusion.batch_key import StackingError
 from worker.engine.lora.adapter_files import Changes, LowRank
 

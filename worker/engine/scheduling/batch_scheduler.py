@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from shared.errors import JobError
-from shared.mixing import DENOISERS
+from shared.signature import DENOISERS
 from worker.engine.device import device_name
 from worker.engine.fusion.fused_call import FusedCall
 from worker.engine.fusion.image_task import ImageTask
