@@ -20,7 +20,7 @@ test: $(READY)
 	$(BIN)/pytest -q
 
 # The grid of all architectures (docs/compatibility.md). The processors of five of them import torchvision, which has no
-# CPU build: its Python side alone, where nothing else finds it, is enough for them (tests/tiny/vision.py).
+# CPU build: its Python side alone, where nothing else finds it, is enough for them (tests/tiny/torchvision_shim.py).
 TORCHVISION := $(VENV)/torchvision
 
 parity: $(READY) $(TORCHVISION)

@@ -19,7 +19,7 @@ from openai import OpenAI
 from openai.types.webhooks import BatchCompletedWebhookEvent, BatchFailedWebhookEvent
 from PIL import Image, ImageChops
 from standardwebhooks import Webhook, WebhookVerificationError
-from tiny import shelf
+from tiny import registry
 
 # The SDK warns of OpenAI's own service; the protocol lives on.
 pytestmark = [
@@ -91,7 +91,7 @@ def stack(make_shared_stack: Any, tmp_path_factory: pytest.TempPathFactory, rece
     """An API, a worker of tiny models and one that cannot be loaded, and chores that may call the receiver."""
     folder = tmp_path_factory.mktemp("tiny")
     for name in ("wan-2.2-ti2v", "flux-2-klein", "sd"):
-        shelf.put(name, folder / name)
+        registry.save_tiny(name, folder / name)
     (folder / "broken").mkdir()
     (folder / "broken" / "model_index.json").write_text("{}")
     (folder / "models.toml").write_text(MODELS)

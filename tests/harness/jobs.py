@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tiny import stable, weights
+from tiny import weights
+from tiny.images import stable
 
 FAMILIES: dict[str, Callable[..., Any]] = {name: stable.PIPELINES[name] for name in ("sd", "sdxl", "sd3", "flux")}
 

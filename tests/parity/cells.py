@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.engine import a_job
-from tiny import shelf
+from tiny import registry
 
 from shared.job import Job, Task
 
@@ -41,7 +41,7 @@ class Cell:
     limits: str = ""
     refused: Mapping[str, Fields] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    build: Callable[[str, Path], Path] = shelf.put
+    build: Callable[[str, Path], Path] = registry.save_tiny
     quick: bool = False
 
     @property
@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def needs_torchvision(self) -> bool:
-        return self.tiny in shelf.NEEDS_TORCHVISION
+        return self.tiny in registry.NEEDS_TORCHVISION
 
     def seated(self) -> list[Job]:
         return [a_job(name, **fields) for name, fields in self.jobs.items()]
@@ -107,6 +107,6 @@ def without(jobs: Mapping[str, Fields], *fields: str) -> dict[str, Fields]:
     return {name: {key: value for key, value in given.items() if key not in fields} for name, given in jobs.items()}
 
 
-def small(module: str) -> Callable[[], AbstractContextManager[Any]]:
+def small_images(module: str) -> Callable[[], AbstractContextManager[Any]]:
     """Return what lets the pipelines of `tiny.<module>` work on small pictures; the module is imported when entered."""
-    return lambda: import_module(f"tiny.{module}").small_pictures()  # type: ignore[no-any-return]
+    return lambda: import_module(f"tiny.{module}").small_images()  # type: ignore[no-any-return]

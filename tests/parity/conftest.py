@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 if "FUSEQUEUE_TORCHVISION" in os.environ:  # `make parity` sets it; to be found before transformers is imported
-    from tiny import vision
+    from tiny import torchvision_shim
 
-    vision.make_importable(Path(os.environ["FUSEQUEUE_TORCHVISION"]).resolve())
+    torchvision_shim.make_importable(Path(os.environ["FUSEQUEUE_TORCHVISION"]).resolve())
 
 OPTION = "--compatibility-page"
 

@@ -17,7 +17,7 @@ from parity.cells import (
     Cell,
     Fields,
     edits,
-    small,
+    small_images,
 )
 
 from shared.config.models_file import Defaults, Limits
@@ -145,7 +145,7 @@ _FLUX = (
         tasks=_EDIT,
         jobs=edits(TEXT),
         joining=edits(LATE),
-        around=small("flux"),
+        around=small_images("images.flux"),
     ),
     Cell(
         family="FLUX.1",
@@ -155,7 +155,7 @@ _FLUX = (
         tasks=(Task.INPAINT,),
         jobs=REPAINTED,
         joining=REPAINTED_LATE,
-        around=small("flux"),
+        around=small_images("images.flux"),
     ),
     Cell(
         family="FLUX.1",
@@ -214,7 +214,7 @@ _QWEN = (
         tasks=_EDIT,
         jobs=edits(TEXT),
         joining=edits(LATE),
-        around=small("qwen"),
+        around=small_images("images.qwen"),
     ),
     *(
         Cell(
@@ -225,7 +225,7 @@ _QWEN = (
             tasks=_EDIT,
             jobs=edits(TEXT, pictures=pictures),
             joining=edits(LATE, pictures=pictures),
-            around=small("qwen"),
+            around=small_images("images.qwen"),
         )
         for what, pictures in (("one picture", 1), ("three pictures", 3))
     ),
@@ -241,7 +241,7 @@ _QWEN = (
             "defaults": Defaults(width=SIDE, height=SIDE, steps=4, layers=2),
             "limits": Limits(multiple_of=16, max_layers=2),
         },
-        around=small("qwen"),
+        around=small_images("images.qwen"),
     ),
     *(
         Cell(
@@ -253,7 +253,7 @@ _QWEN = (
             jobs=edits(_ALIKE) if edited else _ALIKE,
             joining=edits(_ALIKE_LATE) if edited else _ALIKE_LATE,
             meet=len(_ALIKE) - 1,
-            around=small("qwen21"),
+            around=small_images("images.qwen21"),
             limits="only prompts of equal length share a forward: positions are those of the first row",
             refused={} if edited else {"image-to-image": {"prompt": "-", "strength": 0.5}, "inpaint": MASKED["masked"]},
         )
@@ -294,7 +294,7 @@ CELLS = (
             tiny=tiny,
             jobs=TEXT,
             joining=LATE,
-            around=small("sana"),
+            around=small_images("images.sana"),
             quick=tiny == "sana",
         )
         for models, pipelines, tiny in (

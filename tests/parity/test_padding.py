@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY, Room, a_job, a_spec
 from parity.cells import LONG
-from tiny import shelf
+from tiny import registry
 
 from shared.job import Task
 from worker.engine.fusion.architectures import ARCHITECTURES
@@ -21,7 +21,7 @@ PROMPTS = ("a dog", LONG, "fog", f"{LONG}, and back", "ten boats", "a cat")
 
 def on_the_shelf(tiny: str, shelf_folder: Path) -> Path:
     source = shelf_folder / tiny
-    return source if (source / "model_index.json").exists() else shelf.put(tiny, source)
+    return source if (source / "model_index.json").exists() else registry.save_tiny(tiny, source)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from harness.adapters import Bare, assert_all_as_alone, bare, eight_jobs, mixing, run_together, spec_with, wearing
 from harness.engine import DIFFUSERS_AND_NUMPY, a_job
 from parity.running import as_floats
-from tiny import lora, shelf
+from tiny import lora, registry
 
 from shared.config.models_file import Defaults, Limits
 from shared.job import Task
@@ -55,7 +55,7 @@ def test_jobs_with_different_adapters_and_none_share_one_forward(
     model: str, components: Mapping[str, str], tmp_path: Path
 ) -> None:
     """Eight jobs, three adapters in six mixtures; where there are two denoisers, each has its own."""
-    folder = shelf.put(model, tmp_path / model)
+    folder = registry.save_tiny(model, tmp_path / model)
     files = three_files(folder)
     video = model.startswith("wan")
     jobs = eight_jobs(**({"task": Task.TEXT_TO_VIDEO, "frames": FRAMES, "fps": 24} if video else {}))
@@ -73,7 +73,7 @@ def test_jobs_with_different_adapters_and_none_share_one_forward(
 @pytest.mark.parametrize("model", ["ernie-image", "z-image"])
 def test_where_rows_cannot_differ_jobs_run_apart_and_right(model: str, tmp_path: Path) -> None:
     """Their layers are given tokens of all rows at once, or tokens first: each mixture runs alone, the oldest first."""
-    folder = shelf.put(model, tmp_path / model)
+    folder = registry.save_tiny(model, tmp_path / model)
     files = three_files(folder)
     jobs = [mixing(a_job(name, adapters=wearing((name[:3], 1.0)))) for name in ("ink", "oil", "ink2", "oil2")]
     jobs.append(mixing(a_job("none")))

@@ -13,7 +13,7 @@ from diffusers.utils import convert_state_dict_to_diffusers
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
-from tiny import lora, shelf
+from tiny import lora, registry
 
 from shared.config.adapters import AdapterSpec
 from worker.engine.fusion.module_proxy import shared_methods_of
@@ -33,7 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def of(name: str) -> Path:
         folder = shelf_folder / name
-        return folder if folder.exists() else shelf.put(name, folder)
+        return folder if folder.exists() else registry.save_tiny(name, folder)
 
     return of
 

@@ -16,7 +16,7 @@ from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from harness import jobs as factory
 from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, TIMEOUT_S, Room, a_job, a_spec
 from harness.waiting import wait_until
-from tiny import shelf
+from tiny import registry
 
 from shared.config.models_file import Limits
 from shared.errors import ModelUnavailable
@@ -256,7 +256,7 @@ def test_a_model_of_videos_between_two_pictures_is_checked_with_both(tmp_path: P
     """It cannot do with less."""
     last = InputRef(id="in_2", key="k", content_type="image/png", bytes=1, width=SIDE, height=SIDE)
     limits = Limits(multiple_of=16, max_frames=9, frames_multiple=4)
-    spec = a_spec(shelf.put("wan-2.1-flf2v", tmp_path), tasks=(Task.IMAGE_TO_VIDEO,), limits=limits)
+    spec = a_spec(registry.save_tiny("wan-2.1-flf2v", tmp_path), tasks=(Task.IMAGE_TO_VIDEO,), limits=limits)
     jobs = [
         a_job(name, task=Task.IMAGE_TO_VIDEO, frames=5, fps=16, steps=2, last_image=last) for name in ("one", "two")
     ]

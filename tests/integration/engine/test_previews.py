@@ -10,7 +10,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, Room, a_job, a_spec
-from tiny import shelf
+from tiny import registry
 
 from shared.job import Job, Task
 from worker.engine.pipelines import latent_previews
@@ -59,7 +59,7 @@ def stopped(folder: Path, job: Job, step: int) -> np.ndarray:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_preview_is_what_the_pipeline_itself_would_show(family: str, tmp_path: Path) -> None:
     """Of companions too, and it changes no picture."""
-    folder = shelf.put(family, tmp_path / family)
+    folder = registry.save_tiny(family, tmp_path / family)
     jobs = [a_job("one", prompt="a dog", previews=2), a_job("two", prompt="a cat", guidance_scale=3.0)]
     heard = Room(a_spec(folder, tasks=(Task.TEXT_TO_IMAGE,))).run(*jobs)
     assert [entry for entry in heard.heard if entry[0] == "preview"] == 2 * [("preview", "one", 0)]
@@ -78,7 +78,7 @@ def test_previews_of_companions_share_a_forward_and_decoding_is_told_at_the_end(
 ) -> None:
     """Large latents are made smaller before."""
     monkeypatch.setattr(latent_previews, "LARGEST_SIDE", 4)
-    folder = shelf.put("sd", tmp_path / "sd")
+    folder = registry.save_tiny("sd", tmp_path / "sd")
     room = Room(a_spec(folder))
     decoded: list[int] = []
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from harness.engine import Recorder, Room, a_job, a_spec
 from harness.waiting import wait_until
-from tiny import shelf
+from tiny import registry
 
 from shared.config.models_file import Limits
 from shared.errors import ConfigurationError
@@ -31,7 +31,7 @@ LIMITS = StallLimits(factor=20, floor_s=60)
 def room(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
     """An engine's process with a model of pictures, one of videos, and one that is not there."""
     film = tmp_path_factory.mktemp("film")
-    shelf.put("wan-2.2-ti2v", film)
+    registry.save_tiny("wan-2.2-ti2v", film)
     videos = a_spec(film, "film", tasks=(Task.TEXT_TO_VIDEO,), limits=Limits(multiple_of=32, max_frames=17))
     missing = a_spec(film / "nowhere", "missing")
     room = Room(a_spec(tiny_models / "sd"), videos, missing, make=RemoteEngine)

@@ -15,7 +15,7 @@ import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY, a_mask_file, a_picture_file
 from harness.http_server import serving
 from PIL import Image
-from tiny import shelf
+from tiny import registry
 
 from shared.config import models_file
 from shared.queue import Queue
@@ -74,7 +74,7 @@ WAIT_S = 60
 def models_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
     for name in ("sd", "z-image", "wan-2.2-ti2v"):
-        shelf.put(name, folder / name)
+        registry.save_tiny(name, folder / name)
     file = folder / "models.toml"
     file.write_text(MODELS)
     return file

@@ -76,7 +76,7 @@ def qwen_image_2_1() -> QwenImage21Pipeline:
 
 
 @contextmanager
-def small_pictures() -> Iterator[None]:
+def small_images() -> Iterator[None]:
     """Let the pipeline, which scales every input to a megapixel, work on a 256th of that area."""
     whole = pipeline_qwenimage21.calculate_dimensions
     pipeline_qwenimage21.calculate_dimensions = lambda area, ratio: whole(area // 256, ratio)

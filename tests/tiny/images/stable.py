@@ -14,7 +14,7 @@ from diffusers import (
     StableDiffusionXLPipeline,
 )
 from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
-from tiny import parts, tokens
+from tiny import components, tokens
 from transformers import (
     CLIPConfig,
     CLIPImageProcessorPil,
@@ -36,10 +36,10 @@ def _strict_checker() -> StableDiffusionSafetyChecker:
 def stable_diffusion(channels: tuple[int, int] = (16, 32), checked: bool = False) -> StableDiffusionPipeline:
     tokenizer = tokens.clip()
     return StableDiffusionPipeline(
-        vae=parts.vae(4),
-        text_encoder=CLIPTextModel(parts.clip_config(tokenizer)),
+        vae=components.vae(4),
+        text_encoder=CLIPTextModel(components.clip_config(tokenizer)),
         tokenizer=tokenizer,
-        unet=parts.unet(channels, cross_attention_dim=tokens.WIDTH),
+        unet=components.unet(channels, cross_attention_dim=tokens.WIDTH),
         scheduler=DDIMScheduler(clip_sample=False, set_alpha_to_one=False, steps_offset=1),
         safety_checker=_strict_checker() if checked else None,
         feature_extractor=CLIPImageProcessorPil(size=30, crop_size=30) if checked else None,
@@ -50,12 +50,12 @@ def stable_diffusion(channels: tuple[int, int] = (16, 32), checked: bool = False
 def stable_diffusion_xl() -> StableDiffusionXLPipeline:
     first, second = tokens.clip(), tokens.clip()
     return StableDiffusionXLPipeline(
-        vae=parts.vae(4),
-        text_encoder=CLIPTextModel(parts.clip_config(first)),
-        text_encoder_2=CLIPTextModelWithProjection(parts.clip_config(second)),
+        vae=components.vae(4),
+        text_encoder=CLIPTextModel(components.clip_config(first)),
+        text_encoder_2=CLIPTextModelWithProjection(components.clip_config(second)),
         tokenizer=first,
         tokenizer_2=second,
-        unet=parts.xl_unet(),
+        unet=components.xl_unet(),
         scheduler=EulerDiscreteScheduler(timestep_spacing="leading", steps_offset=1),
     )
 
@@ -76,12 +76,12 @@ def stable_diffusion_3() -> StableDiffusion3Pipeline:
             out_channels=4,
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=parts.vae(4, shift_factor=0.06, scaling_factor=1.5),
-        text_encoder=CLIPTextModelWithProjection(parts.clip_config(first)),
+        vae=components.vae(4, shift_factor=0.06, scaling_factor=1.5),
+        text_encoder=CLIPTextModelWithProjection(components.clip_config(first)),
         tokenizer=first,
-        text_encoder_2=CLIPTextModelWithProjection(parts.clip_config(second)),
+        text_encoder_2=CLIPTextModelWithProjection(components.clip_config(second)),
         tokenizer_2=second,
-        text_encoder_3=parts.t5_encoder(third, 2 * tokens.WIDTH),
+        text_encoder_3=components.t5_encoder(third, 2 * tokens.WIDTH),
         tokenizer_3=third,
     )
 
@@ -102,10 +102,10 @@ def flux(heads: int = 2, layers: int = 1, guidance_embeds: bool = True) -> FluxP
             guidance_embeds=guidance_embeds,
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=parts.vae(4, shift_factor=0.06, scaling_factor=1.5),
-        text_encoder=CLIPTextModel(parts.clip_config(first)),
+        vae=components.vae(4, shift_factor=0.06, scaling_factor=1.5),
+        text_encoder=CLIPTextModel(components.clip_config(first)),
         tokenizer=first,
-        text_encoder_2=parts.t5_encoder(second),
+        text_encoder_2=components.t5_encoder(second),
         tokenizer_2=second,
     )
 

@@ -13,7 +13,7 @@ from diffusers import (
     StableDiffusionInpaintPipeline,
     StableDiffusionXLInpaintPipeline,
 )
-from tiny import parts, tokens
+from tiny import components, tokens
 from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
@@ -23,10 +23,10 @@ from transformers import (
 def stable_diffusion_inpaint() -> StableDiffusionInpaintPipeline:
     tokenizer = tokens.clip()
     return StableDiffusionInpaintPipeline(
-        vae=parts.vae(4),
-        text_encoder=CLIPTextModel(parts.clip_config(tokenizer)),
+        vae=components.vae(4),
+        text_encoder=CLIPTextModel(components.clip_config(tokenizer)),
         tokenizer=tokenizer,
-        unet=parts.unet(in_channels=9, cross_attention_dim=tokens.WIDTH),
+        unet=components.unet(in_channels=9, cross_attention_dim=tokens.WIDTH),
         scheduler=DDIMScheduler(clip_sample=False, set_alpha_to_one=False, steps_offset=1),
         safety_checker=None,
         feature_extractor=None,
@@ -37,12 +37,12 @@ def stable_diffusion_inpaint() -> StableDiffusionInpaintPipeline:
 def stable_diffusion_xl_inpaint() -> StableDiffusionXLInpaintPipeline:
     first, second = tokens.clip(), tokens.clip()
     return StableDiffusionXLInpaintPipeline(
-        vae=parts.vae(4),
-        text_encoder=CLIPTextModel(parts.clip_config(first)),
-        text_encoder_2=CLIPTextModelWithProjection(parts.clip_config(second)),
+        vae=components.vae(4),
+        text_encoder=CLIPTextModel(components.clip_config(first)),
+        text_encoder_2=CLIPTextModelWithProjection(components.clip_config(second)),
         tokenizer=first,
         tokenizer_2=second,
-        unet=parts.xl_unet(in_channels=9),
+        unet=components.xl_unet(in_channels=9),
         scheduler=EulerDiscreteScheduler(timestep_spacing="leading", steps_offset=1),
     )
 
@@ -66,12 +66,12 @@ def stable_diffusion_3(**more: Any) -> StableDiffusion3Pipeline:
             **more,
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=parts.vae(16, shift_factor=0.06, scaling_factor=1.5, use_quant_conv=False, use_post_quant_conv=False),
-        text_encoder=CLIPTextModelWithProjection(parts.clip_config(first)),
+        vae=components.vae(16, shift_factor=0.06, scaling_factor=1.5, use_quant_conv=False, use_post_quant_conv=False),
+        text_encoder=CLIPTextModelWithProjection(components.clip_config(first)),
         tokenizer=first,
-        text_encoder_2=CLIPTextModelWithProjection(parts.clip_config(second)),
+        text_encoder_2=CLIPTextModelWithProjection(components.clip_config(second)),
         tokenizer_2=second,
-        text_encoder_3=parts.t5_encoder(third, joint),
+        text_encoder_3=components.t5_encoder(third, joint),
         tokenizer_3=third,
     )
 

@@ -83,7 +83,7 @@ def sana_sprint() -> SanaSprintPipeline:
 
 
 @contextmanager
-def small_pictures() -> Iterator[None]:
+def small_images() -> Iterator[None]:
     """Let the pipelines, which work at the nearest of a list of sizes of about a megapixel, work at small ones."""
     modules = (pipeline_sana, pipeline_sana_sprint)
     whole = [module.ASPECT_RATIO_1024_BIN for module in modules]

@@ -18,7 +18,7 @@ from diffusers import (
     PixArtTransformer2DModel,
 )
 from diffusers.pipelines.pixart_alpha import pipeline_pixart_sigma
-from tiny import parts, tokens
+from tiny import components, tokens
 from transformers import Gemma2Config, Gemma2Model, UMT5Config, UMT5EncoderModel
 
 
@@ -26,8 +26,8 @@ def pixart_sigma() -> PixArtSigmaPipeline:
     tokenizer = tokens.t5(300)
     return PixArtSigmaPipeline(
         tokenizer=tokenizer,
-        text_encoder=parts.t5_encoder(tokenizer),
-        vae=parts.vae(),
+        text_encoder=components.t5_encoder(tokenizer),
+        vae=components.vae(),
         transformer=PixArtTransformer2DModel(
             sample_size=64,
             num_layers=2,
@@ -47,8 +47,8 @@ def aura_flow() -> AuraFlowPipeline:
     tokenizer = tokens.t5(256)
     return AuraFlowPipeline(
         tokenizer=tokenizer,
-        text_encoder=UMT5EncoderModel(UMT5Config(**parts.t5_sizes(len(tokenizer)))),
-        vae=parts.vae(),
+        text_encoder=UMT5EncoderModel(UMT5Config(**components.t5_sizes(len(tokenizer)))),
+        vae=components.vae(),
         transformer=AuraFlowTransformer2DModel(
             sample_size=8,
             in_channels=4,
@@ -81,7 +81,7 @@ def lumina_2() -> Lumina2Pipeline:
             cap_feat_dim=tokens.WIDTH,
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        vae=parts.vae(shift_factor=0.06, scaling_factor=0.5),
+        vae=components.vae(shift_factor=0.06, scaling_factor=0.5),
         text_encoder=Gemma2Model(
             Gemma2Config(
                 vocab_size=len(tokenizer),
@@ -101,8 +101,8 @@ def chroma() -> ChromaPipeline:
     tokenizer = tokens.t5(64)
     return ChromaPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        vae=parts.vae(shift_factor=0.06, scaling_factor=0.5),
-        text_encoder=parts.t5_encoder(tokenizer),
+        vae=components.vae(shift_factor=0.06, scaling_factor=0.5),
+        text_encoder=components.t5_encoder(tokenizer),
         tokenizer=tokenizer,
         transformer=ChromaTransformer2DModel(
             in_channels=16,
@@ -120,7 +120,7 @@ def chroma() -> ChromaPipeline:
 
 
 @contextmanager
-def small_pictures() -> Iterator[None]:
+def small_images() -> Iterator[None]:
     """Let PixArt-Sigma, which works at the nearest of a list of sizes of about half a megapixel, work at small ones."""
     whole = pipeline_pixart_sigma.ASPECT_RATIO_512_BIN
     pipeline_pixart_sigma.ASPECT_RATIO_512_BIN = {"1.0": [64.0, 64.0]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
-from tiny import parts, tokens
+from tiny import components, tokens
 from transformers import Qwen3Config, Qwen3Model
 
 
@@ -11,7 +11,7 @@ def z_image() -> ZImagePipeline:
     tokenizer = tokens.qwen()
     return ZImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=parts.flow_vae(),
+        vae=components.flow_vae(),
         text_encoder=Qwen3Model(
             Qwen3Config(
                 vocab_size=len(tokenizer),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from parity.cells import LATE, TEXT, Cell, small
+from parity.cells import LATE, TEXT, Cell, small_images
 
 INFERRED = "no rule of its own: fused by rules inferred from its calls"
 
@@ -17,7 +17,7 @@ CELLS = tuple(
         jobs=TEXT,
         joining=LATE,
         limits=INFERRED,
-        around=small("strangers") if tiny == "pixart-sigma" else nullcontext,
+        around=small_images("images.unlisted") if tiny == "pixart-sigma" else nullcontext,
         quick=tiny == "lumina-2",
     )
     for models, pipelines, tiny in (

@@ -13,7 +13,7 @@ from diffusers import (
     FluxTransformer2DModel,
 )
 from diffusers.pipelines.flux import pipeline_flux_kontext
-from tiny import parts, tokens
+from tiny import components, tokens
 from transformers import CLIPTextModel
 
 
@@ -21,10 +21,10 @@ def _parts(in_channels: int) -> dict[str, Any]:
     first, second = tokens.clip(), tokens.t5(64)
     return {
         "scheduler": FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        "vae": parts.flow_vae(),
-        "text_encoder": CLIPTextModel(parts.clip_config(first)),
+        "vae": components.flow_vae(),
+        "text_encoder": CLIPTextModel(components.clip_config(first)),
         "tokenizer": first,
-        "text_encoder_2": parts.t5_encoder(second),
+        "text_encoder_2": components.t5_encoder(second),
         "tokenizer_2": second,
         "transformer": FluxTransformer2DModel(
             patch_size=1,
@@ -52,7 +52,7 @@ def flux_fill() -> FluxFillPipeline:
 
 
 @contextmanager
-def small_pictures() -> Iterator[None]:
+def small_images() -> Iterator[None]:
     """Let Kontext work on small pictures: it scales every input to one of a list of sizes of a megapixel."""
     whole = pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS
     pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS = [(64, 64), (48, 96), (96, 48)]

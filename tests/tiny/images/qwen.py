@@ -138,7 +138,7 @@ def qwen_image_layered() -> QwenImageLayeredPipeline:
 
 
 @contextmanager
-def small_pictures() -> Iterator[None]:
+def small_images() -> Iterator[None]:
     """Let the edit pipelines, which scale every input to 1024x1024 or 640x640, work on a 256th of that area."""
     modules = (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus, pipeline_qwenimage_layered)
     whole = [module.calculate_dimensions for module in modules]

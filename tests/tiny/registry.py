@@ -1,0 +1,35 @@
+"""Every tiny pipeline by name. Only the module of the requested one is imported, as diffusers imports slowly."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from tiny.weights import save
+
+MODULES = {
+    "images.stable": ("sd", "sdxl", "sd3", "flux", "flux-schnell"),
+    "images.zimage": ("z-image",),
+    "images.qwen": ("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
+    "images.qwen21": ("qwen-image-2.1",),
+    "images.flux": ("flux-kontext", "flux-fill"),
+    "images.flux2": ("flux-2-dev", "flux-2-klein", "flux-2-klein-base"),
+    "images.sana": ("sana", "sana-1.5", "sana-sprint"),
+    "images.ernie": ("ernie-image",),
+    "images.glm": ("glm-image",),
+    "images.inpaint": ("sd-inpaint", "sdxl-inpaint", "sd3-16", "sd3.5-medium", "sd3.5-large"),
+    "images.unlisted": ("pixart-sigma", "aura-flow", "lumina-2", "chroma"),
+    "videos.wan": ("wan-2.1-t2v", "wan-2.2-t2v", "wan-2.2-ti2v", "wan-2.1-i2v", "wan-2.1-flf2v", "wan-2.2-i2v"),
+    "videos.hunyuan": ("hunyuan-video", "hunyuan-video-i2v", "hunyuan-video-1.5", "hunyuan-video-1.5-i2v"),
+    "videos.ltx2": ("ltx-2", "ltx-2.3"),
+    "videos.helios": ("helios", "helios-mid", "helios-distilled"),
+}
+NEEDS_TORCHVISION = frozenset(
+    {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
+)
+
+
+def save_tiny(name: str, folder: Path) -> Path:
+    """Save the tiny pipeline called `name` in `folder`."""
+    module = next(module for module, names in MODULES.items() if name in names)
+    return save(import_module(f"tiny.{module}").PIPELINES[name], folder)
