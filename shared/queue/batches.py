@@ -1,109 +1,122 @@
-"""Batches as the queue's Redis holds them."""
+"""State of OpenAI batches and metadata of their files in Redis; the content of files is in storage."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from shared.errors import Conflict, NotFound
 from shared.protocols.openai.batches import Batch, BatchError, BatchStatus
-from shared.protocols.openai.files import Part
+from shared.protocols.openai.files import File, Part
 from shared.queue.client import QueueComponent, translated
 from shared.runtime.clock import now_ms
 
 MAX_BATCHES = 1000
-"""Batches of one tenant that are kept at once."""
+"""Batches of one tenant, including ended ones until they expire."""
 
-_NUMBERS = {field.name for field in fields(Batch) if str(field.type).startswith("int")}
+MAX_FILES = 1000
+"""Files of one tenant."""
+
+_UPLOAD_MS = 3_600_000  # an unfinished upload is deleted after this time
+_INTEGERS = {field.name for field in fields(Batch) if str(field.type).startswith("int")}
 _FLAGS = {"has_output", "has_errors"}
+
+Row = tuple[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """What a piece of work on a batch has come to: fields to set and counters to add to, lines that became jobs, and
-    parts of the batch's files that were stored."""
+    """Result of one step: fields to set, counters to add to, accepted lines, stored parts of the batch's files."""
 
     set: Mapping[str, str | int]
     add: Mapping[str, int] | None = None
-    taken: Sequence[int] = ()
+    accepted: Sequence[int] = ()
     parts: Sequence[tuple[str, Part]] = ()
 
 
-class Batches(QueueComponent):
+class _Indexed(QueueComponent):
+    async def _page(
+        self, index: str, key: Callable[[str], str], after: str | None, limit: int, *, newest_first: bool = True
+    ) -> tuple[list[Row], bool]:
+        """Return the rows of an index after the id `after`, and whether there are more; raises `KeyError`."""
+        with translated():
+            rank = -1
+            if after is not None:
+                rank = await (self._redis.zrevrank if newest_first else self._redis.zrank)(index, after)
+                if rank is None:
+                    raise KeyError(after)
+            ids = await self._redis.zrange(index, rank + 1, rank + 1 + limit, desc=newest_first)
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for row_id in ids[:limit]:
+                    pipe.hgetall(key(row_id))
+                rows = await pipe.execute() if ids else []
+        return list(zip(ids[:limit], rows, strict=True)), len(ids) > limit
+
+
+class Batches(_Indexed):
     async def create(self, batch: Batch) -> None:
-        """Begin a batch; raises `NotFound` where its file is none, and `Conflict` at 1,000 batches of a tenant."""
-        told: list[str | int] = []
-        for name, value in _wire(batch, self._settings.retention_s * 1000).items():
-            told += [name, value]
-        answer = await self._client.run(
-            "backfill_create", batch.tenant, batch.id, batch.input_file_id, MAX_BATCHES, batch.created_at_ms, *told
+        """Store a new batch; raises `NotFound` for its input file, `Conflict` at `MAX_BATCHES`."""
+        pairs = [item for pair in _wire(batch, self._settings.retention_s * 1000).items() for item in pair]
+        result = await self._client.run(
+            "backfill_create", batch.tenant, batch.id, batch.input_file_id, MAX_BATCHES, batch.created_at_ms, *pairs
         )
-        if answer == "no_file":
-            raise NotFound(f"there is no file {batch.input_file_id[:64]} of purpose batch", param="input_file_id")
-        if answer == "full":
-            raise Conflict(f"a tenant has at most {MAX_BATCHES} batches; those that ended are forgotten after a while")
+        if result == "no_file":
+            raise NotFound(f"no such file of purpose batch: {batch.input_file_id[:64]}", param="input_file_id")
+        if result == "full":
+            raise Conflict(f"too many batches: a tenant has at most {MAX_BATCHES}; ended ones expire")
 
     async def get(self, tenant: str, batch_id: str) -> Batch:
-        """Return a batch as it stands, or raise `NotFound`."""
+        """Return a batch, or raise `NotFound`."""
         with translated():
-            found = await self._redis.hgetall(self._keys.backfill(tenant, batch_id))
-        if "status" not in found:
+            row = await self._redis.hgetall(self._keys.backfill(tenant, batch_id))
+        if "status" not in row:
             raise _no_batch(batch_id)
-        return _batch(tenant, batch_id, found)
+        return _batch(tenant, batch_id, row)
 
     async def page(self, tenant: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
-        """Return up to `limit` of a tenant's batches, newest first, and whether there are more."""
-        index = self._keys.batches(tenant)
-        with translated():
-            rank = -1 if after is None else await self._redis.zrevrank(index, after)
-            if rank is None:
-                raise _no_batch(str(after))
-            ids = await self._redis.zrange(index, rank + 1, rank + 1 + limit, desc=True)
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for one in ids[:limit]:
-                    pipe.hgetall(self._keys.backfill(tenant, one))
-                rows = await pipe.execute() if ids else []
-        found = [_batch(tenant, one, row) for one, row in zip(ids[:limit], rows, strict=True) if "status" in row]
-        return found, len(ids) > limit
+        """Return up to `limit` batches of a tenant, newest first, and whether there are more."""
+        try:
+            rows, more = await self._page(
+                self._keys.batches(tenant), lambda batch_id: self._keys.backfill(tenant, batch_id), after, limit
+            )
+        except KeyError:
+            raise _no_batch(str(after)) from None
+        return [_batch(tenant, batch_id, row) for batch_id, row in rows if "status" in row], more
 
     async def cancel(self, tenant: str, batch_id: str) -> None:
-        """Ask for a batch to be canceled; raises `NotFound`."""
+        """Request the cancellation of a batch; raises `NotFound`."""
         if not await self._client.run("backfill_cancel", tenant, batch_id):
             raise _no_batch(batch_id)
 
     async def due(self, limit: int, again_ms: int) -> list[tuple[str, str]]:
-        """Return tenant and id of the batches to look at; each is due again after `again_ms`."""
+        """Return tenant and id of the due batches; each is due again after `again_ms`."""
         rows = await self._client.run("backfill_due", limit, again_ms)
         return [(tenant, batch_id) for tenant, _, batch_id in (row.partition("|") for row in rows)]
 
     async def postpone(self, batch: Batch, again_ms: int) -> None:
-        """Look at a batch again after `again_ms`."""
+        """Make a batch due after `again_ms`."""
         with translated():
             row = f"{batch.tenant}|{batch.id}"
             await self._redis.zadd(self._keys.backfills, {row: now_ms() + again_ms}, xx=True)
 
-    async def commit(self, batch: Batch, piece: BatchUpdate, again_ms: int | None) -> bool:
-        """Write a piece of work on `batch` and look again after `again_ms`; None: it has ended.
-
-        False where another piece was written since `batch` was read: then this one counts for nothing.
-        """
-        told = {
-            "set": [str(part) for pair in piece.set.items() for part in pair],
-            "add": [str(part) for pair in (piece.add or {}).items() for part in pair],
-            "taken": list(piece.taken),
-            "parts": [[file_id, f"{part.bytes} {part.name}"] for file_id, part in piece.parts],
+    async def commit(self, batch: Batch, update: BatchUpdate, again_ms: int | None) -> bool:
+        """Commit one step, due again after `again_ms` (None: the batch has ended); False if `batch` is outdated."""
+        wire = {
+            "set": [str(item) for pair in update.set.items() for item in pair],
+            "add": [str(item) for pair in (update.add or {}).items() for item in pair],
+            "accepted": list(update.accepted),
+            "parts": [[file_id, f"{part.bytes} {part.name}"] for file_id, part in update.parts],
         }
-        again, keep_ms = "" if again_ms is None else again_ms, self._settings.file_retention_s * 1000
-        return bool(
-            await self._client.run(
-                "backfill_commit", batch.tenant, batch.id, batch.rev, again, keep_ms, json.dumps(told)
-            )
+        due_ms, keep_ms = "" if again_ms is None else again_ms, self._settings.file_retention_s * 1000
+        committed = await self._client.run(
+            "backfill_commit", batch.tenant, batch.id, batch.rev, due_ms, keep_ms, json.dumps(wire)
         )
+        return bool(committed)
 
     async def accepted_lines(self, batch: Batch, first: int, count: int) -> list[bool]:
-        """Return for lines `first` to `first + count - 1` whether each became a job."""
+        """Return for the lines `first` to `first + count - 1` whether each became a job."""
         with translated():
             async with self._redis.pipeline(transaction=False) as pipe:
                 for line in range(first, first + count):
@@ -111,37 +124,114 @@ class Batches(QueueComponent):
                 return [bool(bit) for bit in await pipe.execute()]
 
     async def known_jobs(self, job_ids: Sequence[str]) -> list[bool]:
-        """Return which of the jobs there are."""
+        """Return for each job whether it exists."""
         with translated():
             async with self._redis.pipeline(transaction=False) as pipe:
-                for one in job_ids:
-                    pipe.exists(self._keys.job(one))
-                return [bool(there) for there in await pipe.execute()]
+                for job_id in job_ids:
+                    pipe.exists(self._keys.job(job_id))
+                return [bool(exists) for exists in await pipe.execute()]
+
+
+class Files(_Indexed):
+    async def begin(self, tenant: str, file_id: str, within_ms: int | None = None) -> None:
+        """Schedule the deletion of a file's parts unless `put` follows; raises `Conflict` at `MAX_FILES`.
+
+        `within_ms`, default an hour, is set for files of the service, which `MAX_FILES` does not limit.
+        """
+        max_files, life_ms = (MAX_FILES, _UPLOAD_MS) if within_ms is None else (10**9, within_ms)
+        if await self._client.run("file_begin", tenant, file_id, max_files, life_ms) == "full":
+            raise Conflict(f"too many files: a tenant has at most {MAX_FILES}; delete some first")
+
+    async def put(self, file: File, parts: Sequence[Part] | None = None) -> None:
+        """Publish a file; `parts` is None when they were committed one by one."""
+        names = [] if parts is None else [f"{part.bytes} {part.name}" for part in parts]
+        values: list[str | int] = [file.filename, file.purpose, file.bytes, file.created_at_ms, file.expires_at_ms]
+        await self._client.run("file_put", file.tenant, file.id, *values, *names)
+
+    async def get(self, tenant: str, file_id: str) -> File:
+        """Return a file, or raise `NotFound`."""
+        with translated():
+            row = await self._redis.hgetall(self._keys.file(tenant, file_id))
+        if not row:
+            raise _no_file(file_id)
+        return _file(tenant, file_id, row)
+
+    async def parts(self, tenant: str, file_id: str) -> list[Part]:
+        """Return the parts of a file, in order."""
+        with translated():
+            rows = await self._redis.lrange(self._keys.parts(tenant, file_id), 0, -1)
+        return [Part(name, int(size)) for size, _, name in (row.partition(" ") for row in rows)]
+
+    async def page(self, tenant: str, after: str | None, limit: int, newest_first: bool) -> tuple[list[File], bool]:
+        """Return up to `limit` files of a tenant, and whether there are more."""
+        index = self._keys.files(tenant)
+        try:
+            rows, more = await self._page(
+                index, lambda file_id: self._keys.file(tenant, file_id), after, limit, newest_first=newest_first
+            )
+        except KeyError:
+            raise _no_file(str(after)) from None
+        return [_file(tenant, file_id, row) for file_id, row in rows if row], more
+
+    async def forget(self, tenant: str, file_id: str) -> None:
+        """Delete a file; the next sweep deletes its parts. Raises `NotFound`, or `Conflict` while a batch reads it."""
+        result = await self._client.run("file_forget", tenant, file_id)
+        if result == "none":
+            raise _no_file(file_id)
+        if result == "live":
+            raise Conflict(f"file is the input of a running batch: {file_id}; cancel the batch first", param="id")
 
 
 def _no_batch(batch_id: str) -> NotFound:
-    return NotFound(f"there is no batch {batch_id[:64]}, or no longer", param="id")
+    return NotFound(f"no such batch: {batch_id[:64]}", param="id")
+
+
+def _no_file(file_id: str) -> NotFound:
+    return NotFound(f"no such file: {file_id[:64]}", param="id")
 
 
 def _wire(batch: Batch, retention_ms: int) -> dict[str, str | int]:
-    """Return a new batch as a hash; `keep_until` is until when the jobs of its lines are kept at least."""
-    told: dict[str, str | int] = {
-        name: getattr(batch, name)
-        for name in ("endpoint", "input_file_id", "output_file_id", "error_file_id", "base_url")
+    """Return the hash of a new batch; its jobs are kept at least until `keep_until`."""
+    names = (
+        "endpoint",
+        "input_file_id",
+        "output_file_id",
+        "error_file_id",
+        "base_url",
+        "created_at_ms",
+        "expires_at_ms",
+    )
+    return {
+        **{name: getattr(batch, name) for name in names},
+        "rev": 0,
+        "accepted": 0,
+        "keep_until": batch.expires_at_ms + retention_ms,
+        "status": batch.status.value,
+        "metadata": json.dumps(batch.metadata),
     }
-    numbers = {"created_at_ms": batch.created_at_ms, "expires_at_ms": batch.expires_at_ms, "rev": 0, "accepted": 0}
-    keep = {"keep_until": batch.expires_at_ms + retention_ms}
-    return {**told, **numbers, **keep, "status": batch.status.value, "metadata": json.dumps(batch.metadata)}
 
 
-def _batch(tenant: str, batch_id: str, found: Mapping[str, str]) -> Batch:
-    values: dict[str, Any] = {name: found[name] for name in Batch.__dataclass_fields__ if name in found}
-    for name in values.keys() & _NUMBERS:
+def _batch(tenant: str, batch_id: str, row: Mapping[str, str]) -> Batch:
+    values: dict[str, Any] = {name: row[name] for name in Batch.__dataclass_fields__ if name in row}
+    for name in values.keys() & _INTEGERS:
         values[name] = int(values[name])
     for name in values.keys() & _FLAGS:
         values[name] = values[name] == "1"
-    values["metadata"] = json.loads(found.get("metadata", "{}"))
-    values["status"] = BatchStatus(found["status"])
-    values["final_status"] = BatchStatus(found.get("final_status", BatchStatus.COMPLETED))
-    values["errors"] = tuple(BatchError.model_validate(one) for one in json.loads(found.get("errors", "[]")))
+    values["metadata"] = json.loads(row.get("metadata", "{}"))
+    values["status"] = BatchStatus(row["status"])
+    values["final_status"] = BatchStatus(row.get("final_status", BatchStatus.COMPLETED))
+    values["errors"] = tuple(BatchError.model_validate(error) for error in json.loads(row.get("errors", "[]")))
     return Batch(**{**values, "id": batch_id, "tenant": tenant})
+
+
+def _file(tenant: str, file_id: str, row: Mapping[str, str]) -> File:
+    return File(
+        id=file_id,
+        tenant=tenant,
+        filename=row["filename"],
+        purpose="batch_output" if row["purpose"] == "batch_output" else "batch",
+        bytes=int(row["bytes"]),
+        created_at_ms=int(row["created"]),
+        expires_at_ms=int(row["expires"]),
+        live=int(row.get("live", 0)),
+    )

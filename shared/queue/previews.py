@@ -1,4 +1,4 @@
-"""Previews of running jobs, kept for a minute for whoever waits for them."""
+"""Previews of running jobs, kept for a minute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREVIEWS_KEPT_S = 60
 
 @dataclass(frozen=True)
 class Preview:
-    """Preview `number` of picture `index` of a job, both from 0; `b64` is its file, of `OutputFormat.of_previews`."""
+    """Preview `number` of image `index`, both from 0; `b64` is a file of the format `OutputFormat.of_previews`."""
 
     index: int
     number: int
@@ -27,9 +27,9 @@ class Preview:
 
 class Previews(QueueComponent):
     async def put(self, job_id: str, index: int, number: int, data: bytes) -> None:
-        """Keep a preview of a running job for `PREVIEWS_KEPT_S`; its file has at most `MAX_PREVIEW_BYTES`."""
+        """Store a preview for `PREVIEWS_KEPT_S`; raises `ValueError` above `MAX_PREVIEW_BYTES`."""
         if len(data) > MAX_PREVIEW_BYTES:
-            raise ValueError(f"a preview has {len(data)} bytes, more than {MAX_PREVIEW_BYTES}")
+            raise ValueError(f"preview too large: {len(data)} bytes; at most {MAX_PREVIEW_BYTES}")
         name = self._keys.previews(job_id)
         with translated():
             async with self._redis.pipeline(transaction=True) as pipe:
@@ -38,17 +38,17 @@ class Previews(QueueComponent):
                 await pipe.execute()
 
     async def get(self, job_id: str, known: Collection[str] = ()) -> list[Preview]:
-        """Return the job's previews but for those whose names are `known`, in the order of their numbers."""
+        """Return the job's previews except those named in `known`, ordered by number."""
         name = self._keys.previews(job_id)
         with translated():
             new = [field for field in await self._redis.hkeys(name) if field not in known]
             files = await self._redis.hmget(name, new) if new else []
-        found = [
+        previews = [
             Preview(int(field.partition("|")[0]), int(field.partition("|")[2]), file)
             for field, file in zip(new, files, strict=True)
             if file is not None
         ]
-        return sorted(found, key=lambda preview: (preview.number, preview.index))
+        return sorted(previews, key=lambda preview: (preview.number, preview.index))
 
 
 def _name(index: int, number: int) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from shared.config.settings import Settings
 from shared.queue.api_keys import ApiKeys
-from shared.queue.batches import Batches
+from shared.queue.batches import Batches, Files
 from shared.queue.claims import Claims
 from shared.queue.client import QueueClient
 from shared.queue.dead_letters import DeadLetters
-from shared.queue.files import Files
 from shared.queue.jobs import Jobs
 from shared.queue.maintenance import Maintenance
 from shared.queue.previews import Previews

@@ -1,51 +1,52 @@
-"""Requests that wait for a job, so that one which is sent again finds the job of its first try."""
+"""Synchronous calls: lets a retry find the job of its earlier attempt."""
 
 from __future__ import annotations
 
 from shared.queue.client import QueueComponent, translated
 
-MAX_TRIES = 1_000
-"""Jobs kept for one body: as many equal requests may be under way and find their own again."""
+MAX_CALLS = 1_000
+"""Jobs per request body: so many equal requests can run and be retried at once."""
 
-BEYOND_WAIT_MS = 60_000
+_MARGIN_MS = 60_000
 
 
 class SyncCalls(QueueComponent):
-    """For each tenant and body, the jobs whose answers are not delivered.
+    """Per tenant and request digest, a sorted set of the jobs whose response is not delivered.
 
-    A job's score is 1000 for each retry, and one for each request that waits: those that nobody waits for come first,
-    and a score that has not changed tells that nothing has happened.
+    Score: 1000 per retry plus 1 per waiting request. A retry joins the lowest score: the job with the fewest retries,
+    then without a waiting request, then the oldest. An unchanged score shows that no request has joined or left.
     """
 
     async def start(self, tenant: str, digest: str, job_id: str) -> None:
-        """Note that a request waits for the job that it made."""
+        """Record that a request waits for the job it has created."""
         name = self._keys.tries(tenant, digest)
         with translated():
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.zadd(name, {job_id: 1})
-                pipe.zremrangebyrank(name, MAX_TRIES, -1)
-                pipe.pexpire(name, self._kept_ms)
+                pipe.zremrangebyrank(name, MAX_CALLS, -1)
+                pipe.pexpire(name, self._keep_ms)
                 await pipe.execute()
 
     async def join(self, tenant: str, digest: str) -> str | None:
-        """Return the job that a retry goes on waiting for, of several the one it is likeliest to have made."""
-        found = await self._client.run("join_try", tenant, digest, self._kept_ms)
-        return None if found is None else str(found)
+        """Return the job for a retry to wait for."""
+        job_id = await self._client.run("join_try", tenant, digest, self._keep_ms)
+        return None if job_id is None else str(job_id)
 
     async def leave(self, tenant: str, digest: str, job_id: str) -> int | None:
-        """Note that a request waits no more, and return what `abandon_try` is to be told; None: it was delivered."""
-        score = await self._client.run("leave_try", tenant, digest, job_id)
+        """Record that a request no longer waits, and return the score for `abandon`; None: delivered."""
+        with translated():
+            score = await self._redis.zadd(self._keys.tries(tenant, digest), {job_id: -1}, xx=True, incr=True)
         return None if score is None else int(score)
 
-    async def abandon(self, tenant: str, digest: str, job_id: str, left: int) -> bool:
-        """Forget a job where nothing has happened since `leave_try` gave `left`, and nobody waits for it."""
-        return bool(await self._client.run("abandon_try", tenant, digest, job_id, left))
+    async def abandon(self, tenant: str, digest: str, job_id: str, score: int) -> bool:
+        """Remove a job without waiting requests; False if its score has changed since `leave`."""
+        return bool(await self._client.run("abandon_try", tenant, digest, job_id, score))
 
     async def delivered(self, tenant: str, digest: str, job_id: str) -> None:
-        """Forget a job whose answer has been delivered: the same request, sent again, means a new one."""
+        """Remove a job whose response was delivered: an equal request then creates a new one."""
         with translated():
             await self._redis.zrem(self._keys.tries(tenant, digest), job_id)
 
     @property
-    def _kept_ms(self) -> int:
-        return self._settings.sync_wait_s * 1000 + BEYOND_WAIT_MS
+    def _keep_ms(self) -> int:
+        return self._settings.sync_wait_s * 1000 + _MARGIN_MS

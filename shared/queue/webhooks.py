@@ -1,4 +1,4 @@
-"""Webhook endpoints, the outbox, and deliveries, as the queue's Redis holds them."""
+"""Webhook endpoints, event outbox and deliveries in Redis."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ACCOUNT = "account"
 
 
 class DeliveryAttempt(BaseModel):
-    """One try: the status of the answer, or the error where none came."""
+    """The response status of one attempt, or the error without a response."""
 
     at_ms: int
     status: int | None = None
@@ -38,7 +38,7 @@ class DeliveryAttempt(BaseModel):
 
 @dataclass(frozen=True)
 class WebhookDelivery:
-    """One event on its way to one URL. `endpoint` is `job` for a job's own webhook; `job_id` is empty for a test."""
+    """One event for one URL. `endpoint` is `job` for a job's own webhook; `job_id` is empty for a test."""
 
     id: str
     event_id: str
@@ -57,7 +57,7 @@ class WebhookDelivery:
 
 @dataclass(frozen=True)
 class DueDelivery:
-    """A delivery to be made now, and the secrets that sign it; none: its endpoint is gone or disabled."""
+    """A delivery to attempt now, and its signing secrets; empty: the endpoint was deleted or disabled."""
 
     delivery: WebhookDelivery
     secrets: tuple[SigningSecret, ...]
@@ -65,16 +65,16 @@ class DueDelivery:
 
 class Webhooks(QueueComponent):
     async def put_endpoint(self, tenant: str, endpoint: WebhookEndpoint, *, exists: bool = False) -> None:
-        """Write an endpoint; raises `Conflict` at 16 of them, and `NotFound` where it should exist and does not."""
+        """Store an endpoint; raises `Conflict` at `MAX_ENDPOINTS`, `NotFound` if `exists` and it does not."""
         wire = endpoint.model_dump_json(exclude={"id"}, exclude_none=True)
-        answer = await self._client.run("hook_endpoint", tenant, endpoint.id, wire, MAX_ENDPOINTS, int(exists))
-        if answer == "full":
-            raise Conflict(f"a tenant has at most {MAX_ENDPOINTS} webhook endpoints; delete one first")
-        if answer == "none":
+        result = await self._client.run("hook_endpoint", tenant, endpoint.id, wire, MAX_ENDPOINTS, int(exists))
+        if result == "full":
+            raise Conflict(f"too many webhook endpoints: a tenant has at most {MAX_ENDPOINTS}; delete one first")
+        if result == "none":
             raise _no_endpoint(endpoint.id)
 
     async def delete_endpoint(self, tenant: str, endpoint_id: str) -> None:
-        """Delete an endpoint; what is on its way to it is not sent any more."""
+        """Delete an endpoint and stop its deliveries."""
         if await self._client.run("hook_endpoint", tenant, endpoint_id, "", MAX_ENDPOINTS, 1) == "none":
             raise _no_endpoint(endpoint_id)
 
@@ -82,8 +82,8 @@ class Webhooks(QueueComponent):
         """Return a tenant's endpoints, oldest first."""
         with translated():
             fields = await self._redis.hgetall(self._keys.hooks(tenant))
-        found = [_endpoint(name, wire) for name, wire in fields.items() if name.startswith("we_")]
-        return sorted(found, key=lambda endpoint: (endpoint.created_at_ms, endpoint.id))
+        endpoints = [_endpoint(name, wire) for name, wire in fields.items() if name.startswith("we_")]
+        return sorted(endpoints, key=lambda endpoint: (endpoint.created_at_ms, endpoint.id))
 
     async def endpoint(self, tenant: str, endpoint_id: str) -> WebhookEndpoint:
         """Return one endpoint, or raise `NotFound`."""
@@ -94,78 +94,77 @@ class Webhooks(QueueComponent):
         return _endpoint(endpoint_id, wire)
 
     async def account_secrets(self, tenant: str, *, rotate: bool = False) -> tuple[SigningSecret, ...]:
-        """Return the secrets that sign to the URLs which a tenant's jobs name, the present one first."""
+        """Return the secrets for the webhook URLs of a tenant's jobs, the current one first."""
         name = self._keys.hooks(tenant)
         with translated():
             await self._redis.hsetnx(name, _ACCOUNT, _wire((SigningSecret(secret=new_secret()),)))
-            found = _secrets(await self._redis.hget(name, _ACCOUNT))
+            secrets = _secrets(await self._redis.hget(name, _ACCOUNT))
             if rotate:
-                found = rotate_secrets(found, now_ms())
-                await self._redis.hset(name, _ACCOUNT, _wire(found))
-        return found
+                secrets = rotate_secrets(secrets, now_ms())
+                await self._redis.hset(name, _ACCOUNT, _wire(secrets))
+        return secrets
 
     async def expand_outbox(self, limit: int = 100) -> int:
-        """Turn up to `limit` entries of the outbox into deliveries; returns how many there were."""
+        """Convert up to `limit` outbox entries into deliveries, and return their number."""
         return int(await self._client.run("hook_expand", limit))
 
     async def claim_deliveries(
-        self, limit: int, of_host: int, under_way: Mapping[str, int], again_ms: int
+        self, limit: int, per_host: int, running: Mapping[str, int], again_ms: int
     ) -> list[DueDelivery]:
-        """Take up to `limit` due deliveries, at most `of_host` of one host with those under way.
+        """Claim up to `limit` due deliveries, at most `per_host` of one host including its `running` ones.
 
-        Each is due again after `again_ms`, should nobody note how it went.
+        A delivery is due again after `again_ms` unless `record_attempt` follows.
         """
-        pairs = [part for host, count in under_way.items() for part in (host, count)]
-        rows = await self._client.run("hook_claim", limit, of_host, again_ms, *pairs, once=True)
+        pairs = [item for pair in running.items() for item in pair]
+        rows = await self._client.run("hook_claim", limit, per_host, again_ms, *pairs, once=True)
         due = []
         for delivery_id, fields, wire in rows:
             delivery = _delivery(delivery_id, paired(fields))
             if delivery.endpoint == "job":
-                due.append(
-                    DueDelivery(delivery, _secrets(wire) if wire else await self.account_secrets(delivery.tenant))
-                )
+                secrets = _secrets(wire) if wire else await self.account_secrets(delivery.tenant)
+                due.append(DueDelivery(delivery, secrets))
             else:
                 endpoint = _endpoint(delivery.endpoint, wire) if wire else None
                 due.append(DueDelivery(delivery, endpoint.secrets if endpoint is not None and endpoint.enabled else ()))
         return due
 
     async def record_attempt(self, delivery_id: str, outcome: AttemptOutcome, attempt: DeliveryAttempt) -> bool:
-        """Note how an attempt went, and disable an endpoint that is gone or failed for days."""
+        """Record an attempt; disables an endpoint that is gone or has failed for `DISABLED_AFTER_S`."""
         retry_ms = "" if outcome.retry_s is None else round(outcome.retry_s * 1000)
-        told = attempt.model_dump_json(exclude_none=True)
-        gone, patience_ms = int(outcome.gone), DISABLED_AFTER_S * 1000
-        return bool(await self._client.run("hook_note", delivery_id, outcome.state, retry_ms, told, gone, patience_ms))
+        wire = attempt.model_dump_json(exclude_none=True)
+        gone, disable_ms = int(outcome.gone), DISABLED_AFTER_S * 1000
+        return bool(await self._client.run("hook_note", delivery_id, outcome.state, retry_ms, wire, gone, disable_ms))
 
     async def deliveries(
         self, tenant: str, *, endpoint_id: str | None = None, limit: int = 50
     ) -> list[WebhookDelivery]:
-        """Return a tenant's deliveries of late, newest first; of one endpoint, among the last thousand."""
+        """Return a tenant's recent deliveries, newest first; with `endpoint_id`: those among the last 1,000."""
         with translated():
             ids = await self._redis.zrange(
                 self._keys.deliveries(tenant), 0, limit - 1 if endpoint_id is None else 999, desc=True
             )
             if endpoint_id is not None:
-                ids = [one for one in ids if one.endswith(f".{endpoint_id}")][:limit]
+                ids = [delivery_id for delivery_id in ids if delivery_id.endswith(f".{endpoint_id}")][:limit]
             async with self._redis.pipeline(transaction=False) as pipe:
-                for one in ids:
-                    pipe.hgetall(self._keys.delivery(one))
+                for delivery_id in ids:
+                    pipe.hgetall(self._keys.delivery(delivery_id))
                 rows = await pipe.execute() if ids else []
-        return [_delivery(one, fields) for one, fields in zip(ids, rows, strict=True) if fields]
+        return [_delivery(delivery_id, fields) for delivery_id, fields in zip(ids, rows, strict=True) if fields]
 
     async def redeliver(self, tenant: str, delivery_id: str) -> None:
-        """Let a delivery be made once more, with the same message id; raises `NotFound`."""
+        """Attempt a delivery again with the same message id; raises `NotFound`."""
         if not await self._client.run("hook_again", delivery_id, tenant):
-            raise NotFound(f"there is no delivery {delivery_id[:64]}, or no longer", param="id")
+            raise NotFound(f"no such delivery: {delivery_id[:64]}", param="id")
 
     async def send_test(self, tenant: str, endpoint: WebhookEndpoint, event_id: str) -> str:
-        """Send an event that says nothing; returns the delivery's id."""
+        """Send an empty test event, and return its delivery id."""
         delivery_id = f"{event_id}.{endpoint.id}"
         await self._client.run("hook_again", delivery_id, tenant, endpoint.id, endpoint.url, "webhook.test")
         return delivery_id
 
 
 def _no_endpoint(endpoint_id: str) -> NotFound:
-    return NotFound(f"there is no webhook endpoint {endpoint_id[:64]}", param="id")
+    return NotFound(f"no such webhook endpoint: {endpoint_id[:64]}", param="id")
 
 
 def _endpoint(endpoint_id: str, wire: str) -> WebhookEndpoint:
@@ -173,11 +172,11 @@ def _endpoint(endpoint_id: str, wire: str) -> WebhookEndpoint:
 
 
 def _secrets(wire: str) -> tuple[SigningSecret, ...]:
-    return tuple(SigningSecret.model_validate(one) for one in json.loads(wire))
+    return tuple(SigningSecret.model_validate(secret) for secret in json.loads(wire))
 
 
 def _wire(secrets: tuple[SigningSecret, ...]) -> str:
-    return json.dumps([one.model_dump(exclude_none=True) for one in secrets])
+    return json.dumps([secret.model_dump(exclude_none=True) for secret in secrets])
 
 
 def _delivery(delivery_id: str, fields: Mapping[str, Any]) -> WebhookDelivery:
@@ -194,5 +193,5 @@ def _delivery(delivery_id: str, fields: Mapping[str, Any]) -> WebhookDelivery:
         state=DeliveryState(fields["state"]),
         attempts=int(fields["attempts"]),
         next_at_ms=int(fields["next"]) if "next" in fields else None,
-        log=tuple(DeliveryAttempt.model_validate(one) for one in json.loads(fields.get("log", "[]"))),
+        log=tuple(DeliveryAttempt.model_validate(attempt) for attempt in json.loads(fields.get("log", "[]"))),
     )

@@ -1,7 +1,7 @@
--- Forget a job that nobody has waited for since a request left it.
+-- Remove a job from its synchronous calls unless a request has joined it.
 -- KEYS[1]  prefix
--- ARGV     tenant, digest of the body, job, its score when the request left
--- Returns  1, or 0 where somebody waits or has come and gone since
+-- ARGV     tenant, digest of the body, job, its score after the request left
+-- Returns  1, or 0 when requests wait or have joined since
 local name = key.tries(ARGV[1], ARGV[2])
 local score = tonumber(redis.call('ZSCORE', name, ARGV[3]) or '-1')
 if score ~= tonumber(ARGV[4]) or score % 1000 ~= 0 then return 0 end

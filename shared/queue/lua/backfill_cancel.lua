@@ -1,7 +1,7 @@
--- Ask for a batch to be canceled; one that is past its jobs goes on to its end.
+-- Request the cancellation of a batch; one that is finalizing is not changed.
 -- KEYS[1]  prefix
 -- ARGV     tenant, batch id
--- Returns  1, or 0 when there is no such batch
+-- Returns  1, or 0 for an unknown batch
 local name, now = key.backfill(ARGV[1], ARGV[2]), clock_ms()
 local status = redis.call('HGET', name, 'status')
 if not status then return 0 end

@@ -1,28 +1,28 @@
--- Write what a piece of work on a batch has come to, unless another piece was written since it was begun.
+-- Commit one step of a batch, unless the batch has changed since the step began.
 -- KEYS[1]  prefix
--- ARGV     tenant, batch id, revision that the piece began with, ms until the next look | '' at the batch's end,
---          ms to keep a batch that ended, then JSON: {set = {field, value, ..}, add = {field, number, ..},
---          taken = {line, ..}, parts = {{file id, '<bytes> <name>'}, ..}}
--- Returns  1, or 0 when the piece came too late
+-- ARGV     tenant, batch id, revision at the step's begin, ms until the batch is due | '' when it has ended,
+--          ms to keep an ended batch, then JSON: {set = {field, value, ..}, add = {field, number, ..},
+--          accepted = {line, ..}, parts = {{file id, '<bytes> <name>'}, ..}}
+-- Returns  1, or 0 when the batch has changed
 local tenant, id = ARGV[1], ARGV[2]
 local name, row, now = key.backfill(tenant, id), tenant .. '|' .. id, clock_ms()
 if redis.call('HGET', name, 'rev') ~= ARGV[3] then return 0 end
-local piece = cjson.decode(ARGV[6])
+local update = cjson.decode(ARGV[6])
 redis.call('HINCRBY', name, 'rev', 1)
-if #piece.set > 0 then redis.call('HSET', name, unpack(piece.set)) end
-for at = 1, #piece.add, 2 do redis.call('HINCRBY', name, piece.add[at], piece.add[at + 1]) end
-for _, line in ipairs(piece.taken) do redis.call('SETBIT', key.taken(tenant, id), line, 1) end
-for _, part in ipairs(piece.parts) do redis.call('RPUSH', key.parts(tenant, part[1]), part[2]) end
+if #update.set > 0 then redis.call('HSET', name, unpack(update.set)) end
+for at = 1, #update.add, 2 do redis.call('HINCRBY', name, update.add[at], update.add[at + 1]) end
+for _, line in ipairs(update.accepted) do redis.call('SETBIT', key.taken(tenant, id), line, 1) end
+for _, part in ipairs(update.parts) do redis.call('RPUSH', key.parts(tenant, part[1]), part[2]) end
 if ARGV[4] ~= '' then
   redis.call('ZADD', key.backfills, 'XX', whole(now + tonumber(ARGV[4])), row)
   return 1
 end
 redis.call('ZREM', key.backfills, row)
-local told = 'batch.' .. redis.call('HGET', name, 'status')
+local event = 'batch.' .. redis.call('HGET', name, 'status')
 local wanted = redis.call('HGET', key.hooks(tenant), '*')
-if wanted and string.find(wanted, '|' .. told .. '|', 1, true) then
+if wanted and string.find(wanted, '|' .. event .. '|', 1, true) then
   redis.call('XADD', key.outbox, 'MAXLEN', '~', 1000000, '*', 'event', whole(now) .. '-' .. id, 'job', id,
-    'tenant', tenant, 'state', told, 'url', '')
+    'tenant', tenant, 'state', event, 'url', '')
 end
 redis.call('PEXPIRE', name, ARGV[5])
 redis.call('PEXPIRE', key.taken(tenant, id), ARGV[5])

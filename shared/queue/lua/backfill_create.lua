@@ -1,13 +1,13 @@
--- Begin a batch.
+-- Create a batch.
 -- KEYS[1]  prefix
--- ARGV     tenant, batch id, input file id, most batches of a tenant, created ms, then fields and values of the batch
+-- ARGV     tenant, batch id, input file id, max batches of a tenant, created ms, then pairs of field and value
 -- Returns  'ok' | 'no_file' | 'full'
 local tenant, id, file = ARGV[1], ARGV[2], key.file(ARGV[1], ARGV[3])
 local known = redis.call('HMGET', file, 'purpose', 'expires')
 if known[1] ~= 'batch' or tonumber(known[2]) <= clock_ms() then return 'no_file' end
--- Rows of batches that are forgotten leave the index here.
-for _, old in ipairs(redis.call('ZRANGE', key.batches(tenant), 0, 99)) do
-  if redis.call('EXISTS', key.backfill(tenant, old)) == 0 then redis.call('ZREM', key.batches(tenant), old) end
+-- Remove expired batches from the index.
+for _, old_id in ipairs(redis.call('ZRANGE', key.batches(tenant), 0, 99)) do
+  if redis.call('EXISTS', key.backfill(tenant, old_id)) == 0 then redis.call('ZREM', key.batches(tenant), old_id) end
 end
 if redis.call('ZCARD', key.batches(tenant)) >= tonumber(ARGV[4]) then return 'full' end
 redis.call('HSET', key.backfill(tenant, id), unpack(ARGV, 6))

@@ -1,6 +1,6 @@
--- Note that parts of a file are about to be stored, so that they are removed should nothing come of it.
+-- Schedule the deletion of a file's parts before they are stored; file_put cancels it.
 -- KEYS[1]  prefix
--- ARGV     tenant, file id, most files of a tenant, ms until what is stored is removed
+-- ARGV     tenant, file id, max files of a tenant, ms until the deletion
 -- Returns  'ok' | 'full'
 local tenant, id = ARGV[1], ARGV[2]
 if redis.call('ZCARD', key.files(tenant)) >= tonumber(ARGV[3]) then return 'full' end

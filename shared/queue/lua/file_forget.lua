@@ -1,4 +1,4 @@
--- Forget a file that no batch reads any more; what storage holds of it is due for removal at once.
+-- Delete a file that no batch reads; its stored parts are due for deletion at once.
 -- KEYS[1]  prefix
 -- ARGV     tenant, file id
 -- Returns  'ok' | 'none' | 'live'

@@ -1,7 +1,7 @@
--- Make a file known whose parts are stored; the same again changes nothing.
+-- Publish a file whose parts are stored; idempotent.
 -- KEYS[1]  prefix
 -- ARGV     tenant, file id, filename, purpose, bytes, created ms, expires ms, then its parts, '<bytes> <name>' each
---          (none: they are there already)
+--          (none: already committed)
 -- Returns  1
 local tenant, id = ARGV[1], ARGV[2]
 redis.call('HSET', key.file(tenant, id), 'filename', ARGV[3], 'purpose', ARGV[4], 'bytes', ARGV[5], 'created', ARGV[6],

@@ -1,11 +1,11 @@
 -- NEEDS hooks
--- Deliver once more, or send an event that a person asked for.
+-- Attempt a delivery again, or create one for a test event.
 -- KEYS[1]  prefix
 -- ARGV     delivery id, tenant, then for a new one: endpoint, url, type
--- Returns  1, or 0 when there is no such delivery of the tenant
+-- Returns  1, or 0 for an unknown delivery
 local id, tenant, now = ARGV[1], ARGV[2], clock_ms()
 if ARGV[3] then
-  hooks.deliver({id = id, event = string.match(id, '^(.-)%.we_') or id, tenant = tenant, endpoint = ARGV[3], url = ARGV[4],
+  hooks.create({id = id, event = string.match(id, '^(.-)%.we_') or id, tenant = tenant, endpoint = ARGV[3], url = ARGV[4],
     host = hooks.host_of(ARGV[4]), job = '', type = ARGV[5], at = whole(now)}, now)
   return 1
 end

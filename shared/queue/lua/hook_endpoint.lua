@@ -1,7 +1,7 @@
 -- NEEDS hooks
--- Write or delete one endpoint of a tenant.
+-- Store or delete an endpoint of a tenant.
 -- KEYS[1]  prefix
--- ARGV     tenant, endpoint id, endpoint as JSON | '' to delete it, most endpoints, '1' if it must exist already
+-- ARGV     tenant, endpoint id, endpoint as JSON | '' to delete it, max endpoints, '1' if it must exist
 -- Returns  'ok', 'none' or 'full'
 local name, id = key.hooks(ARGV[1]), ARGV[2]
 local exists = redis.call('HEXISTS', name, id) == 1

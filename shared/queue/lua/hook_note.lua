@@ -1,9 +1,9 @@
 -- NEEDS hooks
--- Note how an attempt to deliver went, and look after its endpoint: one that fails for too long, or is gone, is disabled.
+-- Record a delivery attempt; disables an endpoint that is gone or has failed for too long.
 -- KEYS[1]  prefix
 -- ARGV     delivery id, state ('delivered' | 'pending' | 'failed'), ms until the next attempt | '', attempt as JSON,
---          '1' when the endpoint is gone for good, ms of failure after which it is disabled
--- Returns  1, or 0 when the delivery is known no longer
+--          '1' when the endpoint is gone, ms of failure after which it is disabled
+-- Returns  1, or 0 for an unknown delivery
 local id, state, now = ARGV[1], ARGV[2], clock_ms()
 local name = key.delivery(id)
 local d = redis.call('HMGET', name, 'tenant', 'endpoint', 'host', 'log')
@@ -30,11 +30,11 @@ if state == 'delivered' then
   known.failing_since = nil
 else
   known.failing_since = known.failing_since or now
-  local why = ARGV[5] == '1' and 'it answered 410 Gone'
-    or now - known.failing_since > tonumber(ARGV[6]) and 'it has failed for too long'
-  if why then
+  local reason = ARGV[5] == '1' and 'the endpoint responded with 410 Gone'
+    or now - known.failing_since > tonumber(ARGV[6]) and 'the endpoint has failed for too long'
+  if reason then
     known.enabled = false
-    known.disabled_reason = why
+    known.disabled_reason = reason
   end
 end
 redis.call('HSET', key.hooks(tenant), endpoint, cjson.encode(known))

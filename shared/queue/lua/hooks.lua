@@ -1,28 +1,28 @@
--- Part of the scripts that look after webhooks.
+-- Shared part of the webhook scripts.
 
 local hooks = {}
 local DELIVERY_MS = 7 * 86400000
 local LOG_CAP = 10000
 
--- Note which states any endpoint of a tenant that is enabled wants: ending.event asks for no more.
+-- Store the states to which a tenant's enabled endpoints subscribe; ending.event reads them.
 function hooks.refresh(tenant)
-  local name, wanted = key.hooks(tenant), {}
+  local name, subscribed = key.hooks(tenant), {}
   local fields = redis.call('HGETALL', name)
   for at = 1, #fields, 2 do
     if string.sub(fields[at], 1, 3) == 'we_' then
       local endpoint = cjson.decode(fields[at + 1])
       if endpoint.enabled then
-        for _, state in ipairs(endpoint.states) do wanted[state] = true end
+        for _, state in ipairs(endpoint.states) do subscribed[state] = true end
       end
     end
   end
   local states = ''
-  for state in pairs(wanted) do states = states .. '|' .. state end
+  for state in pairs(subscribed) do states = states .. '|' .. state end
   if states == '' then redis.call('HDEL', name, '*') else redis.call('HSET', name, '*', states .. '|') end
 end
 
--- Make a delivery that is due now; one that is known stays as it is.
-function hooks.deliver(d, now)
+-- Create a delivery that is due now, unless it exists.
+function hooks.create(d, now)
   local name = key.delivery(d.id)
   if redis.call('EXISTS', name) == 1 then return end
   redis.call('HSET', name, 'event', d.event, 'tenant', d.tenant, 'endpoint', d.endpoint, 'url', d.url, 'host', d.host,
@@ -35,7 +35,7 @@ function hooks.deliver(d, now)
   hooks.due(d.id, d.host, now)
 end
 
--- Let a delivery be due at a time, and its host with it.
+-- Make a delivery and its host due at a time.
 function hooks.due(id, host, at)
   redis.call('ZADD', key.hook_due(host), whole(at), id)
   hooks.refresh_host(host)

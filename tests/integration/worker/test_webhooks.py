@@ -288,7 +288,7 @@ async def test_an_endpoint_that_is_gone_or_fails_for_days_is_disabled(
     await ended(queue, make_submission)
     await one_pass(queue).run()
     told = (await api.get(f"/v1/webhooks/{made['id']}")).json()
-    assert (told["enabled"], told["disabled_reason"]) == (False, "it answered 410 Gone")
+    assert (told["enabled"], told["disabled_reason"]) == (False, "the endpoint responded with 410 Gone")
     await ended(queue, make_submission)
     assert await one_pass(queue).run() == 0
 
