@@ -213,7 +213,7 @@ def test_adapters_follow_their_rows_when_memory_runs_out(
     tiny_models: Path, files: Files, lone: Callable[[str], Bare], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group that is split is stacked anew, and each part wears its own."""
-    monkeypatch.setattr("worker.engine.engine.check_fusing", lambda _model, _device: None)
+    monkeypatch.setattr("worker.engine.engine.run_self_check", lambda _model, _device: None)
     real = SharedMethod.run
 
     def scarce(point: SharedMethod, *args: Any, **kwargs: Any) -> Any:

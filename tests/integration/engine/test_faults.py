@@ -39,7 +39,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 @pytest.fixture
 def before_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[Before], None]:
     """Have a function called ahead of each forward of a shared module: what it raises, the module raises."""
-    monkeypatch.setattr("worker.engine.engine.check_fusing", lambda _model, _device: None)
+    monkeypatch.setattr("worker.engine.engine.run_self_check", lambda _model, _device: None)
     real = SharedMethod.run
 
     def install(before: Before) -> None:
@@ -190,7 +190,7 @@ def test_latents_that_are_not_finite_fail_their_job_alone(
                 output[0][row, 0, 0, 0] = value
         return output
 
-    monkeypatch.setattr("worker.engine.engine.check_fusing", lambda _model, _device: None)
+    monkeypatch.setattr("worker.engine.engine.run_self_check", lambda _model, _device: None)
     monkeypatch.setattr(SharedMethod, "run", spoil)
     heard = Room(a_spec(tiny_models / "sd")).run(*jobs_with(2, a_job("bad", steps=7)))
     error = heard.ended["bad"].error

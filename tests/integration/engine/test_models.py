@@ -323,7 +323,7 @@ def test_a_pictures_own_code_is_a_sign_of_life(tiny_models: Path, monkeypatch: p
         return real(*args)
 
     monkeypatch.setattr(loading, "arguments_for", watched)
-    monkeypatch.setattr("worker.engine.engine.check_fusing", lambda *_: None)
+    monkeypatch.setattr("worker.engine.engine.run_self_check", lambda *_: None)
     room.run(a_job("one"), a_job("two"), a_job("three"))
     (one, _), (two, _), (three, forwards) = seen
     assert one < two < three
