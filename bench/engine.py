@@ -26,7 +26,7 @@ from bench import record, shapes
 from shared.config.models_file import Catalog, Limits, ModelSpec
 from shared.config.settings import Settings
 from shared.job import Job
-from worker.engine import EngineIncident, EngineRequest, ForwardDone, JobFinished, Output, Pixels
+from worker.engine import EngineEvent, EngineRequest, ForwardDone, JobFinished
 from worker.engine.engine import Engine
 
 GUIDANCE = 5.0
@@ -127,27 +127,16 @@ class Hall:
     def close(self) -> None:
         self._engine.stop(10)
 
-    def loading(self, key: str) -> None: ...
-
-    def progress(self, key: str, step: int, total: int) -> None: ...
-
-    def decoding(self, key: str) -> None: ...
-
-    def incident(self, incident: EngineIncident) -> None: ...
-
-    def preview(self, key: str, index: int, pixels: Pixels) -> None: ...
-
-    def picture(self, key: str, index: int, made: Output) -> None: ...
-
-    def finished(self, key: str, finished: JobFinished) -> None:
-        if finished.error is not None:
-            self._errors.append(finished.error.message)
-        self._left -= 1
-        if not self._left:
-            self._done.set()
-
-    def forward(self, facts: ForwardDone) -> None:
-        self.rows.append(facts.rows)
+    def on_event(self, event: EngineEvent) -> None:
+        match event:
+            case ForwardDone(rows=rows):
+                self.rows.append(rows)
+            case JobFinished(error=error):
+                if error is not None:
+                    self._errors.append(error.message)
+                self._left -= 1
+                if not self._left:
+                    self._done.set()
 
 
 def prompt(at: int) -> str:

@@ -23,7 +23,7 @@ from bench import record, shapes
 from shared.config.models_file import Catalog, Limits, ModelSpec
 from shared.config.settings import Settings
 from shared.job import Job, Priority
-from worker.engine import EngineIncident, EngineRequest, ForwardDone, JobFinished, Output, Pixels
+from worker.engine import EngineEvent, EngineRequest, ForwardDone, JobFinished, JobProgress, OutputReady, Pixels
 from worker.engine.engine import Engine
 
 PATIENCE_S = 600.0
@@ -102,32 +102,22 @@ class Lobby:
     def close(self) -> None:
         self._engine.stop(10)
 
-    def loading(self, key: str) -> None: ...
-
-    def progress(self, key: str, step: int, total: int) -> None:
-        if self._late is not None and step >= self._late[0]:
-            (_, job), self._late = self._late, None
-            self.order.append("arrival")
-            self._seat(job)
-
-    def decoding(self, key: str) -> None: ...
-
-    def incident(self, incident: EngineIncident) -> None: ...
-
-    def preview(self, key: str, index: int, pixels: Pixels) -> None: ...
-
-    def picture(self, key: str, index: int, made: Output) -> None:
-        self.pictures[key] = made.pixels
-
-    def finished(self, key: str, finished: JobFinished) -> None:
-        with self._change:
-            if finished.error is not None:
-                self._error = finished.error.message
-            self.ended_s[key] = time.perf_counter()
-            self._change.notify_all()
-
-    def forward(self, facts: ForwardDone) -> None:
-        self.order.append(facts.claim_key)
+    def on_event(self, event: EngineEvent) -> None:
+        match event:
+            case JobProgress(step=step) if self._late is not None and step >= self._late[0]:
+                (_, job), self._late = self._late, None
+                self.order.append("arrival")
+                self._seat(job)
+            case OutputReady(claim_key=key, output=output):
+                self.pictures[key] = output.pixels
+            case JobFinished(claim_key=key, error=error):
+                with self._change:
+                    if error is not None:
+                        self._error = error.message
+                    self.ended_s[key] = time.perf_counter()
+                    self._change.notify_all()
+            case ForwardDone(claim_key=key):
+                self.order.append(key)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""From the engine's thread to the event loop: every callback is handed over, none does work on the GPU thread."""
+"""Carries the engine's events to the event loop; nothing here works on the engine's thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from collections import deque
 from collections.abc import Callable
 
 from shared.job import Phase, Progress
-from worker.engine import EngineIncident, ForwardDone, JobFinished, Output, Pixels
+from worker.engine import (
+    EngineEvent,
+    ForwardDone,
+    ForwardRetried,
+    JobDecoding,
+    JobEvent,
+    JobFinished,
+    JobLoading,
+    JobProgress,
+    MemoryExhausted,
+    ModelLoaded,
+    ModelLoadFailed,
+    OutputReady,
+    PreviewReady,
+)
 from worker.job_runner import ClaimedJob
 from worker.metrics import collectors
 from worker.output.images import PreviewPublisher
@@ -15,79 +29,66 @@ from worker.output.upload import Uploader
 
 
 class EngineEventHandler:
-    """The engine's `Listener`. `runs` is read on the loop only; a callback for a run that is gone is dropped."""
+    """The engine's `EngineEvents`. Events of claims that are not in `jobs` any more are dropped."""
 
     def __init__(
         self,
-        runs: dict[str, ClaimedJob],
-        delivery: Uploader,
+        jobs: dict[str, ClaimedJob],
+        uploader: Uploader,
         previews: PreviewPublisher,
         *,
         on_change: Callable[[ClaimedJob], None],
         on_forward: Callable[[ForwardDone], None],
     ) -> None:
-        self._runs = runs
-        self._delivery = delivery
+        self._jobs = jobs  # read on the loop only
+        self._uploader = uploader
         self._previews = previews
         self._on_change = on_change
         self._on_forward = on_forward
         self._loop = asyncio.get_running_loop()
-        self._handed: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
-        self._called = False
+        self._events: deque[EngineEvent] = deque()
+        self._wake_scheduled = False
 
-    def loading(self, key: str) -> None:
-        self._hand_over(self._advance, key, Phase.LOADING, None)
+    def on_event(self, event: EngineEvent) -> None:
+        # Waking the loop is a system call, and a forward has events for each of its jobs: one call serves all of them.
+        self._events.append(event)
+        if not self._wake_scheduled and not self._loop.is_closed():  # closed: the process is ending
+            self._wake_scheduled = True
+            self._loop.call_soon_threadsafe(self._wake)
 
-    def progress(self, key: str, step: int, total: int) -> None:
-        self._hand_over(self._advance, key, Phase.DENOISING, Progress(step=step, total=total))
+    def _wake(self) -> None:
+        self._wake_scheduled = False  # before reading the events: those appended from now on schedule another call
+        while self._events:
+            self._loop.call_soon(self._handle, self._events.popleft())
 
-    def decoding(self, key: str) -> None:
-        self._hand_over(self._advance, key, Phase.DECODING, None)
+    def _handle(self, event: EngineEvent) -> None:
+        match event:
+            case ForwardDone():
+                self._on_forward(event)
+            case ModelLoaded() | ModelLoadFailed() | MemoryExhausted() | ForwardRetried():
+                collectors.model_event(event)
+            case _:
+                job = self._jobs.get(event.claim_key)
+                if job is not None:
+                    self._handle_job_event(job, event)
 
-    def preview(self, key: str, index: int, pixels: Pixels) -> None:
-        self._hand_over(self._preview, key, index, pixels)
-
-    def picture(self, key: str, index: int, made: Output) -> None:
-        self._hand_over(self._deliver, key, index, made)
-
-    def finished(self, key: str, finished: JobFinished) -> None:
-        self._hand_over(self._finish, key, finished)
-
-    def forward(self, facts: ForwardDone) -> None:
-        self._hand_over(self._on_forward, facts)
-
-    def incident(self, incident: EngineIncident) -> None:
-        self._hand_over(collectors.incident, incident)
-
-    def _hand_over(self, function: Callable[..., None], *arguments: object) -> None:
-        # Waking the loop is a system call, and all jobs of a forward have progress to tell: one wakes it for all.
-        self._handed.append((function, arguments))
-        # A closed loop means that the process is leaving: there is nobody to tell.
-        if not self._called and not self._loop.is_closed():
-            self._called = True
-            self._loop.call_soon_threadsafe(self._take)
-
-    def _take(self) -> None:
-        self._called = False  # before looking: what is handed over from now on calls again
-        while self._handed:
-            function, arguments = self._handed.popleft()
-            self._loop.call_soon(function, *arguments)
-
-    def _advance(self, key: str, phase: Phase, progress: Progress | None) -> None:
-        if run := self._runs.get(key):
-            run.advance(phase, progress)
-            self._on_change(run)
-
-    def _deliver(self, key: str, index: int, made: Output) -> None:
-        if run := self._runs.get(key):
-            run.upload(self._delivery, index, made)
-
-    def _preview(self, key: str, index: int, pixels: Pixels) -> None:
-        if run := self._runs.get(key):
-            run.publish_preview(self._previews, index, pixels)
-
-    def _finish(self, key: str, finished: JobFinished) -> None:
-        if (run := self._runs.get(key)) and not run.engine_done.done():
-            run.engine_done.set_result(finished)
-            run.advance(Phase.UPLOADING)
-            self._on_change(run)
+    def _handle_job_event(self, job: ClaimedJob, event: JobEvent) -> None:
+        match event:
+            case PreviewReady(index=index, pixels=pixels):
+                job.publish_preview(self._previews, index, pixels)
+                return
+            case OutputReady(index=index, output=output):
+                job.upload(self._uploader, index, output)
+                return
+            case JobLoading():
+                job.advance(Phase.LOADING)
+            case JobProgress(step=step, total=total):
+                job.advance(Phase.DENOISING, Progress(step=step, total=total))
+            case JobDecoding():
+                job.advance(Phase.DECODING)
+            case JobFinished():
+                if job.engine_done.done():
+                    return
+                job.engine_done.set_result(event)
+                job.advance(Phase.UPLOADING)
+        self._on_change(job)

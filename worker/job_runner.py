@@ -56,7 +56,7 @@ class JobRunner:
             timings = Timings(queue_ms=claimed.claim.queued_ms)
             return Outcome(state=State.FAILED, error=_failure(missing), timings=timings)
         if claimed.stop_reason is not None:
-            return claimed.outcome(JobFinished())
+            return claimed.outcome(JobFinished(claimed.key))
         self._engine.submit(
             EngineRequest(claimed.key, claimed.job, claimed.spec, inputs, claimed.claim.solo, claimed.queued_since_s)
         )

@@ -16,7 +16,7 @@ from harness.engine import Recorder, Room, a_job, a_spec
 from shared.config.adapters import AdapterSpec
 from shared.config.models_file import ModelSpec
 from shared.job import Adapter, Job
-from worker.engine import JobFinished
+from worker.engine import EngineEvent, JobFinished
 from worker.engine.pipelines.call_arguments import arguments_for, make_results, set_guidance
 from worker.engine.pipelines.input_images import InputImages
 
@@ -102,9 +102,9 @@ class Second(Recorder):
     first: set[str] = field(default_factory=set)
     seat: Callable[[], None] = lambda: None
 
-    def finished(self, key: str, finished: JobFinished) -> None:
-        super().finished(key, finished)
-        if self.first and self.first <= self.ended.keys():
+    def on_event(self, event: EngineEvent) -> None:
+        super().on_event(event)
+        if isinstance(event, JobFinished) and self.first and self.first <= self.ended.keys():
             self.first = set()
             self.facts.clear()
             self.seat()

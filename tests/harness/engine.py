@@ -17,7 +17,19 @@ from PIL import Image
 from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec
 from shared.config.settings import Settings
 from shared.job import InputRef, Job, Task
-from worker.engine import EngineIncident, EngineRequest, ForwardDone, InputFiles, JobFinished, Output
+from worker.engine import (
+    EngineEvent,
+    EngineRequest,
+    ForwardDone,
+    InputFiles,
+    JobDecoding,
+    JobFinished,
+    JobLoading,
+    JobProgress,
+    Output,
+    OutputReady,
+    PreviewReady,
+)
 from worker.engine.engine import Engine
 
 SIDE = 64
@@ -106,39 +118,34 @@ class Recorder:
     previews: list[np.ndarray] = field(default_factory=list)
     ended: dict[str, JobFinished] = field(default_factory=dict)
     facts: list[ForwardDone] = field(default_factory=list)
-    incidents: list[EngineIncident] = field(default_factory=list)
+    model_events: list[EngineEvent] = field(default_factory=list)
     change: threading.Condition = field(default_factory=threading.Condition)
 
-    def loading(self, key: str) -> None:
-        self.heard.append(("loading", key))
-
-    def progress(self, key: str, step: int, total: int) -> None:
-        self.heard.append(("progress", key, step, total))
-
-    def decoding(self, key: str) -> None:
-        self.heard.append(("decoding", key))
-
-    def preview(self, key: str, index: int, pixels: np.ndarray) -> None:
-        self.heard.append(("preview", key, index))
-        self.previews.append(pixels)
-
-    def picture(self, key: str, index: int, made: Output) -> None:
-        assert (key, index) not in self.pictures
-        self.heard.append(("picture", key, index, made.flagged))
-        self.pictures[key, index] = made.pixels
-        self.made[key, index] = made
-
-    def finished(self, key: str, finished: JobFinished) -> None:
-        assert key not in self.ended
-        with self.change:
-            self.ended[key] = finished
-            self.change.notify_all()
-
-    def forward(self, facts: ForwardDone) -> None:
-        self.facts.append(facts)
-
-    def incident(self, incident: EngineIncident) -> None:
-        self.incidents.append(incident)
+    def on_event(self, event: EngineEvent) -> None:
+        match event:
+            case JobLoading(key):
+                self.heard.append(("loading", key))
+            case JobProgress(key, step, total):
+                self.heard.append(("progress", key, step, total))
+            case JobDecoding(key):
+                self.heard.append(("decoding", key))
+            case PreviewReady(key, index, pixels):
+                self.heard.append(("preview", key, index))
+                self.previews.append(pixels)
+            case OutputReady(key, index, output):
+                assert (key, index) not in self.pictures
+                self.heard.append(("picture", key, index, output.flagged))
+                self.pictures[key, index] = output.pixels
+                self.made[key, index] = output
+            case JobFinished(key):
+                assert key not in self.ended
+                with self.change:
+                    self.ended[key] = event
+                    self.change.notify_all()
+            case ForwardDone():
+                self.facts.append(event)
+            case _:
+                self.model_events.append(event)
 
     @property
     def rows(self) -> list[int]:

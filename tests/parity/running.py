@@ -16,7 +16,7 @@ from harness.engine import Recorder, Room, a_job, a_spec, input_files
 from parity.cells import Cell
 
 from shared.job import Job
-from worker.engine import ForwardDone, Output
+from worker.engine import EngineEvent, ForwardDone, Output
 from worker.engine.pipelines.call_arguments import arguments_for, make_results, make_scheduler, set_guidance
 from worker.engine.pipelines.input_images import prepare_inputs
 from worker.engine.pipelines.task_pipelines import pipeline_for
@@ -43,9 +43,9 @@ class Joining(Recorder):
     seat: Callable[[], None] = lambda: None
     seated_after: int | None = field(default=None)
 
-    def forward(self, facts: ForwardDone) -> None:
-        super().forward(facts)
-        if self.seated_after is None:
+    def on_event(self, event: EngineEvent) -> None:
+        super().on_event(event)
+        if isinstance(event, ForwardDone) and self.seated_after is None:
             self.seated_after = len(self.facts)
             self.seat()
 
@@ -145,8 +145,8 @@ def _difference(made: Output, expected: Output) -> float:
     """Return the largest difference of two results, in parts of the range of their pixels and of their sound."""
     assert made.pixels.shape == expected.pixels.shape
     off = float(np.abs(made.pixels - expected.pixels).max())
-    assert (made.sound is None) == (expected.sound is None)
-    if made.sound is None or expected.sound is None:
+    assert (made.audio is None) == (expected.audio is None)
+    if made.audio is None or expected.audio is None:
         return off
-    assert made.sound.rate == expected.sound.rate
-    return max(off, float(np.abs(made.sound.samples - expected.sound.samples).max()))
+    assert made.audio.rate == expected.audio.rate
+    return max(off, float(np.abs(made.audio.samples - expected.audio.samples).max()))

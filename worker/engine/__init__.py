@@ -1,28 +1,38 @@
-"""The engine: fuses the forwards of many jobs' unmodified pipelines. Only this package knows diffusers.
+"""The engine: fuses the forwards of many jobs' unmodified pipelines. Only this package imports diffusers.
 
-What can be imported from here is what the rest of the worker exchanges with it, without torch; the engine itself is
-`engine.Engine`.
+This module exports the types of the boundary, without torch; the engine is `engine.Engine`.
 """
 
 import os
 
-# Before transformers is imported: it tells at every start which of its optional parts are missing.
+# Before transformers is imported: it prints a warning for each optional dependency that is missing.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from worker.engine.protocol import (
     Activity,
     Audio,
+    EngineEvent,
     EngineEvents,
     EngineFactory,
-    EngineIncident,
     EngineInterface,
     EngineRequest,
     EngineStatus,
     ForwardDone,
+    ForwardRetried,
     InputFiles,
+    JobDecoding,
+    JobEvent,
     JobFinished,
+    JobLoading,
+    JobProgress,
+    MemoryExhausted,
+    ModelEvent,
+    ModelLoaded,
+    ModelLoadFailed,
     Output,
+    OutputReady,
     Pixels,
+    PreviewReady,
     ThreadTime,
     allowed_rows,
 )
@@ -30,17 +40,28 @@ from worker.engine.protocol import (
 __all__ = [
     "Activity",
     "Audio",
+    "EngineEvent",
     "EngineEvents",
     "EngineFactory",
-    "EngineIncident",
     "EngineInterface",
     "EngineRequest",
     "EngineStatus",
     "ForwardDone",
+    "ForwardRetried",
     "InputFiles",
+    "JobDecoding",
+    "JobEvent",
     "JobFinished",
+    "JobLoading",
+    "JobProgress",
+    "MemoryExhausted",
+    "ModelEvent",
+    "ModelLoadFailed",
+    "ModelLoaded",
     "Output",
+    "OutputReady",
     "Pixels",
+    "PreviewReady",
     "ThreadTime",
     "allowed_rows",
 ]

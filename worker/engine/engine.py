@@ -23,7 +23,15 @@ from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.input_images import InputImages, prepare_inputs
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.model_cache import ModelCache, ModelCacheFull
-from worker.engine.protocol import Activity, EngineEvents, EngineIncident, EngineRequest, EngineStatus, ThreadTime
+from worker.engine.protocol import (
+    Activity,
+    EngineEvents,
+    EngineRequest,
+    EngineStatus,
+    ModelLoaded,
+    ModelLoadFailed,
+    ThreadTime,
+)
 from worker.engine.scheduling.batch_scheduler import BatchScheduler
 from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.thread_time import ThreadTimer
@@ -41,9 +49,9 @@ class Engine:
     is no job's fault (a lost device, a fault in the engine) ends the thread: its activity then is that of a hang.
     """
 
-    def __init__(self, catalog: Catalog, listener: EngineEvents, settings: Settings) -> None:
+    def __init__(self, catalog: Catalog, events: EngineEvents, settings: Settings) -> None:
         self._catalog = catalog
-        self._listener = listener
+        self._events = events
         self._threads = settings.torch_threads
         self.device = chosen_device(settings.device)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -54,7 +62,7 @@ class Engine:
         self._pace = ForwardTimer(self.device)
         self._workday = ThreadTimer(time.monotonic())
         patience_s = settings.aging_ms / 1000
-        self._rounds = BatchScheduler(self.device, self._models, self._pace, listener, self._forget, patience_s)
+        self._rounds = BatchScheduler(self.device, self._models, self._pace, events, self._forget, patience_s)
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare-input")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._seats: dict[str, EngineRequest] = {}  # every job between seat() and finished()
@@ -233,13 +241,13 @@ class Engine:
             self._pace.note_life()
             self._setting_up = False
             self._load_s[model] = time.monotonic() - outcome.began_s
-            self._listener.incident(EngineIncident("model_loaded", model, self._load_s[model]))
+            self._events.on_event(ModelLoaded(model, self._load_s[model]))
             self._unavailable.pop(model, None)
         elif isinstance(outcome, ModelCacheFull):
             log.info("model_not_kept", model=model, reason=outcome.message)
         else:
             self._unavailable[model] = outcome.message
-            self._listener.incident(EngineIncident("model_load_failed", model))
+            self._events.on_event(ModelLoadFailed(model))
             log.error("model_unavailable", model=model, error=outcome.message)
         self._rounds.model_arrived(model, outcome)
         with self._guard:

@@ -14,7 +14,7 @@ from shared.job import Job
 from worker.engine.device import chosen_device, watch_memory
 from worker.engine.engine import Engine
 from worker.engine.fusion.self_check import sample_files, sample_job
-from worker.engine.protocol import EngineIncident, EngineRequest, ForwardDone, JobFinished, Output, Pixels
+from worker.engine.protocol import EngineEvent, EngineRequest, ForwardDone, JobFinished
 from worker.engine.warm_up import row_counts
 
 STEPS = 8
@@ -122,24 +122,13 @@ class _Gauge:
         if self._error is not None:
             raise self._error
 
-    def loading(self, key: str) -> None: ...
-
-    def progress(self, key: str, step: int, total: int) -> None: ...
-
-    def decoding(self, key: str) -> None: ...
-
-    def incident(self, incident: EngineIncident) -> None: ...
-
-    def preview(self, key: str, index: int, pixels: Pixels) -> None: ...
-
-    def picture(self, key: str, index: int, made: Output) -> None: ...
-
-    def finished(self, key: str, finished: JobFinished) -> None:
-        self._error = self._error or finished.error
-        self._left -= 1
-        if not self._left:
-            self._ended.set()
-
-    def forward(self, facts: ForwardDone) -> None:
-        self.last = facts
-        self.seconds.setdefault(facts.rows + facts.padding, []).append(facts.seconds)
+    def on_event(self, event: EngineEvent) -> None:
+        match event:
+            case ForwardDone():
+                self.last = event
+                self.seconds.setdefault(event.rows + event.padding, []).append(event.seconds)
+            case JobFinished(error=error):
+                self._error = self._error or error
+                self._left -= 1
+                if not self._left:
+                    self._ended.set()

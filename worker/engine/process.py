@@ -1,7 +1,7 @@
 """`python -m worker.engine.process DESCRIPTOR`: an engine for the worker at the other end of that socket.
 
-The worker sends the catalog and the settings, and from then on the names of the engine's methods with their arguments.
-It hears back what a `Listener` does, and ever again how the engine stands.
+The worker sends the catalog and the settings, then the names of engine methods with their arguments. It receives the
+engine's events and, ten times a second, its status.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import structlog
 
@@ -27,156 +27,133 @@ from shared.runtime import log
 from worker.engine.channel import Channel
 from worker.engine.device import device_facts
 from worker.engine.engine import Engine
-from worker.engine.protocol import EngineIncident, EngineStatus, ForwardDone, JobFinished, Output, Pixels
+from worker.engine.protocol import EngineEvent, EngineStatus, ForwardDone, JobDecoding, OutputReady, WarmUpDone
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long one thread may keep Python from another. The engine's thread gives it up at every operation of torch, and
-would wait for up to Python's 5 ms to have it back, many times a forward."""
+"""How long a thread can hold Python's lock. The engine's thread releases it in every torch operation, and with
+Python's default of 5 ms would wait that long to get it back, many times per forward."""
 
-STANDING_S = 0.1
-MOST_AT_ONCE = 64  # callbacks in one message
+STATUS_INTERVAL_S = 0.1
+MAX_EVENTS_PER_MESSAGE = 64
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
-Told: TypeAlias = tuple[str, tuple[Any, ...]]
-"""A callback of the listener, by name, with its arguments."""
+DEFERRED = (JobDecoding, OutputReady, ForwardDone)  # another event usually follows at once
 
 
 class EventSender:
-    """The engine's `Listener`: a thread of its own sends what it hears, in order, as many at once as there are.
+    """The engine's `EngineEvents`: a thread sends the events in order, several per message.
 
-    Waking that thread takes Python from the engine's one. What is mostly followed by more at once does not: a forward
-    and a decoding by progress, a picture by its job's end. It is sent within `STANDING_S` in any case.
+    Waking that thread takes Python's lock from the engine's thread, so `DEFERRED` events do not wake it; they are sent
+    within `STATUS_INTERVAL_S`.
     """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._told: deque[Told] = deque()
-        self._due = threading.Event()
+        self._events: deque[EngineEvent | WarmUpDone] = deque()
+        self._wake = threading.Event()
         self._finishing = False
-        self._thread = threading.Thread(target=self._send, name="tell", daemon=True)
-        self._standing_at = float("-inf")
+        self._thread = threading.Thread(target=self._send, name="event-sender", daemon=True)
+        self._status_sent_at_s = float("-inf")
         self._engine: Engine | None = None
 
     def start(self, engine: Engine) -> None:
-        """Begin to send."""
         self._engine = engine
         self._thread.start()
 
     def finish(self) -> None:
-        """Send what there is, and end."""
+        """Send the remaining events and stop."""
         self._finishing = True
-        self._due.set()
+        self._wake.set()
         self._thread.join()
 
-    def loading(self, key: str) -> None:
-        self._tell("loading", key)
+    def on_event(self, event: EngineEvent) -> None:
+        self._events.append(event)
+        if not isinstance(event, DEFERRED):
+            self._wake.set()
 
-    def progress(self, key: str, step: int, total: int) -> None:
-        self._tell("progress", key, step, total)
-
-    def decoding(self, key: str) -> None:
-        self._told.append(("decoding", (key,)))
-
-    def preview(self, key: str, index: int, pixels: Pixels) -> None:
-        self._tell("preview", key, index, pixels)
-
-    def picture(self, key: str, index: int, made: Output) -> None:
-        self._told.append(("picture", (key, index, made)))
-
-    def finished(self, key: str, finished: JobFinished) -> None:
-        self._tell("finished", key, finished)
-
-    def forward(self, facts: ForwardDone) -> None:
-        self._told.append(("forward", (facts,)))
-
-    def incident(self, incident: EngineIncident) -> None:
-        self._tell("incident", incident)
-
-    def _tell(self, name: str, *arguments: Any) -> None:
-        self._told.append((name, arguments))
-        self._due.set()
-
-    def warm(self) -> None:
-        """Tell that the models have come."""
-        self._standing_at = float("-inf")  # they stand there by now
-        self._tell("warm")
+    def warm_up_done(self) -> None:
+        """Send `WarmUpDone` together with a status that lists the loaded models."""
+        self._status_sent_at_s = float("-inf")
+        self._events.append(WarmUpDone())
+        self._wake.set()
 
     def _send(self) -> None:
         try:
-            while not self._finishing or self._told:
-                self._due.wait(STANDING_S)
-                self._due.clear()
+            while not self._finishing or self._events:
+                self._wake.wait(STATUS_INTERVAL_S)
+                self._wake.clear()
                 while True:
-                    told = [self._told.popleft() for _ in range(min(MOST_AT_ONCE, len(self._told)))]
-                    self._channel.send((told, self._standing()))
-                    if not self._told:
+                    count = min(MAX_EVENTS_PER_MESSAGE, len(self._events))
+                    events = [self._events.popleft() for _ in range(count)]
+                    self._channel.send((events, self._due_status()))
+                    if not self._events:
                         break
-        except Exception as error:  # a silent engine would be worse than none; the worker may be gone
+        except Exception as error:  # exit, because an engine that sends nothing would go unnoticed
             if not isinstance(error, OSError):
-                structlog.get_logger().exception("engine_cannot_tell")
+                structlog.get_logger().exception("event_sender_failed")
             os._exit(1)
 
-    def _standing(self) -> EngineStatus | None:
+    def _due_status(self) -> EngineStatus | None:
         now = time.monotonic()
-        if self._engine is None or now - self._standing_at < STANDING_S:
+        if self._engine is None or now - self._status_sent_at_s < STATUS_INTERVAL_S:
             return None
-        self._standing_at = now
+        self._status_sent_at_s = now
         return self._engine.status()
 
 
 def main(descriptor: int) -> int:
-    """Serve until the worker says stop, or is gone."""
-    _share_the_workers_fate()
+    """Run until the worker sends `stop` or its process ends."""
+    _ignore_signals_and_exit_with_parent()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     channel = Channel(socket.socket(fileno=descriptor))
     catalog: Catalog
     settings: Settings
     catalog, settings = channel.receive()
     log.configure(settings.log_level)
-    teller = EventSender(channel)
+    sender = EventSender(channel)
     try:
         device_facts(settings.device)
-        engine = Engine(catalog, teller, settings)
+        engine = Engine(catalog, sender, settings)
     except (FusequeueError, ValueError) as error:
         channel.send(error if isinstance(error, FusequeueError) else ConfigurationError(f"FUSEQUEUE_DEVICE: {error}"))
         return 1
     engine.start()
-    teller.start(engine)
+    sender.start(engine)
     try:
-        while _obey(engine, teller, *channel.receive()):
+        while _execute(engine, sender, *channel.receive()):
             pass
     except (EOFError, OSError):
-        os._exit(1)  # nobody is there to work for, and the engine's thread may be anywhere
-    teller.finish()
+        os._exit(1)  # the worker is gone, and the engine's thread may hang
+    sender.finish()
     return 0
 
 
-def _obey(engine: Engine, teller: EventSender, name: str, *arguments: Any) -> bool:
-    """Do what the worker asks; False once that was to stop."""
-    match name:
+def _execute(engine: Engine, sender: EventSender, command: str, *arguments: Any) -> bool:
+    """Execute a command of the worker; False after `stop`."""
+    match command:
         case "warm_up":
-            threading.Thread(target=_warm_up, args=(engine, teller), name="warm-up", daemon=True).start()
+            threading.Thread(target=_warm_up, args=(engine, sender), name="warm-up", daemon=True).start()
         case "stop":
             engine.stop(*arguments)
             return False
         case "submit" | "cancel" | "release_all":
-            method: Callable[..., None] = getattr(engine, name)
+            method: Callable[..., None] = getattr(engine, command)
             method(*arguments)
         case _:
-            structlog.get_logger().error("engine_asked_for_the_unknown", name=name)
+            structlog.get_logger().error("engine_command_unknown", command=command)
     return True
 
 
-def _warm_up(engine: Engine, teller: EventSender) -> None:
+def _warm_up(engine: Engine, sender: EventSender) -> None:
     engine.warm_up()
-    # What is here now, mostly libraries and models, stays: a full collection would walk through all of it, for 0.3 s in
+    # Libraries and models stay for the life of the process: a full collection would walk through them for 0.3 s, in
     # which no forward starts.
     gc.freeze()
-    teller.warm()
+    sender.warm_up_done()
 
 
-def _share_the_workers_fate() -> None:
-    """Leave it to the worker what a signal to both means, and end when it is gone, be this process hung."""
+def _ignore_signals_and_exit_with_parent() -> None:
+    """Leave signals to the worker, and end with it even if this process hangs."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":

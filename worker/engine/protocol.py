@@ -1,10 +1,10 @@
-"""What the rest of the worker hands to the engine and hears from it; nothing here imports torch."""
+"""Types that cross the boundary between the worker and its engine; nothing here imports torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,12 @@ from shared.errors import JobError
 from shared.job import BatchingStats, Job
 from shared.signature import shape
 
-Pixels = npt.NDArray[np.uint8]  # [height, width, 3 or 4] of a picture, [frames, height, width, 3] of a video
+Pixels = npt.NDArray[np.uint8]  # [height, width, 3 or 4] of an image, [frames, height, width, 3] of a video
 
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The files of a job's input pictures."""
+    """The files of a job's input images."""
 
     images: tuple[bytes, ...] = ()
     mask: bytes | None = None
@@ -33,7 +33,7 @@ class InputFiles:
 
 @dataclass(frozen=True)
 class Audio:
-    """What goes with a video's frames: `samples` [channels, samples] of -1 to 1, `rate` of them a second."""
+    """Sound of a video: `samples` [channels, samples] of -1 to 1, `rate` in Hz."""
 
     samples: npt.NDArray[np.float32]
     rate: int
@@ -41,11 +41,11 @@ class Audio:
 
 @dataclass(frozen=True)
 class Output:
-    """A finished picture, or a video with its sound, if it has any; `flagged` by the model's safety checker."""
+    """A finished image, or a video with its audio; `flagged` by the model's safety checker."""
 
     pixels: Pixels
     flagged: bool = False
-    sound: Audio | None = None
+    audio: Audio | None = None
 
     @property
     def is_video(self) -> bool:
@@ -53,14 +53,14 @@ class Output:
 
     @property
     def nbytes(self) -> int:
-        return self.pixels.nbytes + (0 if self.sound is None else self.sound.samples.nbytes)
+        return self.pixels.nbytes + (0 if self.audio is None else self.audio.samples.nbytes)
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One job handed to the engine, under a key that no other claim of it has.
+    """One job for the engine. `claim_key` is unique to this claim of the job.
 
-    `waiting_since_s` is `time.monotonic()` of its arrival in line, None where it stood in none.
+    `solo` jobs share no forward. `queued_since_s` is a `time.monotonic()` time, None if the job was not queued.
     """
 
     claim_key: str
@@ -72,9 +72,51 @@ class EngineRequest:
 
 
 @dataclass(frozen=True)
-class JobFinished:
-    """How a job left the engine. `canceled` is also set for one that was thrown out to be given back."""
+class JobLoading:
+    """A job waits for its model or its adapters to be loaded."""
 
+    claim_key: str
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """Denoising steps done, of all steps of the job's images."""
+
+    claim_key: str
+    step: int
+    total: int
+
+
+@dataclass(frozen=True)
+class JobDecoding:
+    """The first image of a job is decoded."""
+
+    claim_key: str
+
+
+@dataclass(frozen=True)
+class PreviewReady:
+    """The next preview of image `index` of a job, smaller than the image."""
+
+    claim_key: str
+    index: int
+    pixels: Pixels
+
+
+@dataclass(frozen=True)
+class OutputReady:
+    """Output `index` of a job; the layers of one image have consecutive indexes."""
+
+    claim_key: str
+    index: int
+    output: Output
+
+
+@dataclass(frozen=True)
+class JobFinished:
+    """A job left the engine; its last event. `canceled` is also set for a job released at the end of a drain."""
+
+    claim_key: str
     error: JobError | None = None
     canceled: bool = False
     batching: BatchingStats = field(default_factory=BatchingStats)
@@ -85,9 +127,9 @@ class JobFinished:
 
 @dataclass(frozen=True)
 class ForwardDone:
-    """One denoiser forward that succeeded. `rows` counts pictures: guidance's doubling is not in it.
+    """A denoiser forward that succeeded. `rows` counts images, without the doubling of guidance.
 
-    `padding` counts the copies that filled it up beside them; `claim_key` is that of one of its jobs.
+    `padding` counts the copies that filled the forward up. `claim_key` is that of one of its jobs.
     """
 
     model: str
@@ -101,21 +143,55 @@ class ForwardDone:
 
 
 @dataclass(frozen=True)
-class EngineIncident:
-    """What operators count of a model: `amount` is the seconds of a load, the forwards that were repeated."""
-
-    kind: Literal["model_loaded", "model_load_failed", "out_of_memory", "forward_repeated"]
+class ModelLoaded:
     model: str
-    amount: float = 1
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ModelLoadFailed:
+    model: str
+
+
+@dataclass(frozen=True)
+class MemoryExhausted:
+    """A forward of the model ran out of device memory."""
+
+    model: str
+
+
+@dataclass(frozen=True)
+class ForwardRetried:
+    """A forward failed and was repeated in parts; `retries` counts the failed ones."""
+
+    model: str
+    retries: int
+
+
+JobEvent: TypeAlias = JobLoading | JobProgress | JobDecoding | PreviewReady | OutputReady | JobFinished
+ModelEvent: TypeAlias = ModelLoaded | ModelLoadFailed | MemoryExhausted | ForwardRetried
+EngineEvent: TypeAlias = JobEvent | ForwardDone | ModelEvent
+
+
+@dataclass(frozen=True)
+class WarmUpDone:
+    """Message of the engine's process, after the events of its warm-up."""
+
+
+class EngineEvents(Protocol):
+    """Receiver of the engine's events."""
+
+    def on_event(self, event: EngineEvent) -> None:
+        """Take the next event; called on the engine's thread, so it must not block."""
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What a hang detector needs. `since_s` is `time.monotonic()` of the last sign of life while `busy`: the end of
-    a forward or of a picture's own code, or the start of the work.
+    """Input of the hang detection.
 
-    `loading` says that only loading a model is under way; `expected_s` is how long the present forward took in
-    the past, None if it is the first of its kind. An engine whose thread has died is busy since minus infinity.
+    `since_s` is the time (`time.monotonic()`) of the last progress while `busy`: the end of a forward or of an image
+    task's own code, or the start of the work; minus infinity once the engine's thread has died. `loading`: a model
+    is loaded and no forward runs. `expected_s` is the usual time of the present forward, None for a new kind.
     """
 
     busy: bool
@@ -126,7 +202,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class ThreadTime:
-    """How the engine's thread has spent its time: with pictures to go on with, and without while a job waited."""
+    """Seconds that the engine's thread had image tasks to run, and that it had none while a job was queued."""
 
     busy_s: float = 0.0
     idle_while_queued_s: float = 0.0
@@ -134,12 +210,12 @@ class ThreadTime:
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """What an engine tells of itself.
+    """State of an engine.
 
-    `models_bytes` is what the models in memory take, with their adapters, of the device's `memory_bytes`.
-    `load_seconds` is how long the last load of each model took, from the weights' files to the first job it may serve;
-    `unavailable_models` why a model could not be loaded whose last load failed. `device_uuid` is a GPU's name in all of
-    its driver's books. `row_limits` is how many images memory holds together, by model and shape, where it ran out.
+    `models_bytes` is the memory of loaded models and adapters, out of the device's `memory_bytes`. `load_seconds` is
+    the time of each model's last load, from reading its files to its first job. `unavailable_models` has the reason of
+    each load that failed. `device_uuid` is the GPU's UUID in NVML. `row_limits` is how many images memory
+    holds at once, by model and shape, where it ran out.
     """
 
     device: str
@@ -154,49 +230,25 @@ class EngineStatus:
     thread_time: ThreadTime = ThreadTime()
 
 
-class EngineEvents(Protocol):
-    """Hears from the engine, on the engine's thread: it must only hand over, and never block."""
-
-    def loading(self, key: str) -> None: ...
-
-    def progress(self, key: str, step: int, total: int) -> None: ...
-
-    def decoding(self, key: str) -> None: ...
-
-    def preview(self, key: str, index: int, pixels: Pixels) -> None:
-        """Take the next preview of picture `index` of the job, smaller than the picture."""
-
-    def picture(self, key: str, index: int, made: Output) -> None:
-        """Take result `index` of the job: layers of one picture have consecutive ones."""
-
-    def finished(self, key: str, finished: JobFinished) -> None: ...
-
-    def forward(self, facts: ForwardDone) -> None: ...
-
-    def incident(self, incident: EngineIncident) -> None: ...
-
-
 class EngineInterface(Protocol):
-    """What a worker asks of its engine, on a thread of its own or in a process of its own. Nothing blocks, but
-    `warm_up` and `stop`.
-    """
+    """An engine on a thread or in a process. Only `warm_up` and `stop` block."""
 
     def start(self) -> None: ...
 
     def warm_up(self) -> None:
-        """Load the catalog's models, as far as memory goes; returns when each has come or failed."""
+        """Load the catalog's models while memory allows; returns when each has loaded or failed."""
 
     def stop(self, timeout_s: float) -> None:
-        """End after the present forward, throwing out what is unfinished; waits up to `timeout_s`."""
+        """Stop after the present forward and cancel unfinished jobs; waits up to `timeout_s`."""
 
     def submit(self, *requests: EngineRequest) -> None:
-        """Take jobs in, which begin together; the listener hears of each from now on, and at last that it finished."""
+        """Add jobs, which start together; `JobFinished` is the last event of each."""
 
     def cancel(self, claim_key: str) -> None:
-        """Let a job leave at its next step; unknown keys are ignored."""
+        """Remove a job at its next step; ignores unknown keys."""
 
     def release_all(self) -> None:
-        """Throw every unfinished job out; each finishes as canceled."""
+        """Cancel all unfinished jobs."""
 
     def status(self) -> EngineStatus: ...
 
@@ -204,11 +256,11 @@ class EngineInterface(Protocol):
 EngineFactory: TypeAlias = Callable[[Catalog, EngineEvents, Settings], EngineInterface]
 
 
-def allowed_rows(standing: EngineStatus, job: Job, most: int) -> int:
-    """Return how many pictures like those of `job`, at most `most`, memory lets run together now."""
-    return min(most, standing.row_limits.get((job.model, shape_of(job)), most))
+def allowed_rows(status: EngineStatus, job: Job, limit: int) -> int:
+    """Return how many images like those of `job`, at most `limit`, fit into memory together now."""
+    return min(limit, status.row_limits.get((job.model, shape_key(job)), limit))
 
 
-def shape_of(job: Job) -> str:
-    """Return how large a job's pictures are, as what is learned of them is filed."""
+def shape_key(job: Job) -> str:
+    """Return the size of a job's images, as the key of learned times and limits."""
     return shape(job) if job.frames == 1 else f"{shape(job)}x{job.frames}"

@@ -1,6 +1,6 @@
-"""The engine in a process of its own: Python runs one thread at a time, and the engine's is not to wait for the loop's.
+"""The engine in a process of its own, so that its thread does not share Python's lock with the worker's event loop.
 
-What reads messages or writes them are threads of this side; the engine is on the other (`worker.engine.process`).
+Two threads here read and write messages; `worker.engine.process` is the other end.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,52 +20,60 @@ import structlog
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FusequeueError
-from worker.engine import Activity, EngineEvents, EngineRequest, EngineStatus
 from worker.engine.channel import Channel
+from worker.engine.protocol import (
+    Activity,
+    EngineEvent,
+    EngineEvents,
+    EngineRequest,
+    EngineStatus,
+    JobFinished,
+    WarmUpDone,
+)
 
 log = structlog.get_logger()
 
-SILENT_S = 2.0  # many times what lies between two messages of an engine
-KILL_AFTER_S = 5.0  # beyond the time that a stop was given
+SILENT_S = 2.0  # the engine sends a status every 0.1 s
+KILL_AFTER_S = 5.0  # in addition to the timeout of `stop`
 
 
 class RemoteEngine:
-    """An engine at the other end of a socket. Its listener is called on a thread that only reads messages.
+    """An engine at the other end of a socket. `events.on_event` is called on the reading thread.
 
-    A process that ended is told like a thread that died: as busy since minus infinity.
+    A process that ended is reported as hung.
     """
 
-    def __init__(self, catalog: Catalog, listener: EngineEvents, settings: Settings) -> None:
-        self._listener = listener
-        self._standing = EngineStatus(device=settings.device or "unknown")
-        self._heard_s = time.monotonic()
-        self._in_hand: set[str] = set()  # jobs between seat() and finished()
+    def __init__(self, catalog: Catalog, events: EngineEvents, settings: Settings) -> None:
+        self._events = events
+        self._status = EngineStatus(device=settings.device or "unknown")
+        self._received_at_s = time.monotonic()
+        self._unfinished: set[str] = set()
         self._silent_since_s: float | None = None
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._outbox.put((catalog, settings))
         self._process: subprocess.Popen[bytes] | None = None
         self._warm = threading.Event()
-        self._gone = threading.Event()
+        self._ended = threading.Event()
         self._failure: FusequeueError | None = None
         self._stopping = False
 
     def start(self) -> None:
-        own, other = socket.socketpair()
-        with other:
-            command = [sys.executable, "-m", "worker.engine.process", str(other.fileno())]
-            # A group of its own: Ctrl-C in a terminal is for the worker, which ends its engine when it has drained.
-            self._process = subprocess.Popen(command, pass_fds=[other.fileno()], process_group=0)
-        channel = Channel(own)
-        for work, name in ((self._read, "hear-engine"), (self._write, "tell-engine")):
-            threading.Thread(target=work, args=(channel,), name=name, daemon=True).start()
+        local, remote = socket.socketpair()
+        with remote:
+            command = [sys.executable, "-m", "worker.engine.process", str(remote.fileno())]
+            # Its own process group: Ctrl-C in a terminal must reach only the worker, which drains first.
+            self._process = subprocess.Popen(command, pass_fds=[remote.fileno()], process_group=0)
+        channel = Channel(local)
+        for target, name in ((self._read, "engine-reader"), (self._write, "engine-writer")):
+            threading.Thread(target=target, args=(channel,), name=name, daemon=True).start()
 
     def warm_up(self) -> None:
         self._outbox.put(("warm_up",))
         while not self._warm.wait(0.1):
-            if self._gone.is_set():
+            if self._ended.is_set():
                 raise self._failure or ConfigurationError(
-                    f"the engine's process ended with status {self._status()} before its models were loaded; the lines "
-                    "above may say why, and -9 is what ends a process when memory is short"
+                    f"the engine process ended before its models were loaded: status {self._exit_status()}; see the "
+                    "log above, status -9 usually means that memory ran out"
                 )
 
     def stop(self, timeout_s: float) -> None:
@@ -75,13 +84,13 @@ class RemoteEngine:
         try:
             self._process.wait(timeout_s + KILL_AFTER_S)
         except subprocess.TimeoutExpired:
-            log.warning("engine_killed", reason=f"it did not end within {timeout_s:g} s")
+            log.warning("engine_killed", reason=f"it did not stop within {timeout_s:g} s")
             self._process.kill()
             self._process.wait()
-        self._gone.wait(KILL_AFTER_S)
+        self._ended.wait(KILL_AFTER_S)
 
     def submit(self, *requests: EngineRequest) -> None:
-        self._in_hand.update(request.claim_key for request in requests)
+        self._unfinished.update(request.claim_key for request in requests)
         self._outbox.put(("submit", *requests))
 
     def cancel(self, claim_key: str) -> None:
@@ -91,55 +100,55 @@ class RemoteEngine:
         self._outbox.put(("release_all",))
 
     def status(self) -> EngineStatus:
-        standing = self._standing
-        if self._gone.is_set():
-            return replace(standing, activity=Activity(busy=True, since_s=float("-inf")))
+        status = self._status
+        if self._ended.is_set():
+            return replace(status, activity=Activity(busy=True, since_s=float("-inf")))
         now = time.monotonic()
-        if not self._in_hand or now - self._heard_s <= SILENT_S:
+        if not self._unfinished or now - self._received_at_s <= SILENT_S:
             self._silent_since_s = None
-            return standing
-        # A process that is stopped, or has one thread that keeps Python to itself, does not tell of its activity. That
-        # counts from when it is noticed: it may be this process that was stopped.
+            return status
+        # A process that is stopped, or one of whose threads holds Python's lock, sends no status. The silence counts
+        # from its detection, because this process may be the one that was stopped.
         self._silent_since_s = self._silent_since_s or now
-        return replace(standing, activity=replace(standing.activity, busy=True, since_s=self._silent_since_s))
+        return replace(status, activity=replace(status.activity, busy=True, since_s=self._silent_since_s))
 
     def _write(self, channel: Channel) -> None:
         try:
             while (message := self._outbox.get()) is not None:
                 channel.send(message)
         except OSError:
-            pass  # who reads is told as well
+            pass  # the reading thread gets the same error and handles it
 
     def _read(self, channel: Channel) -> None:
         try:
             while True:
                 message = channel.receive()
-                self._heard_s = time.monotonic()
+                self._received_at_s = time.monotonic()
                 if isinstance(message, FusequeueError):
                     self._failure = message
                 else:
-                    self._hear(*message)
+                    self._receive(*message)
         except (EOFError, OSError):
             if not self._stopping:
-                log.error("engine_process_ended", status=self._status(), jobs=len(self._in_hand))
+                log.error("engine_process_ended", status=self._exit_status(), jobs=len(self._unfinished))
         finally:
-            self._gone.set()
+            self._ended.set()
             self._outbox.put(None)
             channel.close()
 
-    def _hear(self, told: list[tuple[str, tuple[Any, ...]]], standing: EngineStatus | None) -> None:
-        if standing is not None:
-            self._standing = standing
-        for name, arguments in told:
-            if name == "warm":
+    def _receive(self, events: Sequence[EngineEvent | WarmUpDone], status: EngineStatus | None) -> None:
+        if status is not None:
+            self._status = status
+        for event in events:
+            if isinstance(event, WarmUpDone):
                 self._warm.set()
                 continue
-            if name == "finished":
-                self._in_hand.discard(arguments[0])
-            getattr(self._listener, name)(*arguments)
+            if isinstance(event, JobFinished):
+                self._unfinished.discard(event.claim_key)
+            self._events.on_event(event)
 
-    def _status(self) -> int | None:
-        """Return the status that the process ended with, after a moment if need be."""
+    def _exit_status(self) -> int | None:
+        """Return the process's exit status, None if it has not ended within `KILL_AFTER_S`."""
         try:
             return None if self._process is None else self._process.wait(KILL_AFTER_S)
         except subprocess.TimeoutExpired:

@@ -11,7 +11,15 @@ import structlog
 from shared.job import Outcome, State
 from shared.queue import Claim
 from shared.runtime import metrics
-from worker.engine import EngineIncident, EngineStatus, ThreadTime
+from worker.engine import (
+    EngineStatus,
+    ForwardRetried,
+    MemoryExhausted,
+    ModelEvent,
+    ModelLoaded,
+    ModelLoadFailed,
+    ThreadTime,
+)
 
 log = structlog.get_logger()
 
@@ -40,17 +48,17 @@ def claim_abandoned(reason: str) -> None:
     metrics.claims_abandoned.labels(reason).inc()
 
 
-def incident(incident: EngineIncident) -> None:
-    """Count a model load, or a forward that was retried."""
-    match incident.kind:
-        case "model_loaded":
-            metrics.model_load_seconds.labels(incident.model).observe(incident.amount)
-        case "model_load_failed":
-            metrics.model_loads_failed.labels(incident.model).inc(incident.amount)
-        case "out_of_memory":
-            metrics.out_of_memory.labels(incident.model).inc(incident.amount)
-        case "forward_repeated":
-            metrics.forwards_retried.labels(incident.model).inc(incident.amount)
+def model_event(event: ModelEvent) -> None:
+    """Count a model load, a lack of memory, or forwards that were retried."""
+    match event:
+        case ModelLoaded(model, seconds):
+            metrics.model_load_seconds.labels(model).observe(seconds)
+        case ModelLoadFailed(model):
+            metrics.model_loads_failed.labels(model).inc()
+        case MemoryExhausted(model):
+            metrics.out_of_memory.labels(model).inc()
+        case ForwardRetried(model, retries):
+            metrics.forwards_retried.labels(model).inc(retries)
 
 
 class ScrapeMetrics:

@@ -69,7 +69,7 @@ def encode_video(output: Output, job: Job, index: int) -> Video:
         if job.embed_parameters:
             container.metadata["comment"] = parameters_json(job, index)
         stream = _video_stream(container, fps, (width, height), job.output_quality)
-        audio = None if output.sound is None else _Audio(container, output.sound)
+        audio = None if output.audio is None else _Audio(container, output.audio)
         for number in range(count):
             container.mux(stream.encode(_frame(frames[number, :height, :width], number)))
             if audio is not None:  # in step with the frames, so that the muxer buffers nothing
@@ -83,8 +83,8 @@ def encode_video(output: Output, job: Job, index: int) -> Video:
 
 def _index_bytes(output: Output, job: Job, index: int) -> int:
     packets = len(output.pixels)
-    if output.sound is not None:
-        seconds = output.sound.samples.shape[-1] / output.sound.rate
+    if output.audio is not None:
+        seconds = output.audio.samples.shape[-1] / output.audio.rate
         packets += round(seconds * max(_AAC_RATES)) // _AAC_FRAME + 8
     text_bytes = len(parameters_json(job, index).encode()) if job.embed_parameters else 0
     return _INDEX_HEADER_BYTES + _INDEX_BYTES_PER_PACKET * packets + text_bytes

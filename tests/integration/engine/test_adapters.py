@@ -31,6 +31,7 @@ from safetensors.torch import load_file, save_file
 from tiny import lora
 
 from shared.errors import AdapterUnavailable
+from worker.engine import EngineEvent, JobProgress
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.lora import adapter_loader as adapters_module
 
@@ -143,9 +144,9 @@ def test_adapters_load_beside_running_forwards(
 
         busy: bool = False
 
-        def progress(self, key: str, step: int, total: int) -> None:
-            super().progress(key, step, total)
-            if key == "under-way" and step == 5:
+        def on_event(self, event: EngineEvent) -> None:
+            super().on_event(event)
+            if isinstance(event, JobProgress) and (event.claim_key, event.step) == ("under-way", 5):
                 self.busy = room.engine.status().activity.busy
                 go_on.set()
                 wait_until(lambda: not room.engine._inbox.empty(), "the adapter has been read", TIMEOUT_S)

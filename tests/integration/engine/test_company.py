@@ -18,6 +18,7 @@ from harness.waiting import wait_until
 
 from shared.config.models_file import ModelSpec
 from shared.job import Job, Priority
+from worker.engine import EngineEvent, JobProgress
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.protocol import Activity
 from worker.engine.scheduling.engine_job import EngineJob
@@ -46,12 +47,13 @@ class Script(Recorder):
     def at(self, key: str, step: int, action: Callable[[], None]) -> None:
         self.actions[key] = (step, action)
 
-    def progress(self, key: str, step: int, total: int) -> None:
-        super().progress(key, step, total)
-        due, action = self.actions.get(key, (total + 1, None))
-        if step >= due and action is not None:
-            del self.actions[key]
-            action()
+    def on_event(self, event: EngineEvent) -> None:
+        super().on_event(event)
+        if isinstance(event, JobProgress):
+            due, action = self.actions.get(event.claim_key, (event.total + 1, None))
+            if event.step >= due and action is not None:
+                del self.actions[event.claim_key]
+                action()
 
 
 class Stage(Room):

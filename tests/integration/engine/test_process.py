@@ -19,7 +19,7 @@ from tiny import registry
 from shared.config.models_file import Limits
 from shared.errors import ConfigurationError
 from shared.job import Task
-from worker.engine import EngineIncident, remote
+from worker.engine import ModelLoadFailed, remote
 from worker.engine.channel import SharedArray
 from worker.engine.remote import RemoteEngine
 from worker.leases import StallLimits, stalled
@@ -53,7 +53,7 @@ def test_it_tells_how_it_stands(room: Room) -> None:
     assert "nowhere" in standing.unavailable_models["missing"]
     assert standing.memory_bytes > standing.models_bytes > 0
     assert not standing.activity.busy
-    assert EngineIncident("model_load_failed", "missing") in room.recorder.incidents
+    assert ModelLoadFailed("missing") in room.recorder.model_events
 
 
 @pytest.mark.parametrize("fields", [{"n": 2, "steps": 5, "previews": 2}, {"strength": 0.5}])

@@ -41,7 +41,9 @@ def sent(ends: tuple[Channel, Channel], *messages: Any) -> list[Any]:
 def test_messages_come_as_they_were_sent_and_in_order(ends: tuple[Channel, Channel]) -> None:
     picture = np.arange(3 * 700 * 700, dtype=np.uint8).reshape(700, 700, 3)
     error = InferenceFailed("no such picture", param="images")
-    words, made, finished = sent(ends, ("warm_up",), Output(picture, flagged=True), JobFinished(error=error, load_ms=3))
+    words, made, finished = sent(
+        ends, ("warm_up",), Output(picture, flagged=True), JobFinished("job:1", error=error, load_ms=3)
+    )
     assert words == ("warm_up",)
     assert made.flagged
     np.testing.assert_array_equal(made.pixels, picture)

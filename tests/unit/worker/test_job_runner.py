@@ -72,7 +72,7 @@ class House:
 
     async def finish(self, run: ClaimedJob, serving: asyncio.Task[None]) -> None:
         run.upload(self.delivery, 0, MADE)
-        run.engine_done.set_result(JobFinished())
+        run.engine_done.set_result(JobFinished(run.key))
         async with asyncio.timeout(10):
             await serving
 

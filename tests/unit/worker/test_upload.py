@@ -92,7 +92,7 @@ async def test_a_video_is_stored_with_its_thumbnail(delivering: Any) -> None:
     """The artifact tells what players need, and both objects lie below the job, where retention finds them."""
     shelf = Shelf(0)
     frames = np.full((9, 32, 48, 3), 90, np.uint8)
-    made = Output(frames, sound=Audio(np.zeros((2, 24000), np.float32), 24000))
+    made = Output(frames, audio=Audio(np.zeros((2, 24000), np.float32), 24000))
     clip = claim()
     job = clip.job.model_copy(
         update={"task": Task.TEXT_TO_VIDEO, "frames": 9, "fps": 8, "output_format": OutputFormat.MP4}

@@ -66,7 +66,7 @@ def test_a_player_finds_the_frames_as_they_were_made() -> None:
 def test_the_index_comes_before_the_frames(sound: Audio | None) -> None:
     """So that a browser starts to play before it has the whole file; also where a long text is in the index."""
     job = video_job(embed_parameters=True, prompt="🎬" * 5000)
-    names = list(boxes(encode_video(Output(some_frames(), sound=sound), job, 0).data))
+    names = list(boxes(encode_video(Output(some_frames(), audio=sound), job, 0).data))
     assert names.index("moov") < names.index("mdat")
 
 
@@ -77,7 +77,7 @@ def test_the_index_comes_before_the_frames(sound: Audio | None) -> None:
 )
 def test_sound_goes_with_the_frames(rate: int, channels: int, expected: tuple[int, str]) -> None:
     """An AAC track as long as the frames, in which the tone is heard."""
-    video = encode_video(Output(some_frames(), sound=tone(rate, channels)), video_job(), 0)
+    video = encode_video(Output(some_frames(), audio=tone(rate, channels)), video_job(), 0)
     assert video.has_audio
     with av.open(io.BytesIO(video.data)) as file:
         (track,) = file.streams.audio

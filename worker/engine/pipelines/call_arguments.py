@@ -127,7 +127,7 @@ def make_results(pipeline: Pipeline, arguments: dict[str, Any]) -> list[Output]:
     frames = getattr(result, "frames", None)
     if frames is not None:
         video = _only(pipeline, frames, 5)[: arguments.get("num_frames")]  # Helios returns whole chunks of 33
-        return [Output(to_frames(video), sound=_audio(pipeline, result))]
+        return [Output(to_frames(video), audio=_audio(pipeline, result))]
     images = result.images
     if isinstance(images, list) and len(images) == 1:  # layers
         return [Output(to_pixels(layer)) for layer in images[0]]

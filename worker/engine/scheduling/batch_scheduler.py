@@ -19,7 +19,17 @@ from worker.engine.pipelines.call_arguments import non_finite_error
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.model_cache import ModelCache, empty_cache
 from worker.engine.pipelines.text_cache import TextCache
-from worker.engine.protocol import EngineEvents, EngineIncident, ForwardDone
+from worker.engine.protocol import (
+    EngineEvents,
+    ForwardDone,
+    ForwardRetried,
+    JobDecoding,
+    JobLoading,
+    JobProgress,
+    MemoryExhausted,
+    OutputReady,
+    PreviewReady,
+)
 from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.memory_limits import MemoryLimits
 from worker.engine.scheduling.selection import Candidate, Chooser
@@ -38,14 +48,14 @@ class BatchScheduler:
         device: torch.device,
         models: ModelCache,
         pace: ForwardTimer,
-        listener: EngineEvents,
+        events: EngineEvents,
         left: Callable[[str], None],
         patience_s: float,
     ) -> None:
         self._device = device
         self._models = models
         self._pace = pace
-        self._listener = listener
+        self._events = events
         self._left = left
         self._jobs: dict[str, EngineJob] = {}
         self._memory = MemoryLimits()
@@ -75,7 +85,7 @@ class BatchScheduler:
             self._begin(job, model)
             return False
         if job.wait_for_load():
-            self._listener.loading(job.key)
+            self._events.on_event(JobLoading(job.key))
         return True
 
     def model_arrived(self, model: str, outcome: LoadedModel | JobError) -> None:
@@ -120,7 +130,7 @@ class BatchScheduler:
         job.awaits = None if model.adapters.use(job.adapter) else model
         if job.awaits is not None:
             if job.wait_for_load():
-                self._listener.loading(job.key)
+                self._events.on_event(JobLoading(job.key))
             self._models.adapters.request(model, job.adapter)
             return
         job.begin(model)
@@ -134,7 +144,7 @@ class BatchScheduler:
         job.throw_out()
         self._pace.settle()
         self._left(job.key)
-        self._listener.finished(job.key, job.finish(error, canceled))
+        self._events.on_event(job.finish(error, canceled))
         model = self._models.get(job.seat.spec.id)
         if model is not None and model.spec.id not in self.models_in_use():
             model.release_tensors()
@@ -193,7 +203,7 @@ class BatchScheduler:
         for other, _, at in members:
             if at.shared_method.stage is Stage.DECODE and not (at.preview or other.told_decoding):
                 other.told_decoding = True
-                self._listener.decoding(other.key)
+                self._events.on_event(JobDecoding(other.key))
 
         def measure(run: Callable[[], list[Any]], which: Sequence[int]) -> list[Any]:
             jobs = [members[at][0] for at in which]
@@ -202,7 +212,7 @@ class BatchScheduler:
             return rows
 
         def free(calls: int, fits: int) -> None:
-            self._listener.incident(EngineIncident("out_of_memory", kind[0]))
+            self._events.on_event(MemoryExhausted(kind[0]))
             log.warning("out_of_memory", model=kind[0], shape=kind[1], at=kind[2], calls=calls, tried_next=fits)
             if fixed is None:  # else every forward has the same rows, however many calls it is for
                 self._memory.ran_out(kind, calls, fits)
@@ -219,7 +229,7 @@ class BatchScheduler:
         )
         outcomes = execution.run()
         if execution.retries:
-            self._listener.incident(EngineIncident("forward_repeated", kind[0], execution.retries))
+            self._events.on_event(ForwardRetried(kind[0], execution.retries))
             log.warning("forward_repeated", model=kind[0], at=kind[2], calls=len(members), failed=execution.retries)
         return outcomes
 
@@ -233,7 +243,7 @@ class BatchScheduler:
         for job in company.values():
             job.note_forward(len(jobs), len(company), seconds)
         first = jobs[0]
-        self._listener.forward(
+        self._events.on_event(
             ForwardDone(
                 model=first.seat.spec.id,
                 rows=len(jobs),
@@ -271,7 +281,7 @@ class BatchScheduler:
         made, index = picture.result, job.pictures.index(picture)
         self._tell_progress({job.key: job})
         for part, result in enumerate(made):
-            self._listener.picture(job.key, index * len(made) + part, result)
+            self._events.on_event(OutputReady(job.key, index * len(made) + part, result))
         picture.result = None
         if job.done():
             self._end(job)
@@ -282,5 +292,5 @@ class BatchScheduler:
             if job.changed and key in self._jobs:
                 job.changed = False
                 for index, pixels in job.take_previews():
-                    self._listener.preview(key, index, pixels)
-                self._listener.progress(key, *job.progress())
+                    self._events.on_event(PreviewReady(key, index, pixels))
+                self._events.on_event(JobProgress(key, *job.progress()))

@@ -13,7 +13,7 @@ from worker.engine.lora.per_row import adapter_key
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.loading import LoadedModel
-from worker.engine.protocol import EngineRequest, JobFinished, Pixels, shape_of
+from worker.engine.protocol import EngineRequest, JobFinished, Pixels, shape_key
 from worker.engine.scheduling.selection_policy import URGENCY
 
 # Rows of a reproducible job's forwards, fewer only where the model allows fewer: few enough to be cheap for a
@@ -35,7 +35,7 @@ class EngineJob:
         self.age = age
         self.urgency = URGENCY[seat.job.priority]
         self.cohort = _cohort(seat)
-        self.shape = shape_of(seat.job)
+        self.shape = shape_key(seat.job)
         self.inputs = inputs
         self.adapter = adapter_key(seat.job.adapters)
         self.awaits: LoadedModel | None = None
@@ -161,6 +161,7 @@ class EngineJob:
         began = self._loaded_s
         load_ms = round(1000 * ((began or now) - self._arrived_s)) if self._waited_for_load else None
         return JobFinished(
+            claim_key=self.key,
             error=error,
             canceled=canceled,
             batching=self._fusing(),
