@@ -1,4 +1,4 @@
-"""`python -m worker.probe`: measure each model of the models file, show how rows pay, and let workers know."""
+"""`python -m worker.probe`: measure the batch cost curve of each model, show it, and save it for workers."""
 
 from __future__ import annotations
 
@@ -24,84 +24,85 @@ from worker.engine.model_probe import Probed, probe
 MIB = 2**20
 
 
-def table(probed: Sequence[Probed], specs: Sequence[ModelSpec]) -> Table:
-    """Return one row for each model and row count."""
-    shown = Table("model", "size", "rows", "ms a forward", "ms a picture", "of one row's", "MiB", "")
-    for one, spec in zip(probed, specs, strict=True):
-        pays = efficient_rows(one.seconds, spec.max_batch)
-        lone = one.measured[0].seconds
-        for measured in one.measured:
-            each = measured.seconds / measured.rows
-            shown.add_row(
-                one.model,
-                one.shape,
+def table(results: Sequence[Probed], specs: Sequence[ModelSpec]) -> Table:
+    """Return a table of one row per model and row count."""
+    output = Table("model", "size", "rows", "ms/forward", "ms/image", "vs. one row", "MiB", "")
+    for result, spec in zip(results, specs, strict=True):
+        efficient = efficient_rows(result.seconds, spec.max_batch)
+        solo_s = result.measured[0].seconds
+        for measured in result.measured:
+            image_s = measured.seconds / measured.rows
+            output.add_row(
+                result.model,
+                result.shape,
                 str(measured.rows),
                 f"{1000 * measured.seconds:.1f}",
-                f"{1000 * each:.1f}",
-                f"{each / lone:.0%}",
+                f"{1000 * image_s:.1f}",
+                f"{image_s / solo_s:.0%}",
                 "-" if measured.peak_bytes is None else f"{measured.peak_bytes / MIB:.0f}",
-                "" if measured.rows <= pays else "does not pay",
-                end_section=measured is one.measured[-1],
+                "" if measured.rows <= efficient else "not efficient",
+                end_section=measured is result.measured[-1],
             )
-    return shown
+    return output
 
 
-def remarks(probed: Sequence[Probed], specs: Sequence[ModelSpec]) -> list[str]:
-    """Return what the table does not say: memory per row, and where memory ended."""
-    told = []
-    for one, spec in zip(probed, specs, strict=True):
-        if one.row_bytes is not None:
-            told.append(f"{one.model}: {one.row_bytes / MIB:.0f} MiB for each row more")
-        if one.measured[-1].rows < spec.max_batch:
-            told.append(f"{one.model}: {spec.max_batch} rows do not fit into memory; lower max_batch spares the tries")
-    return told
+def memory_notes(results: Sequence[Probed], specs: Sequence[ModelSpec]) -> list[str]:
+    """Return each model's memory per row, and a warning where `max_batch` does not fit into memory."""
+    notes = []
+    for result, spec in zip(results, specs, strict=True):
+        if result.row_bytes is not None:
+            notes.append(f"{result.model}: {result.row_bytes / MIB:.0f} MiB per additional row")
+        if result.measured[-1].rows < spec.max_batch:
+            notes.append(f"{result.model}: {spec.max_batch} rows do not fit into memory; lower max_batch")
+    return notes
 
 
-async def keep(probed: Sequence[Probed], configured: Settings) -> None:
-    """Write the curves where workers find them; raises `RedisUnavailable`."""
+async def save(results: Sequence[Probed], configured: Settings) -> None:
+    """Save the cost curves in Redis; raises `RedisUnavailable`."""
     queue = Queue.connect(configured)
     try:
         await queue.check()
-        for one in probed:
-            for rows, seconds in one.seconds.items():
-                await queue.workers.learn_cost(one.device, one.model, one.shape, rows, seconds)
+        for result in results:
+            for rows, seconds in result.seconds.items():
+                await queue.workers.learn_cost(result.device, result.model, result.shape, rows, seconds)
     finally:
         await queue.close()
 
 
 def run(options: argparse.Namespace, configured: Settings, console: Console) -> int:
-    """Probe, tell, plot and keep; returns the exit status: 1 when a model could not be measured or kept."""
-    served = models_file.load(configured.models)
-    wanted = [served.get(name) for name in options.model] if options.model else list(served)
-    probed, specs, status = [], [], 0
-    for spec in wanted:
+    """Measure, print, plot and save; return 1 when a model could not be measured."""
+    catalog = models_file.load(configured.models)
+    selected = [catalog.get(name) for name in options.model] if options.model else list(catalog)
+    results, specs, status = [], [], 0
+    for spec in selected:
         try:
-            probed.append(probe(spec, configured))
+            results.append(probe(spec, configured))
             specs.append(spec)
         except FusequeueError as error:
             console.print(f"{spec.id}: {error.message}", highlight=False)
             status = 1
-    if not probed:
+    if not results:
         return status
-    console.print(table(probed, specs))
-    for line in remarks(probed, specs):
-        console.print(line, highlight=False)
+    console.print(table(results, specs))
+    for note in memory_notes(results, specs):
+        console.print(note, highlight=False)
     if options.plot is not None:
-        title = f"seconds by rows on {probed[0].device}"
-        options.plot.write_text(curves_svg(title, {f"{one.model} {one.shape}": one.seconds for one in probed}), "utf-8")
+        title = f"seconds by rows on {results[0].device}"
+        curves = {f"{result.model} {result.shape}": result.seconds for result in results}
+        options.plot.write_text(curves_svg(title, curves), "utf-8")
         console.print(f"plot: {options.plot}", highlight=False)
     if options.keep:
-        asyncio.run(keep(probed, configured))
-        console.print("kept: workers start from these seconds", highlight=False)
+        asyncio.run(save(results, configured))
+        console.print("saved: workers start from these seconds", highlight=False)
     return status
 
 
-def arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fusequeue probe", description=__doc__)
-    parser.add_argument("--model", action="append", help="measure this one alone; may be given several times")
-    parser.add_argument("--plot", type=Path, help="write the curves as an SVG picture")
-    parser.add_argument("--keep", action=argparse.BooleanOptionalAction, default=True, help="write them to Redis")
-    return parser.parse_args(line)
+    parser.add_argument("--model", action="append", help="measure only this model; repeat it for several")
+    parser.add_argument("--plot", type=Path, help="write the curves as an SVG image")
+    parser.add_argument("--keep", action=argparse.BooleanOptionalAction, default=True, help="save them in Redis")
+    return parser.parse_args(argv)
 
 
 def main() -> int:

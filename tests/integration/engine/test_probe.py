@@ -71,7 +71,7 @@ async def test_workers_start_from_what_was_kept(queue: Queue) -> None:
     """Without it a worker believes that all rows pay, until it has measured that they do not."""
     facts = ForwardDone("tiny", 1, 1, 1.0, "cpu", "64x64", "job_1:1")
     one = Probed("tiny", "cpu", "64x64", (Measured(1, 1.0, None), Measured(2, 2.0, None)))
-    await command.keep([one], queue.client.settings)
+    await command.save([one], queue.client.settings)
     curves = CostCurves()
     curves.add("s", facts)
     assert curves.rows("s", 8) == 8

@@ -1,4 +1,4 @@
-"""What a probe measures, shows and draws."""
+"""The output of a probe: table, memory notes and plot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.config.models_file import Limits, ModelSpec
 from shared.runtime.plots import curves_svg
 from worker.engine.model_probe import Measured, Probed
 from worker.engine.warm_up import row_counts
-from worker.probe import remarks, table
+from worker.probe import memory_notes, table
 
 MIB = 2**20
 SVG = "{http://www.w3.org/2000/svg}"
@@ -22,7 +22,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.mark.parametrize(
     ("most", "counts"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12])]
 )
-def test_counts_double_up_to_what_is_allowed(most: int, counts: list[int]) -> None:
+def test_row_counts_double_up_to_the_limit(most: int, counts: list[int]) -> None:
     assert row_counts(most) == counts
 
 
@@ -35,41 +35,41 @@ def probed(seconds: dict[int, float], peaks: dict[int, int] | None = None) -> Pr
     return Probed("m", "cpu", "64x64", tuple(Measured(rows, each, peaks.get(rows)) for rows, each in seconds.items()))
 
 
-def shown(one: Probed) -> str:
+def rendered(result: Probed) -> str:
     out = io.StringIO()
-    Console(width=120, file=out).print(table([one], [spec()]))
+    Console(width=120, file=out).print(table([result], [spec()]))
     return out.getvalue()
 
 
-def test_the_table_says_which_rows_do_not_pay() -> None:
-    lines = [line for line in shown(probed({1: 0.1, 2: 0.12, 4: 0.26})).splitlines() if "64x64" in line]
-    assert ["does not pay" in line for line in lines] == [False, False, True]
-    assert "65%" in lines[2]  # 65 ms a picture, of 100 alone
+def test_table_marks_inefficient_rows() -> None:
+    lines = [line for line in rendered(probed({1: 0.1, 2: 0.12, 4: 0.26})).splitlines() if "64x64" in line]
+    assert ["not efficient" in line for line in lines] == [False, False, True]
+    assert "65%" in lines[2]  # 65 ms per image, 100 ms solo
 
 
-def test_memory_of_a_row_is_what_one_more_takes() -> None:
-    one = probed({1: 0.1, 2: 0.1, 4: 0.1}, {1: 500 * MIB, 2: 600 * MIB, 4: 800 * MIB})
-    assert one.row_bytes == 100 * MIB
-    assert "m: 100 MiB for each row more" in remarks([one], [spec(4)])
+def test_memory_per_row_is_that_of_one_more_row() -> None:
+    result = probed({1: 0.1, 2: 0.1, 4: 0.1}, {1: 500 * MIB, 2: 600 * MIB, 4: 800 * MIB})
+    assert result.row_bytes == 100 * MIB
+    assert "m: 100 MiB per additional row" in memory_notes([result], [spec(4)])
 
 
-def test_where_memory_ended_is_said() -> None:
-    (said,) = remarks([probed({1: 0.1, 2: 0.1})], [spec(8)])
-    assert "8 rows do not fit" in said
+def test_rows_beyond_memory_are_reported() -> None:
+    (note,) = memory_notes([probed({1: 0.1, 2: 0.1})], [spec(8)])
+    assert "8 rows do not fit" in note
 
 
-def test_the_plot_has_a_line_for_each_model_and_lower_is_better() -> None:
+def test_plot_has_a_line_per_model_of_time_per_image() -> None:
     root = ElementTree.fromstring(curves_svg("a < b", {"x": {1: 0.1, 2: 0.1, 4: 0.1}, "y & z": {1: 0.05}}))
     lines = root.findall(f"{SVG}polyline")
     assert len(lines) == 2
     heights = [float(point.split(",")[1]) for point in lines[0].attrib["points"].split()]
-    assert heights == sorted(heights), "pictures get cheaper, and SVG counts from the top"
-    words = {text.text for text in root.findall(f"{SVG}text")}
-    assert {"a < b", "x", "y & z", "1", "2", "4"} <= words
+    assert heights == sorted(heights), "images get cheaper, and SVG counts from the top"
+    texts = {text.text for text in root.findall(f"{SVG}text")}
+    assert {"a < b", "x", "y & z", "1", "2", "4"} <= texts
 
 
 @pytest.mark.parametrize("curves", [{}, {"x": {1: 0.0}}, {"x": {1: 1e-6, 3: 2e-6}}])
-def test_the_plot_stays_within_its_frame(curves: dict[str, dict[int, float]]) -> None:
+def test_plot_stays_within_its_frame(curves: dict[str, dict[int, float]]) -> None:
     for circle in ElementTree.fromstring(curves_svg("t", curves)).findall(f"{SVG}circle"):
         assert math.isfinite(float(circle.attrib["cx"]))
         assert 0 <= float(circle.attrib["cy"]) <= 400
