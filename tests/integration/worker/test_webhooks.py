@@ -323,7 +323,7 @@ async def test_another_tenants_jobs_are_not_told(
     made = await endpoint(api, receiver)
     await ended(queue, make_submission, tenant="other")
     assert await one_pass(queue).run() == 0
-    with pytest.raises(Exception, match="no webhook endpoint"):
+    with pytest.raises(Exception, match="no such webhook endpoint"):
         await queue.webhooks.endpoint("other", made["id"])
 
 
