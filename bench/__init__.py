@@ -2,5 +2,5 @@
 
 import os
 
-# Before transformers is imported: it tells at every start which of its optional parts are missing.
+# Set before transformers is imported: it logs its missing optional dependencies at every start.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -1,4 +1,4 @@
-"""`python -m bench`: every benchmark, one after the other."""
+"""`python -m bench`: all benchmarks in turn."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Ledger:
         if run is not None:
             if run[0] != source:
                 raise LedgerError(
-                    "the folder contains another backfill: the prompts or the options changed; "
+                    "the folder holds another backfill: the prompts or the options changed; "
                     "choose another --out, or resume with the original ones"
                 )
             self.run_id = run[1]
