@@ -16,8 +16,7 @@ from shared.config.models_file import ModelSpec
 from shared.config.settings import Settings
 from shared.errors import FusequeueError
 from shared.queue import Queue
-from shared.runtime import log
-from shared.runtime.plots import curves_svg
+from shared.runtime import log, plots
 from worker.cost_curves import efficient_rows
 from worker.engine.model_probe import Probed, probe
 
@@ -71,6 +70,8 @@ async def save(results: Sequence[Probed], configured: Settings) -> None:
 
 def run(options: argparse.Namespace, configured: Settings, console: Console) -> int:
     """Measure, print, plot and save; return 1 when a model could not be measured."""
+    if options.plot is not None:
+        plots.require_matplotlib()
     catalog = models_file.load(configured.models)
     selected = [catalog.get(name) for name in options.model] if options.model else list(catalog)
     results, specs, status = [], [], 0
@@ -89,7 +90,7 @@ def run(options: argparse.Namespace, configured: Settings, console: Console) -> 
     if options.plot is not None:
         title = f"seconds by rows on {results[0].device}"
         curves = {f"{result.model} {result.shape}": result.seconds for result in results}
-        options.plot.write_text(curves_svg(title, curves), "utf-8")
+        options.plot.write_text(plots.cost_curves_svg(title, curves), "utf-8")
         console.print(f"plot: {options.plot}", highlight=False)
     if options.keep:
         asyncio.run(save(results, configured))

@@ -24,7 +24,7 @@ from cli.up.process import BoundedLog
 from fusequeue import AsyncClient
 from shared.config import models_file, settings
 from shared.errors import FusequeueError
-from shared.runtime.plots import Panel, times_svg
+from shared.runtime import plots
 
 REQUEST_TIMEOUT_S = 5.0
 
@@ -74,6 +74,8 @@ def pool(
     options = PoolOptions(bounds, poll_interval_s, data_dir.resolve(), models, (url, api_key))
     with exit_on_error():
         try:
+            if plot is not None:
+                plots.require_matplotlib()
             report = PoolReport(CommandConsole(as_json), log)
             asyncio.run(_run(options, report, environ))
             if plot is not None:
@@ -157,9 +159,9 @@ def plot_svg(rows: Sequence[Row]) -> str:
     def series(name: str) -> list[tuple[float, float]]:
         return [(row["at"] - started, row[name]) for row in rows]
 
-    jobs = Panel("images queued, jobs running", {name: series(name) for name in ("queued", "running")})
-    workers = Panel("workers", {name: series(name) for name in ("target", "ready", "busy")})
-    return times_svg("fusequeue pool", [jobs, workers])
+    jobs = plots.Panel("images queued, jobs running", {name: series(name) for name in ("queued", "running")})
+    workers = plots.Panel("workers", {name: series(name) for name in ("target", "ready", "busy")})
+    return plots.timeline_svg("fusequeue pool", [jobs, workers])
 
 
 def _rows(path: Path) -> Iterable[Row]:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import io
-import math
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
 from shared.config.models_file import Limits, ModelSpec
-from shared.runtime.plots import curves_svg
 from worker.engine.model_probe import Measured, Probed
 from worker.engine.warm_up import row_counts
 from worker.probe import memory_notes, table
 
 MIB = 2**20
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.mark.parametrize(
@@ -56,20 +52,3 @@ def test_memory_per_row_is_that_of_one_more_row() -> None:
 def test_rows_beyond_memory_are_reported() -> None:
     (note,) = memory_notes([probed({1: 0.1, 2: 0.1})], [spec(8)])
     assert "8 rows do not fit" in note
-
-
-def test_plot_has_a_line_per_model_of_time_per_image() -> None:
-    root = ElementTree.fromstring(curves_svg("a < b", {"x": {1: 0.1, 2: 0.1, 4: 0.1}, "y & z": {1: 0.05}}))
-    lines = root.findall(f"{SVG}polyline")
-    assert len(lines) == 2
-    heights = [float(point.split(",")[1]) for point in lines[0].attrib["points"].split()]
-    assert heights == sorted(heights), "images get cheaper, and SVG counts from the top"
-    texts = {text.text for text in root.findall(f"{SVG}text")}
-    assert {"a < b", "x", "y & z", "1", "2", "4"} <= texts
-
-
-@pytest.mark.parametrize("curves", [{}, {"x": {1: 0.0}}, {"x": {1: 1e-6, 3: 2e-6}}])
-def test_plot_stays_within_its_frame(curves: dict[str, dict[int, float]]) -> None:
-    for circle in ElementTree.fromstring(curves_svg("t", curves)).findall(f"{SVG}circle"):
-        assert math.isfinite(float(circle.attrib["cx"]))
-        assert 0 <= float(circle.attrib["cy"]) <= 400
