@@ -106,6 +106,6 @@ def encode_preview(pixels: Pixels, output_format: OutputFormat) -> bytes:
         for quality in _PREVIEW_QUALITIES:
             file = BytesIO()
             image.save(file, output_format.name, quality=quality)
-            if file.tell() <= MAX_PREVIEW_BYTES:
-                return file.getvalue()
+            if len(data := file.getvalue()) <= MAX_PREVIEW_BYTES:
+                return data
         image = image.resize((max(1, image.width // 2), max(1, image.height // 2)))

@@ -1,4 +1,4 @@
-"""The GPU as NVML tells of it, and machines that have none."""
+"""GPU metrics from NVML, also on machines without it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ import structlog
 from worker.metrics.collectors import NvmlGpu
 
 
-def test_a_machine_without_nvml_tells_nothing_and_goes_on() -> None:
-    """A worker on a CPU, or in a container without the driver's library, is scraped all the same."""
+def test_machine_without_nvml_has_no_gpu_metrics() -> None:
+    """A worker on a CPU, or in a container without the driver's library, can still be scraped."""
     with structlog.testing.capture_logs() as logs:
-        card = NvmlGpu.find("00000000-0000-0000-0000-000000000000")
-    assert card is None, "no GPU has this name"
+        gpu = NvmlGpu.find("00000000-0000-0000-0000-000000000000")
+    assert gpu is None, "no GPU has this name"
     assert {line["event"] for line in logs} & {"nvml_unavailable", "nvml_missing", "nvml_gpu_not_found"}
 
 
 @pytest.mark.gpu
-def test_the_gpu_tells_its_memory() -> None:
-    """By the name that torch knows it by."""
+def test_gpu_reports_its_memory() -> None:
+    """It is found by the UUID that torch reports."""
     import torch
 
     from worker.engine.device import uuid_of
 
     uuid = uuid_of(torch.device("cuda"))
     assert uuid is not None
-    card = NvmlGpu.find(uuid)
-    assert card is not None
-    facts = card.read()
-    assert facts is not None
-    used, total, share = facts
-    assert 0 < used < total
-    assert share is None or 0 <= share <= 1
+    gpu = NvmlGpu.find(uuid)
+    assert gpu is not None
+    usage = gpu.read()
+    assert usage is not None
+    assert 0 < usage.used_bytes < usage.total_bytes
+    assert usage.utilisation is None or 0 <= usage.utilisation <= 1

@@ -1,4 +1,4 @@
-"""What a worker learns from its forwards."""
+"""Batch cost curves: how many rows are efficient, and what is measured, saved and forgotten."""
 
 from __future__ import annotations
 
@@ -16,129 +16,129 @@ QWEN_1024 = {1: 1.0, 2: 2 / 1.02, 4: 4 / 1.02}
 @pytest.mark.parametrize(
     ("curve", "cap", "rows", "why"),
     [
-        ({}, 8, 8, "nothing measured: the operator's cap is all that is known"),
+        ({}, 8, 8, "nothing measured: only the cap is known"),
         ({1: 1.0}, 8, 2, "one row measured: try two"),
-        ({1: 1.0, 2: 1.1}, 8, 4, "two rows paid: try four"),
+        ({1: 1.0, 2: 1.1}, 8, 4, "two rows are efficient: try four"),
         (QWEN_512, 8, 8, "the published 512 curve gains up to eight rows"),
-        (QWEN_512, 4, 4, "the cap wins over a curve that still gains"),
-        ({4: 22.3, 8: 41.9}, 8, 8, "a row costs 12% less: small pictures on a CPU"),
-        ({4: 22.3, 8: 44.0}, 8, 4, "a row costs 3% less: not worth it either"),
-        (QWEN_1024, 8, 1, "the published 1024 curve gains two percent at two rows: not worth the wait"),
-        ({1: 1.0, 2: 1.0, 4: 3.9}, 8, 2, "the step from two to four rows costs more than it brings"),
-        ({1: 1.0, 2: 2.0, 4: 2.1}, 4, 4, "two rows did not pay, four of them do"),
+        (QWEN_512, 4, 4, "the cap limits a curve that still gains"),
+        ({4: 22.3, 8: 41.9}, 8, 8, "a row costs 12% less: small images on a CPU"),
+        ({4: 22.3, 8: 44.0}, 8, 4, "a row costs 3% less: not enough"),
+        (QWEN_1024, 8, 1, "the published 1024 curve gains two percent at two rows: not worth waiting for"),
+        ({1: 1.0, 2: 1.0, 4: 3.9}, 8, 2, "four rows cost more than two forwards of two"),
+        ({1: 1.0, 2: 2.0, 4: 2.1}, 4, 4, "two rows are not efficient, four are"),
         (
             {1: 11.5, 2: 15.6, 3: 19.0, 4: 23.0, 5: 29.0, 6: 30.2, 7: 35.5, 8: 37.6},
             8,
             8,
-            "a small UNet's forwards beside other work: five and seven rows took longer than they should have",
+            "forwards of a small UNet on a busy machine: five and seven rows were measured too slow",
         ),
         (
             {1: 11.5, 2: 15.6, 4: 22.7, 7: 34.0, 8: 39.5},
             8,
             8,
-            "from seven rows to eight a twentieth more than it should be would make it look like a loss",
+            "compared with seven rows, eight measured 5% too slow would look like a loss",
         ),
-        ({7: 1.0, 8: 9.0}, 12, 12, "with nothing of half the rows to compare with, the cap is all that is known"),
-        ({1: 1.0, 2: 1.2, 4: 2.4, 6: 3.5, 8: 4.8}, 8, 2, "the processor is full at two rows: none of the others pays"),
+        ({7: 1.0, 8: 9.0}, 12, 12, "nothing of half the rows to compare with: only the cap is known"),
+        ({1: 1.0, 2: 1.2, 4: 2.4, 6: 3.5, 8: 4.8}, 8, 2, "the processor is full at two rows"),
         ({4: 1.0}, 8, 8, "only a larger count measured: double it"),
-        ({1: 1.0, 16: 1.0}, 8, 2, "counts above the cap do not speak for what is below it"),
+        ({1: 1.0, 16: 1.0}, 8, 2, "counts above the cap are ignored"),
     ],
 )
-def test_rows_stop_where_one_more_no_longer_pays(curve: dict[int, float], cap: int, rows: int, why: str) -> None:
-    """A forward takes rows for as long as each makes all of them cheaper."""
+def test_efficient_rows(curve: dict[int, float], cap: int, rows: int, why: str) -> None:
+    """The largest count for which more rows make each row cheaper."""
     assert efficient_rows(curve, cap) == rows, why
 
 
-FORWARD = ForwardDone("demo", 1, 1, 1.0, "cpu", "4x8x8", "job_1:1")
+def forward(rows: int, seconds: float, shape: str = "4x8x8", padding: int = 0) -> ForwardDone:
+    return ForwardDone("demo", rows, rows, seconds, "cpu", shape, "job_1:1", padding=padding)
 
 
-def learned(seconds: dict[int, float], samples: int = MIN_SAMPLES) -> CostCurves:
-    made = CostCurves()
+def measured(seconds: dict[int, float], samples: int = MIN_SAMPLES) -> CostCurves:
+    curves = CostCurves()
     for rows, each in seconds.items():
         for _ in range(samples):
-            made.add("s", ForwardDone("demo", rows, rows, each, "cpu", "4x8x8", "job_1:1"))
-    return made
+            curves.add("s", forward(rows, each))
+    return curves
 
 
-def test_an_unknown_signature_takes_what_the_operator_allows() -> None:
-    """Nothing measured means the cap."""
+def test_unknown_signature_gets_the_cap() -> None:
     assert CostCurves().rows("s", 8) == 8
 
 
-def test_rows_that_do_not_pay_are_not_seated() -> None:
-    """Two rows that take twice the time of one bring nothing."""
-    assert learned({1: 1.0, 2: 2.0}).rows("s", 8) == 1
+def test_inefficient_rows_are_not_used() -> None:
+    """Two rows that take twice the time of one gain nothing."""
+    assert measured({1: 1.0, 2: 2.0}).rows("s", 8) == 1
 
 
-def test_a_few_forwards_are_no_proof() -> None:
-    """A count is believed after several measurements, so that a hiccup decides nothing."""
-    assert learned({1: 1.0, 2: 2.0}, samples=MIN_SAMPLES - 1).rows("s", 8) == 8
+def test_few_samples_are_not_trusted() -> None:
+    """A single slow forward decides nothing."""
+    assert measured({1: 1.0, 2: 2.0}, samples=MIN_SAMPLES - 1).rows("s", 8) == 8
 
 
-def test_what_did_not_pay_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old measurements are forgotten: the machine may have been busy with something else."""
-    made = learned({1: 1.0, 2: 2.0})
+def test_inefficient_rows_are_tried_again_when_samples_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may have been busy."""
+    curves = measured({1: 1.0, 2: 2.0})
     monkeypatch.setattr(cost_curves, "SAMPLES_KEPT_S", -1.0)
-    assert made.rows("s", 8) == 8
+    assert curves.rows("s", 8) == 8
 
 
-def test_what_did_not_pay_is_tried_again_after_many_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where little time has passed: it may have been a slow moment, and cost the worker half of its rows."""
+def test_inefficient_rows_are_tried_again_after_many_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even after a short time: a slow moment may have cost the worker half of its rows."""
     monkeypatch.setattr(cost_curves, "SAMPLES_KEPT_FORWARDS", 100)
-    made = learned({1: 1.0, 2: 2.0})
+    curves = measured({1: 1.0, 2: 2.0})
     for _ in range(99 - MIN_SAMPLES):
-        made.add("s", FORWARD)
-    assert made.rows("s", 8) == 1
+        curves.add("s", forward(1, 1.0))
+    assert curves.rows("s", 8) == 1
     for _ in range(MIN_SAMPLES):
-        made.add("s", FORWARD)
-    assert made.rows("s", 8) == 2
+        curves.add("s", forward(1, 1.0))
+    assert curves.rows("s", 8) == 2
 
 
-def test_a_slow_moment_takes_no_rows() -> None:
-    """Twenty forwards in a row that took a quarter longer are no reason to go on with half as many rows."""
-    made = learned({4: 0.0223, 8: 0.0410}, samples=MAX_SAMPLES)
+def test_slow_moment_does_not_reduce_rows() -> None:
+    """Twenty forwards that took a quarter longer do not halve the rows."""
+    curves = measured({4: 0.0223, 8: 0.0410}, samples=MAX_SAMPLES)
     for _ in range(20):
-        made.add("s", ForwardDone("demo", 8, 8, 0.0510, "cpu", "4x8x8", "job_1:1"))
-    assert made.rows("s", 8) == 8
+        curves.add("s", forward(8, 0.0510))
+    assert curves.rows("s", 8) == 8
 
 
-async def test_what_pays_is_told_when_it_changes_and_before_redis_forgets_it(
+async def test_efficient_rows_are_saved_when_they_change_and_before_they_expire(
     fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The queue starts batches of as many seats as pay; its memory of that lasts a day."""
-    name = fake_queue.client.redis_keys.paying("s")
-    made = learned({1: 1.0, 2: 2.0})
-    made.rows("s", 8)
-    await made.save(fake_queue)
-    assert await fake_queue.client.redis.get(name) == "1"
-    await fake_queue.client.redis.delete(name)
-    made.rows("s", 8)
-    await made.save(fake_queue)
-    assert await fake_queue.client.redis.get(name) is None
+    """Batches start with as many queued slots as are efficient; Redis keeps the number for a day."""
+    key = fake_queue.client.redis_keys.paying("s")
+    curves = measured({1: 1.0, 2: 2.0})
+    curves.rows("s", 8)
+    await curves.save(fake_queue)
+    assert await fake_queue.client.redis.get(key) == "1"
+    await fake_queue.client.redis.delete(key)
+    curves.rows("s", 8)
+    await curves.save(fake_queue)
+    assert await fake_queue.client.redis.get(key) is None
     monkeypatch.setattr(cost_curves, "RESEND_AFTER_S", -1.0)
-    made.rows("s", 8)
-    await made.save(fake_queue)
-    assert await fake_queue.client.redis.get(name) == "1"
+    curves.rows("s", 8)
+    await curves.save(fake_queue)
+    assert await fake_queue.client.redis.get(key) == "1"
 
 
-async def test_what_is_learned_is_bounded(fake_queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients choose sizes: the newest signatures and shapes are kept."""
+async def test_number_of_curves_is_bounded(fake_queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients choose sizes: only the newest signatures and shapes are kept."""
     monkeypatch.setattr(cost_curves, "MAX_CURVES", 5)
-    made = CostCurves()
-    for at in range(20):
+    curves = CostCurves()
+    for number in range(20):
         for _ in range(MIN_SAMPLES):
-            made.add(f"s{at}", ForwardDone("demo", 1, 1, 1.0, "cpu", f"4x8x{at}", "job_1:1"))
-            made.add(f"s{at}", ForwardDone("demo", 2, 2, 2.0, "cpu", f"4x8x{at}", "job_1:1"))
-        assert made.rows(f"s{at}", 8) == 1
-        await made.save(fake_queue)
-    assert made.rows("s19", 8) == 1
-    assert made.rows("s0", 8) == 8
-    assert all(len(kept) <= 6 for kept in vars(made).values())
+            curves.add(f"s{number}", forward(1, 1.0, f"4x8x{number}"))
+            curves.add(f"s{number}", forward(2, 2.0, f"4x8x{number}"))
+        assert curves.rows(f"s{number}", 8) == 1
+        await curves.save(fake_queue)
+    assert curves.rows("s19", 8) == 1
+    assert curves.rows("s0", 8) == 8
+    assert all(len(kept) <= 6 for kept in vars(curves).values())
 
 
 def test_padding_counts_as_rows() -> None:
-    """A reproducible job's forward takes the time of all the rows that it is filled up to."""
-    made = CostCurves()
+    """A reproducible job's forward takes the time of all rows that it is padded to."""
+    curves = CostCurves()
     for _ in range(MIN_SAMPLES):
-        made.add("s", ForwardDone("demo", 1, 1, 1.0, "cpu", "4x8x8", "job_1:1", padding=3))
-    assert made.rows("s", 16) == 8, "twice the four rows that are known, not twice one"
+        curves.add("s", forward(1, 1.0, padding=3))
+    assert curves.rows("s", 16) == 8, "twice the four measured rows, not twice one"

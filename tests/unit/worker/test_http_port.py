@@ -1,4 +1,4 @@
-"""A worker's own port: what it answers, and that it asks for an address of its own."""
+"""A worker's HTTP port: health, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from shared.runtime import metrics
 from worker.metrics.http_port import http_port
 
 
-class Observed:
-    """What the port asks a worker."""
-
+class WorkerStub:
     def __init__(self) -> None:
         self.reason: str | None = "the worker is starting"
         self.refreshed = 0
@@ -34,43 +32,42 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def test_the_port_tells_life_readiness_and_metrics() -> None:
-    """Alive from the start, ready when the worker says so; a scrape brings the gauges up to date first."""
-    port, observed = free_port(), Observed()
+async def test_port_serves_health_readiness_and_metrics() -> None:
+    """Healthy from the start, ready with the worker; a scrape refreshes the metrics first."""
+    port, worker = free_port(), WorkerStub()
     url = f"http://127.0.0.1:{port}"
-    async with http_port(Settings(worker_port=port), observed), httpx.AsyncClient(base_url=url, timeout=5) as client:
+    async with http_port(Settings(worker_port=port), worker), httpx.AsyncClient(base_url=url, timeout=5) as client:
         assert (await client.get("/healthz")).status_code == 200
         unready = await client.get("/readyz")
         assert (unready.status_code, unready.json()["reason"]) == (503, "the worker is starting")
-        observed.reason = None
+        worker.reason = None
         assert (await client.get("/readyz")).status_code == 200
-        answer = await client.get("/metrics")
-        assert observed.refreshed == 1
-        families = {family.name for family in text_string_to_metric_families(answer.text)}
+        response = await client.get("/metrics")
+        assert worker.refreshed == 1
+        families = {family.name for family in text_string_to_metric_families(response.text)}
         assert {"fusequeue_forward_rows", "fusequeue_batches", "fusequeue_spool_bytes"} <= families
         assert (await client.get("/")).status_code == 404
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
-async def test_a_port_that_is_taken_is_named() -> None:
-    """Of several workers on a machine each needs its own."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+async def test_port_in_use_is_named() -> None:
+    """Several workers of a machine need different ports."""
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"FUSEQUEUE_WORKER_PORT {port}"):
-            async with http_port(Settings(worker_port=port), Observed()):
+            async with http_port(Settings(worker_port=port), WorkerStub()):
                 pass
 
 
-async def test_without_a_port_nothing_listens() -> None:
-    """It is off unless asked for."""
-    async with http_port(Settings(), Observed()):
+async def test_nothing_listens_without_a_port() -> None:
+    async with http_port(Settings(), WorkerStub()):
         pass
 
 
 @pytest.mark.parametrize(
     ("rows", "label"), [(1, "1"), (2, "2"), (3, "3-4"), (8, "5-8"), (9, "9-16"), (32, "17-32"), (256, "33+")]
 )
-def test_rows_are_labelled_by_bucket(rows: int, label: str) -> None:
-    """So that a model has seven series of seconds at most, whatever `max_batch` is."""
+def test_rows_are_labelled_by_range(rows: int, label: str) -> None:
+    """A model has at most seven series, whatever `max_batch` is."""
     assert metrics.rows_label(rows) == label

@@ -23,13 +23,13 @@ from worker.metrics.pod_deletion_cost import ANNOTATION, DeletionCost, pod_delet
 Eventually = Callable[..., Awaitable[None]]
 
 
-class Cluster:
-    """An API server that knows one pod and takes merge patches of it, from whoever bears the token."""
+class ApiServer:
+    """A Kubernetes API server with one pod that accepts merge patches with the right token."""
 
     def __init__(self) -> None:
         self.url = ""
         self.token = "first"
-        self.refuse = False
+        self.forbidden = False
         self.refused = 0
         self.costs: list[str] = []
 
@@ -39,88 +39,88 @@ class Cluster:
             return JSONResponse({"reason": "Unauthorized"}, status_code=401)
         if request.headers.get("content-type") != "application/merge-patch+json":
             return JSONResponse({"reason": "UnsupportedMediaType"}, status_code=415)
-        if self.refuse:
+        if self.forbidden:
             self.refused += 1
             return JSONResponse({"reason": "Forbidden"}, status_code=403)
         body: dict[str, Any] = await request.json()
         assert list(body) == ["metadata"]
-        assert list(body["metadata"]) == ["annotations"], "nothing else of the pod is touched"
+        assert list(body["metadata"]) == ["annotations"], "nothing else of the pod changes"
         self.costs.append(body["metadata"]["annotations"][ANNOTATION])
         return JSONResponse({})
 
 
-class Worker:
+class WorkerStub:
     slots_in_use = 0
 
 
 @pytest.fixture
-async def cluster(eventually: Eventually) -> AsyncIterator[Cluster]:
-    made = Cluster()
-    app = Starlette(routes=[Route("/api/v1/namespaces/gpus/pods/worker-1", made.patch, methods=["PATCH"])])
+async def api_server(eventually: Eventually) -> AsyncIterator[ApiServer]:
+    server_stub = ApiServer()
+    app = Starlette(routes=[Route("/api/v1/namespaces/gpus/pods/worker-1", server_stub.patch, methods=["PATCH"])])
     server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None, access_log=False))
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
     serving = asyncio.create_task(server.serve())
     await eventually(lambda: server.started, "the API server is up")
-    made.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    yield made
+    server_stub.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield server_stub
     server.should_exit = True
     await serving
 
 
 @contextlib.asynccontextmanager
-async def keeping(cluster: Cluster, worker: Worker, token: Path, **options: float) -> AsyncIterator[None]:
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=5, trust_env=False) as client:
+async def keeping(api_server: ApiServer, worker: WorkerStub, token: Path, **options: float) -> AsyncIterator[None]:
+    async with httpx.AsyncClient(base_url=api_server.url, timeout=5, trust_env=False) as client:
         task = asyncio.create_task(DeletionCost(client, "gpus", "worker-1", token).keep_current(worker, **options))
         yield
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_the_cost_follows_what_the_worker_has_in_hand(
-    cluster: Cluster, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+async def test_cost_follows_the_slots_in_use(
+    api_server: ApiServer, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written when it changes and not otherwise; the token is read anew, since Kubernetes renews it."""
+    """Written only when it changes; the token is read for each write, since Kubernetes renews it."""
     monkeypatch.setattr("worker.metrics.pod_deletion_cost.CHECK_EVERY_S", 0.01)
-    worker, token = Worker(), tmp_path / "token"
+    worker, token = WorkerStub(), tmp_path / "token"
     token.write_text("first\n")
-    async with keeping(cluster, worker, token, write_every_s=0.02):
-        await eventually(lambda: cluster.costs == ["0"], "an idle worker is the first to go")
-        cluster.token = "second"
+    async with keeping(api_server, worker, token, write_every_s=0.02):
+        await eventually(lambda: api_server.costs == ["0"], "an idle worker is removed first")
+        api_server.token = "second"
         token.write_text("second\n")
         worker.slots_in_use = 8
-        await eventually(lambda: cluster.costs == ["0", "8"], "a busy one is not")
+        await eventually(lambda: api_server.costs == ["0", "8"], "a busy worker is kept")
         await asyncio.sleep(0.1)
         worker.slots_in_use = 0
-        await eventually(lambda: cluster.costs == ["0", "8", "0"], "nothing was written while nothing changed")
+        await eventually(lambda: api_server.costs == ["0", "8", "0"], "nothing was written while nothing changed")
 
 
-async def test_a_refusal_does_not_end_it(
-    cluster: Cluster, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+async def test_cost_is_written_after_refusals(
+    api_server: ApiServer, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried again later, with what then is so: a worker does not fall with its annotation."""
+    """A failed write is retried with the current cost; the worker continues."""
     monkeypatch.setattr("worker.metrics.pod_deletion_cost.RETRY_AFTER_S", 0.01)
-    worker, token = Worker(), tmp_path / "token"
-    cluster.refuse = True
+    worker, token = WorkerStub(), tmp_path / "token"
+    api_server.forbidden = True
     worker.slots_in_use = 3
     token.write_text("expired")
-    async with keeping(cluster, worker, token):
-        await eventually(lambda: cluster.refused >= 2, "a token that is none is refused")
+    async with keeping(api_server, worker, token):
+        await eventually(lambda: api_server.refused >= 2, "a wrong token is refused")
         token.write_text("first")
-        before = cluster.refused
-        await eventually(lambda: cluster.refused > before, "one that may not is refused as well")
-        assert cluster.costs == []
-        cluster.refuse = False
-        await eventually(lambda: cluster.costs == ["3"], "it is written once it may be")
+        before = api_server.refused
+        await eventually(lambda: api_server.refused > before, "a token without permission is refused")
+        assert api_server.costs == []
+        api_server.forbidden = False
+        await eventually(lambda: api_server.costs == ["3"], "it is written once permitted")
 
 
-async def test_outside_of_kubernetes_the_setting_is_refused(tmp_path: Path) -> None:
-    """It names what is missing, rather than fail later and silently."""
-    async with pod_deletion_cost(Settings(), Worker(), {}):
-        pass  # off unless set
+async def test_setting_is_refused_outside_of_kubernetes(tmp_path: Path) -> None:
+    """The error names what is missing."""
+    async with pod_deletion_cost(Settings(), WorkerStub(), {}):
+        pass  # disabled by default
     settings = Settings(pod_name="worker-1")
     with pytest.raises(ConfigurationError, match="KUBERNETES_SERVICE_HOST"):
-        async with pod_deletion_cost(settings, Worker(), {}, tmp_path):
+        async with pod_deletion_cost(settings, WorkerStub(), {}, tmp_path):
             pass
     with pytest.raises(ConfigurationError, match="automountServiceAccountToken"):
-        async with pod_deletion_cost(settings, Worker(), {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path):
+        async with pod_deletion_cost(settings, WorkerStub(), {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path):
             pass

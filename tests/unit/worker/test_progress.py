@@ -1,4 +1,4 @@
-"""What a worker tells of its jobs' progress."""
+"""Progress reports of a worker."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from worker.progress import ProgressReporter
 Eventually = Callable[..., Awaitable[None]]
 
 
-class AwayAtFirst:
-    """A queue whose Redis takes the second report, and all after it."""
+class QueueWithOutage:
+    """A queue whose Redis refuses the first report."""
 
     def __init__(self) -> None:
         self.claims = self
-        self.told: list[tuple[ProgressReport, ...]] = []
+        self.reports: list[tuple[ProgressReport, ...]] = []
 
     async def report_progress(self, *reports: ProgressReport) -> int:
-        self.told.append(reports)
-        if len(self.told) == 1:
-            raise RedisUnavailable("away")
+        self.reports.append(reports)
+        if len(self.reports) == 1:
+            raise RedisUnavailable("outage")
         return len(reports)
 
 
-async def test_what_redis_did_not_take_is_told_again(eventually: Eventually) -> None:
-    """A job that gets no further for a while would else be shown where it stood before."""
-    queue: Any = AwayAtFirst()
+async def test_report_that_redis_refused_is_sent_again(eventually: Eventually) -> None:
+    """Otherwise a job without further progress would show an old state."""
+    queue: Any = QueueWithOutage()
     claim = SimpleNamespace(job=SimpleNamespace(id="job_1"), epoch=3)
-    run: Any = SimpleNamespace(key="job_1:3", claim=claim, phase=Phase.DECODING, progress=Progress(step=8, total=8))
+    claimed: Any = SimpleNamespace(key="job_1:3", claim=claim, phase=Phase.DECODING, progress=Progress(step=8, total=8))
     catalog: Any = [SimpleNamespace(id="demo", max_batch=8)]
-    reporter = ProgressReporter(queue, {run.key: run}, CostCurves(), "worker-1", catalog)
-    reporter.mark_changed(run)
-    telling = asyncio.create_task(reporter.report_progress())
+    reporter = ProgressReporter(queue, {claimed.key: claimed}, CostCurves(), "worker-1", catalog)
+    reporter.mark_changed(claimed)
+    reporting = asyncio.create_task(reporter.report_progress())
     try:
-        await eventually(lambda: len(queue.told) == 2, "it is told again")
+        await eventually(lambda: len(queue.reports) == 2, "the report is sent again")
     finally:
-        await canceled((telling,))
-    (report,) = queue.told[1]
+        await canceled((reporting,))
+    (report,) = queue.reports[1]
     assert report == ProgressReport("job_1", 3, Phase.DECODING, Progress(step=8, total=8), store=True)
-    assert queue.told == [(report,), (report,)]
+    assert queue.reports == [(report,), (report,)]

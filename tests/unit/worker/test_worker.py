@@ -1,4 +1,4 @@
-"""The worker's loop before there is anything to do."""
+"""The worker's lifecycle before its first job."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shared.storage import connect
 from worker.worker import Worker
 
 
-async def test_a_worker_that_waits_for_redis_can_be_stopped(tmp_path: Path) -> None:
-    """It holds nothing: it leaves at once, and is not killed at the end of its supervisor's patience."""
+async def test_worker_that_waits_for_redis_exits_when_drained(tmp_path: Path) -> None:
+    """It holds no jobs, and exits before its supervisor would kill it."""
     settings = Settings(redis_url="redis://127.0.0.1:1/0", storage_dir=tmp_path, device="cpu")
     queue, storage = Queue.connect(settings), connect(settings)
     with structlog.testing.capture_logs() as logs:
