@@ -21,14 +21,14 @@ from shared.config.settings import Settings
 from shared.errors import FusequeueError
 from shared.runtime import log
 
-MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_S = 15
 DRAIN_S = 20
 BACKLOG = 1024
 
 
 class Server(uvicorn.Server):
-    """Tells the streams to end before it waits for the connections to close."""
+    """Ends the event streams before it waits for the connections to close."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
@@ -41,8 +41,8 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def server(configured: Settings, *, host: str, port: int) -> Server:
-    """Return a server that is ready to be run, with bounds on what a client can make it hold."""
+def build_server(configured: Settings, *, host: str, port: int) -> Server:
+    """Return a server of the API, with limits on the memory that a client can occupy."""
     app = create_app(configured)
     proxies = configured.trusted_proxies
     config = uvicorn.Config(
@@ -60,39 +60,39 @@ def server(configured: Settings, *, host: str, port: int) -> Server:
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     return Server(config, app)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; an error of the set-up is told in one line."""
+    """Serve until SIGTERM or SIGINT; configuration errors are logged in one line."""
     parser = argparse.ArgumentParser(prog="python -m api", description="One API process of fusequeue.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--insecure-no-keys", action="store_true", help="ask nobody for a key, on any address")
-    asked = parser.parse_args(arguments)
+    parser.add_argument("--insecure-no-keys", action="store_true", help="require no API key, on any address")
+    options = parser.parse_args(arguments)
     try:
         configured = settings.load()
         log.configure(configured.log_level)
-        for told in settings.unknown_variables(os.environ):
-            structlog.get_logger().warning("setting_unknown", told=told)
-        if asked.insecure_no_keys:
+        for message in settings.unknown_variables(os.environ):
+            structlog.get_logger().warning("setting_unknown", reason=message)
+        if options.insecure_no_keys:
             configured = configured.model_copy(update={"auth": "insecure-no-keys"})
-        configured = asyncio.run(secured(configured, asked.host))
+        configured = asyncio.run(secured(configured, options.host))
         asyncio.run(preflight(configured))
-        serving = server(configured, host=asked.host, port=asked.port)
-        for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, _nothing)  # once it has stopped, the server raises again what stopped it
-        asyncio.run(serving.serve())
+        server = build_server(configured, host=options.host, port=options.port)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _ignore)  # uvicorn raises the signal again after its shutdown
+        asyncio.run(server.serve())
     except FusequeueError as error:
         structlog.get_logger().error("api_stopped", code=error.code, error=error.message)
         return 1
-    return 0 if serving.started else 1
+    return 0 if server.started else 1
 
 
-def _nothing(number: int, frame: FrameType | None) -> None:
-    """Being told to stop is no error: the exit status stays 0."""
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Keep the exit status at 0: a requested stop is no error."""
 
 
 if __name__ == "__main__":

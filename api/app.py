@@ -1,4 +1,4 @@
-"""The API as an ASGI application."""
+"""The API as an ASGI application: routes, middleware, and the services it opens and closes."""
 
 from __future__ import annotations
 
@@ -24,20 +24,7 @@ from api.http import openapi
 from api.http.body_limits import BodyLimits
 from api.http.middleware import RequestLog
 from api.responses import QueuePositions
-from api.routes import (
-    artifacts,
-    autoscaling,
-    bulk,
-    dead_letters,
-    docs,
-    events,
-    health,
-    inputs,
-    jobs,
-    models,
-    queues,
-    webhooks,
-)
+from api.routes import artifacts, bulk, dead_letters, events, health, inputs, jobs, models, queues, webhooks
 from api.waiting import Waiters
 from shared.config import models_file
 from shared.config.models_file import Catalog
@@ -49,42 +36,36 @@ from shared.storage import Storage, connect
 
 log = structlog.get_logger()
 
-# What a page of another origin may read beside the body.
-EXPOSED = (
+# Response headers that pages of other origins can read.
+EXPOSED_HEADERS = (
     *("ETag", "Idempotent-Replayed", "Location", "Preference-Applied", "RateLimit", "RateLimit-Policy"),
     *("Retry-After", "WWW-Authenticate", "retry-after-ms", "x-request-id"),
-    *(f"x-ratelimit-{what}-requests" for what in ("limit", "remaining", "reset")),
+    *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
 )
 
 _DESCRIPTION = """
-Jobs in, pictures out. Submit with `POST /v1/jobs`, then poll `GET /v1/jobs/{id}` or subscribe to its events.
+Generate images and videos. Submit with `POST /v1/jobs`, then poll `GET /v1/jobs/{id}` or subscribe to its events.
 
-Every error is `application/problem+json`: `code` is for programs, `error.param` names the field at fault, and
-`x-request-id` finds the request in the logs. 429 and 503 carry `Retry-After`.
+Every error is `application/problem+json`: `code` is for programs, `error.param` names the invalid field, and
+`x-request-id` identifies the request in the logs. 429 and 503 carry `Retry-After`.
 """
 
 
-def create_app(
-    settings: Settings,
-    *,
-    models_served: Catalog | None = None,
-    queue: Queue | None = None,
-    storage: Storage | None = None,
-) -> FastAPI:
-    """Return the API for `settings`; parts that are given instead are used as they are, and not closed."""
-    served = models_file.load(settings.models, settings.batch_rules) if models_served is None else models_served
+def create_app(settings: Settings, *, queue: Queue | None = None, storage: Storage | None = None) -> FastAPI:
+    """Return the API for `settings`; a given `queue` or `storage` is used and not closed."""
+    catalog = models_file.load(settings.models, settings.batch_rules)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
-            app.state.services = await _services(stack, settings, served, queue, storage)
+            app.state.services = await _open_services(stack, settings, catalog, queue, storage)
             yield
             app.state.services.closing.set()
 
     app = FastAPI(
         title="fusequeue",
         version="1",
-        summary="A job service that makes pictures of compatible jobs in one fused forward.",
+        summary="A job service for diffusion models with continuous batching.",
         description=_DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
@@ -93,9 +74,9 @@ def create_app(
     )
     errors.install(app)
     _include_routes(app)
-    openapi.complete(app, JobObject)
-    # The one added last is the outermost: it sees all requests and errors.
-    app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=_body_caps(settings, served))
+    openapi.install(app, JobObject)
+    # The last one added is the outermost: it receives all requests and errors.
+    app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=_body_caps(settings, catalog))
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, **_cors(settings.cors_origins))
     app.add_middleware(RequestLog)
@@ -103,34 +84,35 @@ def create_app(
 
 
 def _include_routes(app: FastAPI) -> None:
-    for routes in (jobs, bulk, events, inputs, models, webhooks, files, images, batches, videos, huggingface):
-        app.include_router(routes.router, dependencies=[JOBS_SCOPE])
-    for of_replicate in (replicate_predictions, replicate_models, replicate_files, replicate_webhooks):
-        app.include_router(of_replicate.router, dependencies=[JOBS_SCOPE])
-    for of_operators in (queues, autoscaling, dead_letters):
-        app.include_router(of_operators.router, dependencies=[ADMIN_SCOPE])
-    for open_routes in (artifacts, health, docs):  # a picture's URL may be signed; metrics ask for a key themselves
-        app.include_router(open_routes.router)
+    native = (jobs, bulk, events, inputs, models, webhooks)
+    replicate = (replicate_predictions, replicate_models, replicate_files, replicate_webhooks)
+    for module in (*native, files, images, batches, videos, huggingface, *replicate):
+        app.include_router(module.router, dependencies=[JOBS_SCOPE])
+    for operator_module in (queues, dead_letters):
+        app.include_router(operator_module.router, dependencies=[ADMIN_SCOPE])
+    # No scope for all of these: URLs of artifacts can be signed, health is open, and metrics require their own scope.
+    for open_module in (artifacts, health):
+        app.include_router(open_module.router)
 
 
-def _body_caps(settings: Settings, served: Catalog) -> dict[str, int | None]:
-    """Return the largest body by path, where it is another than usual; None: the route has limits of its own."""
-    uploads = settings.max_input_bytes + inputs.OVERHEAD_BYTES
-    pictures = 1 + max(spec.limits.max_input_images for spec in served)  # those to edit, and a mask
-    in_base64 = 4 * -(-settings.max_input_bytes // 3)
+def _body_caps(settings: Settings, catalog: Catalog) -> dict[str, int | None]:
+    """Return the body limits of paths that differ from the default; None: the route limits its body itself."""
+    upload = settings.max_input_bytes + inputs.OVERHEAD_BYTES
+    images_per_edit = 1 + max(spec.limits.max_input_images for spec in catalog)  # and a mask
+    base64_image = 4 * -(-settings.max_input_bytes // 3)
     return {
-        "/v1/inputs": uploads,
+        "/v1/inputs": upload,
         "/v1/jobs:bulk": None,
         "/v1/files": settings.max_file_bytes + files.OVERHEAD_BYTES,
-        replicate_files.router.prefix: uploads,
-        "/v1/images/edits": pictures * settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
+        replicate_files.router.prefix: upload,
+        "/v1/images/edits": images_per_edit * settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
         "/v1/videos": settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
-        **{f"{huggingface.PREFIX}/{spec.id}": in_base64 + huggingface.OVERHEAD_BYTES for spec in served},
+        **{f"{huggingface.PREFIX}/{spec.id}": base64_image + huggingface.OVERHEAD_BYTES for spec in catalog},
     }
 
 
 def _cors(origins: Sequence[str]) -> dict[str, Any]:
-    """Return what pages of `origins` may do: send keys in a header, and read what our answers tell in theirs."""
+    """Return the CORS options of pages of `origins`."""
     return {
         "allow_origins": list(origins),
         "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
@@ -142,27 +124,27 @@ def _cors(origins: Sequence[str]) -> dict[str, Any]:
             "Last-Event-ID",
             "Prefer",
         ],
-        "expose_headers": list(EXPOSED),
+        "expose_headers": list(EXPOSED_HEADERS),
         "max_age": 600,
     }
 
 
-async def _services(
-    stack: contextlib.AsyncExitStack, settings: Settings, served: Catalog, queue: Queue | None, storage: Storage | None
+async def _open_services(
+    stack: contextlib.AsyncExitStack, settings: Settings, catalog: Catalog, queue: Queue | None, storage: Storage | None
 ) -> Services:
-    """Connect to what is not given, start to follow the events, and leave it to `stack` to end both."""
+    """Connect to Redis and the storage and start the event feed; `stack` closes all of them."""
     if queue is None:
         queue = Queue.connect(settings)
         stack.push_async_callback(queue.close)
     if storage is None:
         storage = connect(settings)
         stack.push_async_callback(storage.close)
-    await _check(queue)
+    await _check_redis(queue)
     feed = await stack.enter_async_context(EventFeed(queue))
     closing = asyncio.Event()
     return Services(
         settings=settings,
-        catalog=served,
+        catalog=catalog,
         queue=queue,
         storage=storage,
         authenticator=Authenticator(queue, settings),
@@ -172,8 +154,17 @@ async def _services(
     )
 
 
+async def _check_redis(queue: Queue) -> None:
+    """Raise `IncompatibleRedis` for a Redis that could lose jobs; an unavailable one can return later."""
+    try:
+        async with asyncio.timeout(health.CHECK_TIMEOUT_S):
+            await queue.check()
+    except (RedisUnavailable, TimeoutError) as error:
+        log.warning("redis_check_failed", reason=str(error))
+
+
 async def preflight(settings: Settings) -> None:
-    """Raise what keeps an API of these settings from starting, before there is a server to trip over it."""
+    """Raise the errors that would keep an API of these settings from starting."""
     queue, storage = Queue.connect(settings), connect(settings)
     try:
         with contextlib.suppress(RedisUnavailable, TimeoutError):
@@ -182,12 +173,3 @@ async def preflight(settings: Settings) -> None:
     finally:
         await storage.close()
         await queue.close()
-
-
-async def _check(queue: Queue) -> None:
-    """Refuse to start on a Redis that would lose jobs; one that is away may come back."""
-    try:
-        async with asyncio.timeout(health.CHECK_TIMEOUT_S):
-            await queue.check()
-    except (RedisUnavailable, TimeoutError) as error:
-        log.warning("started_without_redis", reason=str(error))

@@ -1,4 +1,4 @@
-"""What a client is told when something is wrong: one table from error code to HTTP status, one body for all.
+"""HTTP responses for errors: one table from error code to status, one body for all.
 
 Every error of every path is `application/problem+json` (RFC 9457), with an `error` object that OpenAI's SDKs read.
 """
@@ -50,7 +50,7 @@ class TooManyStreams(Unavailable):
 
 
 class WaitTimeout(FusequeueError):
-    """The job of a call that waits for it is not done in time, and goes on."""
+    """The job of a synchronous call has not ended in time; it continues."""
 
     code = "wait_timeout"
     retryable = True
@@ -61,7 +61,7 @@ class NotReady(Unavailable):
 
 
 class RangeNotSatisfiable(InvalidRequest):
-    """The range asked for lies outside of an artifact of `size` bytes."""
+    """The requested range is outside an artifact of `size` bytes."""
 
     code = "range_not_satisfiable"
 
@@ -70,19 +70,19 @@ class RangeNotSatisfiable(InvalidRequest):
         self.size = size
 
 
-# code -> (HTTP status, title). A code that is not here is an internal error.
+# code -> (HTTP status, title). Other codes are internal errors.
 STATUSES: Mapping[str, tuple[int, str]] = {
-    "invalid_json": (400, "The body is not JSON"),
+    "invalid_json": (400, "The body is not valid JSON"),
     "bad_request": (400, "The request cannot be read"),
     "missing_api_key": (401, "An API key is needed"),
     "invalid_api_key": (401, "The API key is not valid"),
     "expired_api_key": (401, "The API key has expired"),
-    "permission_denied": (403, "The API key may not do this"),
-    "host_not_allowed": (403, "This API answers to localhost alone"),
+    "permission_denied": (403, "The API key lacks a scope"),
+    "host_not_allowed": (403, "Only localhost is served"),
     "invalid_signature": (403, "The signed URL is not valid"),
     "not_found": (404, "Not found"),
     "model_not_found": (404, "No such model"),
-    "method_not_allowed": (405, "The method is not allowed here"),
+    "method_not_allowed": (405, "The method is not allowed"),
     "request_timeout": (408, "The request body did not arrive in time"),
     "job_canceled": (409, "The job was canceled"),
     "conflict": (409, "The state does not allow this"),
@@ -92,16 +92,16 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "invalid_request": (422, "The request is invalid"),
     "too_many_lines": (422, "The bulk request has too many lines"),
     "invalid_input_image": (422, "The input image cannot be used"),
-    "input_missing": (422, "An input picture is no longer stored"),
+    "input_missing": (422, "An input image is no longer stored"),
     "idempotency_key_reused": (422, "The Idempotency-Key was used with another body"),
     "queue_full": (429, "The queue is full"),
     "rate_limit_exceeded": (429, "Too many requests"),
     "internal_error": (500, "Internal error"),
     "job_failed": (500, "The job failed"),
     "inference_failed": (500, "The model's code failed"),
-    "non_finite_latents": (500, "Denoising gave no numbers"),
+    "non_finite_latents": (500, "Denoising produced NaN or infinity"),
     "out_of_memory": (500, "The job does not fit into memory"),
-    "worker_lost": (500, "The job ended the processes that ran it"),
+    "worker_lost": (500, "The job crashed its workers"),
     "model_unavailable": (500, "The model cannot be loaded"),
     "adapter_unavailable": (500, "An adapter cannot be loaded"),
     "unavailable": (503, "Temporarily unavailable"),
@@ -111,7 +111,7 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "not_ready": (503, "Not ready"),
     "incompatible_redis": (503, "The queue's Redis is not usable"),
     "deadline_exceeded": (504, "The job's deadline passed"),
-    "wait_timeout": (504, "The job is not done in time"),
+    "wait_timeout": (504, "The job has not ended in time"),
 }
 
 _CODES_BY_STATUS = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
@@ -126,11 +126,11 @@ _TYPES_BY_STATUS = {
 
 
 class ErrorObject(BaseModel):
-    """The same error as OpenAI's SDKs read it."""
+    """The error in the form that OpenAI's SDKs read."""
 
     message: str
     type: str = Field(examples=["invalid_request_error"])
-    param: str | None = Field(description="The field, parameter or header at fault.", examples=["width"])
+    param: str | None = Field(description="The invalid field, parameter or header.", examples=["width"])
     code: str = Field(examples=["invalid_request"])
 
 
@@ -141,7 +141,7 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str = Field(examples=["width must be 64 to 128, not 4096"])
-    code: str = Field(description="Stable, for programs.", examples=["invalid_request"])
+    code: str = Field(description="Stable; for programs.", examples=["invalid_request"])
     request_id: str
     error: ErrorObject
 
@@ -152,9 +152,9 @@ def status_of(code: str) -> int:
 
 
 def describe(error: FusequeueError) -> dict[str, Any]:
-    """Return the error as one line of a bulk answer tells it."""
+    """Return the error of a result line of a bulk response."""
     known = error.code in STATUSES
-    told: dict[str, Any] = {
+    description: dict[str, Any] = {
         "code": error.code if known else "internal_error",
         "message": error.message[:MAX_DETAIL_CHARS] if known else "internal error",
         "param": None if error.param is None else error.param[:MAX_PARAM_CHARS],
@@ -162,8 +162,8 @@ def describe(error: FusequeueError) -> dict[str, Any]:
         "retryable": error.retryable,
     }
     if isinstance(error, QueueFull):
-        told["retry_after_s"] = error.retry_after_s
-    return told
+        description["retry_after_s"] = error.retry_after_s
+    return description
 
 
 def problem(
@@ -174,9 +174,9 @@ def problem(
     param: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return the answer that tells of an error; an unknown `code` is told as an internal error, without its words."""
+    """Return the response for an error code; an unknown code becomes an internal error without its detail."""
     if code not in STATUSES:
-        code, detail, param = "internal_error", "something went wrong on our side", None
+        code, detail, param = "internal_error", "an internal error occurred", None
     status, title = STATUSES[code]
     detail = detail[:MAX_DETAIL_CHARS]
     param = None if param is None else param[:MAX_PARAM_CHARS]
@@ -199,7 +199,7 @@ def problem(
 
 
 def for_error(scope: Mapping[str, Any], error: FusequeueError) -> Response:
-    """Return the answer that tells a client of one of our own errors."""
+    """Return the response for an error of this program."""
     headers = {}
     if isinstance(error, QueueFull):
         headers["Retry-After"] = str(max(1, error.retry_after_s))
@@ -207,8 +207,8 @@ def for_error(scope: Mapping[str, Any], error: FusequeueError) -> Response:
         headers["Retry-After"] = str(-(-error.retry_after_ms // 1000))
         headers["retry-after-ms"] = str(error.retry_after_ms)
     elif isinstance(error, Unauthenticated):
-        told = "" if error.code == Unauthenticated.code else ', error="invalid_token"'
-        headers["WWW-Authenticate"] = f'Bearer realm="fusequeue"{told}'
+        reason = "" if error.code == Unauthenticated.code else ', error="invalid_token"'
+        headers["WWW-Authenticate"] = f'Bearer realm="fusequeue"{reason}'
     elif isinstance(error, Unavailable):
         headers["Retry-After"] = str(UNAVAILABLE_RETRY_S)
     elif isinstance(error, RangeNotSatisfiable):
@@ -219,51 +219,51 @@ def for_error(scope: Mapping[str, Any], error: FusequeueError) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of `app` a problem."""
-    app.add_exception_handler(FusequeueError, _own)
-    app.add_exception_handler(RequestValidationError, _parameters)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(ClientDisconnect, _gone)
+    """Return every error of `app` as a problem."""
+    app.add_exception_handler(FusequeueError, _fusequeue_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(ClientDisconnect, _disconnected)
 
 
-async def _own(request: Request, error: Exception) -> Response:
+async def _fusequeue_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FusequeueError)
     return for_error(request.scope, error)
 
 
-async def _parameters(request: Request, error: Exception) -> Response:
+async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    fault = error.errors()[0]
-    param = str(fault["loc"][-1]) if fault["loc"] else None
-    if fault["loc"][:1] == ("path",):
-        return for_error(request.scope, NotFound(f"there is nothing here: {param}: {fault['msg']}", param=param))
-    return for_error(request.scope, InvalidRequest(f"{param}: {fault['msg']}", param=param))
+    first = error.errors()[0]
+    param = str(first["loc"][-1]) if first["loc"] else None
+    if first["loc"][:1] == ("path",):
+        return for_error(request.scope, NotFound(f"no such path: {param}: {first['msg']}", param=param))
+    return for_error(request.scope, InvalidRequest(f"{param}: {first['msg']}", param=param))
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = _CODES_BY_STATUS.get(error.status_code, "internal_error" if error.status_code >= 500 else "bad_request")
     detail = error.detail
     if code == "not_found":
-        detail = f"there is no {request.scope['path'][:200]} here; GET /docs lists the paths"
+        detail = f"no such path: {request.scope['path'][:200]}; GET /docs lists the paths"
     elif code == "method_not_allowed":
         detail = f"{request.method[:20]} is not allowed on {request.scope['path'][:200]}"
-        return problem(request.scope, code, detail, headers={**(error.headers or {}), **_allowed(request)})
+        return problem(request.scope, code, detail, headers={**(error.headers or {}), **_allow_header(request)})
     return problem(request.scope, code, detail, headers=error.headers)
 
 
-def _allowed(request: Request) -> dict[str, str]:
-    """Return all methods of the path: the router tells those of the first route that it found."""
+def _allow_header(request: Request) -> dict[str, str]:
+    """Return all methods of the path; the router's own header has those of the first matching route only."""
     path = getattr(request.scope.get("route"), "path", "")
     methods = request.app.openapi()["paths"].get(path)
     return {"Allow": ", ".join(sorted(method.upper() for method in methods))} if methods else {}
 
 
-async def _gone(request: Request, error: Exception) -> Response:
-    """The client left while its body was being read: nobody will see this."""
+async def _disconnected(request: Request, error: Exception) -> Response:
+    """The client disconnected while its body was read; this response is not received."""
     return problem(request.scope, "bad_request", "the client disconnected")
 
 
 def _printable(text: str) -> str:
-    """Lone surrogates cannot be encoded; a client's own words may hold them."""
+    """Replace lone surrogates, which a client's text can contain and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""URLs of pictures that need no key for a while: what a browser shows, and a client hands on."""
+"""Signed URLs of artifacts, which need no key for a while: for browsers, and for clients to share."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ _MAX_EXPIRES = 10**11
 
 
 class Signer:
-    """Signs with a secret of the namespace, so that every API process knows the URLs of all."""
+    """Signs with the secret of a namespace, which all of its API processes share."""
 
-    def __init__(self, secret: bytes, lives_s: int) -> None:
+    def __init__(self, secret: bytes, lifetime_s: int) -> None:
         self._secret = secret
-        self._lives_s = lives_s
+        self._lifetime_s = lifetime_s
 
     def query(self, job_id: str, index: int, now_ms: int) -> str:
-        """Return what to append to a picture's URL. It is good for once to twice the set life.
+        """Return the query to append to an artifact's URL, valid for one to two lifetimes.
 
-        The end is the same for all that is signed within one life, so that an answer does not change at every poll.
+        All URLs signed within one lifetime expire together, so that a response stays the same between polls.
         """
-        expires = (now_ms // 1000 // self._lives_s + 2) * self._lives_s
+        expires = (now_ms // 1000 // self._lifetime_s + 2) * self._lifetime_s
         return f"?expires={expires}&signature={self._signature(job_id, index, expires)}"
 
     def check(self, job_id: str, index: int, *, expires: int, signature: str, now_ms: int) -> None:
-        """Raise `UrlRefused` unless this was signed by us for this picture and has not expired."""
-        told = self._signature(job_id, index, expires) if 0 <= expires < _MAX_EXPIRES else ""
-        if not hmac.compare_digest(told.encode(), signature.encode("utf-8", "replace")):
-            raise UrlRefused("the URL's signature does not fit; take the URL from the job again", param="signature")
+        """Raise `UrlRefused` unless the signature is valid for this artifact and has not expired."""
+        expected = self._signature(job_id, index, expires) if 0 <= expires < _MAX_EXPIRES else ""
+        if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")):
+            raise UrlRefused("the URL's signature is not valid; read the URL from the job again", param="signature")
         if expires * 1000 <= now_ms:
-            raise UrlRefused("the URL has expired; take it from the job again", param="expires")
+            raise UrlRefused("the URL has expired; read it from the job again", param="expires")
 
     def _signature(self, job_id: str, index: int, expires: int) -> str:
         signed = f"artifact\n{job_id}\n{index}\n{expires}".encode()

@@ -159,7 +159,7 @@ class Scale(_Model):
     target_wait_s: float
     oldest_wait_s: float
     backlog_s: float
-    waiting: int = 0
+    queued: int = 0
     running: int = 0
     reasons: tuple[str, ...] = ()
 

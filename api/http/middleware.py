@@ -1,4 +1,4 @@
-"""The outermost layer of the API: request ids, one log line and the metrics of each request, and the last catch."""
+"""The outermost middleware: request ids, a log line and metrics for each request, and errors that nothing handles."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ log = structlog.get_logger()
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _METHODS = frozenset(("GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"))
-_QUIET = frozenset(("GET", "HEAD"))
+_READ_METHODS = frozenset(("GET", "HEAD"))
 
 
 class RequestLog:
-    """ASGI middleware. An `x-request-id` that a client sends is taken where it is short and plain."""
+    """ASGI middleware. It keeps a client's `x-request-id` that is short and plain, and creates one otherwise."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -31,25 +31,25 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         scope["request_id"] = _request_id(scope)
-        answer = _Answer(send, scope)
-        began = time.perf_counter()
+        response = _Response(send, scope)
+        started = time.perf_counter()
         with (
             structlog.contextvars.bound_contextvars(request_id=scope["request_id"]),
             metrics.http_in_flight.track_inprogress(),
         ):
             try:
-                await self._app(scope, receive, answer.send)
+                await self._app(scope, receive, response.send)
             except Exception:
-                if answer.status is not None:  # too late for an answer: the server logs it and cuts the connection
+                if response.status is not None:  # too late for an error response: the server closes the connection
                     raise
                 log.exception("request_crashed", method=scope["method"], path=scope["path"][:200])
-                await problem(scope, "internal_error", "")(scope, receive, answer.send)
+                await problem(scope, "internal_error", "")(scope, receive, response.send)
             finally:
-                _record(scope, answer.status, time.perf_counter() - began)
+                _record(scope, response.status, time.perf_counter() - started)
 
 
-class _Answer:
-    """The sending side of one request: adds the request id and the tenant's limit, and remembers the status."""
+class _Response:
+    """The sending side of one request: adds the request id and the rate limit, and keeps the status."""
 
     def __init__(self, send: Send, scope: Scope) -> None:
         self._send = send
@@ -59,15 +59,15 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            told = {"x-request-id": self._scope["request_id"], **self._scope.get("rate_headers", {})}
-            added = [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in told.items()]
-            message["headers"] = [*message.get("headers", ()), *added]
+            headers = {"x-request-id": self._scope["request_id"], **self._scope.get("rate_headers", {})}
+            encoded = [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
+            message["headers"] = [*message.get("headers", ()), *encoded]
         await self._send(message)
 
 
 def _request_id(scope: Scope) -> str:
-    sent = Headers(scope=scope).get("x-request-id", "")
-    return sent if _REQUEST_ID.fullmatch(sent) else new_id("req")
+    client_id = Headers(scope=scope).get("x-request-id", "")
+    return client_id if _REQUEST_ID.fullmatch(client_id) else new_id("req")
 
 
 def _record(scope: Scope, status: int | None, seconds: float) -> None:
@@ -75,7 +75,7 @@ def _record(scope: Scope, status: int | None, seconds: float) -> None:
     method = scope["method"] if scope["method"] in _METHODS else "other"
     metrics.http_requests.labels(method, route, str(status or "cut")).inc()
     metrics.http_request_seconds.labels(route).observe(seconds)
-    quiet = scope["method"] in _QUIET and status is not None and status < 400
-    (log.debug if quiet else log.info)(
+    successful_read = scope["method"] in _READ_METHODS and status is not None and status < 400
+    (log.debug if successful_read else log.info)(
         "request", method=method, route=route, status=status, duration_ms=round(seconds * 1000, 1)
     )

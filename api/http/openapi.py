@@ -1,19 +1,26 @@
-"""What the OpenAPI page says of bodies that the handlers read themselves, and of errors."""
+"""The OpenAPI document: schemas of bodies that handlers parse themselves, errors, keys, and its HTML page."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from pydantic import BaseModel
+from starlette.responses import HTMLResponse
 
 from api.errors import STATUSES, Problem
 from shared.request import JobRequest
 
-_REF = "#/components/schemas/{model}"
+_REF = "#/components/schemas/"
+_OPEN_PATHS = frozenset(("/healthz", "/readyz"))
+_KEY = "`Authorization: Bearer fq_...`; `Key` and `Token` work too. Required once a key has been created."
+_IMAGE_ID, _OTHER_ID = "in_0123456789abcdef0123456789abcdef", "in_fedcba9876543210fedcba9876543210"
 _EXAMPLES = {
     "text to image": {"model": "demo", "prompt": "a red circle on a blue ground, left"},
-    "several pictures, seeded": {
+    "several images, seeded": {
         "model": "demo",
         "prompt": "a green square on a white ground, top",
         "seed": 7,
@@ -24,104 +31,180 @@ _EXAMPLES = {
     "repaint where a mask is white": {
         "model": "demo",
         "prompt": "a blue square on a white ground, left",
-        "image": "in_0123456789abcdef0123456789abcdef",
-        "mask": "in_fedcba9876543210fedcba9876543210",
+        "image": _IMAGE_ID,
+        "mask": _OTHER_ID,
     },
-    "edit several pictures into one": {
+    "edit several images into one": {
         "model": "qwen-image-edit-plus",
-        "prompt": "the woman in the first picture wears the hat of the second",
-        "images": ["in_0123456789abcdef0123456789abcdef", "in_fedcba9876543210fedcba9876543210"],
+        "prompt": "the woman in the first image wears the hat of the second",
+        "images": [_IMAGE_ID, _OTHER_ID],
     },
-    "video from a picture": {
+    "video from an image": {
         "model": "wan-2.2-ti2v",
         "prompt": "a wave breaks",
-        "image": "in_0123456789abcdef0123456789abcdef",
+        "image": _IMAGE_ID,
         "frames": 81,
         "fps": 24,
     },
     "image to image": {
         "model": "demo",
         "prompt": "a yellow star on a black ground, right",
-        "image": "in_0123456789abcdef0123456789abcdef",
+        "image": _IMAGE_ID,
         "strength": 0.7,
     },
 }
 
 
 def json_body() -> dict[str, Any]:
-    """Return the OpenAPI of a body that is one job request."""
+    """Return the OpenAPI of a body with one job request."""
     examples = {name: {"value": value} for name, value in _EXAMPLES.items()}
-    content = {"application/json": {"schema": {"$ref": _REF.format(model="JobRequest")}, "examples": examples}}
-    return {"requestBody": {"required": True, "content": content}}
+    return _body("application/json", {"schema": {"$ref": f"{_REF}JobRequest"}, "examples": examples})
 
 
 def ndjson_body() -> dict[str, Any]:
-    """Return the OpenAPI of a body that is one job request a line."""
+    """Return the OpenAPI of a body with one job request per line."""
     lines = '{"model":"demo","prompt":"a red circle"}\n{"model":"demo","prompt":"a blue square"}\n'
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/x-ndjson": {"schema": {"type": "string"}, "example": lines}},
-        }
-    }
+    return _body("application/x-ndjson", {"schema": {"type": "string"}, "example": lines})
 
 
 def upload_body() -> dict[str, Any]:
-    """Return the OpenAPI of a body that is one uploaded picture."""
+    """Return the OpenAPI of a body with one uploaded image."""
     file = {"type": "string", "format": "binary", "description": "PNG, JPEG or WebP."}
     schema = {"type": "object", "required": ["file"], "properties": {"file": file}}
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+    return _body("multipart/form-data", {"schema": schema})
+
+
+def _body(media_type: str, content: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {media_type: content}}}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI of errors with these statuses, and of those that any path may answer."""
-    content = {"application/problem+json": {"schema": {"$ref": _REF.format(model="Problem")}}}
-    told: dict[int | str, dict[str, Any]] = {}
+    """Return the OpenAPI of errors with these statuses, and of the errors that every path can return."""
+    content = {"application/problem+json": {"schema": {"$ref": f"{_REF}Problem"}}}
+    responses: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*statuses, 500}):
         titles = [f"`{code}`: {title}" for code, (number, title) in STATUSES.items() if number == status]
-        told[status] = {"description": "; ".join(titles), "content": content}
-    return told | {"default": {"description": "Any other error.", "content": content}}
+        responses[status] = {"description": "; ".join(titles), "content": content}
+    return responses | {"default": {"description": "Any other error.", "content": content}}
 
 
 def job_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI of answers that carry a job, with these statuses."""
-    said = {200: "The job.", 202: "The job, accepted.", 304: "As the client has it already."}
-    content = {"application/json": {"schema": {"$ref": _REF.format(model="JobObject")}}}
+    """Return the OpenAPI of responses with a job, for these statuses."""
+    descriptions = {200: "The job.", 202: "The job, accepted.", 304: "The client has this version of the job already."}
+    content = {"application/json": {"schema": {"$ref": f"{_REF}JobObject"}}}
     return {
-        status: {"description": said[status], **({} if status == 304 else {"content": content})} for status in statuses
+        status: {"description": descriptions[status], **({} if status == 304 else {"content": content})}
+        for status in statuses
     }
 
 
-_OPEN = frozenset(("/healthz", "/readyz"))
-_KEY = "`Authorization: Bearer fq_...`; `Key` and `Token` do as well. Asked for once a key has been made."
-
-
-def _secure(page: dict[str, Any]) -> None:
-    """Say which paths ask for a key, and what they answer without one."""
-    page["components"]["securitySchemes"] = {"ApiKey": {"type": "http", "scheme": "bearer", "description": _KEY}}
-    for path, operations in page["paths"].items():
-        for operation in operations.values():
-            operation["security"] = [] if path in _OPEN else [{"ApiKey": []}]
-            if path not in _OPEN:
-                told = {str(status): answer for status, answer in problems(401, 403, 429).items()}
-                operation["responses"] = told | operation["responses"]
-
-
-def complete(app: FastAPI, *models: type[BaseModel]) -> None:
-    """Have the OpenAPI of `app` hold the schemas that bodies and answers refer to."""
+def install(app: FastAPI, *models: type[BaseModel]) -> None:
+    """Add the schemas that bodies and responses refer to, and the key, to the OpenAPI of `app`; serve it as `/docs`."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
-        page = generate()
-        schemas = page.setdefault("components", {}).setdefault("schemas", {})
-        _secure(page)
-        shown: tuple[type[BaseModel], ...] = (JobRequest, Problem, *models)
-        for model in shown:
+        document = generate()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        _add_security(document)
+        added: tuple[type[BaseModel], ...] = (JobRequest, Problem, *models)
+        for model in added:
             schema = model.model_json_schema(
-                ref_template=_REF, mode="validation" if model is JobRequest else "serialization"
+                ref_template=f"{_REF}{{model}}", mode="validation" if model is JobRequest else "serialization"
             )
             schemas.update(schema.pop("$defs", {}))
             schemas[model.__name__] = schema
-        return page
+        return document
+
+    async def docs(request: Request) -> HTMLResponse:
+        return render(request.app.openapi())
 
     app.openapi = openapi  # type: ignore[method-assign]
+    app.add_api_route("/docs", docs, include_in_schema=False)
+
+
+def _add_security(document: dict[str, Any]) -> None:
+    """Add the key to every path that requires one, and the errors of requests without it."""
+    document["components"]["securitySchemes"] = {"ApiKey": {"type": "http", "scheme": "bearer", "description": _KEY}}
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            operation["security"] = [] if path in _OPEN_PATHS else [{"ApiKey": []}]
+            if path not in _OPEN_PATHS:
+                errors = {str(status): response for status, response in problems(401, 403, 429).items()}
+                operation["responses"] = errors | operation["responses"]
+
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
+h2{margin-top:2.5rem;border-bottom:1px solid #ccc}h3{font:600 1rem ui-monospace,monospace;margin-top:2rem}
+pre{background:#f4f4f4;padding:.7rem;overflow-x:auto}code,pre{font:13px ui-monospace,monospace}
+table{border-collapse:collapse;width:100%}td{border-top:1px solid #ddd;padding:.2rem .6rem;vertical-align:top}
+td:first-child{white-space:nowrap;font-family:ui-monospace,monospace}
+"""
+_CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
+
+
+def render(document: Mapping[str, Any]) -> HTMLResponse:
+    """Return an OpenAPI document as one HTML page without scripts or external resources."""
+    info = document["info"]
+    html = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(info['title'])}</title>",
+        f"<style>{_STYLE}</style><h1>{escape(info['title'])}</h1><p>{escape(info.get('summary', ''))}</p>",
+        f"<p>{escape(info.get('description', ''))}</p><p>For programs: <a href=/openapi.json>/openapi.json</a></p>",
+    ]
+    html += ["<h2>Paths</h2>", *_operations(document), "<h2>Objects</h2>", *_schemas(document)]
+    return HTMLResponse("\n".join(html), headers={"Content-Security-Policy": _CONTENT_POLICY})
+
+
+def _operations(document: Mapping[str, Any]) -> Iterator[str]:
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            yield f"<h3>{method.upper()} {escape(path)}</h3><p>{escape(operation.get('description', ''))}</p>"
+            yield _table(
+                (f"{param['name']} ({param['in']})", escape(param.get("description") or ""))
+                for param in operation.get("parameters", ())
+            )
+            for content_type, body in operation.get("requestBody", {}).get("content", {}).items():
+                yield f"<p>Body: <code>{escape(content_type)}</code> {_type(body.get('schema', {}))}</p>"
+                yield from _examples(body)
+            yield _table((status, _response(response)) for status, response in operation["responses"].items())
+
+
+def _schemas(document: Mapping[str, Any]) -> Iterator[str]:
+    for name, schema in sorted(document["components"]["schemas"].items()):
+        if name in ("HTTPValidationError", "ValidationError"):
+            continue
+        yield f"<h3 id={escape(name)}>{escape(name)}</h3><p>{escape(schema.get('description', ''))}</p>"
+        if "enum" in schema:
+            yield f"<p>{escape(', '.join(map(str, schema['enum'])))}</p>"
+        fields = schema.get("properties", {}).items()
+        yield _table((name, f"{_type(field)} {escape(field.get('description', ''))}") for name, field in fields)
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    cells = "".join(f"<tr><td>{escape(name)}</td><td>{html}</td></tr>" for name, html in rows)
+    return f"<table>{cells}</table>" if cells else ""
+
+
+def _response(response: Mapping[str, Any]) -> str:
+    types = [_type(content.get("schema", {})) for content in response.get("content", {}).values()]
+    return f"{escape(response.get('description', ''))} {' '.join(types)}"
+
+
+def _examples(body: Mapping[str, Any]) -> Iterator[str]:
+    if "example" in body:
+        yield f"<pre>{escape(str(body['example']))}</pre>"
+    for name, example in body.get("examples", {}).items():
+        yield f"<p>{escape(name)}:</p><pre>{escape(json.dumps(example['value'], indent=2))}</pre>"
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """Return a schema's type as HTML, with links to the objects of this page."""
+    if "$ref" in schema:
+        name = escape(schema["$ref"].removeprefix(_REF))
+        return f"<a href=#{name}>{name}</a>"
+    if "anyOf" in schema:
+        return " or ".join(_type(option) for option in schema["anyOf"])
+    if schema.get("type") == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    bounds = [f"{name} {schema[name]}" for name in ("minimum", "maximum", "maxLength", "pattern") if name in schema]
+    return escape(" ".join([str(schema.get("type", schema.get("const", ""))), *bounds]))

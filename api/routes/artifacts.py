@@ -1,9 +1,9 @@
-"""Finished pictures and videos."""
+"""Routes that return artifacts, the finished images and videos of a job."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import RedirectResponse, Response
 
 from api.context import RequestContext, SignedUrlContext
-from api.http import ranges
+from api.errors import RangeNotSatisfiable
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse, TimedResponse, stored, with_first_read
 from api.responses import etag_matches
@@ -21,110 +21,135 @@ from shared.storage import CHUNK_BYTES
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
+_RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.IGNORECASE)
 _SCHEMA = {"schema": {"type": "string", "format": "binary"}}
-_BYTES = {"content": {"image/*": _SCHEMA, "video/mp4": _SCHEMA}}
-_IMMUTABLE = "private, max-age=86400, immutable"
+_CONTENT = {"content": {"image/*": _SCHEMA, "video/mp4": _SCHEMA}}
+_RESPONSES = problems(404, 416, 422, 503) | {
+    200: {"description": "The image or video.", **_CONTENT},
+    206: {"description": "The part of it that `Range` requests.", **_CONTENT},
+    304: {"description": "The client has it already."},
+    307: {"description": "With `redirect=true`: a URL of the storage, valid for a while."},
+}
 
 
 class Conditions(BaseModel):
-    """What a client has already, and which part it wants."""
+    """Headers that make a request for an object conditional or partial."""
 
     range: str | None = Field(None, examples=["bytes=0-1023"])
     if_range: str | None = None
     if_none_match: str | None = None
 
 
-Asked = Annotated[Conditions, Header()]
-Redirect = Annotated[bool, Query(description="Answer 307 to a signed URL, where the storage has them.")]
+ConditionsDep = Annotated[Conditions, Header()]
+Redirect = Annotated[bool, Query(description="Respond with 307 to a signed URL if the storage supports them.")]
 
 
 @router.head("/{job_id}/artifacts/{index}", include_in_schema=False)
-@router.get(
-    "/{job_id}/artifacts/{index}",
-    responses=problems(404, 416, 422, 503)
-    | {
-        200: {"description": "The picture or video.", **_BYTES},
-        206: {"description": "The part of it that `Range` asks for.", **_BYTES},
-        304: {"description": "As the client has it already."},
-        307: {"description": "With `redirect=true`: where the storage itself serves it, for a while."},
-    },
-)
+@router.get("/{job_id}/artifacts/{index}", responses=_RESPONSES)
 async def artifact(
-    request: Request, job_id: str, index: int, context: SignedUrlContext, asked: Asked, redirect: Redirect = False
+    request: Request,
+    job_id: str,
+    index: int,
+    context: SignedUrlContext,
+    conditions: ConditionsDep,
+    redirect: Redirect = False,
 ) -> Response:
-    """Read one picture or video of a job, or a part of it."""
-    found = _pick(await context.find_job(job_id), index)
-    return await object_answer(request, context, found, asked, To(f"{job_id}-{index}", redirect))
+    """Read an image or video of a job, or a part of it."""
+    found = _artifact(await context.find_job(job_id), index)
+    return await object_response(request, context, found, conditions, name=f"{job_id}-{index}", redirect=redirect)
 
 
 @router.head("/{job_id}/artifacts/{index}/thumbnail", include_in_schema=False)
 @router.get(
     "/{job_id}/artifacts/{index}/thumbnail",
-    responses=problems(404, 416, 422, 503)
-    | {
-        200: {"description": "A JPEG of the video's first frame.", **_BYTES},
-        206: {"description": "The part of it that `Range` asks for.", **_BYTES},
-        304: {"description": "As the client has it already."},
-        307: {"description": "With `redirect=true`: where the storage itself serves it, for a while."},
-    },
+    responses=_RESPONSES | {200: {"description": "A JPEG of the video's first frame.", **_CONTENT}},
 )
 async def thumbnail(
-    request: Request, job_id: str, index: int, context: SignedUrlContext, asked: Asked, redirect: Redirect = False
+    request: Request,
+    job_id: str,
+    index: int,
+    context: SignedUrlContext,
+    conditions: ConditionsDep,
+    redirect: Redirect = False,
 ) -> Response:
-    """Read the still that stands for a video."""
-    found = _pick(await context.find_job(job_id), index)
-    if found.thumbnail is None:
+    """Read the thumbnail of a video."""
+    found = _artifact(await context.find_job(job_id), index).thumbnail
+    if found is None:
         raise NotFound(f"artifact {index} of job {job_id} is no video and has no thumbnail", param="index")
-    return await object_answer(request, context, found.thumbnail, asked, To(f"{job_id}-{index}-thumbnail", redirect))
+    name = f"{job_id}-{index}-thumbnail"
+    return await object_response(request, context, found, conditions, name=name, redirect=redirect)
 
 
-@dataclass(frozen=True)
-class To:
-    """How an object is to be given: under which name it is saved, and whether by the storage itself."""
+def _artifact(record: JobRecord, index: int) -> Artifact:
+    for candidate in record.artifacts:
+        if candidate.index == index:
+            return candidate
+    raise NotFound(
+        f"there is no artifact {index} of job {record.job.id}: it is {record.state.value} and has "
+        f"{len(record.artifacts)} artifacts",
+        param="index",
+    )
 
-    name: str
-    redirect: bool
 
-
-async def object_answer(
-    request: Request, context: RequestContext, found: Artifact | Thumbnail, asked: Conditions, to: To
+async def object_response(
+    request: Request,
+    context: RequestContext,
+    stored_object: Artifact | Thumbnail,
+    conditions: Conditions,
+    *,
+    name: str,
+    redirect: bool = False,
 ) -> Response:
-    """Return the answer that gives an object of the storage, or the part of it that is asked for."""
-    if to.redirect:
-        url = await context.services.storage.presigned_url(found.key, context.services.settings.presign_expires_s)
+    """Return an object of the storage, or the part of it that is requested; `name` is that of a saved file."""
+    storage, size = context.services.storage, stored_object.bytes
+    if redirect:
+        url = await storage.presigned_url(stored_object.key, context.services.settings.presign_expires_s)
         if url is not None:
             return RedirectResponse(url, 307, {"Cache-Control": "no-store"})
-    etag = f'"{hashlib.sha256(found.key.encode()).hexdigest()[:32]}"'  # a key is written once
+    etag = f'"{hashlib.sha256(stored_object.key.encode()).hexdigest()[:32]}"'  # objects never change
     headers = {
         "ETag": etag,
         "Accept-Ranges": "bytes",
-        "Cache-Control": _IMMUTABLE,
-        "Content-Type": found.content_type,
-        "Content-Disposition": f'inline; filename="{to.name}.{found.key.rpartition(".")[2]}"',
+        "Cache-Control": "private, max-age=86400, immutable",
+        "Content-Type": stored_object.content_type,
+        "Content-Disposition": f'inline; filename="{name}.{stored_object.key.rpartition(".")[2]}"',
         "X-Content-Type-Options": "nosniff",
     }
-    if asked.if_none_match is not None and etag_matches(asked.if_none_match, etag):
+    if conditions.if_none_match is not None and etag_matches(conditions.if_none_match, etag):
         return Response(status_code=304, headers=headers)
-    part = ranges.requested(asked.range, found.bytes) if asked.if_range in (None, etag) else None
-    start, end = part or (0, found.bytes)
+    part = requested_range(conditions.range, size) if conditions.if_range in (None, etag) else None
+    start, end = part or (0, size)
+    status = 206 if part else 200
     headers["Content-Length"] = str(end - start)
     if part:
-        headers["Content-Range"] = f"bytes {start}-{end - 1}/{found.bytes}"
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     if request.method == "HEAD":
-        return Response(status_code=206 if part else 200, headers=headers)
-    storage, status = context.services.storage, 206 if part else 200
-    if end - start <= CHUNK_BYTES:  # one piece: to read and send it at once is a fraction of the work
+        return Response(status_code=status, headers=headers)
+    if end - start <= CHUNK_BYTES:  # reading and sending one piece costs a fraction of a stream
         with stored("index"):
-            return TimedResponse(await storage.read(found.key, start, end), status, headers)
-    pieces = await with_first_read(storage.stream(found.key, start, end), param="index")
+            return TimedResponse(await storage.read(stored_object.key, start, end), status, headers)
+    pieces = await with_first_read(storage.stream(stored_object.key, start, end), param="index")
     return StreamedResponse(pieces, status_code=status, headers=headers)
 
 
-def _pick(record: JobRecord, index: int) -> Artifact:
-    for found in record.artifacts:
-        if found.index == index:
-            return found
-    raise NotFound(
-        f"job {record.job.id} is {record.state.value} and has {len(record.artifacts)} artifacts, none number {index}",
-        param="index",
-    )
+def requested_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """Return the bytes [start, end) that a `Range` header (RFC 9110) requests of `size` bytes; None: all of them.
+
+    Several ranges and invalid headers request all bytes, as the RFC allows. Raises `RangeNotSatisfiable` for a range
+    outside the object.
+    """
+    match = _RANGE.fullmatch(header) if header else None
+    if match is None or not (match[1] or match[2]):
+        return None
+    if not match[1]:  # the last n bytes
+        start, end = max(0, size - int(match[2])), size
+        if int(match[2]) == 0:
+            raise RangeNotSatisfiable("the range is empty", size=size)
+    else:
+        start = int(match[1])
+        end = min(size, int(match[2]) + 1) if match[2] else size
+        if match[2] and int(match[2]) < start:
+            return None
+    if start >= size:
+        raise RangeNotSatisfiable(f"the object has {size} bytes", size=size)
+    return start, end

@@ -1,4 +1,4 @@
-"""Dead letters: jobs that were given up, and entries that could not be read."""
+"""Routes for dead letters: jobs whose attempts all failed, and queue entries that could not be read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ router = APIRouter(prefix="/v1/dead-letters", tags=["operations"])
 
 
 class DeadLetterObject(BaseModel):
-    """A job that was given up; `job` is null for an entry of the line that could not be read as one."""
+    """A dead letter; `job` is null for a queue entry that could not be read."""
 
     id: str
     object: Literal["dead_letter"] = "dead_letter"
-    at: str | None = Field(description="When it was given up.")
+    at: str | None = Field(description="When it became a dead letter.")
     reason: str
     detail: str
     job: JobObject | None
@@ -38,7 +38,7 @@ class DeadLetterList(BaseModel):
 @router.get("", responses=problems(422, 503))
 async def list_dead_letters(
     context: Context,
-    after: Annotated[str | None, Query(max_length=128, description="`next_cursor` of the page before.")] = None,
+    after: Annotated[str | None, Query(max_length=128, description="`next_cursor` of the previous page.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> DeadLetterList:
     """List dead letters, newest first."""
@@ -53,28 +53,28 @@ async def get_dead_letter(letter_id: str, context: Context) -> DeadLetterObject:
     """Read one dead letter."""
     letter = await context.services.queue.dead_letters.get(letter_id)
     if letter is None:
-        raise _none(letter_id)
+        raise _not_found(letter_id)
     return _object(letter, context.base_url)
 
 
 @router.post("/{letter_id}/redrive", status_code=204, responses=problems(404, 503))
 async def redrive_dead_letter(letter_id: str, context: Context) -> Response:
-    """Put the job back in line, its attempts forgotten; an entry that stands for no job cannot be (404)."""
+    """Queue the job again with its attempts reset; an entry without a job cannot be redriven (404)."""
     if not await context.services.queue.dead_letters.redrive(letter_id):
-        raise _none(letter_id)
+        raise _not_found(letter_id)
     return Response(status_code=204)
 
 
 @router.delete("/{letter_id}", status_code=204, responses=problems(404, 503))
 async def purge_dead_letter(letter_id: str, context: Context) -> Response:
-    """Delete a dead letter, and the record of its job."""
+    """Delete a dead letter and the record of its job."""
     if not await context.services.queue.dead_letters.purge(letter_id):
-        raise _none(letter_id)
+        raise _not_found(letter_id)
     return Response(status_code=204)
 
 
-def _none(letter_id: str) -> NotFound:
-    return NotFound(f"there is no dead letter {letter_id[:64]} that this can be done to", param="id")
+def _not_found(letter_id: str) -> NotFound:
+    return NotFound(f"there is no dead letter {letter_id[:64]}, or it has no job", param="id")
 
 
 def _object(letter: DeadLetter, base_url: str) -> DeadLetterObject:

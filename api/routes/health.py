@@ -1,4 +1,4 @@
-"""Whether this API is alive, and whether it can do its work."""
+"""Routes for probes and Prometheus: health, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from api.context import ADMIN_SCOPE, Services, ServicesDep
 from api.errors import NotReady
 from api.http.openapi import problems
-from api.routes.autoscaling import fleet_of
+from api.routes.queues import fleet_of
 from shared.autoscaling import Scale, wanted_workers
 from shared.errors import FusequeueError
 from shared.queue import QueueDepth, WorkerInfo
@@ -25,42 +25,42 @@ CHECK_TIMEOUT_S = 5.0
 
 @router.get("/healthz", responses=problems())
 async def alive() -> dict[str, str]:
-    """Say that the process answers; it asks nothing of Redis or the storage."""
+    """Return that the process responds; Redis and the storage are not checked."""
     return {"status": "ok"}
 
 
 @router.get("/readyz", responses=problems(503))
 async def ready(services: ServicesDep) -> dict[str, str]:
-    """Say that jobs can be taken: Redis is there and usable, the storage can be written, the API is not stopping."""
+    """Return that jobs are accepted: Redis is usable, the storage is writable, and the API is not stopping."""
     if services.closing.is_set():
         raise NotReady("the API is stopping")
-    faults = await asyncio.gather(_fault("redis", services.queue.check()), _fault("storage", services.storage.check()))
-    told = [fault for fault in faults if fault is not None]
-    if told:
-        raise NotReady("; ".join(told))
+    checks = await asyncio.gather(_error("redis", services.queue.check()), _error("storage", services.storage.check()))
+    errors = [error for error in checks if error is not None]
+    if errors:
+        raise NotReady("; ".join(errors))
     return {"status": "ready", "redis": "ok", "storage": "ok"}
 
 
 @router.get("/metrics", include_in_schema=False, dependencies=[ADMIN_SCOPE])
 async def prometheus(services: ServicesDep) -> Response:
-    """Return the metrics of this process, with the queue's depth and the workers' time as of now."""
+    """Return the metrics of this process and the current figures of the queue and the workers."""
     await _read_queue(services)
     return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
 
 
-async def _fault(part: str, check: Awaitable[None]) -> str | None:
+async def _error(service: str, check: Awaitable[None]) -> str | None:
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             await check
     except FusequeueError as error:
-        return f"{part}: {error.message}"
+        return f"{service}: {error.message}"
     except TimeoutError:
-        return f"{part}: no answer within {CHECK_TIMEOUT_S:.0f} s"
+        return f"{service}: no response within {CHECK_TIMEOUT_S:.0f} s"
     return None
 
 
 async def _read_queue(services: Services) -> None:
-    """Set the gauges of queue and workers; without Redis they are empty, and the scrape still tells the rest."""
+    """Set the metrics of queue and workers; they are empty while Redis is unavailable, and the scrape succeeds."""
     depths: list[QueueDepth] = []
     workers: list[WorkerInfo] = []
     scale: Scale | None = None

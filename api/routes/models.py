@@ -1,4 +1,4 @@
-"""The models that jobs may ask for."""
+"""Routes that list the models."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
 
 
 class AdapterObject(BaseModel):
-    """An adapter that jobs of the model may name in `adapters`."""
+    """An adapter that a job can name in `adapters`."""
 
     id: str
-    scale: float = Field(description="Where a job names none.")
-    max_scale: float = Field(description="A job's scale is at most this, either way of zero.")
+    scale: float = Field(description="Default scale.")
+    max_scale: float = Field(description="Largest absolute scale.")
 
 
 class ModelObject(BaseModel):
-    """A model as OpenAI's clients list it, with what a job may ask of it."""
+    """A model in OpenAI's form, with the defaults and limits of its jobs."""
 
     id: str
     object: Literal["model"] = "model"
-    created: int = Field(description="Always 0; OpenAI's clients expect it.", default=0)
+    created: int = Field(description="Always 0; OpenAI's clients require it.", default=0)
     owned_by: str = "fusequeue"
     tasks: tuple[Task, ...]
     defaults: Defaults
     limits: Limits
-    schedulers: tuple[str, ...] = Field(description="What `scheduler` may be; empty: only the model's own.")
-    adapters: tuple[AdapterObject, ...] = Field(description="LoRA adapters that `adapters` may name.")
+    schedulers: tuple[str, ...] = Field(description="Values of `scheduler`; empty: only the model's default.")
+    adapters: tuple[AdapterObject, ...] = Field(description="LoRA adapters of the model.")
     mixed_fields: tuple[Mixable, ...] = Field(
-        description="In what jobs may differ and share forwards; sizes only if alike."
+        description="Fields in which jobs of one fused forward can differ; sizes only if similar."
     )
-    max_batch: int = Field(description="Most pictures in one fused forward.")
-    window_ms: int = Field(description="How long a job may wait for company.")
+    max_batch: int = Field(description="Maximum number of images in one fused forward.")
+    window_ms: int = Field(description="Longest wait of a job for batch mates.")
 
 
 class ModelList(BaseModel):
@@ -67,7 +67,9 @@ def _object(spec: ModelSpec) -> ModelObject:
         defaults=spec.defaults.model_copy(update={"frames": spec.usual_frames}),
         limits=spec.limits,
         schedulers=spec.schedulers,
-        adapters=tuple(AdapterObject(**one.model_dump(include={"id", "scale", "max_scale"})) for one in spec.adapter),
+        adapters=tuple(
+            AdapterObject(**adapter.model_dump(include={"id", "scale", "max_scale"})) for adapter in spec.adapter
+        ),
         mixed_fields=spec.mixed_fields,
         max_batch=spec.max_batch,
         window_ms=spec.window_ms,

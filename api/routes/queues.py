@@ -1,7 +1,8 @@
-"""What waits, and who works."""
+"""Routes for operators: queues, workers, and the number of workers wanted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from fastapi import APIRouter
@@ -9,32 +10,101 @@ from pydantic import BaseModel, Field
 
 from api.context import ServicesDep
 from api.http.openapi import problems
+from shared.autoscaling import Fleet, wanted_workers
+from shared.errors import NotFound
 from shared.queue import QueueDepth, WorkerInfo
+from shared.runtime.clock import now_ms
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 
 
 class QueueList(BaseModel):
-    """What waits and runs, signature by signature, the longest lines first."""
+    """Queued and running jobs by signature, the longest queues first."""
 
     object: Literal["list"] = "list"
     data: list[QueueDepth]
-    workers: int = Field(description="Workers that are alive.")
+    workers: int = Field(description="Live workers.")
 
 
 class WorkerList(BaseModel):
+    """Live workers."""
+
     object: Literal["list"] = "list"
     data: list[WorkerInfo]
 
 
+class ScaleObject(BaseModel):
+    """The number of workers wanted, the figures behind it, and the reasons; for autoscalers."""
+
+    pool: str
+    wanted: int = Field(
+        description="Workers that let queued jobs start within `target_wait_s`, or `start_s` if that is longer; "
+        "never fewer than `busy`."
+    )
+    alive: int
+    busy: int = Field(description="Workers that have jobs.")
+    starting: int = Field(description="Workers that are loading their models.")
+    start_s: float = Field(description="Seconds that recent workers took to start; 0 if unknown.")
+    target_wait_s: float
+    oldest_wait_s: float
+    backlog_s: float = Field(description="GPU seconds of queued and running jobs in fused forwards.")
+    queued_s: float
+    running_s: float
+    queued: int = Field(description="Slots of queued jobs: one per image.")
+    running: int = Field(description="Slots of running jobs.")
+    reasons: tuple[str, ...]
+
+
 @router.get("/queues", responses=problems(503))
 async def list_queues(services: ServicesDep) -> QueueList:
-    """List the signatures that have jobs: how many wait and run, since when, and when they will be done."""
+    """List the signatures with jobs: numbers of queued and running jobs, age of the oldest, estimated time."""
     workers = await services.queue.workers.all()
     return QueueList(data=await services.queue.workers.queue_depths(), workers=len(workers))
 
 
 @router.get("/workers", responses=problems(503))
 async def list_workers(services: ServicesDep) -> WorkerList:
-    """List the workers that are alive."""
+    """List the live workers."""
     return WorkerList(data=await services.queue.workers.all())
+
+
+@router.get("/scale/{pool}", responses=problems(404, 503))
+async def scale(pool: str, services: ServicesDep) -> ScaleObject:
+    """Return the number of workers that the pool wants now. A pool is a namespace; this API serves one."""
+    if pool != services.settings.namespace:
+        raise NotFound(f"this API serves the pool {services.settings.namespace!r}", param="pool")
+    fleet = fleet_of(await services.queue.workers.all(), await services.queue.workers.mean_start_s())
+    target_s = services.settings.target_wait_s
+    loads = await services.queue.workers.signature_loads()
+    wanted = wanted_workers(loads, fleet, target_s)
+    return ScaleObject(
+        pool=pool,
+        wanted=wanted.wanted,
+        alive=fleet.alive,
+        busy=fleet.busy,
+        starting=fleet.starting,
+        start_s=round(fleet.start_s, 3),
+        target_wait_s=target_s,
+        oldest_wait_s=round(wanted.oldest_wait_s, 3),
+        backlog_s=round(wanted.queued_s + wanted.running_s, 3),
+        queued_s=round(wanted.queued_s, 3),
+        running_s=round(wanted.running_s, 3),
+        queued=sum(load.queued_slots for load in loads),
+        running=sum(load.running_slots for load in loads),
+        reasons=wanted.reasons,
+    )
+
+
+def fleet_of(workers: Sequence[WorkerInfo], start_s: float) -> Fleet:
+    """Return the figures of a pool's workers; those that drain do not count."""
+    alive = [worker for worker in workers if worker.state != "draining"]
+    now = now_ms()
+    return Fleet(
+        alive=len(alive),
+        busy=sum(worker.running_jobs > 0 for worker in alive),
+        starting=sum(worker.state == "starting" for worker in alive),
+        settled_s=min(
+            (max(0, now - worker.ready_at_ms) / 1000 for worker in alive if worker.ready_at_ms), default=None
+        ),
+        start_s=start_s,
+    )

@@ -1,8 +1,8 @@
-"""Webhook endpoints of a tenant, their secrets, and what was delivered to them."""
+"""Routes of webhooks: a tenant's endpoints, their secrets and deliveries."""
 
 from __future__ import annotations
 
-import secrets
+from secrets import token_hex
 from typing import Annotated, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
@@ -32,7 +32,7 @@ from shared.webhooks import (
 )
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
-Asked = TypeVar("Asked", bound=BaseModel)
+Body = TypeVar("Body", bound=BaseModel)
 
 
 class EndpointRequest(BaseModel):
@@ -40,7 +40,7 @@ class EndpointRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    url: Annotated[str, Field(max_length=2048, description="https, and reachable from here.")]
+    url: Annotated[str, Field(max_length=2048, description="https, and reachable from the workers.")]
     events: Annotated[
         tuple[JobEvent | TerminalEvent, ...], Field(min_length=1, description="Unset: those that end a job.")
     ] = TERMINAL_EVENTS
@@ -48,7 +48,7 @@ class EndpointRequest(BaseModel):
 
 
 class EndpointChange(BaseModel):
-    """The body of `PATCH /v1/webhooks/{id}`: only what is told changes. Enabling forgets past failures."""
+    """The body of `PATCH /v1/webhooks/{id}`: only the fields sent change. Enabling clears past failures."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -59,7 +59,7 @@ class EndpointChange(BaseModel):
 
 
 class EndpointObject(BaseModel):
-    """An endpoint; `secret` is told when it is made or rotated, and never again."""
+    """An endpoint; `secret` is returned only when it is created or rotated."""
 
     id: str
     object: Literal["webhook"] = "webhook"
@@ -79,11 +79,11 @@ class EndpointList(BaseModel):
 
 
 class SecretObject(BaseModel):
-    """The secret that signs to the URLs which jobs name in `webhook`."""
+    """The secret that signs deliveries to the URLs in the `webhook` of jobs."""
 
     object: Literal["webhook_secret"] = "webhook_secret"
     secret: str
-    previous_until: str | None = Field(description="Until when the one before signs too.")
+    previous_until: str | None = Field(description="The previous secret signs too until then.")
 
 
 class AttemptObject(BaseModel):
@@ -94,7 +94,7 @@ class AttemptObject(BaseModel):
 
 
 class DeliveryObject(BaseModel):
-    """An event on its way to a URL; `webhook_id` is what the receiver sees, the same in every attempt."""
+    """The delivery of an event to a URL; receivers see `webhook_id`, the same in every attempt."""
 
     id: str
     object: Literal["webhook_delivery"] = "webhook_delivery"
@@ -115,36 +115,36 @@ class DeliveryList(BaseModel):
 
 @router.post("", status_code=201, responses=problems(400, 409, 415, 422, 503) | {201: {"model": EndpointObject}})
 async def create_endpoint(request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
-    """Make an endpoint, and tell its secret: this is the only time."""
-    asked = await _body(request, EndpointRequest)
-    await _vet(asked.url, services)
-    made = WebhookEndpoint(
-        id=f"we_{secrets.token_hex(8)}",
-        url=asked.url,
-        states=_states(asked.events),
+    """Create an endpoint; only this response contains its secret."""
+    body = await _body(request, EndpointRequest)
+    await _check_url(body.url, services)
+    endpoint = WebhookEndpoint(
+        id=f"we_{token_hex(8)}",
+        url=body.url,
+        states=_states(body.events),
         secrets=(SigningSecret(secret=new_secret()),),
-        description=asked.description,
+        description=body.description,
         created_at_ms=now_ms(),
     )
-    await services.queue.webhooks.put_endpoint(tenant, made)
-    return _endpoint(made, tell=True)
+    await services.queue.webhooks.put_endpoint(tenant, endpoint)
+    return _endpoint(endpoint, show_secret=True)
 
 
 @router.get("", responses=problems(503))
 async def list_endpoints(tenant: Tenant, services: ServicesDep) -> EndpointList:
     """List the endpoints, oldest first."""
-    return EndpointList(data=[_endpoint(one) for one in await services.queue.webhooks.endpoints(tenant)])
+    return EndpointList(data=[_endpoint(endpoint) for endpoint in await services.queue.webhooks.endpoints(tenant)])
 
 
 @router.get("/secret", responses=problems(503))
 async def account_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
-    """Tell the secret that signs to the URLs which jobs name."""
+    """Return the secret that signs deliveries to the URLs of jobs."""
     return _secret(await services.queue.webhooks.account_secrets(tenant))
 
 
 @router.post("/secret/rotate", responses=problems(503))
 async def rotate_account_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
-    """Replace that secret; the one before signs too for a day."""
+    """Replace that secret; the previous one signs too for a day."""
     return _secret(await services.queue.webhooks.account_secrets(tenant, rotate=True))
 
 
@@ -152,17 +152,17 @@ async def rotate_account_secret(tenant: Tenant, services: ServicesDep) -> Secret
 async def list_deliveries(
     tenant: Tenant,
     services: ServicesDep,
-    endpoint: Annotated[str | None, Query(max_length=64, description="Only of this endpoint.")] = None,
+    endpoint: Annotated[str | None, Query(max_length=64, description="Only deliveries to this endpoint.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> DeliveryList:
     """List deliveries of the last seven days, newest first, with each attempt."""
-    found = await services.queue.webhooks.deliveries(tenant, endpoint_id=endpoint, limit=limit)
-    return DeliveryList(data=[_delivery(one) for one in found])
+    deliveries = await services.queue.webhooks.deliveries(tenant, endpoint_id=endpoint, limit=limit)
+    return DeliveryList(data=[_delivery(delivery) for delivery in deliveries])
 
 
 @router.post("/deliveries/{delivery_id}/redeliver", status_code=202, responses=problems(404, 503))
 async def redeliver(delivery_id: str, tenant: Tenant, services: ServicesDep) -> Response:
-    """Deliver once more, under the same webhook id."""
+    """Deliver again with the same webhook id."""
     await services.queue.webhooks.redeliver(tenant, delivery_id)
     return Response(status_code=202)
 
@@ -175,16 +175,16 @@ async def get_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) 
 
 @router.patch("/{endpoint_id}", responses=problems(400, 404, 415, 422, 503))
 async def change_endpoint(endpoint_id: str, request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
-    """Change an endpoint; `{"enabled": true}` gives one that was disabled another chance."""
-    asked = await _body(request, EndpointChange)
-    if asked.url is not None:
-        await _vet(asked.url, services)
-    told = asked.model_dump(exclude_none=True, exclude={"events"})
-    if asked.events is not None:
-        told["states"] = _states(asked.events)
-    if asked.enabled:
-        told |= {"failing_since": None, "disabled_reason": None}
-    changed = (await services.queue.webhooks.endpoint(tenant, endpoint_id)).model_copy(update=told)
+    """Change an endpoint; `{"enabled": true}` enables one that was disabled."""
+    body = await _body(request, EndpointChange)
+    if body.url is not None:
+        await _check_url(body.url, services)
+    update = body.model_dump(exclude_none=True, exclude={"events"})
+    if body.events is not None:
+        update["states"] = _states(body.events)
+    if body.enabled:
+        update |= {"failing_since": None, "disabled_reason": None}
+    changed = (await services.queue.webhooks.endpoint(tenant, endpoint_id)).model_copy(update=update)
     await services.queue.webhooks.put_endpoint(tenant, changed, exists=True)
     return _endpoint(changed)
 
@@ -198,38 +198,38 @@ async def delete_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDe
 
 @router.post("/{endpoint_id}/rotate", responses=problems(404, 503))
 async def rotate_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
-    """Replace the secret, and tell the new one; for a day deliveries carry signatures of both."""
-    found = await services.queue.webhooks.endpoint(tenant, endpoint_id)
-    changed = found.model_copy(update={"secrets": rotate_secrets(found.secrets, now_ms())})
+    """Replace the secret and return the new one; for a day deliveries carry signatures of both."""
+    endpoint = await services.queue.webhooks.endpoint(tenant, endpoint_id)
+    changed = endpoint.model_copy(update={"secrets": rotate_secrets(endpoint.secrets, now_ms())})
     await services.queue.webhooks.put_endpoint(tenant, changed, exists=True)
-    return _endpoint(changed, tell=True)
+    return _endpoint(changed, show_secret=True)
 
 
 @router.post("/{endpoint_id}/test", status_code=202, responses=problems(404, 503))
 async def test_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> dict[str, str]:
-    """Send a `webhook.test` event, and tell its delivery's id."""
+    """Send a `webhook.test` event and return the id of its delivery."""
     endpoint = await services.queue.webhooks.endpoint(tenant, endpoint_id)
     return {"delivery": await services.queue.webhooks.send_test(tenant, endpoint, new_id("test", now_ms()))}
 
 
-async def _body(request: Request, kind: type[Asked]) -> Asked:
+async def _body(request: Request, model: type[Body]) -> Body:
     require_type(request, JSON_TYPES)
-    return validated(kind, strict_json.decode(await request.body()))
+    return validated(model, strict_json.decode(await request.body()))
 
 
 def _states(events: tuple[JobEvent | TerminalEvent, ...]) -> tuple[State | TerminalEvent, ...]:
     return tuple(ENDPOINT_EVENTS[name] for name in events)
 
 
-async def _vet(url: str, services: Services) -> None:
-    """Refuse a URL that no delivery could be made to; its name is resolved again at each."""
+async def _check_url(url: str, services: Services) -> None:
+    """Raise `InvalidRequest` for a URL that deliveries cannot reach; each delivery resolves its name again."""
     try:
         await FetchGuard(FetchRules.for_webhooks(services.settings)).vet(url)
     except (FetchRefused, FetchFailed) as error:
         raise InvalidRequest(f"url: {error.message}", param="url") from error
 
 
-def _endpoint(endpoint: WebhookEndpoint, *, tell: bool = False) -> EndpointObject:
+def _endpoint(endpoint: WebhookEndpoint, *, show_secret: bool = False) -> EndpointObject:
     failing = endpoint.failing_since
     return EndpointObject(
         id=endpoint.id,
@@ -240,13 +240,13 @@ def _endpoint(endpoint: WebhookEndpoint, *, tell: bool = False) -> EndpointObjec
         disabled_reason=endpoint.disabled_reason,
         failing_since=None if failing is None else iso(round(failing)),
         created_at=iso(endpoint.created_at_ms) or "",
-        secret=endpoint.secrets[0].secret if tell else None,
+        secret=endpoint.secrets[0].secret if show_secret else None,
     )
 
 
-def _secret(found: tuple[SigningSecret, ...]) -> SecretObject:
-    previous = found[1].until_ms if len(found) > 1 else None
-    return SecretObject(secret=found[0].secret, previous_until=iso(previous))
+def _secret(secrets: tuple[SigningSecret, ...]) -> SecretObject:
+    previous_until_ms = secrets[1].until_ms if len(secrets) > 1 else None
+    return SecretObject(secret=secrets[0].secret, previous_until=iso(previous_until_ms))
 
 
 def _delivery(delivery: WebhookDelivery) -> DeliveryObject:
@@ -260,7 +260,12 @@ def _delivery(delivery: WebhookDelivery) -> DeliveryObject:
         attempts=delivery.attempts,
         next_attempt_at=iso(delivery.next_at_ms),
         log=[
-            AttemptObject(at=iso(one.at_ms) or "", status=one.status, error=one.error, duration_ms=one.duration_ms)
-            for one in delivery.log
+            AttemptObject(
+                at=iso(attempt.at_ms) or "",
+                status=attempt.status,
+                error=attempt.error,
+                duration_ms=attempt.duration_ms,
+            )
+            for attempt in delivery.log
         ],
     )

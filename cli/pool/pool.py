@@ -232,7 +232,7 @@ class Pool:
         workers = self._processes.workers(running)
         states = [worker.state for worker in workers]
         return PoolStatus(
-            queued=0 if scale is None else scale.waiting,
+            queued=0 if scale is None else scale.queued,
             running=0 if scale is None else scale.running,
             wanted=0 if scale is None else scale.wanted,
             target=target,

@@ -1,4 +1,4 @@
-"""How a job looks from outside."""
+"""Jobs as the native API returns them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXAMPLE_ID = "job_01ja3v5c8zq3m7x2r4t6w8y0ab"
 
 
 class ProgressObject(BaseModel):
-    """Denoising steps done of those to do, over all of the job's pictures."""
+    """Denoising steps done and in total, over all images of the job."""
 
     step: int
     total: int
@@ -23,14 +23,14 @@ class ProgressObject(BaseModel):
 
 
 class QueueObject(BaseModel):
-    """A waiting job's place; position 0 is next. None where it is not known."""
+    """Position of a queued job; 0 is next, null is unknown."""
 
     position: int | None
     eta_s: float | None = Field(description="Seconds until the job is expected to be finished.")
 
 
 class ImageObject(BaseModel):
-    """A stored picture that a job starts from."""
+    """A stored input image."""
 
     id: str
     content_type: str
@@ -40,7 +40,7 @@ class ImageObject(BaseModel):
 
 
 class ArtifactObject(BaseModel):
-    """One finished picture or video; `flagged` by the model's safety checker. Fields from `frames` on are a video's."""
+    """A finished image or video; `flagged` by the model's safety checker. `frames` and later fields: videos only."""
 
     index: int
     kind: Literal["image", "video"]
@@ -59,7 +59,7 @@ class ArtifactObject(BaseModel):
 
 
 class FailureObject(BaseModel):
-    """Why a job did not succeed; `retryable` says whether the same job may succeed later."""
+    """Why a job did not succeed; `retryable` if the same job can succeed later."""
 
     code: str
     message: str
@@ -68,7 +68,7 @@ class FailureObject(BaseModel):
 
 
 class MetricsObject(BaseModel):
-    """Where the time went, in milliseconds; null means not reached."""
+    """Milliseconds spent in each phase; null if not reached."""
 
     queue_ms: int | None
     load_ms: int | None
@@ -77,7 +77,7 @@ class MetricsObject(BaseModel):
 
 
 class BatchingObject(BaseModel):
-    """The job's company over its denoiser forwards; `solo_reason` says why it never had any."""
+    """Batching over the job's denoiser forwards; `solo_reason` if it never had batch mates."""
 
     forwards: int
     max_jobs: int
@@ -92,7 +92,7 @@ class UrlsObject(BaseModel):
 
 
 class JobObject(BaseModel):
-    """A job: what was asked for, with every default resolved, and what has become of it.
+    """A job: its request with every default resolved, its state and its results.
 
     Times are ISO 8601 in UTC with milliseconds.
     """
@@ -108,19 +108,19 @@ class JobObject(BaseModel):
     created_at: str = Field(examples=["2026-01-31T12:00:00.000Z"])
     started_at: str | None
     finished_at: str | None
-    expires_at: str | None = Field(description="When the job and its pictures will be deleted.")
+    expires_at: str | None = Field(description="When the job and its images will be deleted.")
     deadline_at: str | None
     cancel_requested: bool
     attempts: int
     progress: ProgressObject
-    queue: QueueObject | None = Field(description="Only while the job waits.")
+    queue: QueueObject | None = Field(description="Only while the job is queued.")
     prompt: str
     negative_prompt: str
     width: int
     height: int
-    frames: int = Field(description="1 for pictures.")
+    frames: int = Field(description="1 for images.")
     fps: int | None
-    layers: int = Field(description="Pictures that each result is taken apart into; 0 where it is one.")
+    layers: int = Field(description="Images that each result is split into; 0 if it is not split.")
     steps: int
     guidance_scale: float
     guidance_scale_2: float | None
@@ -152,17 +152,21 @@ def _unsigned(job_id: str, index: int) -> str:
 
 
 def iso(at_ms: int | None) -> str | None:
-    """Return a moment as ISO 8601 in UTC."""
+    """Return a time as ISO 8601 in UTC."""
     if at_ms is None:
         return None
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def job_object(
-    record: JobRecord, base_url: str, place: QueuePosition | None = None, *, sign: Callable[[str, int], str] = _unsigned
+    record: JobRecord,
+    base_url: str,
+    position: QueuePosition | None = None,
+    *,
+    sign: Callable[[str, int], str] = _unsigned,
 ) -> JobObject:
-    """Return `record` as its client sees it, with URLs below `base_url`; `sign` gives the query of a picture's."""
-    job, here = record.job, f"{base_url}/v1/jobs/{record.job.id}"
+    """Return `record` for its client, with URLs below `base_url`; `sign` returns the query of an artifact's URL."""
+    job, url = record.job, f"{base_url}/v1/jobs/{record.job.id}"
     timings, batching = record.timings, record.batching
     return JobObject(
         **_request(job),
@@ -178,33 +182,33 @@ def job_object(
         progress=ProgressObject(
             step=record.progress.step, total=record.progress.total, percent=min(100, record.progress.percent)
         ),
-        queue=_queue(place) if record.state is State.QUEUED else None,
+        queue=_queue(position) if record.state is State.QUEUED else None,
         image=_image(next(iter(job.images), None)),
         images=[ImageObject(**image.model_dump(exclude={"key"})) for image in job.images],
         mask=_image(job.mask),
         last_image=_image(job.last_image),
         artifacts=[
-            _artifact(artifact, f"{here}/artifacts/{artifact.index}", sign(job.id, artifact.index))
+            _artifact(artifact, f"{url}/artifacts/{artifact.index}", sign(job.id, artifact.index))
             for artifact in record.artifacts
         ],
         error=None if record.error is None else FailureObject(**record.error.model_dump()),
         metrics=MetricsObject(**timings.model_dump()),
         batching=None if batching is None else BatchingObject(**batching.model_dump()),
-        urls=UrlsObject(self=here, cancel=f"{here}/cancel", events=f"{here}/events"),
+        urls=UrlsObject(self=url, cancel=f"{url}/cancel", events=f"{url}/events"),
     )
 
 
-_SAID_AGAIN = frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - {"images", "mask", "last_image"}
+_REQUEST_FIELDS = frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - {"images", "mask", "last_image"}
 
 
 def _request(job: Job) -> dict[str, Any]:
-    return {name: getattr(job, name) for name in _SAID_AGAIN}
+    return {name: getattr(job, name) for name in _REQUEST_FIELDS}
 
 
-def _queue(place: QueuePosition | None) -> QueueObject:
-    if place is None:
+def _queue(position: QueuePosition | None) -> QueueObject:
+    if position is None:
         return QueueObject(position=None, eta_s=None)
-    return QueueObject(position=place.position, eta_s=place.eta_s)
+    return QueueObject(position=position.position, eta_s=position.eta_s)
 
 
 def _image(image: InputRef | None) -> ImageObject | None:
@@ -214,7 +218,7 @@ def _image(image: InputRef | None) -> ImageObject | None:
 def _artifact(artifact: Artifact, url: str, query: str) -> ArtifactObject:
     return ArtifactObject(
         url=url + query,
-        # Whoever may see a video may see its still.
+        # The signature of a video covers its thumbnail.
         thumbnail_url=None if artifact.thumbnail is None else f"{url}/thumbnail{query}",
         **artifact.model_dump(exclude={"key", "thumbnail"}),
     )

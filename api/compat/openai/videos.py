@@ -24,7 +24,7 @@ from api.context import Context, RequestContext
 from api.http.body_limits import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse
-from api.routes.artifacts import Asked, To, object_answer
+from api.routes.artifacts import ConditionsDep, object_response
 from shared.config.adapters import AdapterChoice
 from shared.errors import Conflict, InvalidRequest, NotFound
 from shared.job import JobRecord, State
@@ -113,7 +113,7 @@ async def video_content(
     request: Request,
     video_id: str,
     context: Context,
-    conditions: Asked,
+    conditions: ConditionsDep,
     variant: Literal["video", "thumbnail", "spritesheet"] = "video",
 ) -> Response:
     """Get the MP4 of a video or its JPEG thumbnail; supports ranges."""
@@ -124,7 +124,7 @@ async def video_content(
     stored = {"video": video, "thumbnail": video.thumbnail}.get(variant)
     if stored is None:
         raise NotFound(f"video {video_id} has no {variant}", param="variant")
-    return await object_answer(request, context, stored, conditions, To(f"{video_id}-{variant}", redirect=False))
+    return await object_response(request, context, stored, conditions, name=f"{video_id}-{variant}")
 
 
 async def _find(video_id: str, context: RequestContext) -> JobRecord:

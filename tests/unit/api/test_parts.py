@@ -12,8 +12,8 @@ import pytest
 import structlog
 
 from api.errors import RangeNotSatisfiable
-from api.http import ranges
 from api.http.ndjson import Line, Splitter, Spool
+from api.routes.artifacts import requested_range
 from api.waiting import preferred_wait_s
 from shared.errors import InvalidJson, InvalidRequest
 from shared.runtime import log, strict_json
@@ -39,13 +39,13 @@ from shared.runtime import log, strict_json
 def test_a_range_is_cut_to_the_object_and_what_is_no_range_means_all(
     header: str | None, part: tuple[int, int] | None
 ) -> None:
-    assert ranges.requested(header, 10) == part
+    assert requested_range(header, 10) == part
 
 
 @pytest.mark.parametrize("header", ["bytes=10-", "bytes=99-100", "bytes=-0"])
 def test_a_range_outside_of_the_object_is_refused(header: str) -> None:
     with pytest.raises(RangeNotSatisfiable):
-        ranges.requested(header, 10)
+        requested_range(header, 10)
 
 
 @pytest.mark.parametrize(
