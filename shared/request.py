@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from shared.config.adapters import MOST_ADAPTERS, AdapterChoice
+from shared.config.adapters import MAX_ADAPTERS, AdapterChoice
 from shared.config.models_file import MAX_FPS, MAX_INPUT_IMAGES
 from shared.errors import InvalidRequest
 from shared.job import OutputFormat, Priority, Task
@@ -56,7 +56,7 @@ class JobRequest(BaseModel):
     ] = None
     scheduler: Annotated[str | None, Field(max_length=64)] = None
     adapters: Annotated[
-        tuple[AdapterChoice, ...], Field(max_length=MOST_ADAPTERS, description="LoRA adapters to apply.")
+        tuple[AdapterChoice, ...], Field(max_length=MAX_ADAPTERS, description="LoRA adapters to apply.")
     ] = ()
     task: Annotated[
         Task | None, Field(description="Required only if the model has several tasks that match the other fields.")

@@ -1,4 +1,4 @@
-"""The adapters (LoRA) that a model allows, and which of them a job asks for."""
+"""LoRA adapters: the allow-list of a model, and the choices of a request."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from shared.errors import InvalidRequest
 from shared.job import Adapter
 
 AdapterId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
-MOST_ADAPTERS = 16
+MAX_ADAPTERS = 16
 
 
 class AdapterSpec(BaseModel):
-    """One adapter of a model's allow-list. `source` is a folder, a file or a hub id.
+    """An allowed adapter. `source` is a folder, a file or a hub id.
 
-    `weight_name` names the file in it, and may be left out where a folder holds one alone. `component` is the
-    denoiser that the weights are for, where the model has two and the file does not tell. `scale` is what a job gets
-    that names none; a job's own is at most `max_scale`, either way of zero.
+    `weight_name` is the file in it, optional for a folder with a single one. `component` is the denoiser of the weights
+    if the model has two and the file does not name one. `scale` is the default; |scale| is at most `max_scale`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -43,44 +42,42 @@ class AdapterSpec(BaseModel):
     def is_local(self) -> bool:
         return Path(self.source).is_absolute()
 
-    def rooted(self, folder: Path) -> AdapterSpec:
-        """Return it with a `source` that exists in `folder` made absolute; raises ValueError if it cannot be found."""
-        beside = (folder / self.source).resolve()
-        if beside.exists():
-            return self.model_copy(update={"source": str(beside)})
+    def resolve_path(self, folder: Path) -> AdapterSpec:
+        """Return the spec with an absolute `source` if it exists in `folder`; raises `ValueError` if it is nowhere."""
+        path = (folder / self.source).resolve()
+        if path.exists():
+            return self.model_copy(update={"source": str(path)})
         if not self.is_local and self.weight_name is None:
-            raise ValueError(
-                f"adapter {self.id!r}: {self.source!r} is no folder here, and a hub id needs a weight_name"
-            )
+            raise ValueError(f"adapter {self.id!r}: no such folder: {self.source!r}; a hub id needs a weight_name")
         return self
 
 
 class AdapterChoice(BaseModel):
-    """An adapter as a request names it."""
+    """An adapter in a request."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     id: Annotated[str, Field(max_length=128, description="One of the model's `adapters`.")]
-    scale: Annotated[float | None, Field(description="How strongly it is mixed in. Unset: the adapter's own.")] = None
+    scale: Annotated[float | None, Field(description="Weight of the adapter. Unset: its default.")] = None
 
 
-def choose(choices: Sequence[AdapterChoice], allowed: Sequence[AdapterSpec], most: int) -> tuple[Adapter, ...]:
-    """Return the adapters of a job, or raise `InvalidRequest` naming the first that the model does not allow."""
-    if len(choices) > most:
-        raise InvalidRequest(f"adapters are at most {most}, not {len(choices)}", param="adapters")
+def choose(choices: Sequence[AdapterChoice], allowed: Sequence[AdapterSpec], limit: int) -> tuple[Adapter, ...]:
+    """Return the adapters of a job, or raise `InvalidRequest` for the first that is not allowed."""
+    if len(choices) > limit:
+        raise InvalidRequest(f"too many adapters: {len(choices)}; at most {limit} are allowed", param="adapters")
     specs = {spec.id: spec for spec in allowed}
     chosen: dict[str, Adapter] = {}
     for at, choice in enumerate(choices):
         spec, param = specs.get(choice.id), f"adapters.{at}"
         if spec is None:
             known = ", ".join(specs) or "none"
-            raise InvalidRequest(f"adapter {choice.id!r} is not of this model; there are: {known}", param=f"{param}.id")
+            raise InvalidRequest(f"unknown adapter: {choice.id!r}; available: {known}", param=f"{param}.id")
         if choice.id in chosen:
-            raise InvalidRequest(f"adapter {choice.id!r} is named twice", param=f"{param}.id")
+            raise InvalidRequest(f"duplicate adapter: {choice.id!r}", param=f"{param}.id")
         scale = spec.scale if choice.scale is None else choice.scale
         if abs(scale) > spec.max_scale:
             raise InvalidRequest(
-                f"the scale of {choice.id!r} is {-spec.max_scale} to {spec.max_scale}, not {scale}",
+                f"invalid scale of adapter {choice.id!r}: {scale}; use {-spec.max_scale} to {spec.max_scale}",
                 param=f"{param}.scale",
             )
         chosen[choice.id] = Adapter(id=choice.id, scale=scale)

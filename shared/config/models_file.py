@@ -1,7 +1,11 @@
-"""The models file: which models there are, where they come from, what they allow.
+"""Models file and batch rules: the models of a deployment, their sources, defaults and limits.
 
-A `models.toml` holds one `[[model]]` table per model; `models.toml` at the top of the repository shows every key.
-Unknown keys are errors, so that a misspelt limit does not go unnoticed.
+`models.toml` has one `[[model]]` table per model; the one at the top of the repository shows every key. The optional
+batch rules are JSON and lower `max_batch` for some models and sizes:
+
+    {"schema_version": 1, "rules": [{"model_contains": "qwen", "resolution": "1024x1024", "max_batch_size": 2}]}
+
+A rule without `resolution` applies to all sizes; the lowest matching number counts. Unknown keys are errors in both.
 """
 
 from __future__ import annotations
@@ -15,9 +19,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from shared.config import batch_rules
-from shared.config.adapters import MOST_ADAPTERS, AdapterSpec
-from shared.config.batch_rules import BatchRules
+from shared.config.adapters import MAX_ADAPTERS, AdapterSpec
 from shared.errors import ConfigurationError, UnknownModel
 from shared.job import Task
 from shared.signature import Mixable, denoisers_of, mixable_fields
@@ -33,10 +35,9 @@ class _Table(BaseModel):
 
 
 class Defaults(_Table):
-    """What a job gets where its client is silent.
+    """Defaults of request fields.
 
-    `guidance_scale_2` is that of a second denoiser, for the less noisy steps: only models that have one name it.
-    `frames` of a video are as many as the limits allow, unless told.
+    `guidance_scale_2` is for the less noisy steps of models with two denoisers. `frames` defaults to the maximum.
     """
 
     width: Dimension = 512
@@ -52,10 +53,10 @@ class Defaults(_Table):
 
 
 class Limits(_Table):
-    """What a client may ask for. `multiple_of` binds both sides; prompts are counted in characters.
+    """Limits of request fields. `multiple_of` applies to both sides; prompts are limited in characters.
 
-    Frames are a multiple of `frames_multiple` and one more, as a video's first frame is encoded by itself. `last_image`
-    tells whether a video from a picture may, or must, be told its last one too.
+    Frames are k * `frames_multiple` + 1, as a video's first frame is encoded separately. `last_image`: whether
+    image-to-video requests can or must have a last image.
     """
 
     min_side: Dimension = 64
@@ -72,7 +73,7 @@ class Limits(_Table):
     max_input_images: Annotated[int, Field(ge=1, le=MAX_INPUT_IMAGES)] = 1
     max_images: Annotated[int, Field(ge=1, le=64)] = 8
     max_prompt_chars: Annotated[int, Field(ge=1)] = 4000
-    max_adapters: Annotated[int, Field(ge=1, le=MOST_ADAPTERS)] = 4
+    max_adapters: Annotated[int, Field(ge=1, le=MAX_ADAPTERS)] = 4
 
     @model_validator(mode="after")
     def _ordered(self) -> Limits:
@@ -84,8 +85,8 @@ class Limits(_Table):
 
     def allows_size(self, width: int, height: int) -> bool:
         sides = (width, height)
-        fitting = all(self.min_side <= side <= self.max_side and side % self.multiple_of == 0 for side in sides)
-        return fitting and width * height <= self.max_pixels
+        valid = all(self.min_side <= side <= self.max_side and side % self.multiple_of == 0 for side in sides)
+        return valid and width * height <= self.max_pixels
 
     @property
     def most_frames(self) -> int:
@@ -96,11 +97,10 @@ class Limits(_Table):
 
 
 class References(_Table):
-    """How pictures to edit are brought to a size: each becomes tokens of the forward, so that jobs whose pictures
-    end up alike share one.
+    """How images to edit are resized. They become tokens of the forward, so jobs with equal sizes can share one.
 
-    A picture keeps its proportions, as far as sides that are multiples of `multiple_of` can, and has about `pixels`
-    pixels; a smaller one stays smaller, unless `enlarge`.
+    The result has about `pixels` pixels and sides that are multiples of `multiple_of`, with nearly the same
+    proportions. Smaller images are enlarged only with `enlarge`.
     """
 
     pixels: Annotated[int, Field(ge=256, le=4096 * 4096)] = 1024 * 1024
@@ -108,19 +108,20 @@ class References(_Table):
     enlarge: bool = False
 
     def size_for(self, width: int, height: int) -> tuple[int, int]:
-        """Return the width and height that a picture is brought to."""
+        """Return the width and height of the resized image."""
         scale = math.sqrt(self.pixels / (width * height))
         if not self.enlarge:
             scale = min(scale, 1.0)
-        step, most = self.multiple_of, max(1, self.pixels // self.multiple_of**2)
-        columns, rows = (min(most, max(1, round(side * scale / step))) for side in (width, height))
+        step, limit = self.multiple_of, max(1, self.pixels // self.multiple_of**2)
+        columns, rows = (min(limit, max(1, round(side * scale / step))) for side in (width, height))
         return columns * step, rows * step
 
 
 class ModelSpec(_Table):
-    """One model. `source` is a hub id or a folder; `window_ms` is how long a job may wait for company, counted
-    from its arrival; `max_batch` bounds the rows of a fused forward. `mixed_fields` names the fields in which jobs may
-    differ and be claimed together all the same; where `source` is a folder, its architecture says so unless told.
+    """One model. `source` is a hub id or a folder; `max_batch` limits the rows of a fused forward.
+
+    `window_ms` is the longest time a job waits for batch mates, from its submission. `mixed_fields` are the shared
+    fields that can differ within a batch; for a folder they default to those of its architecture.
     """
 
     id: ModelId
@@ -151,11 +152,11 @@ class ModelSpec(_Table):
     def _defaults_are_allowed(self) -> ModelSpec:
         frames, layers = self.usual_frames, self.defaults.layers
         if self.limits.max_frames == 1 and any(task.makes_video for task in self.tasks):
-            raise ValueError("a model that makes videos needs limits.max_frames")
+            raise ValueError("a video model needs limits.max_frames")
         if not self.limits.allows_frames(frames):
             raise ValueError(
                 f"defaults.frames {frames} is not a multiple of limits.frames_multiple {self.limits.frames_multiple} "
-                f"and one more, of at most limits.max_frames {self.limits.max_frames}"
+                f"plus one, up to limits.max_frames {self.limits.max_frames}"
             )
         if layers > self.limits.max_layers or (self.limits.max_layers and not layers):
             raise ValueError(f"defaults.layers {layers} is not 1 to limits.max_layers {self.limits.max_layers}")
@@ -164,20 +165,19 @@ class ModelSpec(_Table):
     @model_validator(mode="after")
     def _can_be_compiled(self) -> ModelSpec:
         if self.compile and (self.offload != "none" or self.adapter):
-            raise ValueError('compile goes with offload = "none" and without adapters: both change what a forward runs')
+            raise ValueError('compile needs offload = "none" and no adapters: both change the compiled forward')
         return self
 
     @model_validator(mode="after")
-    def _adapters_have_names(self) -> ModelSpec:
+    def _adapter_ids_are_unique(self) -> ModelSpec:
         names = [adapter.id for adapter in self.adapter]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"adapter ids appear twice: {', '.join(twice)}")
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"duplicate adapter ids: {', '.join(duplicates)}")
         return self
 
     @property
     def usual_frames(self) -> int:
-        """Frames of a video whose client does not say how many."""
+        """Default number of frames."""
         return self.defaults.frames or self.limits.most_frames
 
     @property
@@ -185,12 +185,41 @@ class ModelSpec(_Table):
         return Path(self.source).is_absolute()
 
 
+class BatchRule(BaseModel):
+    """`model_contains` matches part of a model's id or source, in any case."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    model_contains: Annotated[str, Field(min_length=1)]
+    resolution: Annotated[str | None, Field(pattern=r"^[1-9]\d{1,4}x[1-9]\d{1,4}$")] = None
+    max_batch_size: Annotated[int, Field(ge=1, le=256)]
+
+    def matches(self, names: tuple[str, ...], width: int, height: int) -> bool:
+        if self.resolution not in (None, f"{width}x{height}"):
+            return False
+        return any(self.model_contains.lower() in name.lower() for name in names)
+
+
+class BatchRules(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    schema_version: Literal[1]
+    rules: Annotated[tuple[BatchRule, ...], Field(strict=False)]
+
+    def max_batch(self, spec: ModelSpec, width: int, height: int) -> int:
+        """Return the most rows of a forward."""
+        names = (spec.id, spec.source)
+        return min(
+            [spec.max_batch, *(rule.max_batch_size for rule in self.rules if rule.matches(names, width, height))]
+        )
+
+
 class Catalog:
-    """The models of one deployment, by id, and the rules that bound their batches further."""
+    """The models of a deployment by id, and its batch rules."""
 
     def __init__(self, specs: tuple[ModelSpec, ...], rules: BatchRules | None = None) -> None:
         self._specs = {spec.id: spec for spec in specs}
-        self._rules = rules or BatchRules()
+        self._rules = rules or BatchRules(schema_version=1, rules=())
 
     def __iter__(self) -> Iterator[ModelSpec]:
         return iter(self._specs.values())
@@ -199,18 +228,18 @@ class Catalog:
         return len(self._specs)
 
     def get(self, model: str) -> ModelSpec:
-        """Return the model called `model`, or raise `UnknownModel` naming those there are."""
+        """Return a model by id, or raise `UnknownModel` listing all ids."""
         try:
             return self._specs[model]
         except KeyError:
             known = ", ".join(sorted(self._specs))
-            raise UnknownModel(f"model {model!r} is not served here; there are: {known}", param="model") from None
+            raise UnknownModel(f"unknown model: {model!r}; available: {known}", param="model") from None
 
     def for_size(self, model: str, width: int, height: int) -> ModelSpec:
-        """Return the model as it is for pictures of a size: a batch rule may lower its `max_batch`."""
+        """Return a model with the `max_batch` of an image size."""
         spec = self.get(model)
-        most = self._rules.cap((spec.id, spec.source), width, height, spec.max_batch)
-        return spec if most == spec.max_batch else spec.model_copy(update={"max_batch": most})
+        max_batch = self._rules.max_batch(spec, width, height)
+        return spec if max_batch == spec.max_batch else spec.model_copy(update={"max_batch": max_batch})
 
 
 class _File(_Table):
@@ -218,44 +247,51 @@ class _File(_Table):
 
 
 def load(path: Path, rules: Path | None = None) -> Catalog:
-    """Read a models file, and a rules file where there is one.
+    """Read a models file and, if given, batch rules; `ConfigurationError` names the file and the key.
 
-    A relative `source` that exists beside the models file is taken as that folder. Raises `ConfigurationError` that
-    names the file and the key.
+    A relative `source` that exists next to the models file is that folder.
     """
-    bounds = batch_rules.load(rules)
+    batch_rules = None if rules is None else load_batch_rules(rules)
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        specs = _File.model_validate(tomllib.loads(path.read_text("utf-8"))).model
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; set FUSEQUEUE_MODELS to a models file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    try:
-        specs = _File.model_validate(tables).model
     except ValidationError as error:
-        # Where a model is at fault, that there are too few of them says nothing more.
+        # Invalid models are dropped, so that an error of the `model` array itself only repeats theirs.
         faults = [fault for fault in error.errors() if fault["loc"] != ("model",)] or error.errors()
-        raise ConfigurationError(f"{path}: {'; '.join(map(_told, faults))}") from error
+        raise ConfigurationError(f"{path}: {'; '.join(map(_message, faults))}") from error
     ids = [spec.id for spec in specs]
-    twice = sorted({name for name in ids if ids.count(name) > 1})
-    if twice:
-        raise ConfigurationError(f"{path}: model ids appear twice: {', '.join(twice)}")
+    if duplicates := sorted({name for name in ids if ids.count(name) > 1}):
+        raise ConfigurationError(f"{path}: duplicate model ids: {', '.join(duplicates)}")
     try:
-        return Catalog(tuple(_rooted(spec, path.parent) for spec in specs), bounds)
+        return Catalog(tuple(_resolve_paths(spec, path.parent) for spec in specs), batch_rules)
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from error
 
 
-def _told(fault: ErrorDetails) -> str:
-    said = "there is no such key" if fault["type"] == "extra_forbidden" else fault["msg"]
-    return f"{'.'.join(map(str, fault['loc']))}: {said}"
+def load_batch_rules(path: Path) -> BatchRules:
+    """Read a file of batch rules, or raise `ConfigurationError` naming the file and the key."""
+    try:
+        return BatchRules.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}; set FUSEQUEUE_BATCH_RULES to a file of rules") from error
+    except ValidationError as error:
+        raise ConfigurationError(f"{path}: {'; '.join(map(_message, error.errors()))}") from error
 
 
-def _rooted(spec: ModelSpec, folder: Path) -> ModelSpec:
-    adapters = tuple(adapter.rooted(folder) for adapter in spec.adapter)
-    beside = (folder / spec.source).resolve()
-    if not beside.is_dir():
-        return spec.model_copy(update={"adapter": adapters})
-    known = None if "mixed_fields" in spec.model_fields_set else denoisers_of(beside)
-    mixed = spec.mixed_fields if known is None else mixable_fields(known)
-    return spec.model_copy(update={"source": str(beside), "adapter": adapters, "mixed_fields": mixed})
+def _message(fault: ErrorDetails) -> str:
+    key = f"{'.'.join(map(str, fault['loc']))}: " if fault["loc"] else ""
+    return key + ("unknown key" if fault["type"] == "extra_forbidden" else fault["msg"])
+
+
+def _resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
+    update: dict[str, object] = {"adapter": tuple(adapter.resolve_path(folder) for adapter in spec.adapter)}
+    source = (folder / spec.source).resolve()
+    if source.is_dir():
+        update["source"] = str(source)
+        denoisers = None if "mixed_fields" in spec.model_fields_set else denoisers_of(source)
+        if denoisers is not None:
+            update["mixed_fields"] = mixable_fields(denoisers)
+    return spec.model_copy(update=update)

@@ -86,7 +86,7 @@ def test_hugging_face_shows_errors_in_words(face: InferenceClient, stack: Any) -
     assert told.value.request_id
     with pytest.raises(HfHubHTTPError, match="stepz: there is no such field"):
         face.text_to_image(PROMPT, extra_body={"stepz": 3})
-    with pytest.raises(HfHubHTTPError, match="model 'sdxl' is not served here; there are: demo") as missing:
+    with pytest.raises(HfHubHTTPError, match="unknown model: 'sdxl'; available: demo") as missing:
         face.text_to_image(PROMPT, model=f"{stack.url}/compat/huggingface/sdxl")
     assert missing.value.response.status_code == 404
 

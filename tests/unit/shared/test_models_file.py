@@ -1,54 +1,130 @@
-"""The models file: what it says, and what is said of one that is wrong."""
+"""Models file and batch rules: contents and error messages."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from shared.config import models_file
+from shared.config.models_file import BatchRule, BatchRules, ModelSpec
 from shared.errors import ConfigurationError
 
-GOOD = '[[model]]\nid = "a"\nsource = "b"\n'
+VALID = '[[model]]\nid = "a"\nsource = "b"\n'
 
 
-def written(folder: Path, text: str) -> Path:
+def write(folder: Path, text: str) -> Path:
     path = folder / "models.toml"
     path.write_text(text, "utf-8")
     return path
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "model: Field required"),
         ("model = []", "model: Tuple should have at least 1 item after validation, not 0"),
-        (GOOD + "max_bach = 3\n", "model.0.max_bach: there is no such key"),
-        (GOOD + "[model.limits]\nmax_step = 3\n", "model.0.limits.max_step: there is no such key"),
-        (GOOD + GOOD, "model ids appear twice: a"),
+        (VALID + "max_bach = 3\n", "model.0.max_bach: unknown key"),
+        (VALID + "[model.limits]\nmax_step = 3\n", "model.0.limits.max_step: unknown key"),
+        (VALID + VALID, "duplicate model ids: a"),
         ('[[model]]\nid = "a"\n', "model.0.source: Field required"),
         ("[[model", "Expected "),
     ],
 )
-def test_a_wrong_models_file_is_told_by_file_and_key(tmp_path: Path, text: str, told: str) -> None:
+def test_error_names_file_and_key(tmp_path: Path, text: str, message: str) -> None:
     """One fault gives one sentence."""
-    path = written(tmp_path, text)
+    path = write(tmp_path, text)
     with pytest.raises(ConfigurationError) as caught:
         models_file.load(path)
-    assert caught.value.message.startswith(f"{path}: {told}")
+    assert caught.value.message.startswith(f"{path}: {message}")
     assert ";" not in caught.value.message
 
 
-def test_a_models_file_that_is_missing_names_the_setting(tmp_path: Path) -> None:
-    """It is found by FUSEQUEUE_MODELS."""
+def test_error_for_a_missing_file_names_the_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="FUSEQUEUE_MODELS"):
         models_file.load(tmp_path / "none.toml")
 
 
-def test_a_folder_beside_the_file_is_taken(tmp_path: Path) -> None:
-    """Other sources stay as they are: hub ids."""
+def test_relative_source_is_a_folder_next_to_the_file(tmp_path: Path) -> None:
+    """Other sources are hub ids and stay unchanged."""
     (tmp_path / "b").mkdir()
-    (spec,) = models_file.load(written(tmp_path, GOOD))
+    (spec,) = models_file.load(write(tmp_path, VALID))
     assert spec.source == str(tmp_path / "b")
-    (spec,) = models_file.load(written(tmp_path, GOOD.replace("b", "someone/model")))
+    (spec,) = models_file.load(write(tmp_path, VALID.replace("b", "someone/model")))
     assert spec.source == "someone/model"
+
+
+QWEN = ("qwen", "Qwen/Qwen-Image")
+RULES = BatchRules(
+    schema_version=1,
+    rules=(
+        BatchRule(model_contains="qwen-image", resolution="1024x1024", max_batch_size=2),
+        BatchRule(model_contains="QWEN", max_batch_size=6),
+        BatchRule(model_contains="flux", resolution="512x512", max_batch_size=64),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "size", "expected", "why"),
+    [
+        (QWEN, (1024, 1024), 2, "the lower of two matching rules"),
+        (QWEN, (512, 512), 6, "a rule without a resolution matches every size"),
+        (QWEN, (1024, 768), 6, "a resolution is both sides"),
+        (("qwen", "/models/q"), (1024, 1024), 6, "the id or the source contains the name"),
+        (("flux", "f"), (512, 512), 8, "no rule raises the limit of models.toml"),
+        (("sd", "s"), (512, 512), 8, "no rule, no change"),
+    ],
+)
+def test_lowest_matching_batch_rule_counts(
+    names: tuple[str, str], size: tuple[int, int], expected: int, why: str
+) -> None:
+    spec = ModelSpec(id=names[0], source=names[1], max_batch=8)
+    assert RULES.max_batch(spec, *size) == expected, why
+
+
+RULE = {"model_contains": "a", "max_batch_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"schema_version": 1, "rules": [], "rule": []}, "rule: unknown key"),
+        ({"schema_version": 1, "rules": [{**RULE, "max_batch": 2}]}, "rules.0.max_batch: unknown key"),
+        ({"schema_version": 2, "rules": []}, "schema_version: Input should be 1"),
+        ({"rules": []}, "schema_version: Field required"),
+        ({"schema_version": 1}, "rules: Field required"),
+        ({"schema_version": 1, "rules": [{"model_contains": "a"}]}, "rules.0.max_batch_size: Field required"),
+        ({"schema_version": 1, "rules": [{**RULE, "max_batch_size": 0}]}, "rules.0.max_batch_size: Input should be "),
+        ({"schema_version": 1, "rules": [{**RULE, "max_batch_size": "2"}]}, "rules.0.max_batch_size: Input should be "),
+        ({"schema_version": 1, "rules": [{**RULE, "resolution": "1024"}]}, "rules.0.resolution: String should match"),
+        ([], "Input should be an object"),
+    ],
+)
+def test_batch_rules_error_names_file_and_key(tmp_path: Path, content: object, message: str) -> None:
+    path = tmp_path / "rules.json"
+    path.write_text(json.dumps(content), "utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        models_file.load_batch_rules(path)
+    assert caught.value.message.startswith(f"{path}: {message}")
+
+
+def test_missing_or_invalid_batch_rules_are_reported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="FUSEQUEUE_BATCH_RULES"):
+        models_file.load_batch_rules(tmp_path / "nowhere.json")
+    (tmp_path / "invalid.json").write_text("{", "utf-8")
+    with pytest.raises(ConfigurationError, match="Invalid JSON"):
+        models_file.load_batch_rules(tmp_path / "invalid.json")
+
+
+def test_catalog_applies_batch_rules(tmp_path: Path) -> None:
+    """API and workers use it, so they agree on the size of a full batch."""
+    write(tmp_path, '[[model]]\nid = "a"\nsource = "b"\nmax_batch = 8\n')
+    (tmp_path / "rules.json").write_text(
+        json.dumps({"schema_version": 1, "rules": [{**RULE, "resolution": "512x512"}]}), "utf-8"
+    )
+    catalog = models_file.load(tmp_path / "models.toml", tmp_path / "rules.json")
+    assert catalog.for_size("a", 512, 512).max_batch == 2
+    assert catalog.for_size("a", 512, 768).max_batch == 8
+    assert models_file.load(tmp_path / "models.toml").for_size("a", 512, 512).max_batch == 8
