@@ -13,12 +13,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 from api import errors
 from api.auth import Authenticator
-from api.compat.huggingface import images as huggingface
+from api.compat import huggingface
 from api.compat.openai import batches, files, images, request_bodies, videos
 from api.compat.replicate import files as replicate_files
 from api.compat.replicate import models as replicate_models
 from api.compat.replicate import predictions as replicate_predictions
-from api.compat.replicate import webhook_secret as replicate_webhooks
 from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
 from api.http import openapi
 from api.http.body_limits import BodyLimits
@@ -85,7 +84,7 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
 
 def _include_routes(app: FastAPI) -> None:
     native = (jobs, bulk, events, inputs, models, webhooks)
-    replicate = (replicate_predictions, replicate_models, replicate_files, replicate_webhooks)
+    replicate = (replicate_predictions, replicate_models, replicate_files)
     for module in (*native, files, images, batches, videos, huggingface, *replicate):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
     for operator_module in (queues, dead_letters):

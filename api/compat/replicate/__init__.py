@@ -1,1 +1,1 @@
-"""Replicate's protocol, below `/compat/replicate`: jobs as predictions, for its SDKs as they are."""
+"""Replicate's protocol for its unmodified SDKs: jobs as predictions."""

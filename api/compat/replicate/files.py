@@ -1,4 +1,4 @@
-"""`/compat/replicate/v1/files`: pictures to start from, as the SDKs upload them when an input holds an open file."""
+"""`/compat/replicate/v1/files`: input images, which the SDKs upload when an input holds an open file."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ _BODY = {
     "", status_code=201, openapi_extra={"requestBody": _BODY}, responses=problems(400, 408, 413, 415, 422, 429, 503)
 )
 async def create_file(request: Request, context: Context) -> Response:
-    """Upload a picture; its `urls.get` stands for it in an input."""
+    """Upload an image; its `urls.get` is accepted in an input."""
     require_type(request, UPLOAD_TYPES)
     async with request.form(max_files=1, max_fields=4, max_part_size=OVERHEAD_BYTES) as form:
-        file, told = form.get("content"), form.get("metadata")
+        file, metadata_text = form.get("content"), form.get("metadata")
         if not isinstance(file, UploadFile):
-            raise InvalidRequest("content: the multipart body has no file in a field of this name", param="content")
+            raise InvalidRequest("content: missing; send the file as a multipart field of this name", param="content")
         if not file.size:
             raise InputRejected("content: it is empty", param="content")
         data, name = await file.read(), file.filename or "file"
-    metadata = strict_json.decode(told.encode("utf-8", "replace")) if isinstance(told, str) else {}
+    text = metadata_text.encode("utf-8", "replace") if isinstance(metadata_text, str) else b"{}"
+    metadata = strict_json.decode(text)
     services = context.services
     ref = await context.store_input(data, "content")
     digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
     at_ms = now_ms()
-    shown: dict[str, Any] = {
+    body: dict[str, Any] = {
         "id": ref.id,
         "name": name[:255],
         "content_type": ref.content_type,
@@ -63,4 +64,4 @@ async def create_file(request: Request, context: Context) -> Response:
         "expires_at": iso(at_ms + services.settings.input_retention_s * 1000),
         "urls": {"get": f"{context.base_url}{PREFIX}/files/{ref.id}"},
     }
-    return JSONResponse(shown, 201)
+    return JSONResponse(body, 201)

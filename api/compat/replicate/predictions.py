@@ -1,10 +1,12 @@
-"""`/compat/replicate/v1/predictions`: jobs under another name."""
+"""`/compat/replicate/v1/predictions`: jobs as predictions, with images that Replicate's SDKs can read."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import time
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
@@ -12,19 +14,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from api import submission, waiting
-from api.compat.replicate import outputs, prediction_stream
-from api.context import Context, RequestContext
+from api.compat.openai.images import read_base64
+from api.context import Context, RequestContext, ServicesDep, Tenant
 from api.http.body_limits import JSON_TYPES, require_type
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse
 from api.responses import existing_job
 from api.routes.jobs import Prefer
 from shared.config.models_file import ModelSpec
-from shared.errors import InvalidRequest, Unavailable
-from shared.job import JobRecord, Priority
-from shared.protocols.replicate.models import named, of_version, version_of
-from shared.protocols.replicate.prediction_inputs import request_of
-from shared.protocols.replicate.predictions import PREFIX
+from shared.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable, UnknownModel
+from shared.job import JobRecord, Priority, Progress, State
+from shared.protocols.replicate.models import find_model, model_of_version, model_version
+from shared.protocols.replicate.prediction_inputs import parse_input
+from shared.protocols.replicate.predictions import PREFIX, logs, prediction, progress_line
 from shared.request import MAX_DEADLINE_S, validated
 from shared.runtime import strict_json
 from shared.webhooks import TERMINAL_EVENTS, JobEvent
@@ -32,28 +34,31 @@ from shared.webhooks import TERMINAL_EVENTS, JobEvent
 router = APIRouter(prefix=PREFIX, tags=["Replicate"])
 
 MAX_WAIT_S = 60.0
-ANSWERED_BEFORE_S = 0.25
-"""The SDK gives up half a second after the time that it asks us to wait: the answer leaves so much before that time."""
+RESPONSE_MARGIN_S = 0.25
+"""The SDK times out half a second after its wait; the response is sent this much before the wait ends."""
 
 CANCEL_WAIT_S = 5.0
-"""A job that runs leaves at its next step: the answer to a cancellation waits for that so long."""
+"""Time for a running job to leave its batch, which it does at its next step."""
+
+MAX_INLINE_BYTES = 8 * 1024 * 1024
+"""Images of one prediction that are inlined in a response over http; larger ones are URLs."""
 
 PAGE = 100
-_SPAN = re.compile(r"(?=\d)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s?)?")
+_DURATION = re.compile(r"(?=\d)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s?)?")
 _EVENTS: dict[str, tuple[JobEvent, ...]] = {
     "start": ("job.running",),
-    "output": ("job.succeeded",),  # all of it comes at the end
+    "output": ("job.succeeded",),  # the whole output arrives at the end
     "completed": TERMINAL_EVENTS,
 }
 _CREATED = problems(400, 404, 408, 413, 415, 422, 429, 503)
 
 CancelAfter = Annotated[
-    str | None, Header(max_length=32, description="Give up so long from now: `90s`, `5m`, `1h30m`, or seconds.")
+    str | None, Header(max_length=32, description="Deadline from now: `90s`, `5m`, `1h30m`, or seconds.")
 ]
 
 
 class PredictionRequest(BaseModel):
-    """The body of a prediction. `input` has the fields of a job by the names that Replicate's models have for them."""
+    """The body of a prediction; `input` has job fields by the names of Replicate's models."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,13 +66,15 @@ class PredictionRequest(BaseModel):
         str | None, Field(max_length=256, description="A version of `GET /v1/models`, `owner/name`, or a model's id.")
     ] = None
     input: Annotated[dict[str, Any], Field(examples=[{"prompt": "a red circle", "num_outputs": 2, "seed": 7}])] = {}
-    webhook: Annotated[str | None, Field(max_length=2048, description="An https URL; it gets predictions.")] = None
-    webhook_completed: Annotated[str | None, Field(max_length=2048, description="The same, of the end alone.")] = None
+    webhook: Annotated[str | None, Field(max_length=2048, description="An https URL that receives predictions.")] = None
+    webhook_completed: Annotated[str | None, Field(max_length=2048, description="Like `webhook`, only at the end.")] = (
+        None
+    )
     webhook_events_filter: Annotated[
         tuple[Literal["start", "output", "logs", "completed"], ...] | None,
-        Field(min_length=1, description="Unset: start and completed. `logs` is not sent."),
+        Field(min_length=1, description="Default: start and completed. `logs` is not supported."),
     ] = None
-    stream: Annotated[bool | None, Field(description="Taken: every prediction has a stream.")] = None
+    stream: Annotated[bool | None, Field(description="Accepted: every prediction has a stream.")] = None
 
 
 _BODY = {
@@ -80,60 +87,61 @@ _BODY = {
 async def create_prediction(
     request: Request, context: Context, prefer: Prefer = None, cancel_after: CancelAfter = None
 ) -> Response:
-    """Make a prediction of a version. With `Prefer: wait=n` the answer is the finished one, or, after n seconds, one
-    that is `starting`."""
-    asked = await _asked(request)
-    if asked.version is None:
-        raise InvalidRequest("version: say which model is meant", param="version")
-    spec = of_version(asked.version, context.services.catalog)
-    return await _created(asked, spec, context, prefer, cancel_after)
+    """Create a prediction of a version. With `Prefer: wait=n` the response is the ended prediction or, after n seconds,
+    one with status `starting`."""
+    body = await _parse(request)
+    if body.version is None:
+        raise InvalidRequest("version: required", param="version")
+    spec = model_of_version(body.version, context.services.catalog)
+    return await _create(body, spec, context, prefer, cancel_after)
 
 
 @router.post(
     "/models/{owner}/{name}/predictions", status_code=201, openapi_extra={"requestBody": _BODY}, responses=_CREATED
 )
-async def create_of_model(
+async def create_model_prediction(
     request: Request, owner: str, name: str, context: Context, prefer: Prefer = None, cancel_after: CancelAfter = None
 ) -> Response:
-    """Make a prediction of a model. `owner` may be anybody where the model's id names none."""
-    spec = named(owner, name, context.services.catalog)
-    asked = await _asked(request)
-    if asked.version is not None and of_version(asked.version, context.services.catalog) != spec:
-        raise InvalidRequest(f"version: it is none of {owner}/{name}", param="version")
-    return await _created(asked, spec, context, prefer, cancel_after)
+    """Create a prediction of a model. Any `owner` is accepted for a model whose id has none."""
+    spec = find_model(owner, name, context.services.catalog)
+    body = await _parse(request)
+    if body.version is not None and model_of_version(body.version, context.services.catalog) != spec:
+        raise InvalidRequest(f"version: it is not one of {owner}/{name}", param="version")
+    return await _create(body, spec, context, prefer, cancel_after)
 
 
 @router.get("/predictions", responses=problems(422, 503))
 async def list_predictions(
-    context: Context, cursor: Annotated[str | None, Query(max_length=128, description="As `next` has it.")] = None
+    context: Context,
+    cursor: Annotated[str | None, Query(max_length=128, description="From `next` or `previous`.")] = None,
 ) -> Response:
-    """List predictions, newest first, a hundred a page."""
-    queue, all_of_them = context.services.queue, f"{context.base_url}{PREFIX}/predictions"
+    """List predictions, newest first, 100 per page."""
+    queue, url = context.services.queue, f"{context.base_url}{PREFIX}/predictions"
     try:
-        records, following_on = await queue.jobs.page(context.tenant, after=cursor, limit=PAGE)
+        records, next_cursor = await queue.jobs.page(context.tenant, after=cursor, limit=PAGE)
     except InvalidRequest as error:
-        raise InvalidRequest("cursor: it must be that of `next` or `previous`", param="cursor") from error
+        raise InvalidRequest("cursor: it must be from `next` or `previous`", param="cursor") from error
     previous = None
     if cursor is not None:
         before = await queue.jobs.nth_newer(context.tenant, cursor, PAGE)
-        previous = all_of_them if before is None else f"{all_of_them}?cursor={before}"
-    told = {
+        previous = url if before is None else f"{url}?cursor={before}"
+    page = {
         "previous": previous,
-        "next": None if following_on is None else f"{all_of_them}?cursor={following_on}",
-        "results": [outputs.listed(record, context) for record in records],
+        "next": None if next_cursor is None else f"{url}?cursor={next_cursor}",
+        "results": [_prediction(record, context, _urls(record, context)) for record in records],
     }
-    return JSONResponse(told)
+    return JSONResponse(page)
 
 
 @router.get("/predictions/{prediction_id}", responses=problems(404, 503))
 async def get_prediction(prediction_id: str, context: Context) -> Response:
-    """Read a prediction."""
-    return JSONResponse(await outputs.shown(await context.find_job(prediction_id), context))
+    """Get a prediction."""
+    return JSONResponse(await prediction_object(await context.find_job(prediction_id), context))
 
 
 @router.post("/predictions/{prediction_id}/cancel", responses=problems(404, 503))
 async def cancel_prediction(prediction_id: str, context: Context) -> Response:
-    """Cancel a prediction: at once while it waits, at its next step while it runs."""
+    """Cancel a prediction: a queued one at once, a running one at its next step."""
     await context.find_job(prediction_id)
     queue = context.services.queue
     record = existing_job(await queue.jobs.cancel(prediction_id), prediction_id)
@@ -141,80 +149,168 @@ async def cancel_prediction(prediction_id: str, context: Context) -> Response:
         with contextlib.suppress(Unavailable):
             await context.services.waiters.until_terminal(prediction_id, CANCEL_WAIT_S)
         record = existing_job(await queue.jobs.get(prediction_id), prediction_id)
-    return JSONResponse(await outputs.shown(record, context))
+    return JSONResponse(await prediction_object(record, context))
 
 
 @router.get("/predictions/{prediction_id}/stream", responses=problems(404, 503))
 async def stream_prediction(request: Request, prediction_id: str, context: Context) -> Response:
-    """Follow a prediction by Server-Sent Events: `logs` with its progress, `output` for each picture, then `done`."""
+    """Stream a prediction with server-sent events: `logs` with its progress, `output` per image, then `done`."""
     record = await context.find_job(prediction_id)
     context.services.waiters.check()
     return StreamedResponse(
-        prediction_stream.lines(record, context, request.headers.getlist("authorization")),
+        _events(record, context, request.headers.getlist("authorization")),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _asked(request: Request) -> PredictionRequest:
+@router.get("/webhooks/default/secret", responses=problems(503))
+async def webhook_secret(tenant: Tenant, services: ServicesDep) -> dict[str, str]:
+    """Get the secret that signs the webhooks of predictions."""
+    return {"key": (await services.queue.webhooks.account_secrets(tenant))[0].secret}
+
+
+async def _parse(request: Request) -> PredictionRequest:
     require_type(request, JSON_TYPES)
     body = strict_json.decode(await request.body())
-    sent = {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
-    return validated(PredictionRequest, sent)
+    if isinstance(body, dict):
+        body = {name: value for name, value in body.items() if value is not None}
+    return validated(PredictionRequest, body)
 
 
-async def _created(
-    asked: PredictionRequest, spec: ModelSpec, context: RequestContext, prefer: str | None, cancel_after: str | None
+async def _create(
+    body: PredictionRequest, spec: ModelSpec, context: RequestContext, prefer: str | None, cancel_after: str | None
 ) -> Response:
-    began_s = time.monotonic()
-    wait_s = waiting.preferred_wait_s(prefer, min(MAX_WAIT_S, context.services.settings.max_wait_s))
-    beside: dict[str, Any] = {"priority": (Priority.INTERACTIVE if wait_s else Priority.STANDARD).value}
+    started_s, services = time.monotonic(), context.services
+    wait_s = waiting.preferred_wait_s(prefer, min(MAX_WAIT_S, services.settings.max_wait_s))
+    defaults: dict[str, Any] = {"priority": (Priority.INTERACTIVE if wait_s else Priority.STANDARD).value}
     if cancel_after is not None:
-        beside["deadline_s"] = deadline_s(cancel_after)
-    request, naming = request_of(asked.input, spec, {**beside, **webhook_fields(asked)})
-    with naming.told():
-        submitted = (await submission.submit(request, context, webhook_version=version_of(spec))).record
+        defaults["deadline_s"] = deadline_s(cancel_after)
+    request, names = parse_input(body.input, spec, {**defaults, **webhook_fields(body)})
+    with names.in_errors():
+        submitted = (await submission.submit(request, context, webhook_version=model_version(spec))).record
     record: JobRecord | None = None
     if wait_s:
-        left_s = max(0.0, wait_s - ANSWERED_BEFORE_S - (time.monotonic() - began_s))
+        left_s = max(0.0, wait_s - RESPONSE_MARGIN_S - (time.monotonic() - started_s))
         with contextlib.suppress(Unavailable):
-            await context.services.waiters.until_terminal(submitted.job.id, left_s)
-            record = await context.services.queue.jobs.get(submitted.job.id)
+            await services.waiters.until_terminal(submitted.job.id, left_s)
+            record = await services.queue.jobs.get(submitted.job.id)
     if record is None or not record.state.terminal:
-        # By `starting` clients know that they must ask again; they take anything else for the end.
-        record = submitted
-    told = await outputs.shown(record, context)
-    headers = {"Location": told["urls"]["get"]}
+        record = submitted  # status `starting`: clients take any other one for the end
+    content = await prediction_object(record, context)
+    headers = {"Location": content["urls"]["get"]}
     if wait_s:
         headers["Preference-Applied"] = f"wait={wait_s:.0f}"
-    return JSONResponse(told, 201, headers)
+    return JSONResponse(content, 201, headers)
 
 
-def webhook_fields(asked: PredictionRequest) -> dict[str, Any]:
-    """Return the webhook of a prediction by a job's own fields, or raise `InvalidRequest`."""
-    chosen = asked.webhook_events_filter
-    if chosen is not None and asked.webhook is None:
-        raise InvalidRequest("webhook_events_filter needs a webhook to tell", param="webhook_events_filter")
+async def prediction_object(record: JobRecord, context: RequestContext) -> dict[str, Any]:
+    """Return a prediction with its images."""
+    outputs = await _outputs(record, context) if record.state is State.SUCCEEDED else []
+    return _prediction(record, context, outputs)
+
+
+def _prediction(record: JobRecord, context: RequestContext, outputs: list[str]) -> dict[str, Any]:
+    version = ""
+    with contextlib.suppress(UnknownModel):  # no longer served
+        version = model_version(context.services.catalog.get(record.job.model))
+    return prediction(record, context.base_url, version, outputs=outputs)
+
+
+def _urls(record: JobRecord, context: RequestContext) -> list[str]:
+    """Return the signed URLs of a job's images."""
+    base = f"{context.base_url}/v1/jobs/{record.job.id}/artifacts"
+    return [f"{base}/{artifact.index}{context.sign(record.job.id, artifact.index)}" for artifact in record.artifacts]
+
+
+async def _outputs(record: JobRecord, context: RequestContext) -> list[str]:
+    """Return the images of a job as https URLs; over http as data URLs, because the SDKs take http URLs for text."""
+    small = sum(artifact.bytes for artifact in record.artifacts) <= MAX_INLINE_BYTES
+    if context.base_url.startswith("https:") or not small:
+        return _urls(record, context)
+    try:
+        return [
+            f"data:{artifact.content_type};base64,{await read_base64(artifact.key, context)}"
+            for artifact in record.artifacts
+        ]
+    except NotFound:  # just deleted: the URL responds with 404
+        return _urls(record, context)
+
+
+async def _events(record: JobRecord, context: RequestContext, key: list[str]) -> AsyncGenerator[bytes]:
+    """Yield the events of a job: its logs, keep-alives, then its images and `done`, or one `error`.
+
+    `key` has the authorization headers; the stream ends when the key is revoked.
+    """
+    job, services, last = record.job, context.services, Progress()
+    yield _event("logs", logs(job, last), "seed")
+    try:
+        async with contextlib.aclosing(services.waiters.events(job.id)) as events:
+            async for event in events:
+                with contextlib.suppress(Unavailable):
+                    await services.authenticator.caller(key)
+                if event is None:
+                    yield b": keep-alive\n\n"
+                    continue
+                if event.state is not None and event.state.terminal:
+                    break
+                if event.progress is not None and event.progress.step > last.step:
+                    last = event.progress
+                    yield _event("logs", f"{progress_line(last)}\n", str(last.step))
+        ended = await services.queue.jobs.get(job.id)
+        if ended is None or not ended.state.terminal:
+            raise Unavailable("the stream was interrupted; read the prediction")
+        async for message in _final_events(ended, context):
+            yield message
+    except (Unavailable, NotFound, Unauthenticated) as error:  # the response status was sent already
+        yield _event("error", error.message, "interrupted")
+
+
+async def _final_events(record: JobRecord, context: RequestContext) -> AsyncGenerator[bytes]:
+    if record.state is State.SUCCEEDED:
+        for index, url in enumerate(await _outputs(record, context)):
+            yield _event("output", url, f"output:{index}")
+    elif record.state is not State.CANCELED:
+        yield _event("error", prediction(record, context.base_url, "")["error"], "error")
+        return
+    reason = {"reason": "canceled"} if record.state is State.CANCELED else {}
+    yield _event("done", json.dumps(reason), "done")
+
+
+def _event(kind: str, text: str, event_id: str) -> bytes:
+    """Return one event; clients ignore events without an id."""
+    data = "".join(f"data: {line}\n" for line in text.split("\n"))
+    return f"event: {kind}\nid: {event_id}\n{data}\n".encode()
+
+
+def webhook_fields(body: PredictionRequest) -> dict[str, Any]:
+    """Return the webhook fields of a job, or raise `InvalidRequest`."""
+    chosen = body.webhook_events_filter
+    if chosen is not None and body.webhook is None:
+        raise InvalidRequest("webhook_events_filter: it needs a webhook", param="webhook_events_filter")
     if chosen is not None and "logs" in chosen:
         raise InvalidRequest(
-            "webhook_events_filter: logs are not sent here; read them from the prediction, or follow its stream",
+            "webhook_events_filter: logs are not supported; read them from the prediction or its stream",
             param="webhook_events_filter",
         )
-    if asked.webhook_completed is not None:
-        if asked.webhook is not None:
-            raise InvalidRequest("webhook_completed: send either webhook or this", param="webhook_completed")
-        return {"webhook": asked.webhook_completed, "webhook_events": TERMINAL_EVENTS}
-    if asked.webhook is None:
+    if body.webhook_completed is not None:
+        if body.webhook is not None:
+            raise InvalidRequest(
+                "webhook_completed: send either webhook or webhook_completed", param="webhook_completed"
+            )
+        return {"webhook": body.webhook_completed, "webhook_events": TERMINAL_EVENTS}
+    if body.webhook is None:
         return {}
     events = [event for name in chosen or ("start", "completed") for event in _EVENTS[name]]
-    return {"webhook": asked.webhook, "webhook_events": tuple(dict.fromkeys(events))}
+    return {"webhook": body.webhook, "webhook_events": tuple(dict.fromkeys(events))}
 
 
 def deadline_s(cancel_after: str) -> float:
-    """Return the seconds that the header `Cancel-After` means, or raise `InvalidRequest`."""
-    found = _SPAN.fullmatch(cancel_after.strip().lower())
-    hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
-    span_s = 3600 * hours + 60 * minutes + seconds
-    if not 0 < span_s <= MAX_DEADLINE_S:
-        raise InvalidRequest("Cancel-After: it must be as 90s, 5m or 1h30m, at most 7 days", param="Cancel-After")
-    return float(span_s)
+    """Return the seconds of the header `Cancel-After`, or raise `InvalidRequest`."""
+    match = _DURATION.fullmatch(cancel_after.strip().lower())
+    hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0)
+    duration_s = 3600 * hours + 60 * minutes + seconds
+    if not 0 < duration_s <= MAX_DEADLINE_S:
+        message = f"Cancel-After: invalid: {cancel_after[:32]}; use 90s, 5m or 1h30m, at most 7 days"
+        raise InvalidRequest(message, param="Cancel-After")
+    return float(duration_s)

@@ -1,1 +1,1 @@
-"""Replicate's protocol, as far as it is about words: nothing here waits for anything."""
+"""Replicate requests as job requests, and jobs as predictions. Pure functions."""

@@ -1,4 +1,4 @@
-"""The `input` of a prediction as a job's request, by the names that the popular models of Replicate have for things."""
+"""The `input` of a prediction as a job request, with the field names of Replicate's popular models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.job import Task
 from shared.job_builder import check_limits
 from shared.request import JobRequest, parse, validated
 
-NAMES: Mapping[str, str] = {
+JOB_FIELDS: Mapping[str, str] = {
     "num_outputs": "n",
     "num_inference_steps": "steps",
     "guidance": "guidance_scale",
@@ -29,18 +29,18 @@ NAMES: Mapping[str, str] = {
     "num_frames": "frames",
     "frames_per_second": "fps",
 }
-"""Their names of fields that are ours, by another name."""
+"""Job fields by Replicate's names."""
 
-USUAL_NAMES: Mapping[str, str] = {
+REPLICATE_NAMES: Mapping[str, str] = {
     "n": "num_outputs",
     "steps": "num_inference_steps",
     "strength": "prompt_strength",
     "frames": "num_frames",
 }
-"""By which of their names we tell fields that are ours by another."""
+"""Replicate's names of job fields in published schemas."""
 
-OUTSIDE = ("model", "webhook", "webhook_events", "batch_id")
-"""Fields of a job that stand beside the input, or have no place in it."""
+EXCLUDED = ("model", "webhook", "webhook_events", "batch_id")
+"""Job fields that are not allowed in the input."""
 
 _SCHEDULERS = {
     "DPMSolverMultistep": "DPMSolverMultistepScheduler",
@@ -56,8 +56,8 @@ _UNTYPED = "data:application/octet-stream;"
 MEGAPIXEL = 1024 * 1024
 
 
-class OtherFields(BaseModel):
-    """What their inputs hold beside the fields of a job."""
+class ReplicateFields(BaseModel):
+    """Input fields without an equal job field."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -65,28 +65,30 @@ class OtherFields(BaseModel):
         str | None,
         Field(
             pattern=r"^([1-9]\d?:[1-9]\d?|custom|match_input_image)$",
-            description="Such as 16:9, with about as many pixels as the model's own size; `custom`: width and height.",
+            description="Such as 16:9, with about the pixels of the model's default size; `custom`: width and height.",
         ),
     ] = None
-    megapixels: Annotated[float | None, Field(gt=0, le=64, description="Of 1024x1024 pixels.")] = None
+    megapixels: Annotated[float | None, Field(gt=0, le=64, description="1 is 1024x1024 pixels.")] = None
     output_format: Literal["png", "jpg", "jpeg", "webp", "mp4"] | None = None
     output_quality: Annotated[int | None, Field(strict=True, ge=0, le=100)] = None
-    lora_weights: Annotated[str | None, Field(max_length=128, description="An adapter that the model lists.")] = None
+    lora_weights: Annotated[str | None, Field(max_length=128, description="Id of an adapter of the model.")] = None
     lora_scale: Annotated[float | None, Field(strict=True)] = None
-    go_fast: Annotated[bool, Field(strict=True, description="Taken, and without a meaning here.")] = False
-    disable_safety_checker: Annotated[bool, Field(strict=True, description="Only where the model has none.")] = False
-    apply_watermark: Annotated[bool, Field(strict=True, description="Must be false: there are none.")] = False
+    go_fast: Annotated[bool, Field(strict=True, description="Accepted and ignored.")] = False
+    disable_safety_checker: Annotated[bool, Field(strict=True, description="Allowed only for models without one.")] = (
+        False
+    )
+    apply_watermark: Annotated[bool, Field(strict=True, description="Must be false.")] = False
 
 
 @dataclass(frozen=True)
-class Naming:
-    """By which names a request told fields: errors that name ours are told by theirs."""
+class FieldNames:
+    """Maps job fields to the names in the client's input, for error messages."""
 
     names: Mapping[str, str]
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
-        """Let what is raised within name the field of the input as the client knows it."""
+    def in_errors(self) -> Iterator[None]:
+        """Rename the fields of `InvalidRequest` errors to those of the input."""
         try:
             yield
         except InvalidRequest as error:
@@ -94,135 +96,139 @@ class Naming:
 
     def _renamed(self, error: InvalidRequest) -> InvalidRequest:
         root, dot, rest = (error.param or "").partition(".")
-        if not root or root in OUTSIDE or root == "input":
+        if not root or root in EXCLUDED or root == "input":
             return error
         name = self.names.get(root, root)
-        if name in OtherFields.model_fields:  # it has no parts, whatever was made of it
+        if name in ReplicateFields.model_fields:  # a scalar, unlike the job field made from it
             root, dot, rest = root + dot + rest, "", ""
-        sent = f"input.{name}"
-        words = re.sub(rf"^{re.escape(root)}\b", sent, error.message)
-        if words == error.message:
-            words = f"{sent}: {words}"
-        return type(error)(words, param=sent + dot + rest)
+        field = f"input.{name}"
+        message = re.sub(rf"^{re.escape(root)}\b", field, error.message)
+        if message == error.message:
+            message = f"{field}: {message}"
+        return type(error)(message, param=field + dot + rest)
 
 
-def request_of(told: Mapping[str, Any], spec: ModelSpec, beside: Mapping[str, Any]) -> tuple[JobRequest, Naming]:
-    """Return the job that an input asks of a model, and how to name its fields in later errors.
+def parse_input(
+    input_values: Mapping[str, Any], spec: ModelSpec, defaults: Mapping[str, Any]
+) -> tuple[JobRequest, FieldNames]:
+    """Return the job request of an input, and its field names for later errors.
 
-    `beside` are fields of the job that hold where the input does not tell them. Raises `InvalidRequest` that names the
-    field at fault.
+    `defaults` are job fields that the input can override. Raises `InvalidRequest` with the invalid field.
     """
-    sent = {name: value for name, value in told.items() if value is not None}
-    names = _ours(sent)
-    naming = Naming({our: name for name, our in names.items()})
-    with naming.told():
-        for name in OUTSIDE:
-            if name in sent:
+    values = {name: value for name, value in input_values.items() if value is not None}
+    job_fields = _job_fields(values)
+    names = FieldNames({field: name for name, field in job_fields.items()})
+    with names.in_errors():
+        for name in EXCLUDED:
+            if name in values:
                 raise InvalidRequest(f"input.{name}: there is no such field", param=f"input.{name}")
-        other = validated(OtherFields, {name: sent.pop(name) for name in OtherFields.model_fields if name in sent})
-        body = {names.get(name, name): value for name, value in sent.items()}
-        body |= _of_others(other, body, spec)
+        extra = {name: values.pop(name) for name in ReplicateFields.model_fields if name in values}
+        fields = validated(ReplicateFields, extra)
+        body = {job_fields.get(name, name): value for name, value in values.items()}
+        body |= _converted(fields, body, spec)
         for name in ("image", "images", "mask", "last_image"):
             if name in body:
-                body[name] = _pictures(body[name])
+                body[name] = _image_values(body[name])
         if isinstance(body.get("scheduler"), str):
             body["scheduler"] = _SCHEDULERS.get(body["scheduler"], body["scheduler"])
-    naming = Naming({**naming.names, **_made_of(other, body.keys() - sent.keys())})
-    with naming.told():
-        request = parse({**beside, **body, "model": spec.id})
+    names = FieldNames({**names.names, **_sources(fields, body.keys() - values.keys())})
+    with names.in_errors():
+        request = parse({**defaults, **body, "model": spec.id})
         check_limits(request, spec)
-    return request, naming
+    return request, names
 
 
-def _made_of(other: OtherFields, made: Set[str]) -> dict[str, str]:
-    """Return from which of their fields those of ours were made that were not sent."""
-    sized = "aspect_ratio" if other.aspect_ratio is not None else "megapixels"
-    found = {"width": sized, "height": sized, "adapters": "lora_weights"}
-    return {ours: name for ours, name in found.items() if ours in made}
+def _sources(fields: ReplicateFields, converted: Set[str]) -> dict[str, str]:
+    """Return for each converted job field the Replicate field it was made from."""
+    size = "aspect_ratio" if fields.aspect_ratio is not None else "megapixels"
+    sources = {"width": size, "height": size, "adapters": "lora_weights"}
+    return {field: name for field, name in sources.items() if field in converted}
 
 
-def _ours(sent: Mapping[str, Any]) -> dict[str, str]:
-    """Return by which of our names each field of theirs goes; raises where two are told for one."""
-    names: dict[str, str] = {}
-    for name in sent:
-        ours = NAMES.get(name)
-        if ours is None:
+def _job_fields(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the job field of each aliased input field; raises when two mean the same."""
+    fields: dict[str, str] = {}
+    for name in values:
+        field = JOB_FIELDS.get(name)
+        if field is None:
             continue
-        first = next((other for other in names if names[other] == ours), ours if ours in sent else None)
+        first = next((other for other in fields if fields[other] == field), field if field in values else None)
         if first is not None:
             raise InvalidRequest(f"input.{name}: send either {first} or {name}", param=f"input.{name}")
-        names[name] = ours
-    return names
+        fields[name] = field
+    return fields
 
 
-def _of_others(other: OtherFields, body: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _converted(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
+    """Return the job fields of Replicate's own fields."""
+    fields: dict[str, Any] = {}
     if other.output_format is not None:
-        found["output_format"] = "jpeg" if other.output_format == "jpg" else other.output_format
+        fields["output_format"] = "jpeg" if other.output_format == "jpg" else other.output_format
     if other.output_quality is not None:
-        found["output_quality"] = max(1, other.output_quality)
+        fields["output_quality"] = max(1, other.output_quality)
     if other.lora_weights is not None:
         if "adapters" in body:
             raise InvalidRequest("lora_weights: send either lora_weights or adapters", param="lora_weights")
         scale = {} if other.lora_scale is None else {"scale": other.lora_scale}
-        found["adapters"] = [{"id": other.lora_weights, **scale}]
+        fields["adapters"] = [{"id": other.lora_weights, **scale}]
     elif other.lora_scale is not None:
-        raise InvalidRequest("lora_scale needs lora_weights to go with", param="lora_scale")
+        raise InvalidRequest("lora_scale: it needs lora_weights", param="lora_scale")
     if other.disable_safety_checker and spec.safety_checker:
         raise InvalidRequest(
-            f"disable_safety_checker: that of model {spec.id!r} is for the operator to switch off",
+            f"disable_safety_checker: only the operator can disable that of model {spec.id!r}",
             param="disable_safety_checker",
         )
     if other.apply_watermark:
-        raise InvalidRequest("apply_watermark: pictures get no watermark here", param="apply_watermark")
-    return found | _size(other, body, spec)
+        raise InvalidRequest("apply_watermark: watermarks are not supported", param="apply_watermark")
+    return fields | _size(other, body, spec)
 
 
-def _size(other: OtherFields, body: Mapping[str, Any], spec: ModelSpec) -> dict[str, int]:
+def _size(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec) -> dict[str, int]:
     ratio = other.aspect_ratio
     if ratio in ("custom", "match_input_image"):
-        _check_word(ratio, other, body, spec)
+        _check_named_ratio(ratio, other, body, spec)
         return {}
     if ratio is None and other.megapixels is None:
         return {}
     if {"width", "height"} & body.keys():
-        told = "aspect_ratio" if ratio is not None else "megapixels"
-        raise InvalidRequest(f"{told}: send either {told} or width and height", param=told)
-    own = spec.defaults
-    across, down = (own.width, own.height) if ratio is None else (int(part) for part in ratio.split(":"))
-    pixels = own.width * own.height if other.megapixels is None else round(other.megapixels * MEGAPIXEL)
+        field = "aspect_ratio" if ratio is not None else "megapixels"
+        raise InvalidRequest(f"{field}: send either {field} or width and height", param=field)
+    default = spec.defaults
+    across, down = (default.width, default.height) if ratio is None else (int(part) for part in ratio.split(":"))
+    pixels = default.width * default.height if other.megapixels is None else round(other.megapixels * MEGAPIXEL)
     width, height = size_for(across / down, pixels, spec)
     return {"width": width, "height": height}
 
 
-def _check_word(ratio: str, other: OtherFields, body: Mapping[str, Any], spec: ModelSpec) -> None:
-    """Raise `InvalidRequest` unless a ratio that is told by a word is one: of the client's size, or of its picture."""
+def _check_named_ratio(ratio: str, other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec) -> None:
+    """Raise `InvalidRequest` unless `custom` has a size, or `match_input_image` an image."""
     if other.megapixels is not None:
         raise InvalidRequest(f"megapixels: send either megapixels or aspect_ratio {ratio}", param="megapixels")
     if ratio == "custom" and not {"width", "height"} <= body.keys():
         raise InvalidRequest("aspect_ratio: custom needs width and height", param="aspect_ratio")
     if ratio == "match_input_image" and (Task.EDIT not in spec.tasks or not {"image", "images"} & body.keys()):
-        raise InvalidRequest(f"aspect_ratio: model {spec.id!r} matches no picture", param="aspect_ratio")
+        raise InvalidRequest(
+            f"aspect_ratio: match_input_image needs an image and a model that edits: {spec.id}", param="aspect_ratio"
+        )
 
 
 def size_for(ratio: float, pixels: int, spec: ModelSpec) -> tuple[int, int]:
-    """Return a width and height of about `ratio` and `pixels`, in the model's steps; the shorter side is at least its
-    least."""
-    step, least = spec.limits.multiple_of, spec.limits.min_side
+    """Return the supported width and height nearest to `ratio` and `pixels`, not below the model's minimum."""
+    step, min_side = spec.limits.multiple_of, spec.limits.min_side
     width, height = math.sqrt(pixels * ratio), math.sqrt(pixels / ratio)
-    larger = max(1.0, least / min(width, height))
-    lowest = -(-least // step) * step
-    across, down = (max(lowest, round(side * larger / step) * step) for side in (width, height))
+    factor = max(1.0, min_side / min(width, height))
+    lowest = -(-min_side // step) * step
+    across, down = (max(lowest, round(side * factor / step) * step) for side in (width, height))
     return across, down
 
 
-def _pictures(value: Any) -> Any:
-    """Return pictures as ours name them: files that were uploaded by their ids."""
+def _image_values(value: Any) -> Any:
+    """Return images as job fields: uploaded files by their input ids."""
     if isinstance(value, list):
-        return [_pictures(one) for one in value]
+        return [_image_values(item) for item in value]
     if not isinstance(value, str):
         return value
     if value[: len(_UNTYPED)].lower() == _UNTYPED:
         return "data:;" + value[len(_UNTYPED) :]
-    found = _FILE_URL.fullmatch(value[:4096])
-    return found[1] if found else value
+    match = _FILE_URL.fullmatch(value[:4096])
+    return match[1] if match else value

@@ -1,4 +1,4 @@
-"""Jobs as Replicate's clients read them: as predictions."""
+"""Jobs as Replicate's predictions."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def prediction(
     outputs: Sequence[str] = (),
     state: State | None = None,
 ) -> dict[str, Any]:
-    """Return a job as a prediction; `outputs` are where its pictures are, in order.
+    """Return a job as a prediction; `outputs` are the URLs of its images, in order.
 
-    `state` is what it was when an event was told of it, unset: what it is. A deadline that passed is a failure: clients
-    know no other word for it that raises.
+    `state` is the state at a webhook event; default: the current one. An expired job is `failed`, the only status on
+    which clients raise.
     """
     job, state = record.job, state or record.state
     succeeded = state is State.SUCCEEDED
@@ -58,8 +58,8 @@ def prediction(
 
 
 def input_of(job: Job) -> dict[str, Any]:
-    """Return the input of a job with every default resolved: sent again, it asks for the same."""
-    told: dict[str, Any] = {
+    """Return the input of a job with all defaults resolved, so that it can be sent again."""
+    values: dict[str, Any] = {
         "prompt": job.prompt,
         "negative_prompt": job.negative_prompt,
         "width": job.width,
@@ -76,21 +76,21 @@ def input_of(job: Job) -> dict[str, Any]:
         "task": job.task.value,
     }
     if job.adapters:
-        told["adapters"] = [adapter.model_dump() for adapter in job.adapters]
+        values["adapters"] = [adapter.model_dump() for adapter in job.adapters]
     if job.task.makes_video:
-        told |= {"num_frames": job.frames, "fps": job.fps}
+        values |= {"num_frames": job.frames, "fps": job.fps}
     if job.layers:
-        told["layers"] = job.layers
+        values["layers"] = job.layers
     if len(job.images) > 1:
-        told["images"] = [ref.id for ref in job.images]
+        values["images"] = [ref.id for ref in job.images]
     elif job.images:
-        told["image"] = job.images[0].id
-    told |= {name: ref.id for name, ref in (("mask", job.mask), ("last_image", job.last_image)) if ref is not None}
-    return {name: value for name, value in told.items() if value is not None}
+        values["image"] = job.images[0].id
+    values |= {name: ref.id for name, ref in (("mask", job.mask), ("last_image", job.last_image)) if ref is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def logs(job: Job, progress: Progress) -> str:
-    """Return the seed, and how far the job is as a line of tqdm: that is where clients read progress from."""
+    """Return the seed and a tqdm line, from which clients read the progress."""
     seed = f"Using seed: {job.seed}\n"
     return seed + (f"{progress_line(progress)}\n" if progress.total else "")
 
@@ -102,16 +102,15 @@ def progress_line(progress: Progress) -> str:
 
 
 def webhook_body(record: JobRecord, version: str, event: str, base_url: str) -> bytes:
-    """Return what a webhook is sent of an event of a job: the prediction as it was then, URLs and no pictures; under
-    20 kB, without the input where that is long."""
+    """Return the body of a webhook: the prediction at the event, with URLs; without its input above 20 kB."""
     urls = [f"{base_url}/v1/jobs/{record.job.id}/artifacts/{artifact.index}" for artifact in record.artifacts]
-    told = prediction(record, base_url, version, outputs=urls, state=State(event.partition(".")[2]))
-    made = _encoded(told)
-    return made if len(made) <= MAX_BODY_BYTES else _encoded({**told, "input": {}})
+    body = prediction(record, base_url, version, outputs=urls, state=State(event.partition(".")[2]))
+    encoded = _encode(body)
+    return encoded if len(encoded) <= MAX_BODY_BYTES else _encode({**body, "input": {}})
 
 
-def _encoded(told: dict[str, Any]) -> bytes:
-    return json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
+def _encode(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _output(job: Job, outputs: Sequence[str]) -> Any:
@@ -125,13 +124,13 @@ def _error(record: JobRecord) -> str:
 
 
 def _metrics(record: JobRecord) -> dict[str, float]:
-    """Return seconds; `predict_time` is what the job was worked on for."""
-    ended, began = record.finished_at_ms, record.started_at_ms
-    told: dict[str, float] = {}
-    if ended is not None:
-        told["total_time"] = (ended - record.job.created_at_ms) / 1000
+    """Return times in seconds; `predict_time` is the time of inference."""
+    ended_ms, started_ms = record.finished_at_ms, record.started_at_ms
+    metrics: dict[str, float] = {}
+    if ended_ms is not None:
+        metrics["total_time"] = (ended_ms - record.job.created_at_ms) / 1000
     if record.timings.inference_ms is not None:
-        told["predict_time"] = record.timings.inference_ms / 1000
-    elif ended is not None and began is not None:
-        told["predict_time"] = (ended - began) / 1000
-    return told
+        metrics["predict_time"] = record.timings.inference_ms / 1000
+    elif ended_ms is not None and started_ms is not None:
+        metrics["predict_time"] = (ended_ms - started_ms) / 1000
+    return metrics

@@ -26,7 +26,7 @@ from replicate.helpers import FileOutput
 from replicate.prediction import Prediction
 from replicate.webhook import InvalidSignatureError, Webhooks
 
-from api.compat.replicate import outputs, predictions
+from api.compat.replicate import predictions
 from shared.auth import Scope
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import Failure, Outcome, Phase, Progress, State, Task
@@ -139,7 +139,7 @@ async def test_a_prediction_is_followed_to_its_picture(place: Any, monkeypatch: 
     assert await FileOutput(by_url[0], client).aread() == data
 
     with monkeypatch.context() as changed:
-        changed.setattr(outputs, "MAX_INLINE_BYTES", len(data) - 1)
+        changed.setattr(predictions, "MAX_INLINE_BYTES", len(data) - 1)
         await prediction.async_reload()
         assert prediction.output == by_url, "what is too large for the answer is told by its URL"
     storage = connect(here.queue.client.settings.model_copy(update={"storage_dir": here.folder / "storage"}))

@@ -1,4 +1,4 @@
-"""Inputs of Replicate's models, read as jobs; and our models by the names that its clients use."""
+"""Inputs of Replicate's models as job requests, and model names of Replicate's clients."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from shared.config import models_file
 from shared.config.models_file import Catalog, Limits, ModelSpec
 from shared.errors import FusequeueError, InvalidRequest, UnknownModel
 from shared.job import Task
-from shared.protocols.replicate.models import named, of_version, owner_and_name, version_of
-from shared.protocols.replicate.prediction_inputs import request_of, size_for
+from shared.protocols.replicate.models import find_model, model_of_version, model_version, owner_and_name
+from shared.protocols.replicate.prediction_inputs import parse_input, size_for
 from shared.request import JobRequest
 
 CATALOG = models_file.load(ROOT / "models.toml")
@@ -22,12 +22,12 @@ EDITS = ModelSpec(id="edits", source="x", tasks=(Task.EDIT,), limits=Limits(max_
 FILMS = ModelSpec(id="films", source="x", tasks=(Task.TEXT_TO_VIDEO,), limits=Limits(max_frames=81, frames_multiple=4))
 
 
-def read(spec: ModelSpec = DEMO, **told: Any) -> JobRequest:
-    return request_of({"prompt": "a red circle", **told}, spec, {"priority": "interactive"})[0]
+def read(spec: ModelSpec = DEMO, **values: Any) -> JobRequest:
+    return parse_input({"prompt": "a red circle", **values}, spec, {"priority": "interactive"})[0]
 
 
 @pytest.mark.parametrize(
-    ("told", "ours"),
+    ("values", "expected"),
     [
         ({"num_outputs": 3}, {"n": 3}),
         ({"num_inference_steps": 5}, {"steps": 5}),
@@ -52,12 +52,12 @@ def read(spec: ModelSpec = DEMO, **told: Any) -> JobRequest:
         ({"priority": "bulk", "metadata": {"order": "1"}}, {"priority": "bulk", "metadata": {"order": "1"}}),
     ],
 )
-def test_their_names_become_ours(told: dict[str, Any], ours: dict[str, Any]) -> None:
-    request = read(**told)
-    assert {name: getattr(request, name) for name in ours} == ours
+def test_replicate_fields_become_job_fields(values: dict[str, Any], expected: dict[str, Any]) -> None:
+    request = read(**values)
+    assert {name: getattr(request, name) for name in expected} == expected
 
 
-def test_several_pictures_and_videos_have_names_of_their_own() -> None:
+def test_several_images_and_videos_have_field_aliases() -> None:
     request = read(EDITS, input_images=["in_a", f"https://a.example/compat/replicate/v1/files/{FILE}"])
     assert request.images == ("in_a", FILE)
     same = read(EDITS, image="in_a", aspect_ratio="match_input_image", disable_safety_checker=True)
@@ -67,7 +67,7 @@ def test_several_pictures_and_videos_have_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "param", "words"),
+    ("values", "param", "message"),
     [
         ({"stepz": 1}, "stepz", "input.stepz: there is no such field"),
         ({"prompt": None}, "prompt", "input.prompt: Field required"),
@@ -86,23 +86,23 @@ def test_several_pictures_and_videos_have_names_of_their_own() -> None:
         ({"aspect_ratio": "3:1"}, "aspect_ratio", "input.aspect_ratio must be 64 to 128, not 192"),
         ({"aspect_ratio": "2:1", "width": 64}, "aspect_ratio", "send either aspect_ratio or width and height"),
         ({"aspect_ratio": "custom", "width": 64}, "aspect_ratio", "custom needs width and height"),
-        ({"aspect_ratio": "match_input_image"}, "aspect_ratio", "matches no picture"),
+        ({"aspect_ratio": "match_input_image"}, "aspect_ratio", "needs an image and a model that edits"),
         ({"megapixels": 1}, "megapixels", "input.megapixels must be 64 to 128, not 1024"),
         ({"width": 65}, "width", "input.width must be a multiple of 8"),
         ({"lora_weights": "ink"}, "lora_weights", "input.lora_weights"),
-        ({"lora_scale": 1.0}, "lora_scale", "lora_scale needs lora_weights"),
-        ({"disable_safety_checker": True}, "disable_safety_checker", "for the operator to switch off"),
-        ({"apply_watermark": True}, "apply_watermark", "no watermark"),
+        ({"lora_scale": 1.0}, "lora_scale", "it needs lora_weights"),
+        ({"disable_safety_checker": True}, "disable_safety_checker", "only the operator can disable"),
+        ({"apply_watermark": True}, "apply_watermark", "watermarks are not supported"),
         ({"model": "other"}, "model", "there is no such field"),
         ({"webhook": "https://a.example"}, "webhook", "there is no such field"),
         ({"image": ["a"]}, "image", "input.image: "),
     ],
 )
-def test_what_is_at_fault_is_told_by_their_name(told: dict[str, Any], param: str, words: str) -> None:
-    with pytest.raises(InvalidRequest) as fault:
-        read(**told)
-    assert fault.value.param == f"input.{param}"
-    assert words in fault.value.message
+def test_an_error_names_the_field_of_the_input(values: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        read(**values)
+    assert error.value.param == f"input.{param}"
+    assert message in error.value.message
 
 
 @pytest.mark.parametrize(
@@ -112,35 +112,44 @@ def test_what_is_at_fault_is_told_by_their_name(told: dict[str, Any], param: str
         (16 / 9, 1024 * 1024, (1368, 768)),
         (9 / 16, 1024 * 1024, (768, 1368)),
         (3 / 2, 256 * 1024, (624, 416)),
-        (4.0, 64 * 64, (256, 64)),  # the shorter side would be 32, below the least
+        (4.0, 64 * 64, (256, 64)),  # the shorter side would be 32, below the minimum
     ],
 )
-def test_a_ratio_keeps_about_as_many_pixels(ratio: float, pixels: int, size: tuple[int, int]) -> None:
+def test_an_aspect_ratio_keeps_about_the_same_number_of_pixels(
+    ratio: float, pixels: int, size: tuple[int, int]
+) -> None:
     assert size_for(ratio, pixels, EDITS) == size
 
 
 def test_a_model_is_found_by_owner_and_name() -> None:
-    """Its own owner where its id names one, else anybody."""
+    """The owner must match if the id contains one; otherwise any owner is accepted."""
     owned = DEMO.model_copy(update={"id": "acme/flux"})
     served = Catalog((DEMO, owned))
     assert (owner_and_name("demo"), owner_and_name("acme/flux")) == (("fusequeue", "demo"), ("acme", "flux"))
-    assert named("stability-ai", "demo", served) is DEMO
-    assert named("acme", "flux", served) is owned
-    with pytest.raises(UnknownModel, match=r"'other/flux' is not served here; there are: acme/flux, fusequeue/demo"):
-        named("other", "flux", served)
+    assert find_model("stability-ai", "demo", served) is DEMO
+    assert find_model("acme", "flux", served) is owned
+    with pytest.raises(UnknownModel, match=r"'other/flux'; served models: acme/flux, fusequeue/demo"):
+        find_model("other", "flux", served)
 
 
-def test_a_version_is_served_as_long_as_its_weights_are() -> None:
+def test_a_version_is_served_until_its_weights_change() -> None:
     hub = DEMO.model_copy(update={"id": "sdxl", "source": "stabilityai/sdxl"})
     served = Catalog((DEMO, hub))
-    for told in (version_of(hub), f"a/sdxl:{version_of(hub)}", "sdxl", "a/sdxl"):
-        assert of_version(told, served) is hub
+    for version in (model_version(hub), f"a/sdxl:{model_version(hub)}", "sdxl", "a/sdxl"):
+        assert model_of_version(version, served) is hub
     newer = hub.model_copy(update={"revision": "abc"})
-    for told in (version_of(hub), f"a/sdxl:{version_of(hub)}", f"a/demo:{version_of(newer)}", "no/such", "none", ""):
-        with pytest.raises(FusequeueError) as fault:
-            of_version(told, Catalog((DEMO, newer)))
-        assert fault.value.param == "version"
+    for version in (
+        model_version(hub),
+        f"a/sdxl:{model_version(hub)}",
+        f"a/demo:{model_version(newer)}",
+        "no/such",
+        "none",
+        "",
+    ):
+        with pytest.raises(FusequeueError) as error:
+            model_of_version(version, Catalog((DEMO, newer)))
+        assert error.value.param == "version"
 
 
-def test_where_a_folder_lies_makes_no_version() -> None:
-    assert version_of(DEMO) == version_of(DEMO.model_copy(update={"source": "/elsewhere/demo"}))
+def test_the_path_of_a_folder_does_not_change_the_version() -> None:
+    assert model_version(DEMO) == model_version(DEMO.model_copy(update={"source": "/other/demo"}))

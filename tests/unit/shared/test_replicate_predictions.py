@@ -1,4 +1,4 @@
-"""Jobs as predictions, and what Replicate's bodies and headers mean."""
+"""Jobs as predictions, and Replicate's request bodies and headers."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from shared.job import (
     is_newer,
 )
 from shared.job_builder import Inputs, resolve
-from shared.protocols.replicate.prediction_inputs import request_of
+from shared.protocols.replicate.prediction_inputs import parse_input
 from shared.protocols.replicate.predictions import input_of, logs, prediction, webhook_body
 from shared.webhooks import MAX_BODY_BYTES, TERMINAL_EVENTS
 
 CATALOG = models_file.load(ROOT / "models.toml")
-PICTURE = InputRef(id="in_" + 32 * "a", key="k", content_type="image/png", bytes=1, width=64, height=64)
+IMAGE = InputRef(id="in_" + 32 * "a", key="k", content_type="image/png", bytes=1, width=64, height=64)
 
 
-def told(record: JobRecord, **more: Any) -> Prediction:
+def parsed(record: JobRecord, **options: Any) -> Prediction:
     """Return a prediction as the SDK reads it."""
-    return Prediction(**prediction(record, "https://a.example", "v", **more))
+    return Prediction(**prediction(record, "https://a.example", "v", **options))
 
 
 @pytest.mark.parametrize(
@@ -54,41 +54,41 @@ def told(record: JobRecord, **more: Any) -> Prediction:
         (State.EXPIRED, "failed"),
     ],
 )
-def test_every_state_is_one_that_clients_know(make_job: Callable[..., Job], state: State, status: str) -> None:
-    """What passed its deadline says so: without an error, clients would take it for nothing made."""
-    found = told(JobRecord(job=make_job(), state=state), outputs=["u"])
-    assert found.status == status
-    assert found.output == (["u"] if status == "succeeded" else None)
-    assert found.error == {"failed": "the job failed", "expired": "the deadline passed"}.get(state.value)
+def test_every_state_maps_to_a_status_known_to_clients(make_job: Callable[..., Job], state: State, status: str) -> None:
+    """An expired job has an error; without one, clients would treat it as an empty result."""
+    result = parsed(JobRecord(job=make_job(), state=state), outputs=["u"])
+    assert result.status == status
+    assert result.output == (["u"] if status == "succeeded" else None)
+    assert result.error == {"failed": "the job failed", "expired": "the deadline passed"}.get(state.value)
 
 
-def test_a_prediction_tells_times_and_why(make_job: Callable[..., Job]) -> None:
+def test_a_prediction_has_times_and_the_error(make_job: Callable[..., Job]) -> None:
     job = make_job(created_at_ms=1_000, task=Task.TEXT_TO_VIDEO)
     record = JobRecord(
         job=job,
         state=State.FAILED,
         started_at_ms=2_000,
         finished_at_ms=5_000,
-        error=Failure(code="out_of_memory", message="it does not fit"),
+        error=Failure(code="out_of_memory", message="out of memory"),
     )
-    failed = told(record)
-    assert (failed.error, failed.metrics) == ("it does not fit", {"total_time": 4.0, "predict_time": 3.0})
+    failed = parsed(record)
+    assert (failed.error, failed.metrics) == ("out of memory", {"total_time": 4.0, "predict_time": 3.0})
     assert (failed.started_at, failed.completed_at) == ("1970-01-01T00:00:02.000Z", "1970-01-01T00:00:05.000Z")
     done = record.model_copy(update={"state": State.SUCCEEDED, "timings": Timings(inference_ms=2_500)})
-    film = told(done, outputs=["https://a.example/film.mp4"])
-    assert (film.output, film.metrics) == ("https://a.example/film.mp4", {"total_time": 4.0, "predict_time": 2.5})
-    assert told(done, state=State.RUNNING).completed_at is None
+    video = parsed(done, outputs=["https://a.example/film.mp4"])
+    assert (video.output, video.metrics) == ("https://a.example/film.mp4", {"total_time": 4.0, "predict_time": 2.5})
+    assert parsed(done, state=State.RUNNING).completed_at is None
 
 
 @pytest.mark.parametrize(
     ("step", "total", "read"), [(0, 0, None), (0, 12, (0.0, 0, 12)), (6, 12, (0.5, 6, 12)), (12, 12, (1.0, 12, 12))]
 )
 def test_progress_is_read_from_the_logs(make_job: Callable[..., Job], step: int, total: int, read: Any) -> None:
-    """By the pattern of the SDK, which finds it in the last line that looks like one of tqdm."""
+    """The SDK matches the last line in the format of tqdm."""
     text = logs(make_job(seed=7), Progress(step=step, total=total))
     assert text.startswith("Using seed: 7\n")
-    found = Prediction.Progress.parse(text)
-    assert (found and (found.percentage, found.current, found.total)) == read
+    progress = Prediction.Progress.parse(text)
+    assert (progress and (progress.percentage, progress.current, progress.total)) == read
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,16 @@ def test_progress_is_read_from_the_logs(make_job: Callable[..., Job], step: int,
             "output_format": "jpeg",
             "output_quality": 70,
         },
-        {"task": Task.IMAGE_TO_IMAGE, "images": (PICTURE,), "strength": 0.4},
-        {"task": Task.INPAINT, "images": (PICTURE,), "mask": PICTURE, "strength": 1.0},
+        {"task": Task.IMAGE_TO_IMAGE, "images": (IMAGE,), "strength": 0.4},
+        {"task": Task.INPAINT, "images": (IMAGE,), "mask": IMAGE, "strength": 1.0},
     ],
 )
-def test_the_input_that_is_told_asks_for_the_same_again(make_job: Callable[..., Job], changes: dict[str, Any]) -> None:
+def test_the_input_of_a_prediction_describes_an_equal_job(
+    make_job: Callable[..., Job], changes: dict[str, Any]
+) -> None:
     job = make_job(mixed_fields=CATALOG.get("demo").mixed_fields, **changes)
-    request, _ = request_of(input_of(job), CATALOG.get("demo"), {})
-    again = resolve(
+    request, _ = parse_input(input_of(job), CATALOG.get("demo"), {})
+    rebuilt = resolve(
         request,
         CATALOG.get("demo"),
         job.task,
@@ -117,21 +119,21 @@ def test_the_input_that_is_told_asks_for_the_same_again(make_job: Callable[..., 
         now_ms=job.created_at_ms,
         inputs=Inputs(images=job.images, mask=job.mask),
     )
-    assert again.model_copy(update={"id": job.id}) == job
+    assert rebuilt.model_copy(update={"id": job.id}) == job
 
 
-def test_a_webhook_tells_the_prediction_as_it_was(make_job: Callable[..., Job]) -> None:
-    picture = Artifact(index=0, key="k", content_type="image/png", bytes=1, width=64, height=64, seed=7)
-    record = JobRecord(job=make_job(), state=State.SUCCEEDED, artifacts=(picture,), finished_at_ms=9)
-    began = json.loads(webhook_body(record, "v", "job.running", "https://a.example"))
-    assert (began["status"], began["output"], began["completed_at"]) == ("processing", None, None)
+def test_a_webhook_contains_the_prediction_at_its_event(make_job: Callable[..., Job]) -> None:
+    image = Artifact(index=0, key="k", content_type="image/png", bytes=1, width=64, height=64, seed=7)
+    record = JobRecord(job=make_job(), state=State.SUCCEEDED, artifacts=(image,), finished_at_ms=9)
+    running = json.loads(webhook_body(record, "v", "job.running", "https://a.example"))
+    assert (running["status"], running["output"], running["completed_at"]) == ("processing", None, None)
     ended = json.loads(webhook_body(record, "v", "job.succeeded", "https://a.example"))
     url = f"https://a.example/v1/jobs/{record.job.id}/artifacts/0"
     assert (ended["status"], ended["output"], ended["version"]) == ("succeeded", [url], "v")
     assert ended["input"]["prompt"] == record.job.prompt
 
 
-def test_a_webhooks_body_stays_small(make_job: Callable[..., Job]) -> None:
+def test_a_webhook_body_is_bounded(make_job: Callable[..., Job]) -> None:
     failure = Failure(code="inference_failed", message=5_000 * "é")
     record = JobRecord(job=make_job(prompt=30_000 * "x"), state=State.FAILED, error=failure)
     body = webhook_body(record, "v", "job.failed", "https://a.example")
@@ -139,19 +141,19 @@ def test_a_webhooks_body_stays_small(make_job: Callable[..., Job]) -> None:
     assert (json.loads(body)["input"], len(json.loads(body)["error"])) == ({}, 1_000)
 
 
-def test_a_job_of_ours_is_written_as_before(make_job: Callable[..., Job]) -> None:
-    """A worker of the version before knows no `version` in a webhook: it is only there where a prediction needs it."""
-    ours = make_job(webhook=Webhook(url="https://a.example", states=(State.FAILED,)))
-    assert "version" not in json.loads(encode(ours))["webhook"]
-    theirs = make_job(webhook=Webhook(url="https://a.example", states=(State.FAILED,), version="v"))
-    assert [decode(encode(job)) for job in (ours, theirs)] == [ours, theirs]
+def test_a_job_without_prediction_webhook_keeps_its_wire_format(make_job: Callable[..., Job]) -> None:
+    """Workers of the previous version do not know `version`: it is written only for predictions."""
+    native = make_job(webhook=Webhook(url="https://a.example", states=(State.FAILED,)))
+    assert "version" not in json.loads(encode(native))["webhook"]
+    replicate = make_job(webhook=Webhook(url="https://a.example", states=(State.FAILED,), version="v"))
+    assert [decode(encode(job)) for job in (native, replicate)] == [native, replicate]
 
 
-def test_form_2_is_read_and_the_next_one_is_newer(make_job: Callable[..., Job]) -> None:
-    """What cannot be read of a later form is given back, of a known one buried."""
+def test_schema_2_is_read_and_schema_3_is_newer(make_job: Callable[..., Job]) -> None:
+    """An unreadable job of a newer schema is released; one of a known schema becomes a dead letter."""
     wire = json.loads(encode(make_job(schema_version=2)))
     assert decode(json.dumps(wire)).schema_version == NEWEST_JOB == 2
-    assert [is_newer(json.dumps({**wire, "schema_version": form})) for form in (1, 2, 3)] == [False, False, True]
+    assert [is_newer(json.dumps({**wire, "schema_version": version})) for version in (1, 2, 3)] == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -166,9 +168,9 @@ def test_form_2_is_read_and_the_next_one_is_newer(make_job: Callable[..., Job]) 
         ({"webhook_completed": "u"}, TERMINAL_EVENTS),
     ],
 )
-def test_a_webhook_is_told_what_was_asked(body: dict[str, Any], events: Any) -> None:
-    found = webhook_fields(PredictionRequest(**body))
-    assert found == ({} if events is None else {"webhook": "u", "webhook_events": events})
+def test_the_events_filter_selects_webhook_events(body: dict[str, Any], events: Any) -> None:
+    fields = webhook_fields(PredictionRequest(**body))
+    assert fields == ({} if events is None else {"webhook": "u", "webhook_events": events})
 
 
 @pytest.mark.parametrize(
@@ -180,22 +182,22 @@ def test_a_webhook_is_told_what_was_asked(body: dict[str, Any], events: Any) -> 
         ({"webhook_completed": "u", "webhook_events_filter": ["start"]}, "webhook_events_filter"),
     ],
 )
-def test_a_webhook_that_cannot_be_told_so_is_refused(body: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidRequest) as fault:
+def test_an_unsupported_webhook_request_is_refused(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
         webhook_fields(PredictionRequest(**body))
-    assert fault.value.param == param
+    assert error.value.param == param
 
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
     [("90", 90), ("90s", 90), ("5m", 300), (" 1H30M ", 5_400), ("1h30m5s", 5_405), ("168h", 604_800)],
 )
-def test_a_time_to_give_up_at(header: str, seconds: float) -> None:
+def test_cancel_after_is_parsed(header: str, seconds: float) -> None:
     assert deadline_s(header) == seconds
 
 
 @pytest.mark.parametrize("header", ["", "soon", "0", "-5s", "169h", "5s5m", "1.5h", "m"])
-def test_what_is_no_time_to_give_up_at(header: str) -> None:
-    with pytest.raises(InvalidRequest) as fault:
+def test_an_invalid_cancel_after_is_refused(header: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
         deadline_s(header)
-    assert fault.value.param == "Cancel-After"
+    assert error.value.param == "Cancel-After"

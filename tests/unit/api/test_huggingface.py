@@ -1,4 +1,4 @@
-"""Bodies of `InferenceClient`, read as jobs."""
+"""Bodies of `InferenceClient` as job requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from harness.http_server import ROOT, serving
 
-from api.compat.huggingface.inference_request import output_format, request_of
+from api.compat.huggingface import output_format, parse_inference_request
 from shared.config import models_file
 from shared.errors import FusequeueError
 from shared.job import OutputFormat, Priority
@@ -19,17 +19,17 @@ CATALOG = models_file.load(ROOT / "models.toml")
 
 
 def read(accept: str = "image/png", **parameters: Any) -> JobRequest:
-    return request_of({"inputs": "a red circle", "parameters": parameters}, "demo", accept, CATALOG)
+    return parse_inference_request({"inputs": "a red circle", "parameters": parameters}, "demo", accept, CATALOG)
 
 
-def test_hugging_faces_words_become_ours() -> None:
+def test_hugging_face_parameters_become_job_fields() -> None:
     request = read(num_inference_steps=5, guidance_scale=3, width=128, height=64, negative_prompt="blue", seed=None)
     assert (request.model, request.prompt, request.negative_prompt) == ("demo", "a red circle", "blue")
     assert (request.steps, request.guidance_scale, request.width, request.height) == (5, 3.0, 128, 64)
     assert (request.seed, request.priority) == (None, Priority.INTERACTIVE)
 
 
-def test_a_prompt_among_the_parameters_makes_the_input_a_picture() -> None:
+def test_with_a_prompt_in_parameters_the_input_is_an_image() -> None:
     request = read(prompt="a blue square", target_size={"width": 64, "height": 128}, strength=0.5)
     assert (request.image, request.prompt) == ("data:;base64,a red circle", "a blue square")
     assert (request.width, request.height, request.strength) == (64, 128, 0.5)
@@ -47,10 +47,10 @@ def test_a_prompt_among_the_parameters_makes_the_input_a_picture() -> None:
         ("", OutputFormat.PNG),
     ],
 )
-def test_the_header_tells_the_kind_of_picture(accept: str, kind: OutputFormat) -> None:
+def test_the_accept_header_selects_the_image_format(accept: str, kind: OutputFormat) -> None:
     assert output_format(accept) is kind
     assert read(accept).output_format is kind
-    assert read(accept, output_format="webp").output_format is OutputFormat.WEBP  # said aloud, it counts more
+    assert read(accept, output_format="webp").output_format is OutputFormat.WEBP  # the explicit field wins
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,17 @@ def test_the_header_tells_the_kind_of_picture(accept: str, kind: OutputFormat) -
         ({"inputs": "x", "parameters": {"prompt": "y", "target_size": {"width": 64}}}, "height"),
     ],
 )
-def test_what_is_at_fault_is_named(body: Any, param: str | None) -> None:
-    with pytest.raises(FusequeueError) as told:
-        request_of(body, "demo", "", CATALOG)
-    assert told.value.param == param
+def test_an_error_names_the_invalid_field(body: Any, param: str | None) -> None:
+    with pytest.raises(FusequeueError) as error:
+        parse_inference_request(body, "demo", "", CATALOG)
+    assert error.value.param == param
 
 
-async def test_errors_are_told_in_words_whoever_raises_them(fake_queue: Queue, tmp_path: Path) -> None:
-    """Those of keys too, which come before the handler; what programs read beside the words stays."""
+async def test_the_error_field_is_text_for_every_error(fake_queue: Queue, tmp_path: Path) -> None:
+    """Also for invalid keys, which are rejected before the handler; the machine-readable fields remain."""
     async with serving(fake_queue, tmp_path, auth="keys") as api:
-        answer = await api.post("/compat/huggingface/demo", json={}, headers={"Authorization": "Bearer hf_x"})
-    told = answer.json()
-    assert (answer.status_code, told["code"]) == (401, "invalid_api_key")
-    assert told["error"] == told["detail"] == "not a key of fusequeue: keys begin with fq_"
-    assert answer.headers["www-authenticate"].startswith("Bearer ")
+        response = await api.post("/compat/huggingface/demo", json={}, headers={"Authorization": "Bearer hf_x"})
+    body = response.json()
+    assert (response.status_code, body["code"]) == (401, "invalid_api_key")
+    assert body["error"] == body["detail"] == "not a key of fusequeue: keys begin with fq_"
+    assert response.headers["www-authenticate"].startswith("Bearer ")

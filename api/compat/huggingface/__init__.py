@@ -1,1 +1,0 @@
-"""Hugging Face's protocol for pictures, as `InferenceClient` of `huggingface_hub` speaks it."""
