@@ -122,9 +122,8 @@ class ArrivalRates:
 
     def __init__(self) -> None:
         self._lua = lua51.LuaRuntime()
-        self._lua.execute("KEYS = {'x'} conf = {}")
-        text = Path("shared/queue/lua/prelude.lua").read_text()
-        self._functions: Any = self._lua.execute(text + "\nreturn rhythm")
+        text = Path("shared/queue/lua/lib/readiness.lua").read_text()
+        self._functions: Any = self._lua.execute(text + "\nreturn readiness")
         self._last: dict[int, float] = {}
         self._gap: dict[int, float | None] = {}
 
@@ -139,12 +138,12 @@ class ArrivalRates:
         state = {
             "now": 1000 * now,
             "oldest": 1000 * queued[0].arrival_s,
-            "seats": len(queued),
-            "paying": efficient_rows,
+            "slots": len(queued),
+            "efficient_rows": efficient_rows,
             "window": 1000 * WINDOW_S,
             "gap": self._gap.get(queued[0].signature),
         }
-        return float(self._functions.ripe_at(self._lua.table_from(state))) / 1000
+        return float(self._functions.ready_at(self._lua.table_from(state))) / 1000
 
 
 class Continuous:

@@ -77,11 +77,12 @@ class InMemoryFirst(OldestFirst):
     def __init__(self) -> None:
         lua = lua51.LuaRuntime()
         self._lua = lua
-        self._swaps: Any = lua.execute(Path("shared/queue/lua/swaps.lua").read_text("utf-8") + "\nreturn swaps")
+        text = Path("shared/queue/lua/lib/model_loads.lua").read_text("utf-8")
+        self._swaps: Any = lua.execute(text + "\nreturn model_loads")
 
     def _lua_table(self, queue: ModelQueue) -> Any:
         work = queue.queued * SLOT_S
-        fields = {"ripe": queue.ready_s, "load": queue.load_s, "holders": queue.holders, "work": work}
+        fields = {"ready": queue.ready_s, "load": queue.load_s, "holders": queue.holders, "work": work}
         return self._lua.table_from(fields)
 
     def turn_s(self, queue: ModelQueue) -> float:

@@ -4,7 +4,7 @@ from shared.queue.batches import BatchUpdate
 from shared.queue.client import QueueClient
 from shared.queue.event_feed import EventFeed
 from shared.queue.queue import Queue
-from shared.queue.values import (
+from shared.queue.records import (
     Claim,
     DeadLetter,
     ExpiredItem,

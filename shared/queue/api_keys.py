@@ -24,7 +24,7 @@ from shared.queue.records import paired
 
 MAX_KEYS = 10_000
 MAX_LIMITED_TENANTS = 10_000
-_LIMITS = {"requests_per_minute": "requests", "queued_jobs": "waiting", "running_slots": "seats"}
+_LIMITS = tuple(TenantLimits.__dataclass_fields__)
 
 
 class ApiKeys(QueueComponent):
@@ -40,9 +40,11 @@ class ApiKeys(QueueComponent):
             raise InvalidRequest(f"name: at most {MAX_NAME_CHARS} printable characters", param="name")
         token = new_token()
         key_id = id_of(token) or ""
-        lives_ms = "" if lives_s is None else lives_s * 1000
+        lives_ms = None if lives_s is None else lives_s * 1000
         words = ",".join(sorted(scopes))
-        code, at = await self._client.run("create_key", key_id, digest_of(token), tenant, words, name, lives_ms)
+        code, at = await self._scripts.create_key(
+            key_id, digest_of(token), tenant, scopes=words, name=name, ttl_ms=lives_ms
+        )
         if code != "ok":
             raise Conflict(f"there are {MAX_KEYS} keys; those that are revoked or have expired go after 30 days")
         made = ApiKey(key_id, tenant, scopes, name, int(at), None if lives_s is None else int(at) + lives_s * 1000)
@@ -51,45 +53,45 @@ class ApiKeys(QueueComponent):
     async def all(self) -> list[ApiKey]:
         """Return all keys, oldest first, with those that were revoked or have expired within 30 days."""
         with translated():
-            ids = await self._redis.zrange(self._keys.apikeys, 0, MAX_KEYS - 1)
+            ids = await self._redis.zrange(self._keys.api_keys, 0, MAX_KEYS - 1)
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.time()
                 for key_id in ids:
-                    pipe.hgetall(self._keys.apikey(key_id))
+                    pipe.hgetall(self._keys.api_key(key_id))
                 (seconds, _), *rows = await pipe.execute()
             found = [
                 (key_id, _api_key(key_id, fields, seconds * 1000)) for key_id, fields in zip(ids, rows, strict=True)
             ]
             gone = [key_id for key_id, key in found if key is None]
             if gone:
-                await self._redis.zrem(self._keys.apikeys, *gone)
+                await self._redis.zrem(self._keys.api_keys, *gone)
         return [key for _, key in found if key is not None]
 
     async def revoke(self, key_id: str) -> bool:
         """Let a key be good for nothing; an API notices within two seconds. False: there is none."""
-        return bool(await self._client.run("revoke_key", key_id))
+        return await self._scripts.revoke_key(key_id)
 
     async def identify(self, key_id: str | None, default_tenant: str) -> Identity:
         """Return what is known of a key and of its tenant's limits (without a key: of `default_tenant`'s): one read."""
-        made, fields, expired, limits = await self._client.run("identify", key_id or "", default_tenant)
+        made, fields, expired, limits = await self._scripts.identify(key_id, default_tenant)
         key = _api_key(key_id or "", paired(fields), None)
         if key is not None and expired:
             key = replace(key, expired=True)
-        return Identity(bool(made), key, _limits(dict(zip(_LIMITS.values(), limits, strict=True))))
+        return Identity(bool(made), key, _limits(dict(zip(_LIMITS, limits, strict=True))))
 
     async def note_use(self, key_id: str) -> None:
         """Note that a key is in use now; it is written once a minute at most."""
-        await self._client.run("note_use", key_id)
+        await self._scripts.note_use(key_id)
 
     async def admit(self, tenant: str, requests_per_minute: int) -> Rate:
         """Count one request of a tenant, where its limit allows it; the limit holds over all API processes."""
-        allowed, remaining, reset_ms, retry_ms = await self._client.run("admit", tenant, requests_per_minute)
+        allowed, remaining, reset_ms, retry_ms = await self._scripts.admit(tenant, requests_per_minute)
         return Rate(bool(allowed), requests_per_minute, int(remaining), int(reset_ms), int(retry_ms))
 
     async def any_created(self) -> bool:
         """Return whether a key has ever been made."""
         with translated():
-            return bool(await self._redis.exists(self._keys.auth))
+            return bool(await self._redis.exists(self._keys.keys_created))
 
     async def url_secret(self) -> bytes:
         """Return what this namespace signs URLs with; made at the first call."""
@@ -100,16 +102,14 @@ class ApiKeys(QueueComponent):
     async def tenant_limits(self) -> dict[str, TenantLimits]:
         """Return the tenants that have limits of their own."""
         with translated():
-            rows = await self._redis.hgetall(self._keys.limits)
+            rows = await self._redis.hgetall(self._keys.tenant_limits)
         tenants = sorted({field.partition("|")[0] for field in rows})
-        return {
-            tenant: _limits({word: rows.get(f"{tenant}|{word}", "") for word in _LIMITS.values()}) for tenant in tenants
-        }
+        return {tenant: _limits({name: rows.get(f"{tenant}|{name}", "") for name in _LIMITS}) for tenant in tenants}
 
     async def set_limits(self, tenant: str, limits: TenantLimits) -> None:
         """Give a tenant these limits in place of those it has; None leaves one to the settings."""
         tenant_name(tenant)
-        values = {f"{tenant}|{word}": getattr(limits, name) for name, word in _LIMITS.items()}
+        values = {f"{tenant}|{name}": getattr(limits, name) for name in _LIMITS}
         for name in _LIMITS:
             value = getattr(limits, name)
             if value is not None and not 1 <= value <= 10**9:
@@ -119,9 +119,9 @@ class ApiKeys(QueueComponent):
             raise Conflict(f"{MAX_LIMITED_TENANTS} tenants have limits of their own; raise those of the settings")
         with translated():
             async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.hdel(self._keys.limits, *values)
+                pipe.hdel(self._keys.tenant_limits, *values)
                 if any(value is not None for value in values.values()):
-                    pipe.hset(self._keys.limits, mapping={f: v for f, v in values.items() if v is not None})
+                    pipe.hset(self._keys.tenant_limits, mapping={f: v for f, v in values.items() if v is not None})
                 await pipe.execute()
 
 
@@ -145,7 +145,7 @@ def _api_key(key_id: str, fields: Mapping[str, str], now_ms: int | None) -> ApiK
 
 
 def _limits(rows: Mapping[str, str]) -> TenantLimits:
-    return TenantLimits(**{name: _number(rows[word]) for name, word in _LIMITS.items()})
+    return TenantLimits(**{name: _number(rows[name]) for name in _LIMITS})
 
 
 def _number(text: str) -> int | None:

@@ -59,8 +59,8 @@ class Batches(_Indexed):
     async def create(self, batch: Batch) -> None:
         """Store a new batch; raises `NotFound` for its input file, `Conflict` at `MAX_BATCHES`."""
         pairs = [item for pair in _wire(batch, self._settings.retention_s * 1000).items() for item in pair]
-        result = await self._client.run(
-            "backfill_create", batch.tenant, batch.id, batch.input_file_id, MAX_BATCHES, batch.created_at_ms, *pairs
+        result = await self._scripts.create_batch(
+            batch.tenant, batch.id, batch.input_file_id, MAX_BATCHES, batch.created_at_ms, *pairs
         )
         if result == "no_file":
             raise NotFound(f"no such file of purpose batch: {batch.input_file_id[:64]}", param="input_file_id")
@@ -70,7 +70,7 @@ class Batches(_Indexed):
     async def get(self, tenant: str, batch_id: str) -> Batch:
         """Return a batch, or raise `NotFound`."""
         with translated():
-            row = await self._redis.hgetall(self._keys.backfill(tenant, batch_id))
+            row = await self._redis.hgetall(self._keys.batch(tenant, batch_id))
         if "status" not in row:
             raise _no_batch(batch_id)
         return _batch(tenant, batch_id, row)
@@ -79,7 +79,7 @@ class Batches(_Indexed):
         """Return up to `limit` batches of a tenant, newest first, and whether there are more."""
         try:
             rows, more = await self._page(
-                self._keys.batches(tenant), lambda batch_id: self._keys.backfill(tenant, batch_id), after, limit
+                self._keys.batches(tenant), lambda batch_id: self._keys.batch(tenant, batch_id), after, limit
             )
         except KeyError:
             raise _no_batch(str(after)) from None
@@ -87,19 +87,19 @@ class Batches(_Indexed):
 
     async def cancel(self, tenant: str, batch_id: str) -> None:
         """Request the cancellation of a batch; raises `NotFound`."""
-        if not await self._client.run("backfill_cancel", tenant, batch_id):
+        if not await self._scripts.cancel_batch(tenant, batch_id):
             raise _no_batch(batch_id)
 
     async def due(self, limit: int, again_ms: int) -> list[tuple[str, str]]:
         """Return tenant and id of the due batches; each is due again after `again_ms`."""
-        rows = await self._client.run("backfill_due", limit, again_ms)
+        rows = await self._scripts.due_batches(limit, again_ms)
         return [(tenant, batch_id) for tenant, _, batch_id in (row.partition("|") for row in rows)]
 
     async def postpone(self, batch: Batch, again_ms: int) -> None:
         """Make a batch due after `again_ms`."""
         with translated():
             row = f"{batch.tenant}|{batch.id}"
-            await self._redis.zadd(self._keys.backfills, {row: now_ms() + again_ms}, xx=True)
+            await self._redis.zadd(self._keys.active_batches, {row: now_ms() + again_ms}, xx=True)
 
     async def commit(self, batch: Batch, update: BatchUpdate, again_ms: int | None) -> bool:
         """Commit one step, due again after `again_ms` (None: the batch has ended); False if `batch` is outdated."""
@@ -109,18 +109,17 @@ class Batches(_Indexed):
             "accepted": list(update.accepted),
             "parts": [[file_id, f"{part.bytes} {part.name}"] for file_id, part in update.parts],
         }
-        due_ms, keep_ms = "" if again_ms is None else again_ms, self._settings.file_retention_s * 1000
-        committed = await self._client.run(
-            "backfill_commit", batch.tenant, batch.id, batch.rev, due_ms, keep_ms, json.dumps(wire)
+        keep_ms = self._settings.file_retention_s * 1000
+        return await self._scripts.commit_batch(
+            batch.tenant, batch.id, batch.rev, again_ms, keep_ms=keep_ms, update=json.dumps(wire)
         )
-        return bool(committed)
 
     async def accepted_lines(self, batch: Batch, first: int, count: int) -> list[bool]:
         """Return for the lines `first` to `first + count - 1` whether each became a job."""
         with translated():
             async with self._redis.pipeline(transaction=False) as pipe:
                 for line in range(first, first + count):
-                    pipe.getbit(self._keys.taken(batch.tenant, batch.id), line)
+                    pipe.getbit(self._keys.batch_accepted(batch.tenant, batch.id), line)
                 return [bool(bit) for bit in await pipe.execute()]
 
     async def known_jobs(self, job_ids: Sequence[str]) -> list[bool]:
@@ -139,14 +138,14 @@ class Files(_Indexed):
         `within_ms`, default an hour, is set for files of the service, which `MAX_FILES` does not limit.
         """
         max_files, life_ms = (MAX_FILES, _UPLOAD_MS) if within_ms is None else (10**9, within_ms)
-        if await self._client.run("file_begin", tenant, file_id, max_files, life_ms) == "full":
+        if await self._scripts.begin_file(tenant, file_id, max_files, life_ms) == "full":
             raise Conflict(f"too many files: a tenant has at most {MAX_FILES}; delete some first")
 
     async def put(self, file: File, parts: Sequence[Part] | None = None) -> None:
         """Publish a file; `parts` is None when they were committed one by one."""
         names = [] if parts is None else [f"{part.bytes} {part.name}" for part in parts]
-        values: list[str | int] = [file.filename, file.purpose, file.bytes, file.created_at_ms, file.expires_at_ms]
-        await self._client.run("file_put", file.tenant, file.id, *values, *names)
+        values = (file.filename, file.purpose, file.bytes, file.created_at_ms, file.expires_at_ms)
+        await self._scripts.put_file(file.tenant, file.id, *values, *names)
 
     async def get(self, tenant: str, file_id: str) -> File:
         """Return a file, or raise `NotFound`."""
@@ -159,7 +158,7 @@ class Files(_Indexed):
     async def parts(self, tenant: str, file_id: str) -> list[Part]:
         """Return the parts of a file, in order."""
         with translated():
-            rows = await self._redis.lrange(self._keys.parts(tenant, file_id), 0, -1)
+            rows = await self._redis.lrange(self._keys.file_parts(tenant, file_id), 0, -1)
         return [Part(name, int(size)) for size, _, name in (row.partition(" ") for row in rows)]
 
     async def page(self, tenant: str, after: str | None, limit: int, newest_first: bool) -> tuple[list[File], bool]:
@@ -175,7 +174,7 @@ class Files(_Indexed):
 
     async def forget(self, tenant: str, file_id: str) -> None:
         """Delete a file; the next sweep deletes its parts. Raises `NotFound`, or `Conflict` while a batch reads it."""
-        result = await self._client.run("file_forget", tenant, file_id)
+        result = await self._scripts.forget_file(tenant, file_id)
         if result == "none":
             raise _no_file(file_id)
         if result == "live":

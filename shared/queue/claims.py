@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import structlog
@@ -14,8 +14,8 @@ from shared.errors import RedisUnavailable
 from shared.job import Failure, Job, Outcome, Priority, State, decode, is_newer
 from shared.queue.client import MAX_BLOCK_MS, QueueClient, QueueComponent, translated
 from shared.queue.event_feed import progress_message
-from shared.queue.records import outcome_fields
-from shared.queue.values import RANKS, Claim, ProgressReport, Renewal
+from shared.queue.records import ARTIFACTS, RANKS, Claim, ProgressReport, Renewal
+from shared.queue.scripts import ClaimRow
 
 log = structlog.get_logger()
 
@@ -23,10 +23,6 @@ Models: TypeAlias = Sequence[str] | Mapping[str, int]
 """Models of a worker; in a mapping each with the ms that loading it takes, 0 where it is in memory. Those in memory go
 first, and those that another worker holds are left to it, both for as long as a load makes worth it. Negative where the
 last load failed: nothing is left to who claims it."""
-
-OVERDUE = [["overdue"]]
-"""What the script `join` answers where it gives nothing for another signature's sake."""
-
 
 WAKEUPS_KEPT = 16
 """How many entries the wake-up stream holds, as `line.lua` trims it."""
@@ -56,8 +52,8 @@ class Claims(QueueComponent):
         """
         if seats < 1 or not models:
             return []
-        told = (seats, RANKS.index(lowest), int(accompanied), *_pairs_of(models))
-        return await self._claimed(worker, "claim", worker, *told) or []
+        reply = self._scripts.claim(worker, seats, RANKS.index(lowest), accompanied, *_pairs_of(models))
+        return await self._claimed(worker, reply) or []
 
     async def join(
         self,
@@ -76,17 +72,17 @@ class Claims(QueueComponent):
         """
         if seats < 1:
             return []
-        told = (signature, seats, RANKS.index(lowest), *_pairs_of(models))
-        claims = await self._claimed(worker, "join", worker, *told)
+        reply = self._scripts.join(worker, signature, seats, RANKS.index(lowest), *_pairs_of(models))
+        claims = await self._claimed(worker, reply)
         if claims is None:
             held_back(signature)
         return claims or []
 
-    async def _claimed(self, worker: str, script: str, *args: str | int) -> list[Claim] | None:
+    async def _claimed(self, worker: str, reply: Coroutine[Any, Any, list[ClaimRow] | None]) -> list[Claim] | None:
         """Return what a script claimed; None: others are overdue."""
         # A claim cut off on its way would leave jobs in nobody's hands until their lease ends: it runs to its end, and
         # what nobody waits for any more is given back.
-        task = asyncio.ensure_future(self._client.run(script, *args, once=True))
+        task = asyncio.create_task(reply)
         try:
             rows = await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -94,7 +90,7 @@ class Claims(QueueComponent):
             self.unfinished.add(giving_back)
             giving_back.add_done_callback(self.unfinished.discard)
             raise
-        if rows == OVERDUE:
+        if rows is None:
             return None
         claims = []
         for row in rows:
@@ -104,16 +100,14 @@ class Claims(QueueComponent):
                 claims.append(Claim(job, signature, epoch, epoch, bool(solo), queued_ms))
         return claims
 
-    async def _give_back(self, worker: str, claimed: asyncio.Future[Any]) -> None:
+    async def _give_back(self, worker: str, claimed: asyncio.Future[list[ClaimRow] | None]) -> None:
         try:
             rows = await claimed
-            if rows == OVERDUE:
-                return
-            await self.release(worker, {str(row[0]): int(row[3]) for row in rows})
+            await self.release(worker, {row[0]: row[3] for row in rows or ()})
         except RedisUnavailable as error:
             log.warning("claims_not_given_back", worker=worker, reason=error.message)
 
-    async def _decoded(self, worker: str, row: list[Any]) -> Job | None:
+    async def _decoded(self, worker: str, row: ClaimRow) -> Job | None:
         job_id, wire, _, epoch, _, _ = row
         try:
             return decode(wire)
@@ -126,7 +120,7 @@ class Claims(QueueComponent):
             log.error("job_undecodable", job_id=job_id, faults=error.error_count())
             failure = Failure(code="undecodable", message="the job's record cannot be read by this version")
             if await self.settle(worker, job_id, epoch, Outcome(state=State.FAILED, error=failure)):
-                await self._client.run("bury", job_id, "undecodable", failure.message)
+                await self._scripts.bury_job(job_id, "undecodable", failure.message)
             return None
 
     async def next_ready_ms(self, models: Models, *, lowest: Priority = Priority.BULK, worker: str = "") -> int | None:
@@ -136,8 +130,7 @@ class Claims(QueueComponent):
 
         0 is no promise of a claim: another worker may be faster, or what is ripe may need more seats than are free.
         """
-        answer = await self._client.run("next_ripening", worker, RANKS.index(lowest), *_pairs_of(models))
-        return None if answer is None else int(answer)
+        return await self._scripts.next_ready_ms(worker, RANKS.index(lowest), *_pairs_of(models))
 
     async def wait_wakeup(self, timeout_s: float) -> Priority | None:
         """Wait until jobs come that may change what can be claimed, for at most `timeout_s` and at most 2 s.
@@ -161,7 +154,7 @@ class Claims(QueueComponent):
 
     async def renew(self, worker: str, claims: Mapping[str, int]) -> Renewal:
         """Renew the leases of `claims` (job id to epoch) that are still this worker's."""
-        answers = [await self._client.run("renew", worker, *pairs) for pairs in _pairs(claims)]
+        answers = [await self._scripts.renew(worker, *pairs) for pairs in _pairs(claims)]
         return Renewal(
             lost=frozenset(job_id for lost, _ in answers for job_id in lost),
             cancel=frozenset(job_id for _, cancel in answers for job_id in cancel),
@@ -172,8 +165,20 @@ class Claims(QueueComponent):
 
         A caller that repeats a call passes the same `token` each time: then it is told what became of the first.
         """
-        token = token or secrets.token_hex(8)
-        return bool(await self._client.run("settle", worker, job_id, epoch, token, *outcome_fields(outcome)))
+        return await self._scripts.settle(
+            worker,
+            job_id,
+            epoch,
+            token or secrets.token_hex(8),
+            state=outcome.state.value,
+            artifacts=ARTIFACTS.dump_json(outcome.artifacts).decode(),
+            error=None if outcome.error is None else outcome.error.model_dump_json(),
+            batching=outcome.batching.model_dump_json(),
+            timings=outcome.timings.model_dump_json(),
+            gpu_seconds=outcome.gpu_seconds,
+            step=outcome.progress.step,
+            total=outcome.progress.total,
+        )
 
     async def report_progress(self, *reports: ProgressReport) -> int:
         """Tell all who listen how far jobs are, in one message; returns how many records it was written to.
@@ -186,16 +191,16 @@ class Claims(QueueComponent):
             if one.store
             for part in (one.job_id, one.epoch, one.phase.value, one.progress.step, one.progress.total)
         ]
-        return int(await self._client.run("report", progress_message(reports), *rows))
+        return await self._scripts.report_progress(progress_message(reports), *rows)
 
     async def release(self, worker: str, claims: Mapping[str, int]) -> int:
         """Give unfinished jobs back to the front of their line, no loss counted; returns how many were still ours."""
-        return sum([int(await self._client.run("release", worker, *pairs)) for pairs in _pairs(claims)])
+        return sum([await self._scripts.release(worker, *pairs) for pairs in _pairs(claims)])
 
     async def learn_efficient_rows(self, signature: str, seats: int) -> None:
         """Remember for a day that more than `seats` seats of `signature` do not pay: as many make it ripe at once."""
         with translated():
-            await self._redis.set(self._keys.paying(signature), max(1, seats), ex=86_400)
+            await self._redis.set(self._keys.efficient_rows(signature), max(1, seats), ex=86_400)
 
     async def close(self) -> None:
         """Finish releasing the jobs of canceled claims."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -17,6 +16,7 @@ from shared.config.settings import Settings
 from shared.errors import IncompatibleRedis, RedisUnavailable
 from shared.job import SCHEMA_VERSION
 from shared.queue.redis_keys import RedisKeys
+from shared.queue.scripts import Scripts, script_text
 
 if TYPE_CHECKING:
     from redis.commands.core import AsyncScript
@@ -34,20 +34,6 @@ MAX_BLOCK_MS = 2000
 
 BLOCK_MARGIN_S = 3.0
 """What the socket waits beyond a blocking read, so that the read always ends first."""
-
-DEAD_LETTERS_MS = 7 * 86_400_000
-DEAD_LETTERS_CAP = 10_000
-
-_PARTS = {
-    "line": "line.lua",
-    "ending": "ending.lua",
-    "filling": "filling.lua",
-    "quota": "quota.lua",
-    "rate": "rate.lua",
-    "hooks": "hooks.lua",
-    "swaps": "swaps.lua",
-}
-_FOLDER = resources.files("shared.queue") / "lua"
 
 
 @contextmanager
@@ -94,32 +80,6 @@ def connect_blocking(url: str) -> Redis:
     )
 
 
-def script_text(name: str, settings: Settings) -> str:
-    """Return a script as it is sent: settings, the common part, the parts that its `NEEDS` line names, itself."""
-    body = (_FOLDER / f"{name}.lua").read_text("utf-8")
-    first = body.splitlines()[0]
-    needed = first.removeprefix("-- NEEDS ").split() if first.startswith("-- NEEDS ") else []
-    parts = [(_FOLDER / file).read_text("utf-8") for file in ("prelude.lua", *(_PARTS[part] for part in needed))]
-    return "\n".join([_conf(settings), *parts, body])
-
-
-def _conf(settings: Settings) -> str:
-    numbers = {
-        "retention_ms": settings.retention_s * 1000,
-        "input_retention_ms": settings.input_retention_s * 1000,
-        "idempotency_ms": settings.idempotency_s * 1000,
-        "max_waiting": settings.max_queued_jobs,
-        "max_waiting_of_tenant": settings.max_queued_jobs_per_tenant,
-        "max_running_of_tenant": settings.max_running_slots_per_tenant or 0,
-        "max_attempts": settings.max_attempts,
-        "lease_ms": settings.lease_ms,
-        "overdue_ms": settings.overdue_ms,
-        "dead_ms": DEAD_LETTERS_MS,
-        "dead_cap": DEAD_LETTERS_CAP,
-    }
-    return f"local conf = {{{', '.join(f'{name} = {number}' for name, number in numbers.items())}}}"
-
-
 class QueueClient:
     """Connections to the Redis of one namespace, with its key names, settings and scripts."""
 
@@ -129,7 +89,8 @@ class QueueClient:
         self.blocking: Any = redis if blocking is None else blocking
         self.redis_keys = RedisKeys(namespace)
         self.settings = settings
-        self._scripts: dict[str, AsyncScript] = {}
+        self.scripts = Scripts(self.run)
+        self._loaded: dict[str, AsyncScript] = {}
 
     @classmethod
     def connect(cls, settings: Settings) -> QueueClient:
@@ -137,11 +98,11 @@ class QueueClient:
         redis, blocking = connect_commands(settings.redis_url), connect_blocking(settings.redis_url)
         return cls(redis, namespace=settings.namespace, settings=settings, blocking=blocking)
 
-    async def run(self, name: str, *args: str | int, once: bool = False) -> Any:
+    async def run(self, name: str, *args: str | float, once: bool = False) -> Any:
         """Run the script `name`. `once`: a script that must not be sent twice goes by the client that never retries."""
-        script = self._scripts.get(name)
+        script = self._loaded.get(name)
         if script is None:
-            script = self._scripts[name] = self.redis.register_script(script_text(name, self.settings))
+            script = self._loaded[name] = self.redis.register_script(script_text(name, self.settings))
         with translated():
             return await script(keys=[self.redis_keys.prefix], args=args, client=self.blocking if once else self.redis)
 
@@ -193,3 +154,4 @@ class QueueComponent:
         self._blocking = client.blocking
         self._keys = client.redis_keys
         self._settings = client.settings
+        self._scripts = client.scripts

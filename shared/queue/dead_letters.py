@@ -6,17 +6,16 @@ from collections.abc import Sequence
 
 from shared.job import JobRecord
 from shared.queue.client import QueueComponent, translated
-from shared.queue.records import record
-from shared.queue.values import DeadLetter
+from shared.queue.records import DeadLetter, record
 
 
 class DeadLetters(QueueComponent):
     async def page(self, after: str | None = None, limit: int = 100) -> tuple[list[DeadLetter], str | None]:
         """Return dead letters, newest first, and what to pass as `after` for more; None: no more."""
         with translated():
-            rank = None if after is None else await self._redis.zrevrank(self._keys.dead, after)
+            rank = None if after is None else await self._redis.zrevrank(self._keys.dead_letters, after)
             start = 0 if rank is None else rank + 1
-            ids = await self._redis.zrange(self._keys.dead, start, start + limit, desc=True)
+            ids = await self._redis.zrange(self._keys.dead_letters, start, start + limit, desc=True)
             more = len(ids) > limit
             ids = ids[:limit]
             letters = await self._read_letters(ids)
@@ -25,7 +24,7 @@ class DeadLetters(QueueComponent):
     async def count(self) -> int:
         """Return how many dead letters are kept."""
         with translated():
-            return int(await self._redis.zcard(self._keys.dead))
+            return int(await self._redis.zcard(self._keys.dead_letters))
 
     async def get(self, letter: str) -> DeadLetter | None:
         """Return one dead letter, None where there is none."""
@@ -48,11 +47,11 @@ class DeadLetters(QueueComponent):
 
     async def redrive(self, job_id: str) -> bool:
         """Put a dead letter's job back in line, its attempts and losses forgotten; False where there is none."""
-        return bool(await self._client.run("redrive", job_id))
+        return await self._scripts.redrive_dead_letter(job_id)
 
     async def purge(self, job_id: str) -> bool:
         """Delete a dead letter, and the record of its job; False where there is none."""
-        return bool(await self._client.run("purge", job_id))
+        return await self._scripts.purge_dead_letter(job_id)
 
 
 def _letter(letter: str, note: dict[str, str], job: JobRecord | None) -> DeadLetter:

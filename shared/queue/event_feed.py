@@ -15,7 +15,7 @@ import structlog
 from shared.errors import NotFound, RedisUnavailable
 from shared.job import JobRecord, Phase, Progress, State
 from shared.queue.client import MAX_BLOCK_MS, translated
-from shared.queue.values import JobEvent, ProgressReport
+from shared.queue.records import JobEvent, ProgressReport
 from shared.runtime import metrics
 from shared.runtime.cancellation import canceled
 from shared.runtime.clock import now_ms

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import ValidationError
 
 from shared.errors import FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
 from shared.job import InputRef, JobRecord, encode
 from shared.queue.client import QueueComponent, translated
-from shared.queue.records import paired, record
-from shared.queue.values import RANKS, QueuePosition, Submission, Submitted
+from shared.queue.records import RANKS, QueuePosition, Submission, Submitted, paired, record
+from shared.queue.scripts import SubmittedJob
 from shared.runtime.clock import id_time_ms
 
 MAX_SUBMISSIONS = 500
@@ -31,10 +30,7 @@ class Jobs(QueueComponent):
         """
         if not 1 <= len(submissions) <= MAX_SUBMISSIONS:
             raise ValueError(f"submit takes 1 to {MAX_SUBMISSIONS} jobs, not {len(submissions)}")
-        args: list[str | int] = [len(submissions)]
-        for submission in submissions:
-            args += _fields(submission)
-        answers = await self._client.run("submit", *args)
+        answers = await self._scripts.submit(*map(_submitted_job, submissions))
         return [self._outcome(answer, submission) for answer, submission in zip(answers, submissions, strict=True)]
 
     async def submitted_before(self, tenant: str, idempotency_key: str, fingerprint: str | None) -> Submitted | None:
@@ -43,7 +39,7 @@ class Jobs(QueueComponent):
         Asked before work that a replay does not need, such as fetching a picture.
         """
         with translated():
-            known = await self._redis.get(self._keys.idem(tenant, _digest(idempotency_key)))
+            known = await self._redis.get(self._keys.idempotency(tenant, _digest(idempotency_key)))
             job_id, _, known_print = (known or "").partition(" ")
             if not job_id or not await self._redis.exists(self._keys.job(job_id)):
                 return None
@@ -51,7 +47,7 @@ class Jobs(QueueComponent):
             raise _mismatch()
         return Submitted(job_id=job_id, replayed=True)
 
-    def _outcome(self, answer: list[Any], submission: Submission) -> Submitted | FusequeueError:
+    def _outcome(self, answer: tuple[str, str], submission: Submission) -> Submitted | FusequeueError:
         code, detail = answer
         if code in ("ok", "replayed"):
             return Submitted(job_id=str(detail), replayed=code == "replayed")
@@ -81,7 +77,7 @@ class Jobs(QueueComponent):
         Exact up to 500 jobs ahead in its lane, estimated from arrival times beyond. `eta_s` supposes that jobs go on
         ending at the signature's pace of late; None where none has ended within the hour.
         """
-        answer = await self._client.run("place", job_id)
+        answer = await self._scripts.queue_position(job_id)
         if not answer:
             return None
         position, eta_ms = answer
@@ -102,7 +98,7 @@ class Jobs(QueueComponent):
         `after` is the id of the last job seen, which may have been deleted since. `created_after_ms` is inclusive,
         `created_before_ms` exclusive.
         """
-        index = self._keys.jobs(tenant) if batch_id is None else self._keys.batch(tenant, batch_id)
+        index = self._keys.jobs(tenant) if batch_id is None else self._keys.batch_jobs(tenant, batch_id)
         limit = max(1, min(limit, MAX_LISTED))
         start = await self._start(index, after, created_before_ms)
         found: list[JobRecord] = []
@@ -166,14 +162,14 @@ class Jobs(QueueComponent):
         A waiting job is canceled at once. A running one is marked: its worker is told when it renews its lease, and
         settles it. A job that has ended stays as it is.
         """
-        return record(paired(await self._client.run("cancel", job_id)))
+        return record(paired(await self._scripts.cancel_job(job_id)))
 
     async def forget(self, job_id: str) -> bool:
         """Delete a job that has ended, whose pictures the caller has removed. False: no such job, or it has not ended.
 
         A sweep looks for more a minute after the last lease can have ended: an upload may have been under way.
         """
-        return bool(await self._client.run("forget", job_id))
+        return await self._scripts.forget_job(job_id)
 
     async def put_input(self, tenant: str, ref: InputRef, ttl_s: int) -> InputRef:
         """Remember a picture for `ttl_s`, and for as long as a job that has not ended uses it.
@@ -182,7 +178,7 @@ class Jobs(QueueComponent):
         removed when its time is over, so that one that is stored next cannot be forgotten.
         """
         name = ref.key.removeprefix(f"inputs/{tenant}/{ref.id}").strip("/")
-        wire = await self._client.run("put_input", tenant, ref.id, ref.model_dump_json(), ttl_s * 1000, name)
+        wire = await self._scripts.put_input(tenant, ref.id, ref.model_dump_json(), ttl_s * 1000, name)
         return _input(wire) or ref
 
     async def get_input(self, tenant: str, input_id: str) -> InputRef | None:
@@ -208,26 +204,26 @@ def _input(wire: str | None) -> InputRef | None:
         return None
 
 
-def _fields(submission: Submission) -> list[str | int]:
+def _submitted_job(submission: Submission) -> SubmittedJob:
     job = submission.job
-    once = ""
+    idempotency = ""
     if submission.idempotency_key is not None:
-        once = f"{_digest(submission.idempotency_key)} {submission.fingerprint or ''}"
-    return [
-        job.id,
-        job.tenant,
-        RANKS.index(job.priority),
-        job.slots,
-        submission.signature,
-        job.model,
-        submission.window_ms,
-        submission.max_batch,
-        encode(job),
-        job.created_at_ms,
-        "" if job.deadline_at_ms is None else job.deadline_at_ms,
-        job.batch_id or "",
-        " ".join(sorted({ref.id for ref in job.inputs.values()})),
-        once,
-        "" if job.webhook is None else f"|{'|'.join(job.webhook.states)}| {job.webhook.url}",
-        1 if job.task.makes_video else "",
-    ]
+        idempotency = f"{_digest(submission.idempotency_key)} {submission.fingerprint or ''}"
+    return SubmittedJob(
+        id=job.id,
+        tenant=job.tenant,
+        rank=RANKS.index(job.priority),
+        slots=job.slots,
+        sig=submission.signature,
+        model=job.model,
+        window=submission.window_ms,
+        max_batch=submission.max_batch,
+        wire=encode(job),
+        created=job.created_at_ms,
+        deadline="" if job.deadline_at_ms is None else job.deadline_at_ms,
+        batch=job.batch_id or "",
+        input=" ".join(sorted({ref.id for ref in job.inputs.values()})),
+        idempotency=idempotency,
+        webhook="" if job.webhook is None else f"|{'|'.join(job.webhook.states)}| {job.webhook.url}",
+        video=1 if job.task.makes_video else "",
+    )

@@ -1,222 +1,162 @@
-"""The names of all keys in the queue's Redis; their only other spelling is the mirror in `queue/lua/prelude.lua`.
+"""The names of all keys in the queue's Redis. They are spelled only here; the scripts' `key` table is generated.
 
 Every name begins with the prefix `{fq:<namespace>}:`. The braces are a hash tag: all keys of a namespace lie in one
-cluster slot, so the scripts take the prefix as KEYS[1] and may build the other names from it. `<sig>` is a signature,
-`<priority>` a name of `Priority`; names hold no `|`, so it parts them. TTL `-` means none: the bound is told instead.
-
-| key                            | type    | TTL               | bound, when there is no TTL      | writer            |
-|--------------------------------|---------|-------------------|----------------------------------|-------------------|
-| schema                         | string  | -                 | one number                       | check             |
-| job:<id>                       | hash    | once it has ended | max_queued_jobs, and what runs  | all               |
-| lane:<sig>|<priority>|<tenant> | stream  | -                 | holds work; deleted when empty   | submit, claim     |
-| lanes:<sig>|<priority>         | zset    | -                 | lanes with waiting jobs          | submit, claim     |
-| front:<sig>                    | zset    | -                 | waiting: given back, passed over | release, claim    |
-| alone:<sig>                    | zset    | -                 | waiting jobs that were lost      | reclaim, redrive  |
-| sig:<sig>                      | hash    | -                 | deleted when nothing waits, runs | all               |
-| signatures                     | zset    | -                 | live signatures, by seats        | all               |
-| ripe:<model>|<priority>        | zset    | -                 | signatures with waiting jobs     | all               |
-| rhythm:<sig>                   | hash    | 1 h               |                                  | submit, settle    |
-| paying:<sig>                   | string  | 1 d               |                                  | learn_paying      |
-| pace                           | hash    | 1 h               |                                  | settle            |
-| waiting                        | hash    | -                 | tenants with waiting jobs, `*`   | all               |
-| service                        | zset    | 1 d               | decayed GPU-seconds, pruned      | settle            |
-| leases                         | zset    | -                 | running jobs, by end of lease    | claim, settle     |
-| holding                        | hash    | -                 | workers that hold running jobs   | claim, settle     |
-| deadlines                      | zset    | -                 | waiting jobs with a deadline     | submit, claim     |
-| jobs:<tenant>                  | zset    | -                 | kept jobs: retention             | submit, retained  |
-| batch:<tenant>|<batch>         | zset    | -                 | kept jobs: retention             | submit, retained  |
-| idem:<tenant>|<digest>         | string  | idempotency_s     |                                  | submit            |
-| previews:<job>                 | hash    | 1 min             |                                  | put_preview       |
-| tries:<tenant>|<digest>        | zset    | sync_wait_s + 1 m | 1,000 rows                       | note_try          |
-| events                         | stream  | -                 | about 100,000 entries            | all               |
-| wakeup                         | stream  | -                 | 16 entries                       | submit, release   |
-| input:<tenant>|<id>            | hash    | while unused      | live jobs that use an input      | put_input         |
-| retention                      | zset    | -                 | what storage holds, by its end   | settle, put_input |
-| file:<tenant>|<id>             | hash    | -                 | kept files: retention            | file_put          |
-| parts:<tenant>|<id>            | list    | -                 | objects of a file: retention     | file_put          |
-| files:<tenant>                 | zset    | -                 | 1,000 rows; kept files           | file_put          |
-| backfill:<tenant>|<batch>      | hash    | -                 | as batches; 7 d once it ended    | backfill_commit   |
-| taken:<tenant>|<batch>         | string  | -                 | as backfill; a bit a line        | backfill_commit   |
-| backfills                      | zset    | -                 | batches under way, when to look  | backfill_commit   |
-| videos:<tenant>               | zset    | -                 | kept video jobs: retention       | submit, retained  |
-| batches:<tenant>               | zset    | -                 | 1,000 rows                       | backfill_create   |
-| worker:<id>                    | hash    | 30 s              |                                  | heartbeat         |
-| workers                        | zset    | 1 h               | pruned at each beat              | heartbeat         |
-| start_s                        | string  | 7 d               |                                  | learn_start       |
-| holders:<model>                | zset    | 30 s              |                                  | heartbeat, claim  |
-| curve:<device>|<model>|<shape> | hash    | 30 d              |                                  | learn             |
-| learned:<model>|<shape>        | string  | 30 d              |                                  | learn             |
-| cost:<sig>                     | hash    | 7 d               |                                  | settle            |
-| dead                           | zset    | -                 | 10,000 rows                      | reclaim           |
-| dead:<id>                      | hash    | 7 d               |                                  | reclaim           |
-| reconciling                    | string  | 1 min             |                                  | reconcile         |
-| auth                           | string  | -                 | one word: a key has been made    | create_key        |
-| apikeys                        | zset    | -                 | 10,000 rows                      | create_key        |
-| apikey:<id>                    | hash    | -                 | as apikeys; 30 d once it ended   | create_key        |
-| url_secret                     | string  | -                 | one secret                       | url_secret        |
-| limits                         | hash    | -                 | 10,000 tenants                   | set_limits        |
-| rate:<tenant>                  | string  | 1 min             |                                  | admit             |
-| running                        | hash    | -                 | tenants with running jobs        | claim, settle     |
-| held:<tenant>                  | set     | 1 min             |                                  | claim, join       |
-| hooks:<tenant>                 | hash    | -                 | 16 endpoints, and the secret     | hook_endpoint     |
-| outbox                         | stream  | -                 | about 1,000,000 entries          | all               |
-| hook_hosts                     | zset    | -                 | hosts with due deliveries        | hook_expand       |
-| hook_due:<host>                | zset    | -                 | deliveries that are not done     | hook_expand       |
-| delivery:<id>                  | hash    | 7 d               |                                  | hook_expand       |
-| deliveries:<tenant>            | zset    | 7 d               |                                  | hook_expand       |
-| progress                       | channel | -                 | no key: one message for all jobs | report            |
+cluster slot, so a script gets the prefix as KEYS[1] and builds the other names. The attribute is the first part of the
+name; `<sig>` is a signature, `<priority>` a name of `Priority` (in Lua its rank). No part contains `|`, the separator.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
+from typing import Protocol
+
+from shared.job import Priority
 
 GROUP = "workers"
-"""The one consumer group of every lane. It has one consumer, of the same name: who runs a job is told by its hash."""
+"""The only consumer group of every lane, with one consumer of the same name: a job's hash names its worker."""
 
-_BOUNDED = re.compile(
-    r"(schema|waiting|signatures|leases|holding|deadlines|events|wakeup|retention|dead"
-    r"|auth|apikeys|url_secret|limits|running|outbox|hook_hosts|backfills"
-    r"|(lane|lanes|front|alone|sig|ripe|jobs|batch|apikey|hooks|hook_due|file|parts|files|backfill|taken|batches|videos):.+)"
-)
+
+class _BuildsName(Protocol):
+    def __call__(self, *parts: str) -> str: ...
+
+
+class RedisKey:
+    """One kind of key: its type and why it does not grow forever, which is a TTL or a bound."""
+
+    def __init__(self, kind: str, *, ttl: str = "", bound: str = "") -> None:
+        self.kind, self.ttl, self.bound = kind, ttl, bound
+        self.name = ""
+        self.parts: tuple[str, ...] = ()
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def lua(self) -> str:
+        """Return the key's definition in Lua."""
+        return f"key.{self.name} = PREFIX .. '{self.name}'"
+
+    @property
+    def pattern(self) -> str:
+        return self.name
+
+
+class _Single(RedisKey):
+    """A key of which a namespace has one."""
+
+    def __get__(self, keys: RedisKeys, owner: type) -> str:
+        return keys.prefix + self.name
+
+
+class _Family(RedisKey):
+    """Keys with variable parts, separated by `|`."""
+
+    def __init__(self, parts: str, kind: str, *, ttl: str = "", bound: str = "") -> None:
+        super().__init__(kind, ttl=ttl, bound=bound)
+        self.parts = tuple(parts.split())
+
+    def __get__(self, keys: RedisKeys, owner: type) -> _BuildsName:
+        return partial(self._build, keys.prefix)
+
+    def _build(self, prefix: str, *parts: str) -> str:
+        if len(parts) != len(self.parts):
+            raise TypeError(f"{self.name} takes the parts {', '.join(self.parts)}, not {len(parts)} values")
+        return f"{prefix}{self.name}:{'|'.join(parts)}"
+
+    def lua(self) -> str:
+        values = " .. '|' .. ".join("RANKS[priority]" if part == "priority" else part for part in self.parts)
+        return f"function key.{self.name}({', '.join(self.parts)}) return PREFIX .. '{self.name}:' .. {values} end"
+
+    @property
+    def pattern(self) -> str:
+        return f"{self.name}:{'|'.join(f'<{part}>' for part in self.parts)}"
 
 
 class RedisKeys:
     """The key names of one namespace."""
 
+    schema = _Single("string", bound="one number")
+    # Jobs and the queue
+    job = _Family("id", "hash", bound="max_queued_jobs and running jobs", ttl="once it has ended")
+    lane = _Family("sig priority tenant", "stream", bound="holds jobs; deleted when empty")
+    lanes = _Family("sig priority", "zset", bound="lanes with queued jobs")
+    front = _Family("sig", "zset", bound="queued jobs that were released or skipped")
+    solo = _Family("sig", "zset", bound="queued jobs that a worker lost")
+    signature = _Family("sig", "hash", bound="deleted when nothing is queued or running")
+    signatures = _Single("zset", bound="live signatures, by slots")
+    ready = _Family("model priority", "zset", bound="signatures with queued jobs, by readiness")
+    arrivals = _Family("sig", "hash", ttl="1 h")
+    efficient_rows = _Family("sig", "string", ttl="1 d")
+    completions = _Single("hash", ttl="1 h")
+    queued_jobs = _Single("hash", bound="tenants with queued jobs, and `*`")
+    gpu_usage = _Single("zset", ttl="1 d")  # decayed GPU-seconds by tenant, pruned
+    leases = _Single("zset", bound="running jobs, by end of lease")
+    claimed_jobs = _Single("hash", bound="workers with running jobs")
+    deadlines = _Single("zset", bound="queued jobs with a deadline")
+    jobs = _Family("tenant", "zset", bound="kept jobs: retention")
+    videos = _Family("tenant", "zset", bound="kept video jobs: retention")
+    batch_jobs = _Family("tenant batch", "zset", bound="kept jobs: retention")
+    idempotency = _Family("tenant digest", "string", ttl="idempotency_s")
+    events = _Single("stream", bound="about 100,000 entries")
+    progress = _Single("channel")  # one message for all jobs
+    wakeup = _Single("stream", bound="16 entries")
+    previews = _Family("job", "hash", ttl="1 min")
+    sync_calls = _Family("tenant digest", "zset", ttl="sync_wait_s + 1 min, 1,000 rows")
+    # Storage
+    input = _Family("tenant id", "hash", bound="live jobs that use an input", ttl="while unused")
+    retention = _Single("zset", bound="stored objects, by expiry")
+    file = _Family("tenant id", "hash", bound="kept files: retention")
+    file_parts = _Family("tenant id", "list", bound="objects of a file: retention")
+    files = _Family("tenant", "zset", bound="1,000 rows; kept files")
+    # Batches
+    batch = _Family("tenant batch", "hash", bound="as batches; 7 d after its end")
+    batch_accepted = _Family("tenant batch", "string", bound="as batches; one bit a line")
+    active_batches = _Single("zset", bound="active batches, by next check")
+    batches = _Family("tenant", "zset", bound="1,000 rows")
+    # Workers
+    worker = _Family("id", "hash", ttl="30 s")
+    workers = _Single("zset", ttl="1 h")  # pruned at each heartbeat
+    worker_start_s = _Single("string", ttl="7 d")
+    model_holders = _Family("model", "zset", ttl="30 s")
+    cost_curve = _Family("device model shape", "hash", ttl="30 d")
+    cost_device = _Family("model shape", "string", ttl="30 d")
+    slot_cost = _Family("name", "hash", ttl="7 d")
+    # Maintenance
+    dead_letters = _Single("zset", bound="10,000 rows")
+    dead_letter = _Family("id", "hash", ttl="7 d")
+    reconciling = _Single("string", ttl="1 min")
+    # API keys and limits
+    keys_created = _Single("string", bound="one flag: a key has been created")
+    api_keys = _Single("zset", bound="10,000 rows")
+    api_key = _Family("id", "hash", bound="as api_keys; 30 d after its end")
+    url_secret = _Single("string", bound="one secret")
+    tenant_limits = _Single("hash", bound="10,000 tenants")
+    request_rate = _Family("tenant", "string", ttl="1 min")
+    running_slots = _Single("hash", bound="tenants with running jobs")
+    deferred = _Family("tenant", "set", ttl="1 min")  # signatures that wait for slots of the tenant
+    # Webhooks
+    webhook_endpoints = _Family("tenant", "hash", bound="16 endpoints, and the secret")
+    webhook_outbox = _Single("stream", bound="about 1,000,000 entries")
+    webhook_hosts = _Single("zset", bound="hosts with pending deliveries")
+    webhook_due = _Family("host", "zset", bound="pending deliveries")
+    webhook_delivery = _Family("id", "hash", ttl="7 d")
+    webhook_deliveries = _Family("tenant", "zset", ttl="7 d")
+
     def __init__(self, namespace: str) -> None:
-        prefix = f"{{fq:{namespace}}}:"
-        self.prefix = prefix
-        self.schema = prefix + "schema"
-        self.signatures = prefix + "signatures"
-        self.pace = prefix + "pace"
-        self.waiting = prefix + "waiting"
-        self.service = prefix + "service"
-        self.leases = prefix + "leases"
-        self.holding = prefix + "holding"
-        self.deadlines = prefix + "deadlines"
-        self.events = prefix + "events"
-        self.wakeup = prefix + "wakeup"
-        self.retention = prefix + "retention"
-        self.workers = prefix + "workers"
-        self.dead = prefix + "dead"
-        self.reconciling = prefix + "reconciling"
-        self.progress = prefix + "progress"
-        self.auth = prefix + "auth"
-        self.apikeys = prefix + "apikeys"
-        self.url_secret = prefix + "url_secret"
-        self.limits = prefix + "limits"
-        self.running = prefix + "running"
-        self.outbox = prefix + "outbox"
-        self.backfills = prefix + "backfills"
-        self.hook_hosts = prefix + "hook_hosts"
-        self.start_s = prefix + "start_s"
-
-    def job(self, job_id: str) -> str:
-        return f"{self.prefix}job:{job_id}"
-
-    def lane(self, signature: str, priority: str, tenant: str) -> str:
-        return f"{self.prefix}lane:{signature}|{priority}|{tenant}"
-
-    def lanes(self, signature: str, priority: str) -> str:
-        return f"{self.prefix}lanes:{signature}|{priority}"
-
-    def front(self, signature: str) -> str:
-        return f"{self.prefix}front:{signature}"
-
-    def alone(self, signature: str) -> str:
-        return f"{self.prefix}alone:{signature}"
-
-    def sig(self, signature: str) -> str:
-        return f"{self.prefix}sig:{signature}"
-
-    def ripe(self, model: str, priority: str) -> str:
-        return f"{self.prefix}ripe:{model}|{priority}"
-
-    def rhythm(self, signature: str) -> str:
-        return f"{self.prefix}rhythm:{signature}"
-
-    def paying(self, signature: str) -> str:
-        return f"{self.prefix}paying:{signature}"
-
-    def jobs(self, tenant: str) -> str:
-        return f"{self.prefix}jobs:{tenant}"
-
-    def batch(self, tenant: str, batch_id: str) -> str:
-        return f"{self.prefix}batch:{tenant}|{batch_id}"
-
-    def idem(self, tenant: str, digest: str) -> str:
-        return f"{self.prefix}idem:{tenant}|{digest}"
-
-    def previews(self, job_id: str) -> str:
-        return f"{self.prefix}previews:{job_id}"
-
-    def tries(self, tenant: str, digest: str) -> str:
-        return f"{self.prefix}tries:{tenant}|{digest}"
-
-    def input(self, tenant: str, input_id: str) -> str:
-        return f"{self.prefix}input:{tenant}|{input_id}"
-
-    def file(self, tenant: str, file_id: str) -> str:
-        return f"{self.prefix}file:{tenant}|{file_id}"
-
-    def parts(self, tenant: str, file_id: str) -> str:
-        return f"{self.prefix}parts:{tenant}|{file_id}"
-
-    def files(self, tenant: str) -> str:
-        return f"{self.prefix}files:{tenant}"
-
-    def backfill(self, tenant: str, batch_id: str) -> str:
-        return f"{self.prefix}backfill:{tenant}|{batch_id}"
-
-    def taken(self, tenant: str, batch_id: str) -> str:
-        return f"{self.prefix}taken:{tenant}|{batch_id}"
-
-    def batches(self, tenant: str) -> str:
-        return f"{self.prefix}batches:{tenant}"
-
-    def videos(self, tenant: str) -> str:
-        return f"{self.prefix}videos:{tenant}"
-
-    def worker(self, worker: str) -> str:
-        return f"{self.prefix}worker:{worker}"
-
-    def holders(self, model: str) -> str:
-        return f"{self.prefix}holders:{model}"
-
-    def curve(self, device: str, model: str, shape: str) -> str:
-        return f"{self.prefix}curve:{device}|{model}|{shape}"
-
-    def learned(self, model: str, shape: str) -> str:
-        return f"{self.prefix}learned:{model}|{shape}"
-
-    def cost(self, name: str) -> str:
-        return f"{self.prefix}cost:{name}"
-
-    def dead_letter(self, letter: str) -> str:
-        return f"{self.prefix}dead:{letter}"
-
-    def hooks(self, tenant: str) -> str:
-        return f"{self.prefix}hooks:{tenant}"
-
-    def hook_due(self, host: str) -> str:
-        return f"{self.prefix}hook_due:{host}"
-
-    def delivery(self, delivery_id: str) -> str:
-        return f"{self.prefix}delivery:{delivery_id}"
-
-    def deliveries(self, tenant: str) -> str:
-        return f"{self.prefix}deliveries:{tenant}"
-
-    def apikey(self, key_id: str) -> str:
-        return f"{self.prefix}apikey:{key_id}"
-
-    def rate(self, tenant: str) -> str:
-        return f"{self.prefix}rate:{tenant}"
-
-    def held(self, tenant: str) -> str:
-        return f"{self.prefix}held:{tenant}"
+        self.prefix = f"{{fq:{namespace}}}:"
 
     def bounded(self, name: str) -> bool:
-        """Return whether the key may be without a TTL whatever it holds."""
-        return _BOUNDED.fullmatch(name.removeprefix(self.prefix)) is not None
+        """Return whether the key needs no TTL: something else bounds it whatever it holds."""
+        key = KEYS.get(name.removeprefix(self.prefix).partition(":")[0])
+        return key is not None and bool(key.bound) and not key.ttl
+
+
+KEYS = {key.name: key for key in vars(RedisKeys).values() if isinstance(key, RedisKey)}
+
+
+def lua_keys(text: str) -> str:
+    """Return the Lua table `key`, with the names that a script's text uses."""
+    used = dict.fromkeys(re.findall(r"\bkey\.(\w+)", text))
+    ranks = ", ".join(f"[{rank}] = '{priority}'" for rank, priority in enumerate(Priority))
+    head = f"local PREFIX, RANKS, key = KEYS[1], {{{ranks}}}, {{}}"
+    return "\n".join([head, *(KEYS[name].lua() for name in used)])

@@ -19,7 +19,7 @@ class SyncCalls(QueueComponent):
 
     async def start(self, tenant: str, digest: str, job_id: str) -> None:
         """Record that a request waits for the job it has created."""
-        name = self._keys.tries(tenant, digest)
+        name = self._keys.sync_calls(tenant, digest)
         with translated():
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.zadd(name, {job_id: 1})
@@ -29,23 +29,22 @@ class SyncCalls(QueueComponent):
 
     async def join(self, tenant: str, digest: str) -> str | None:
         """Return the job for a retry to wait for."""
-        job_id = await self._client.run("join_try", tenant, digest, self._keep_ms)
-        return None if job_id is None else str(job_id)
+        return await self._scripts.join_sync_call(tenant, digest, self._keep_ms)
 
     async def leave(self, tenant: str, digest: str, job_id: str) -> int | None:
         """Record that a request no longer waits, and return the score for `abandon`; None: delivered."""
         with translated():
-            score = await self._redis.zadd(self._keys.tries(tenant, digest), {job_id: -1}, xx=True, incr=True)
+            score = await self._redis.zadd(self._keys.sync_calls(tenant, digest), {job_id: -1}, xx=True, incr=True)
         return None if score is None else int(score)
 
     async def abandon(self, tenant: str, digest: str, job_id: str, score: int) -> bool:
         """Remove a job without waiting requests; False if its score has changed since `leave`."""
-        return bool(await self._client.run("abandon_try", tenant, digest, job_id, score))
+        return await self._scripts.abandon_sync_call(tenant, digest, job_id, score)
 
     async def delivered(self, tenant: str, digest: str, job_id: str) -> None:
         """Remove a job whose response was delivered: an equal request then creates a new one."""
         with translated():
-            await self._redis.zrem(self._keys.tries(tenant, digest), job_id)
+            await self._redis.zrem(self._keys.sync_calls(tenant, digest), job_id)
 
     @property
     def _keep_ms(self) -> int:

@@ -67,7 +67,7 @@ class Webhooks(QueueComponent):
     async def put_endpoint(self, tenant: str, endpoint: WebhookEndpoint, *, exists: bool = False) -> None:
         """Store an endpoint; raises `Conflict` at `MAX_ENDPOINTS`, `NotFound` if `exists` and it does not."""
         wire = endpoint.model_dump_json(exclude={"id"}, exclude_none=True)
-        result = await self._client.run("hook_endpoint", tenant, endpoint.id, wire, MAX_ENDPOINTS, int(exists))
+        result = await self._scripts.put_endpoint(tenant, endpoint.id, wire, MAX_ENDPOINTS, must_exist=exists)
         if result == "full":
             raise Conflict(f"too many webhook endpoints: a tenant has at most {MAX_ENDPOINTS}; delete one first")
         if result == "none":
@@ -75,27 +75,27 @@ class Webhooks(QueueComponent):
 
     async def delete_endpoint(self, tenant: str, endpoint_id: str) -> None:
         """Delete an endpoint and stop its deliveries."""
-        if await self._client.run("hook_endpoint", tenant, endpoint_id, "", MAX_ENDPOINTS, 1) == "none":
+        if await self._scripts.put_endpoint(tenant, endpoint_id, None, MAX_ENDPOINTS, must_exist=True) == "none":
             raise _no_endpoint(endpoint_id)
 
     async def endpoints(self, tenant: str) -> list[WebhookEndpoint]:
         """Return a tenant's endpoints, oldest first."""
         with translated():
-            fields = await self._redis.hgetall(self._keys.hooks(tenant))
+            fields = await self._redis.hgetall(self._keys.webhook_endpoints(tenant))
         endpoints = [_endpoint(name, wire) for name, wire in fields.items() if name.startswith("we_")]
         return sorted(endpoints, key=lambda endpoint: (endpoint.created_at_ms, endpoint.id))
 
     async def endpoint(self, tenant: str, endpoint_id: str) -> WebhookEndpoint:
         """Return one endpoint, or raise `NotFound`."""
         with translated():
-            wire = await self._redis.hget(self._keys.hooks(tenant), endpoint_id)
+            wire = await self._redis.hget(self._keys.webhook_endpoints(tenant), endpoint_id)
         if wire is None or not endpoint_id.startswith("we_"):
             raise _no_endpoint(endpoint_id)
         return _endpoint(endpoint_id, wire)
 
     async def account_secrets(self, tenant: str, *, rotate: bool = False) -> tuple[SigningSecret, ...]:
         """Return the secrets for the webhook URLs of a tenant's jobs, the current one first."""
-        name = self._keys.hooks(tenant)
+        name = self._keys.webhook_endpoints(tenant)
         with translated():
             await self._redis.hsetnx(name, _ACCOUNT, _wire((SigningSecret(secret=new_secret()),)))
             secrets = _secrets(await self._redis.hget(name, _ACCOUNT))
@@ -106,7 +106,7 @@ class Webhooks(QueueComponent):
 
     async def expand_outbox(self, limit: int = 100) -> int:
         """Convert up to `limit` outbox entries into deliveries, and return their number."""
-        return int(await self._client.run("hook_expand", limit))
+        return await self._scripts.expand_outbox(limit)
 
     async def claim_deliveries(
         self, limit: int, per_host: int, running: Mapping[str, int], again_ms: int
@@ -116,7 +116,7 @@ class Webhooks(QueueComponent):
         A delivery is due again after `again_ms` unless `record_attempt` follows.
         """
         pairs = [item for pair in running.items() for item in pair]
-        rows = await self._client.run("hook_claim", limit, per_host, again_ms, *pairs, once=True)
+        rows = await self._scripts.claim_deliveries(limit, per_host, again_ms, *pairs)
         due = []
         for delivery_id, fields, wire in rows:
             delivery = _delivery(delivery_id, paired(fields))
@@ -130,10 +130,14 @@ class Webhooks(QueueComponent):
 
     async def record_attempt(self, delivery_id: str, outcome: AttemptOutcome, attempt: DeliveryAttempt) -> bool:
         """Record an attempt; disables an endpoint that is gone or has failed for `DISABLED_AFTER_S`."""
-        retry_ms = "" if outcome.retry_s is None else round(outcome.retry_s * 1000)
-        wire = attempt.model_dump_json(exclude_none=True)
-        gone, disable_ms = int(outcome.gone), DISABLED_AFTER_S * 1000
-        return bool(await self._client.run("hook_note", delivery_id, outcome.state, retry_ms, wire, gone, disable_ms))
+        return await self._scripts.record_attempt(
+            delivery_id,
+            outcome.state,
+            retry_ms=None if outcome.retry_s is None else round(outcome.retry_s * 1000),
+            attempt=attempt.model_dump_json(exclude_none=True),
+            gone=outcome.gone,
+            disable_after_ms=DISABLED_AFTER_S * 1000,
+        )
 
     async def deliveries(
         self, tenant: str, *, endpoint_id: str | None = None, limit: int = 50
@@ -141,25 +145,25 @@ class Webhooks(QueueComponent):
         """Return a tenant's recent deliveries, newest first; with `endpoint_id`: those among the last 1,000."""
         with translated():
             ids = await self._redis.zrange(
-                self._keys.deliveries(tenant), 0, limit - 1 if endpoint_id is None else 999, desc=True
+                self._keys.webhook_deliveries(tenant), 0, limit - 1 if endpoint_id is None else 999, desc=True
             )
             if endpoint_id is not None:
                 ids = [delivery_id for delivery_id in ids if delivery_id.endswith(f".{endpoint_id}")][:limit]
             async with self._redis.pipeline(transaction=False) as pipe:
                 for delivery_id in ids:
-                    pipe.hgetall(self._keys.delivery(delivery_id))
+                    pipe.hgetall(self._keys.webhook_delivery(delivery_id))
                 rows = await pipe.execute() if ids else []
         return [_delivery(delivery_id, fields) for delivery_id, fields in zip(ids, rows, strict=True) if fields]
 
     async def redeliver(self, tenant: str, delivery_id: str) -> None:
         """Attempt a delivery again with the same message id; raises `NotFound`."""
-        if not await self._client.run("hook_again", delivery_id, tenant):
+        if not await self._scripts.redeliver(delivery_id, tenant):
             raise NotFound(f"no such delivery: {delivery_id[:64]}", param="id")
 
     async def send_test(self, tenant: str, endpoint: WebhookEndpoint, event_id: str) -> str:
         """Send an empty test event, and return its delivery id."""
         delivery_id = f"{event_id}.{endpoint.id}"
-        await self._client.run("hook_again", delivery_id, tenant, endpoint.id, endpoint.url, "webhook.test")
+        await self._scripts.redeliver(delivery_id, tenant, endpoint.id, endpoint.url, "webhook.test")
         return delivery_id
 
 

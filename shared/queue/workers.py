@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from shared.autoscaling import SignatureLoad
 from shared.queue.client import QueueComponent, translated
-from shared.queue.values import RANKS, QueueDepth, WorkerInfo
+from shared.queue.records import RANKS, QueueDepth, WorkerInfo
 
 WORKER_TTL_S = 30
 MAX_SIGNATURES = 1000
@@ -25,7 +25,7 @@ class Workers(QueueComponent):
 
         `holds` are the models whose jobs others leave to it: in its memory, or on their way there.
         """
-        await self._client.run("heartbeat", info.id, json.dumps(asdict(info)), WORKER_TTL_S * 1000, *holds)
+        await self._scripts.heartbeat(info.id, json.dumps(asdict(info)), WORKER_TTL_S * 1000, *holds)
 
     async def all(self) -> list[WorkerInfo]:
         """Return the workers whose heart beats."""
@@ -39,22 +39,22 @@ class Workers(QueueComponent):
 
     async def learn_cost(self, device: str, model: str, shape: str, rows: int, seconds: float) -> None:
         """Take one measured forward into the learned curve: a moving mean of seconds by rows, kept for 30 days."""
-        await self._client.run("learn", device, model, shape, rows, repr(seconds))
+        await self._scripts.learn_cost(device, model, shape, rows, seconds)
 
     async def cost_curve(self, device: str, model: str, shape: str) -> dict[int, float]:
         """Return the learned seconds per forward by rows."""
         with translated():
-            learned = await self._redis.hgetall(self._keys.curve(device, model, shape))
+            learned = await self._redis.hgetall(self._keys.cost_curve(device, model, shape))
         return {int(rows): float(seconds) for rows, seconds in sorted(learned.items(), key=lambda row: int(row[0]))}
 
     async def learn_start_time(self, seconds: float) -> None:
         """Take how long a worker took from its start until it was ready into a moving mean, kept for a week."""
-        await self._client.run("learn_start", repr(seconds))
+        await self._scripts.learn_start_time(seconds)
 
     async def mean_start_s(self) -> float:
         """Return how long workers take to start, 0 where none has told of late."""
         with translated():
-            return float(await self._redis.get(self._keys.start_s) or 0)
+            return float(await self._redis.get(self._keys.worker_start_s) or 0)
 
     async def queue_depths(self) -> list[QueueDepth]:
         """Return what waits and runs, signature by signature, the longest lines first, at most 1000."""
@@ -62,7 +62,7 @@ class Workers(QueueComponent):
             signatures = await self._redis.zrange(self._keys.signatures, 0, MAX_SIGNATURES - 1, desc=True)
         rows: list[list[int | str]] = []
         for first in range(0, len(signatures), _DEPTHS_AT_ONCE):
-            rows += await self._client.run("queues", *signatures[first : first + _DEPTHS_AT_ONCE])
+            rows += await self._scripts.queue_depths(*signatures[first : first + _DEPTHS_AT_ONCE])
         return [_depth(row) for row in rows if row[1]]
 
     async def signature_loads(self) -> list[SignatureLoad]:
@@ -71,9 +71,9 @@ class Workers(QueueComponent):
         with translated():
             async with self._redis.pipeline(transaction=False) as pipe:
                 for depth in depths:
-                    pipe.hmget(self._keys.cost(depth.signature), "seat_s", "rows")
-                    pipe.hmget(self._keys.cost(f"model|{depth.model}"), "seat_s", "rows")
-                    pipe.get(self._keys.learned(depth.model, _shape(depth)))
+                    pipe.hmget(self._keys.slot_cost(depth.signature), "slot_s", "rows")
+                    pipe.hmget(self._keys.slot_cost(f"model|{depth.model}"), "slot_s", "rows")
+                    pipe.get(self._keys.cost_device(depth.model, _shape(depth)))
                 rows = await pipe.execute() if depths else []
         lines = []
         for depth, own, models, device in zip(depths, rows[0::3], rows[1::3], rows[2::3], strict=True):

@@ -232,7 +232,7 @@ async def test_a_batch_ends_with_its_window(
     for _ in range(2):
         await BatchRunner(context, await context.queue.batches.get("default", batch.id)).advance()
     assert await make(context.queue, context.storage, limit=4) == 4
-    queue, name = context.queue, context.queue.client.redis_keys.backfill("default", batch.id)
+    queue, name = context.queue, context.queue.client.redis_keys.batch("default", batch.id)
     await queue.client.redis.hset(name, "expires_at_ms", now_ms() - 1)
     for job_id in await queue.client.redis.zrange(queue.client.redis_keys.deadlines, 0, -1):
         await queue.client.redis.zadd(queue.client.redis_keys.deadlines, {job_id: 1})
@@ -405,7 +405,8 @@ async def test_every_line_is_told_of_once_whatever_is_killed(
                 assert not (await queue.batches.get("default", batch.id)).status.terminal
                 server = start(port=str(server.port), namespace=server.settings.namespace)
                 row = f"default|{batch.id}"  # it is looked at again after a while: now
-                assert await queue.client.redis.zadd(queue.client.redis_keys.backfills, {row: 1}, xx=True, ch=True) == 1
+                redis, keys = queue.client.redis, queue.client.redis_keys
+                assert await redis.zadd(keys.active_batches, {row: 1}, xx=True, ch=True) == 1
             chores_worker()
             await eventually(lambda: reached(10**9, 0), "the batch has ended", 90)
     await queue.close()

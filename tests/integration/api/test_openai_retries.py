@@ -149,7 +149,8 @@ async def test_a_retry_waits_for_a_file_that_is_being_stored(start: Callable[...
             async with asyncio.timeout(60):
                 while not (
                     tries := [
-                        key async for key in queue.client.redis.scan_iter(f"{queue.client.redis_keys.prefix}tries:*")
+                        key
+                        async for key in queue.client.redis.scan_iter(f"{queue.client.redis_keys.prefix}sync_calls:*")
                     ]
                 ):
                     await asyncio.sleep(0.01)

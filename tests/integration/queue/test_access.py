@@ -36,7 +36,7 @@ async def test_from_the_first_key_on_keys_are_asked_for_for_good(queue: Queue) -
     assert not (await queue.api_keys.identify(None, "default")).keys_made
     _, key = await queue.api_keys.create("acme", READ)
     await queue.api_keys.revoke(key.id)
-    await queue.client.redis.delete(queue.client.redis_keys.apikey(key.id))
+    await queue.client.redis.delete(queue.client.redis_keys.api_key(key.id))
     assert await queue.api_keys.all() == []
     assert await queue.api_keys.any_created()
     assert (await queue.api_keys.identify(None, "default")).keys_made
@@ -47,14 +47,14 @@ async def test_a_key_ends_by_redis_time(queue: Queue) -> None:
     _, key = await queue.api_keys.create("acme", READ, lives_s=3600)
     assert key.expires_at_ms == key.created_at_ms + 3_600_000
     fresh = (await queue.api_keys.identify(key.id, "default")).key
-    await queue.client.redis.hset(queue.client.redis_keys.apikey(key.id), "expires", key.created_at_ms)
+    await queue.client.redis.hset(queue.client.redis_keys.api_key(key.id), "expires", key.created_at_ms)
     over = (await queue.api_keys.identify(key.id, "default")).key
     assert fresh is not None
     assert over is not None
     assert (fresh.expired, over.expired) == (False, True)
     assert (
         29 * 86_400_000
-        < await queue.client.redis.pttl(queue.client.redis_keys.apikey(key.id)) - 3_600_000
+        < await queue.client.redis.pttl(queue.client.redis_keys.api_key(key.id)) - 3_600_000
         <= 30 * 86_400_000
     )
 
@@ -65,7 +65,7 @@ async def test_a_revoked_key_says_so_for_a_while(queue: Queue) -> None:
     first = (await queue.api_keys.all())[0].revoked_at_ms
     assert await queue.api_keys.revoke(key.id), "again is no error"
     assert (await queue.api_keys.all())[0].revoked_at_ms == first
-    assert await queue.client.redis.pttl(queue.client.redis_keys.apikey(key.id)) > 0
+    assert await queue.client.redis.pttl(queue.client.redis_keys.api_key(key.id)) > 0
     assert not await queue.api_keys.revoke("0123456789")
 
 
@@ -77,7 +77,7 @@ async def test_use_is_written_once_a_minute(queue: Queue) -> None:
     assert first >= key.created_at_ms
     await queue.api_keys.note_use(key.id)
     assert (await queue.api_keys.all())[0].last_used_at_ms == first
-    await queue.client.redis.hincrby(queue.client.redis_keys.apikey(key.id), "used", -60_001)
+    await queue.client.redis.hincrby(queue.client.redis_keys.api_key(key.id), "used", -60_001)
     await queue.api_keys.note_use(key.id)
     assert ((await queue.api_keys.all())[0].last_used_at_ms or 0) >= first
     await queue.api_keys.note_use("0123456789")
@@ -87,17 +87,17 @@ async def test_use_is_written_once_a_minute(queue: Queue) -> None:
 async def test_keys_are_bounded_and_the_rows_of_gone_ones_make_room(queue: Queue) -> None:
     """10,000 rows: the next key is refused, until one of them is gone."""
     rows = {f"k{at}": at for at in range(10_000)}
-    await queue.client.redis.zadd(queue.client.redis_keys.apikeys, rows)
+    await queue.client.redis.zadd(queue.client.redis_keys.api_keys, rows)
     async with queue.client.redis.pipeline(transaction=False) as pipe:
         for key_id in rows:
             pipe.hset(
-                queue.client.redis_keys.apikey(key_id),
+                queue.client.redis_keys.api_key(key_id),
                 mapping={"digest": "x", "tenant": "a", "scopes": "", "created": 0},
             )
         await pipe.execute()
     with pytest.raises(FusequeueError, match="10000 keys"):
         await queue.api_keys.create("acme", READ)
-    await queue.client.redis.delete(queue.client.redis_keys.apikey("k7"))
+    await queue.client.redis.delete(queue.client.redis_keys.api_key("k7"))
     token, _ = await queue.api_keys.create("acme", READ)
     assert id_of(token) in {key.id for key in await queue.api_keys.all()}
 
@@ -119,7 +119,7 @@ async def test_a_tenants_requests_are_counted_by_redis_time_over_all_processes(
         return (await queue.api_keys.admit("acme", 120)).allowed
 
     await eventually(again, "half a second has brought one more")
-    assert 0 < await queue.client.redis.pttl(queue.client.redis_keys.rate("acme")) <= 60_000
+    assert 0 < await queue.client.redis.pttl(queue.client.redis_keys.request_rate("acme")) <= 60_000
 
 
 async def _until_refused(queue: Queue) -> Rate:

@@ -126,5 +126,8 @@ async def test_every_job_ends_exactly_once(queue_with: Callable[..., Queue], mak
     assert await queue.maintenance.reconcile() == 0
     keys = queue.client.redis_keys
     assert (
-        await queue.client.redis.exists(keys.leases, keys.holding, keys.waiting, keys.deadlines, keys.signatures) == 0
+        await queue.client.redis.exists(
+            keys.leases, keys.claimed_jobs, keys.queued_jobs, keys.deadlines, keys.signatures
+        )
+        == 0
     )

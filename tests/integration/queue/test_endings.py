@@ -8,7 +8,7 @@ import pytest
 from harness.queue import claim, claim_ids, end, lose, names_left, put, state_of
 
 from shared.job import State
-from shared.queue import Queue, Submission, client
+from shared.queue import Queue, Submission, scripts
 from shared.runtime.clock import now_ms
 
 Make = Callable[..., Submission]
@@ -230,12 +230,12 @@ async def test_dead_letters_come_in_pages_and_are_capped(
     queue_with: Callable[..., Queue], make_submission: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Newest first, never more than the cap."""
-    monkeypatch.setattr(client, "DEAD_LETTERS_CAP", 4)
+    monkeypatch.setattr(scripts, "DEAD_LETTERS_CAP", 4)
     queue = queue_with()
     for at in range(6):
-        await queue.client.run("bury", f"letter{at}", "test", "made by a test")
+        await queue.client.scripts.bury_job(f"letter{at}", "test", "made by a test")
     first, after = await queue.dead_letters.page(limit=3)
     second, end_of_list = await queue.dead_letters.page(after=after, limit=3)
     assert sorted([letter.id for letter in first + second], reverse=True) == [f"letter{at}" for at in (5, 4, 3, 2)]
     assert end_of_list is None
-    assert len({name for name in await names_left(queue) if name.startswith("dead:")}) == 4
+    assert len({name for name in await names_left(queue) if name.startswith("dead_letter:")}) == 4

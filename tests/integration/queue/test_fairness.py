@@ -47,22 +47,24 @@ async def test_charges_add_up(queue: Queue, make_submission: Make) -> None:
     await charge(queue, make_submission, "one", 20.0)
     await put(queue, make_submission(tenant="many"), make_submission(tenant="one"))
     assert await served(queue, 2) == ["one", "many"]
-    scores = await queue.client.redis.zmscore(queue.client.redis_keys.service, ["many", "one"])
+    scores = await queue.client.redis.zmscore(queue.client.redis_keys.gpu_usage, ["many", "one"])
     assert abs((scores[0] - scores[1]) - 0.585) < 0.05  # log2(30 / 20)
 
 
 async def test_what_was_used_long_ago_is_forgotten(queue: Queue, make_submission: Make) -> None:
     """Service decays: rows that weigh nothing any more are pruned at the next charge."""
     await charge(queue, make_submission, "old", 1000.0)
-    await queue.client.redis.zincrby(queue.client.redis_keys.service, -60, "old")  # as if sixty half-lives had gone by
+    await queue.client.redis.zincrby(
+        queue.client.redis_keys.gpu_usage, -60, "old"
+    )  # as if sixty half-lives had gone by
     await charge(queue, make_submission, "new", 1.0)
-    assert await queue.client.redis.zscore(queue.client.redis_keys.service, "old") is None
+    assert await queue.client.redis.zscore(queue.client.redis_keys.gpu_usage, "old") is None
 
 
 async def test_what_costs_nothing_is_not_charged(queue: Queue, make_submission: Make) -> None:
     """A job that failed before it reached the GPU leaves its tenant's standing as it was."""
     await charge(queue, make_submission, "free", 0.0)
-    assert await queue.client.redis.exists(queue.client.redis_keys.service) == 0
+    assert await queue.client.redis.exists(queue.client.redis_keys.gpu_usage) == 0
 
 
 async def test_many_tenants_are_all_served(queue: Queue, make_submission: Make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from harness.queue import MODELS, claim, claim_ids, end, lose, put, state_of
 
@@ -36,7 +37,7 @@ async def test_a_settled_job_tells_its_result(queue: Queue, make_submission: Mak
         < await queue.client.redis.pttl(queue.client.redis_keys.job(job_id))
         <= queue.client.settings.retention_s * 1000
     )
-    assert await queue.client.redis.exists(queue.client.redis_keys.leases, queue.client.redis_keys.holding) == 0
+    assert await queue.client.redis.exists(queue.client.redis_keys.leases, queue.client.redis_keys.claimed_jobs) == 0
     events = await queue.client.redis.xrange(queue.client.redis_keys.events)
     assert [fields["state"] for _, fields in events] == ["queued", "running", "succeeded"]
     assert events[-1][0] == record.event_id
@@ -66,8 +67,8 @@ async def test_a_settle_sent_twice_answers_the_same(queue: Queue, make_submissio
     """redis-py may re-send the very same call: its worker must not take that for a lost lease."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
-    args: list[str | int] = ["w1", job_id, one.epoch, "token", "succeeded", "[]", "", "{}", "{}", "1.0", "4", "4"]
-    assert [await queue.client.run("settle", *args), await queue.client.run("settle", *args)] == [1, 1]
+    args: Any = ("w1", job_id, one.epoch, "token", "succeeded", "[]", None, "{}", "{}", 1.0, 4, 4)
+    assert [await queue.client.scripts.settle(*args) for _ in range(2)] == [True, True]
     assert await queue.client.redis.xlen(queue.client.redis_keys.events) == 3
 
 

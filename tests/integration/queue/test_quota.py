@@ -47,7 +47,7 @@ async def test_a_tenant_has_no_more_seats_than_it_may(queue: Queue, make_submiss
             await put(queue, *[make_submission(tenant="other", width=width, priority=priority) for _ in range(2)])
     claims = await drained(queue) + await drained(queue, 2, "w2")
     assert tenants(claims) == {"acme": 3, "other": 12}
-    assert await queue.client.redis.hgetall(queue.client.redis_keys.running) == {"acme": "3", "other": "12"}
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.running_slots) == {"acme": "3", "other": "12"}
     mine = [one for one in claims if one.job.tenant == "acme"]
     assert await end(queue, mine[0])
     assert tenants(await drained(queue)) == {"acme": 1}
@@ -79,7 +79,7 @@ async def test_however_a_job_leaves_its_seat_comes_free(queue: Queue, make_submi
     else:
         await queue.jobs.cancel(first.job.id)
         await end(queue, first, state=State.CANCELED)
-    assert await queue.client.redis.hgetall(queue.client.redis_keys.running) == {}
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.running_slots) == {}
     assert len(await drained(queue)) == 1
 
 
@@ -112,7 +112,7 @@ async def test_a_freed_seat_wakes_the_workers(queue: Queue, make_submission: Mak
     await end(queue, running)
     assert await queue.client.redis.xlen(queue.client.redis_keys.wakeup) == before + 1
     assert len(await claim(queue)) == 1
-    assert not await queue.client.redis.exists(queue.client.redis_keys.held("acme"))
+    assert not await queue.client.redis.exists(queue.client.redis_keys.deferred("acme"))
 
 
 async def test_only_arrivals_of_others_ripen_what_is_put_off(queue: Queue, make_submission: Make) -> None:
@@ -177,7 +177,7 @@ async def test_jobs_given_back_or_lost_wait_for_seats_and_let_others_by(queue: Q
     assert len(await queue.maintenance.reclaim()) == 2
     assert await queue.claims.release("w1", {one.job.id: one.epoch for one in mine[1:71]}) == 70
     assert await queue.claims.release("w2", {one.job.id: one.epoch for one in others[1:]}) == 2
-    assert await queue.client.redis.hgetall(queue.client.redis_keys.running) == {"acme": "1"}
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.running_slots) == {"acme": "1"}
     await limit(queue, 1)
     assert {one.job.id for one in await drained(queue, worker="w2")} == {one.job.id for one in others}
     await end(queue, mine[71])
@@ -200,9 +200,9 @@ async def test_a_wrong_count_is_put_right(queue: Queue, make_submission: Make) -
     await limit(queue, 2)
     ids = await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme"))
     (running,) = await claim(queue, 1)
-    await queue.client.redis.hset(queue.client.redis_keys.running, mapping={"acme": 9, "gone": 4})
+    await queue.client.redis.hset(queue.client.redis_keys.running_slots, mapping={"acme": 9, "gone": 4})
     assert await queue.maintenance.reconcile() >= 1
-    assert await queue.client.redis.hgetall(queue.client.redis_keys.running) == {"acme": "1"}
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.running_slots) == {"acme": "1"}
     assert await queue.maintenance.reconcile() == 0
     assert await claim_ids(queue) == ids[1:]
     assert await state_of(queue, running.job.id) is State.RUNNING

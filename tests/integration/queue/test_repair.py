@@ -141,16 +141,16 @@ async def test_a_job_whose_lane_is_lost_is_put_in_line_again(queue: Queue, make_
     await queue.client.redis.delete(
         keys.lane(one.signature, "standard", "default"),
         keys.lanes(one.signature, "standard"),
-        keys.sig(one.signature),
+        keys.signature(one.signature),
         keys.signatures,
-        keys.ripe("demo", "standard"),
-        keys.waiting,
+        keys.ready("demo", "standard"),
+        keys.queued_jobs,
     )
     assert await claim(queue) == []
     assert await queue.maintenance.reconcile() >= 3
     assert sorted(await claim_ids(queue)) == sorted(ids)
     assert await queue.workers.queue_depths() != []
-    assert await queue.client.redis.exists(keys.waiting) == 0
+    assert await queue.client.redis.exists(keys.queued_jobs) == 0
 
 
 async def test_a_lane_alone_may_be_lost(queue: Queue, make_submission: Make) -> None:
@@ -181,7 +181,7 @@ async def test_an_entry_without_its_job_is_dropped(queue: Queue, make_submission
     assert [letter.id for letter in (await queue.dead_letters.page())[0]] == [gone]
     (depth,) = await queue.workers.queue_depths()
     assert depth.queued_jobs == 1
-    assert await queue.client.redis.hgetall(queue.client.redis_keys.waiting) == {"default": "1", "*": "1"}
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.queued_jobs) == {"default": "1", "*": "1"}
     assert await claim_ids(queue) == [stays]
 
 
@@ -199,12 +199,12 @@ async def test_counters_that_went_astray_are_put_right(queue: Queue, make_submis
     """What waits is what stands in line."""
     await put(queue, *[make_submission(tenant=tenant) for tenant in "aab"])
     signature = make_submission().signature
-    await queue.client.redis.hset(queue.client.redis_keys.sig(signature), mapping={"jobs:1": 99, "seats:1": 99})
-    await queue.client.redis.hset(queue.client.redis_keys.waiting, mapping={"a": 50, "ghost": 3})
+    await queue.client.redis.hset(queue.client.redis_keys.signature(signature), mapping={"jobs:1": 99, "seats:1": 99})
+    await queue.client.redis.hset(queue.client.redis_keys.queued_jobs, mapping={"a": 50, "ghost": 3})
     assert await queue.maintenance.reconcile() == 2
     (depth,) = await queue.workers.queue_depths()
     assert depth.queued_jobs == 3
-    assert await queue.client.redis.hgetall(queue.client.redis_keys.waiting) == {"a": "2", "b": "1", "*": "3"}
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.queued_jobs) == {"a": "2", "b": "1", "*": "3"}
 
 
 async def test_one_of_several_that_start_reconciles(queue: Queue, make_submission: Make) -> None:

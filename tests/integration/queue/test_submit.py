@@ -193,7 +193,7 @@ async def test_an_idle_queue_holds_nothing_of_its_lines(queue: Queue, make_submi
         for one in claims:
             await end(queue, one)
     kinds = {name.partition(":")[0] for name in await names_left(queue)}
-    assert kinds <= {"job", "jobs", "events", "wakeup", "rhythm", "pace", "retention", "holders"}
+    assert kinds <= {"job", "jobs", "events", "wakeup", "arrivals", "completions", "retention", "model_holders"}
 
 
 async def test_the_index_drops_rows_of_jobs_that_are_gone(queue: Queue, make_submission: Make) -> None:

@@ -32,7 +32,10 @@ async def holds(queue: Queue, worker: str, *names: str) -> None:
 async def goes_on(queue: Queue, worker: str, model: str) -> None:
     """Let a worker that holds a model go on telling so for a minute."""
     later = round(await redis_ms(queue)) + 60_000
-    assert await queue.client.redis.zadd(queue.client.redis_keys.holders(model), {worker: later}, xx=True, ch=True) == 1
+    assert (
+        await queue.client.redis.zadd(queue.client.redis_keys.model_holders(model), {worker: later}, xx=True, ch=True)
+        == 1
+    )
 
 
 async def test_what_is_in_memory_goes_first(queue: Queue, make_submission: Make) -> None:
@@ -83,7 +86,7 @@ async def test_a_worker_that_fell_silent_holds_nothing(queue: Queue, make_submis
     await put(queue, make_submission(model="there"))
     await holds(queue, "w2", "there")
     seconds, _ = await queue.client.redis.time()
-    await queue.client.redis.zadd(queue.client.redis_keys.holders("there"), {"w2": 1000 * (seconds - 4)})
+    await queue.client.redis.zadd(queue.client.redis_keys.model_holders("there"), {"w2": 1000 * (seconds - 4)})
     assert await claimed(queue, "w1", models(there=LONG_MS)) == ["there"]
 
 

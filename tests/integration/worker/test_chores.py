@@ -215,12 +215,12 @@ async def test_what_would_find_nothing_to_do_is_not_put_in_line(queue: Queue) ->
 
         assert await put_at(1000.0) == ["move", "reconcile", "sweep"]
         assert await put_at(1004.0) == []
-        await queue.client.redis.xadd(queue.client.redis_keys.outbox, {"event": "1-0"})
+        await queue.client.redis.xadd(queue.client.redis_keys.webhook_outbox, {"event": "1-0"})
         assert await put_at(1008.0) == ["webhooks"]
-        await queue.client.redis.zadd(queue.client.redis_keys.backfills, {"default|batch_1": 1})
+        await queue.client.redis.zadd(queue.client.redis_keys.active_batches, {"default|batch_1": 1})
         assert await put_at(1012.0) == ["batches", "move", "webhooks"]
-        await queue.client.redis.delete(queue.client.redis_keys.outbox)
-        await queue.client.redis.zadd(queue.client.redis_keys.hook_hosts, {"example.com": 2**41})
+        await queue.client.redis.delete(queue.client.redis_keys.webhook_outbox)
+        await queue.client.redis.zadd(queue.client.redis_keys.webhook_hosts, {"example.com": 2**41})
         assert await put_at(1016.0) == ["batches", "webhooks"]
         waiting.delete()
 

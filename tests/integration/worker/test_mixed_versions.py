@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from harness.engine import a_job, a_spec
 from harness.queue import claim, end, put
@@ -15,6 +14,7 @@ from shared.config.models_file import Catalog
 from shared.job import NEWEST_JOB, Job, State, decode
 from shared.queue import Queue, Submission
 from shared.queue.claims import Claims
+from shared.queue.scripts import ClaimRow
 from shared.signature import signature
 from shared.storage import connect
 from worker.engine.engine import Engine
@@ -26,7 +26,7 @@ NEXT = NEWEST_JOB + 1
 class NextClaims(Claims):
     """Reads the next version, of which the prompt has another name, beside those there are."""
 
-    async def _decoded(self, worker: str, row: list[Any]) -> Job | None:
+    async def _decoded(self, worker: str, row: ClaimRow) -> Job | None:
         wire = json.loads(row[1])
         if wire.get("schema_version") == NEXT:
             wire |= {"schema_version": 1, "prompt": wire.pop("text")}

@@ -114,10 +114,10 @@ async def endpoint(api: httpx.AsyncClient, receiver: Receiver, **more: Any) -> d
 
 async def due_now(queue: Queue) -> None:
     """Let all that is scheduled be due, as if its time had come."""
-    for host in await queue.client.redis.zrange(queue.client.redis_keys.hook_hosts, 0, -1):
-        for delivery in await queue.client.redis.zrange(queue.client.redis_keys.hook_due(host), 0, -1):
-            await queue.client.redis.zadd(queue.client.redis_keys.hook_due(host), {delivery: 1})
-        await queue.client.redis.zadd(queue.client.redis_keys.hook_hosts, {host: 1})
+    for host in await queue.client.redis.zrange(queue.client.redis_keys.webhook_hosts, 0, -1):
+        for delivery in await queue.client.redis.zrange(queue.client.redis_keys.webhook_due(host), 0, -1):
+            await queue.client.redis.zadd(queue.client.redis_keys.webhook_due(host), {delivery: 1})
+        await queue.client.redis.zadd(queue.client.redis_keys.webhook_hosts, {host: 1})
 
 
 async def ended(queue: Queue, make_submission: Any, **changes: Any) -> str:

@@ -107,7 +107,7 @@ async def test_an_expired_and_a_revoked_key_say_so(
     header = await bearer(fake_queue, lives_s=60)
     assert (await api.get("/v1/jobs", headers=header)).status_code == 200
     (key,) = await fake_queue.api_keys.all()
-    await fake_queue.client.redis.hset(fake_queue.client.redis_keys.apikey(key.id), "expires", key.created_at_ms)
+    await fake_queue.client.redis.hset(fake_queue.client.redis_keys.api_key(key.id), "expires", key.created_at_ms)
     assert code(await api.get("/v1/jobs", headers=header)) == (401, "expired_api_key")
     await fake_queue.api_keys.revoke(key.id)
     revoked = await api.get("/v1/jobs", headers=header)

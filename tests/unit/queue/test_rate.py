@@ -10,7 +10,7 @@ from fakeredis import FakeAsyncRedis
 
 import shared.queue
 
-RATE = (Path(shared.queue.__file__).parent / "lua" / "rate.lua").read_text("utf-8")
+RATE = (Path(shared.queue.__file__).parent / "lua" / "lib" / "rate_limit.lua").read_text("utf-8")
 NOW = 1_763_000_000_000
 
 
@@ -46,7 +46,7 @@ async def test_rate(
     local spent, last = nil, nil
     for at = 2, #ARGV, 2 do
       for _ = 1, tonumber(ARGV[at]) do
-        last = rate.admit(spent, {NOW} + tonumber(ARGV[at + 1]), tonumber(ARGV[1]))
+        last = rate_limit.admit(spent, {NOW} + tonumber(ARGV[at + 1]), tonumber(ARGV[1]))
         if last.spent then spent = tonumber(string.format('%.3f', last.spent)) end
       end
     end

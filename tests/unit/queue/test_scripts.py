@@ -1,4 +1,4 @@
-"""The scripts' common part, run through EVAL: key names that agree with Python's, and the decisions that are pure."""
+"""The Lua scripts: headers that match their Python methods, key names, and the pure decisions."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ from typing import Any
 import pytest
 from fakeredis import FakeAsyncRedis
 
-import shared.queue
-import shared.queue.redis_keys
 from shared.config.settings import Settings
 from shared.job import Priority
-from shared.queue.client import script_text
-from shared.queue.redis_keys import RedisKeys
+from shared.queue.redis_keys import KEYS, RedisKey, RedisKeys, lua_keys
+from shared.queue.scripts import FOLDER, Scripts, SubmittedJob, script_files, script_text
 
-LUA = Path(shared.queue.__file__).parent / "lua"
-PRELUDE = (LUA / "prelude.lua").read_text("utf-8")
-SWAPS = (LUA / "swaps.lua").read_text("utf-8")
-RANKED = {"lane": 1, "lanes": 1, "ripe": 1}
-WHOLE_SCRIPTS = sorted(path.stem for path in LUA.glob("*.lua") if "\n-- KEYS[1]  prefix\n" in f"\n{path.read_text()}")
-PARTS = {"prelude", "line", "ending", "filling", "hooks", "quota", "rate", "swaps"}
+LIB = ("prelude", "readiness", "model_loads")
+TEXT = "\n".join(script_files()[name].read_text("utf-8") for name in LIB)
+SCRIPTS = [name for name, path in script_files().items() if path.parent.name != "lib"]
+ALL_KEYS = lua_keys(" ".join(f"key.{name}" for name in KEYS))
 
 
 @pytest.fixture
@@ -34,37 +30,26 @@ async def redis() -> AsyncIterator[FakeAsyncRedis]:
 
 
 async def evaluate(redis: FakeAsyncRedis, expression: str, *args: Any) -> Any:
-    return await redis.eval(f"local conf = {{}}\n{PRELUDE}\n{SWAPS}\nreturn {expression}", 1, "{fq:test}:", *args)
+    return await redis.eval(f"local conf = {{}}\n{ALL_KEYS}\n{TEXT}\nreturn {expression}", 1, "{fq:test}:", *args)
 
 
-def _methods() -> list[str]:
-    return [
-        name
-        for name, method in inspect.getmembers(RedisKeys, inspect.isfunction)
-        if not name.startswith("_") and name != "bounded"
-    ]
+@pytest.mark.parametrize("name", sorted(KEYS))
+async def test_lua_and_python_build_the_same_key(redis: FakeAsyncRedis, name: str) -> None:
+    """Each key that a script builds is the key that Python reads; in Lua a priority is its rank."""
+    parts = KEYS[name].parts
+    python: Any = getattr(RedisKeys("test"), name)
+    if not parts:
+        assert await evaluate(redis, f"key.{name}") == python
+        return
+    lua_args = ", ".join("2" if part == "priority" else f"'{part}'" for part in parts)
+    python_args = [Priority.BULK.value if part == "priority" else part for part in parts]
+    assert await evaluate(redis, f"key.{name}({lua_args})") == python(*python_args)
 
 
-@pytest.mark.parametrize("name", _methods())
-async def test_lua_and_python_build_the_same_names(redis: FakeAsyncRedis, name: str) -> None:
-    """Each key that a script builds is the key that Python reads."""
-    keys = RedisKeys("test")
-    count = len(inspect.signature(getattr(keys, name)).parameters)
-    python_args: list[Any] = [f"part{at}" for at in range(count)]
-    lua_args = [f"'part{at}'" for at in range(count)]
-    if name in RANKED:
-        python_args[RANKED[name]], lua_args[RANKED[name]] = Priority.BULK.value, "2"
-    made = await evaluate(redis, f"key.{name}({', '.join(lua_args)})")
-    assert made == getattr(keys, name)(*python_args)
-
-
-async def test_plain_names_agree_too(redis: FakeAsyncRedis) -> None:
-    """The table of plain names in Lua holds no name that Python spells otherwise."""
-    expression = "(function() local o = {} for n, k in pairs(key) do if type(k) == 'string' then table.insert(o, n) "
-    names = await evaluate(redis, expression + "table.insert(o, k) end end return o end)()")
-    keys = RedisKeys("test")
-    assert len(names) > 20
-    assert {name: getattr(keys, name) for name in names[::2]} == dict(zip(names[::2], names[1::2], strict=True))
+def test_a_key_with_the_wrong_number_of_parts_is_an_error() -> None:
+    """A forgotten part would name another key."""
+    with pytest.raises(TypeError, match="lane takes the parts sig, priority, tenant"):
+        RedisKeys("test").lane("signature", "bulk")
 
 
 async def test_ranks_are_the_priorities_in_order(redis: FakeAsyncRedis) -> None:
@@ -72,63 +57,85 @@ async def test_ranks_are_the_priorities_in_order(redis: FakeAsyncRedis) -> None:
     assert await evaluate(redis, "{RANKS[0], RANKS[1], RANKS[2]}") == [priority.value for priority in Priority]
 
 
-TABLE = [
-    [cell.strip() for cell in row.strip("| ").split(" | ")]
-    for row in (shared.queue.redis_keys.__doc__ or "").splitlines()
-    if row.startswith("| ") and not row.startswith("| key ")
+@pytest.mark.parametrize("key", KEYS.values(), ids=lambda key: key.pattern)
+def test_every_key_has_a_ttl_or_a_bound(key: RedisKey) -> None:
+    """The check after each test, for keys without a TTL, uses the same table."""
+    if key.kind != "channel":
+        assert key.ttl or key.bound
+        example = f"{{fq:test}}:{key.name}" + (":x" if key.parts else "")
+        assert RedisKeys("test").bounded(example) == (not key.ttl)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_script_has_a_method_with_its_parameters(name: str) -> None:
+    """The `ARGV` line lists the method's parameters in the same order."""
+    head = script_files()[name].read_text("utf-8").split("\n-- Returns", 1)[0]
+    argv = re.search(r"^-- ARGV +(.*)$", head, re.MULTILINE)
+    assert (argv.group(1).split(", ") if argv else []) == Scripts.argv(name)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_script_states_its_keys_and_reply(name: str) -> None:
+    """Each script begins with its keys, arguments and reply."""
+    head = script_text(name, Settings()).rsplit("-- KEYS[1]  prefix\n", 1)[1]
+    assert "-- Returns" in head.split("\nlocal ", 1)[0]
+
+
+def test_each_method_has_a_script() -> None:
+    """No method is left over when a script goes."""
+    methods = {name for name, _ in inspect.getmembers(Scripts, inspect.iscoroutinefunction) if name[0] != "_"}
+    assert methods == set(SCRIPTS)
+
+
+def test_script_names_are_unique() -> None:
+    """Scripts are found by name alone, whatever their folder."""
+    assert len(script_files()) == len(list(FOLDER.glob("*/*.lua")))
+    assert not list(FOLDER.glob("*.lua"))
+
+
+def test_submit_reads_the_fields_that_python_writes() -> None:
+    """A job's values are matched by position."""
+    fields = re.search(r"local FIELDS = \{(.*?)\}", script_files()["submit"].read_text("utf-8"), re.DOTALL)
+    assert fields is not None
+    assert tuple(re.findall(r"'(\w+)'", fields.group(1))) == SubmittedJob._fields
+
+
+# now = 1000, window = 50, efficient_rows = 8 unless the row says otherwise; the last column is when the jobs are ready.
+READINESS = [
+    ("a first arrival does not wait: no other is expected", {"oldest": 990, "slots": 1}, 990),
+    ("another arrival is likely: the oldest waits its window", {"oldest": 990, "slots": 3, "gap": 10}, 1040),
+    ("the window has passed while no worker was free", {"oldest": 900, "slots": 3, "gap": 10}, 950),
+    ("the expected gap is longer than the window", {"oldest": 990, "slots": 1, "gap": 51}, 990),
+    ("a gap as long as the window is still waited for", {"oldest": 990, "slots": 1, "gap": 50}, 1040),
+    ("enough slots for an efficient batch are ready now", {"oldest": 995, "slots": 8, "gap": 1}, 1000),
+    ("more slots than that are ready now", {"oldest": 995, "slots": 30, "gap": 1}, 1000),
+    ("a full batch whose window has passed has been ready since", {"oldest": 900, "slots": 8, "gap": 1}, 950),
+    (
+        "the workers learned that fewer rows are efficient",
+        {"oldest": 995, "slots": 4, "gap": 1, "efficient_rows": 4},
+        1000,
+    ),
+    ("a released job has been ready since its release", {"oldest": 995, "slots": 2, "gap": 1, "returned": 980}, 980),
+    ("released jobs alone need no lane", {"slots": 1, "gap": 1, "returned": 980}, 980),
+    ("without a window jobs are ready at their arrival", {"oldest": 990, "slots": 1, "window": 0, "gap": 0}, 990),
 ]
 
 
-@pytest.mark.parametrize("row", TABLE, ids=[row[0] for row in TABLE])
-def test_the_table_of_keys_is_true(row: list[str]) -> None:
-    """A key without a TTL has a bound that is told, and the check after each test knows it by the same rule."""
-    keys = RedisKeys("test")
-    name, kind, ttl, bound = row[:4]
-    example = keys.prefix + re.sub(r"<\w+>", "x", name)
-    assert bound or ttl != "-", "neither a TTL nor a bound"
-    if kind != "channel":
-        assert keys.bounded(example) == (ttl == "-")
-
-
-def test_the_table_of_keys_is_whole() -> None:
-    """Every name that Keys can build stands in it."""
-    told = {re.split(r"[:<]", row[0])[0] for row in TABLE}
-    plain = {name for name in vars(RedisKeys("test")) if name != "prefix"}
-    assert told == plain | {"dead" if name == "dead_letter" else name for name in _methods()}
-
-
-# now = 1000, window = 50, paying = 8 unless the row says otherwise; the last column is when the line is ripe.
-RIPENESS = [
-    ("a first arrival waits for nothing: nobody is known to follow", {"oldest": 990, "seats": 1}, 990),
-    ("company is likely: the oldest waits its window, from its arrival", {"oldest": 990, "seats": 3, "gap": 10}, 1040),
-    ("the window has passed while no worker was free", {"oldest": 900, "seats": 3, "gap": 10}, 950),
-    ("the expected gap is longer than the window: no company is likely", {"oldest": 990, "seats": 1, "gap": 51}, 990),
-    ("a gap just as long as the window may still bring some", {"oldest": 990, "seats": 1, "gap": 50}, 1040),
-    ("as many seats as pay are ripe now", {"oldest": 995, "seats": 8, "gap": 1}, 1000),
-    ("more seats than pay are ripe now", {"oldest": 995, "seats": 30, "gap": 1}, 1000),
-    ("a full line whose window has passed has been ripe since then", {"oldest": 900, "seats": 8, "gap": 1}, 950),
-    ("the workers learned that fewer pay", {"oldest": 995, "seats": 4, "gap": 1, "paying": 4}, 1000),
-    ("a job given back has been ripe since then", {"oldest": 995, "seats": 2, "gap": 1, "returned": 980}, 980),
-    ("jobs given back alone need no lane", {"seats": 1, "gap": 1, "returned": 980}, 980),
-    ("no window: all is ripe at its arrival", {"oldest": 990, "seats": 1, "window": 0, "gap": 0}, 990),
-]
-
-
-@pytest.mark.parametrize(("why", "line", "ripe_at"), RIPENESS, ids=[row[0] for row in RIPENESS])
-async def test_ripeness(redis: FakeAsyncRedis, why: str, line: dict[str, int], ripe_at: int) -> None:
-    """When the waiting jobs of one signature may start a batch."""
-    facts = {"now": 1000, "window": 50, "paying": 8, **line}
+@pytest.mark.parametrize(("why", "queued", "ready_at"), READINESS, ids=[row[0] for row in READINESS])
+async def test_readiness(redis: FakeAsyncRedis, why: str, queued: dict[str, int], ready_at: int) -> None:
+    """When the queued jobs of one signature may start a batch."""
+    facts = {"now": 1000, "window": 50, "efficient_rows": 8, **queued}
     table = ", ".join(f"{name} = {value}" for name, value in facts.items())
-    assert await evaluate(redis, f"rhythm.ripe_at({{{table}}})") == ripe_at, why
+    assert await evaluate(redis, f"readiness.ready_at({{{table}}})") == ready_at, why
 
 
 GAPS = [
-    ("nothing is known of a first arrival", "nil", "nil", 50, None),
-    ("two arrivals give a first guess", "nil", "20", 50, 20),
+    ("nothing is known after a first arrival", "nil", "nil", 50, None),
+    ("two arrivals give a first estimate", "nil", "20", 50, 20),
     ("later ones move it", "20", "40", 50, 26),
     ("a gap of ten windows is still a gap", "20", "500", 50, 164),
-    ("beyond, it is a silence, and what was known is stale", "20", "501", 50, None),
-    ("where nothing waits for company, none is expected", "nil", "1", 0, None),
+    ("a longer silence makes the estimate stale", "20", "501", 50, None),
+    ("without a window no arrival is expected", "nil", "1", 0, None),
 ]
 
 
@@ -136,55 +143,43 @@ GAPS = [
 async def test_expected_gap(
     redis: FakeAsyncRedis, why: str, gap: str, since: str, window: int, expected: int | None
 ) -> None:
-    """How arrivals foretell the next one."""
-    made = await evaluate(redis, f"rhythm.next_gap({gap}, {since}, {window})")
-    assert made == expected, why
+    """How past arrivals predict the next one."""
+    assert await evaluate(redis, f"readiness.next_gap({gap}, {since}, {window})") == expected, why
 
 
-# ripe = 1000, a load takes 200 and nobody else holds the model unless the row says otherwise; the last columns are when
-# the signature takes its turn among others, and from when on an idle worker may take it.
+# ready = 1000, a load takes 200 and no other worker holds the model unless the row says otherwise; the last columns are
+# the time that orders the signature among others, and the time from which an idle worker can claim it.
 TURNS = [
-    ("in memory: it has its turn as it ripened", {"load": 0}, 1000, 1000),
-    ("to be loaded: it counts as younger by three loads; an idle worker takes it at once", {}, 1600, 1000),
-    ("another worker has it: left to that one for as long as a load takes", {"holders": 1}, 2200, 1200),
-    ("a load's worth of work waits there: still left to it", {"holders": 1, "work": 200}, 2200, 1200),
-    ("more work waits there than a load takes: a second one pays", {"holders": 1, "work": 201}, 2200, 1000),
-    ("two have it: that is no more than a load's worth for each", {"holders": 2, "work": 400}, 2200, 1200),
-    ("in memory here as well as elsewhere", {"load": 0, "holders": 3}, 1000, 1000),
+    ("in memory: ordered by readiness", {"load": 0}, 1000, 1000),
+    ("to be loaded: three loads later; an idle worker claims it at once", {}, 1600, 1000),
+    ("another worker has it: left to that worker for one load", {"holders": 1}, 2200, 1200),
+    ("one load's worth of work is queued: still left to it", {"holders": 1, "work": 200}, 2200, 1200),
+    ("more work than a load: a second worker is worth it", {"holders": 1, "work": 201}, 2200, 1000),
+    ("two workers have it: no more than one load's worth each", {"holders": 2, "work": 400}, 2200, 1200),
+    ("in memory on this worker and on others", {"load": 0, "holders": 3}, 1000, 1000),
 ]
 
 
-@pytest.mark.parametrize(("why", "line", "turn", "free"), TURNS, ids=[row[0] for row in TURNS])
+@pytest.mark.parametrize(("why", "facts", "turn", "free"), TURNS, ids=[row[0] for row in TURNS])
 async def test_models_in_memory_go_first(
-    redis: FakeAsyncRedis, why: str, line: dict[str, int], turn: int, free: int
+    redis: FakeAsyncRedis, why: str, facts: dict[str, int], turn: int, free: int
 ) -> None:
     """Which signature a worker serves next, and when a model is worth loading."""
-    facts = {"ripe": 1000, "load": 200, "holders": 0, "work": 0, **line}
+    facts = {"ready": 1000, "load": 200, "holders": 0, "work": 0, **facts}
     table = ", ".join(f"{name} = {value}" for name, value in facts.items())
-    assert await evaluate(redis, f"{{swaps.turn_at({{{table}}}), swaps.free_at({{{table}}})}}") == [turn, free], why
+    expression = f"{{model_loads.turn_at({{{table}}}), model_loads.free_at({{{table}}})}}"
+    assert await evaluate(redis, expression) == [turn, free], why
 
 
-@pytest.mark.parametrize("name", WHOLE_SCRIPTS)
-def test_a_script_says_what_it_takes_and_returns(name: str) -> None:
-    """Each script is headed by its keys, arguments and answer."""
-    head = script_text(name, Settings()).rsplit("-- KEYS[1]  prefix\n", 1)[1]
-    assert "-- Returns" in head.split("\nlocal ", 1)[0]
-
-
-def test_no_script_is_without_a_head() -> None:
-    """What is neither a part nor headed as a script has been forgotten."""
-    assert {path.stem for path in LUA.glob("*.lua")} - PARTS == set(WHOLE_SCRIPTS)
-
-
-@pytest.mark.parametrize("path", sorted(LUA.glob("*.lua")), ids=lambda path: path.stem)
-def test_no_script_uses_what_loses_jobs(path: Path) -> None:
-    """XCLAIM FORCE revives acked entries, DELCONSUMER strands pending ones, lag may be nil, BLOCK is an error."""
+@pytest.mark.parametrize("path", script_files().values(), ids=lambda path: path.stem)
+def test_no_script_uses_commands_that_lose_jobs(path: Path) -> None:
+    """XCLAIM FORCE revives acked entries, DELCONSUMER strands pending ones, lag can be nil, BLOCK is an error."""
     code = "\n".join(line.split("--")[0] for line in path.read_text("utf-8").splitlines())
     for word in ("XCLAIM", "XAUTOCLAIM", "DELCONSUMER", "BLOCK", "'lag'", "'$'", "'KEYS'", "SCAN"):
         assert word not in code, f"{path.name} uses {word}"
     for text in code.splitlines():
         if "MAXLEN" in text:
             # The outbox is trimmed at a million events that no chores worker has fetched for days.
-            assert any(name in text for name in ("key.events", "key.wakeup", "key.outbox")), (
-                f"{path.name} trims a stream that may hold work: {text}"
+            assert any(name in text for name in ("key.events", "key.wakeup", "key.webhook_outbox")), (
+                f"{path.name} trims a stream that can hold jobs: {text}"
             )

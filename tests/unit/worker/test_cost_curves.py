@@ -106,7 +106,7 @@ async def test_efficient_rows_are_saved_when_they_change_and_before_they_expire(
     fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches start with as many queued slots as are efficient; Redis keeps the number for a day."""
-    key = fake_queue.client.redis_keys.paying("s")
+    key = fake_queue.client.redis_keys.efficient_rows("s")
     curves = measured({1: 1.0, 2: 2.0})
     curves.rows("s", 8)
     await curves.save(fake_queue)

@@ -1,8 +1,0 @@
--- Remove a job from its synchronous calls unless a request has joined it.
--- KEYS[1]  prefix
--- ARGV     tenant, digest of the body, job, its score after the request left
--- Returns  1, or 0 when requests wait or have joined since
-local name = key.tries(ARGV[1], ARGV[2])
-local score = tonumber(redis.call('ZSCORE', name, ARGV[3]) or '-1')
-if score ~= tonumber(ARGV[4]) or score % 1000 ~= 0 then return 0 end
-return redis.call('ZREM', name, ARGV[3])

@@ -1,0 +1,23 @@
+-- Keep a new API key. From the first one on, keys are asked for: that stays so when all of them are gone again.
+-- KEYS[1]  prefix
+-- ARGV     key_id, digest, tenant, scopes, name, ttl_ms
+--          `ttl_ms`: '' for a key without an end
+-- Returns  {'ok' | 'full', ms when it was made}
+local MOST, KEPT_MS = 10000, 2592000000
+local now = clock_ms()
+if redis.call('ZCARD', key.api_keys) >= MOST then
+  -- The oldest come first, and are the likeliest to be gone.
+  for _, id in ipairs(redis.call('ZRANGE', key.api_keys, 0, 999)) do
+    if redis.call('EXISTS', key.api_key(id)) == 0 then redis.call('ZREM', key.api_keys, id) end
+  end
+  if redis.call('ZCARD', key.api_keys) >= MOST then return {'full', 0} end
+end
+local name = key.api_key(ARGV[1])
+redis.call('HSET', name, 'digest', ARGV[2], 'tenant', ARGV[3], 'scopes', ARGV[4], 'name', ARGV[5], 'created', whole(now))
+if ARGV[6] ~= '' then
+  redis.call('HSET', name, 'expires', whole(now + tonumber(ARGV[6])))
+  redis.call('PEXPIRE', name, whole(tonumber(ARGV[6]) + KEPT_MS))
+end
+redis.call('ZADD', key.api_keys, whole(now), ARGV[1])
+redis.call('SET', key.keys_created, 'keys')
+return {'ok', now}

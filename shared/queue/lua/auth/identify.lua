@@ -1,0 +1,15 @@
+-- What is known of an API key, and how much its tenant may.
+-- KEYS[1]  prefix
+-- ARGV     key_id, default_tenant
+--          `key_id`: '' without a key
+-- Returns  {1 once a key has been made, fields and values of the key, 1 if it has expired,
+--          {requests a minute, waiting jobs, running slots; each '' where nothing is set for this tenant}}
+local fields = ARGV[1] ~= '' and redis.call('HGETALL', key.api_key(ARGV[1])) or {}
+local tenant, expired = ARGV[2], 0
+for at = 1, #fields, 2 do
+  if fields[at] == 'tenant' then tenant = fields[at + 1] end
+  if fields[at] == 'expires' and tonumber(fields[at + 1]) <= clock_ms() then expired = 1 end
+end
+local set = redis.call('HMGET', key.tenant_limits, tenant .. '|requests_per_minute', tenant .. '|queued_jobs', tenant .. '|running_slots')
+for at = 1, 3 do set[at] = set[at] or '' end
+return {redis.call('EXISTS', key.keys_created), fields, expired, set}

@@ -1,0 +1,10 @@
+-- Note that an API key is in use, once a minute at most.
+-- KEYS[1]  prefix
+-- ARGV     key_id
+-- Returns  1 where it was noted, else 0
+local EVERY_MS = 60000
+local name, now = key.api_key(ARGV[1]), clock_ms()
+local known = redis.call('HMGET', name, 'digest', 'used')
+if not known[1] or (known[2] and now - tonumber(known[2]) < EVERY_MS) then return 0 end
+redis.call('HSET', name, 'used', whole(now))
+return 1

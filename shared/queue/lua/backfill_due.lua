@@ -1,8 +1,0 @@
--- Claim due batches; each is due again after the duration of a step.
--- KEYS[1]  prefix
--- ARGV     max batches, ms until they are due again
--- Returns  'tenant|id' for each
-local now = clock_ms()
-local due = redis.call('ZRANGEBYSCORE', key.backfills, '-inf', whole(now), 'LIMIT', 0, ARGV[1])
-for _, row in ipairs(due) do redis.call('ZADD', key.backfills, whole(now + tonumber(ARGV[2])), row) end
-return due

@@ -1,0 +1,13 @@
+-- Request the cancellation of a batch; one that is finalizing is not changed.
+-- KEYS[1]  prefix
+-- ARGV     tenant, batch_id
+-- Returns  1, or 0 for an unknown batch
+local name, now = key.batch(ARGV[1], ARGV[2]), clock_ms()
+local status = redis.call('HGET', name, 'status')
+if not status then return 0 end
+if status == 'validating' or status == 'in_progress' then
+  redis.call('HSET', name, 'status', 'cancelling', 'cancelling_at', whole(now))
+  redis.call('HINCRBY', name, 'rev', 1)
+  redis.call('ZADD', key.active_batches, whole(now), ARGV[1] .. '|' .. ARGV[2])
+end
+return 1

@@ -1,0 +1,31 @@
+-- Commit one step of a batch, unless the batch has changed since the step began.
+-- KEYS[1]  prefix
+-- ARGV     tenant, batch_id, revision, again_ms, keep_ms, update
+--          `again_ms`: '' at the batch's end; `update`: JSON {set = {field, value, ..}, add = {field, number, ..},
+--          accepted = {line, ..}, parts = {{file id, '<bytes> <name>'}, ..}}
+-- Returns  1, or 0 when the batch has changed
+local tenant, id = ARGV[1], ARGV[2]
+local name, row, now = key.batch(tenant, id), tenant .. '|' .. id, clock_ms()
+if redis.call('HGET', name, 'rev') ~= ARGV[3] then return 0 end
+local update = cjson.decode(ARGV[6])
+redis.call('HINCRBY', name, 'rev', 1)
+if #update.set > 0 then redis.call('HSET', name, unpack(update.set)) end
+for at = 1, #update.add, 2 do redis.call('HINCRBY', name, update.add[at], update.add[at + 1]) end
+for _, line in ipairs(update.accepted) do redis.call('SETBIT', key.batch_accepted(tenant, id), line, 1) end
+for _, part in ipairs(update.parts) do redis.call('RPUSH', key.file_parts(tenant, part[1]), part[2]) end
+if ARGV[4] ~= '' then
+  redis.call('ZADD', key.active_batches, 'XX', whole(now + tonumber(ARGV[4])), row)
+  return 1
+end
+redis.call('ZREM', key.active_batches, row)
+local event = 'batch.' .. redis.call('HGET', name, 'status')
+local wanted = redis.call('HGET', key.webhook_endpoints(tenant), '*')
+if wanted and string.find(wanted, '|' .. event .. '|', 1, true) then
+  redis.call('XADD', key.webhook_outbox, 'MAXLEN', '~', 1000000, '*', 'event', whole(now) .. '-' .. id, 'job', id,
+    'tenant', tenant, 'state', event, 'url', '')
+end
+redis.call('PEXPIRE', name, ARGV[5])
+redis.call('PEXPIRE', key.batch_accepted(tenant, id), ARGV[5])
+local file = key.file(tenant, redis.call('HGET', name, 'input_file_id'))
+if redis.call('EXISTS', file) == 1 then redis.call('HINCRBY', file, 'live', -1) end
+return 1

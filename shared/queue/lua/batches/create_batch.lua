@@ -1,0 +1,18 @@
+-- Create a batch.
+-- KEYS[1]  prefix
+-- ARGV     tenant, batch_id, file_id, max_batches, created_at_ms, fields...
+--          `fields`: names and values of the batch
+-- Returns  'ok' | 'no_file' | 'full'
+local tenant, id, file = ARGV[1], ARGV[2], key.file(ARGV[1], ARGV[3])
+local known = redis.call('HMGET', file, 'purpose', 'expires')
+if known[1] ~= 'batch' or tonumber(known[2]) <= clock_ms() then return 'no_file' end
+-- Remove expired batches from the index.
+for _, old_id in ipairs(redis.call('ZRANGE', key.batches(tenant), 0, 99)) do
+  if redis.call('EXISTS', key.batch(tenant, old_id)) == 0 then redis.call('ZREM', key.batches(tenant), old_id) end
+end
+if redis.call('ZCARD', key.batches(tenant)) >= tonumber(ARGV[4]) then return 'full' end
+redis.call('HSET', key.batch(tenant, id), unpack(ARGV, 6))
+redis.call('ZADD', key.batches(tenant), ARGV[5], id)
+redis.call('ZADD', key.active_batches, whole(clock_ms()), tenant .. '|' .. id)
+redis.call('HINCRBY', file, 'live', 1)
+return 'ok'

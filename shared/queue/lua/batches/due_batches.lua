@@ -1,0 +1,8 @@
+-- Claim due batches; each is due again after the duration of a step.
+-- KEYS[1]  prefix
+-- ARGV     limit, again_ms
+-- Returns  'tenant|id' for each
+local now = clock_ms()
+local due = redis.call('ZRANGEBYSCORE', key.active_batches, '-inf', whole(now), 'LIMIT', 0, ARGV[1])
+for _, row in ipairs(due) do redis.call('ZADD', key.active_batches, whole(now + tonumber(ARGV[2])), row) end
+return due

@@ -1,0 +1,12 @@
+-- Delete a file that no batch reads; its stored parts are due for deletion at once.
+-- KEYS[1]  prefix
+-- ARGV     tenant, file_id
+-- Returns  'ok' | 'none' | 'live'
+local tenant, id = ARGV[1], ARGV[2]
+local name = key.file(tenant, id)
+if redis.call('EXISTS', name) == 0 then return 'none' end
+if (tonumber(redis.call('HGET', name, 'live') or nil) or 0) > 0 then return 'live' end
+redis.call('DEL', name, key.file_parts(tenant, id))
+redis.call('ZREM', key.files(tenant), id)
+redis.call('ZADD', key.retention, whole(clock_ms()), 'file|' .. tenant .. '|' .. id .. '|')
+return 'ok'

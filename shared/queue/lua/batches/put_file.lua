@@ -1,0 +1,15 @@
+-- Publish a file whose parts are stored; idempotent.
+-- KEYS[1]  prefix
+-- ARGV     tenant, file_id, filename, purpose, size, created_at_ms, expires_at_ms, parts...
+--          `parts`: '<bytes> <name>' each; none: they are there already
+-- Returns  1
+local tenant, id = ARGV[1], ARGV[2]
+redis.call('HSET', key.file(tenant, id), 'filename', ARGV[3], 'purpose', ARGV[4], 'bytes', ARGV[5], 'created', ARGV[6],
+  'expires', ARGV[7])
+if ARGV[8] then
+  redis.call('DEL', key.file_parts(tenant, id))
+  for at = 8, #ARGV do redis.call('RPUSH', key.file_parts(tenant, id), ARGV[at]) end
+end
+redis.call('ZADD', key.files(tenant), ARGV[6], id)
+redis.call('ZADD', key.retention, ARGV[7], 'file|' .. tenant .. '|' .. id .. '|')
+return 1

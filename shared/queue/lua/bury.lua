@@ -1,8 +1,0 @@
--- NEEDS line ending
--- List a job that has ended among the dead letters.
--- KEYS[1]  prefix
--- ARGV     job id, reason, detail
--- Returns  1
-ending.bury(ARGV[1], ARGV[2], ARGV[3], clock_ms())
-redis.call('PEXPIRE', key.job(ARGV[1]), math.max(conf.retention_ms, conf.dead_ms))
-return 1

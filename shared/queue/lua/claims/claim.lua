@@ -1,0 +1,47 @@
+-- NEEDS fill model_loads
+-- Start a batch: choose one ready signature and claim up to some slots of it.
+-- KEYS[1]  prefix
+-- ARGV     worker, slots, lowest_rank, has_other_jobs, models...
+--          `models`: each with the ms that loading it takes: 0 if in memory, negative if its last load failed
+-- Returns  for each claim {job id, wire form, signature, epoch, 1 if alone, waited ms}
+local worker, slots, lowest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local models = model_loads.models(5)
+local now = clock_ms()
+local TRIES, EACH = 16, 4
+
+-- Ripe signatures: by priority, then by how long they have been ready; those whose model must be loaded count as younger,
+-- and those that another worker has in memory are left to it for a while.
+local function candidates()
+  local order, seen = {}, {}
+  for rank = 0, lowest do
+    local ready = {}
+    for _, model in ipairs(models) do
+      for _, row in ipairs(model_loads.candidates(worker, model, rank, whole(now), EACH, now)) do
+        row.model = model
+        if row.free <= now then table.insert(ready, row) end
+      end
+    end
+    table.sort(ready, function(a, b)
+      if a.turn ~= b.turn then return a.turn < b.turn end
+      return a.sig < b.sig
+    end)
+    for _, one in ipairs(ready) do
+      if not seen[one.sig] then
+        seen[one.sig] = true
+        table.insert(order, one)
+      end
+    end
+  end
+  return order
+end
+
+for try, one in ipairs(candidates()) do
+  if try > TRIES then break end
+  local b = {sig = one.sig, worker = worker, left = slots, lowest = lowest, now = now, starting = true,
+    accompanied = ARGV[4] == '1'}
+  local claims = fill.fill(b)
+  if claims[1] and not one.model.failed then model_loads.hold(one.model.name, worker, now) end
+  -- Held: slots of this worker are to come free for a large job of that signature.
+  if claims[1] or b.held then return claims end
+end
+return {}

@@ -1,0 +1,47 @@
+-- NEEDS fill model_loads
+-- Let a running batch take jobs of its signature, ready or not, where no other signature is overdue.
+-- KEYS[1]  prefix
+-- ARGV     worker, signature, slots, lowest_rank, models...
+--          `models`: as in claim
+-- Returns  as claim; a single {'overdue'} where jobs wait that were not given for another signature's sake
+local worker, sig, slots, lowest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local models = model_loads.models(5)
+local now = clock_ms()
+
+-- Whether the next claim would give another signature: for one whose model must be loaded first, its turn has to have come.
+local function overdue(other, model, rank)
+  if other.sig == sig or other.turn > now - conf.overdue_ms then return false end
+  if model.load == 0 then return true end
+  local own = tonumber(redis.call('ZSCORE', key.ready(redis.call('HGET', key.signature(sig), 'model'), rank), sig) or nil)
+  return other.free <= now and not (own and own <= other.turn)
+end
+
+-- The most urgent rank in which another signature, or a lost job of this one, is overdue: only more urgent jobs than that
+-- may still join.
+local function overdue_rank()
+  for rank = 0, lowest do
+    local lost = queue.first(key.solo(sig), rank)
+    local since = lost and tonumber(redis.call('HGET', key.job(lost), 'returned') or nil)
+    if since and since <= now - conf.overdue_ms then return rank end
+    for _, model in ipairs(models) do
+      for _, other in ipairs(model_loads.candidates(worker, model, rank, whole(now - conf.overdue_ms), 2, now)) do
+        if overdue(other, model, rank) then return rank end
+      end
+    end
+  end
+  return 3
+end
+
+-- The answer where nothing is given: whether anything less urgent than `rank` would have been, is outcome.
+local function held_back(rank)
+  for below = math.max(0, rank + 1), lowest do
+    if (tonumber(redis.call('HGET', key.signature(sig), 'jobs:' .. below) or nil) or 0) > 0 then return {{'overdue'}} end
+  end
+  return {}
+end
+
+if redis.call('EXISTS', key.signature(sig)) == 0 then return {} end
+local allowed = math.min(lowest, overdue_rank() - 1)
+if allowed < 0 then return held_back(allowed) end
+local claims = fill.fill({sig = sig, worker = worker, left = slots, lowest = allowed, now = now, starting = false})
+return claims[1] and claims or held_back(allowed)

@@ -1,0 +1,16 @@
+-- Tell all who listen how far jobs are, and write it to the records of those whose epoch is still current.
+-- KEYS[1]  prefix
+-- ARGV     message, reports...
+--          `reports`: job id, epoch, phase, step and total of each to be stored
+-- Returns  how many were written
+local written = 0
+for i = 2, #ARGV, 5 do
+  local name = key.job(ARGV[i])
+  local job = redis.call('HMGET', name, 'state', 'epoch')
+  if job[1] == 'running' and job[2] == ARGV[i + 1] then
+    redis.call('HSET', name, 'phase', ARGV[i + 2], 'step', ARGV[i + 3], 'total', ARGV[i + 4])
+    written = written + 1
+  end
+end
+redis.call('PUBLISH', key.progress, ARGV[1])
+return written

@@ -1,0 +1,65 @@
+-- NEEDS job_state
+-- Write a job's result and end it, if the claim is still this worker's: result first, then state, then acknowledgement.
+-- KEYS[1]  prefix
+-- ARGV     worker, job_id, epoch, token, state, artifacts, error, batching, timings, gpu_seconds, step, total
+--          `token`: the same token settles once; `error`: '' for none
+-- Returns  1, or 0 when the claim is somebody else's by now or the job has ended
+local worker, id, epoch, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local now = clock_ms()
+local HALF_LIFE_MS = 300000
+
+-- GPU-seconds of a tenant, decayed, kept as log2 on a scale that moves with time: one number that never overflows and
+-- orders tenants whenever it is read.
+local function charge(tenant, seconds)
+  if seconds <= 0 then return end
+  local scale = now / HALF_LIFE_MS
+  local served = math.log(seconds) / math.log(2) + scale
+  local known = tonumber(redis.call('ZSCORE', key.gpu_usage, tenant) or nil)
+  if known then
+    local high, low = math.max(known, served), math.min(known, served)
+    served = high + math.log(1 + 2 ^ (low - high)) / math.log(2)
+  end
+  redis.call('ZADD', key.gpu_usage, string.format('%.17g', served), tenant)
+  redis.call('ZREMRANGEBYSCORE', key.gpu_usage, '-inf', whole(scale - 30))
+  redis.call('PEXPIRE', key.gpu_usage, 86400000)
+end
+
+-- The mean time between ends of jobs, idle time left out.
+local function keep_pace(name, started)
+  local known = redis.call('HMGET', name, 'done_gap', 'done')
+  local gap = math.max(0, now - math.max(started, tonumber(known[2] or 0) or 0))
+  local mean = tonumber(known[1] or nil)
+  if mean then gap = mean + 0.1 * (gap - mean) end
+  redis.call('HSET', name, 'done_gap', string.format('%.3f', gap), 'done', whole(now))
+  redis.call('PEXPIRE', name, 3600000)
+end
+
+-- What a seat costs, and in forwards of how many rows: moving means, of a signature and of its model.
+local function learn_cost(name, seconds, rows)
+  local known = redis.call('HMGET', key.slot_cost(name), 'slot_s', 'rows')
+  local mean, mean_rows = tonumber(known[1] or nil), tonumber(known[2] or nil)
+  if mean then seconds, rows = mean + 0.1 * (seconds - mean), mean_rows + 0.1 * (rows - mean_rows) end
+  redis.call('HSET', key.slot_cost(name), 'slot_s', string.format('%.9g', seconds), 'rows', string.format('%.4g', rows))
+  redis.call('PEXPIRE', key.slot_cost(name), 7 * 86400000)
+end
+
+local job = job_state.load(id)
+if not job then return 0 end
+if redis.call('HGET', key.job(id), 'settled') == token then return 1 end
+if job.state ~= 'running' or job.worker ~= worker or job.epoch ~= epoch then return 0 end
+redis.call('HSET', key.job(id), 'settled', token, 'artifacts', ARGV[6], 'batching', ARGV[8], 'timings', ARGV[9],
+  'step', ARGV[11], 'total', ARGV[12])
+if ARGV[7] ~= '' then redis.call('HSET', key.job(id), 'error', ARGV[7]) else redis.call('HDEL', key.job(id), 'error') end
+job_state.finish(id, job, ARGV[5], now)
+job_state.take_back(id, job, now)
+charge(job.tenant, tonumber(ARGV[10]))
+if ARGV[5] == 'succeeded' and tonumber(ARGV[10]) > 0 then
+  local each, rows = tonumber(ARGV[10]) / job.slots, tonumber(cjson.decode(ARGV[8]).mean_rows) or 1
+  learn_cost(job.sig, each, rows)
+  learn_cost('model|' .. job.model, each, rows)
+end
+local started = tonumber(job.started) or now
+keep_pace(key.arrivals(job.sig), started)
+keep_pace(key.completions, started)
+queue.refresh(job.sig, now)
+return 1

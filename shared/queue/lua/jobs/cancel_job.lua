@@ -1,0 +1,16 @@
+-- NEEDS job_state
+-- Cancel a job: at once while it waits; a running one is marked and leaves at its next step.
+-- KEYS[1]  prefix
+-- ARGV     job_id
+-- Returns  the job's fields and values, empty when there is no such job
+local id, now = ARGV[1], clock_ms()
+local job = job_state.load(id)
+if job and job.state == 'queued' then
+  job_state.leave_queue(id, job)
+  redis.call('HSET', key.job(id), 'cancel', 1)
+  job_state.finish(id, job, 'canceled', now)
+  queue.refresh(job.sig, now)
+elseif job and job.state == 'running' then
+  redis.call('HSET', key.job(id), 'cancel', 1)
+end
+return redis.call('HGETALL', key.job(id))

@@ -1,0 +1,131 @@
+-- NEEDS job_state
+-- Put jobs in line, each of them whole or not at all; sending the same job again changes nothing.
+-- KEYS[1]  prefix
+-- ARGV     jobs...
+--          `jobs`: the FIELDS of each. `input`: ids separated by spaces; `idempotency`: 'digest fingerprint';
+--          `webhook`: '|state|state| url'; '' for none in all from `deadline` on
+-- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full', job id | ms until it may fit}
+local FIELDS = {'id', 'tenant', 'rank', 'slots', 'sig', 'model', 'window', 'max_batch', 'wire', 'created', 'deadline',
+  'batch', 'input', 'idempotency', 'webhook', 'video'}
+local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video'}
+local now = clock_ms()
+local total = tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0
+local of_tenant, most_of, added, arrivals, indexed, out = {}, {}, {}, {}, {}, {}
+
+local function waiting_of(tenant)
+  if not of_tenant[tenant] then of_tenant[tenant] = tonumber(redis.call('HGET', key.queued_jobs, tenant) or 0) or 0 end
+  return of_tenant[tenant]
+end
+
+local function limit_of(tenant)
+  if not most_of[tenant] then
+    most_of[tenant] = tonumber(redis.call('HGET', key.tenant_limits, tenant .. '|queued_jobs') or nil) or conf.max_queued_jobs_per_tenant
+  end
+  return most_of[tenant]
+end
+
+-- Time until a hundredth of a full queue has been served, at the pace of late.
+local function retry_ms(limit)
+  local gap = tonumber(redis.call('HGET', key.completions, 'done_gap') or nil)
+  if not gap then return 5000 end
+  return math.ceil(math.min(60000, math.max(1000, gap * limit / 100)))
+end
+
+-- Milliseconds, and thousandths that tell jobs of one script apart: a score in front:<sig> has room for no more.
+local function arrived_at(entry)
+  local ms, number = string.match(entry, '^(%d+)-(%d+)$')
+  return string.format('%s.%03d', ms, math.min(999, 2 * tonumber(number)))
+end
+
+local function note(index, job)
+  indexed[index] = indexed[index] or {}
+  table.insert(indexed[index], job.created)
+  table.insert(indexed[index], job.id)
+end
+
+local function enter(job)
+  local lane = key.lane(job.sig, job.rank, job.tenant)
+  local group = added[lane]
+  if not group then
+    group = {sig = job.sig, rank = job.rank, tenant = job.tenant, jobs = 0, slots = 0}
+    added[lane] = group
+    table.insert(added, group)
+    if redis.call('EXISTS', lane) == 0 then redis.call('XGROUP', 'CREATE', lane, 'workers', '0', 'MKSTREAM') end
+  end
+  local entry = redis.call('XADD', lane, '*', 'job', job.id, 'slots', job.slots)
+  group.first = group.first or entry
+  group.jobs = group.jobs + 1
+  group.slots = group.slots + job.slots
+  local fields = {'job', job.wire, 'state', 'queued', 'tenant', job.tenant, 'sig', job.sig, 'model', job.model,
+    'rank', job.rank, 'slots', job.slots, 'src', 'lane', 'entry', entry, 'arrived', arrived_at(entry), 'event', job_state.event(job.id, job.tenant, 'queued', job.webhook)}
+  for _, name in ipairs(OPTIONAL) do
+    if job[name] ~= '' then
+      table.insert(fields, name)
+      table.insert(fields, job[name])
+    end
+  end
+  redis.call('HSET', job.key, unpack(fields))
+  note(key.jobs(job.tenant), job)
+  if job.video ~= '' then note(key.videos(job.tenant), job) end
+  if job.batch ~= '' then note(key.batch_jobs(job.tenant, job.batch), job) end
+  if job.deadline ~= '' then redis.call('ZADD', key.deadlines, job.deadline, job.id) end
+  if job.input ~= '' then job_state.hold_inputs(job.tenant, job.input) end
+  if not arrivals[job.sig] then
+    arrivals[job.sig] = job
+    table.insert(arrivals, job)
+  end
+  total, of_tenant[job.tenant] = total + 1, of_tenant[job.tenant] + 1
+end
+
+local function submit(job)
+  job.key = key.job(job.id)
+  if redis.call('EXISTS', job.key) == 1 then return {'ok', job.id} end
+  local idem, fingerprint = nil, nil
+  if job.idempotency ~= '' then
+    local digest
+    digest, fingerprint = string.match(job.idempotency, '^(%S+) (.*)$')
+    idem = key.idempotency(job.tenant, digest)
+    local known = redis.call('GET', idem)
+    if known then
+      local known_id, known_print = string.match(known, '^(%S+) (.*)$')
+      if known_id and redis.call('EXISTS', key.job(known_id)) == 1 then
+        if known_print ~= fingerprint then return {'mismatch', known_id} end
+        return {'replayed', known_id}
+      end
+    end
+  end
+  if waiting_of(job.tenant) >= limit_of(job.tenant) then return {'tenant_full', retry_ms(limit_of(job.tenant))} end
+  if total >= conf.max_queued_jobs then return {'full', retry_ms(conf.max_queued_jobs)} end
+  enter(job)
+  if idem then redis.call('SET', idem, job.id .. ' ' .. fingerprint, 'PX', conf.idempotency_ms) end
+  return {'ok', job.id}
+end
+
+for first = 1, #ARGV, #FIELDS do
+  local job = {}
+  for at, name in ipairs(FIELDS) do job[name] = ARGV[first + at - 1] end
+  job.rank, job.slots = tonumber(job.rank), tonumber(job.slots)
+  table.insert(out, submit(job))
+end
+for index, rows in pairs(indexed) do queue.add_all(index, rows) end
+for _, job in ipairs(arrivals) do
+  redis.call('HSET', key.signature(job.sig), 'model', job.model, 'window', job.window, 'batch', job.max_batch)
+  queue.arrive(job.sig, tonumber(job.window), now)
+end
+local urgent = 2
+for _, group in ipairs(added) do
+  urgent = math.min(urgent, group.rank)
+  queue.count(group.sig, group.rank, group.tenant, group.jobs, group.slots)
+  redis.call('ZADD', key.lanes(group.sig, group.rank), 'NX', whole(stream_ms(group.first)), group.tenant)
+  -- Rows of jobs whose record is gone leave the index even where no sweep runs.
+  for _, old in ipairs(redis.call('ZRANGE', key.jobs(group.tenant), 0, 3)) do
+    if redis.call('EXISTS', key.job(old)) == 0 then redis.call('ZREM', key.jobs(group.tenant), old) end
+  end
+end
+local sooner = false
+for _, job in ipairs(arrivals) do
+  local held = redis.call('SISMEMBER', key.deferred(job.tenant), job.sig) == 1
+  sooner = queue.refresh(job.sig, now, true, held) or sooner
+end
+if sooner then queue.wake(urgent) end
+return out

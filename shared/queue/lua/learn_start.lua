@@ -1,9 +1,0 @@
--- Take how long one worker took to start into a moving mean, kept for a week.
--- KEYS[1]  prefix
--- ARGV     seconds
--- Returns  1
-local seconds = tonumber(ARGV[1])
-local mean = tonumber(redis.call('GET', key.start_s) or nil)
-if mean then seconds = mean + 0.3 * (seconds - mean) end
-redis.call('SET', key.start_s, string.format('%.6g', seconds), 'PX', 7 * 86400000)
-return 1

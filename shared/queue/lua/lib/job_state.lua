@@ -1,0 +1,168 @@
+-- NEEDS queue
+-- Part of the scripts that end jobs or give them back.
+
+local job_state = {}
+local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'slots', 'src', 'entry', 'batch', 'input', 'solo', 'cancel',
+  'losses', 'webhook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job', 'video'}
+
+-- What the scripts need to know of a job, or nil when there is none.
+function job_state.load(id)
+  local values = redis.call('HMGET', key.job(id), unpack(FACTS))
+  if not values[1] or not values[2] or not values[3] then return nil end
+  local job = {}
+  for at, name in ipairs(FACTS) do job[name] = values[at] or nil end
+  job.rank, job.slots = tonumber(job.rank), tonumber(job.slots)
+  return job
+end
+
+-- Tell a change of state to all who listen; returns the event's id. `hook` is '|state|state| url' of the job's own webhook;
+-- the states that the tenant's endpoints want are in `hooks:<tenant>`. What is wanted goes to the outbox with the event.
+function job_state.event(id, tenant, state, hook)
+  local event = redis.call('XADD', key.events, 'MAXLEN', '~', 100000, '*', 'job', id, 'tenant', tenant, 'state', state)
+  local states, url = string.match(hook or '', '^(%S+) (%S+)$')
+  local word = '|' .. state .. '|'
+  if not (states and string.find(states, word, 1, true)) then url = nil end
+  local wanted = redis.call('HGET', key.webhook_endpoints(tenant), '*')
+  if url or (wanted and string.find(wanted, word, 1, true)) then
+    redis.call('XADD', key.webhook_outbox, 'MAXLEN', '~', 1000000, '*', 'event', event, 'job', id, 'tenant', tenant,
+      'state', state, 'url', url or '')
+  end
+  return event
+end
+
+function job_state.row(tenant, id, batch) return 'job|' .. tenant .. '|' .. id .. '|' .. (batch or '') end
+
+-- Let go of one of a job's input pictures: unused from now on, it is kept for its own retention.
+local function release_input(tenant, input, now)
+  local name = key.input(tenant, input)
+  if redis.call('HINCRBY', name, 'live', -1) > 0 then return end
+  redis.call('HSET', name, 'live', 0)
+  redis.call('PEXPIRE', name, conf.input_retention_ms)
+  local object = redis.call('HGET', name, 'object')
+  if not object then return end -- forgotten before the job came: its object has a row already, or is gone
+  redis.call('ZADD', key.retention, whole(now + conf.input_retention_ms + 60000),
+    'input|' .. tenant .. '|' .. input .. '|' .. object)
+end
+
+-- Keep the pictures whose ids are `inputs`, parted by spaces, for as long as a job needs them.
+function job_state.hold_inputs(tenant, inputs)
+  for input in string.gmatch(inputs, '%S+') do
+    local name = key.input(tenant, input)
+    redis.call('HINCRBY', name, 'live', 1)
+    redis.call('PERSIST', name)
+  end
+end
+
+-- Count a job of a batch as ended, once whatever becomes of it later, and look at the batch when nothing of it is left.
+-- Returns the time until which such jobs are kept: their batch tells of them at its end.
+local function count_in_batch(id, job, state, now)
+  if not job.batch then return 0 end
+  local name = key.batch(job.tenant, job.batch)
+  local batch = redis.call('HMGET', name, 'keep_until', 'accepted', 'status')
+  if not batch[1] then return 0 end
+  if redis.call('HSETNX', key.job(id), 'counted', 1) == 1 then
+    redis.call('HINCRBY', name, state == 'succeeded' and 'completed' or 'failed', 1)
+    local ended = redis.call('HINCRBY', name, 'ended', 1)
+    if ended >= (tonumber(batch[2] or nil) or 0) then
+      redis.call('ZADD', key.active_batches, 'XX', whole(now), job.tenant .. '|' .. job.batch)
+    end
+  end
+  return tonumber(batch[1])
+end
+
+-- Tell how a video ended, in OpenAI's words, to the tenant's endpoints that want them.
+local function tell_of_video(id, job, state, event)
+  local outcome = state == 'succeeded' and 'video.completed' or 'video.failed'
+  local wanted = redis.call('HGET', key.webhook_endpoints(job.tenant), '*')
+  if wanted and string.find(wanted, '|' .. outcome .. '|', 1, true) then
+    redis.call('XADD', key.webhook_outbox, 'MAXLEN', '~', 1000000, '*', 'event', event .. '-video', 'job', id,
+      'tenant', job.tenant, 'state', outcome, 'url', '')
+  end
+end
+
+-- Make a job that is neither in line nor running any more terminal.
+function job_state.finish(id, job, state, now, keep_ms)
+  local keep = math.max(keep_ms or conf.retention_ms, count_in_batch(id, job, state, now) - now)
+  local event = job_state.event(id, job.tenant, state, job.webhook)
+  if job.video then tell_of_video(id, job, state, event) end
+  redis.call('HSET', key.job(id), 'state', state, 'finished', whole(now), 'expires', whole(now + keep), 'event', event)
+  redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned')
+  redis.call('PEXPIRE', key.job(id), keep)
+  redis.call('ZREM', key.deadlines, id)
+  redis.call('ZADD', key.retention, whole(now + keep), job_state.row(job.tenant, id, job.batch))
+  for input in string.gmatch(job.input or '', '%S+') do release_input(job.tenant, input, now) end
+end
+
+function job_state.bury(id, reason, detail, now)
+  redis.call('ZADD', key.dead_letters, whole(now), id)
+  redis.call('HSET', key.dead_letter(id), 'at', whole(now), 'reason', reason, 'detail', detail)
+  redis.call('PEXPIRE', key.dead_letter(id), conf.dead_ms)
+  local surplus = redis.call('ZCARD', key.dead_letters) - conf.dead_cap
+  if surplus > 0 then
+    for _, old in ipairs(redis.call('ZRANGE', key.dead_letters, 0, surplus - 1)) do redis.call('DEL', key.dead_letter(old)) end
+    redis.call('ZREMRANGEBYRANK', key.dead_letters, 0, surplus - 1)
+  end
+end
+
+-- Put a job back in line: 'front' before its lane, 'solo' to be run without company.
+function job_state.requeue(id, job, src, now)
+  local arrived = tonumber(job.arrived) or now
+  redis.call('HSET', key.job(id), 'state', 'queued', 'src', src, 'entry', '', 'returned', whole(now),
+    'event', job_state.event(id, job.tenant, 'queued', job.webhook))
+  redis.call('HDEL', key.job(id), 'phase', 'worker', 'step', 'total')
+  redis.call('ZADD', src == 'solo' and key.solo(job.sig) or key.front(job.sig), queue.score(job.rank, arrived), id)
+  if job.deadline then redis.call('ZADD', key.deadlines, job.deadline, id) end
+  redis.call('HSET', key.signature(job.sig), 'model', job.model)
+  redis.call('HSETNX', key.signature(job.sig), 'window', 0)
+  queue.count(job.sig, job.rank, job.tenant, 1, job.slots)
+end
+
+-- Take a running job out of its worker's hands: lease, entry and counters. The caller decides what becomes of it.
+function job_state.take_back(id, job, now)
+  redis.call('ZREM', key.leases, id)
+  if redis.call('HINCRBY', key.claimed_jobs, job.worker or '', -1) <= 0 then redis.call('HDEL', key.claimed_jobs, job.worker or '') end
+  if redis.call('HINCRBY', key.signature(job.sig), 'running', -1) <= 0 then redis.call('HDEL', key.signature(job.sig), 'running') end
+  queue.count_running(job.tenant, -job.slots, now)
+  if job.src == 'lane' and job.entry then
+    local lane = key.lane(job.sig, job.rank, job.tenant)
+    queue.acknowledge(lane, job.entry)
+    if queue.sweep_lane(lane) then redis.call('ZREM', key.lanes(job.sig, job.rank), job.tenant) end
+  end
+end
+
+-- Take a waiting job out of line.
+function job_state.leave_queue(id, job)
+  if job.src == 'lane' and job.entry then
+    local lane = key.lane(job.sig, job.rank, job.tenant)
+    queue.acknowledge(lane, job.entry)
+    queue.settle_head(job.sig, job.rank, job.tenant, queue.head(lane))
+  else
+    redis.call('ZREM', key.front(job.sig), id)
+    redis.call('ZREM', key.solo(job.sig), id)
+  end
+  queue.count(job.sig, job.rank, job.tenant, -1, -job.slots)
+end
+
+-- A worker lost this job (its lease ran out). Only a loss while alone counts as the job's own fault.
+function job_state.lost(id, job, now)
+  job_state.take_back(id, job, now)
+  if job.cancel then return job_state.finish(id, job, 'canceled', now) end
+  if job.solo then
+    local losses = redis.call('HINCRBY', key.job(id), 'losses', 1)
+    if losses >= conf.max_attempts then
+      local outcome = 'the worker was lost ' .. losses .. ' times while it ran this job alone'
+      redis.call('HSET', key.job(id), 'error',
+        cjson.encode({code = 'worker_lost', message = outcome, retryable = false}))
+      job_state.finish(id, job, 'failed', now, math.max(conf.retention_ms, conf.dead_ms))
+      return job_state.bury(id, 'worker_lost', outcome, now)
+    end
+  end
+  redis.call('HSET', key.job(id), 'solo', 1)
+  job_state.requeue(id, job, 'solo', now)
+end
+
+function job_state.given_back(id, job, now)
+  job_state.take_back(id, job, now)
+  if job.cancel then return job_state.finish(id, job, 'canceled', now) end
+  job_state.requeue(id, job, job.solo and 'solo' or 'front', now)
+end

@@ -1,0 +1,193 @@
+-- NEEDS readiness
+-- Part of the scripts that move jobs in and out of line: what waits, its counters, and when it becomes ready.
+
+local queue = {}
+-- A stream has no front. What comes back (given back, lost) or was passed over stands in a sorted set beside the lanes,
+-- which is read before them: front:<sig>, or alone:<sig> for what is to run without company. Both sort by priority, then
+-- by arrival.
+local PRIORITY_SPAN = 4398046511104
+
+function queue.score(rank, arrived) return string.format('%.3f', rank * PRIORITY_SPAN + arrived) end
+
+-- Count `jobs` and `slots` more (or, negative, fewer) as waiting.
+function queue.count(sig, rank, tenant, jobs, slots)
+  redis.call('HINCRBY', key.signature(sig), 'jobs:' .. rank, jobs)
+  redis.call('HINCRBY', key.signature(sig), 'slots:' .. rank, slots)
+  if redis.call('HINCRBY', key.queued_jobs, tenant, jobs) <= 0 then redis.call('HDEL', key.queued_jobs, tenant) end
+  if redis.call('HINCRBY', key.queued_jobs, '*', jobs) <= 0 then redis.call('HDEL', key.queued_jobs, '*') end
+end
+
+-- Count `slots` more (or, negative, fewer) as in use by a tenant. Where some come free, signatures that were put off for want
+-- of them becomes ready again.
+function queue.count_running(tenant, slots, now)
+  if redis.call('HINCRBY', key.running_slots, tenant, slots) <= 0 then redis.call('HDEL', key.running_slots, tenant) end
+  if slots >= 0 then return end
+  local held = redis.call('SPOP', key.deferred(tenant), 16)
+  for _, sig in ipairs(held) do queue.refresh(sig, now) end
+  if held[1] then queue.wake() end
+end
+
+-- Add many members to a sorted set. rows: score, member, score, member, ...
+function queue.add_all(name, rows)
+  for first = 1, #rows, 1000 do
+    redis.call('ZADD', name, unpack(rows, first, math.min(first + 999, #rows)))
+  end
+end
+
+-- Note one arrival of a signature. The jobs of one submit arrive together and are no sign of more to come.
+function queue.arrive(sig, window, now)
+  local name = key.arrivals(sig)
+  local known = redis.call('HMGET', name, 'gap', 'last')
+  local since = known[2] and now - tonumber(known[2]) or nil
+  local gap = readiness.next_gap(known[1] and tonumber(known[1]) or nil, since, window)
+  redis.call('HSET', name, 'last', whole(now))
+  if gap then redis.call('HSET', name, 'gap', string.format('%.3f', gap)) else redis.call('HDEL', name, 'gap') end
+  redis.call('PEXPIRE', name, 3600000)
+end
+
+-- The first waiting member of front:<sig> or alone:<sig> with that rank, or nil.
+function queue.first(name, rank)
+  local found = redis.call('ZRANGEBYSCORE', name, whole(rank * PRIORITY_SPAN),
+    '(' .. whole((rank + 1) * PRIORITY_SPAN), 'LIMIT', 0, 1)
+  return found[1]
+end
+
+-- Since when a job given back or lost waits in that rank, or nil.
+function queue.returned_at(sig, rank)
+  local at = nil
+  for _, name in ipairs({key.front(sig), key.solo(sig)}) do
+    local id = queue.first(name, rank)
+    if id then
+      local since = tonumber(redis.call('HGET', key.job(id), 'returned') or nil) or 0
+      if not at or since < at then at = since end
+    end
+  end
+  return at
+end
+
+-- Set when the waiting jobs of a signature becomes ready; forget the signature when nothing of it waits or runs.
+-- `arrived`: called for arrivals only, which never put off what is ready already; nor, where `held`, do they becomes ready what was
+-- put off for want of the tenant's slots. Returns whether a worker may want to know:
+-- something becomes ready sooner, or arrived while its signature runs and may join.
+function queue.refresh(sig, now, arrived, held)
+  local state = redis.call('HMGET', key.signature(sig), 'model', 'window', 'batch', 'running', 'jobs:0', 'jobs:1', 'jobs:2',
+    'slots:0', 'slots:1', 'slots:2')
+  local model = state[1]
+  if not model then return false end
+  local slots, jobs, sooner = 0, 0, false
+  for rank = 0, 2 do
+    slots = slots + math.max(0, tonumber(state[8 + rank] or 0) or 0)
+    jobs = jobs + math.max(0, tonumber(state[5 + rank] or 0) or 0)
+  end
+  local shared_facts = nil
+  for rank = 0, 2 do
+    local ready = key.ready(model, rank)
+    local at = nil
+    if (tonumber(state[5 + rank] or 0) or 0) > 0 then
+      if not shared_facts then
+        local gap = redis.call('HGET', key.arrivals(sig), 'gap')
+        local batch = tonumber(state[3] or nil) or math.huge
+        shared_facts = {gap = gap and tonumber(gap) or nil,
+          efficient_rows = math.min(batch, tonumber(redis.call('GET', key.efficient_rows(sig)) or batch) or batch)}
+      end
+      local head = redis.call('ZRANGE', key.lanes(sig, rank), 0, 0, 'WITHSCORES')
+      local returned = queue.returned_at(sig, rank)
+      if head[1] or returned then
+        at = readiness.ready_at({now = now, oldest = head[2] and tonumber(head[2]) or nil, slots = slots,
+          returned = returned, window = tonumber(state[2] or 0) or 0,
+          efficient_rows = shared_facts.efficient_rows, gap = shared_facts.gap})
+      else
+        -- Counted, but nowhere in line: an entry that was not ours left. What is not there does not wait.
+        redis.call('HDEL', key.signature(sig), 'jobs:' .. rank, 'slots:' .. rank)
+        jobs = jobs - tonumber(state[5 + rank])
+      end
+    end
+    if at then
+      local known = redis.call('ZSCORE', ready, sig)
+      local earlier = not known or (tonumber(known) > at and not held)
+      if earlier or not arrived then redis.call('ZADD', ready, whole(at), sig) end
+      if earlier then sooner = true end
+    else
+      redis.call('ZREM', ready, sig)
+    end
+  end
+  if jobs <= 0 and (tonumber(state[4] or 0) or 0) <= 0 then
+    redis.call('DEL', key.signature(sig))
+    redis.call('ZREM', key.signatures, sig)
+  else
+    redis.call('ZADD', key.signatures, slots, sig)
+  end
+  return sooner or (arrived and (tonumber(state[4]) or 0) > 0)
+end
+
+-- Wake the workers: `rank` is that of the most urgent jobs that came, the first where it is not known.
+function queue.wake(rank)
+  redis.call('XADD', key.wakeup, 'MAXLEN', '=', 16, '*', 'rank', rank or 0)
+end
+
+-- Delete a lane stream with its group when it holds nothing, neither waiting nor running.
+function queue.sweep_lane(lane)
+  if redis.call('XLEN', lane) == 0 then
+    redis.call('DEL', lane)
+    return true
+  end
+  return false
+end
+
+-- Take an entry off its lane for good.
+function queue.acknowledge(lane, entry)
+  redis.call('XACK', lane, 'workers', entry)
+  redis.call('XDEL', lane, entry)
+end
+
+-- The id of the first undelivered entry of a lane, or nil.
+function queue.head(lane)
+  local groups = redis.pcall('XINFO', 'GROUPS', lane)
+  if groups.err or not groups[1] then return nil end
+  local delivered = '0-0'
+  for at = 1, #groups[1], 2 do
+    if groups[1][at] == 'last-delivered-id' then delivered = groups[1][at + 1] end
+  end
+  local first = redis.call('XRANGE', lane, '(' .. delivered, '+', 'COUNT', 1)
+  return first[1] and first[1][1] or nil
+end
+
+-- Set the place of a lane among its signature's non-empty lanes, after entries of it left.
+function queue.settle_head(sig, rank, tenant, head)
+  if head then
+    redis.call('ZADD', key.lanes(sig, rank), whole(stream_ms(head)), tenant)
+  else
+    redis.call('ZREM', key.lanes(sig, rank), tenant)
+    queue.sweep_lane(key.lane(sig, rank, tenant))
+  end
+end
+
+-- How many entries of a lane wait; a lane or group that was lost holds none that could be claimed as it is.
+function queue.waiting_in(lane)
+  local pending = redis.pcall('XPENDING', lane, 'workers')
+  if pending.err then return 0 end
+  return redis.call('XLEN', lane) - pending[1]
+end
+
+-- Count anew what stands in a signature's line. Returns how many counters were wrong.
+function queue.recount(sig)
+  local wrong = 0
+  for rank = 0, 2 do
+    local standing = 0
+    for _, tenant in ipairs(redis.call('ZRANGE', key.lanes(sig, rank), 0, 999)) do
+      standing = standing + queue.waiting_in(key.lane(sig, rank, tenant))
+    end
+    for _, name in ipairs({key.front(sig), key.solo(sig)}) do
+      standing = standing + redis.call('ZCOUNT', name, queue.score(rank, 0), '(' .. queue.score(rank + 1, 0))
+    end
+    local counted = redis.call('HMGET', key.signature(sig), 'jobs:' .. rank, 'slots:' .. rank)
+    local jobs, slots = tonumber(counted[1] or 0) or 0, tonumber(counted[2] or 0) or 0
+    if standing ~= jobs then
+      -- Seats by the mean of what was counted: they only decide how soon a batch is full.
+      local mean = jobs > 0 and math.max(1, slots / jobs) or 1
+      redis.call('HSET', key.signature(sig), 'jobs:' .. rank, standing, 'slots:' .. rank, whole(standing * mean))
+      wrong = wrong + 1
+    end
+  end
+  return wrong
+end

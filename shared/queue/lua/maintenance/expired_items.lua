@@ -1,0 +1,25 @@
+-- What has outlived its retention. Inputs that a job still uses, and files that a batch still reads, are put off; of an
+-- input that was stored anew in the meantime, the old object goes alone.
+-- KEYS[1]  prefix
+-- ARGV     limit
+-- Returns  rows 'job|tenant|id|batch', 'input|tenant|id|object' and 'file|tenant|id|'
+local now, out = clock_ms(), {}
+for _, row in ipairs(redis.call('ZRANGEBYSCORE', key.retention, '-inf', whole(now), 'LIMIT', 0, ARGV[1])) do
+  local tenant, id, object = string.match(row, '^input|([^|]*)|([^|]*)|(.*)$')
+  local live, current = 0, nil
+  local reader, file = string.match(row, '^file|([^|]*)|([^|]*)|$')
+  if reader then live = tonumber(redis.call('HGET', key.file(reader, file), 'live') or nil) or 0 end
+  if tenant then
+    local known = redis.call('HMGET', key.input(tenant, id), 'live', 'object')
+    live, current = tonumber(known[1] or nil) or 0, known[2] or object
+    if object == '' then object = current end -- a row that names no object stands for all of the input
+    if current ~= object then live = 0 end
+  end
+  if live > 0 then
+    redis.call('ZADD', key.retention, whole(now + conf.input_retention_ms), row)
+  else
+    if tenant and current == object then redis.call('DEL', key.input(tenant, id)) end
+    table.insert(out, row)
+  end
+end
+return out

@@ -1,0 +1,21 @@
+-- Forget what storage does not hold any more.
+-- KEYS[1]  prefix
+-- ARGV     row
+--          `row`: of expired_items
+-- Returns  1
+local row = ARGV[1]
+local kind, tenant, id, batch = string.match(row, '^(%a+)|([^|]*)|([^|]*)|(.*)$')
+local due = tonumber(redis.call('ZSCORE', key.retention, row) or nil)
+-- Stored anew in the meantime: then there is a new row, with a time of its own.
+if not due or due > clock_ms() then return 0 end
+redis.call('ZREM', key.retention, row)
+if kind == 'job' then
+  redis.call('DEL', key.job(id))
+  redis.call('ZREM', key.jobs(tenant), id)
+  redis.call('ZREM', key.videos(tenant), id)
+  if batch ~= '' then redis.call('ZREM', key.batch_jobs(tenant, batch), id) end
+elseif kind == 'file' then
+  redis.call('DEL', key.file(tenant, id), key.file_parts(tenant, id))
+  redis.call('ZREM', key.files(tenant), id)
+end
+return 1

@@ -1,0 +1,19 @@
+-- NEEDS job_state
+-- Take back the jobs whose lease ran out: to the front of their line, to run alone, or to the dead letters.
+-- KEYS[1]  prefix
+-- ARGV     limit
+-- Returns  their ids
+local now, out, touched = clock_ms(), {}, {}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.leases, '-inf', whole(now), 'LIMIT', 0, ARGV[1])) do
+  local job = job_state.load(id)
+  if job and job.state == 'running' then
+    job_state.lost(id, job, now)
+    touched[job.sig] = true
+    table.insert(out, id)
+  else
+    redis.call('ZREM', key.leases, id)
+  end
+end
+for sig in pairs(touched) do queue.refresh(sig, now) end
+if out[1] then queue.wake() end
+return out

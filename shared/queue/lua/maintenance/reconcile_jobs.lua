@@ -1,0 +1,47 @@
+-- NEEDS job_state
+-- Put right what disagrees between jobs and the places they say they are in.
+-- KEYS[1]  prefix
+-- ARGV     job_ids...
+-- Returns  how many were put right
+local now, repaired, touched = clock_ms(), 0, {}
+
+local function stands_in_line(id, job)
+  if job.src == 'lane' then
+    local lane = key.lane(job.sig, job.rank, job.tenant)
+    if not job.entry or not redis.call('XRANGE', lane, job.entry, job.entry)[1] then return false end
+    local pending = redis.pcall('XPENDING', lane, 'workers', job.entry, job.entry, 1)
+    if pending.err then return true end -- no group: a claim makes it again, from the beginning
+    return not pending[1]
+  end
+  return redis.call('ZSCORE', job.src == 'solo' and key.solo(job.sig) or key.front(job.sig), id) and true or false
+end
+
+local function requeue(id, job)
+  local counted = tonumber(redis.call('HGET', key.signature(job.sig), 'jobs:' .. job.rank) or nil) or 0
+  if counted > 0 then queue.count(job.sig, job.rank, job.tenant, -1, -job.slots) end -- where it should have stood
+  if job.src == 'lane' and job.entry then queue.acknowledge(key.lane(job.sig, job.rank, job.tenant), job.entry) end
+  job_state.requeue(id, job, job.solo and 'solo' or 'front', now)
+  touched[job.sig] = true
+end
+
+for _, id in ipairs(ARGV) do
+  local job = job_state.load(id)
+  if job and job.state == 'queued' then
+    if not stands_in_line(id, job) then
+      requeue(id, job)
+      repaired = repaired + 1
+    end
+  elseif job and job.state == 'running' then
+    -- Its worker may live: a lease that is renewed says so, one that is not ends.
+    if redis.call('ZADD', key.leases, 'NX', whole(now + conf.lease_ms), id) == 1 then repaired = repaired + 1 end
+  elseif redis.call('PTTL', key.job(id)) == -1 then
+    redis.call('PEXPIRE', key.job(id), conf.retention_ms)
+    repaired = repaired + 1
+  end
+end
+for sig in pairs(touched) do
+  queue.recount(sig)
+  queue.refresh(sig, now)
+end
+if repaired > 0 then queue.wake() end
+return repaired

@@ -1,0 +1,22 @@
+-- NEEDS job_state
+-- Put a dead letter's job back in line, to run alone. Its epoch goes on, so that object keys never collide.
+-- KEYS[1]  prefix
+-- ARGV     letter_id
+-- Returns  1, or 0 when there is no such dead letter or its record is gone
+local id, now = ARGV[1], clock_ms()
+if not redis.call('ZSCORE', key.dead_letters, id) then return 0 end
+local job = job_state.load(id)
+if not job or job.state ~= 'failed' then return 0 end
+redis.call('ZREM', key.dead_letters, id)
+redis.call('DEL', key.dead_letter(id))
+redis.call('PERSIST', key.job(id))
+redis.call('ZREM', key.retention, job_state.row(job.tenant, id, job.batch))
+redis.call('HDEL', key.job(id), 'finished', 'expires', 'error', 'artifacts', 'batching', 'timings', 'settled', 'cancel',
+  'started', 'losses', 'attempts', 'deadline', 'passed')
+redis.call('HSET', key.job(id), 'solo', 1)
+job.deadline = nil
+if job.input then job_state.hold_inputs(job.tenant, job.input) end
+job_state.requeue(id, job, 'solo', now)
+queue.refresh(job.sig, now)
+queue.wake()
+return 1

@@ -1,0 +1,10 @@
+-- Let a retry wait for the job of an earlier attempt: the one with the lowest score (see SyncCalls).
+-- KEYS[1]  prefix
+-- ARGV     tenant, digest, keep_ms
+-- Returns  the job's id, or false
+local name = key.sync_calls(ARGV[1], ARGV[2])
+local jobs = redis.call('ZRANGE', name, 0, 0)
+if not jobs[1] then return false end
+redis.call('ZINCRBY', name, 1001, jobs[1])
+redis.call('PEXPIRE', name, ARGV[3])
+return jobs[1]

@@ -1,0 +1,46 @@
+-- NEEDS webhooks
+-- Convert outbox entries into deliveries: one per subscribed endpoint, and one for the job's own URL.
+-- KEYS[1]  prefix
+-- ARGV     limit
+-- Returns  number of entries
+local now = clock_ms()
+local entries = redis.call('XRANGE', key.webhook_outbox, '-', '+', 'COUNT', ARGV[1])
+local endpoints = {}
+
+local function enabled_endpoints(tenant)
+  if endpoints[tenant] then return endpoints[tenant] end
+  local enabled, fields = {}, redis.call('HGETALL', key.webhook_endpoints(tenant))
+  for at = 1, #fields, 2 do
+    if string.sub(fields[at], 1, 3) == 'we_' then
+      local endpoint = cjson.decode(fields[at + 1])
+      endpoint.id = fields[at]
+      if endpoint.enabled then table.insert(enabled, endpoint) end
+    end
+  end
+  endpoints[tenant] = enabled
+  return enabled
+end
+
+local function subscribed(endpoint, state)
+  for _, subscription in ipairs(endpoint.states) do
+    if subscription == state then return true end
+  end
+  return false
+end
+
+for _, entry in ipairs(entries) do
+  local e = {}
+  for at = 1, #entry[2], 2 do e[entry[2][at]] = entry[2][at + 1] end
+  local kind = string.find(e.state, '.', 1, true) and e.state or 'job.' .. e.state -- a batch's has its prefix
+  local function send(endpoint, url)
+    webhooks.create({id = e.event .. '.' .. endpoint, event = e.event, tenant = e.tenant, endpoint = endpoint, url = url,
+      host = webhooks.host_of(url), job = e.job, type = kind, at = whole(stream_ms(e.event))}, now)
+  end
+  for _, endpoint in ipairs(enabled_endpoints(e.tenant)) do
+    if subscribed(endpoint, e.state) then send(endpoint.id, endpoint.url) end
+  end
+  if e.url ~= '' then send('job', e.url) end
+  redis.call('XDEL', key.webhook_outbox, entry[1])
+end
+if #entries > 0 and redis.call('XLEN', key.webhook_outbox) == 0 then redis.call('DEL', key.webhook_outbox) end
+return #entries

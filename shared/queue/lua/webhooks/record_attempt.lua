@@ -1,0 +1,42 @@
+-- NEEDS webhooks
+-- Record a delivery attempt; disables an endpoint that is gone or has failed for too long.
+-- KEYS[1]  prefix
+-- ARGV     delivery_id, state, retry_ms, attempt, gone, disable_after_ms
+--          `state`: 'delivered', 'pending' or 'failed'; `retry_ms`: '' without a retry; `gone`: 1 when the endpoint is gone
+-- Returns  1, or 0 for an unknown delivery
+local id, state, now = ARGV[1], ARGV[2], clock_ms()
+local name = key.webhook_delivery(id)
+local d = redis.call('HMGET', name, 'tenant', 'endpoint', 'host', 'log')
+if not d[1] then return 0 end
+local tenant, endpoint, host = d[1], d[2], d[3]
+local log = d[4] and cjson.decode(d[4]) or {}
+table.insert(log, cjson.decode(ARGV[4]))
+while #log > 20 do table.remove(log, 1) end
+redis.call('HINCRBY', name, 'attempts', 1)
+redis.call('HSET', name, 'state', state, 'log', cjson.encode(log))
+if state == 'pending' then
+  redis.call('HSET', name, 'next', whole(now + tonumber(ARGV[3])))
+  redis.call('ZADD', key.webhook_due(host), whole(now + tonumber(ARGV[3])), id)
+else
+  redis.call('HDEL', name, 'next')
+  redis.call('ZREM', key.webhook_due(host), id)
+end
+webhooks.refresh_host(host)
+local stored = redis.call('HGET', key.webhook_endpoints(tenant), endpoint)
+if endpoint == 'job' or not stored then return 1 end
+local known = cjson.decode(stored)
+if state == 'delivered' then
+  if not known.failing_since then return 1 end
+  known.failing_since = nil
+else
+  known.failing_since = known.failing_since or now
+  local reason = ARGV[5] == '1' and 'the endpoint responded with 410 Gone'
+    or now - known.failing_since > tonumber(ARGV[6]) and 'the endpoint has failed for too long'
+  if reason then
+    known.enabled = false
+    known.disabled_reason = reason
+  end
+end
+redis.call('HSET', key.webhook_endpoints(tenant), endpoint, cjson.encode(known))
+if not known.enabled then webhooks.refresh(tenant) end
+return 1

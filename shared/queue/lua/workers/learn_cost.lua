@@ -1,0 +1,12 @@
+-- Take one measured forward into a learned curve, and note on which device the shape was measured last.
+-- KEYS[1]  prefix
+-- ARGV     device, model, shape, rows, seconds
+-- Returns  1
+local name = key.cost_curve(ARGV[1], ARGV[2], ARGV[3])
+local seconds = tonumber(ARGV[5])
+local mean = tonumber(redis.call('HGET', name, ARGV[4]) or nil)
+if mean then seconds = mean + 0.2 * (seconds - mean) end
+redis.call('HSET', name, ARGV[4], string.format('%.9g', seconds))
+redis.call('PEXPIRE', name, 30 * 86400000)
+redis.call('SET', key.cost_device(ARGV[2], ARGV[3]), ARGV[1], 'PX', 30 * 86400000)
+return 1
