@@ -1,4 +1,4 @@
-"""Which calls fit together, what becomes of their arguments, and how the output comes apart again."""
+"""Batch keys of calls, stacking of their arguments, and splitting of the output."""
 
 from __future__ import annotations
 
@@ -41,46 +41,46 @@ def unet_call(rows: int = 2, **changes: Any) -> dict[str, Any]:
     return call | changes
 
 
-FITTING = {
+SAME_KEY = {
     "other values": {"sample": torch.zeros(2, 4, 8, 8)},
     "other rows": unet_call(1),
-    "another time": {"timestep": torch.tensor(3)},
-    "a time of another type": {"timestep": torch.tensor(3.0)},
+    "other time": {"timestep": torch.tensor(3)},
+    "a time of other type": {"timestep": torch.tensor(3.0)},
     "a time that is a number": {"timestep": 3},
     "times by row": {"timestep": torch.tensor([3, 3])},
 }
-NOT_FITTING = {
-    "another size": {"sample": torch.zeros(2, 4, 8, 16)},
-    "another dtype": {"sample": torch.zeros(2, 4, 8, 8, dtype=torch.float16)},
+OTHER_KEY = {
+    "other size": {"sample": torch.zeros(2, 4, 8, 16)},
+    "other dtype": {"sample": torch.zeros(2, 4, 8, 8, dtype=torch.float16)},
     "a longer text": {"encoder_hidden_states": torch.ones(2, 9, 3)},
-    "another flag": {"return_dict": True},
-    "an argument more": {"cross_attention_kwargs": {"scale": 0.5}},
-    "a condition less": {"added_cond_kwargs": {"text_embeds": torch.ones(2, 6)}},
-    "a tensor that has no rule": {"mid_block_additional_residual": torch.zeros(2, 3)},
+    "other flag": {"return_dict": True},
+    "an additional argument": {"cross_attention_kwargs": {"scale": 0.5}},
+    "a missing condition": {"added_cond_kwargs": {"text_embeds": torch.ones(2, 6)}},
+    "a tensor without a rule": {"mid_block_additional_residual": torch.zeros(2, 3)},
 }
 
 
-@pytest.mark.parametrize("changes", FITTING.values(), ids=FITTING)
-def test_calls_fit_when_only_rows_and_values_differ(changes: dict[str, Any]) -> None:
-    """Steps, guidance's doubling and prompts are no hindrance."""
+@pytest.mark.parametrize("changes", SAME_KEY.values(), ids=SAME_KEY)
+def test_calls_that_differ_in_rows_and_values_have_one_batch_key(changes: dict[str, Any]) -> None:
+    """Other steps, doubled rows of guidance and other prompts do not change the key."""
     assert batch_key(UNET, unet_call(**changes)) == batch_key(UNET, unet_call())
 
 
-@pytest.mark.parametrize("changes", NOT_FITTING.values(), ids=NOT_FITTING)
-def test_calls_do_not_fit_when_anything_else_differs(changes: dict[str, Any]) -> None:
-    """What no rule names must be equal, and a tensor is surely equal only to itself."""
+@pytest.mark.parametrize("changes", OTHER_KEY.values(), ids=OTHER_KEY)
+def test_calls_that_differ_in_anything_else_have_other_batch_keys(changes: dict[str, Any]) -> None:
+    """Arguments without a rule must be equal, and a tensor equals only itself."""
     assert batch_key(UNET, unet_call(**changes)) != batch_key(UNET, unet_call())
 
 
-def test_two_calls_with_unruled_tensors_of_equal_value_do_not_fit() -> None:
+def test_calls_with_equal_tensors_without_a_rule_have_other_batch_keys() -> None:
     """Comparing values would wait for the device at every step."""
     one, other = (unet_call(mid_block_additional_residual=torch.zeros(2, 3)) for _ in range(2))
     assert batch_key(UNET, one) != batch_key(UNET, other)
     assert batch_key(UNET, one) == batch_key(UNET, dict(reversed(one.items())))
 
 
-def test_stacking_joins_rows_in_order_and_spreads_times() -> None:
-    """Two rows and one row become three, each with its own call's time."""
+def test_stacking_joins_rows_in_order_and_repeats_times() -> None:
+    """Two rows and one row become three, each with the time of its call."""
     calls = [unet_call(2), unet_call(1, timestep=torch.tensor([3.0]))]
     stacked = Stacker(UNET).stack(calls, [2, 1])
     assert stacked["sample"][:, 0, 0, 0].tolist() == [2, 2, 1]
@@ -90,7 +90,7 @@ def test_stacking_joins_rows_in_order_and_spreads_times() -> None:
     assert stacked["return_dict"] is False
 
 
-def test_shared_arguments_are_those_of_the_first_call() -> None:
+def test_a_shared_argument_is_that_of_the_first_call() -> None:
     """Positions are a function of the shape."""
     ids = torch.arange(6).reshape(2, 3)
     calls = [{"hidden_states": torch.zeros(1, 4, 2), "img_ids": ids, "timestep": torch.tensor([0.5])} for _ in range(2)]
@@ -98,7 +98,7 @@ def test_shared_arguments_are_those_of_the_first_call() -> None:
     assert stacked["img_ids"] is ids
 
 
-def test_lists_are_joined_whatever_the_shapes() -> None:
+def test_lists_of_any_shapes_are_joined() -> None:
     """Architectures that take a list of samples mix sizes."""
     calls = [
         {"x": [torch.zeros(1, 2), torch.zeros(3, 2)], "t": 1.0},
@@ -110,8 +110,8 @@ def test_lists_are_joined_whatever_the_shapes() -> None:
     assert stacked["t"].tolist() == [1, 1, 2]
 
 
-def test_padding_is_masked_even_where_the_pipeline_gave_no_mask() -> None:
-    """A mask that was all ones may have been dropped: padding without it would be attended to."""
+def test_padding_is_masked_if_the_pipeline_gave_no_mask() -> None:
+    """Pipelines drop a mask that is all ones; without one, attention would include the padding."""
     calls = [{"x": torch.zeros(1, 2), "text": torch.ones(1, length, 3)} for length in (2, 4)]
     assert batch_key(PADDED, calls[0]) == batch_key(PADDED, calls[1])
     stacked = Stacker(PADDED).stack(calls, [1, 1])
@@ -120,14 +120,14 @@ def test_padding_is_masked_even_where_the_pipeline_gave_no_mask() -> None:
     assert stacked["text_mask"].tolist() == [[True, True, False, False], [True] * 4]
 
 
-def test_a_reproducible_row_is_not_padded_by_its_company() -> None:
-    """Another length of padding sums in another order; so does a mask where there could be none."""
+def test_the_exact_key_separates_other_lengths_and_masks() -> None:
+    """Padding to another length changes the order of sums, and so does a mask."""
     calls: list[dict[str, Any]] = [{"x": torch.zeros(1, 2), "text": torch.ones(1, length, 3)} for length in (2, 2, 4)]
     masked = calls[0] | {"text_mask": torch.ones(1, 2)}
     keys = [exact_key(PADDED, call) for call in (*calls, masked, dict(masked))]
     assert keys[0] == keys[1]
     assert len({keys[0], keys[2], keys[3]}) == 3
-    assert keys[3] == keys[4], "a copy of the call itself"
+    assert keys[3] == keys[4], "a copy of the call"
     shapes = [exact_key(LISTS, {"x": [torch.zeros(size, 2)], "t": 1.0}) for size in (3, 3, 5)]
     assert shapes[0] == shapes[1] != shapes[2]
 
@@ -135,17 +135,17 @@ def test_a_reproducible_row_is_not_padded_by_its_company() -> None:
 POSITIONS = StackingRules("x", {"x": Argument(Kind.STACKED), "ids": Argument(Kind.SAME)})
 
 
-def test_positions_of_equal_shape_fit_only_if_their_values_are_equal() -> None:
-    """Pictures of 2x8 and of 4x4 tokens have as many positions, and not the same ones."""
+def test_positions_of_equal_shape_have_one_batch_key_only_if_their_values_are_equal() -> None:
+    """Images of 2x8 and 4x4 tokens have the same number of positions with other values."""
     wide, also_wide, square = torch.arange(6), torch.arange(6), torch.arange(6) % 3
     keys = [batch_key(POSITIONS, {"x": torch.zeros(1, 2), "ids": ids}) for ids in (wide, also_wide, square)]
     assert keys[0] == keys[1] != keys[2]
     square.copy_(wide)
-    assert batch_key(POSITIONS, {"x": torch.zeros(1, 2), "ids": square}) == keys[0], "a change in place is read anew"
+    assert batch_key(POSITIONS, {"x": torch.zeros(1, 2), "ids": square}) == keys[0], "a change in place is read again"
 
 
-def test_halves_have_values_too() -> None:
-    """bfloat16 has no counterpart in numpy."""
+def test_values_of_bfloat16_are_compared() -> None:
+    """numpy has no bfloat16."""
     ids = torch.ones(2, dtype=torch.bfloat16)
     one, other = (batch_key(POSITIONS, {"x": torch.zeros(1, 2), "ids": value}) for value in (ids, ids * 2))
     assert one != other
@@ -154,8 +154,8 @@ def test_halves_have_values_too() -> None:
 REPEATED = StackingRules("x", {"x": Argument(Kind.STACKED), "sizes": Argument(Kind.REPEATED)})
 
 
-def test_a_list_of_sizes_has_an_entry_a_row_and_all_are_equal() -> None:
-    """The code reads the first row's; a call whose own rows differ fits with none."""
+def test_repeated_lists_have_equal_entries_in_all_rows() -> None:
+    """Models read the first entry; a call with different entries shares no forward."""
     calls: list[dict[str, Any]] = [
         {"x": torch.zeros(2, 2), "sizes": [[(1, 4, 4)]] * 2},
         {"x": torch.zeros(1, 2), "sizes": [[(1, 4, 4)]]},
@@ -168,21 +168,21 @@ def test_a_list_of_sizes_has_an_entry_a_row_and_all_are_equal() -> None:
     assert Stacker(REPEATED).stack(calls[:2], [2, 1])["sizes"] == [[(1, 4, 4)]] * 3
 
 
-FORMED = StackingRules("x", {"x": Argument(Kind.STACKED), "return_dict": Argument(Kind.FORM)})
+FORM = StackingRules("x", {"x": Argument(Kind.STACKED), "return_dict": Argument(Kind.FORM)})
 
 
-def test_each_call_gets_its_output_in_the_form_it_asked_for() -> None:
-    """The text-to-image pipeline of a family may ask for a tuple where its image-to-image asks for an object."""
-    stacker, output = Stacker(FORMED), AutoencoderKLOutput(latent_dist=torch.zeros(1))  # type: ignore[arg-type]
+def test_each_call_gets_its_output_in_the_requested_form() -> None:
+    """Of one family, text-to-image can ask for a tuple and image-to-image for an object."""
+    stacker, output = Stacker(FORM), AutoencoderKLOutput(latent_dist=torch.zeros(1))  # type: ignore[arg-type]
     as_tuple, as_object = {"x": torch.zeros(1, 2), "return_dict": False}, {"x": torch.zeros(1, 2)}
-    assert batch_key(FORMED, as_tuple) == batch_key(FORMED, as_object)
+    assert batch_key(FORM, as_tuple) == batch_key(FORM, as_object)
     assert "return_dict" not in stacker.stack([as_tuple, as_object], [1, 1])
     assert isinstance(stacker.in_requested_form(as_tuple, output), tuple)
     assert stacker.in_requested_form(as_object, output) is output
 
 
-def test_no_options_and_an_empty_dict_of_them_are_the_same() -> None:
-    """Pipelines of one family differ in which they give."""
+def test_omitted_options_equal_an_empty_dict() -> None:
+    """Pipelines of one family pass one or the other."""
     none, empty, some = (
         unet_call(),
         unet_call(cross_attention_kwargs={}),
@@ -202,8 +202,8 @@ class _Cache:
     caches: list[_Layer]
 
 
-def test_a_cache_that_is_not_in_use_is_left_out() -> None:
-    """One in use belongs to its call alone."""
+def test_a_cache_that_is_not_in_use_is_omitted() -> None:
+    """A call with a cache in use shares no forward."""
     rules = StackingRules("x", {"x": Argument(Kind.STACKED), "kv": Argument(Kind.CACHE)})
     idle, skipped, read, also_read = (
         {"x": torch.zeros(1, 2), "kv": _Cache([_Layer(mode)])} for mode in (None, "skip", "read", "read")
@@ -213,8 +213,8 @@ def test_a_cache_that_is_not_in_use_is_left_out() -> None:
     assert "kv" not in Stacker(rules).stack([idle, skipped], [1, 1])
 
 
-def test_a_mask_that_was_given_keeps_its_holes() -> None:
-    """Given and made masks join, in the dtype of those given."""
+def test_a_given_mask_keeps_its_zeros() -> None:
+    """Given and created masks are joined, in the dtype of the given one."""
     calls = [
         {"x": torch.zeros(1, 2), "text": torch.ones(1, 2, 3), "text_mask": torch.tensor([[1, 0]])},
         {"x": torch.zeros(1, 2), "text": torch.ones(1, 3, 3)},
@@ -224,14 +224,14 @@ def test_a_mask_that_was_given_keeps_its_holes() -> None:
     assert stacked["text_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
 
 
-def test_nothing_to_hide_makes_no_mask() -> None:
-    """Equal lengths and no masks: the forward is called as the pipeline would."""
+def test_without_padding_no_mask_is_created() -> None:
+    """With equal lengths and no masks, the forward gets the pipeline's arguments."""
     calls = [{"x": torch.zeros(1, 2), "text": torch.ones(1, 2, 3)} for _ in range(2)]
     assert "text_mask" not in Stacker(PADDED).stack(calls, [1, 1])
 
 
-def test_what_stays_the_same_is_joined_once_until_it_changes() -> None:
-    """Also a change in place is noticed."""
+def test_unchanged_tensors_are_joined_once() -> None:
+    """A change in place joins them again."""
     stacker, text = Stacker(UNET), torch.ones(2, 5, 3)
     calls = [unet_call(encoder_hidden_states=text), unet_call()]
     first = stacker.stack(calls, [2, 2])["encoder_hidden_states"]
@@ -245,17 +245,17 @@ def test_what_stays_the_same_is_joined_once_until_it_changes() -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"encoder_hidden_states": torch.ones(3, 5, 3)}, {"timestep": torch.tensor([1, 2, 3])}],
-    ids=["another tensor", "times"],
+    ids=["other tensor", "times"],
 )
-def test_a_call_whose_rows_disagree_is_refused(changes: dict[str, Any]) -> None:
-    """Joining it would give the neighbours its rows."""
+def test_a_call_with_inconsistent_rows_is_refused(changes: dict[str, Any]) -> None:
+    """Joined, it would shift the rows of the other calls."""
     with pytest.raises(StackingError):
         Stacker(UNET).stack([unet_call(**changes), unet_call()], [2, 2])
 
 
 @dataclass
 class _Output(Mapping[str, Any]):
-    """Like the outputs of transformers: a dataclass that is a mapping too."""
+    """A dataclass that is a mapping too, like the outputs of transformers."""
 
     state: Any
     layers: Any = None
@@ -270,8 +270,8 @@ class _Output(Mapping[str, Any]):
         return 2
 
 
-def test_outputs_come_apart_in_their_own_types() -> None:
-    """Tensors, tuples, output classes and distributions: each call sees what it would have seen alone."""
+def test_outputs_are_split_in_their_types() -> None:
+    """Each call gets tensors, tuples, output classes and distributions as if it ran by itself."""
     rows = torch.arange(3.0).reshape(3, 1)
     assert [part.flatten().tolist() for part in split(rows, [2, 1])] == [[0, 1], [2]]
     first, second = split((rows, None), [2, 1])
@@ -287,8 +287,8 @@ def test_outputs_come_apart_in_their_own_types() -> None:
     assert torch.equal(parts[1].latent_dist.mode(), encoded.latent_dist.mode()[1:])
 
 
-def test_listed_outputs_come_apart_by_entry() -> None:
-    """One entry a row, of whatever shape."""
+def test_listed_outputs_are_split_by_entry() -> None:
+    """One entry per row, of any shape."""
     assert [len(part) for part in split([torch.zeros(1), torch.zeros(2), torch.zeros(3)], [1, 2], listed=True)] == [
         1,
         2,
@@ -300,20 +300,20 @@ def test_listed_outputs_come_apart_by_entry() -> None:
     [(torch.zeros(2, 1), False), (torch.tensor(1.0), False), ([torch.zeros(1)], True)],
     ids=["too few rows", "no rows", "too few entries"],
 )
-def test_an_output_without_a_row_for_each_is_refused(output: Any, listed: bool) -> None:
-    """Somebody would get a neighbour's picture."""
+def test_an_output_with_too_few_rows_is_refused(output: Any, listed: bool) -> None:
+    """A job would get the image of another."""
     with pytest.raises(StackingError):
         split(output, [2, 1], listed)
 
 
 def test_a_call_without_its_row_argument_is_refused() -> None:
-    """A rule that does not fit the forward is an error of the job's, not a guess."""
+    """A rule that does not match the forward is an error."""
     with pytest.raises(StackingError):
         count_rows(UNET, {"timestep": torch.tensor(1)})
 
 
-def test_every_rule_names_the_argument_that_counts_rows() -> None:
-    """The table is consistent in itself: rows come from a stacked or listed argument, masks are declared."""
+def test_every_rule_names_its_row_argument_and_masks() -> None:
+    """The row argument is stacked or listed, and masks have rules."""
     for methods in ARCHITECTURES.values():
         for rules in methods.values():
             assert rules.arguments[rules.rows].kind in (Kind.STACKED, Kind.LISTED)
@@ -322,8 +322,8 @@ def test_every_rule_names_the_argument_that_counts_rows() -> None:
                     assert rules.arguments[argument.mask].kind is Kind.MASK
 
 
-def test_sizes_mix_exactly_where_samples_are_listed() -> None:
-    """What the signature leaves out must be what the stacking rules can put together."""
+def test_signatures_mix_sizes_exactly_for_listed_samples() -> None:
+    """The signature omits the size exactly if the stacking rules can mix sizes."""
     listed = {
         name
         for name, methods in ARCHITECTURES.items()

@@ -1,4 +1,4 @@
-"""Each picture has a pipeline of its own where its call changes something, and shares all else."""
+"""Pipeline clones: what image tasks share, and what each has its own copy of."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Guided:
-    """A pipeline whose guidance is told to its guider, as HunyuanVideo 1.5's."""
+    """A pipeline whose guider has the guidance scale, like HunyuanVideo 1.5's."""
 
     def __init__(self, guider: Any) -> None:
         self.guider = guider
@@ -26,8 +26,8 @@ class Guided:
         self.transformer = torch.nn.Linear(2, 2)
 
 
-class Tokenizer:
-    """Tells words apart, knows those that it has learned, and remembers what it was asked to split."""
+class WordTokenizer:
+    """Splits prompts into words, has learned tokens, and records the prompts."""
 
     def __init__(self, learned: list[str]) -> None:
         self.added_tokens_encoder = {token: at for at, token in enumerate(learned)}
@@ -38,56 +38,56 @@ class Tokenizer:
         return prompt.split()
 
 
-class Worded(TextualInversionLoaderMixin):
-    """A pipeline whose tokenizer may have learned tokens."""
+class Prompted(TextualInversionLoaderMixin):
+    """A pipeline whose tokenizer can have learned tokens."""
 
     def __init__(self, learned: list[str]) -> None:
-        self.tokenizer = Tokenizer(learned)
+        self.tokenizer = WordTokenizer(learned)
         self.scheduler = DDIMScheduler()
         self.components = {"tokenizer": self.tokenizer, "tokenizer_2": None, "scheduler": self.scheduler}
 
 
-def a_copy(pipeline: Guided | Worded) -> Any:
+def a_clone(pipeline: Guided | Prompted) -> Any:
     return clone_pipeline(make_template(pipeline, {}, CPU), pipeline.scheduler, StepCounter(lambda: None))
 
 
-def test_each_picture_is_guided_by_its_own_job() -> None:
-    """A guider counts steps and keeps what it was told: two pictures at one would guide each other."""
+def test_each_clone_has_the_guidance_of_its_job() -> None:
+    """A guider counts steps and stores its scale, so image tasks cannot share one."""
     pipeline = Guided(ClassifierFreeGuidance(guidance_scale=6.0))
-    one, other = a_copy(pipeline), a_copy(pipeline)
+    one, other = a_clone(pipeline), a_clone(pipeline)
     set_guidance(one, a_job("one", guidance_scale=2.5))
     one.guider.set_state(step=3, num_inference_steps=4, timestep=torch.tensor(7))
-    assert [copied.guider.guidance_scale for copied in (one, other)] == [2.5, 6.0]
+    assert [clone.guider.guidance_scale for clone in (one, other)] == [2.5, 6.0]
     assert (one.guider._step, other.guider._step) == (3, None)
     assert pipeline.guider.guidance_scale == 6.0
     assert one.transformer is other.transformer
 
 
-def test_a_copied_schedulers_tensors_are_its_own() -> None:
-    """What a step changes, also in place, stays with its picture; what were one tensor are one in the copy too."""
+def test_a_cloned_scheduler_has_its_own_tensors() -> None:
+    """A change in place stays in the clone; two names of one tensor are one tensor in the clone too."""
     pipeline = Guided(None)
     pipeline.scheduler.same = pipeline.scheduler.alphas_cumprod
     before = pipeline.scheduler.alphas_cumprod.clone()
-    scheduler = a_copy(pipeline).scheduler
+    scheduler = a_clone(pipeline).scheduler
     scheduler.alphas_cumprod += 1
     assert torch.equal(pipeline.scheduler.alphas_cumprod, before)
     assert torch.equal(scheduler.same, before + 1)
     assert scheduler.config is pipeline.scheduler.config
 
 
-def test_a_guider_that_leaves_the_denoiser_alone_is_taken() -> None:
-    """One with a memory of its own is fine: the memory is copied."""
-    assert isinstance(a_copy(Guided(AdaptiveProjectedGuidance())).guider, AdaptiveProjectedGuidance)
+def test_a_guider_that_does_not_change_the_denoiser_is_accepted() -> None:
+    """A guider with state is accepted: its state is cloned."""
+    assert isinstance(a_clone(Guided(AdaptiveProjectedGuidance())).guider, AdaptiveProjectedGuidance)
 
 
 def test_a_guider_that_changes_the_denoiser_is_refused() -> None:
-    """It would hang its hooks on the module while its picture is parked, and change the neighbours' pictures."""
+    """Its hooks on the shared module would change the images of other jobs."""
     with pytest.raises(ValueError, match="PerturbedAttentionGuidance, changes the denoiser"):
         make_template(Guided(PerturbedAttentionGuidance(perturbed_guidance_layers=[0])), {}, CPU)
 
 
-def test_signatures_of_attention_processors_are_at_hand() -> None:
-    """The same signature as before, not worked out again; calls are the class's, and modules without one are let be."""
+def test_signatures_of_attention_processors_are_cached() -> None:
+    """The signature is the same object at each read; calls go to the class; other modules stay unchanged."""
 
     class Processor:
         def __call__(self, attn: Any, hidden_states: Any, scale: float = 1.0) -> Any:
@@ -105,19 +105,33 @@ def test_signatures_of_attention_processors_are_at_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("learned", "converted", "asked"),
+    ("learned", "converted", "searched"),
     [
-        pytest.param(["<cat>", "<cat>_1"], "a <cat> <cat>_1 on a mat", True, id="a token in two parts"),
-        pytest.param(["<cat>"], "a <cat> on a mat", False, id="a token in one part"),
+        pytest.param(["<cat>", "<cat>_1"], "a <cat> <cat>_1 on a mat", True, id="a token of two vectors"),
+        pytest.param(["<cat>"], "a <cat> on a mat", False, id="a token of one vector"),
         pytest.param([], "a <cat> on a mat", False, id="no learned token"),
     ],
 )
-def test_prompts_are_searched_for_learned_tokens_only_where_these_change_them(
-    learned: list[str], converted: str, asked: bool
+def test_prompts_are_searched_only_for_tokens_of_several_vectors(
+    learned: list[str], converted: str, searched: bool
 ) -> None:
-    """Textual inversion spells a token of several vectors out; the pipeline does so, or need not be asked."""
-    pipeline = Worded(learned)
-    picture = a_copy(pipeline)
-    assert picture.maybe_convert_prompt("a <cat> on a mat", picture.tokenizer) == converted
-    assert bool(pipeline.tokenizer.split) is asked
-    assert pipeline.maybe_convert_prompt("a <cat> on a mat", pipeline.tokenizer) == converted, "as without the engine"
+    """Textual inversion expands a token of several vectors; other prompts do not change."""
+    pipeline = Prompted(learned)
+    clone = a_clone(pipeline)
+    assert clone.maybe_convert_prompt("a <cat> on a mat", clone.tokenizer) == converted
+    assert bool(pipeline.tokenizer.split) is searched
+    assert pipeline.maybe_convert_prompt("a <cat> on a mat", pipeline.tokenizer) == converted, (
+        "the original pipeline is unchanged"
+    )
+
+
+def test_steps_are_counted_from_bars_and_from_loops() -> None:
+    """Pipelines use a progress bar in both ways; several bars add up."""
+    changes = []
+    steps = StepCounter(lambda: changes.append(1))
+    with steps(total=2) as bar:
+        bar.update()
+        bar.set_postfix(loss=1)
+        bar.update()
+    assert list(steps("abc")) == ["a", "b", "c"]
+    assert (steps.step, steps.total, len(changes)) == (5, 5, 5)

@@ -1,4 +1,4 @@
-"""What only videos ask of the stacking: times by token, arguments that stand for others, several outputs."""
+"""Rules of architectures: their arguments exist; times per token, substitutes and several outputs of video models."""
 
 from __future__ import annotations
 
@@ -37,46 +37,46 @@ def ltx_call(rows: int, timestep: torch.Tensor, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("architecture", "method"), [(name, method) for name, methods in ARCHITECTURES.items() for method in methods]
 )
-def test_every_rule_names_arguments_that_the_class_takes(architecture: str, method: str) -> None:
-    """A misspelt name would be taken for an argument that must be equal, and cost all company."""
-    homes: tuple[Any, ...] = (diffusers, diffusers.pipelines.ltx2, transformers)
-    found = next(getattr(home, architecture) for home in homes if hasattr(home, architecture))
-    taken = set(inspect.signature(getattr(found, method)).parameters)
+def test_every_rule_names_arguments_of_its_class(architecture: str, method: str) -> None:
+    """A misspelled argument would have to be equal, which prevents fused forwards."""
+    packages: tuple[Any, ...] = (diffusers, diffusers.pipelines.ltx2, transformers)
+    model_class = next(getattr(package, architecture) for package in packages if hasattr(package, architecture))
+    parameters = set(inspect.signature(getattr(model_class, method)).parameters)
     rules = ARCHITECTURES[architecture][method]
-    assert set(rules.arguments) <= taken
+    assert set(rules.arguments) <= parameters
     assert {rule.like for rule in rules.arguments.values()} - {None} <= set(rules.arguments)
 
 
-def test_times_by_row_become_times_by_token_beside_a_call_that_has_those() -> None:
-    """Text-to-video has one time a row, image-to-video holds its first frame's tokens at time zero."""
-    held = torch.tensor([[0.0, 0, 7, 7, 7, 7]])
-    calls = [ltx_call(2, torch.tensor([3.0, 3.0])), ltx_call(1, held, audio_timestep=torch.tensor([7.0]))]
+def test_times_per_row_become_times_per_token_if_another_call_has_those() -> None:
+    """Text-to-video has one time per row; image-to-video sets its first frame's tokens to time zero."""
+    per_token = torch.tensor([[0.0, 0, 7, 7, 7, 7]])
+    calls = [ltx_call(2, torch.tensor([3.0, 3.0])), ltx_call(1, per_token, audio_timestep=torch.tensor([7.0]))]
     assert batch_key(LTX, calls[0]) == batch_key(LTX, calls[1])
     stacked = Stacker(LTX).stack(calls, [2, 1])
-    assert stacked["timestep"].tolist() == [[3.0] * TOKENS, [3.0] * TOKENS, held[0].tolist()]
+    assert stacked["timestep"].tolist() == [[3.0] * TOKENS, [3.0] * TOKENS, per_token[0].tolist()]
     assert stacked["audio_timestep"].tolist() == [3.0, 3.0, 7.0]
     assert stacked["sigma"].shape == (3,)
 
 
-def test_a_single_time_by_token_serves_all_rows_of_its_call() -> None:
-    """As a broadcast would."""
+def test_one_row_of_times_per_token_serves_all_rows_of_its_call() -> None:
+    """It is broadcast."""
     calls = [ltx_call(2, torch.arange(TOKENS).float()[None]), ltx_call(1, torch.tensor([9]))]
     assert Stacker(LTX).stack(calls, [2, 1])["timestep"].tolist() == [*[[0, 1, 2, 3, 4, 5]] * 2, [9] * TOKENS]
 
 
-def test_times_of_the_wrong_number_are_refused() -> None:
-    """Two rows with three times: one would get a neighbour's."""
+def test_a_wrong_number_of_times_is_refused() -> None:
+    """Two rows with three times would shift the times of other calls."""
     with pytest.raises(StackingError):
         Stacker(LTX).stack([ltx_call(2, torch.zeros(3, TOKENS)), ltx_call(1, torch.zeros(1))], [2, 1])
 
 
-def wan_call(rows: int, pictures: int) -> dict[str, Any]:
-    marks = torch.arange(rows * pictures).float()[:, None, None].expand(-1, 5, 16)
+def wan_call(rows: int, images: int) -> dict[str, Any]:
+    marks = torch.arange(rows * images).float()[:, None, None].expand(-1, 5, 16)
     return {"hidden_states": torch.zeros(rows, 4, 3, 8, 8), "encoder_hidden_states_image": marks}
 
 
-def test_a_first_and_a_last_picture_stay_with_their_row() -> None:
-    """The embedding has two entries a row; whoever has one does not fit."""
+def test_first_and_last_images_stay_with_their_row() -> None:
+    """Their embedding has two entries per row; a call with one entry per row has another batch key."""
     assert batch_key(WAN, wan_call(1, 2)) == batch_key(WAN, wan_call(2, 2)) != batch_key(WAN, wan_call(2, 1))
     stacked = Stacker(WAN).stack([wan_call(1, 2), wan_call(2, 2)], [1, 2])
     assert stacked["encoder_hidden_states_image"][:, 0, 0].tolist() == [0, 1, 0, 1, 2, 3]
@@ -84,16 +84,16 @@ def test_a_first_and_a_last_picture_stay_with_their_row() -> None:
         Stacker(WAN).stack([wan_call(1, 2), wan_call(2, 1)], [1, 2])
 
 
-def test_what_was_given_is_not_stood_in_for() -> None:
-    """Only what is left out takes another's value, and nothing is made of nothing."""
+def test_a_given_argument_is_not_substituted() -> None:
+    """Only an omitted argument gets the value of its substitute, if that is given."""
     rules = StackingRules("x", {"x": Argument(Kind.STACKED), "y": Argument(Kind.ROWS, like="x")})
     assert add_substitutes(rules, {"x": 1, "y": 2}) == {"x": 1, "y": 2}
     assert add_substitutes(rules, {"x": 1}) == {"x": 1, "y": 1}
     assert add_substitutes(rules, {}) == {}
 
 
-def test_frames_and_sound_come_apart_together() -> None:
-    """Two outputs, each by the same rows."""
+def test_frames_and_audio_are_split_by_the_same_rows() -> None:
+    """A forward with two outputs."""
     first, second = split((torch.arange(3.0)[:, None], torch.arange(3.0)[:, None, None] * 10), [2, 1])
     assert [part.flatten().tolist() for part in first] == [[0, 1], [0, 10]]
     assert [part.flatten().tolist() for part in second] == [[2], [20]]
@@ -116,18 +116,20 @@ def test_frames_and_sound_come_apart_together() -> None:
         (LTX, ltx_call(1, torch.zeros(1)), ltx_call(1, torch.zeros(1), isolate_modalities=True)),
         (LTX, ltx_call(1, torch.zeros(1)), ltx_call(1, torch.zeros(1), spatio_temporal_guidance_blocks=[1])),
     ],
-    ids=["frames", "a picture's embedding", "history", "isolated modalities", "perturbed blocks"],
+    ids=["frames", "an image's embedding", "history", "isolated modalities", "perturbed blocks"],
 )
-def test_calls_that_differ_in_what_a_whole_forward_shares_do_not_fit(
+def test_calls_that_differ_in_an_argument_of_the_whole_forward_have_other_batch_keys(
     rules: StackingRules, one: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    """They run one after the other."""
+    """They run in separate forwards."""
     assert batch_key(rules, one) != batch_key(rules, other)
 
 
-def test_a_proxy_takes_whatever_a_pipeline_says_of_its_cache() -> None:
-    """Wan tells the step and the noise level along with the name."""
+def test_a_proxy_ignores_the_options_of_a_cache_context() -> None:
+    """Wan passes the step and the noise level."""
     module = torch.nn.Linear(2, 2)
-    points: dict[str, SharedMethod] = shared_methods_of("transformer", module)
-    with ModuleProxy(module, points, torch.device("cpu"), torch.float32).cache_context("cond", step_index=1, sigma=0.5):
+    methods: dict[str, SharedMethod] = shared_methods_of("transformer", module)
+    with ModuleProxy(module, methods, torch.device("cpu"), torch.float32).cache_context(
+        "cond", step_index=1, sigma=0.5
+    ):
         pass

@@ -1,4 +1,4 @@
-"""Rules guessed from the arguments of calls: what is stacked, what must be equal, and when nothing can be said."""
+"""Rules inferred from the arguments of calls: what is stacked, what must be equal, and when none are inferred."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.engine.fusion.stacking_rules import Kind
 
 
 def call(rows: int, **changes: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "hidden_states": torch.full((rows, 16, 4), float(rows)),
         "timestep": torch.ones(rows),
         "step": torch.tensor(3),
@@ -24,7 +24,7 @@ def call(rows: int, **changes: Any) -> dict[str, Any]:
         "options": {},
         "return_dict": False,
     }
-    return given | changes
+    return arguments | changes
 
 
 KINDS = {
@@ -37,8 +37,8 @@ KINDS = {
 }
 
 
-def test_arguments_are_told_apart_by_their_shapes() -> None:
-    """As many entries as rows are stacked, numbers spread, other tensors compared, and the rest must be equal."""
+def test_the_kinds_of_arguments_are_inferred_from_their_shapes() -> None:
+    """Values with one entry per row are stacked, numbers repeated, other tensors compared; the rest must be equal."""
     rules = infer_rules([call(2), call(1)])
     assert rules is not None
     assert rules.rows == "hidden_states"
@@ -57,16 +57,16 @@ def test_arguments_are_told_apart_by_their_shapes() -> None:
         {"return_dict": True},
         {"options": {"scale": 0.5}},
     ],
-    ids=["longer text", "other positions", "another flag", "options"],
+    ids=["longer text", "other positions", "other flag", "options"],
 )
-def test_calls_that_differ_in_anything_else_do_not_fit(changes: dict[str, Any]) -> None:
-    """Nothing is padded or shared on a guess."""
+def test_calls_that_differ_in_anything_else_have_other_batch_keys(changes: dict[str, Any]) -> None:
+    """No argument is inferred to be padded or shared."""
     rules = infer_rules([call(1), call(1, **changes)])
     assert rules is not None
     assert batch_key(rules, call(1)) != batch_key(rules, call(1, **changes))
 
 
-def test_without_a_batch_nothing_is_inferred() -> None:
-    """A list of samples, or a call that lacks them, has no rows to count."""
+def test_no_rules_are_inferred_without_a_batch_argument() -> None:
+    """The rows of a list of samples, or of a call without samples, cannot be counted."""
     assert infer_rules([{"x": [torch.ones(4, 1, 8)], "t": torch.ones(1)}] * 2) is None
     assert infer_rules([call(1), {"timestep": torch.ones(1)}]) is None

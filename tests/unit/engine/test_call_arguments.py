@@ -1,0 +1,198 @@
+"""Arguments of a pipeline call, and pixels of its output."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers import DDIMScheduler, EulerDiscreteScheduler
+from harness.engine import a_job
+from PIL import Image
+
+from shared.errors import ModelUnavailable, NonFiniteLatents
+from shared.job import Job, Task
+from worker.engine.pipelines.call_arguments import (
+    arguments_for,
+    effective_strength,
+    make_results,
+    make_scheduler,
+    to_frames,
+    to_pixels,
+)
+from worker.engine.pipelines.input_images import InputImages
+
+
+class Narrow:
+    """A pipeline with few parameters."""
+
+    def __call__(self, prompt: str, generator: Any, num_inference_steps: int = 1) -> None: ...
+
+
+class Wide:
+    """A pipeline with many parameters."""
+
+    def __call__(
+        self,
+        prompt: str,
+        negative_prompt: str | None = None,
+        image: Any = None,
+        strength: float = 0.5,
+        width: int = 1,
+        **_more: Any,
+    ) -> None: ...
+
+
+def test_a_pipeline_gets_only_arguments_that_it_accepts() -> None:
+    """An empty negative prompt is omitted too."""
+    assert set(arguments_for(Narrow(), a_job("x"), 0, InputImages())) == {"prompt", "generator", "num_inference_steps"}
+    assert set(arguments_for(Wide(), a_job("x"), 0, InputImages())) == {"prompt", "width"}
+    with_image = arguments_for(
+        Wide(), a_job("x", negative_prompt="no", strength=0.7), 0, InputImages((Image.new("RGB", (8, 8)),))
+    )
+    assert with_image["negative_prompt"] == "no"
+    assert with_image["strength"] == 0.7
+
+
+def test_image_i_has_the_seed_plus_i() -> None:
+    """One image of several can be generated again by itself."""
+    third = arguments_for(Narrow(), a_job("x", seed=40, n=3), 2, InputImages())["generator"]
+    assert torch.equal(torch.randn(4, generator=third), torch.randn(4, generator=torch.Generator().manual_seed(42)))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 10, 49, 100, 150])
+def test_a_small_strength_runs_one_step(steps: int) -> None:
+    """Pipelines run int(steps * strength) steps, and fail with none."""
+    assert int(steps * effective_strength(a_job("x", steps=steps, strength=0.001))) == 1
+    assert effective_strength(a_job("x", steps=steps, strength=1.0)) == 1.0
+
+
+def called(pipeline: str, job: Job, inputs: InputImages | None = None) -> dict[str, Any]:
+    """Return the arguments for diffusers' class, which is not constructed, without those common to all classes."""
+    instance = object.__new__(getattr(diffusers, pipeline))
+    common = {"prompt", "width", "height", "num_inference_steps", "generator", "output_type"}
+    return {
+        name: value
+        for name, value in arguments_for(instance, job, 0, inputs or InputImages()).items()
+        if name not in common
+    }
+
+
+IMAGE, OTHER, MASK = Image.new("RGB", (8, 8)), Image.new("RGB", (8, 8), "red"), Image.new("L", (8, 8))
+CLIP: dict[str, Any] = {"task": Task.TEXT_TO_VIDEO, "frames": 9, "fps": 24}
+SCALE = {"guidance_scale": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "fields", "inputs", "expected"),
+    [
+        ("FluxPipeline", {"negative_prompt": "no"}, None, SCALE | {"negative_prompt": "no"}),
+        ("QwenImagePipeline", {}, None, {"true_cfg_scale": 4.0, "negative_prompt": " "}),
+        ("QwenImagePipeline", {"guidance_scale": 1.0}, None, {"true_cfg_scale": 1.0}),
+        ("QwenImagePipeline", {"negative_prompt": "no"}, None, {"true_cfg_scale": 4.0, "negative_prompt": "no"}),
+        ("WanPipeline", CLIP, None, SCALE | {"num_frames": 9}),
+        ("WanPipeline", CLIP | {"guidance_scale_2": 3.0}, None, SCALE | {"num_frames": 9, "guidance_scale_2": 3.0}),
+        (
+            "WanImageToVideoPipeline",
+            CLIP | {"task": Task.IMAGE_TO_VIDEO},
+            InputImages((IMAGE,), last_image=OTHER),
+            SCALE | {"num_frames": 9, "image": IMAGE, "last_image": OTHER},
+        ),
+        ("LTX2Pipeline", CLIP, None, SCALE | {"num_frames": 9, "frame_rate": 24.0}),
+        (
+            "HeliosPyramidPipeline",
+            CLIP | {"steps": 8},
+            None,
+            SCALE | {"num_frames": 9, "pyramid_num_inference_steps_list": [3, 3, 2]},
+        ),
+        (
+            "StableDiffusionInpaintPipeline",
+            {"task": Task.INPAINT, "strength": 1.0},
+            InputImages((IMAGE,), MASK),
+            SCALE | {"image": IMAGE, "mask_image": MASK, "strength": 1.0},
+        ),
+        (
+            "FluxKontextPipeline",
+            {"task": Task.EDIT},
+            InputImages((IMAGE,)),
+            SCALE | {"image": IMAGE, "_auto_resize": False, "max_area": 64 * 64},
+        ),
+        ("Flux2Pipeline", {"task": Task.EDIT}, InputImages((IMAGE, OTHER)), SCALE | {"image": [IMAGE, OTHER]}),
+        ("GlmImagePipeline", {"task": Task.EDIT}, InputImages((IMAGE,)), SCALE | {"image": [IMAGE]}),
+        (
+            "QwenImageLayeredPipeline",
+            {"task": Task.EDIT, "layers": 3, "guidance_scale": 1.0},
+            InputImages((IMAGE,)),
+            {"true_cfg_scale": 1.0, "image": IMAGE, "layers": 3, "resolution": 640},
+        ),
+    ],
+)
+def test_each_pipeline_gets_its_own_argument_names(
+    pipeline: str, fields: dict[str, Any], inputs: InputImages | None, expected: dict[str, Any]
+) -> None:
+    """Guidance, images and frames have different names in the families."""
+    assert called(pipeline, a_job("x", **fields), inputs) == expected
+
+
+class Chunks:
+    """A pipeline that returns whole chunks of eight frames."""
+
+    def __call__(self, prompt: str, num_frames: int = 8) -> Any:
+        frames = -(-num_frames // 8) * 8
+        return SimpleNamespace(frames=torch.arange(frames)[None, :, None, None, None].expand(1, frames, 3, 2, 2) / 255)
+
+
+def test_a_video_has_the_requested_number_of_frames() -> None:
+    """Helios returns whole chunks."""
+    arguments = arguments_for(Chunks(), a_job("x", **(CLIP | {"frames": 11})), 0, InputImages())
+    (output,) = make_results(Chunks(), arguments)
+    assert output.pixels[:, 0, 0, 0].tolist() == list(range(11))
+
+
+def test_a_video_is_converted_to_frames_of_bytes() -> None:
+    """In order; a frame with values that are not numbers is an error."""
+    video = torch.zeros(3, 3, 2, 5)
+    video[1, 0] = 1.0
+    frames = to_frames(video)
+    assert (frames.shape, frames.dtype) == ((3, 2, 5, 3), np.uint8)
+    assert frames[:, 0, 0, 0].tolist() == [0, 255, 0]
+    video[2, 1, 1, 1] = float("nan")
+    with pytest.raises(NonFiniteLatents):
+        to_frames(video)
+
+
+def test_pixels_are_rounded_like_diffusers_does() -> None:
+    """0 to 1 becomes 0 to 255, height x width x 3."""
+    image = torch.zeros(3, 2, 5)
+    image[0, 1, 4] = 1.0
+    image[2, 0, 0] = 0.5
+    pixels = to_pixels(image)
+    assert pixels.shape == (2, 5, 3)
+    assert pixels.dtype == np.uint8
+    assert pixels[1, 4].tolist() == [255, 0, 0]
+    assert pixels[0, 0].tolist() == [0, 0, 128]
+
+
+def test_an_image_with_values_that_are_not_numbers_is_an_error() -> None:
+    """The black image of a decoder overflow would look like a result."""
+    with pytest.raises(NonFiniteLatents):
+        to_pixels(torch.full((3, 2, 2), float("nan")))
+
+
+def test_a_scheduler_by_name_has_the_models_configuration() -> None:
+    """The method changes, the model's noise schedule does not."""
+    own = DDIMScheduler(beta_start=0.002, prediction_type="v_prediction")
+    named = make_scheduler("EulerDiscreteScheduler", own)
+    assert isinstance(named, EulerDiscreteScheduler)
+    assert named.config["beta_start"] == 0.002
+    assert named.config["prediction_type"] == "v_prediction"
+
+
+@pytest.mark.parametrize("name", ["DiffusionPipeline", "os", "Nothing", "__version__"])
+def test_a_name_that_is_not_a_scheduler_is_refused(name: str) -> None:
+    """Other classes of diffusers are refused."""
+    with pytest.raises(ModelUnavailable):
+        make_scheduler(name, DDIMScheduler())

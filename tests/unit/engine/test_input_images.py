@@ -1,0 +1,104 @@
+"""Input images: decoding, cropping and scaling of a job's files."""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any
+
+import pytest
+from harness.engine import a_job
+from PIL import Image, ImageOps
+
+from shared.errors import InferenceFailed
+from shared.job import Task
+from worker.engine.pipelines.input_images import fit_image, fit_mask, prepare_inputs
+from worker.engine.protocol import InputFiles
+
+
+def file_of(image: Image.Image, file_format: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, file_format, **options)
+    return file.getvalue()
+
+
+def test_an_input_image_covers_the_size_and_is_cropped_to_the_centre() -> None:
+    """A wide image loses its sides, equally."""
+    wide = Image.new("RGB", (300, 100), "red")
+    wide.paste("blue", (100, 0, 200, 100))
+    fitted = fit_image(file_of(wide), 50, 50)
+    assert fitted.size == (50, 50)
+    assert fitted.getpixel((25, 25)) == (0, 0, 255)
+    assert fitted.getpixel((4, 25)) == (0, 0, 255)
+
+
+@pytest.mark.parametrize(("deep", "grey"), [(0, 0), (255, 0), (32_896, 128), (65_535, 255)])
+def test_16_bit_greys_keep_their_shade(deep: int, grey: int) -> None:
+    """Pillow would clip all but the darkest values of a depth map to white."""
+    data = file_of(Image.new("I;16", (8, 8), deep))
+    assert fit_image(data, 8, 8).getpixel((4, 4)) == pytest.approx((grey,) * 3, abs=1)
+    assert fit_mask(data, 8, 8).getpixel((4, 4)) == pytest.approx(grey, abs=1)
+
+
+def test_an_input_image_becomes_upright_and_opaque() -> None:
+    """The camera's orientation is applied, and transparent areas become white."""
+    sideways = Image.new("RGB", (80, 40), "red")
+    sideways.paste("blue", (0, 0, 40, 40))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter, clockwise
+    upright = fit_image(file_of(sideways, exif=exif), 40, 80)
+    assert upright.getpixel((20, 10)) == (0, 0, 255)
+    assert fit_image(file_of(Image.new("RGBA", (8, 8), (0, 0, 0, 0))), 8, 8).getpixel((4, 4)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("data", [b"", b"no image", file_of(Image.new("RGB", (64, 64)))[:60]])
+def test_an_image_that_cannot_be_decoded_is_an_error(data: bytes) -> None:
+    """The error names the field."""
+    with pytest.raises(InferenceFailed) as caught:
+        fit_image(data, 8, 8)
+    assert caught.value.param == "image"
+
+
+def test_a_mask_is_cropped_like_its_image_and_white_is_repainted() -> None:
+    """Transparent areas are repainted if a mask has any, as sent by OpenAI's clients."""
+    wide = Image.new("L", (300, 100))
+    wide.paste(255, (100, 0, 200, 100))
+    mask = fit_mask(file_of(wide), 50, 50)
+    assert (mask.mode, mask.size, mask.getpixel((25, 25))) == ("L", (50, 50), 255)
+    assert fit_mask(file_of(wide), 150, 50).getpixel((10, 25)) == 0
+    transparent = Image.new("RGBA", (64, 64), (255, 255, 255, 255))
+    transparent.paste((0, 0, 0, 0), (0, 0, 32, 64))
+    inverted = fit_mask(file_of(transparent), 64, 64)
+    assert (inverted.getpixel((10, 30)), inverted.getpixel((50, 30))) == (255, 0)
+
+
+def test_an_image_to_edit_keeps_its_proportions_and_with_layers_its_transparency() -> None:
+    """It is scaled to the size in the signature, and not cropped."""
+    halves = Image.new("RGBA", (300, 100), (255, 0, 0, 255))
+    halves.paste((0, 0, 0, 0), (150, 0, 300, 100))
+    job = a_job("x", task=Task.EDIT, reference_sizes=((96, 32), (64, 64)), pictures=2)
+    wide, square = prepare_inputs(job, InputFiles(images=(file_of(halves), file_of(halves)))).images
+    assert (wide.size, square.size, wide.mode) == ((96, 32), (64, 64), "RGB")
+    assert wide.getpixel((90, 16)) == (255, 255, 255)
+    layered = a_job("x", task=Task.EDIT, reference_sizes=((96, 32),), layers=3)
+    (clear,) = prepare_inputs(layered, InputFiles(images=(file_of(halves),))).images
+    assert clear.getpixel((90, 16)) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("param", ["mask", "last_image"])
+def test_the_error_names_the_input_that_cannot_be_decoded(param: str) -> None:
+    """A job can have several inputs."""
+    job = a_job("x", task=Task.IMAGE_TO_VIDEO)
+    with pytest.raises(InferenceFailed) as caught:
+        prepare_inputs(job, InputFiles(images=(file_of(Image.new("RGB", (8, 8))),), **{param: b"broken"}))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("fault", [EOFError("no more"), struct.error("unpack"), KeyError("mode"), MemoryError()])
+def test_any_error_of_an_image_reader_ends_its_job(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_image: Any) -> Any:
+        raise fault
+
+    monkeypatch.setattr(ImageOps, "exif_transpose", broken)
+    with pytest.raises(InferenceFailed, match="cannot be decoded"):
+        fit_image(file_of(Image.new("RGB", (8, 8))), 8, 8)

@@ -1,0 +1,82 @@
+"""Which tasks each of diffusers' pipeline classes does, and which models take a last image."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import pytest
+from harness.engine import a_job
+from PIL import Image
+
+from shared.errors import InferenceFailed, ModelUnavailable
+from shared.job import Task
+from worker.engine.pipelines.call_arguments import arguments_for
+from worker.engine.pipelines.input_images import InputImages
+from worker.engine.pipelines.task_pipelines import pipeline_for, supports, takes_last_image
+
+
+def video_pipeline(pipeline: str, denoiser: dict[str, Any], **config: Any) -> Any:
+    """A pipeline with its configuration and its denoiser's, and no modules."""
+    instance = object.__new__(getattr(diffusers, pipeline))
+    instance.register_to_config(**config)
+    instance.__dict__["transformer"] = SimpleNamespace(config=SimpleNamespace(**denoiser))
+    return instance
+
+
+LATENTS = {"image_dim": None, "pos_embed_seq_len": None}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "taken"),
+    [
+        (video_pipeline("WanImageToVideoPipeline", LATENTS), None),
+        (video_pipeline("WanImageToVideoPipeline", LATENTS, expand_timesteps=True), False),
+        (video_pipeline("WanImageToVideoPipeline", {"image_dim": 16, "pos_embed_seq_len": None}), False),
+        (video_pipeline("WanImageToVideoPipeline", {"image_dim": 16, "pos_embed_seq_len": 10}), True),
+        (video_pipeline("LTX2ImageToVideoPipeline", {}), False),
+    ],
+    ids=["Wan 2.2 I2V", "Wan 2.2 TI2V", "Wan 2.1 I2V", "Wan 2.1 FLF2V", "LTX-2"],
+)
+def test_a_last_image_is_accepted_if_the_model_uses_it(pipeline: Any, taken: bool | None) -> None:
+    """Some pipelines would ignore it, others fail with an error that no client understands."""
+    assert takes_last_image(pipeline) is taken
+    without = a_job("x", task=Task.IMAGE_TO_VIDEO, frames=9, fps=24)
+    with_last = without.model_copy(update={"last_image": without.images[0]})
+    for job, wrong in ((without, taken is True), (with_last, taken is False)):
+        if not wrong:
+            arguments_for(pipeline, job, 0, InputImages((Image.new("RGB", (8, 8)),)))
+            continue
+        with pytest.raises(InferenceFailed) as error:
+            arguments_for(pipeline, job, 0, InputImages((Image.new("RGB", (8, 8)),)))
+        assert error.value.param == "last_image"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "tasks"),
+    [
+        ("StableDiffusionPipeline", {Task.TEXT_TO_IMAGE}),
+        ("StableDiffusionImg2ImgPipeline", {Task.IMAGE_TO_IMAGE}),
+        ("FluxFillPipeline", {Task.INPAINT}),
+        ("FluxKontextPipeline", {Task.TEXT_TO_IMAGE, Task.EDIT}),
+        ("Flux2Pipeline", {Task.TEXT_TO_IMAGE, Task.EDIT}),
+        ("GlmImagePipeline", {Task.TEXT_TO_IMAGE, Task.EDIT}),
+        ("QwenImageEditPlusPipeline", {Task.EDIT}),
+        ("QwenImageLayeredPipeline", {Task.EDIT}),
+        ("WanPipeline", {Task.TEXT_TO_VIDEO}),
+        ("WanImageToVideoPipeline", {Task.IMAGE_TO_VIDEO}),
+        ("HeliosPipeline", {Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO}),
+        ("LTX2ImageToVideoPipeline", {Task.IMAGE_TO_VIDEO}),
+    ],
+)
+def test_the_tasks_of_a_class_follow_from_its_calls_parameters(pipeline: str, tasks: set[Task]) -> None:
+    """Sibling classes do a model's other tasks."""
+    instance = object.__new__(getattr(diffusers, pipeline))
+    assert {task for task in Task if supports(task, instance)} == tasks
+
+
+def test_a_task_without_a_pipeline_is_refused() -> None:
+    """At load, for a task that the models file names."""
+    with pytest.raises(ModelUnavailable, match="WanPipeline has no pipeline for edit"):
+        pipeline_for(Task.EDIT, object.__new__(diffusers.WanPipeline))
