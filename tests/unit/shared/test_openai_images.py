@@ -1,4 +1,4 @@
-"""OpenAI's bodies for pictures, read as jobs."""
+"""OpenAI image requests as job requests."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ def read(**body: Any) -> ImageRequest:
     return parse_image_request({"prompt": "a red circle", **body}, CATALOG, "image_generation")
 
 
-def test_openais_words_become_ours() -> None:
-    asked = read(size="128x64", n=3, output_format="jpeg", output_compression=0, num_inference_steps=5, model=None)
-    request = asked.request
+def test_openai_fields_become_job_fields() -> None:
+    parsed = read(size="128x64", n=3, output_format="jpeg", output_compression=0, num_inference_steps=5, model=None)
+    request = parsed.request
     assert (request.width, request.height, request.n, request.steps) == (128, 64, 3, 5)
     assert (request.output_format, request.output_quality, request.model) == ("jpeg", 1, "demo")
     assert request.priority is Priority.INTERACTIVE
 
 
-def test_a_batch_may_say_its_own_priority() -> None:
+def test_a_request_can_set_its_priority() -> None:
     assert read(priority="bulk").request.priority is Priority.BULK
 
 
 @pytest.mark.parametrize("field", ["quality", "background", "moderation", "style", "user", "input_fidelity"])
-def test_what_has_no_meaning_here_is_taken(field: str) -> None:
+def test_unused_openai_fields_are_accepted_and_ignored(field: str) -> None:
     assert read(**{field: "auto"}).request == read().request
 
 
 @pytest.mark.parametrize(
-    ("sent", "image", "images"),
+    ("body", "image", "images"),
     [
         ({"image": {"image_url": "https://a.example/x.png"}}, "https://a.example/x.png", None),
         ({"images": [{"file_id": "in_a"}]}, "in_a", None),
         ({"image": ["in_a"]}, "in_a", None),
     ],
 )
-def test_pictures_as_a_batch_names_them(sent: dict[str, Any], image: str | None, images: Any) -> None:
-    request = read(**sent).request
+def test_image_references_become_input_images(body: dict[str, Any], image: str | None, images: Any) -> None:
+    request = read(**body).request
     assert (request.image, request.images) == (image, images)
 
 
 @pytest.mark.parametrize(
-    ("sent", "param"),
+    ("body", "param"),
     [
         ({"size": "large"}, "size"),
         ({"size": "60x60"}, "size"),
@@ -69,12 +69,12 @@ def test_pictures_as_a_batch_names_them(sent: dict[str, Any], image: str | None,
         ({"prompt": ""}, "prompt"),
     ],
 )
-def test_what_is_wrong_is_told_by_the_field_that_was_sent(sent: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidRequest) as told:
-        read(**sent)
-    assert told.value.param == param
+def test_an_error_names_the_field_of_the_request(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        read(**body)
+    assert error.value.param == param
 
 
-def test_a_body_that_is_no_object_is_refused() -> None:
+def test_a_body_that_is_not_an_object_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         parse_image_request(["x"], CATALOG, "image_generation")

@@ -1,4 +1,4 @@
-"""When periodic chores come up, and under which ids."""
+"""Due times and ids of periodic chores."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from worker.chores.schedule import due_chores
 from worker.chores.webhooks import DELIVER
 
 
-def test_a_start_brings_every_chore_once_under_an_id_of_its_own() -> None:
-    """A worker that replaces a killed one does not wait for the next period, nor find its ids taken."""
+def test_a_start_runs_every_chore_once_with_a_unique_id() -> None:
+    """The successor of a killed worker does not wait for the next period, and its ids are free."""
     first, second = due_chores(630.0, None, "aaaa"), due_chores(630.0, None, "bbbb")
-    assert [turn.chore for turn in first] == [SWEEP, MOVE_ON, RECONCILE, DELIVER, ADVANCE_DUE]
-    assert not {turn.chore_id for turn in first} & {turn.chore_id for turn in second}
+    assert [item.chore for item in first] == [SWEEP, MOVE_ON, RECONCILE, DELIVER, ADVANCE_DUE]
+    assert not {item.chore_id for item in first} & {item.chore_id for item in second}
 
 
 @pytest.mark.parametrize(
@@ -30,24 +30,24 @@ def test_a_start_brings_every_chore_once_under_an_id_of_its_own() -> None:
             600.0,
             1234.0,
             ["sweep-20-0", "move-on-123", "reconcile-2", "webhooks-617", "batches-617"],
-        ),  # a stopped clock or a lost Redis: once, and not once a period
+        ),  # after a pause: once, not once per period
         (660.0, 600.0, []),  # a clock set back
     ],
 )
-def test_a_period_comes_up_once_under_the_same_id_everywhere(last_s: float, now_s: float, ids: list[str]) -> None:
-    """The id is made of the period alone, so that of several workers one gets it in."""
-    assert [turn.chore_id for turn in due_chores(now_s, last_s, "aaaa")] == ids
+def test_a_period_has_one_id_in_all_workers(last_s: float, now_s: float, ids: list[str]) -> None:
+    """Only one of several workers can enqueue the id of a period."""
+    assert [item.chore_id for item in due_chores(now_s, last_s, "aaaa")] == ids
 
 
-def test_a_sweeps_pieces_end_with_its_period() -> None:
-    """The chain of one period's pieces does not run beside the next one's."""
-    (sweep,) = (turn for turn in due_chores(660.0, 659.0, "aaaa") if turn.chore == SWEEP)
+def test_the_chunks_of_a_sweep_end_with_its_period() -> None:
+    """The chain of chunks does not overlap the next period's."""
+    (sweep,) = (item for item in due_chores(660.0, 659.0, "aaaa") if item.chore == SWEEP)
     assert sweep.args == ("sweep-11", 0, 720.0)
     assert sweep.start_within_s == 60
 
 
-def test_chores_need_no_torch() -> None:
-    """The chores run where only the API's dependencies are installed."""
+def test_chores_do_not_import_torch() -> None:
+    """The chores run with the API's dependencies only."""
     code = "import sys, worker.chores.__main__; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert answer.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Multipart fields read back into the JSON that they stand for."""
+"""Multipart fields as the equivalent JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.errors import InvalidRequest
 from shared.protocols.openai.images import ImageFields
 from shared.request import JobRequest
 
-NUMBERS = numeric_fields(JobRequest, ImageFields, AdapterChoice)
+NUMERIC = numeric_fields(JobRequest, ImageFields, AdapterChoice)
 
 
 @pytest.mark.parametrize(
@@ -26,13 +26,13 @@ NUMBERS = numeric_fields(JobRequest, ImageFields, AdapterChoice)
         {"prompt": "x[0] = {y}", "seed": 2**62, "reproducible": False},
     ],
 )
-def test_what_the_sdk_writes_is_read_back(body: dict[str, Any]) -> None:
-    """Numbers come back as numbers, and texts that look like one as texts."""
-    assert parse_form(Querystring(array_format="brackets").stringify_items(body), NUMBERS) == body
+def test_the_sdks_encoding_is_parsed_back(body: dict[str, Any]) -> None:
+    """Numeric fields become numbers; text that looks like a number stays text."""
+    assert parse_form(Querystring(array_format="brackets").stringify_items(body), NUMERIC) == body
 
 
-def test_what_is_no_number_is_left_for_the_check_of_the_body() -> None:
-    assert parse_form([("seed", "many"), ("steps", "1e999999")], NUMBERS) == {"seed": "many", "steps": "1e999999"}
+def test_an_invalid_number_is_left_to_the_validation_of_the_body() -> None:
+    assert parse_form([("seed", "many"), ("steps", "1e999999")], NUMERIC) == {"seed": "many", "steps": "1e999999"}
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_what_is_no_number_is_left_for_the_check_of_the_body() -> None:
         [("a[b", "1")],
     ],
 )
-def test_what_cannot_be_placed_is_refused_by_name(items: list[tuple[str, str]]) -> None:
-    with pytest.raises(InvalidRequest) as told:
-        parse_form(items, NUMBERS)
-    assert told.value.param == items[-1][0]
+def test_an_invalid_field_name_is_refused(items: list[tuple[str, str]]) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        parse_form(items, NUMERIC)
+    assert error.value.param == items[-1][0]
 
 
-def test_the_numeric_fields_are_those_of_the_schema() -> None:
-    assert {"steps", "num_inference_steps", "seed", "n", "stream", "partial_images", "scale"} <= NUMBERS
-    assert not {"prompt", "size", "model", "priority", "image"} & NUMBERS
+def test_numeric_fields_are_taken_from_the_schemas() -> None:
+    assert {"steps", "num_inference_steps", "seed", "n", "stream", "partial_images", "scale"} <= NUMERIC
+    assert not {"prompt", "size", "model", "priority", "image"} & NUMERIC

@@ -1,4 +1,4 @@
-"""What is to be done next about a batch, what makes its file useless, and how its lines are read."""
+"""Next step of a batch, validation of its input file, and reading of its lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LATER = NOW + 86_400_000
 
 
 def batch(**fields: Any) -> Batch:
-    own = {
+    defaults = {
         "id": "batch_1",
         "tenant": "default",
         "endpoint": "/v1/jobs",
@@ -38,17 +38,17 @@ def batch(**fields: Any) -> Batch:
         "created_at_ms": NOW,
         "expires_at_ms": LATER,
     }
-    return Batch(**{**own, **fields})
+    return Batch(**{**defaults, **fields})
 
 
 @pytest.mark.parametrize(
     ("fields", "now_ms", "step"),
     [
         ({}, NOW, BatchStep.VALIDATE),
-        ({}, LATER, BatchStep.FINALIZE),  # never got to it
+        ({}, LATER, BatchStep.FINALIZE),  # expired before its validation
         ({"status": BatchStatus.IN_PROGRESS, "total": 9}, NOW, BatchStep.SUBMIT),
         ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, NOW, BatchStep.SUBMIT),
-        # The rest stays in its file until some of what is in line has ended.
+        # Further lines stay in the file until open jobs have ended.
         (
             {"status": BatchStatus.IN_PROGRESS, "total": 9_999, "read": MAX_OPEN_JOBS, "accepted": MAX_OPEN_JOBS},
             NOW,
@@ -60,12 +60,9 @@ def batch(**fields: Any) -> Batch:
             NOW,
             BatchStep.FINALIZE,
         ),
-        (
-            {"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 9, "accepted": 0},
-            NOW,
-            BatchStep.FINALIZE,
-        ),  # all lines bad
-        # Its window is over: nothing more is taken up, and what runs is waited for, but not for ever.
+        # All lines were rejected.
+        ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 9, "accepted": 0}, NOW, BatchStep.FINALIZE),
+        # After its window no line is submitted, and running jobs are waited for until the grace period ends.
         ({"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5}, LATER, BatchStep.WAIT),
         (
             {"status": BatchStatus.IN_PROGRESS, "total": 9, "read": 5, "accepted": 5, "ended": 5},
@@ -78,9 +75,9 @@ def batch(**fields: Any) -> Batch:
             BatchStep.FINALIZE,
         ),
         ({"status": BatchStatus.FINALIZING, "total": 9, "read": 9, "accepted": 9}, NOW, BatchStep.WRITE),
-        ({"status": BatchStatus.CANCELLING}, NOW, BatchStep.WRITE),  # before it was validated
+        ({"status": BatchStatus.CANCELLING}, NOW, BatchStep.WRITE),  # before its validation
         ({"status": BatchStatus.CANCELLING, "total": 9, "read": 5, "accepted": 5}, NOW, BatchStep.CANCEL_JOBS),
-        # A piece may have put lines in line that it could not note any more.
+        # The last chunk may be submitted without being committed.
         (
             {"status": BatchStatus.CANCELLING, "total": 9, "read": 5, "accepted": 5, "canceled": 5},
             NOW,
@@ -96,38 +93,38 @@ def batch(**fields: Any) -> Batch:
         ({"status": BatchStatus.FAILED}, NOW, BatchStep.DONE),
     ],
 )
-def test_the_next_step_follows_from_what_is_known(fields: dict[str, Any], now_ms: int, step: BatchStep) -> None:
+def test_the_next_step_depends_on_status_counts_and_time(fields: dict[str, Any], now_ms: int, step: BatchStep) -> None:
     assert next_step(batch(**fields), now_ms) is step
 
 
-def test_a_line_is_always_the_same_job() -> None:
-    """Whose id sorts as the line does, tells the batch's time, and is that of no other batch's line."""
-    made = [line_job_id(batch(), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)]
-    assert made == [line_job_id(batch(), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)] == sorted(set(made))
+def test_the_job_id_of_a_line_is_deterministic() -> None:
+    """Ids sort like lines, contain the time of the batch, and differ between batches."""
+    ids = [line_job_id(batch(), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)]
+    assert ids == [line_job_id(batch(), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)] == sorted(set(ids))
     assert {id_time_ms(one) for one in made} == {NOW}
-    assert not set(made) & {line_job_id(batch(id="batch_2"), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)}
+    assert not set(ids) & {line_job_id(batch(id="batch_2"), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)}
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 100])
 @pytest.mark.parametrize("start", [0, 3, 9])
-async def test_lines_are_the_same_however_they_come(size: int, start: int) -> None:
-    """In pieces of any size, from any line on; one that is too long is told, and not held."""
+async def test_lines_do_not_depend_on_the_chunks(size: int, start: int) -> None:
+    """In chunks of any size, from any line; a line that is too long is reported and not buffered."""
     data = b"a\n\nbb \r\n" + b"x" * 20 + b"\nlast"
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def chunks() -> AsyncIterator[bytes]:
         for at in range(start, len(data), size):
             yield data[at : at + size]
 
-    read = [(line.end, line.raw, line.blank) async for line in read_lines(pieces(), start, 10)]
-    whole = [(2, b"a", False), (3, b"", True), (8, b"bb", False), (29, None, False), (33, b"last", False)]
-    wanted = {0: whole, 3: whole[2:], 9: [(29, None, False), (33, b"last", False)]}[start]
-    assert read == wanted
+    read = [(line.end, line.raw, line.blank) async for line in read_lines(chunks(), start, 10)]
+    lines = [(2, b"a", False), (3, b"", True), (8, b"bb", False), (29, None, False), (33, b"last", False)]
+    expected = {0: lines, 3: lines[2:], 9: [(29, None, False), (33, b"last", False)]}[start]
+    assert read == expected
 
 
-def test_the_first_errors_are_told_and_no_more() -> None:
+def test_the_number_of_reported_errors_is_bounded() -> None:
     checker = LineChecker("/v1/jobs")
-    good = {"custom_id": "a", "method": "POST", "url": "/v1/jobs", "body": {}}
-    checker.check(1, json.dumps(good).encode())
+    valid = {"custom_id": "a", "method": "POST", "url": "/v1/jobs", "body": {}}
+    checker.check(1, json.dumps(valid).encode())
     for number in range(2, 2 * MAX_ERRORS):
         checker.check(number, b"[]")
     assert checker.total == 2 * MAX_ERRORS - 1

@@ -1,0 +1,103 @@
+"""Bodies, signatures and retries of webhooks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from shared.job import Artifact, Failure, Job, JobRecord, State
+from shared.webhooks import (
+    MAX_BODY_BYTES,
+    SCHEDULE_S,
+    AttemptOutcome,
+    DeliveryState,
+    SigningSecret,
+    attempt_outcome,
+    body,
+    headers,
+    new_secret,
+    rotate_secrets,
+)
+
+
+def now_ms() -> int:
+    """Return the time of the call; the verifying library refuses timestamps older than five minutes."""
+    return int(datetime.now(UTC).timestamp() * 1000)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "status", "retry_after_s", "jitter", "expected"),
+    [
+        (1, 204, None, 0.5, AttemptOutcome(DeliveryState.DELIVERED)),  # any 2xx
+        (1, 500, None, 0.5, AttemptOutcome(DeliveryState.PENDING, 5)),  # a short first delay
+        (1, None, None, 0.0, AttemptOutcome(DeliveryState.PENDING, 4)),  # no response; jitter: a fifth less
+        (2, 500, None, 1.0, AttemptOutcome(DeliveryState.PENDING, 360)),  # a fifth more
+        (1, 302, None, 0.5, AttemptOutcome(DeliveryState.PENDING, 5)),  # a redirect is not followed
+        (1, 429, None, 0.5, AttemptOutcome(DeliveryState.PENDING, 10)),  # rate limited: twice the delay
+        (1, 503, 60, 0.5, AttemptOutcome(DeliveryState.PENDING, 60)),  # Retry-After is honoured
+        (3, 503, 1, 0.5, AttemptOutcome(DeliveryState.PENDING, 1800)),  # but does not shorten the delay
+        (1, 503, 10**9, 0.5, AttemptOutcome(DeliveryState.PENDING, 86_400)),  # and is bounded
+        (1, 410, None, 0.5, AttemptOutcome(DeliveryState.FAILED, gone=True)),  # the endpoint is gone
+        (len(SCHEDULE_S), 500, None, 0.5, AttemptOutcome(DeliveryState.PENDING, SCHEDULE_S[-1])),
+        (len(SCHEDULE_S) + 1, 500, None, 0.5, AttemptOutcome(DeliveryState.FAILED)),  # the schedule ends
+    ],
+)
+def test_the_outcome_of_an_attempt(
+    attempts: int, status: int | None, retry_after_s: float | None, jitter: float, expected: AttemptOutcome
+) -> None:
+    outcome = attempt_outcome(attempts, status, retry_after_s, jitter)
+    assert (outcome.state, outcome.gone) == (expected.state, expected.gone)
+    assert outcome.retry_s == (None if expected.retry_s is None else pytest.approx(expected.retry_s))
+
+
+def test_both_secrets_verify_during_a_rotation() -> None:
+    """The old secret signs for a day; after that, only the new one."""
+    at_ms = now_ms()
+    old = (SigningSecret(secret=new_secret()),)
+    both = rotate_secrets(old, at_ms)
+    content = b'{"a": "\xc3\xbc"}'
+    during = headers("msg_1", content, both, at_ms)
+    for secret in both:
+        assert Webhook(secret.secret).verify(content.decode(), during) == {"a": "ü"}
+    later = headers("msg_1", content, both, at_ms + 90_000_000) | {"webhook-timestamp": str(at_ms // 1000)}
+    with pytest.raises(WebhookVerificationError):
+        Webhook(old[0].secret).verify(content.decode(), later)
+
+
+def artifacts(count: int) -> tuple[Artifact, ...]:
+    artifact = Artifact(
+        index=0, key="jobs/secret/1/0.png", content_type="image/png", bytes=9, width=8, height=8, seed=1
+    )
+    return tuple(artifact.model_copy(update={"index": index}) for index in range(count))
+
+
+def test_a_body_has_the_facts_of_the_job(make_job: Callable[..., Job]) -> None:
+    job = make_job(metadata={"order": "7"})
+    record = JobRecord(job=job, state=State.SUCCEEDED, artifacts=artifacts(2))
+    event = json.loads(body("job.succeeded", 1_769_860_800_000, job.id, record, "https://pictures.test"))
+    assert (event["type"], event["timestamp"]) == ("job.succeeded", "2026-01-31T12:00:00.000Z")
+    assert event["data"]["artifacts"][1]["url"] == f"https://pictures.test/v1/jobs/{job.id}/artifacts/1"
+    assert (event["data"]["id"], event["data"]["metadata"]) == (job.id, {"order": "7"})
+    assert "jobs/secret" not in json.dumps(event)
+
+
+def test_a_body_is_bounded(make_job: Callable[..., Job]) -> None:
+    """A large body keeps the job's URL."""
+    job = make_job()
+    failure = Failure(code="inference_failed", message="x" * 900)
+    record = JobRecord(job=job, state=State.FAILED, error=failure, artifacts=artifacts(200))
+    encoded = body("job.failed", now_ms(), job.id, record, "")
+    assert len(encoded) <= MAX_BODY_BYTES
+    assert json.loads(encoded)["data"]["url"] == f"/v1/jobs/{job.id}"
+
+
+def test_the_body_of_a_deleted_job_has_its_id() -> None:
+    assert json.loads(body("job.expired", now_ms(), "job_1", None, ""))["data"] == {
+        "id": "job_1",
+        "object": "job",
+        "status": "expired",
+    }
