@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bench import beside, engine, fleet, over_http, pool, preempt, simulate, swaps
+from bench import engine, fleet, interactive, over_http, pool, preempt, simulate, swaps
 
 if __name__ == "__main__":
-    simulate.main()
+    simulate.main([])
     print(flush=True)
     swaps.main([])
     print(flush=True)
@@ -15,7 +15,7 @@ if __name__ == "__main__":
     print(flush=True)
     preempt.main([])
     print(flush=True)
-    beside.main([])
+    interactive.main([])
     print(flush=True)
     over_http.main([])
     print(flush=True)

@@ -1,9 +1,8 @@
-"""`python -m bench.engine`: fused jobs against the pipeline's own batched call, and against one call a picture.
+"""`python -m bench.engine`: fused jobs compared with the pipeline's batched call and with one call per image.
 
-All in one process, on the same weights, in turns whose order alternates. Ratios are medians over the turns, of wall
-time and of the processor time that the process used, which minds other load less. `--gpu` measures models of real
-size, with random weights, at 512² and 1024²; each of its settings can be given another value. `--json FILE` keeps
-the figures.
+All run in one process on the same weights, in turns of alternating order. Ratios are medians over the turns, of wall
+time and of CPU time, which depends less on other load. `--gpu` measures models of real size with random weights at 512²
+and 1024²; its settings can be overridden. `--json FILE` saves the figures.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from worker.engine import EngineEvent, EngineRequest, ForwardDone, JobFinished
 from worker.engine.engine import Engine
 
 GUIDANCE = 5.0
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 CPU_PRESET: dict[str, Any] = {
     "device": "cpu",
     "models": ["sd", "flux", "demo"],
@@ -51,8 +50,8 @@ GPU_PRESET: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """What is measured: `rows` pictures of a model, `side` by `side` pixels."""
+class EngineCase:
+    """What is measured: `rows` images of a model, `side` by `side` pixels."""
 
     model: str
     side: int
@@ -61,8 +60,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Result:
-    """Medians in milliseconds for all pictures of the case; a ratio above 1 means that fused jobs are faster."""
+class EngineResult:
+    """Medians in milliseconds for all images of the case; a ratio above 1 means that fused jobs are faster."""
 
     model: str
     side: int
@@ -70,28 +69,28 @@ class Result:
     rows: int
     repeats: int
     fused_ms: float
-    own_batch_ms: float
+    pipeline_batch_ms: float
     one_by_one_ms: float
-    against_own_batch: float
-    against_own_batch_cpu: float
-    against_one_by_one: float
-    rows_a_forward: float
+    speed_vs_pipeline_batch: float
+    speed_vs_pipeline_batch_cpu: float
+    speed_vs_one_by_one: float
+    rows_per_forward: float
 
     def __str__(self) -> str:
         return (
-            f"{self.model:5} {self.side}² {self.steps:3} steps x {self.rows}: fused {self.fused_ms:7.1f} ms, own "
-            f"batched call {self.own_batch_ms:7.1f} ms, one by one {self.one_by_one_ms:7.1f} ms; of that call's speed "
-            f"{self.against_own_batch:.3f} (by processor time {self.against_own_batch_cpu:.3f}), "
-            f"{self.against_one_by_one:.2f} x one by one; {self.rows_a_forward:.1f} rows a forward"
+            f"{self.model:5} {self.side}² {self.steps:3} steps x {self.rows}: fused {self.fused_ms:7.1f} ms, "
+            f"pipeline's batched call {self.pipeline_batch_ms:7.1f} ms, one by one {self.one_by_one_ms:7.1f} ms; "
+            f"{self.speed_vs_pipeline_batch:.3f} x that call (CPU time: {self.speed_vs_pipeline_batch_cpu:.3f}), "
+            f"{self.speed_vs_one_by_one:.2f} x one by one; {self.rows_per_forward:.1f} rows per forward"
         )
 
 
-class Hall:
-    """Seats jobs in an engine and waits until all have finished; the engine's listener."""
+class BatchRunner:
+    """Submits jobs to an engine and waits until all have finished."""
 
     def __init__(self, spec: ModelSpec, device: str, threads: int) -> None:
         self._spec = spec
-        self._left = 0
+        self._unfinished = 0
         self._done = threading.Event()
         self._errors: list[str] = []
         self.rows: list[int] = []
@@ -99,9 +98,9 @@ class Hall:
         self._engine.start()
         self._engine.warm_up()
 
-    def run(self, case: Case, turn: int) -> None:
-        """Run a case's jobs; raises `RuntimeError` when one fails, or none ends for long."""
-        self._left = case.rows
+    def run(self, case: EngineCase, turn: int) -> None:
+        """Run the jobs of a case; raises `RuntimeError` if one fails or the timeout expires."""
+        self._unfinished = case.rows
         self._done.clear()
         jobs = [
             Job(
@@ -111,7 +110,7 @@ class Hall:
                 model=self._spec.id,
                 width=case.side,
                 height=case.side,
-                prompt=f"{prompt(at)}, {turn}",  # no text is encoded already
+                prompt=f"{prompt(at)}, {turn}",  # new texts, so that none is cached
                 seed=at,
                 steps=case.steps,
                 guidance_scale=GUIDANCE,
@@ -119,8 +118,8 @@ class Hall:
             for at in range(case.rows)
         ]
         self._engine.submit(*(EngineRequest(job.id, job, self._spec) for job in jobs))
-        if not self._done.wait(PATIENCE_S):
-            raise RuntimeError(f"{case} did not end in {PATIENCE_S:.0f} s")
+        if not self._done.wait(TIMEOUT_S):
+            raise RuntimeError(f"{case} did not end in {TIMEOUT_S:.0f} s")
         if self._errors:
             raise RuntimeError(f"{case}: {self._errors[0]}")
 
@@ -134,18 +133,18 @@ class Hall:
             case JobFinished(error=error):
                 if error is not None:
                     self._errors.append(error.message)
-                self._left -= 1
-                if not self._left:
+                self._unfinished -= 1
+                if not self._unfinished:
                     self._done.set()
 
 
 def prompt(at: int) -> str:
-    """Return the prompt of a picture, another for each."""
+    """Return the prompt of image number `at`."""
     return f"a red circle on a blue ground, number {at}"
 
 
 def call(pipeline: Any, rows: range, side: int, steps: int) -> None:
-    """Call a pipeline as it is meant to be called, for `rows` pictures at once, and bring them to the host."""
+    """Call a pipeline for a batch of `rows` images and copy them to the host."""
     images = pipeline(
         [prompt(at) for at in rows],
         num_inference_steps=steps,
@@ -158,72 +157,72 @@ def call(pipeline: Any, rows: range, side: int, steps: int) -> None:
     (images.float() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu().numpy()
 
 
-def one_by_one(pipeline: Any, case: Case) -> None:
+def one_by_one(pipeline: Any, case: EngineCase) -> None:
     for at in range(case.rows):
         call(pipeline, range(at, at + 1), case.side, case.steps)
 
 
 def ratio(times: dict[str, list[float]], other: str) -> float:
-    """Return how many times faster fused jobs were than the other way: the median over turns."""
+    """Return the speedup of fused jobs over another method: the median over turns."""
     return round(statistics.median(slow / fast for slow, fast in zip(times[other], times["fused"], strict=True)), 3)
 
 
-def measure(case: Case, pipeline: Any, hall: Hall, repeats: int) -> Result:
+def measure(case: EngineCase, pipeline: Any, runner: BatchRunner, repeats: int) -> EngineResult:
     """Return the medians for one case."""
-    ways: dict[str, Callable[[int], None]] = {
-        "fused": lambda turn: hall.run(case, turn),
-        "own": lambda _turn: call(pipeline, range(case.rows), case.side, case.steps),
+    methods: dict[str, Callable[[int], None]] = {
+        "fused": lambda turn: runner.run(case, turn),
+        "batch": lambda _turn: call(pipeline, range(case.rows), case.side, case.steps),
         "single": lambda _turn: one_by_one(pipeline, case),
     }
-    wall: dict[str, list[float]] = {name: [] for name in ways}
-    used: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(-1, repeats):  # the first is to warm up
+    wall: dict[str, list[float]] = {name: [] for name in methods}
+    cpu: dict[str, list[float]] = {name: [] for name in methods}
+    for turn in range(-1, repeats):  # the first warms up
         if turn == 0:
-            hall.rows.clear()
-        for name, way in sorted(ways.items(), reverse=bool(turn % 2)):
-            started, used_before = time.perf_counter(), time.process_time()
-            way(turn)
+            runner.rows.clear()
+        for name, method in sorted(methods.items(), reverse=bool(turn % 2)):
+            started, cpu_started = time.perf_counter(), time.process_time()
+            method(turn)
             if turn >= 0:
                 wall[name].append(1000 * (time.perf_counter() - started))
-                used[name].append(1000 * (time.process_time() - used_before))
-    fused, own, single = (statistics.median(wall[name]) for name in ways)
-    return Result(
+                cpu[name].append(1000 * (time.process_time() - cpu_started))
+    fused, batch, single = (statistics.median(wall[name]) for name in methods)
+    return EngineResult(
         **asdict(case),
         repeats=repeats,
         fused_ms=round(fused, 1),
-        own_batch_ms=round(own, 1),
+        pipeline_batch_ms=round(batch, 1),
         one_by_one_ms=round(single, 1),
-        against_own_batch=ratio(wall, "own"),
-        against_own_batch_cpu=ratio(used, "own"),
-        against_one_by_one=ratio(wall, "single"),
-        rows_a_forward=round(statistics.mean(hall.rows), 2),
+        speed_vs_pipeline_batch=ratio(wall, "batch"),
+        speed_vs_pipeline_batch_cpu=ratio(cpu, "batch"),
+        speed_vs_one_by_one=ratio(wall, "single"),
+        rows_per_forward=round(statistics.mean(runner.rows), 2),
     )
 
 
-def measure_model(model: str, folder: Path, chosen: argparse.Namespace) -> list[Result]:
-    """Measure all cases of one model, telling each as it is known."""
+def measure_model(model: str, folder: Path, options: argparse.Namespace) -> list[EngineResult]:
+    """Measure all cases of one model and print each result."""
     pipeline: Any = DiffusionPipeline.from_pretrained(
-        folder, local_files_only=True, dtype=getattr(torch, chosen.dtype)
-    ).to(chosen.device)
+        folder, local_files_only=True, dtype=getattr(torch, options.dtype)
+    ).to(options.device)
     pipeline.set_progress_bar_config(disable=True)
     limits = Limits(max_images=1)
-    spec = ModelSpec(id=model, source=str(folder), max_batch=chosen.rows, dtype=chosen.dtype, limits=limits)
-    hall = Hall(spec, chosen.device, chosen.threads)
+    spec = ModelSpec(id=model, source=str(folder), max_batch=options.rows, dtype=options.dtype, limits=limits)
+    runner = BatchRunner(spec, options.device, options.threads)
     results = []
     try:
-        for side in chosen.sides:
-            for steps in chosen.steps:
-                results.append(measure(Case(model, side, steps, chosen.rows), pipeline, hall, chosen.repeats))
+        for side in options.sides:
+            for steps in options.steps:
+                results.append(measure(EngineCase(model, side, steps, options.rows), pipeline, runner, options.repeats))
                 print(results[-1], flush=True)
     finally:
-        hall.close()
+        runner.close()
     return results
 
 
-def arguments(line: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line; what it does not say is as the preset has it."""
+def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line; defaults are those of the preset."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpu", action="store_true", help="models of real size on a GPU; keeps bench/results")
+    parser.add_argument("--gpu", action="store_true", help="models of real size on a GPU; saves to bench/results")
     parser.add_argument("--device")
     parser.add_argument("--models", nargs="+", choices=[*shapes.SHAPES, "demo"])
     parser.add_argument("--sides", type=int, nargs="+", help="pixels")
@@ -233,33 +232,33 @@ def arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"])
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args(line)
-    for name, value in (GPU_PRESET if chosen.gpu else CPU_PRESET).items():
-        if getattr(chosen, name, None) is None:
-            setattr(chosen, name, value)
-    return chosen
+    options = parser.parse_args(argv)
+    for name, value in (GPU_PRESET if options.gpu else CPU_PRESET).items():
+        if getattr(options, name, None) is None:
+            setattr(options, name, value)
+    return options
 
 
 @torch.no_grad()
-def main(line: list[str] | None = None) -> None:
-    """Measure what the command line asks for."""
-    chosen = arguments(line)
-    if chosen.device.startswith("cuda") and not torch.cuda.is_available():
-        sys.exit("bench.engine: torch sees no CUDA device here; --device cpu measures small shapes")
-    torch.set_num_threads(chosen.threads)
-    shapes.hush()
-    results: list[Result] = []
-    for model in chosen.models:
+def main(argv: list[str] | None = None) -> None:
+    """Measure all chosen models."""
+    options = parse_options(argv)
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        sys.exit("bench.engine: no CUDA device; use --device cpu for small shapes")
+    torch.set_num_threads(options.threads)
+    shapes.disable_progress_bars()
+    results: list[EngineResult] = []
+    for model in options.models:
         with tempfile.TemporaryDirectory() as scratch:
             folder = record.ROOT / "demo/model" if model == "demo" else Path(scratch)
             if model != "demo":
-                shapes.save(model, folder, chosen.device, getattr(torch, chosen.dtype))
-            results += measure_model(model, folder, chosen)
-        if chosen.device.startswith("cuda"):
+                shapes.save(model, folder, options.device, getattr(torch, options.dtype))
+            results += measure_model(model, folder, options)
+        if options.device.startswith("cuda"):
             torch.cuda.empty_cache()
-        if chosen.json:  # after each: a run that is cut off leaves what it has measured
-            measured = [asdict(one) for one in results]
-            record.write(chosen.json, {"results": measured}, threads=chosen.threads, dtype=chosen.dtype)
+        if options.json:  # after each model: an interrupted run keeps its results
+            figures = [asdict(result) for result in results]
+            record.write(options.json, {"results": figures}, threads=options.threads, dtype=options.dtype)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""`python -m bench.idle`: for how long a GPU thread has nothing to do while jobs wait, pictures going to an S3 server.
+"""`python -m bench.idle`: idle time of the GPU thread while jobs are queued, with uploads to an S3 server.
 
 Starts an S3 server (moto) and `fusequeue up` with the demo model, at most eight rows, one torch thread. Clients submit
-a job, wait for it, fetch its picture from storage and submit the next. The figures are those of the worker's own
-`/metrics`, over the steady state. `--json FILE` keeps them.
+a job, wait for it, fetch its image from storage and submit the next. The figures are from the worker's `/metrics` over
+the steady state. `--json FILE` saves them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench import record
-from bench.clients import REQUEST_TIMEOUT_S, Load, Meter, asking, client
+from bench.clients import REQUEST_TIMEOUT_S, ClientLoad, Meter, light_client, run_client
 from bench.over_http import ROWS, launched, up
 from cli.up.environment import first_free_port
 
-BUCKET = "pictures"
-SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=bench/20260101/us-east-1/s3/aws4_request"}  # moto asks no more
+BUCKET = "images"
+SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=bench/20260101/us-east-1/s3/aws4_request"}  # enough for moto
 START_S = 30.0
 STEPS = (8, 12, 16)
 
@@ -52,49 +52,49 @@ multiple_of = 8
 
 @contextmanager
 def s3(folder: Path) -> Iterator[str]:
-    """Run an S3 server with an empty bucket, and yield its URL."""
+    """Run an S3 server with an empty bucket and yield its URL."""
     port = first_free_port("127.0.0.1", 5600, lambda _: None, "s3")
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with launched(command, folder / "s3.log", None):
-        give_up = time.monotonic() + START_S
+        deadline = time.monotonic() + START_S
         while True:
             try:
                 httpx.put(f"{url}/{BUCKET}", headers=SIGNED, timeout=5).raise_for_status()
                 break
             except httpx.TransportError:
-                if time.monotonic() > give_up:
+                if time.monotonic() > deadline:
                     raise RuntimeError((folder / "s3.log").read_text()[-2000:]) from None
                 time.sleep(0.1)
         yield url
 
 
 def jobs() -> Iterator[dict[str, object]]:
-    """Yield jobs without end, their steps mixed."""
+    """Yield jobs without end, with mixed step counts."""
     for at in itertools.count():
         prompt = "a red circle on a blue ground, left"
         yield {"model": "demo", "prompt": prompt, "seed": at, "steps": STEPS[at % len(STEPS)]}
 
 
 async def scrape(port: int) -> dict[str, float]:
-    """Return the worker's series by name, summed over their labels."""
+    """Return the worker's metrics by name, summed over their labels."""
     async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, trust_env=False) as http:
-        answer = await http.get(f"http://127.0.0.1:{port}/metrics")
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(answer.raise_for_status().text):
+        response = await http.get(f"http://127.0.0.1:{port}/metrics")
+    totals: dict[str, float] = {}
+    for family in text_string_to_metric_families(response.raise_for_status().text):
         for sample in family.samples:
-            found[sample.name] = found.get(sample.name, 0.0) + sample.value
-    return found
+            totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+    return totals
 
 
-async def measure(url: str, port: int, load: Load) -> dict[str, Any]:
-    """Return what the worker's metrics say of a closed loop of clients."""
-    async with asking(url) as http:
-        meter, line = Meter(load), jobs()
+async def measure(url: str, port: int, load: ClientLoad) -> dict[str, Any]:
+    """Run a closed loop of clients and return figures of the worker's metrics."""
+    async with light_client(url) as http:
+        meter, bodies = Meter(load), jobs()
         async with asyncio.TaskGroup() as clients:
             for _ in range(load.clients):
-                clients.create_task(client(http, line, meter))
-            while not meter.steady:  # noqa: ASYNC110 - a meter is read, it wakes nobody
+                clients.create_task(run_client(http, bodies, meter))
+            while not meter.steady:  # noqa: ASYNC110 - a meter has no event
                 await asyncio.sleep(0.01)
             before = await scrape(port)
             while not meter.over:  # noqa: ASYNC110
@@ -103,23 +103,23 @@ async def measure(url: str, port: int, load: Load) -> dict[str, Any]:
     grown = {name: after[name] - before.get(name, 0.0) for name in after}
     busy, idle = (grown[f"fusequeue_gpu_{name}_seconds_total"] for name in ("busy", "idle_while_queued"))
     return {
-        "gpu_thread_idle_while_work_waits": round(idle / (busy + idle), 5),
+        "gpu_thread_idle_while_queued": round(idle / (busy + idle), 5),
         "busy_s": round(busy, 2),
-        "pictures_a_second": round(meter.rate, 2),
-        "rows_a_forward": round(grown["fusequeue_forward_rows_sum"] / grown["fusequeue_forward_rows_count"], 2),
+        "images_per_second": round(meter.rate, 2),
+        "rows_per_forward": round(grown["fusequeue_forward_rows_sum"] / grown["fusequeue_forward_rows_count"], 2),
         "uploads": int(grown["fusequeue_upload_seconds_count"]),
         "upload_ms": round(1000 * grown["fusequeue_upload_seconds_sum"] / grown["fusequeue_upload_seconds_count"], 1),
     }
 
 
-def main(line: list[str] | None = None) -> None:
-    """Measure, tell, and keep."""
+def main(argv: list[str] | None = None) -> None:
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=24)
-    parser.add_argument("--pictures", type=int, default=300, help="measured")
+    parser.add_argument("--images", type=int, default=300, help="measured")
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args(line)
-    load = Load(chosen.clients, chosen.pictures)
+    options = parser.parse_args(argv)
+    load = ClientLoad(options.clients, options.images)
     with tempfile.TemporaryDirectory(prefix="fusequeue-bench-") as scratch, s3(Path(scratch)) as storage:
         folder = Path(scratch)
         models = folder / "models.toml"
@@ -130,8 +130,8 @@ def main(line: list[str] | None = None) -> None:
         with up(folder, "--models", str(models), **settings) as url:
             figures = asyncio.run(measure(url, port, load))
     print(figures, flush=True)
-    if chosen.json:
-        record.write(chosen.json, figures, clients=load.clients, pictures=load.pictures, rows=ROWS, threads=1)
+    if options.json:
+        record.write(options.json, figures, clients=load.clients, images=load.images, rows=ROWS, threads=1)
 
 
 if __name__ == "__main__":

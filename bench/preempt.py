@@ -1,9 +1,9 @@
-"""`python -m bench.preempt`: an interactive job that comes into a full batch of bulk jobs.
+"""`python -m bench.preempt`: an interactive job that arrives during a full batch of bulk jobs.
 
-In one process and engine, in turns: the batch alone; the same with an interactive job that comes at a quarter of it and
-sets a row aside at the next step; the same with that job as one more bulk job, which waits for a seat as without
-preemption; and the interactive job alone. Latencies are from seating to the finished picture, medians over the turns.
-`--json FILE` keeps the figures.
+In one process and engine, in turns: the batch solo; the batch with an interactive job that arrives at a quarter of it
+and preempts a row at the next step; the same with that job as another bulk job, which waits for a slot; and the
+interactive job solo. Latencies are from submit to the finished image, medians over the turns. `--json FILE` saves the
+figures.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from shared.job import Job, Priority
 from worker.engine import EngineEvent, EngineRequest, ForwardDone, JobFinished, JobProgress, OutputReady, Pixels
 from worker.engine.engine import Engine
 
-PATIENCE_S = 600.0
-# What comes into the batch: nothing, an interactive job, or the same as one more bulk job.
-WAYS = {"alone": None, "set_aside": Priority.INTERACTIVE, "in_line": Priority.BULK}
+TIMEOUT_S = 600.0
+# Priority of the job that arrives during the batch; None: no job.
+SCENARIOS = {"solo": None, "preempt": Priority.INTERACTIVE, "queue": Priority.BULK}
 
 
 @dataclass(frozen=True)
-class Result:
-    """Medians in milliseconds. `steps_waited` counts the forwards between the arrival and the interactive job's first
-    one, the most over the turns; `steps_in_line` the same where it is one more bulk job.
+class PreemptResult:
+    """Medians in milliseconds. `steps_waited` is the maximum number of forwards between the arrival of the interactive
+    job and its first one; `steps_queued` the same if it is a bulk job.
     """
 
     model: str
@@ -43,30 +43,30 @@ class Result:
     bulk_steps: int
     interactive_steps: int
     repeats: int
-    interactive_alone_ms: float
-    interactive_set_aside_ms: float
-    interactive_in_line_ms: float
+    interactive_solo_ms: float
+    interactive_preempt_ms: float
+    interactive_queue_ms: float
     steps_waited: int
-    steps_in_line: int
-    bulk_alone_ms: float
-    bulk_set_aside_ms: float
-    bulk_in_line_ms: float
+    steps_queued: int
+    bulk_solo_ms: float
+    bulk_preempt_ms: float
+    bulk_queue_ms: float
     largest_difference: int
 
     def __str__(self) -> str:
         return (
             f"{self.model} {self.side}², {self.interactive_steps} interactive steps into {self.rows} bulk jobs "
-            f"of {self.bulk_steps}:\n  it ends after {self.interactive_set_aside_ms:.0f} ms where it sets rows aside, "
-            f"{self.interactive_in_line_ms:.0f} ms in line, {self.interactive_alone_ms:.0f} ms alone; forwards that it "
-            f"waited for: {self.steps_waited}, in line {self.steps_in_line}\n  bulk jobs, mean: "
-            f"{self.bulk_set_aside_ms:.0f} ms, "
-            f"{self.bulk_in_line_ms:.0f} and {self.bulk_alone_ms:.0f}; their pictures differ by "
+            f"of {self.bulk_steps}:\n  it ends after {self.interactive_preempt_ms:.0f} ms with preemption, "
+            f"{self.interactive_queue_ms:.0f} ms queued, {self.interactive_solo_ms:.0f} ms solo; forwards "
+            f"before its first: {self.steps_waited}, queued {self.steps_queued}\n  bulk jobs, mean: "
+            f"{self.bulk_preempt_ms:.0f} ms, "
+            f"{self.bulk_queue_ms:.0f} and {self.bulk_solo_ms:.0f}; their images differ by "
             f"{self.largest_difference} of 255"
         )
 
 
-class Lobby:
-    """Seats jobs, the late one once the first has come to a step, and keeps when each ended; the engine's listener."""
+class LateJobRunner:
+    """Submits jobs to an engine, a late one when the first reaches a step, and records when each ended."""
 
     def __init__(self, spec: ModelSpec, device: str, threads: int) -> None:
         self._spec = spec
@@ -74,30 +74,30 @@ class Lobby:
         self._change = threading.Condition()
         self._late: tuple[int, Job] | None = None
         self._error: str | None = None
-        self.seated_s: dict[str, float] = {}
+        self.submitted_s: dict[str, float] = {}
         self.ended_s: dict[str, float] = {}
-        self.pictures: dict[str, Pixels] = {}
+        self.images: dict[str, Pixels] = {}
         self.order: list[str] = []
         self._engine.start()
         self._engine.warm_up()
 
     def run(self, jobs: list[Job], late: Job | None = None, at_step: int = 0) -> None:
-        """Run jobs to their end; raises `RuntimeError` when one fails or none ends for long."""
+        """Run jobs to their end; raises `RuntimeError` if one fails or the timeout expires."""
         self._late = None if late is None else (at_step, late)
-        self.ended_s, self.pictures, self.order = {}, {}, []
+        self.ended_s, self.images, self.order = {}, {}, []
         names = {job.id for job in jobs} | ({late.id} if late else set())
-        self._seat(*jobs)
+        self._submit(*jobs)
         with self._change:
-            ended = self._change.wait_for(lambda: self._error or names <= self.ended_s.keys(), PATIENCE_S)
+            ended = self._change.wait_for(lambda: self._error or names <= self.ended_s.keys(), TIMEOUT_S)
         if self._error or not ended:
-            raise RuntimeError(self._error or f"not all jobs ended in {PATIENCE_S:.0f} s")
+            raise RuntimeError(self._error or f"not all jobs ended in {TIMEOUT_S:.0f} s")
 
-    def _seat(self, *jobs: Job) -> None:
-        self.seated_s |= dict.fromkeys((job.id for job in jobs), time.perf_counter())
+    def _submit(self, *jobs: Job) -> None:
+        self.submitted_s |= dict.fromkeys((job.id for job in jobs), time.perf_counter())
         self._engine.submit(*(EngineRequest(job.id, job, self._spec) for job in jobs))
 
     def latency_ms(self, name: str) -> float:
-        return 1000 * (self.ended_s[name] - self.seated_s[name])
+        return 1000 * (self.ended_s[name] - self.submitted_s[name])
 
     def close(self) -> None:
         self._engine.stop(10)
@@ -107,9 +107,9 @@ class Lobby:
             case JobProgress(step=step) if self._late is not None and step >= self._late[0]:
                 (_, job), self._late = self._late, None
                 self.order.append("arrival")
-                self._seat(job)
+                self._submit(job)
             case OutputReady(claim_key=key, output=output):
-                self.pictures[key] = output.pixels
+                self.images[key] = output.pixels
             case JobFinished(claim_key=key, error=error):
                 with self._change:
                     if error is not None:
@@ -121,40 +121,40 @@ class Lobby:
 
 
 @dataclass
-class Turns:
-    """What was seen, turn by turn."""
+class PreemptTurns:
+    """Runs turns and collects their latencies."""
 
-    lobby: Lobby
-    chosen: argparse.Namespace
+    runner: LateJobRunner
+    options: argparse.Namespace
     latencies_ms: dict[str, list[float]] = field(default_factory=dict)
     steps_waited: dict[str, int] = field(default_factory=dict)
     difference: int = 0
 
-    def take(self, turn: int) -> None:
-        """Run all ways once, their order changing from turn to turn."""
-        pictures: dict[str, list[Pixels]] = {}
-        for way, priority in sorted(WAYS.items(), reverse=bool(turn % 2)):
+    def run(self, turn: int) -> None:
+        """Run all scenarios once, in an order that alternates between turns."""
+        images: dict[str, list[Pixels]] = {}
+        for scenario, priority in sorted(SCENARIOS.items(), reverse=bool(turn % 2)):
             batch = [
-                self._job(f"{way}-{turn}-{at}", at, self.chosen.bulk_steps, Priority.BULK)
-                for at in range(self.chosen.rows)
+                self._job(f"{scenario}-{turn}-{at}", at, self.options.bulk_steps, Priority.BULK)
+                for at in range(self.options.rows)
             ]
             late = None
             if priority is not None:
-                late = self._job(f"{way}-{turn}-late", 99, self.chosen.interactive_steps, priority)
-            self.lobby.run(batch, late, self.chosen.bulk_steps // 4)
-            pictures[way] = [self.lobby.pictures[job.id] for job in batch]
-            self._note(f"bulk_{way}", statistics.mean(self.lobby.latency_ms(job.id) for job in batch))
+                late = self._job(f"{scenario}-{turn}-late", 99, self.options.interactive_steps, priority)
+            self.runner.run(batch, late, self.options.bulk_steps // 4)
+            images[scenario] = [self.runner.images[job.id] for job in batch]
+            self._add(f"bulk_{scenario}", statistics.mean(self.runner.latency_ms(job.id) for job in batch))
             if late is not None:
-                self._note(f"interactive_{way}", self.lobby.latency_ms(late.id))
-                after = self.lobby.order[self.lobby.order.index("arrival") + 1 :]
-                self.steps_waited[way] = max(self.steps_waited.get(way, 0), after.index(late.id))
-        single = self._job(f"single-{turn}", 99, self.chosen.interactive_steps, Priority.INTERACTIVE)
-        self.lobby.run([single])
-        self._note("interactive_alone", self.lobby.latency_ms(single.id))
-        for one, other in zip(pictures["alone"], pictures["set_aside"], strict=True):
+                self._add(f"interactive_{scenario}", self.runner.latency_ms(late.id))
+                after = self.runner.order[self.runner.order.index("arrival") + 1 :]
+                self.steps_waited[scenario] = max(self.steps_waited.get(scenario, 0), after.index(late.id))
+        single = self._job(f"single-{turn}", 99, self.options.interactive_steps, Priority.INTERACTIVE)
+        self.runner.run([single])
+        self._add("interactive_solo", self.runner.latency_ms(single.id))
+        for one, other in zip(images["solo"], images["preempt"], strict=True):
             self.difference = max(self.difference, int(np.abs(one.astype(int) - other).max()))
 
-    def _note(self, name: str, value: float) -> None:
+    def _add(self, name: str, value: float) -> None:
         self.latencies_ms.setdefault(f"{name}_ms", []).append(value)
 
     def _job(self, name: str, seed: int, steps: int, priority: Priority) -> Job:
@@ -163,8 +163,8 @@ class Turns:
             tenant="bench",
             created_at_ms=0,
             model="bench",
-            width=self.chosen.side,
-            height=self.chosen.side,
+            width=self.options.side,
+            height=self.options.side,
             prompt=f"a red circle on a blue ground, number {seed}",
             seed=seed,
             steps=steps,
@@ -173,26 +173,26 @@ class Turns:
         )
 
 
-def measure(model: str, lobby: Lobby, chosen: argparse.Namespace) -> Result:
-    """Return the medians over all turns but the first, which warms up."""
-    turns = Turns(lobby, chosen)
-    for turn in range(chosen.repeats + 1):
-        turns.take(turn)
-    return Result(
+def measure(model: str, runner: LateJobRunner, options: argparse.Namespace) -> PreemptResult:
+    """Return the medians over all turns except the first, which warms up."""
+    turns = PreemptTurns(runner, options)
+    for turn in range(options.repeats + 1):
+        turns.run(turn)
+    return PreemptResult(
         model=model,
-        side=chosen.side,
-        rows=chosen.rows,
-        bulk_steps=chosen.bulk_steps,
-        interactive_steps=chosen.interactive_steps,
-        repeats=chosen.repeats,
-        steps_waited=turns.steps_waited["set_aside"],
-        steps_in_line=turns.steps_waited["in_line"],
+        side=options.side,
+        rows=options.rows,
+        bulk_steps=options.bulk_steps,
+        interactive_steps=options.interactive_steps,
+        repeats=options.repeats,
+        steps_waited=turns.steps_waited["preempt"],
+        steps_queued=turns.steps_waited["queue"],
         largest_difference=turns.difference,
         **{name: round(statistics.median(values[1:]), 1) for name, values in turns.latencies_ms.items()},
     )
 
 
-def arguments(line: list[str] | None = None) -> argparse.Namespace:
+def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", nargs="+", choices=[*shapes.SHAPES], default=["sd", "flux"])
@@ -204,30 +204,30 @@ def arguments(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     parser.add_argument("--json", type=Path)
-    return parser.parse_args(line)
+    return parser.parse_args(argv)
 
 
 @torch.no_grad()
-def main(line: list[str] | None = None) -> None:
-    """Measure what the command line asks for."""
-    chosen = arguments(line)
-    shapes.hush()
+def main(argv: list[str] | None = None) -> None:
+    """Measure all chosen models."""
+    options = parse_options(argv)
+    shapes.disable_progress_bars()
     results = []
-    for model in chosen.models:
+    for model in options.models:
         with tempfile.TemporaryDirectory() as folder:
-            shapes.save(model, Path(folder), chosen.device, getattr(torch, chosen.dtype))
+            shapes.save(model, Path(folder), options.device, getattr(torch, options.dtype))
             spec = ModelSpec(
-                id="bench", source=folder, max_batch=chosen.rows, dtype=chosen.dtype, limits=Limits(max_images=1)
+                id="bench", source=folder, max_batch=options.rows, dtype=options.dtype, limits=Limits(max_images=1)
             )
-            lobby = Lobby(spec, chosen.device, chosen.threads)
+            runner = LateJobRunner(spec, options.device, options.threads)
             try:
-                results.append(measure(model, lobby, chosen))
+                results.append(measure(model, runner, options))
             finally:
-                lobby.close()
+                runner.close()
         print(results[-1], flush=True)
-    if chosen.json:
-        measured = [asdict(one) for one in results]
-        record.write(chosen.json, {"results": measured}, threads=chosen.threads, dtype=chosen.dtype)
+    if options.json:
+        figures = [asdict(result) for result in results]
+        record.write(options.json, {"results": figures}, threads=options.threads, dtype=options.dtype)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What was measured on what: a benchmark's figures in a file, with all that it takes to measure them again."""
+"""Saves the figures of a benchmark with hardware, versions, commit and command, so that they can be reproduced."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ PACKAGES = ("torch", "diffusers", "transformers", "redis")
 
 def about(**more: Any) -> dict[str, Any]:
     """Return hardware, versions, commit and command of this run, and `more`."""
-    found: dict[str, Any] = {
+    environment: dict[str, Any] = {
         "command": " ".join(["python", *sys.orig_argv[1:]]),
         "commit": commit(),
         "hardware": hardware(),
-        # Above the number of processes that the benchmark keeps busy, other work ran beside it.
+        # A load above the number of busy benchmark processes means that other work ran.
         "load_average_1_5_15_min": [round(load, 1) for load in os.getloadavg()],
         "python": platform.python_version(),
     }
-    return found | {name: _version(name) for name in PACKAGES} | more
+    return environment | {name: _version(name) for name in PACKAGES} | more
 
 
 def write(path: Path, figures: Mapping[str, Any], **more: Any) -> None:
-    """Write figures and what they were measured on to `path`."""
+    """Write figures and `about` to `path`."""
     path.write_text(json.dumps({"about": about(**more), **figures}, indent=1) + "\n", "utf-8")
 
 
 def hardware() -> str:
-    """Return the GPUs, the processor as lscpu tells it, the cores that this process may use, and the memory."""
+    """Return GPUs, CPU model, usable cores and memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     gpus = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
@@ -45,17 +45,17 @@ def hardware() -> str:
 
 
 def _processor() -> str:
-    told: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in _output("lscpu").splitlines():
         name, _, value = line.partition(":")
-        told[name.strip()] = value.strip()
-    if "Model name" not in told:
+        fields[name.strip()] = value.strip()
+    if "Model name" not in fields:
         return platform.processor() or platform.machine()
-    return f"{told['Model name']} (family {told.get('CPU family')}, model {told.get('Model')})"
+    return f"{fields['Model name']} (family {fields.get('CPU family')}, model {fields.get('Model')})"
 
 
 def commit() -> str:
-    """Return the commit that the working tree stands on, marked where it has changes; `unknown` outside of one."""
+    """Return the commit of the working tree, marked if it has changes; `unknown` outside a repository."""
     short = _output("git", "rev-parse", "--short", "HEAD")
     changed = _output("git", "status", "--porcelain", "--untracked-files=no")
     return f"{short}, with changes" if short and changed else short or "unknown"

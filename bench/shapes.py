@@ -1,7 +1,7 @@
-"""Pipelines with random weights in the shapes that the benchmarks run: small ones for a CPU, real ones for a GPU.
+"""Pipelines with random weights for the benchmarks: small shapes for a CPU, real ones for a GPU.
 
-Speed does not depend on what the weights are, but for the tokenizers, which spell with single letters. The text
-encoders of the real shapes are real as well, but for SD3's largest, which its pipeline can do without.
+Speed does not depend on the weights. Tokenizers split texts into single letters. The real shapes have text encoders of
+real size, except SD3's optional T5.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ def _real_vae(**more: Any) -> Any:
 
 
 def _scheduler(kind: Any, **config: Any) -> Any:
-    with torch.device("cpu"):  # where schedulers compute, wherever the weights are drawn
+    with torch.device("cpu"):  # schedulers compute on the CPU, wherever the weights are
         return kind(**config)
 
 
 def small_sd() -> Pipeline:
-    """Stable Diffusion 1.x, small: about 60 ms for a forward of 8 pictures with guidance at 64², one CPU thread."""
+    """Small Stable Diffusion 1.x: about 60 ms per forward of 8 images with guidance at 64² on one CPU thread."""
     tokenizer = _clip_tokenizer()
     unet = UNet2DConditionModel(
         block_out_channels=(64, 128),
@@ -123,7 +123,7 @@ def small_sd() -> Pipeline:
 def real_sd15() -> Pipeline:
     """Stable Diffusion 1.5."""
     tokenizer = _clip_tokenizer()
-    unet = UNet2DConditionModel(sample_size=64, cross_attention_dim=768)  # the class's defaults are its shape
+    unet = UNet2DConditionModel(sample_size=64, cross_attention_dim=768)  # otherwise the defaults
     return _stable_diffusion(_real_vae(), CLIPTextModel(_clip_l(tokenizer)), tokenizer, unet)
 
 
@@ -197,7 +197,7 @@ def real_sd3() -> Pipeline:
 
 
 def small_flux() -> Pipeline:
-    """FLUX.1, small."""
+    """Small FLUX.1."""
     first, second = _clip_tokenizer(), _t5_tokenizer()
     t5 = T5Config(vocab_size=len(second), d_model=SMALL_WIDTH, d_ff=37, d_kv=8, num_heads=4, num_layers=2)
     return FluxPipeline(
@@ -231,19 +231,19 @@ SHAPES: dict[str, Callable[[], Pipeline]] = {
 }
 
 
-def hush() -> None:
-    """Keep the libraries from drawing bars into what a benchmark prints."""
+def disable_progress_bars() -> None:
+    """Keep the libraries' progress bars and warnings out of the output."""
     for library in (diffusers_logging, transformers_logging):
         library.set_verbosity_error()
         library.disable_progress_bar()
 
 
 def save(shape: str, folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
-    """Write a pipeline of a shape into `folder`; `device` is where its weights are drawn."""
+    """Save a pipeline of a shape to `folder`; its weights are drawn on `device`."""
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(7)
         pipeline = SHAPES[shape]()
-    for part in pipeline.components.values():
-        if isinstance(part, torch.nn.Module):
-            part.to(device, dtype)
+    for component in pipeline.components.values():
+        if isinstance(component, torch.nn.Module):
+            component.to(device, dtype)
     pipeline.save_pretrained(folder, safe_serialization=True)

@@ -1,4 +1,4 @@
-"""The parts of the benchmark over HTTP that decide something."""
+"""Decisions and figures of the benchmark over HTTP."""
 
 import itertools
 from collections import Counter
@@ -7,45 +7,45 @@ from pathlib import Path
 import pytest
 
 from bench import over_http
-from bench.clients import Load, Meter
-from bench.over_http import Beside, bodies, from_the_head, from_the_whole_line
+from bench.clients import ClientLoad, Meter
+from bench.over_http import ComparedRate, bodies, from_the_head, from_the_whole_queue
 
 
 @pytest.mark.parametrize(
-    ("line", "head", "whole"),
+    ("queue", "head", "whole"),
     [
         ([6], [0], [0]),
-        ([6, 8, 6], [0], [0, 2]),  # one stops at the first that differs, the other looks past it
+        ([6, 8, 6], [0], [0, 2]),  # the head ends at the first that differs
         ([6, 6, 8, 6], [0, 1], [0, 1, 3]),
-        ([8] * 12, list(range(8)), list(range(8))),  # never more rows than the model takes
+        ([8] * 12, list(range(8)), list(range(8))),  # never more than the model's rows
     ],
 )
-def test_batchers_of_requests_take_equal_steps(line: list[int], head: list[int], whole: list[int]) -> None:
-    assert from_the_head(line) == head
-    assert from_the_whole_line(line) == whole
+def test_request_batchers_select_equal_steps(queue: list[int], head: list[int], whole: list[int]) -> None:
+    assert from_the_head(queue) == head
+    assert from_the_whole_queue(queue) == whole
 
 
-def test_every_three_jobs_have_all_numbers_of_steps() -> None:
-    """So that the mean is that of the full batches, whatever part of the jobs is measured."""
+def test_every_three_jobs_have_all_step_counts() -> None:
+    """The mean is that of the full batches, whichever jobs are measured."""
     jobs = list(itertools.islice(bodies(3), 30))
     assert Counter(job["steps"] for job in jobs) == {6: 10, 8: 10, 10: 10}
     assert len({job["seed"] for job in jobs}) == 30
 
 
-def test_a_way_is_compared_with_full_batches_on_both_sides_of_it() -> None:
-    """On a machine that slows down steadily: 8 pictures in 1 s, then in 2 s, then in 3 s."""
-    assert Beside(rate=8 / 2, before=8 / 1, after=8 / 3).of_full == pytest.approx(1)
+def test_a_method_is_compared_with_the_full_batches_before_and_after_it() -> None:
+    """On a machine that slows down steadily: 8 images in 1 s, then in 2 s, then in 3 s."""
+    assert ComparedRate(rate=8 / 2, before=8 / 1, after=8 / 3).of_full == pytest.approx(1)
 
 
-def test_the_measurement_begins_when_every_client_has_had_a_picture() -> None:
-    meter = Meter(Load(clients=2, pictures=3))
+def test_the_measurement_begins_after_one_image_per_client() -> None:
+    meter = Meter(ClientLoad(clients=2, images=3))
     for done in range(5):
         assert not meter.over, f"over after {done} of 5"
-        meter.note()
+        meter.count()
     assert meter.over
     assert meter.rate > 0
 
 
-def test_a_server_that_does_not_start_is_told(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="did not start"), over_http.served(tmp_path / 'no"model', tmp_path):
         pass
