@@ -1,4 +1,4 @@
-"""Two wire versions in one queue, as in a rolling upgrade; the newer program is played by a queue that reads both."""
+"""Two wire versions in one queue, as in a rolling upgrade; a queue that reads both stands for the newer version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEXT = NEWEST_JOB + 1
 
 
 class NextClaims(Claims):
-    """Reads the next version, of which the prompt has another name, beside those there are."""
+    """Also reads the next version, in which the prompt has another name."""
 
     async def _decoded(self, worker: str, row: ClaimRow) -> Job | None:
         wire = json.loads(row[1])
@@ -33,49 +33,50 @@ class NextClaims(Claims):
         return decode(json.dumps(wire))
 
 
-async def make_newer(queue: Queue, job_id: str) -> None:
-    """Rewrite a job as the next version's API would have put it in line."""
+async def make_next_version(queue: Queue, job_id: str) -> None:
+    """Rewrite a queued job as the API of the next version would."""
     key = queue.client.redis_keys.job(job_id)
     wire = json.loads(await queue.client.redis.hget(key, "job"))
     wire |= {"schema_version": NEXT, "text": wire.pop("prompt")}
     await queue.client.redis.hset(key, "job", json.dumps(wire))
 
 
-async def test_each_version_does_the_jobs_it_can_read(queue: Queue, make_submission: Callable[..., Submission]) -> None:
-    """The older one gives the newer job back unharmed; the newer one does both."""
+async def test_each_version_runs_the_jobs_it_can_read(queue: Queue, make_submission: Callable[..., Submission]) -> None:
+    """The older version releases the newer job unchanged; the newer version runs both."""
     newer, older, other = await put(queue, make_submission(), make_submission(), make_submission(prompt="a blue cross"))
-    await make_newer(queue, newer)
-    following = Queue.connect(queue.client.settings)
-    following.claims = NextClaims(following.client)
-    taken = await claim(queue, 2, "old")
-    assert [one.job.id for one in taken] == [older]
+    await make_next_version(queue, newer)
+    next_queue = Queue.connect(queue.client.settings)
+    next_queue.claims = NextClaims(next_queue.client)
+    old_claims = await claim(queue, 2, "old")
+    assert [each.job.id for each in old_claims] == [older]
     assert queue.claims.outdated
     fields = await queue.client.redis.hgetall(queue.client.redis_keys.job(newer))
     assert (fields["state"], fields.get("losses", "0")) == ("queued", "0")
     assert await queue.dead_letters.page() == ([], None)
-    rest = await claim(following, 8, "new")
-    assert {one.job.id for one in rest} == {newer, other}
-    assert not following.claims.outdated
-    assert not any(one.solo for one in rest), "given back is not lost: it may have company"
-    assert all([await end(queue, one, "old") for one in taken] + [await end(following, one, "new") for one in rest])
-    await following.close()
+    new_claims = await claim(next_queue, 8, "new")
+    assert {each.job.id for each in new_claims} == {newer, other}
+    assert not next_queue.claims.outdated
+    assert not any(each.solo for each in new_claims), "a released job is not a lost one: it can have batch mates"
+    settled = [await end(queue, each, "old") for each in old_claims]
+    assert all(settled + [await end(next_queue, each, "new") for each in new_claims])
+    await next_queue.close()
 
 
-async def test_an_older_worker_leaves_and_keeps_what_it_has(queue: Queue, tiny_models: Path, tmp_path: Path) -> None:
-    """It finishes its own job, and the newer one waits for a worker that can read it."""
+async def test_older_worker_finishes_its_jobs_and_exits(queue: Queue, tiny_models: Path, tmp_path: Path) -> None:
+    """The newer job waits for a worker that can read it."""
     settings = queue.client.settings.model_copy(
         update={"storage_dir": tmp_path, "device": "cpu", "torch_threads": 1, "drain_timeout_s": 60.0}
     )
-    jobs = [a_job("own"), a_job("newer")]
+    jobs = [a_job("older"), a_job("newer")]
     await put(queue, *(Submission(job, signature(job), 0, 2) for job in jobs))
-    await make_newer(queue, "newer")
+    await make_next_version(queue, "newer")
     storage = connect(settings)
     async with asyncio.timeout(100):
         models = Catalog((a_spec(tiny_models / "sd", max_batch=2),))
         status = await Worker(models, queue, storage, settings, Engine).run()
     await storage.close()
     assert status == 0
-    own = await queue.jobs.get("own")
-    assert own is not None
-    assert own.state is State.SUCCEEDED
+    older = await queue.jobs.get("older")
+    assert older is not None
+    assert older.state is State.SUCCEEDED
     assert await queue.client.redis.hget(queue.client.redis_keys.job("newer"), "state") == "queued"

@@ -1,4 +1,4 @@
-"""Two whole workers and three models of which each can hold one: they settle, and all jobs are made."""
+"""Two workers and three models, of which each worker can hold one: few loads, and all jobs succeed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ JOBS_EACH = 16
 ROWS = 2
 
 
-async def test_a_fleet_with_several_models_settles_into_few_loads(
+async def test_workers_with_several_models_need_few_loads(
     queue_with: Callable[..., Queue], tiny_models: Path, tmp_path: Path, eventually: Callable[..., Awaitable[None]]
 ) -> None:
-    """48 jobs come in turns. Served as they ripened, nearly each of the 24 batches would load another model; it takes
-    two loads at the start, one or two for each other model, and some where a worker had nothing else to do.
+    """48 jobs arrive, alternating between models: in order of readiness nearly each of 24 batches would load a model.
+
+    Expected: two loads at the start, one or two for each other model, and a few by workers with nothing else to do.
     """
     queue = queue_with(overdue_ms=50)
     specs = tuple(a_spec(tiny_models / "sd", model, max_batch=ROWS) for model in MODELS)
@@ -43,10 +44,10 @@ async def test_a_fleet_with_several_models_settles_into_few_loads(
             "gpu_memory_bytes": nbytes * 3 // 2,
         }
     )
-    jobs = [a_job(f"{model}-{at}", model=model, steps=6) for at in range(JOBS_EACH) for model in MODELS]
+    jobs = [a_job(f"{model}-{number}", model=model, steps=6) for number in range(JOBS_EACH) for model in MODELS]
     for job in jobs:
         await put(queue, Submission(job, signature(job), 0, ROWS))
-        await a_moment(1)  # so that none of the models is older than the others for longer than a batch
+        await a_moment(1)  # the arrival times of the models differ by less than a batch
     storage = connect(settings)
 
     async def all_ended() -> bool:
@@ -54,18 +55,19 @@ async def test_a_fleet_with_several_models_settles_into_few_loads(
         return all(record is not None and record.state.terminal for record in records)
 
     async def registered() -> bool:
-        told = await queue.workers.all()
-        return len(told) == 2 and all(
-            (one.device, one.models, len(one.loaded), one.running_jobs, one.running_slots) == ("cpu", MODELS, 1, 0, 0)
-            and one.memory_bytes > one.models_bytes > 0
-            for one in told
+        infos = await queue.workers.all()
+        return len(infos) == 2 and all(
+            (info.device, info.models, len(info.loaded), info.running_jobs, info.running_slots)
+            == ("cpu", MODELS, 1, 0, 0)
+            and info.memory_bytes > info.models_bytes > 0
+            for info in infos
         )
 
     with structlog.testing.capture_logs() as logs:
         workers = [Worker(Catalog(specs), queue, storage, settings, Engine) for _ in range(2)]
         running = [asyncio.create_task(worker.run()) for worker in workers]
         await eventually(all_ended, "all jobs have ended", 120)
-        await eventually(registered, "they tell what they are and hold", 10)
+        await eventually(registered, "heartbeats describe both workers", 10)
         for worker in workers:
             worker.drain()
         assert await asyncio.gather(*running) == [0, 0]
@@ -74,5 +76,5 @@ async def test_a_fleet_with_several_models_settles_into_few_loads(
     assert Counter(record.state for record in records if record) == {State.SUCCEEDED: len(jobs)}
     loads = [line["model"] for line in logs if line["event"] == "model_loaded"]
     assert set(loads) == set(MODELS)
-    assert not any(line["event"] == "model_unavailable" for line in logs), "to have no room at the start is no failure"
+    assert not any(line["event"] == "model_unavailable" for line in logs), "a lack of memory at the start is no failure"
     assert len(loads) <= 10, loads

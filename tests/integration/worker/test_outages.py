@@ -1,4 +1,4 @@
-"""A whole worker whose surroundings fail it: no Redis for a while, and models that are not there."""
+"""A worker during a Redis outage, and with missing models."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from worker.metrics.http_port import http_port
 from worker.worker import Worker
 
 Eventually = Callable[..., Awaitable[None]]
-STEPS = 900  # a few seconds: longer than a silent Redis takes to be noticed
-MODEL = "outlasts"  # of this test alone: the metrics are the process's
+STEPS = 900  # a few seconds: longer than an outage of Redis takes to be noticed
+MODEL = "outlasts"  # used only by this test: metrics are per process
 
 
 async def submit(queue: Queue, *jobs: Job) -> None:
@@ -38,22 +38,22 @@ def forwards() -> float:
     return metrics.REGISTRY.get_sample_value("fusequeue_forward_rows_count", {"model": MODEL}) or 0.0
 
 
-async def seen(queue: Queue, name: str) -> JobRecord | None:
-    """Return a job's record; None while Redis does not tell."""
+async def record_or_none(queue: Queue, name: str) -> JobRecord | None:
+    """Return a job's record; None while Redis is unavailable."""
     try:
         return await queue.jobs.get(name)
     except RedisUnavailable:
         return None
 
 
-async def test_a_worker_without_redis_keeps_its_forward_claims_nothing_and_comes_back(
+async def test_worker_continues_its_forwards_during_a_redis_outage_and_claims_afterwards(
     durable_server: Any,
     settings_for: Callable[..., Settings],
     tiny_models: Path,
     tmp_path: Path,
     eventually: Eventually,
 ) -> None:
-    """Redis is killed in mid-run and started again: not a step is computed twice, and what waited is made after it."""
+    """Redis is killed during a job and restarted: no step is computed twice, and the queued job runs afterwards."""
     settings = settings_for(
         durable_server.url, storage_dir=tmp_path / "storage", device="cpu", torch_threads=1, drain_timeout_s=60.0
     )
@@ -62,21 +62,21 @@ async def test_a_worker_without_redis_keeps_its_forward_claims_nothing_and_comes
     await submit(queue, a_job("runs", model=MODEL, steps=STEPS), a_job("waits", model=MODEL, steps=2))
     running = asyncio.create_task(worker.run())
 
-    await eventually(lambda: forwards() > 5, "it is under way", 60)
+    await eventually(lambda: forwards() > 5, "the job runs", 60)
     durable_server.kill()
-    at_the_kill = forwards()
-    await eventually(lambda: worker.unready() is not None, "it says that Redis is away", 30)
+    at_outage = forwards()
+    await eventually(lambda: worker.unready() is not None, "the worker is not ready", 30)
     assert "heartbeat" in (worker.unready() or "")
-    assert forwards() > at_the_kill + 5, "the forwards go on"
-    assert worker.slots_in_use == 1, "nothing else is claimed"
+    assert forwards() > at_outage + 5, "forwards continue"
+    assert worker.slots_in_use == 1, "no further job is claimed"
     durable_server.start()
-    await eventually(lambda: worker.unready() is None, "it comes back by itself", 30)
+    await eventually(lambda: worker.unready() is None, "the worker is ready again", 30)
 
     async def both_ended() -> bool:
-        records = [await seen(queue, name) for name in ("runs", "waits")]
+        records = [await record_or_none(queue, name) for name in ("runs", "waits")]
         return all(record is not None and record.state.terminal for record in records)
 
-    await eventually(both_ended, "both have ended", 90)
+    await eventually(both_ended, "both jobs ended", 90)
     records = [await queue.jobs.get(name) for name in ("runs", "waits")]
     worker.drain()
     assert await running == 0
@@ -86,10 +86,10 @@ async def test_a_worker_without_redis_keeps_its_forward_claims_nothing_and_comes
     assert [record and record.batching.forwards for record in records] == [STEPS, 2]
 
 
-async def test_a_worker_whose_models_are_missing_is_not_ready(
+async def test_worker_without_a_loadable_model_is_not_ready(
     queue: Queue, tmp_path: Path, eventually: Eventually
 ) -> None:
-    """The probe's body and the log name the model and the folder; clients are told by their jobs."""
+    """The readiness response and the log name the model and its folder; jobs fail."""
     port = free_port()
     settings = queue.client.settings.model_copy(
         update={"storage_dir": tmp_path / "storage", "device": "cpu", "worker_port": port, "drain_timeout_s": 5.0}
@@ -98,29 +98,29 @@ async def test_a_worker_whose_models_are_missing_is_not_ready(
     with structlog.testing.capture_logs() as logs:
         worker = Worker(Catalog((a_spec(tmp_path / "nowhere"),)), queue, storage, settings, Engine)
         running = asyncio.create_task(worker.run())
-        await eventually(lambda: any(line["event"] == "models_unavailable" for line in logs), "it has tried", 60)
+        await eventually(lambda: any(line["event"] == "models_unavailable" for line in logs), "the load failed", 60)
         async with http_port(settings, worker), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-            answers: list[httpx.Response] = []
+            responses: list[httpx.Response] = []
 
-            async def tells_of_models() -> bool:
-                answers.append(await client.get("/readyz", timeout=10))
-                return "no model" in answers[-1].json()["reason"]
+            async def reports_models() -> bool:
+                responses.append(await client.get("/readyz", timeout=10))
+                return "no model" in responses[-1].json()["reason"]
 
-            # The first load imports torch in this process, which may have held up its heart for a while.
-            await eventually(tells_of_models, "it is not ready for want of models", 30)
-        answer = answers[-1]
+            # The first load imports torch in this process, which can delay heartbeats.
+            await eventually(reports_models, "it is not ready, because of its models", 30)
+        response = responses[-1]
         await submit(queue, a_job("refused"))
 
         async def refused() -> bool:
             record = await queue.jobs.get("refused")
             return record is not None and record.state is State.FAILED
 
-        await eventually(refused, "its job has failed", 30)
+        await eventually(refused, "the job failed", 30)
         worker.drain()
         assert await running == 0
     await storage.close()
-    assert answer.status_code == 503
+    assert response.status_code == 503
     logged = next(line["reason"] for line in logs if line["event"] == "models_unavailable")
-    for reason in (answer.json()["reason"], logged):
+    for reason in (response.json()["reason"], logged):
         assert "no model can be loaded: model 'tiny'" in reason
         assert "nowhere" in reason

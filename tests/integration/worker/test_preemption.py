@@ -1,4 +1,4 @@
-"""A whole worker on a real Redis: who goes first, who leaves early, and what that does to the others."""
+"""A worker on a real Redis: preemption, and jobs that end early in a running batch."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from worker.engine.fusion.module_proxy import ParkedCall
 from worker.worker import Worker
 
 Eventually = Callable[..., Awaitable[None]]
-LONG = 80  # steps: a batch that lasts many times as long as an interactive job takes
-EARLY, LATE = 5, 70  # forwards of it, with an interactive job's few among them
+LONG = 80  # steps: the batch takes many times as long as an interactive job
+EARLY, LATE = 5, 70  # forwards of the batch, between which the interactive job runs
 
 
-class Shop:
-    """A worker at work, and the eyes of its clients."""
+class WorkerHarness:
+    """A running worker, its queue and its storage."""
 
     def __init__(self, queue: Queue, folder: Path, tmp_path: Path, eventually: Eventually) -> None:
         changes = {"storage_dir": tmp_path / "storage", "device": "cpu", "torch_threads": 1, "drain_timeout_s": 30.0}
@@ -53,14 +53,14 @@ class Shop:
         assert record is not None
         return record
 
-    async def under_way(self, *names: str) -> None:
-        """Wait until the jobs' first steps are told."""
+    async def running(self, *names: str) -> None:
+        """Wait until the jobs report their first steps."""
 
-        async def all_move() -> bool:
+        async def all_running() -> bool:
             records = [await self.record(name) for name in names]
-            return all(one.state is State.RUNNING and one.progress.step > 0 for one in records)
+            return all(record.state is State.RUNNING and record.progress.step > 0 for record in records)
 
-        await self._eventually(all_move, f"{names} are under way", 60)
+        await self._eventually(all_running, f"{names} are running", 60)
 
     async def ended(self, *names: str) -> list[JobRecord]:
         async def all_ended() -> bool:
@@ -75,115 +75,115 @@ class Shop:
 
 
 @pytest.fixture
-def shop(queue: Queue, tiny_models: Path, tmp_path: Path, eventually: Eventually) -> Callable[[], Any]:
+def start_worker(queue: Queue, tiny_models: Path, tmp_path: Path, eventually: Eventually) -> Callable[[], Any]:
     @asynccontextmanager
-    async def opened() -> AsyncIterator[Shop]:
-        made = Shop(queue, tiny_models / "sd", tmp_path, eventually)
-        running = asyncio.create_task(made.worker.run())
+    async def start() -> AsyncIterator[WorkerHarness]:
+        harness = WorkerHarness(queue, tiny_models / "sd", tmp_path, eventually)
+        running = asyncio.create_task(harness.worker.run())
         try:
-            yield made
+            yield harness
         finally:
-            made.worker.drain()
+            harness.worker.drain()
             assert await running == 0
-            await made.storage.close()
+            await harness.storage.close()
 
-    return opened
+    return start
 
 
-class Gate:
-    """Holds the engine's thread at two forwards until it is let on: a busy machine may run ahead of the loop else."""
+class ForwardGate:
+    """Blocks the engine thread at two forwards until `open`: the engine can run ahead of the event loop."""
 
     def __init__(self, first: int, second: int) -> None:
         self._forward = fused_call.run_fused
-        self._let_on = {first: threading.Event(), second: threading.Event()}
-        self._passed = 0
-        self.at_work: Shop | None = None
+        self._opened = {first: threading.Event(), second: threading.Event()}
+        self._forwards = 0
+        self.harness: WorkerHarness | None = None
 
     def forward(self, calls: Sequence[ParkedCall], *more: Any) -> list[Any]:
-        if calls[0].shared_method.component == "unet" and self.at_work and self.at_work.worker.slots_in_use:
-            self._passed += 1
-            if self._passed in self._let_on:
-                self._let_on[self._passed].wait(60)
+        if calls[0].shared_method.component == "unet" and self.harness and self.harness.worker.slots_in_use:
+            self._forwards += 1
+            if self._forwards in self._opened:
+                self._opened[self._forwards].wait(60)
         return self._forward(calls, *more)
 
     def open(self, at: int | None = None) -> None:
-        """Let it on at one of the two; None: at both."""
-        for number, let_on in self._let_on.items():
+        """Continue at one of the two forwards, or at both when None."""
+        for number, opened in self._opened.items():
             if at in (None, number):
-                let_on.set()
+                opened.set()
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    made = Gate(EARLY, LATE)
-    monkeypatch.setattr(fused_call, "run_fused", made.forward)
-    yield made
-    made.open()
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForwardGate]:
+    gate = ForwardGate(EARLY, LATE)
+    monkeypatch.setattr(fused_call, "run_fused", gate.forward)
+    yield gate
+    gate.open()
 
 
 @pytest.mark.parametrize("width", [64, 96])
-async def test_an_interactive_job_starts_within_a_full_bulk_batch(
-    width: int, shop: Callable[[], Any], tiny_models: Path, gate: Gate, eventually: Eventually
+async def test_interactive_job_preempts_a_full_bulk_batch(
+    width: int, start_worker: Callable[[], Any], tiny_models: Path, gate: ForwardGate, eventually: Eventually
 ) -> None:
-    """Of the batch's signature or another one: it ends while the batch waits, whose pictures are those of lone runs."""
-    batch = [a_job(f"bulk{at}", steps=LONG, priority=Priority.BULK) for at in range(2)]
-    urgent = a_job("urgent", steps=3, width=width, priority=Priority.INTERACTIVE)
-    async with shop() as at_work, contextlib.AsyncExitStack() as stack:
+    """Of the batch's signature or another one: it ends first, and all images equal those of solo runs."""
+    batch = [a_job(f"bulk{number}", steps=LONG, priority=Priority.BULK) for number in range(2)]
+    interactive = a_job("interactive", steps=3, width=width, priority=Priority.INTERACTIVE)
+    async with start_worker() as harness, contextlib.AsyncExitStack() as stack:
         stack.callback(gate.open)
-        gate.at_work = at_work
-        await at_work.submit(*batch, a_job("waits", steps=2, priority=Priority.BULK))
-        await at_work.under_way("bulk0", "bulk1")
-        await at_work.submit(urgent)
-        await eventually(lambda: at_work.worker.slots_in_use == 3, "it is claimed", 60)
+        gate.harness = harness
+        await harness.submit(*batch, a_job("queued", steps=2, priority=Priority.BULK))
+        await harness.running("bulk0", "bulk1")
+        await harness.submit(interactive)
+        await eventually(lambda: harness.worker.slots_in_use == 3, "the interactive job is claimed", 60)
         gate.open(EARLY)
-        (done,) = await at_work.ended("urgent")
-        assert [(await at_work.record(job.id)).state for job in batch] == [State.RUNNING] * 2
-        assert (await at_work.record("waits")).state is State.QUEUED, "bulk jobs are not claimed beyond the seats"
+        (first,) = await harness.ended("interactive")
+        assert [(await harness.record(job.id)).state for job in batch] == [State.RUNNING] * 2
+        assert (await harness.record("queued")).state is State.QUEUED, "bulk jobs are not claimed beyond the slots"
         gate.open(LATE)
-        records = [done, *await at_work.ended("bulk0", "bulk1")]
-        made = {record.job.id: await at_work.pixels(record) for record in records}
-        await at_work.ended("waits")
+        records = [first, *await harness.ended("bulk0", "bulk1")]
+        images = {record.job.id: await harness.pixels(record) for record in records}
+        await harness.ended("queued")
     assert [record.state for record in records] == [State.SUCCEEDED] * 3
     assert {record.batching.forwards for record in records[1:]} == {LONG}, "no step of the batch was computed twice"
     solo = Room(a_spec(tiny_models / "sd", max_batch=2))
     with solo.started():
-        for job in (batch[0], urgent):
+        for job in (batch[0], interactive):
             solo.seat(job)
             solo.recorder.wait_for([job.id])
-            assert np.abs(solo.recorder.pictures[job.id, 0].astype(int) - made[job.id]).max() <= 1
+            assert np.abs(solo.recorder.pictures[job.id, 0].astype(int) - images[job.id]).max() <= 1
 
 
-async def out_of_time(at_work: Shop) -> str:
-    """Return a job that runs out of time in mid-run; one that was not even begun by then is followed by another."""
-    for at in range(5):
-        name = f"out-of-time-{at}"
-        await at_work.submit(a_job(name, steps=900, deadline_at_ms=now_ms() + 1500))
-        (record,) = await at_work.ended(name)
+async def expire_a_running_job(harness: WorkerHarness) -> str:
+    """Return a job whose deadline passed while it ran; tries again when the job had not started."""
+    for number in range(5):
+        name = f"expires-{number}"
+        await harness.submit(a_job(name, steps=900, deadline_at_ms=now_ms() + 1500))
+        (record,) = await harness.ended(name)
         if record.progress.step > 0:
             break
     return name
 
 
-async def test_whoever_ends_early_frees_a_seat_and_disturbs_nobody(shop: Callable[[], Any]) -> None:
-    """One is canceled, one runs out of time in mid-run, one waits too long, one's latents overflow: two succeed."""
-    async with shop() as at_work:
-        await at_work.submit(a_job("canceled", steps=900), a_job("stays", steps=30))
-        await at_work.under_way("canceled")
-        await at_work.submit(
-            a_job("waits-too-long", deadline_at_ms=now_ms() + 1),
+async def test_jobs_that_end_early_free_their_slots_without_affecting_others(start_worker: Callable[[], Any]) -> None:
+    """One job is canceled, one expires while running, one while queued, one overflows: two succeed."""
+    async with start_worker() as harness:
+        await harness.submit(a_job("canceled", steps=900), a_job("stays", steps=30))
+        await harness.running("canceled")
+        await harness.submit(
+            a_job("expires-queued", deadline_at_ms=now_ms() + 1),
             a_job("overflows", guidance_scale=1e38),
             a_job("follows", steps=3),
         )
-        assert await at_work.queue.jobs.cancel("canceled")
-        await at_work.ended("canceled", "stays", "waits-too-long", "overflows", "follows")
-        late = await out_of_time(at_work)
-        told = {name: await at_work.record(name) for name in ("canceled", "waits-too-long", "overflows", late)}
-        states = [(await at_work.record(name)).state for name in ("stays", "follows")]
+        assert await harness.queue.jobs.cancel("canceled")
+        await harness.ended("canceled", "stays", "expires-queued", "overflows", "follows")
+        expired = await expire_a_running_job(harness)
+        ended = {name: await harness.record(name) for name in ("canceled", "expires-queued", "overflows", expired)}
+        states = [(await harness.record(name)).state for name in ("stays", "follows")]
     assert states == [State.SUCCEEDED] * 2
-    assert told["canceled"].state is State.CANCELED
-    assert told["waits-too-long"].state is told[late].state is State.EXPIRED
-    assert told["waits-too-long"].progress.step == 0
-    assert 0 < told[late].progress.step < 900
-    error = told["overflows"].error
+    assert ended["canceled"].state is State.CANCELED
+    assert ended["expires-queued"].state is ended[expired].state is State.EXPIRED
+    assert ended["expires-queued"].progress.step == 0
+    assert 0 < ended[expired].progress.step < 900
+    error = ended["overflows"].error
     assert error is not None
     assert error.code == "non_finite_latents"

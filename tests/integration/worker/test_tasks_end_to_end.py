@@ -1,4 +1,4 @@
-"""From a request over HTTP to what a client downloads: pictures repainted and videos made by a worker."""
+"""From a request over HTTP to the downloaded artifact: inpainted images, videos, mixed sizes."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def models_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-class Shop:
-    """A client of an API, and a worker that starts once there are jobs, and has all of them begin together."""
+class StackHarness:
+    """A client of an API, and a worker that starts after the jobs are queued and starts all of them together."""
 
     def __init__(self, client: httpx.AsyncClient, worker: Worker, patches: pytest.MonkeyPatch) -> None:
         self.client = client
@@ -89,9 +89,9 @@ class Shop:
         self._patches = patches
         self._working: asyncio.Task[int] | None = None
 
-    async def made(self, *bodies: dict[str, Any]) -> list[dict[str, Any]]:
+    async def finished(self, *bodies: dict[str, Any]) -> list[dict[str, Any]]:
         """Submit jobs and return them once they have succeeded."""
-        self._patches.setattr(Engine, "seat", seated_together(len(bodies)))
+        self._patches.setattr(Engine, "submit", submitted_together(len(bodies)))
         ids = [(await self.client.post("/v1/jobs", json=body)).json()["id"] for body in bodies]
         self._working = asyncio.create_task(self._worker.run())
         return [await self._ended(job_id) for job_id in ids]
@@ -109,65 +109,65 @@ class Shop:
             assert await asyncio.wait_for(self._working, WAIT_S) == 0
 
 
-def seated_together(count: int) -> Callable[..., None]:
-    """Return what seats so many jobs at once, however long the inputs of one are fetched while another could run."""
-    seat, held = Engine.seat, list[EngineRequest]()
+def submitted_together(count: int) -> Callable[..., None]:
+    """Return a replacement for `Engine.submit` that holds requests back until there are `count`."""
+    submit, held = Engine.submit, list[EngineRequest]()
 
-    def together(engine: Engine, *seats: EngineRequest) -> None:
-        held.extend(seats)
+    def together(engine: Engine, *requests: EngineRequest) -> None:
+        held.extend(requests)
         if len(held) == count:
-            seat(engine, *held)
+            submit(engine, *held)
 
     return together
 
 
 @pytest.fixture
-async def shop(
+async def stack(
     durable_server: Any, settings_for: Any, models_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Shop]:
-    """An API beside a worker, in this process, over a Redis and a folder."""
-    own = {"models": models_path, "storage_dir": tmp_path / "storage", "device": "cpu", "torch_threads": 1}
-    settings = settings_for(durable_server.url, **own)
+) -> AsyncIterator[StackHarness]:
+    """An API and a worker in this process, with a Redis and a storage folder."""
+    changes = {"models": models_path, "storage_dir": tmp_path / "storage", "device": "cpu", "torch_threads": 1}
+    settings = settings_for(durable_server.url, **changes)
     queue, workers_queue, storage = Queue.connect(settings), Queue.connect(settings), connect(settings)
     worker = Worker(models_file.load(models_path), workers_queue, storage, settings, Engine)
     async with serving(queue, tmp_path, models=models_path) as client:
-        opened = Shop(client, worker, monkeypatch)
-        yield opened
-    await opened.close()
-    for part in (storage, workers_queue, queue):
-        await part.close()
+        stack = StackHarness(client, worker, monkeypatch)
+        yield stack
+    await stack.close()
+    for resource in (storage, workers_queue, queue):
+        await resource.close()
 
 
 async def upload(api: httpx.AsyncClient, data: bytes) -> str:
     return str((await api.post("/v1/inputs", files={"file": ("a.png", data)})).json()["id"])
 
 
-async def test_what_is_masked_is_repainted_and_the_rest_stays(shop: Shop) -> None:
-    """The job's answer names both pictures; the picture keeps, outside of the mask, what it showed."""
-    api = shop.client
-    picture, mask = await upload(api, a_picture_file()), await upload(api, a_mask_file())
-    common = {"model": "painter", "image": picture, "mask": mask, "seed": 3}
-    jobs = await shop.made(*({**common, "prompt": prompt} for prompt in ("a cat", "a red house")))
+async def test_inpainting_changes_only_the_masked_part(stack: StackHarness) -> None:
+    """The response names both inputs; the image is unchanged outside of the mask."""
+    api = stack.client
+    image_id, mask = await upload(api, a_picture_file()), await upload(api, a_mask_file())
+    common = {"model": "painter", "image": image_id, "mask": mask, "seed": 3}
+    jobs = await stack.finished(*({**common, "prompt": prompt} for prompt in ("a cat", "a red house")))
     for job in jobs:
         assert (job["task"], job["strength"], job["mask"]["id"]) == ("inpaint", 1.0, mask)
-        assert [image["id"] for image in job["images"]] == [picture]
-    seen = []
+        assert [image["id"] for image in job["images"]] == [image_id]
+    results = []
     for job in jobs:
         file = await api.get(job["artifacts"][0]["url"])
-        seen.append(np.asarray(Image.open(io.BytesIO(file.content)).convert("RGB"), int))
-    different = np.abs(seen[0] - seen[1]).mean(axis=(0, 2))  # of each column
+        results.append(np.asarray(Image.open(io.BytesIO(file.content)).convert("RGB"), int))
+    different = np.abs(results[0] - results[1]).mean(axis=(0, 2))  # of each column
     assert different[40:].mean() > 3 * different[:16].mean(), "the prompt shows where the mask is white"
 
 
-async def test_videos_from_words_and_from_a_picture_share_forwards_and_play(shop: Shop) -> None:
-    """Both are MP4s of the asked length and rate, with a still; a part of one can be read."""
-    api = shop.client
+async def test_text_and_image_to_video_share_forwards(stack: StackHarness) -> None:
+    """Both are MP4s of the requested length and rate, with a thumbnail, and can be read in ranges."""
+    api = stack.client
     first = await upload(api, a_picture_file())
     bodies = [
         {"model": "film", "prompt": "a wave", "steps": 3, "seed": 1},
         {"model": "film", "prompt": "a ship leaves", "steps": 3, "seed": 2, "image": first},
     ]
-    jobs = await shop.made(*bodies)
+    jobs = await stack.finished(*bodies)
     assert [job["task"] for job in jobs] == ["text_to_video", "image_to_video"]
     for job in jobs:
         (artifact,) = job["artifacts"]
@@ -177,24 +177,24 @@ async def test_videos_from_words_and_from_a_picture_share_forwards_and_play(shop
         with av.open(io.BytesIO(data)) as file:
             (stream,) = file.streams.video
             assert (stream.average_rate, stream.frames, stream.width, stream.height) == (8, 5, 64, 64)
-        still = await api.get(artifact["thumbnail_url"])
-        assert Image.open(io.BytesIO(still.content)).size == (64, 64)
-        part = await api.get(artifact["url"], headers={"Range": "bytes=100-199"})
-        assert (part.status_code, part.content) == (206, data[100:200])
+        thumbnail = await api.get(artifact["thumbnail_url"])
+        assert Image.open(io.BytesIO(thumbnail.content)).size == (64, 64)
+        partial = await api.get(artifact["url"], headers={"Range": "bytes=100-199"})
+        assert (partial.status_code, partial.content) == (206, data[100:200])
     assert max(job["batching"]["max_jobs"] for job in jobs) == 2, [job["batching"] for job in jobs]
 
 
 SIZES = ((64, 64), (80, 48), (48, 80), (96, 48), (48, 96))
 
 
-async def test_five_resolutions_are_claimed_together_and_share_every_forward(shop: Shop) -> None:
-    """Where the model takes pictures as a list: no job waits for others of its own size."""
+async def test_five_sizes_are_claimed_together_and_share_every_forward(stack: StackHarness) -> None:
+    """The model takes a list of images: no job waits for others of its size."""
     bodies = [
-        {"model": "mixer", "prompt": f"picture {at}", "seed": at, "width": width, "height": height}
-        for at, (width, height) in enumerate(SIZES)
+        {"model": "mixer", "prompt": f"image {number}", "seed": number, "width": width, "height": height}
+        for number, (width, height) in enumerate(SIZES)
     ]
-    jobs = await shop.made(*bodies)
+    jobs = await stack.finished(*bodies)
     for job, size in zip(jobs, SIZES, strict=True):
         assert (job["batching"]["max_jobs"], job["batching"]["mean_rows"]) == (5, 5.0), job["batching"]
-        file = await shop.client.get(job["artifacts"][0]["url"])
+        file = await stack.client.get(job["artifacts"][0]["url"])
         assert Image.open(io.BytesIO(file.content)).size == size
