@@ -50,7 +50,7 @@ def a_spec(source: Path, model: str = "tiny", **fields: Any) -> ModelSpec:
     return ModelSpec(**(values | fields))
 
 
-def a_job(name: str, pictures: int = 1, **fields: Any) -> Job:
+def a_job(name: str, image_count: int = 1, **fields: Any) -> Job:
     values: dict[str, Any] = {
         "id": name,
         "tenant": "default",
@@ -66,19 +66,19 @@ def a_job(name: str, pictures: int = 1, **fields: Any) -> Job:
     if "strength" in fields:
         values["task"] = Task.IMAGE_TO_IMAGE
     job = Job(**(values | fields))
-    return job.model_copy(update=input_fields(job, pictures))
+    return job.model_copy(update=input_fields(job, image_count))
 
 
-def input_fields(job: Job, pictures: int) -> dict[str, Any]:
-    """What a job of its task refers to, so many pictures where they are to be edited, unless it does already."""
+def input_fields(job: Job, image_count: int) -> dict[str, Any]:
+    """Return the inputs that a job of its task refers to, `image_count` of them for edits, unless it has some."""
     ref = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=SIDE, height=SIDE)
     values: dict[str, Any] = {}
     if job.task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO) and not job.images:
-        values["images"] = (ref,) * pictures
+        values["images"] = (ref,) * image_count
     if job.task is Task.INPAINT and job.mask is None:
         values["mask"] = ref
     if job.task is Task.EDIT and not job.reference_sizes:
-        values["reference_sizes"] = ((SIDE, SIDE),) * (len(job.images) or pictures)
+        values["reference_sizes"] = ((SIDE, SIDE),) * (len(job.images) or image_count)
     return values
 
 

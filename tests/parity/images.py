@@ -172,17 +172,17 @@ _FLUX = (
             models=f"{models}: {what}",
             pipelines=pipelines,
             tiny=tiny,
-            tasks=_EDIT if pictures else (Task.TEXT_TO_IMAGE,),
-            jobs=edits(TEXT, pictures=pictures) if pictures else TEXT,
-            joining=edits(LATE, pictures=pictures) if pictures else LATE,
-            quick=tiny == "flux-2-klein" and not pictures,
+            tasks=_EDIT if images else (Task.TEXT_TO_IMAGE,),
+            jobs=edits(TEXT, image_count=images) if images else TEXT,
+            joining=edits(LATE, image_count=images) if images else LATE,
+            quick=tiny == "flux-2-klein" and not images,
         )
         for models, pipelines, tiny in (
             ("FLUX.2 dev", "Flux2Pipeline", "flux-2-dev"),
             ("FLUX.2 Klein 4B and 9B", "Flux2KleinPipeline", "flux-2-klein"),
             ("FLUX.2 Klein base 4B and 9B", "Flux2KleinPipeline", "flux-2-klein-base"),
         )
-        for what, pictures in (("text", 0), ("one reference", 1), ("two references", 2))
+        for what, images in (("text", 0), ("one reference", 1), ("two references", 2))
     ),
     Cell(
         family="FLUX.2",
@@ -223,11 +223,11 @@ _QWEN = (
             pipelines="QwenImageEditPlusPipeline",
             tiny="qwen-image-edit-plus",
             tasks=_EDIT,
-            jobs=edits(TEXT, pictures=pictures),
-            joining=edits(LATE, pictures=pictures),
+            jobs=edits(TEXT, image_count=images),
+            joining=edits(LATE, image_count=images),
             around=small_images("images.qwen"),
         )
-        for what, pictures in (("one picture", 1), ("three pictures", 3))
+        for what, images in (("one image", 1), ("three images", 3))
     ),
     Cell(
         family="Qwen-Image",
@@ -257,7 +257,7 @@ _QWEN = (
             limits="only prompts of equal length share a forward: positions are those of the first row",
             refused={} if edited else {"image-to-image": {"prompt": "-", "strength": 0.5}, "inpaint": MASKED["masked"]},
         )
-        for what, edited in (("text", False), ("one picture", True))
+        for what, edited in (("text", False), ("one image", True))
     ),
 )
 

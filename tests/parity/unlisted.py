@@ -1,4 +1,4 @@
-"""Architectures without rules: fused by those inferred from their calls, if the self-check agrees."""
+"""Architectures without stacking rules: fused by rules inferred from their calls, if the self-check verifies them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 from parity.cells import LATE, TEXT, Cell, small_images
 
-INFERRED = "no rule of its own: fused by rules inferred from its calls"
+INFERRED = "no stacking rules: fused by rules inferred from its calls"
 
 CELLS = tuple(
     Cell(

@@ -133,7 +133,7 @@ WAN = (
         jobs=_PICTURES,
         joining=late(_PICTURES),
         spec=spec(),
-        limits="a last picture: without FLF2V's position embedding, diffusers joins its tokens as another row",
+        limits="a last image: without FLF2V's position embedding, diffusers joins its tokens as another row",
     ),
     Cell(
         family="Wan",
@@ -144,11 +144,11 @@ WAN = (
         jobs=_BOTH_ENDS,
         joining=late(_BOTH_ENDS),
         spec=spec(),
-        limits="a first picture alone: the model takes both",
+        limits="only a first image: the model takes both",
     ),
     Cell(
         family="Wan",
-        models="Wan 2.2 I2V A14B (two denoisers), Fun InP: with a last picture and without",
+        models="Wan 2.2 I2V A14B (two denoisers), Fun InP: with and without a last image",
         pipelines="WanImageToVideoPipeline",
         tiny="wan-2.2-i2v",
         tasks=PICTURES,
@@ -188,7 +188,7 @@ HUNYUAN = (
         jobs=_PICTURES,
         joining=late(_PICTURES),
         spec=spec(),
-        limits="fusing the text encoder (Llava gives its pictures' states in one piece): once a job",
+        limits="fusing the text encoder (Llava returns the states of all images in one tensor): once per job",
     ),
     Cell(
         family="HunyuanVideo",
@@ -199,7 +199,7 @@ HUNYUAN = (
         jobs=_TEXTS,
         joining=late(_TEXTS),
         spec=spec(),
-        limits="fusing the VAE (diffusers 0.42: its attention fails on more than one row): once a job",
+        limits="fusing the VAE (diffusers 0.42: its attention fails on more than one row): once per job",
     ),
     Cell(
         family="HunyuanVideo",
@@ -210,7 +210,7 @@ HUNYUAN = (
         jobs=_PICTURES,
         joining=late(_PICTURES),
         spec=spec(),
-        limits="fusing the VAE, as above; the size is the nearest of the model's own to the job's proportions",
+        limits="fusing the VAE (see above); the size is the model's nearest one to the job's proportions",
     ),
 )
 
@@ -234,7 +234,7 @@ HELIOS = (
         jobs=_WIDE,
         joining=late(_WIDE),
         spec=spec(33, width=128),
-        limits="64x64 (diffusers 0.42 fails on a first stage of one token a frame); stages of different sizes together",
+        limits="64x64 (diffusers 0.42 fails on a first stage of one token per frame); stages of different sizes together",
     ),
     Cell(
         family="Helios",
@@ -269,7 +269,7 @@ LTX = (
         jobs=_SMALL,
         joining=late(_SMALL),
         spec=spec(width=32, height=32),
-        limits="fusing the vocoder (rows come out up to 1e-4 off): once a job",
+        limits="fusing the vocoder (rows differ by up to 1e-4): once per job",
     ),
 )
 

@@ -218,7 +218,7 @@ def test_adapters_follow_their_rows_when_memory_runs_out(
     real = SharedMethod.run
 
     def scarce(point: SharedMethod, *args: Any, **kwargs: Any) -> Any:
-        if point.component == "unet" and point.named(args, kwargs)["sample"].shape[0] > 2 * 4:
+        if point.component == "unet" and point.bind(args, kwargs)["sample"].shape[0] > 2 * 4:
             raise torch.OutOfMemoryError("injected")
         return real(point, *args, **kwargs)
 

@@ -44,7 +44,7 @@ def before_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[Before], None]:
 
     def install(before: Before) -> None:
         def run(point: SharedMethod, *args: Any, **kwargs: Any) -> Any:
-            before(point, point.named(args, kwargs))
+            before(point, point.bind(args, kwargs))
             return real(point, *args, **kwargs)
 
         monkeypatch.setattr(SharedMethod, "run", run)
@@ -185,7 +185,7 @@ def test_latents_that_are_not_finite_fail_their_job_alone(
     def spoil(point: SharedMethod, *args: Any, **kwargs: Any) -> Any:
         output = real(point, *args, **kwargs)
         if point.component == "unet":
-            times = torch.as_tensor(point.named(args, kwargs)["timestep"]).flatten().tolist()
+            times = torch.as_tensor(point.bind(args, kwargs)["timestep"]).flatten().tolist()
             for row in (at for at, time in enumerate(times) if time == POISON_TIME):
                 output[0][row, 0, 0, 0] = value
         return output

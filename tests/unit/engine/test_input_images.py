@@ -76,7 +76,7 @@ def test_an_image_to_edit_keeps_its_proportions_and_with_layers_its_transparency
     """It is scaled to the size in the signature, and not cropped."""
     halves = Image.new("RGBA", (300, 100), (255, 0, 0, 255))
     halves.paste((0, 0, 0, 0), (150, 0, 300, 100))
-    job = a_job("x", task=Task.EDIT, reference_sizes=((96, 32), (64, 64)), pictures=2)
+    job = a_job("x", task=Task.EDIT, reference_sizes=((96, 32), (64, 64)), image_count=2)
     wide, square = prepare_inputs(job, InputFiles(images=(file_of(halves), file_of(halves)))).images
     assert (wide.size, square.size, wide.mode) == ((96, 32), (64, 64), "RGB")
     assert wide.getpixel((90, 16)) == (255, 255, 255)
