@@ -1,1 +1,1 @@
-"""The HTTP front end: validates, submits, answers and streams; it never touches torch."""
+"""The HTTP API: validates and submits jobs, returns and streams their results. It does not import torch."""

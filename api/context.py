@@ -60,15 +60,15 @@ ServicesDep = Annotated[Services, Depends(services)]
 
 async def caller(request: Request, services: ServicesDep) -> Caller:
     """Return the caller and count the request; raises `Unauthenticated`, `HostRefused` or `RateLimited`."""
-    found = await services.authenticator.caller(request.headers.getlist("authorization"))
-    if not found.has_key:
+    authenticated = await services.authenticator.caller(request.headers.getlist("authorization"))
+    if not authenticated.has_key:
         check_host(request.url.hostname, services.settings)
-    rate = await services.authenticator.count_request(found)
+    rate = await services.authenticator.count_request(authenticated)
     if rate is not None:
         request.scope["rate_headers"] = rate_headers(rate)
         if not rate.allowed:
             raise RateLimited(f"more than {rate.limit} requests in a minute", retry_after_ms=rate.retry_ms)
-    return found
+    return authenticated
 
 
 CallerDep = Annotated[Caller, Depends(caller)]
@@ -161,9 +161,9 @@ async def signed_url_context(
 ) -> RequestContext:
     """Return the context of a request for an artifact, by key or by signed URL."""
     if signature is None:
-        found = await caller(request, services)
-        found.require(Scope.JOBS_READ)
-        return await request_context(request, found, services)
+        authenticated = await caller(request, services)
+        authenticated.require(Scope.JOBS_READ)
+        return await request_context(request, authenticated, services)
     signer = await services.authenticator.signer()
     signer.check(job_id, index, expires=expires or 0, signature=signature, now_ms=now_ms())
     record = await services.queue.jobs.get(job_id)

@@ -48,9 +48,9 @@ def etag_matches(if_none_match: str, etag: str) -> bool:
 
 
 def existing_job(record: JobRecord | None, job_id: str) -> JobRecord:
-    """Return the record of a job that has just been found, or raise `NotFound` where it has been deleted since."""
+    """Return the record, or raise `NotFound`: the job was deleted during the request."""
     if record is None:
-        raise NotFound(f"job {job_id} has just been deleted", param="id")
+        raise NotFound(f"job {job_id} was deleted during the request", param="id")
     return record
 
 

@@ -138,7 +138,7 @@ IdempotencyKey = Annotated[str | None, Depends(idempotency_key)]
 
 
 def idempotency(key: str | None, raw: bytes, line: int | None = None) -> Idempotency:
-    """Return the idempotency of the body `raw`; a line of a bulk request has a key of its own, by its number."""
+    """Return the idempotency of the body `raw`; each line of a bulk request has a separate key, by its number."""
     if key is None:
         return _NO_KEY
     return Idempotency(key if line is None else f"{key}:line:{line}", hashlib.sha256(raw).hexdigest())

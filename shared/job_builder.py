@@ -86,7 +86,7 @@ async def build_job(
 def queue_submission(
     job: Job, catalog: Catalog, idempotency_key: str | None = None, fingerprint: str | None = None
 ) -> Submission:
-    """Return what `queue.submit` takes for a job."""
+    """Return the job with its queue parameters, the argument of `queue.jobs.submit`."""
     return Submission(
         job=job,
         signature=signature(job),

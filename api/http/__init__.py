@@ -1,1 +1,1 @@
-"""HTTP mechanics that know nothing of jobs: middleware, body limits, streaming, the OpenAPI page."""
+"""HTTP mechanics independent of jobs: middleware, body limits, streaming, NDJSON, OpenAPI."""

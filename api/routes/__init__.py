@@ -1,1 +1,1 @@
-"""The paths of the API, one resource a file."""
+"""The paths of the API, one resource per file."""

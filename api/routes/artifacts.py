@@ -55,8 +55,10 @@ async def artifact(
     redirect: Redirect = False,
 ) -> Response:
     """Read an image or video of a job, or a part of it."""
-    found = _artifact(await context.find_job(job_id), index)
-    return await object_response(request, context, found, conditions, name=f"{job_id}-{index}", redirect=redirect)
+    image_or_video = _artifact(await context.find_job(job_id), index)
+    return await object_response(
+        request, context, image_or_video, conditions, name=f"{job_id}-{index}", redirect=redirect
+    )
 
 
 @router.head("/{job_id}/artifacts/{index}/thumbnail", include_in_schema=False)
@@ -73,11 +75,11 @@ async def thumbnail(
     redirect: Redirect = False,
 ) -> Response:
     """Read the thumbnail of a video."""
-    found = _artifact(await context.find_job(job_id), index).thumbnail
-    if found is None:
+    still = _artifact(await context.find_job(job_id), index).thumbnail
+    if still is None:
         raise NotFound(f"artifact {index} of job {job_id} is no video and has no thumbnail", param="index")
     name = f"{job_id}-{index}-thumbnail"
-    return await object_response(request, context, found, conditions, name=name, redirect=redirect)
+    return await object_response(request, context, still, conditions, name=name, redirect=redirect)
 
 
 def _artifact(record: JobRecord, index: int) -> Artifact:
