@@ -42,6 +42,8 @@ EXPOSED_HEADERS = (
     *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
 )
 
+_REQUEST_HEADERS = ("Authorization", "Content-Type", "Idempotency-Key", "If-None-Match", "Last-Event-ID", "Prefer")
+
 _DESCRIPTION = """
 Generate images and videos. Submit with `POST /v1/jobs`, then poll `GET /v1/jobs/{id}` or subscribe to its events.
 
@@ -115,14 +117,7 @@ def _cors(origins: Sequence[str]) -> dict[str, Any]:
     return {
         "allow_origins": list(origins),
         "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
-        "allow_headers": [
-            "Authorization",
-            "Content-Type",
-            "Idempotency-Key",
-            "If-None-Match",
-            "Last-Event-ID",
-            "Prefer",
-        ],
+        "allow_headers": [*_REQUEST_HEADERS],
         "expose_headers": list(EXPOSED_HEADERS),
         "max_age": 600,
     }

@@ -16,15 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from shared.errors import (
-    FusequeueError,
-    InvalidRequest,
-    NotFound,
-    QueueFull,
-    RateLimited,
-    Unauthenticated,
-    Unavailable,
-)
+from shared.errors import FusequeueError, InvalidRequest, NotFound, QueueFull, RateLimited, Unauthenticated, Unavailable
 
 log = structlog.get_logger()
 

@@ -124,8 +124,7 @@ def outcome_label(outcome: Submitted | FusequeueError) -> str:
 
 async def idempotency_key(
     key: Annotated[
-        str | None,
-        Header(alias="Idempotency-Key", description="1 to 255 visible ASCII characters; kept for a day."),
+        str | None, Header(alias="Idempotency-Key", description="1 to 255 visible ASCII characters; kept for a day.")
     ] = None,
 ) -> str | None:
     """Return the request's Idempotency-Key, or raise `InvalidRequest`."""

@@ -46,8 +46,7 @@ class JobRequest(BaseModel):
         int | None, Field(strict=True, ge=0, le=MAX_SEED, description="Unset: a random one, returned with the job.")
     ] = None
     steps: Annotated[
-        int | None,
-        Field(strict=True, ge=1, validation_alias=AliasChoices("steps", "num_inference_steps")),
+        int | None, Field(strict=True, ge=1, validation_alias=AliasChoices("steps", "num_inference_steps"))
     ] = None
     guidance_scale: Annotated[float | None, Field(strict=True, ge=0)] = None
     guidance_scale_2: Annotated[
@@ -62,8 +61,7 @@ class JobRequest(BaseModel):
         Task | None, Field(description="Required only if the model has several tasks that match the other fields.")
     ] = None
     image: Annotated[
-        str | None,
-        Field(description="Start from this image: an id of `POST /v1/inputs`, a data URL or an https URL."),
+        str | None, Field(description="Start from this image: an id of `POST /v1/inputs`, a data URL or an https URL.")
     ] = None
     images: Annotated[
         tuple[str, ...] | None,

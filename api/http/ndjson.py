@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
 
 MEMORY_BYTES = 256 * 1024
 DISK_BYTES = 64 * 1024 * 1024
@@ -74,27 +72,18 @@ class Spool:
     """
 
     def __init__(self, *, memory_bytes: int = MEMORY_BYTES, disk_bytes: int = DISK_BYTES) -> None:
-        self._memory_bytes = memory_bytes
+        self._file = tempfile.SpooledTemporaryFile(memory_bytes)  # noqa: SIM115 - closed by close()
         self._disk_bytes = disk_bytes
-        self._pieces: deque[bytes] = deque()
-        self._in_memory = 0
-        self._file: BinaryIO | None = None
         self._read_at = 0
         self._write_at = 0
         self._ended = False
         self._changed = asyncio.Condition()
 
     async def write(self, data: bytes) -> None:
-        """Append `data`; waits for the reader when memory and disk are full."""
+        """Append `data`; waits for the reader when the file is full."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._write_at - self._read_at < self._disk_bytes)
-            # To keep the order, everything goes to the file until it is empty again.
-            if self._write_at == self._read_at and self._in_memory + len(data) <= self._memory_bytes:
-                self._pieces.append(data)
-                self._in_memory += len(data)
-            else:
-                await asyncio.to_thread(self._write_file, data)
-                self._write_at += len(data)
+            await asyncio.to_thread(self._write, data)
             self._changed.notify_all()
 
     async def end(self) -> None:
@@ -106,33 +95,24 @@ class Spool:
     async def read(self) -> bytes:
         """Return the next bytes as soon as there are any; b"" at the end."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._pieces or self._write_at > self._read_at or self._ended)
-            if self._pieces:
-                data = b"".join(self._pieces)
-                self._pieces.clear()
-                self._in_memory = 0
-            else:
-                data = await asyncio.to_thread(self._read_file, min(_READ_BYTES, self._write_at - self._read_at))
-                self._read_at += len(data)
-                if self._file is not None and self._read_at == self._write_at:
-                    await asyncio.to_thread(self._file.truncate, 0)
-                    self._read_at = self._write_at = 0
+            await self._changed.wait_for(lambda: self._write_at > self._read_at or self._ended)
+            data = await asyncio.to_thread(self._read)
             self._changed.notify_all()
             return data
 
     def close(self) -> None:
         """Delete the file."""
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
-    def _write_file(self, data: bytes) -> None:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+    def _write(self, data: bytes) -> None:
         self._file.seek(self._write_at)
-        self._file.write(data)
+        self._write_at += self._file.write(data)
 
-    def _read_file(self, size: int) -> bytes:
-        if self._file is None:
-            return b""
+    def _read(self) -> bytes:
         self._file.seek(self._read_at)
-        return self._file.read(size)
+        data = self._file.read(_READ_BYTES)
+        self._read_at += len(data)
+        if self._read_at == self._write_at:
+            self._file.truncate(0)
+            self._read_at = self._write_at = 0
+        return data

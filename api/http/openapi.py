@@ -18,46 +18,23 @@ _REF = "#/components/schemas/"
 _OPEN_PATHS = frozenset(("/healthz", "/readyz"))
 _KEY = "`Authorization: Bearer fq_...`; `Key` and `Token` work too. Required once a key has been created."
 _IMAGE_ID, _OTHER_ID = "in_0123456789abcdef0123456789abcdef", "in_fedcba9876543210fedcba9876543210"
-_EXAMPLES = {
-    "text to image": {"model": "demo", "prompt": "a red circle on a blue ground, left"},
-    "several images, seeded": {
-        "model": "demo",
-        "prompt": "a green square on a white ground, top",
-        "seed": 7,
-        "steps": 16,
-        "n": 2,
-        "metadata": {"order": "1234"},
-    },
-    "repaint where a mask is white": {
-        "model": "demo",
-        "prompt": "a blue square on a white ground, left",
-        "image": _IMAGE_ID,
-        "mask": _OTHER_ID,
-    },
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "text to image": {"prompt": "a red circle on a blue ground, left"},
+    "several images, seeded": {"prompt": "a green square", "seed": 7, "steps": 16, "n": 2, "metadata": {"order": "12"}},
+    "repaint where a mask is white": {"prompt": "a blue square", "image": _IMAGE_ID, "mask": _OTHER_ID},
     "edit several images into one": {
         "model": "qwen-image-edit-plus",
         "prompt": "the woman in the first image wears the hat of the second",
         "images": [_IMAGE_ID, _OTHER_ID],
     },
-    "video from an image": {
-        "model": "wan-2.2-ti2v",
-        "prompt": "a wave breaks",
-        "image": _IMAGE_ID,
-        "frames": 81,
-        "fps": 24,
-    },
-    "image to image": {
-        "model": "demo",
-        "prompt": "a yellow star on a black ground, right",
-        "image": _IMAGE_ID,
-        "strength": 0.7,
-    },
+    "video from an image": {"model": "wan-2.2-ti2v", "prompt": "a wave breaks", "image": _IMAGE_ID, "frames": 81},
+    "image to image": {"prompt": "a yellow star on a black ground", "image": _IMAGE_ID, "strength": 0.7},
 }
 
 
 def json_body() -> dict[str, Any]:
     """Return the OpenAPI of a body with one job request."""
-    examples = {name: {"value": value} for name, value in _EXAMPLES.items()}
+    examples = {name: {"value": {"model": "demo", **value}} for name, value in _EXAMPLES.items()}
     return _body("application/json", {"schema": {"$ref": f"{_REF}JobRequest"}, "examples": examples})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -128,31 +127,10 @@ class JobList(BaseModel):
     last_id: str | None
 
 
-@dataclass(frozen=True)
-class Filter:
-    """Conditions on jobs after they are read; no index serves them."""
-
-    statuses: frozenset[State]
-    model: str | None
-    metadata: dict[str, str]
-
-    def __bool__(self) -> bool:
-        return bool(self.statuses or self.model is not None or self.metadata)
-
-    def matches(self, record: JobRecord) -> bool:
-        """Return whether a job meets all conditions."""
-        return (
-            (not self.statuses or record.state in self.statuses)
-            and (self.model is None or record.job.model == self.model)
-            and all(record.job.metadata.get(key) == value for key, value in self.metadata.items())
-        )
-
-
 @router.get("", responses=problems(422, 503) | {200: {"model": JobList}})
 async def list_jobs(request: Request, context: Context, query: Annotated[ListQuery, Query()]) -> Response:
     """List jobs, newest first. `metadata.KEY=VALUE` selects jobs with that metadata."""
-    job_filter = Filter(_states(query.status), query.model, _metadata(request.query_params.multi_items()))
-    records, cursor = await _page(query, job_filter, context)
+    records, cursor = await _page(query, _metadata(request.query_params.multi_items()), context)
     data = [job_object(record, context.base_url, sign=context.sign) for record in records]
     page = JobList(
         data=data,
@@ -164,8 +142,15 @@ async def list_jobs(request: Request, context: Context, query: Annotated[ListQue
     return Response(page.model_dump_json(), media_type="application/json")
 
 
-async def _page(query: ListQuery, job_filter: Filter, context: RequestContext) -> tuple[list[JobRecord], str | None]:
-    """Return up to `limit` matching jobs and the next cursor; reads at most `MAX_SCANNED` jobs."""
+async def _page(
+    query: ListQuery, metadata: dict[str, str], context: RequestContext
+) -> tuple[list[JobRecord], str | None]:
+    """Return up to `limit` jobs and the next cursor.
+
+    No index serves status, model and metadata: with these filters, at most `MAX_SCANNED` jobs are read.
+    """
+    states = _states(query.status)
+    filtered = bool(states or query.model is not None or metadata)
     page: list[JobRecord] = []
     cursor, scanned = query.after, 0
     while True:
@@ -173,16 +158,21 @@ async def _page(query: ListQuery, job_filter: Filter, context: RequestContext) -
             context.tenant,
             batch_id=query.batch_id,
             after=cursor,
-            limit=PAGE if job_filter else query.limit,
+            limit=PAGE if filtered else query.limit,
             created_after_ms=_ms(query.created_after),
             created_before_ms=_ms(query.created_before),
         )
         scanned += PAGE
         for record in records:
-            if job_filter.matches(record):
+            job = record.job
+            if (
+                (not states or record.state in states)
+                and query.model in (None, job.model)
+                and metadata.items() <= job.metadata.items()
+            ):
                 page.append(record)
                 if len(page) == query.limit:
-                    return page, cursor if record is records[-1] else record.job.id
+                    return page, cursor if record is records[-1] else job.id
         if cursor is None or scanned >= MAX_SCANNED:
             return page, cursor
 

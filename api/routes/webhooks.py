@@ -261,10 +261,7 @@ def _delivery(delivery: WebhookDelivery) -> DeliveryObject:
         next_attempt_at=iso(delivery.next_at_ms),
         log=[
             AttemptObject(
-                at=iso(attempt.at_ms) or "",
-                status=attempt.status,
-                error=attempt.error,
-                duration_ms=attempt.duration_ms,
+                at=iso(attempt.at_ms) or "", status=attempt.status, error=attempt.error, duration_ms=attempt.duration_ms
             )
             for attempt in delivery.log
         ],

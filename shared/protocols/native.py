@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -147,10 +147,6 @@ class JobObject(BaseModel):
     urls: UrlsObject
 
 
-def _unsigned(job_id: str, index: int) -> str:
-    return ""
-
-
 def iso(at_ms: int | None) -> str | None:
     """Return a time as ISO 8601 in UTC."""
     if at_ms is None:
@@ -163,13 +159,13 @@ def job_object(
     base_url: str,
     position: QueuePosition | None = None,
     *,
-    sign: Callable[[str, int], str] = _unsigned,
+    sign: Callable[[str, int], str] = lambda job_id, index: "",
 ) -> JobObject:
     """Return `record` for its client, with URLs below `base_url`; `sign` returns the query of an artifact's URL."""
     job, url = record.job, f"{base_url}/v1/jobs/{record.job.id}"
     timings, batching = record.timings, record.batching
     return JobObject(
-        **_request(job),
+        **{name: getattr(job, name) for name in _REQUEST_FIELDS},
         status=record.state,
         phase=record.phase if record.state is State.RUNNING else None,
         created_at=iso(job.created_at_ms) or "",
@@ -183,10 +179,10 @@ def job_object(
             step=record.progress.step, total=record.progress.total, percent=min(100, record.progress.percent)
         ),
         queue=_queue(position) if record.state is State.QUEUED else None,
-        image=_image(next(iter(job.images), None)),
-        images=[ImageObject(**image.model_dump(exclude={"key"})) for image in job.images],
-        mask=_image(job.mask),
-        last_image=_image(job.last_image),
+        image=_image(job.images[0]) if job.images else None,
+        images=[_image(image) for image in job.images],
+        mask=None if job.mask is None else _image(job.mask),
+        last_image=None if job.last_image is None else _image(job.last_image),
         artifacts=[
             _artifact(artifact, f"{url}/artifacts/{artifact.index}", sign(job.id, artifact.index))
             for artifact in record.artifacts
@@ -201,18 +197,14 @@ def job_object(
 _REQUEST_FIELDS = frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - {"images", "mask", "last_image"}
 
 
-def _request(job: Job) -> dict[str, Any]:
-    return {name: getattr(job, name) for name in _REQUEST_FIELDS}
-
-
 def _queue(position: QueuePosition | None) -> QueueObject:
     if position is None:
         return QueueObject(position=None, eta_s=None)
     return QueueObject(position=position.position, eta_s=position.eta_s)
 
 
-def _image(image: InputRef | None) -> ImageObject | None:
-    return None if image is None else ImageObject(**image.model_dump(exclude={"key"}))
+def _image(image: InputRef) -> ImageObject:
+    return ImageObject(**image.model_dump(exclude={"key"}))
 
 
 def _artifact(artifact: Artifact, url: str, query: str) -> ArtifactObject:
