@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from harness.disconnecting_client import hang_up
+from harness.disconnecting_client import send_and_disconnect
 from harness.waiting import wait_until
 from openai import OpenAI
 from PIL import Image, ImageChops
@@ -270,7 +270,7 @@ class Hasty(httpx.BaseTransport):
         self.retries.append(request.headers["x-stainless-retry-count"])
         if len(self.retries) == 1:
             self._worker.send(signal.SIGSTOP)  # so that the job is not done before
-            hang_up(request, lambda: jobs(self._stack, order="retried"))
+            send_and_disconnect(request, lambda: jobs(self._stack, order="retried"))
         self._worker.send(signal.SIGCONT)
         return self._inner.handle_request(request)
 
@@ -309,5 +309,7 @@ def test_a_job_whose_client_hung_up_is_canceled(stack: Any, make_stack: Any) -> 
     line = api_of(stack, make_stack, namespace="nobody", disconnect_grace_s="0.2")
     body = {"model": "demo", "prompt": PROMPT, "metadata": {"order": "left"}}
     with pytest.raises(httpx.ReadTimeout):
-        hang_up(httpx.Request("POST", f"{line.url}/v1/images/generations", json=body), lambda: jobs(line, order="left"))
+        send_and_disconnect(
+            httpx.Request("POST", f"{line.url}/v1/images/generations", json=body), lambda: jobs(line, order="left")
+        )
     wait_until(lambda: [job["status"] for job in jobs(line, order="left")] == ["canceled"], "it is canceled")

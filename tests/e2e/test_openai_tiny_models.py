@@ -14,7 +14,7 @@ import av
 import openai
 import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY
-from harness.webhook_receiver import Receiver, receiving
+from harness.webhook_receiver import WebhookReceiver, receiving
 from openai import OpenAI
 from openai.types.webhooks import BatchCompletedWebhookEvent, BatchFailedWebhookEvent
 from PIL import Image, ImageChops
@@ -81,13 +81,13 @@ ENDS_OF_BATCHES = ("batch.completed", "batch.failed")
 
 
 @pytest.fixture(scope="module")
-def receiver() -> Iterator[Receiver]:
+def receiver() -> Iterator[WebhookReceiver]:
     with receiving() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def stack(make_shared_stack: Any, tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Any:
+def stack(make_shared_stack: Any, tmp_path_factory: pytest.TempPathFactory, receiver: WebhookReceiver) -> Any:
     """An API, a worker of tiny models and one that cannot be loaded, and chores that may call the receiver."""
     folder = tmp_path_factory.mktemp("tiny")
     for name in ("wan-2.2-ti2v", "flux-2-klein", "sd"):
@@ -191,7 +191,9 @@ def line(number: int) -> bytes:
     return json.dumps(asked).encode()
 
 
-def test_webhooks_are_unwrapped_before_and_after_a_rotation(client: OpenAI, stack: Any, receiver: Receiver) -> None:
+def test_webhooks_are_unwrapped_before_and_after_a_rotation(
+    client: OpenAI, stack: Any, receiver: WebhookReceiver
+) -> None:
     """Real events of jobs, videos and batches, by OpenAI's library and Standard Webhooks' own."""
     stack.chores()
     body = {"url": receiver.url, "events": [*ENDS, *ENDS_OF_VIDEOS, *ENDS_OF_BATCHES]}

@@ -1,4 +1,4 @@
-"""A receiver of webhooks, for tests."""
+"""HTTP server that records webhooks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from harness.waiting import wait_until
 
 
-class Receiver:
-    """A server that takes down what it is told."""
+class WebhookReceiver:
+    """Records the headers and body of each request."""
 
     def __init__(self) -> None:
         self.received: list[tuple[dict[str, str], str]] = []
@@ -32,24 +32,24 @@ class Receiver:
         self.url = f"http://127.0.0.1:{self.port}/hook"
 
     def wait_for(self, types: Sequence[str]) -> list[tuple[dict[str, str], str]]:
-        """Return what was told of these, all being there."""
+        """Return the webhooks of these types, after all types have arrived."""
 
-        def found() -> list[tuple[dict[str, str], str]]:
-            return [one for one in list(self.received) if json.loads(one[1])["type"] in types]
+        def matching() -> list[tuple[dict[str, str], str]]:
+            return [item for item in list(self.received) if json.loads(item[1])["type"] in types]
 
-        wait_until(lambda: {json.loads(one[1])["type"] for one in found()} == set(types), f"all of {types} are told")
-        return found()
+        wait_until(lambda: {json.loads(item[1])["type"] for item in matching()} == set(types), f"{types} received")
+        return matching()
 
 
 @contextlib.contextmanager
-def receiving() -> Iterator[Receiver]:
-    """Give a receiver that listens on a port of its own."""
-    made = Receiver()
-    serving = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.05})
-    serving.start()
+def receiving() -> Iterator[WebhookReceiver]:
+    """Run a receiver on a free port."""
+    receiver = WebhookReceiver()
+    thread = threading.Thread(target=receiver.server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
     try:
-        yield made
+        yield receiver
     finally:
-        made.server.shutdown()
-        serving.join()
-        made.server.server_close()
+        receiver.server.shutdown()
+        thread.join()
+        receiver.server.server_close()

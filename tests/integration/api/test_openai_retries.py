@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from harness.api_process import Server
-from harness.disconnecting_client import a_write_waits, hang_up
+from harness.disconnecting_client import send_and_disconnect, write_is_blocked
 from harness.waiting import wait_until
 from openai import OpenAI
 from redis import Redis
@@ -43,7 +43,7 @@ class Losing(httpx.BaseTransport):
         for _ in range(TRIES):
             self._redis.client_pause(60_000, all=False)
             try:
-                hang_up(request, lambda: a_write_waits(self._redis))
+                send_and_disconnect(request, lambda: write_is_blocked(self._redis))
             except httpx.ReadTimeout as error:
                 self._redis.client_unpause()
                 if self._more_than(before):

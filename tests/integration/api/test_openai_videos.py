@@ -16,7 +16,7 @@ import numpy as np
 import openai
 import pytest
 from harness.api_process import Server
-from harness.disconnecting_client import a_write_waits, hang_up
+from harness.disconnecting_client import send_and_disconnect, write_is_blocked
 from harness.http_server import WORKER, png
 from harness.waiting import wait_until
 from redis import Redis
@@ -280,7 +280,7 @@ def made_unheard(request: httpx.Request, redis_url: str) -> bool:
         for _ in range(3):
             redis.client_pause(60_000, all=False)
             with pytest.raises(httpx.ReadTimeout):
-                hang_up(request, lambda: a_write_waits(redis))
+                send_and_disconnect(request, lambda: write_is_blocked(redis))
             redis.client_unpause()
             with contextlib.suppress(AssertionError):
                 wait_until(lambda: count() > before, "it is made", 10)

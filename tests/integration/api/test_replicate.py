@@ -20,7 +20,7 @@ import uvicorn
 from harness.http_server import WORKER, application, deliver, png
 from harness.queue import put
 from harness.tls import certificate
-from harness.webhook_receiver import Receiver, receiving
+from harness.webhook_receiver import WebhookReceiver, receiving
 from replicate.exceptions import ModelError, ReplicateError
 from replicate.helpers import FileOutput
 from replicate.prediction import Prediction
@@ -66,7 +66,7 @@ class Place:
         """Do the next job, and return its picture."""
         return await deliver(self.queue, self.folder, await self.claim())
 
-    async def deliver_webhooks(self, receiver: Receiver) -> None:
+    async def deliver_webhooks(self, receiver: WebhookReceiver) -> None:
         """Make one pass of the chore."""
         rules = FetchRules(30.0, 65_536, ports=(receiver.port,), allow_http=True, networks=LOOPBACK)
         assert await DeliveryPass(self.queue, FetchGuard(rules), "https://pictures.test").run() == 1

@@ -101,7 +101,7 @@ def test_the_job_id_of_a_line_is_deterministic() -> None:
     """Ids sort like lines, contain the time of the batch, and differ between batches."""
     ids = [line_job_id(batch(), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)]
     assert ids == [line_job_id(batch(), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)] == sorted(set(ids))
-    assert {id_time_ms(one) for one in made} == {NOW}
+    assert {id_time_ms(job_id) for job_id in ids} == {NOW}
     assert not set(ids) & {line_job_id(batch(id="batch_2"), ordinal) for ordinal in range(1, MAX_LINES + 1, 997)}
 
 

@@ -78,9 +78,9 @@ def artifacts(count: int) -> tuple[Artifact, ...]:
 def test_a_body_has_the_facts_of_the_job(make_job: Callable[..., Job]) -> None:
     job = make_job(metadata={"order": "7"})
     record = JobRecord(job=job, state=State.SUCCEEDED, artifacts=artifacts(2))
-    event = json.loads(body("job.succeeded", 1_769_860_800_000, job.id, record, "https://pictures.test"))
+    event = json.loads(body("job.succeeded", 1_769_860_800_000, job.id, record, "https://images.test"))
     assert (event["type"], event["timestamp"]) == ("job.succeeded", "2026-01-31T12:00:00.000Z")
-    assert event["data"]["artifacts"][1]["url"] == f"https://pictures.test/v1/jobs/{job.id}/artifacts/1"
+    assert event["data"]["artifacts"][1]["url"] == f"https://images.test/v1/jobs/{job.id}/artifacts/1"
     assert (event["data"]["id"], event["data"]["metadata"]) == (job.id, {"order": "7"})
     assert "jobs/secret" not in json.dumps(event)
 
