@@ -53,7 +53,7 @@ def check_request(request: JobRequest, services: JobServices) -> Task:
     spec = services.catalog.get(request.model)
     if request.webhook is not None:
         try:
-            FetchGuard(FetchRules.for_webhooks(services.settings)).consider(request.webhook)
+            FetchGuard(FetchRules.for_webhooks(services.settings)).check_url(request.webhook)
         except FetchRefused as error:
             raise InvalidRequest(f"webhook: {error.message}", param="webhook") from error
     if request.batch_id is not None and _RESERVED_BATCH_ID.fullmatch(request.batch_id):

@@ -224,7 +224,7 @@ def _states(events: tuple[JobEvent | TerminalEvent, ...]) -> tuple[State | Termi
 async def _check_url(url: str, services: Services) -> None:
     """Raise `InvalidRequest` for a URL that deliveries cannot reach; each delivery resolves its name again."""
     try:
-        await FetchGuard(FetchRules.for_webhooks(services.settings)).vet(url)
+        await FetchGuard(FetchRules.for_webhooks(services.settings)).resolve_url(url)
     except (FetchRefused, FetchFailed) as error:
         raise InvalidRequest(f"url: {error.message}", param="url") from error
 

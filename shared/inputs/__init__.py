@@ -1,1 +1,1 @@
-"""Input images of jobs: fetched, validated, stored."""
+"""Input images of jobs: fetching, validation and storage."""

@@ -1,8 +1,7 @@
-"""Requests to addresses that clients name: the guard against being sent into our own network.
+"""Requests to URLs from clients, protected against server-side request forgery.
 
-A URL is parsed once, its name is resolved once, every address it resolves to is judged, and the connection goes to
-an address that was judged; so a name that resolves differently a moment later changes nothing. Redirects are not
-followed and the environment's proxies are not used.
+A host name is resolved once, all its addresses are checked, and the connection uses a checked address, so DNS
+rebinding has no effect. Redirects are not followed, and proxies of the environment are not used.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 MAX_URL_CHARS = 2048
-_MAX_ADDRESSES = 16  # judged; more is no ordinary name
-_TRIED_ADDRESSES = 2  # connected to, one after the other
+_MAX_ADDRESSES = 16  # per host name
+_CONNECT_ATTEMPTS = 2  # one per address
 _CONNECT_S = 5.0
 _RESOLVE_S = 5.0
-# Threads of their own: a name server that keeps silent holds one far beyond our timeout.
+# A separate pool: a silent name server blocks a thread far beyond our timeout.
 _resolvers = ThreadPoolExecutor(8, "resolve")
 _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-9_-]{0,62}))*")
 _NUMERIC_END = re.compile(r"(^|\.)(0x[0-9a-f]*|[0-9]+)$")
 
-# IANA's special-purpose registries: addresses that no public server has, with the word told to the client.
+# IANA's special-purpose registries, with the description for error messages.
 _REFUSED_V4 = [
-    (ipaddress.ip_network(cidr), word)
-    for cidr, word in (
+    (ipaddress.ip_network(cidr), kind)
+    for cidr, kind in (
         ("0.0.0.0/8", "an unspecified address"),
         ("10.0.0.0/8", "a private address"),
         ("100.64.0.0/10", "a carrier's private address"),
         ("127.0.0.0/8", "a loopback address"),
-        ("168.63.129.16/32", "a cloud's metadata address"),  # Azure's, which is no reserved range
+        ("168.63.129.16/32", "a cloud's metadata address"),  # Azure's, outside the reserved ranges
         ("169.254.0.0/16", "a link-local address"),
         ("172.16.0.0/12", "a private address"),
         ("192.0.0.0/24", "a reserved address"),
@@ -60,8 +59,8 @@ _REFUSED_V4 = [
 ]
 _GLOBAL_V6 = ipaddress.ip_network("2000::/3")
 _REFUSED_V6 = [
-    (ipaddress.ip_network(cidr), word)
-    for cidr, word in (
+    (ipaddress.ip_network(cidr), kind)
+    for cidr, kind in (
         ("::/128", "an unspecified address"),
         ("::1/128", "a loopback address"),
         ("64:ff9b:1::/48", "a private address"),
@@ -78,24 +77,23 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def refusal(address: str, allowed: Sequence[Network] = ()) -> str | None:
-    """Return why no connection may be made to `address`, None if one may.
+    """Return why `address` is not allowed, or None if it is; `allowed` are networks opened by the operator.
 
-    `allowed` are the networks that an operator opens. An IPv4 address that travels inside an IPv6 one (mapped,
-    6to4, NAT64) is judged as itself too.
+    An IPv4 address embedded in an IPv6 one (mapped, 6to4, NAT64) is checked too.
     """
     try:
         parsed: Address = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
-        return "no address"
+        return "not an address"
     if any(parsed in network for network in allowed):
         return None
     if isinstance(parsed, ipaddress.IPv4Address):
-        return next((word for network, word in _REFUSED_V4 if parsed in network), None)
+        return next((kind for network, kind in _REFUSED_V4 if parsed in network), None)
     inner = _embedded(parsed)
     if inner is not None:
         return refusal(str(inner), allowed)
-    word = next((word for network, word in _REFUSED_V6 if parsed in network), None)
-    return word or (None if parsed in _GLOBAL_V6 else "a reserved address")
+    kind = next((kind for network, kind in _REFUSED_V6 if parsed in network), None)
+    return kind or (None if parsed in _GLOBAL_V6 else "a reserved address")
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
@@ -106,7 +104,7 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 @dataclass(frozen=True)
 class FetchRules:
-    """What may be fetched: `timeout_s` bounds everything from the name's resolution to the last byte."""
+    """Limits of a request; `timeout_s` covers everything from name resolution to the last byte."""
 
     timeout_s: float
     max_bytes: int
@@ -115,7 +113,7 @@ class FetchRules:
     networks: tuple[Network, ...] = ()
 
     @classmethod
-    def of(cls, settings: Settings) -> FetchRules:
+    def for_inputs(cls, settings: Settings) -> FetchRules:
         """Return the rules for input images."""
         return cls(
             timeout_s=settings.fetch_timeout_s,
@@ -127,7 +125,7 @@ class FetchRules:
 
     @classmethod
     def for_webhooks(cls, settings: Settings) -> FetchRules:
-        """Return the rules for what is told of events; of an answer, no more than its beginning matters."""
+        """Return the rules for webhook deliveries; only the first part of a response is read."""
         return cls(
             timeout_s=settings.webhook_timeout_s,
             max_bytes=64 * 1024,
@@ -139,7 +137,7 @@ class FetchRules:
 
 @dataclass(frozen=True)
 class FetchTarget:
-    """A URL that may be called, and the addresses, all judged, at which it may be."""
+    """An allowed URL and its checked addresses."""
 
     url: httpx.URL
     host: str
@@ -149,7 +147,7 @@ class FetchTarget:
 
 @dataclass(frozen=True)
 class FetchResponse:
-    """An answer: `body` is whole, or None where it was longer than the rules allow."""
+    """A response; `body` is None if it is longer than the rules allow."""
 
     status: int
     headers: Mapping[str, str]
@@ -157,10 +155,10 @@ class FetchResponse:
 
 
 async def system_resolve(host: str, port: int) -> Sequence[str]:
-    """Return the addresses of `host`, in the order in which the system would try them."""
+    """Return the addresses of `host` in the system's order of preference."""
     lookup = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    found = await asyncio.get_running_loop().run_in_executor(_resolvers, lookup)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries = await asyncio.get_running_loop().run_in_executor(_resolvers, lookup)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 @cache
@@ -170,62 +168,62 @@ def _system_tls() -> ssl.SSLContext:
 
 @dataclass(frozen=True)
 class FetchGuard:
-    """Calls URLs under `rules`; `resolve` and `tls` are there for servers with names and authorities of their own."""
+    """HTTP client for URLs from clients; `resolve` and `tls` are replaced in tests."""
 
     rules: FetchRules
     resolve: Resolve = system_resolve
     tls: ssl.SSLContext = field(default_factory=_system_tls)
 
-    async def vet(self, url: str) -> FetchTarget:
-        """Return where `url` may be called, or raise `FetchRefused`; resolves its name once."""
+    async def resolve_url(self, url: str) -> FetchTarget:
+        """Resolve and check `url`, or raise `FetchRefused`."""
         parsed = self._parse(url)
-        host, port = _where(parsed)
+        host, port = _host_and_port(parsed)
         self._check_port(port)
-        literal = _literal(host)
+        literal = _literal_address(host)
         addresses = (literal,) if literal else await self._addresses(host, port)
         for address in addresses:
             self._check_address(host, address)
-        return FetchTarget(parsed, host, port, addresses[:_TRIED_ADDRESSES])
+        return FetchTarget(parsed, host, port, addresses[:_CONNECT_ATTEMPTS])
 
-    def consider(self, url: str) -> None:
-        """Raise `FetchRefused` for a URL that would not be called whatever its name resolves to; resolves nothing."""
+    def check_url(self, url: str) -> None:
+        """Raise `FetchRefused` if `url` is not allowed whatever its name resolves to; makes no request."""
         parsed = self._parse(url)
-        host, port = _where(parsed)
+        host, port = _host_and_port(parsed)
         self._check_port(port)
-        literal = _literal(host)
+        literal = _literal_address(host)
         if literal:
             self._check_address(host, literal)
 
     async def get(self, url: str) -> bytes:
-        """Return what `url` holds, or raise `FetchRefused` or `FetchFailed`."""
-        reply = await self.send("GET", url, headers={"accept": "image/png, image/jpeg, image/webp"})
-        if reply.status in (301, 302, 303, 307, 308):
-            raise FetchFailed("the URL redirects; give the address it leads to")
-        if reply.status != 200:
-            raise FetchFailed(f"the URL answers {reply.status}")
-        if reply.body is None:
-            raise FetchFailed(f"the URL holds more than {self.rules.max_bytes} bytes")
-        return reply.body
+        """Return the body of `url`, or raise `FetchRefused` or `FetchFailed`."""
+        response = await self.send("GET", url, headers={"accept": "image/png, image/jpeg, image/webp"})
+        if response.status in (301, 302, 303, 307, 308):
+            raise FetchFailed("the URL redirects; use its final address")
+        if response.status != 200:
+            raise FetchFailed(f"the URL responded with status {response.status}")
+        if response.body is None:
+            raise FetchFailed(f"the URL has more than {self.rules.max_bytes} bytes")
+        return response.body
 
     async def send(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, content: bytes | None = None
     ) -> FetchResponse:
-        """Make one request, following no redirect, and return the answer whatever its status."""
+        """Make one request and return the response, whatever its status."""
         try:
             async with asyncio.timeout(self.rules.timeout_s):
-                target = await self.vet(url)
+                target = await self.resolve_url(url)
                 return await self._call(target, method, headers or {}, content)
         except TimeoutError as error:
-            raise FetchFailed(f"the URL did not answer in full within {self.rules.timeout_s:g} s") from error
+            raise FetchFailed(f"no complete response within {self.rules.timeout_s:g} s") from error
 
     def _check_port(self, port: int) -> None:
         if port not in self.rules.ports and not (port == 80 and self.rules.allow_http):
-            raise FetchRefused(f"port {port} may not be called; allowed: {_listed(self.rules.ports)}")
+            raise FetchRefused(f"port not allowed: {port}; use one of {', '.join(map(str, sorted(self.rules.ports)))}")
 
     def _check_address(self, host: str, address: str) -> None:
-        why = refusal(address, self.rules.networks)
-        if why is not None:
-            raise FetchRefused(f"{host} may not be called: it is {why}")
+        reason = refusal(address, self.rules.networks)
+        if reason is not None:
+            raise FetchRefused(f"host not allowed: {host} is {reason}")
 
     def _parse(self, url: str) -> httpx.URL:
         if len(url) > MAX_URL_CHARS:
@@ -235,26 +233,26 @@ class FetchGuard:
         try:
             parsed = httpx.URL(url)
         except (httpx.InvalidURL, UnicodeError) as error:
-            raise FetchRefused("the URL cannot be read") from error
+            raise FetchRefused("the URL is invalid") from error
         if parsed.scheme != "https" and not (parsed.scheme == "http" and self.rules.allow_http):
-            raise FetchRefused("the URL must begin with https://")
+            raise FetchRefused("the URL must start with https://")
         if parsed.userinfo or "@" in re.split("[/?#]", url.partition("//")[2])[0]:
-            raise FetchRefused("the URL must not hold a user or password")
+            raise FetchRefused("the URL must not have a user or password")
         if not parsed.host:
-            raise FetchRefused("the URL names no host")
+            raise FetchRefused("the URL has no host")
         return parsed
 
     async def _addresses(self, host: str, port: int) -> tuple[str, ...]:
         try:
             async with asyncio.timeout(_RESOLVE_S):
-                found = tuple(await self.resolve(host, port))
+                addresses = tuple(await self.resolve(host, port))
         except (OSError, UnicodeError, TimeoutError) as error:
-            raise FetchFailed(f"{host} cannot be resolved") from error
-        if not found:
-            raise FetchFailed(f"{host} cannot be resolved")
-        if len(found) > _MAX_ADDRESSES:
+            raise FetchFailed(f"cannot resolve {host}") from error
+        if not addresses:
+            raise FetchFailed(f"cannot resolve {host}")
+        if len(addresses) > _MAX_ADDRESSES:
             raise FetchRefused(f"{host} has more than {_MAX_ADDRESSES} addresses")
-        return found
+        return addresses
 
     async def _call(
         self, target: FetchTarget, method: str, headers: Mapping[str, str], content: bytes | None
@@ -264,15 +262,15 @@ class FetchGuard:
                 return await self._call_at(address, target, method, dict(headers), content)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 if last == len(target.addresses):
-                    raise FetchFailed(f"{target.host} cannot be reached") from error
+                    raise FetchFailed(f"cannot reach {target.host}") from error
             except httpx.HTTPError as error:
-                raise FetchFailed(f"{target.host} broke off: {type(error).__name__}") from error
-        raise FetchFailed(f"{target.host} cannot be reached")
+                raise FetchFailed(f"the request to {target.host} failed: {type(error).__name__}") from error
+        raise FetchFailed(f"cannot reach {target.host}")
 
     async def _call_at(
         self, address: str, target: FetchTarget, method: str, headers: dict[str, str], content: bytes | None
     ) -> FetchResponse:
-        # A client of its own: a pooled connection would be found by its address and serve another name's request.
+        # One client per request: a pooled connection is found by address and could serve another host name.
         headers |= {"host": target.url.netloc.decode("ascii"), "accept-encoding": "identity"}
         async with (
             httpx.AsyncClient(
@@ -287,37 +285,33 @@ class FetchGuard:
                 headers=headers,
                 content=content,
                 extensions={"sni_hostname": target.host},
-            ) as answer,
+            ) as response,
         ):
-            return FetchResponse(answer.status_code, answer.headers, await self._read(answer))
+            return FetchResponse(response.status_code, response.headers, await self._read(response))
 
-    async def _read(self, answer: httpx.Response) -> bytes | None:
-        declared = answer.headers.get("content-length", "")
+    async def _read(self, response: httpx.Response) -> bytes | None:
+        declared = response.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self.rules.max_bytes:
             return None
         body = bytearray()
-        async for piece in answer.aiter_raw():  # raw: what a server compresses unasked is not unpacked
-            body += piece
+        async for chunk in response.aiter_raw():  # raw: unrequested compression is not unpacked
+            body += chunk
             if len(body) > self.rules.max_bytes:
                 return None
         return bytes(body)
 
 
-def _where(url: httpx.URL) -> tuple[str, int]:
+def _host_and_port(url: httpx.URL) -> tuple[str, int]:
     port = (443 if url.scheme == "https" else 80) if url.port is None else url.port
     return url.raw_host.decode("ascii").lower().removesuffix("."), port
 
 
-def _literal(host: str) -> str | None:
-    """Return the address that `host` spells, None for a name; an unusual spelling of an address is refused."""
+def _literal_address(host: str) -> str | None:
+    """Return the address in `host`, None for a name; unusual notations of addresses are refused."""
     try:
         return str(ipaddress.ip_address(host.strip("[]")))
     except ValueError:
         pass
     if _NUMERIC_END.search(host) or not _HOST.fullmatch(host):
-        raise FetchRefused("the URL's host is neither a name nor an address in its usual form")
+        raise FetchRefused("the URL's host is neither a name nor an address in standard notation")
     return None
-
-
-def _listed(ports: tuple[int, ...]) -> str:
-    return ", ".join(map(str, sorted(ports)))

@@ -1,4 +1,4 @@
-"""Pictures that jobs start from: checked, stored once for each content, kept while they are used."""
+"""Input images: validated, stored once per content, and kept while in use."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ T = TypeVar("T")
 
 _ID = re.compile(r"in_[0-9a-f]{32}")
 _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+)?(;[a-z0-9=_.+-]+)*;base64", re.IGNORECASE)
-# Decoding is bounded by pixels, and by these threads: so many pictures are in memory at once, decoded.
-_decoders = ThreadPoolExecutor(2, "inspect-picture")
+# At most this many images are decoded at once.
+_decoders = ThreadPoolExecutor(2, "inspect-image")
 
 
 async def store_input(
     data: bytes, *, tenant: str, queue: Queue, storage: Storage, settings: Settings, param: str = "image"
 ) -> InputRef:
-    """Check a picture's file and store it, unless the tenant has the same one already; its time starts anew.
+    """Validate and store an image, unless the tenant has the same one; restarts its retention.
 
     Raises `InputRejected` naming `param`.
     """
     if len(data) > settings.max_input_bytes:
         raise InputRejected(
-            f"the picture has {len(data)} bytes; at most {settings.max_input_bytes} are allowed", param=param
+            f"the image has {len(data)} bytes; at most {settings.max_input_bytes} are allowed", param=param
         )
     input_id = f"in_{(await _on_thread(lambda: hashlib.sha256(data).hexdigest()))[:32]}"
     ref = await queue.jobs.get_input(tenant, input_id)
@@ -50,7 +50,7 @@ async def store_input(
     info = await _on_thread(
         lambda: inspect(data, max_bytes=settings.max_input_bytes, max_pixels=settings.max_input_pixels, param=param)
     )
-    # First the record, which brings the object's end with it, then the object: a kill in between leaves nothing behind.
+    # First the record, which schedules the object's deletion: a crash before the upload leaves nothing behind.
     ref = ref or _new_ref(tenant, input_id, len(data), info)
     ref = await queue.jobs.put_input(tenant, ref, settings.input_retention_s)
     await storage.put(ref.key, data, ref.content_type)
@@ -59,7 +59,7 @@ async def store_input(
 
 @dataclass(frozen=True)
 class InputStore:
-    """Where the pictures of one tenant's jobs come from and are kept. `guard` fetches URLs; unset: by the settings."""
+    """Input images of one tenant. `guard` fetches URLs; by default with the rules of the settings."""
 
     tenant: str
     queue: Queue
@@ -68,9 +68,9 @@ class InputStore:
     guard: FetchGuard | None = None
 
     async def resolve(self, value: str, param: str = "image") -> InputRef:
-        """Return the stored picture that a job's field `param` means: an input's id, a data URL or an https URL.
+        """Return the stored image of an input id, a data URL or an https URL; restarts its retention.
 
-        Its time starts anew. Raises `InputRejected` naming `param`.
+        Raises `InputRejected` naming `param`, the request field.
         """
         settings = self.settings
         if not _ID.fullmatch(value):
@@ -80,12 +80,12 @@ class InputStore:
             )
         ref = await self.queue.jobs.get_input(self.tenant, value)
         if ref is None or not await _is_stored(ref, self.storage):
-            raise InputRejected(f"there is no input {value}, or no longer; upload it again", param=param)
+            raise InputRejected(f"unknown or expired input: {value}; upload it again", param=param)
         return await self.queue.jobs.put_input(self.tenant, ref, settings.input_retention_s)
 
 
 def _new_ref(tenant: str, input_id: str, size: int, info: ImageInfo) -> InputRef:
-    # The token keeps a picture that comes again, as the sweep removes its predecessor, from going with it.
+    # With the random token, the sweep of an expired object cannot delete the same image uploaded again.
     extension = info.content_type.removeprefix("image/")
     return InputRef(
         id=input_id,
@@ -111,7 +111,7 @@ async def _bytes_of(value: str, settings: Settings, guard: FetchGuard | None, pa
     if not scheme.startswith(("http:", "https:")):
         raise InputRejected(f"{param} must be an input id (in_...), a data URL or an https URL", param=param)
     try:
-        return await (guard or FetchGuard(FetchRules.of(settings))).get(value)
+        return await (guard or FetchGuard(FetchRules.for_inputs(settings))).get(value)
     except (FetchRefused, FetchFailed) as error:
         raise InputRejected(f"{param}: {error.message}", param=param) from error
 
@@ -119,16 +119,16 @@ async def _bytes_of(value: str, settings: Settings, guard: FetchGuard | None, pa
 def _from_data_url(value: str, max_bytes: int, param: str) -> bytes:
     head, comma, payload = value[:200].partition(",")
     if not comma or not _DATA_URL.fullmatch(head):
-        raise InputRejected(f"{param}: a data URL must look like data:image/png;base64,...", param=param)
+        raise InputRejected(f"{param}: invalid data URL; use data:image/png;base64,...", param=param)
     payload = value[len(head) + 1 :]
-    longest = 4 * -(-max_bytes // 3)
-    # Judged before it is unescaped, where a character may take three, and again after.
-    if len(payload) > 3 * longest or len(encoded := unquote_to_bytes(payload)) > longest:
-        raise InputRejected(f"{param}: the data URL holds more than {max_bytes} bytes", param=param)
+    limit = 4 * -(-max_bytes // 3)
+    # Checked before unescaping, when a character can take three, and after.
+    if len(payload) > 3 * limit or len(encoded := unquote_to_bytes(payload)) > limit:
+        raise InputRejected(f"{param}: the data URL has more than {max_bytes} bytes", param=param)
     try:
         return base64.b64decode(encoded, validate=True)
     except binascii.Error as error:
-        raise InputRejected(f"{param}: the data URL is no valid base64", param=param) from error
+        raise InputRejected(f"{param}: the data URL is not valid base64", param=param) from error
 
 
 async def _on_thread(work: Callable[[], T]) -> T:

@@ -1,7 +1,7 @@
-"""What an input picture must be before a job may start from it.
+"""Validation of input images from untrusted clients.
 
-The file comes from anywhere: its size is judged by its header before anything is decoded, and it is known by its
-content, whatever its name says. A file that claims more pixels than it may have costs us no memory.
+The type is detected from the content, and the size is checked in the header before decoding, so that an image with too
+many pixels uses no memory.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _KNOWN_OTHERS = (
     (b"<", "text or SVG"),
     (b"{", "JSON"),
 )
-# A progressive JPEG may name thousands of scans over the whole picture, a few bytes each: seconds of CPU per kilobyte.
-# Encoders write about 10. Within a scan 0xFF is followed by 0, so that counting the marker counts no pixels.
+# A progressive JPEG can have thousands of tiny scans: seconds of CPU per kilobyte. Encoders write about 10.
+# Within a scan 0xFF is followed by 0, so counting the marker does not count pixels.
 _MAX_SCANS = 64
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
-# What Pillow's decoders raise for broken files (OSError holds UnidentifiedImageError, SyntaxError is its "broken PNG").
+# Exceptions of Pillow's decoders for broken files (UnidentifiedImageError is an OSError).
 _BROKEN = (OSError, SyntaxError, ValueError, struct.error, zlib.error, EOFError, IndexError, KeyError, TypeError)
-_BROKEN_ODDLY = (AttributeError, RuntimeError, OverflowError, ZeroDivisionError, MemoryError)
+_RARELY_BROKEN = (AttributeError, RuntimeError, OverflowError, ZeroDivisionError, MemoryError)
 _BOMB = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """A picture that can be decoded; width and height are those it is seen with, its EXIF orientation applied."""
+    """A decodable image; width and height include its EXIF orientation."""
 
     content_type: str
     width: int
@@ -46,32 +46,32 @@ class ImageInfo:
 
 
 def inspect(data: bytes, *, max_bytes: int, max_pixels: int, param: str = "image") -> ImageInfo:
-    """Return what picture `data` holds, or raise `InputRejected` naming `param`.
+    """Return the facts of an image file, or raise `InputRejected` naming `param`.
 
-    Blocks for as long as it takes to decode at most `max_pixels`. Bytes after the picture's end do not matter.
+    Blocks while decoding up to `max_pixels`. Bytes after the end of the image are ignored.
     """
     if len(data) > max_bytes:
-        raise InputRejected(f"the picture has {len(data)} bytes; at most {max_bytes} are allowed", param=param)
+        raise InputRejected(f"the image has {len(data)} bytes; at most {max_bytes} are allowed", param=param)
     kind = _kind(data, param)
     declared = _declared_size(data, kind)
     if declared is not None:
         _check_pixels(declared, max_pixels, param)
     try:
-        with Image.open(BytesIO(data), formats=[kind]) as picture:
-            _check_pixels(picture.size, max_pixels, param)
-            if kind != "JPEG" and getattr(picture, "n_frames", 1) > 1:  # a JPEG's further frames are a phone's extras
-                raise InputRejected("the picture is animated; send a single frame", param=param)
+        with Image.open(BytesIO(data), formats=[kind]) as image:
+            _check_pixels(image.size, max_pixels, param)
+            if kind != "JPEG" and getattr(image, "n_frames", 1) > 1:  # phones add frames to JPEGs
+                raise InputRejected("the image is animated; send a single frame", param=param)
             if kind == "JPEG" and data.count(b"\xff\xda") > _MAX_SCANS:
-                raise InputRejected(f"the JPEG has more than {_MAX_SCANS} scans; save it anew", param=param)
-            width, height = picture.size
-            picture.draft(None, (1, 1))  # a JPEG is read whole, but made at an eighth: 1/64 of the memory
-            picture.load()
-            if picture.getexif().get(_ORIENTATION) in _SIDEWAYS:
+                raise InputRejected(f"the JPEG has more than {_MAX_SCANS} scans; save it with fewer", param=param)
+            width, height = image.size
+            image.draft(None, (1, 1))  # decodes a JPEG completely, but at 1/8 of its size: 1/64 of the memory
+            image.load()
+            if image.getexif().get(_ORIENTATION) in _SIDEWAYS:
                 width, height = height, width
     except _BOMB as error:
-        raise InputRejected(f"the picture has more than {max_pixels} pixels", param=param) from error
-    except (*_BROKEN, *_BROKEN_ODDLY) as error:
-        raise InputRejected(f"the {kind} cannot be decoded; it is damaged or cut short", param=param) from error
+        raise InputRejected(f"the image has more than {max_pixels} pixels", param=param) from error
+    except (*_BROKEN, *_RARELY_BROKEN) as error:
+        raise InputRejected(f"the {kind} cannot be decoded; it is damaged or truncated", param=param) from error
     return ImageInfo(_KINDS[kind], width, height)
 
 
@@ -83,17 +83,17 @@ def _kind(data: bytes, param: str) -> str:
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return "WEBP"
     if not data:
-        raise InputRejected("the picture is empty", param=param)
+        raise InputRejected("the image is empty", param=param)
     other = next((name for magic, name in _KNOWN_OTHERS if data[:64].lstrip().startswith(magic)), None)
     if data[4:8] == b"ftyp":
         other = "HEIC, AVIF or a video"
-    raise InputRejected(f"a PNG, JPEG or WebP is needed{f', not {other}' if other else ''}", param=param)
+    raise InputRejected(f"unsupported image{f': {other}' if other else ''}; send a PNG, JPEG or WebP", param=param)
 
 
 def _declared_size(data: bytes, kind: str) -> tuple[int, int] | None:
-    """Return the size that the header tells, None where it is for Pillow to find.
+    """Return the size in the header, or None if Pillow reads it safely.
 
-    Pillow's WebP decoder allocates its canvas on opening, hence not left to it; it reads a JPEG's size lazily.
+    Pillow's WebP decoder allocates its canvas on opening; a JPEG is read lazily.
     """
     if kind == "PNG" and data[12:16] == b"IHDR" and len(data) >= 24:
         return struct.unpack(">II", data[16:24])
@@ -115,4 +115,4 @@ def _declared_size(data: bytes, kind: str) -> tuple[int, int] | None:
 def _check_pixels(size: tuple[int, int], max_pixels: int, param: str) -> None:
     width, height = size
     if width * height > max_pixels:
-        raise InputRejected(f"the picture has {width}x{height} pixels; at most {max_pixels} are allowed", param=param)
+        raise InputRejected(f"the image has {width}x{height} pixels; at most {max_pixels} are allowed", param=param)

@@ -28,21 +28,21 @@ _TYPES = {
     ".jsonl": "application/jsonl",
 }
 _UNKNOWN_TYPE = "application/octet-stream"
-_ASIDE = ".aside"  # half-written files; no key begins with a dot
-_ASIDE_LIFE_S = 3600  # older ones were left by a process that was killed
-_TYPE_SUFFIX = "~type"  # beside an object whose extension does not tell its type; no key holds a tilde
+_TEMP = ".aside"  # incomplete files; no key starts with a dot
+_TEMP_LIFE_S = 3600  # older files were left by a killed process
+_TYPE_SUFFIX = "~type"  # content type, if the extension does not imply it; no key contains a tilde
 _THREADS = 8
 _ADVICE = {
     errno.ENOSPC: "free some space or shorten FUSEQUEUE_RETENTION_S",
     errno.EDQUOT: "raise the quota or shorten FUSEQUEUE_RETENTION_S",
-    errno.EACCES: "give this user the right to write there, or set FUSEQUEUE_STORAGE_DIR",
+    errno.EACCES: "grant this user write access, or set FUSEQUEUE_STORAGE_DIR",
     errno.EROFS: "mount it writable, or set FUSEQUEUE_STORAGE_DIR",
 }
-_REMAKES = 5  # a sweep may remove the emptied directory between our mkdir and our rename
+_MKDIR_ATTEMPTS = 6  # a sweep can remove the empty directory between mkdir and rename
 
 
 class FolderStorage:
-    """Objects as files below `root`, written aside, flushed to the disk and renamed into place."""
+    """Objects as files below `root`: written to a temporary file, flushed, and renamed."""
 
     def __init__(self, root: Path, *, timeout_s: float) -> None:
         self._root = root.absolute()
@@ -91,9 +91,8 @@ class FolderStorage:
 
     async def check(self) -> None:
         def probe() -> None:
-            aside = self._write_aside(b"")
-            aside.unlink()
-            self._drop_stale()
+            self._write_temp(b"").unlink()
+            self._remove_stale()
 
         await self._run(probe)
 
@@ -110,7 +109,7 @@ class FolderStorage:
                 return await loop.run_in_executor(self._threads, work)
         except TimeoutError as error:
             raise StorageUnavailable(
-                f"storage folder {self._root} did not answer within {self._timeout_s:g} s; check its disk or mount"
+                f"storage folder {self._root} did not respond within {self._timeout_s:g} s; check its disk or mount"
             ) from error
         except OSError as error:
             advice = _ADVICE.get(error.errno or 0, "check its disk, or set FUSEQUEUE_STORAGE_DIR")
@@ -125,39 +124,39 @@ class FolderStorage:
             raise
 
     def _write(self, path: Path, data: bytes, content_type: str) -> None:
-        aside = self._write_aside(data)
+        temp = self._write_temp(data)
         try:
-            for remake in range(_REMAKES + 1):
+            for attempt in range(1, _MKDIR_ATTEMPTS + 1):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 try:
                     self._write_type(path, content_type)
-                    os.replace(aside, path)
+                    os.replace(temp, path)
                     break
                 except FileNotFoundError:
-                    if remake == _REMAKES:
+                    if attempt == _MKDIR_ATTEMPTS:
                         raise
             _flush_directory(path.parent)
         except IsADirectoryError as error:
-            raise ValueError(f"{path} is a prefix of other keys and no key") from error
+            raise ValueError(f"invalid storage key: {path} is a prefix of other keys") from error
         finally:
-            aside.unlink(missing_ok=True)
+            temp.unlink(missing_ok=True)
 
-    def _write_aside(self, data: bytes) -> Path:
-        folder = self._root / _ASIDE
+    def _write_temp(self, data: bytes) -> Path:
+        folder = self._root / _TEMP
         folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / uuid.uuid4().hex
-        with open(aside, "xb") as file:
+        temp = folder / uuid.uuid4().hex
+        with open(temp, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        return aside
+        return temp
 
     def _write_type(self, path: Path, content_type: str) -> None:
-        beside = path.with_name(path.name + _TYPE_SUFFIX)
+        type_file = path.with_name(path.name + _TYPE_SUFFIX)
         if content_type == _TYPES.get(path.suffix, _UNKNOWN_TYPE):
-            beside.unlink(missing_ok=True)
+            type_file.unlink(missing_ok=True)
         else:
-            os.replace(self._write_aside(content_type.encode()), beside)
+            os.replace(self._write_temp(content_type.encode()), type_file)
 
     def _remove(self, path: Path) -> int:
         count = 0
@@ -171,7 +170,7 @@ class FolderStorage:
         return count
 
     def _remove_empty(self, folder: Path) -> None:
-        """Remove the directories that a deletion left empty, up to the root."""
+        """Remove empty directories, up to the root."""
         while folder != self._root and self._root in folder.parents:
             try:
                 folder.rmdir()
@@ -179,11 +178,11 @@ class FolderStorage:
                 return
             folder = folder.parent
 
-    def _drop_stale(self) -> None:
-        for aside in (self._root / _ASIDE).iterdir():
+    def _remove_stale(self) -> None:
+        for temp in (self._root / _TEMP).iterdir():
             try:
-                if time.time() - aside.stat().st_mtime > _ASIDE_LIFE_S:
-                    aside.unlink()
+                if time.time() - temp.stat().st_mtime > _TEMP_LIFE_S:
+                    temp.unlink()
             except FileNotFoundError:
                 continue
 

@@ -1,4 +1,4 @@
-"""Storage in an S3 bucket, or in one of a server that speaks S3: the only module that does."""
+"""Storage in an S3 bucket, of AWS or another server."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ T = TypeVar("T")
 
 _THREADS = 16
 _ATTEMPTS = 3
-_LONGEST_CONNECT_S = 5.0
-_PAGE_KEYS = 1000  # the most that S3 lists, and deletes, at once
+_MAX_CONNECT_S = 5.0
+_PAGE_KEYS = 1000  # the most that S3 lists or deletes per request
 _PROBE = "health/probe"
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _DENIED = {"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
 
 
 class S3Storage:
-    """Objects of one bucket, each request bounded by `timeout_s` with its retries.
+    """Objects of one bucket; `timeout_s` limits each request with its retries.
 
-    boto3 blocks, so its calls run on a few threads of our own; its client is safe to share among them.
+    boto3 blocks, so its calls run in a thread pool, which can share a client.
     """
 
     def __init__(self, client: Any, presigner: Any, *, bucket: str, prefix: str, timeout_s: float) -> None:
@@ -42,7 +42,7 @@ class S3Storage:
 
     @classmethod
     def connect(cls, settings: Settings) -> S3Storage:
-        """Build the clients of the settings' bucket; the first request comes later."""
+        """Create the clients; makes no request yet."""
         assert settings.s3_bucket is not None
         session = boto3.session.Session()
         public = settings.s3_public_endpoint_url
@@ -67,8 +67,8 @@ class S3Storage:
 
     async def head(self, key: str) -> ObjectInfo:
         name = self._name(key)
-        found = await self._run(lambda: self._client.head_object(Bucket=self._bucket, Key=name))
-        return ObjectInfo(found["ContentLength"], found["ContentType"], found["ETag"].strip('"'))
+        head = await self._run(lambda: self._client.head_object(Bucket=self._bucket, Key=name))
+        return ObjectInfo(head["ContentLength"], head["ContentType"], head["ETag"].strip('"'))
 
     async def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         name, size = self._name(key), range_length(start, end)
@@ -101,9 +101,9 @@ class S3Storage:
                 return count
 
     async def presigned_url(self, key: str, expires_s: int) -> str | None:
-        wanted = {"Bucket": self._bucket, "Key": self._name(key)}
+        params = {"Bucket": self._bucket, "Key": self._name(key)}
         url: str = await self._run(
-            lambda: self._presigner.generate_presigned_url("get_object", Params=wanted, ExpiresIn=expires_s)
+            lambda: self._presigner.generate_presigned_url("get_object", Params=params, ExpiresIn=expires_s)
         )
         return url
 
@@ -128,29 +128,26 @@ class S3Storage:
         return self._prefix + check_key(key)
 
     def _open(self, name: str, start: int, end: int | None) -> Any:
-        """Return the body's stream, or None where the range begins past the object's end."""
-        ranged = {} if start == 0 and end is None else {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
+        """Return the stream of the body, or None if the range starts beyond the end."""
+        headers = {} if start == 0 and end is None else {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
         try:
-            return self._client.get_object(Bucket=self._bucket, Key=name, **ranged)["Body"]
+            return self._client.get_object(Bucket=self._bucket, Key=name, **headers)["Body"]
         except ClientError as error:
             if error.response["Error"]["Code"] in {"InvalidRange", "416"}:
                 return None
             raise
 
     def _delete_page(self, name: str, token: str | None) -> tuple[int, str | None]:
-        """Delete one page of objects; also return the token of the next, None after the last."""
+        """Delete one page of objects; returns their number and the token of the next page, None after the last."""
         after = {} if token is None else {"ContinuationToken": token}
         page = self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=_PAGE_KEYS, **after)
-        doomed = [
-            {"Key": found["Key"]}
-            for found in page.get("Contents", ())
-            if found["Key"] == name or found["Key"].startswith(f"{name}/")
-        ]
-        if doomed:
-            answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": doomed, "Quiet": True})
-            for fault in answer.get("Errors", ()):
+        names = [entry["Key"] for entry in page.get("Contents", ())]
+        keys = [{"Key": found} for found in names if found == name or found.startswith(f"{name}/")]
+        if keys:
+            response = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": keys, "Quiet": True})
+            for fault in response.get("Errors", ()):
                 raise ClientError({"Error": {"Code": fault["Code"], "Message": fault["Message"]}}, "DeleteObjects")
-        return len(doomed), page.get("NextContinuationToken")
+        return len(keys), page.get("NextContinuationToken")
 
     async def _run(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
@@ -159,18 +156,18 @@ class S3Storage:
                 return await loop.run_in_executor(self._threads, work)
         except TimeoutError as error:
             raise StorageUnavailable(
-                f"{self._place} did not answer within {self._timeout_s:g} s; check the network and the server, "
+                f"{self._location} did not respond within {self._timeout_s:g} s; check the network and the server, "
                 "or raise FUSEQUEUE_STORAGE_TIMEOUT_S"
             ) from error
         except ClientError as error:
             raise await self._translated(error) from error
         except NoCredentialsError as error:
             raise StorageUnavailable(
-                f"{self._place}: no credentials; set FUSEQUEUE_S3_ACCESS_KEY_ID and FUSEQUEUE_S3_SECRET_ACCESS_KEY"
+                f"{self._location}: no credentials; set FUSEQUEUE_S3_ACCESS_KEY_ID and FUSEQUEUE_S3_SECRET_ACCESS_KEY"
             ) from error
         except BotoCoreError as error:
             raise StorageUnavailable(
-                f"{self._place} cannot be reached: {error}; check FUSEQUEUE_S3_ENDPOINT_URL and the server"
+                f"cannot reach {self._location}: {error}; check FUSEQUEUE_S3_ENDPOINT_URL and the server"
             ) from error
 
     async def _translated(self, error: ClientError) -> NotFound | StorageUnavailable:
@@ -178,14 +175,14 @@ class S3Storage:
         if code == "NoSuchBucket":
             return self._no_bucket()
         if code in _MISSING:
-            # A HEAD has no body to tell a missing bucket from a missing object.
+            # The response to HEAD has no body, so a missing bucket looks like a missing object.
             return self._no_bucket() if await self._bucket_is_missing() else NotFound("no such object in storage")
         if code in _DENIED:
             return StorageUnavailable(
-                f"{self._place}: {code}; check FUSEQUEUE_S3_ACCESS_KEY_ID and that it may list, read, write "
-                "and delete there"
+                f"{self._location}: {code}; check FUSEQUEUE_S3_ACCESS_KEY_ID and its "
+                "permission to list, read, write and delete"
             )
-        return StorageUnavailable(f"{self._place} answers {code or 'an error'}; see the server's log")
+        return StorageUnavailable(f"{self._location} responded with {code or 'an error'}; see the server's log")
 
     async def _bucket_is_missing(self) -> bool:
         loop = asyncio.get_running_loop()
@@ -199,10 +196,10 @@ class S3Storage:
         return False
 
     def _no_bucket(self) -> StorageUnavailable:
-        return StorageUnavailable(f"{self._place} does not exist; create the bucket or set FUSEQUEUE_S3_BUCKET")
+        return StorageUnavailable(f"{self._location} does not exist; create the bucket or set FUSEQUEUE_S3_BUCKET")
 
     @property
-    def _place(self) -> str:
+    def _location(self) -> str:
         return f"bucket {self._bucket!r} at {self._client.meta.endpoint_url}"
 
 
@@ -225,12 +222,12 @@ def _client(session: boto3.session.Session, settings: Settings, endpoint_url: st
         aws_access_key_id=settings.s3_access_key_id,
         aws_secret_access_key=None if secret is None else secret.get_secret_value(),
         config=Config(
-            connect_timeout=min(_LONGEST_CONNECT_S, settings.storage_timeout_s),
-            read_timeout=settings.storage_timeout_s / 2,  # so that one silent request leaves time for a second
+            connect_timeout=min(_MAX_CONNECT_S, settings.storage_timeout_s),
+            read_timeout=settings.storage_timeout_s / 2,  # leaves time for a second attempt
             retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
             max_pool_connections=_THREADS,
             signature_version="s3v4",
-            # Names of buckets as host names need DNS that only AWS is sure to have.
+            # Bucket names as host names need DNS entries, which only AWS is sure to have.
             s3={"addressing_style": "auto" if endpoint_url is None else "path"},
             request_checksum_calculation="when_supported",
             response_checksum_validation="when_supported",

@@ -195,7 +195,7 @@ async def test_a_dripping_server_ends_with_the_total_time() -> None:
 
     async with _server(serve) as port:
         begun = time.monotonic()
-        with pytest.raises(FetchFailed, match="in full within"):
+        with pytest.raises(FetchFailed, match="no complete response within"):
             await _guard(port, timeout_s=0.4).get(f"http://example.com:{port}/")
         assert time.monotonic() - begun < 20, "all of it takes 30 s"
 
@@ -234,7 +234,7 @@ async def test_a_server_that_breaks_off_is_a_failure(answer: bytes) -> None:
         writer.write(answer)
 
     async with _server(serve) as port:
-        with pytest.raises(FetchFailed, match="broke off"):
+        with pytest.raises(FetchFailed, match=r"the request to .* failed"):
             await _guard(port).get(f"http://example.com:{port}/")
 
 
@@ -245,7 +245,7 @@ async def test_a_status_other_than_200_is_told() -> None:
         writer.write(_answer(b"gone", "404 Not Found"))
 
     async with _server(serve) as port:
-        with pytest.raises(FetchFailed, match="answers 404"):
+        with pytest.raises(FetchFailed, match="status 404"):
             await _guard(port).get(f"http://example.com:{port}/")
 
 
@@ -305,5 +305,5 @@ async def test_tls_names_and_checks_the_host_and_not_the_address(tmp_path: Path)
         guard = _guard(port, tls=client, allow_http=False)
         assert await guard.get(f"https://pictures.example:{port}/") == b"secret"
         assert names == ["pictures.example"]
-        with pytest.raises(FetchFailed, match="cannot be reached"):
+        with pytest.raises(FetchFailed, match="cannot reach"):
             await guard.get(f"https://other.example:{port}/")

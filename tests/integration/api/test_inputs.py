@@ -77,7 +77,7 @@ async def test_the_same_picture_is_stored_once_for_a_tenant(house: House, tmp_pa
 async def test_another_tenants_input_is_not_there(house: House) -> None:
     """Knowing an id is not owning it."""
     ref = await house.store(_picture(), tenant="other")
-    with pytest.raises(InputRejected, match=f"no input {ref.id}") as refused:
+    with pytest.raises(InputRejected, match=f"unknown or expired input: {ref.id}") as refused:
         await house.resolve(ref.id)
     assert refused.value.param == "image"
 
@@ -143,23 +143,23 @@ async def test_a_picture_that_comes_again_after_its_end_gets_a_key_of_its_own(ho
     [
         ("", "input id .in_...., a data URL or an https URL"),
         ("in_short", "input id"),
-        ("in_" + "0" * 32, "no input in_0"),
+        ("in_" + "0" * 32, "unknown or expired input: in_0"),
         ("cat.png", "input id"),
         ("ftp://example.com/a.png", "input id"),
-        ("http://example.com/a.png", "must begin with https"),
+        ("http://example.com/a.png", "must start with https"),
         ("https://127.0.0.1/a.png", "loopback"),
         ("https://user@example.com/", "user or password"),
-        ("data:image/png,raw", "must look like"),
-        ("data:text/html;base64,AAAA", "must look like"),
-        ("data:image/png;base64", "must look like"),
+        ("data:image/png,raw", "invalid data URL"),
+        ("data:text/html;base64,AAAA", "invalid data URL"),
+        ("data:image/png;base64", "invalid data URL"),
         ("data:image/png;base64,", "is empty"),
-        ("data:image/png;base64,%%%", "no valid base64"),
-        ("data:image/png;base64,AAA", "no valid base64"),
-        ("data:image/png;base64,ÄÖÜ=", "no valid base64"),
-        ("data:image/png;base64,aGVsbG8=", "a PNG, JPEG or WebP is needed"),
+        ("data:image/png;base64,%%%", "not valid base64"),
+        ("data:image/png;base64,AAA", "not valid base64"),
+        ("data:image/png;base64,ÄÖÜ=", "not valid base64"),
+        ("data:image/png;base64,aGVsbG8=", "unsupported image; send a PNG, JPEG or WebP"),
         ("data:image/png;base64," + "A" * 30_000, "more than 5000 bytes"),
         ("data:image/png;base64," + "%41" * 7_000, "more than 5000 bytes"),
-        ("data:image/png;" + "a=b;" * 10_000 + "base64,AAAA", "must look like"),
+        ("data:image/png;" + "a=b;" * 10_000 + "base64,AAAA", "invalid data URL"),
     ],
 )
 async def test_what_is_no_picture_is_refused_by_name(house: House, value: str, words: str, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ async def test_a_url_is_fetched_and_stored_like_an_upload(house: House) -> None:
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         settings = Settings(fetch_allow_networks=("127.0.0.0/8",), fetch_allow_http=True, fetch_ports=(port,))
-        guard = FetchGuard(FetchRules.of(settings), resolve)
+        guard = FetchGuard(FetchRules.for_inputs(settings), resolve)
         ref = await house.resolve(f"http://pictures.example:{port}/a", guard=guard)
     assert ref.content_type == "image/webp"
     assert await house.store(data) == ref

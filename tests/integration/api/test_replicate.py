@@ -263,7 +263,7 @@ async def test_an_error_names_the_field_as_the_client_knows_it(place: Any) -> No
         ({"input": {**INPUT, "num_inference_steps": 1000}}, "input.num_inference_steps must be 1 to 100, not 1000"),
         ({"input": {**INPUT, "stepz": 3}}, "input.stepz: there is no such field"),
         ({"input": {}}, "input.prompt: Field required"),
-        ({"input": {**INPUT, "init_image": "in_" + 32 * "0"}}, "input.init_image: there is no input in_000"),
+        ({"input": {**INPUT, "init_image": "in_" + 32 * "0"}}, "input.init_image: unknown or expired input: in_000"),
         ({"input": INPUT, "version": 64 * "f"}, "version: 'fff"),
         ({"input": INPUT, "webhook": "http://10.0.0.1/"}, "webhook: "),
         ({"input": INPUT, "webhook": "https://a.example", "webhook_events_filter": ["logs"]}, "logs are not sent here"),

@@ -340,7 +340,7 @@ async def test_a_test_event_can_be_sent(queue: Queue, api: httpx.AsyncClient, li
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("ftp://example.com/x", "must begin with https"),
+        ("ftp://example.com/x", "must start with https"),
         ("http://10.0.0.1/x", "a private address"),
         ("http://169.254.169.254/latest", "a link-local address"),
         ("http://[::ffff:10.0.0.1]/", "a private address"),

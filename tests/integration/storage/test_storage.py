@@ -1,4 +1,4 @@
-"""What both kinds of storage promise, tried on a folder and, over HTTP, on an S3 server."""
+"""The storage contract, on a folder and, over HTTP, on an S3 server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CREDENTIALS = {"s3_access_key_id": "test", "s3_secret_access_key": "test"}
 
 
 def _s3(url: str, **changes: Any) -> Settings:
-    return Settings(**({"s3_bucket": "pictures", "s3_endpoint_url": url, **CREDENTIALS} | changes))
+    return Settings(**({"s3_bucket": "images", "s3_endpoint_url": url, **CREDENTIALS} | changes))
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -35,8 +35,7 @@ async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     await opened.close()
 
 
-async def test_an_object_reads_back_with_its_size_and_type(storage: Storage) -> None:
-    """What is put is what is read, and `head` describes it."""
+async def test_object_reads_back_with_its_size_and_type(storage: Storage) -> None:
     await storage.put("jobs/job_1/1/0.png", b"picture", "image/png")
     info = await storage.head("jobs/job_1/1/0.png")
     assert (info.size, info.content_type) == (7, "image/png")
@@ -45,14 +44,12 @@ async def test_an_object_reads_back_with_its_size_and_type(storage: Storage) -> 
 
 
 @pytest.mark.parametrize(("key", "content_type"), [("inputs/default/in_1", "image/webp"), ("a/b.png", "text/x-odd")])
-async def test_a_type_that_the_name_does_not_tell_is_kept(storage: Storage, key: str, content_type: str) -> None:
-    """The content type is the one given, also under a key whose extension says nothing or something else."""
+async def test_content_type_is_kept_when_the_extension_differs(storage: Storage, key: str, content_type: str) -> None:
     await storage.put(key, b"x", content_type)
     assert (await storage.head(key)).content_type == content_type
 
 
-async def test_a_second_put_replaces_content_type_and_etag(storage: Storage) -> None:
-    """An object put again is the new one in every respect."""
+async def test_second_put_replaces_content_type_and_etag(storage: Storage) -> None:
     await storage.put("a/b", b"one", "image/webp")
     before = await storage.head("a/b")
     await storage.put("a/b", b"two", "application/octet-stream")
@@ -62,7 +59,7 @@ async def test_a_second_put_replaces_content_type_and_etag(storage: Storage) -> 
 
 
 async def test_ranges_are_half_open_and_end_with_the_object(storage: Storage) -> None:
-    """`read` and `stream` agree on [start, end), also where it leaves the object."""
+    """`read` and `stream` agree on [start, end), also beyond the object."""
     await storage.put("a/digits", b"0123456789", "application/octet-stream")
     for start, end, expected in (
         (0, None, b"0123456789"),
@@ -80,8 +77,8 @@ async def test_ranges_are_half_open_and_end_with_the_object(storage: Storage) ->
         await storage.read("a/digits", 4, 3)
 
 
-async def test_a_large_object_streams_in_pieces(storage: Storage) -> None:
-    """A stream never holds the whole object, and yields all of it in order."""
+async def test_large_object_streams_in_chunks(storage: Storage) -> None:
+    """No chunk is the whole object, and the order is kept."""
     data = bytes(range(256)) * 4096 * 2
     await storage.put("a/large", data, "application/octet-stream")
     pieces = [piece async for piece in storage.stream("a/large", 5)]
@@ -89,8 +86,7 @@ async def test_a_large_object_streams_in_pieces(storage: Storage) -> None:
     assert max(map(len, pieces)) <= 256 * 1024
 
 
-async def test_a_missing_object_is_not_found_by_every_way_in(storage: Storage) -> None:
-    """Nothing but `NotFound` tells that an object is not there."""
+async def test_missing_object_raises_not_found_everywhere(storage: Storage) -> None:
     await storage.put("a/b/c", b"x", "image/png")
     for key in ("a/none", "none/at/all", "a/b", "a/b/c/d"):
         with pytest.raises(NotFound):
@@ -103,8 +99,8 @@ async def test_a_missing_object_is_not_found_by_every_way_in(storage: Storage) -
             [piece async for piece in storage.stream(key)]
 
 
-async def test_a_key_that_leaves_its_place_is_refused(storage: Storage) -> None:
-    """Keys are paths of plain names: no traversal, nothing absolute, nothing hidden."""
+async def test_unsafe_key_is_rejected(storage: Storage) -> None:
+    """No traversal, no absolute paths, no hidden names."""
     hidden, odd = ["/etc/passwd", "../up", "a/../b", "a/./b", ".hidden"], ["", "a//b", "a/", "a\\b", "a\0b", "a b", "ü"]
     for key in (*hidden, *odd, "k" * 600):
         with pytest.raises(ValueError, match="storage key"):
@@ -113,8 +109,8 @@ async def test_a_key_that_leaves_its_place_is_refused(storage: Storage) -> None:
             await storage.read(key)
 
 
-async def test_delete_prefix_takes_all_below_it_and_nothing_beside_it(storage: Storage) -> None:
-    """A prefix is a path: `jobs/job_1` leaves `jobs/job_10` alone; a second time there is nothing to do."""
+async def test_delete_prefix_removes_only_objects_below_it(storage: Storage) -> None:
+    """A prefix is a path: `jobs/job_1` does not include `jobs/job_10`. Repeating it deletes nothing."""
     for key in ("jobs/job_1/1/0.png", "jobs/job_1/1/1.odd", "jobs/job_1/2/0.png", "jobs/job_10/1/0.png"):
         await storage.put(key, b"x", "image/png")
     assert await storage.delete_prefix("jobs/job_1/") == 3
@@ -125,22 +121,21 @@ async def test_delete_prefix_takes_all_below_it_and_nothing_beside_it(storage: S
         await storage.head("jobs/job_10/1/0.png")
 
 
-async def test_a_prefix_that_would_take_everything_is_refused(storage: Storage) -> None:
-    """No slip empties the storage."""
+async def test_prefix_of_all_objects_is_rejected(storage: Storage) -> None:
     for prefix in ("", "/", "jobs/..", "../jobs"):
         with pytest.raises(ValueError, match="storage key"):
             await storage.delete_prefix(prefix)
 
 
 async def test_many_objects_are_deleted_page_by_page(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More objects than one page of a listing go in one call."""
+    """One call deletes more objects than a listing page holds."""
     monkeypatch.setattr("shared.storage.s3._PAGE_KEYS", 10)
     await asyncio.gather(*(storage.put(f"jobs/many/1/{index}.png", b"", "image/png") for index in range(35)))
     assert await storage.delete_prefix("jobs/many") == 35
 
 
-async def test_readers_see_the_old_object_or_the_new_one_whole(storage: Storage) -> None:
-    """Under concurrent writers a reader never gets a torn object, and none disappears."""
+async def test_reads_are_atomic_under_concurrent_writes(storage: Storage) -> None:
+    """A reader never sees a partial or missing object."""
     versions = {bytes([value]) * 100_000 for value in range(6)}
     await storage.put("a/torn", next(iter(versions)), "image/png")
 
@@ -154,8 +149,8 @@ async def test_readers_see_the_old_object_or_the_new_one_whole(storage: Storage)
     assert {data for data in seen if data is not None} <= versions
 
 
-async def test_puts_and_deletes_of_one_folder_do_not_disturb_each_other(storage: Storage) -> None:
-    """A put whose directory a sweep removes at that moment still succeeds."""
+async def test_puts_succeed_during_deletes_in_the_same_folder(storage: Storage) -> None:
+    """Even if a sweep removes the directory at that moment."""
     for _ in range(20):
         await asyncio.gather(
             storage.put("jobs/race/1/0.png", b"x", "image/png"),
@@ -165,36 +160,35 @@ async def test_puts_and_deletes_of_one_folder_do_not_disturb_each_other(storage:
         await storage.delete_prefix("jobs/race")
 
 
-async def test_check_passes_and_leaves_nothing(storage: Storage) -> None:
-    """A storage that works says so, without a trace of the trial."""
+async def test_check_leaves_no_object(storage: Storage) -> None:
     await storage.check()
     with pytest.raises(NotFound):
         await storage.head("health/probe")
 
 
-async def test_a_presigned_url_reads_without_credentials(s3_server: str) -> None:
-    """The URL names the public endpoint, holds the bytes, and is not the internal one."""
+async def test_presigned_url_reads_without_credentials(s3_server: str) -> None:
+    """It names the public endpoint."""
     public = s3_server.replace("127.0.0.1", "localhost")
     storage = connect(_s3(s3_server, s3_public_endpoint_url=public))
     await storage.put("jobs/job_1/1/0.png", b"picture", "image/png")
     url = await storage.presigned_url("jobs/job_1/1/0.png", 60)
     await storage.close()
     assert url is not None
-    assert url.startswith(f"{public}/pictures/jobs/job_1/1/0.png?")
+    assert url.startswith(f"{public}/images/jobs/job_1/1/0.png?")
     async with httpx.AsyncClient(timeout=60) as client:
         answer = await client.get(url)
     assert (answer.content, answer.headers["content-type"]) == (b"picture", "image/png")
 
 
-async def test_the_folder_has_no_presigned_urls(tmp_path: Path) -> None:
+async def test_folder_has_no_presigned_urls(tmp_path: Path) -> None:
     """The API serves a folder's objects itself."""
     storage = connect(Settings(storage_dir=tmp_path))
     assert await storage.presigned_url("jobs/job_1/1/0.png", 60) is None
     await storage.close()
 
 
-async def test_the_folder_keeps_no_half_written_file(tmp_path: Path) -> None:
-    """After puts, types beside and deletions nothing is left but the folder itself."""
+async def test_folder_keeps_no_temporary_files(tmp_path: Path) -> None:
+    """After puts and deletions only the folder itself is left."""
     storage = connect(Settings(storage_dir=tmp_path))
     await storage.put("a/b", b"x", "image/odd")
     await storage.put("a/c/d.png", b"x", "image/png")
@@ -203,8 +197,8 @@ async def test_the_folder_keeps_no_half_written_file(tmp_path: Path) -> None:
     assert [path for path in tmp_path.rglob("*") if path.name != ".aside"] == []
 
 
-async def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
-    """A file where the folder should be is named, with the setting that moves it."""
+async def test_error_for_an_unwritable_folder_names_the_setting(tmp_path: Path) -> None:
+    """The path is a file."""
     (tmp_path / "file").write_text("")
     storage = connect(Settings(storage_dir=tmp_path / "file"))
     with pytest.raises(StorageUnavailable, match="FUSEQUEUE_STORAGE_DIR"):
@@ -214,8 +208,8 @@ async def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path) -
     await storage.close()
 
 
-async def test_a_missing_bucket_is_named_by_every_call(s3_server: str) -> None:
-    """A bucket that is not there is the operator's trouble, never a `NotFound` for the client."""
+async def test_missing_bucket_is_reported_by_every_call(s3_server: str) -> None:
+    """It is an operator error, not a `NotFound` for the client."""
     storage = connect(_s3(s3_server, s3_bucket="nowhere"))
     for call in (
         storage.check(),
@@ -231,7 +225,7 @@ async def test_a_missing_bucket_is_named_by_every_call(s3_server: str) -> None:
 
 @asynccontextmanager
 async def _server(answer: bytes | None) -> AsyncIterator[tuple[str, list[float]]]:
-    """An HTTP server that gives every request `answer`, or none at all; yields its URL and the times of requests."""
+    """Run an HTTP server that sends `answer` to each request, or nothing; yields its URL and the request times."""
     calls: list[float] = []
     closing = asyncio.Event()
     open_calls: set[asyncio.Task[None]] = set()
@@ -261,30 +255,28 @@ async def _server(answer: bytes | None) -> AsyncIterator[tuple[str, list[float]]
         await asyncio.wait(open_calls, timeout=5)
 
 
-async def test_a_silent_server_is_given_up_within_the_bound() -> None:
-    """A request to a server that never answers ends as `StorageUnavailable` when its time is over."""
+async def test_request_to_a_silent_server_times_out() -> None:
     async with _server(None) as (url, _):
         storage = connect(_s3(url, storage_timeout_s=0.4))
         begun = time.monotonic()
-        with pytest.raises(StorageUnavailable, match=r"'pictures' at http://127.0.0.1"):
+        with pytest.raises(StorageUnavailable, match=r"'images' at http://127.0.0.1"):
             await storage.head("a/b")
         assert time.monotonic() - begun < 30, "boto3 by itself would wait for minutes"
         await storage.close()
 
 
-async def test_a_server_that_errs_is_tried_a_bounded_number_of_times() -> None:
-    """Answers of 500 are retried, three requests in all, and then told."""
+async def test_server_errors_are_retried_twice() -> None:
+    """Three requests in all, then `StorageUnavailable`."""
     answer = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n"
     async with _server(answer) as (url, calls):
         storage = connect(_s3(url, storage_timeout_s=20))
-        with pytest.raises(StorageUnavailable, match=r"'pictures' at http://127.0.0.1.* answers 500"):
+        with pytest.raises(StorageUnavailable, match=r"'images' at http://127.0.0.1.* responded with 500"):
             await storage.head("a/b")
         assert len(calls) == 3
         await storage.close()
 
 
-async def test_a_refused_key_is_named_as_such() -> None:
-    """Wrong credentials name the setting that holds them."""
+async def test_error_for_wrong_credentials_names_the_setting() -> None:
     body = b"<Error><Code>SignatureDoesNotMatch</Code><Message>no</Message></Error>"
     head = b"HTTP/1.1 403 Forbidden\r\ncontent-type: application/xml\r\ncontent-length: %d\r\n\r\n" % len(body)
     async with _server(head + body) as (url, _):
@@ -294,15 +286,13 @@ async def test_a_refused_key_is_named_as_such() -> None:
         await storage.close()
 
 
-async def test_a_server_that_is_not_there_is_named() -> None:
-    """Nobody listening is told with the endpoint's setting."""
+async def test_error_for_an_unreachable_server_names_the_setting() -> None:
     storage = connect(_s3(f"http://127.0.0.1:{free_port()}"))
     with pytest.raises(StorageUnavailable, match="FUSEQUEUE_S3_ENDPOINT_URL"):
         await storage.read("a/b")
     await storage.close()
 
 
-def test_an_endpoint_that_is_no_url_is_a_configuration_error() -> None:
-    """A misspelt endpoint is told at the start, with its setting."""
+def test_invalid_endpoint_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="FUSEQUEUE_S3_ENDPOINT_URL"):
         connect(_s3("minio:9000"))
