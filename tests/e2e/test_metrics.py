@@ -1,4 +1,4 @@
-"""What a worker and an API at work tell, read as Prometheus reads it; and when a worker says that it is ready."""
+"""Metrics of a worker and the API, parsed like Prometheus does, and a worker's readiness."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def scrape(url: str) -> Samples:
-    answer = httpx.get(f"{url}/metrics", timeout=60)
-    assert answer.status_code == 200
-    families = text_string_to_metric_families(answer.text)
+    response = httpx.get(f"{url}/metrics", timeout=60)
+    assert response.status_code == 200
+    families = text_string_to_metric_families(response.text)
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in families
@@ -29,9 +29,11 @@ def scrape(url: str) -> Samples:
 
 
 def total(samples: Samples, name: str, **labels: str) -> float:
-    """Return the sum over all series of that name that bear these labels."""
+    """Return the sum over all series of a name with these labels."""
     return sum(
-        value for (one, theirs), value in samples.items() if one == name and labels.items() <= dict(theirs).items()
+        value
+        for (sample_name, sample_labels), value in samples.items()
+        if sample_name == name and labels.items() <= dict(sample_labels).items()
     )
 
 
@@ -43,63 +45,61 @@ def readiness(url: str) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_a_worker_tells_what_it_does_and_when_it_is_ready(make_stack: Callable[..., Any]) -> None:
-    """Jobs of two sizes: every number follows from what was asked for. Without Redis, and while it drains, it is not
-    ready, and answers all the same.
-    """
+def test_metrics_match_the_jobs_and_readiness_follows_redis_and_the_drain(make_stack: Callable[..., Any]) -> None:
+    """Without Redis, and while it drains, a worker is not ready but still responds."""
     port = free_port()
-    whole, worker = make_stack(worker_port=str(port)), f"http://127.0.0.1:{port}"
-    whole.redis.start()
-    whole.api.start()
-    wait_until(whole.ready, "the API is ready")
-    at_work = whole.worker()
-    wait_until(lambda: readiness(worker) == 200, "the worker is warm", 180)
+    stack, worker_url = make_stack(worker_port=str(port)), f"http://127.0.0.1:{port}"
+    stack.redis.start()
+    stack.api.start()
+    wait_until(stack.ready, "the API is ready")
+    worker = stack.worker()
+    wait_until(lambda: readiness(worker_url) == 200, "the worker is warm", 180)
 
-    tells_what_was_done(whole, worker, at_work)
+    check_metrics(stack, worker_url, worker)
 
-    whole.redis.send(signal.SIGSTOP)
-    wait_until(lambda: readiness(worker) == 503, "a silent Redis is noticed")
-    assert httpx.get(f"{worker}/healthz", timeout=60).status_code == 200
-    whole.redis.send(signal.SIGCONT)
-    wait_until(lambda: readiness(worker) == 200, "it is back")
-    wait_until(whole.ready, "so is the API")
-    job = whole.submit(prompt="a red circle", steps=100)
-    wait_until(lambda: whole.job(job)["status"] != "queued", "the job runs")
-    at_work.send(signal.SIGTERM)
-    wait_until(lambda: readiness(worker) in (503, 0), "the drain is told")
-    assert at_work.process.wait(90) == 0
+    stack.redis.send(signal.SIGSTOP)
+    wait_until(lambda: readiness(worker_url) == 503, "the outage of Redis is noticed")
+    assert httpx.get(f"{worker_url}/healthz", timeout=60).status_code == 200
+    stack.redis.send(signal.SIGCONT)
+    wait_until(lambda: readiness(worker_url) == 200, "the worker is ready again")
+    wait_until(stack.ready, "the API is ready again")
+    job = stack.submit(prompt="a red circle", steps=100)
+    wait_until(lambda: stack.job(job)["status"] != "queued", "the job runs")
+    worker.send(signal.SIGTERM)
+    wait_until(lambda: readiness(worker_url) in (503, 0), "the drain is visible")
+    assert worker.process.wait(90) == 0
 
 
-def tells_what_was_done(whole: Any, worker: str, at_work: Any) -> None:
-    ids = [whole.submit(prompt="a red circle", steps=6, seed=at) for at in range(4)]
-    ids += [whole.submit(prompt="a red circle", steps=4, seed=9, width=96, priority="bulk")]
-    assert {whole.finish(name, 180)["status"] for name in ids} == {"succeeded"}
-    told, of_api = scrape(worker), scrape(whole.url)
+def check_metrics(stack: Any, worker_url: str, worker: Any) -> None:
+    ids = [stack.submit(prompt="a red circle", steps=6, seed=at) for at in range(4)]
+    ids += [stack.submit(prompt="a red circle", steps=4, seed=9, width=96, priority="bulk")]
+    assert {stack.finish(name, 180)["status"] for name in ids} == {"succeeded"}
+    samples, api_samples = scrape(worker_url), scrape(stack.url)
 
-    assert total(told, "fusequeue_jobs_ended_total", model="demo", state="succeeded") == 5
-    assert total(told, "fusequeue_forward_rows_sum", model="demo") == 4 * 6 + 4, "a row a picture and step"
-    forwards = total(told, "fusequeue_forward_rows_count")
-    assert total(told, "fusequeue_forward_seconds_count") == forwards
-    assert total(told, "fusequeue_queue_wait_seconds_count", priority="standard") == 4
-    assert total(told, "fusequeue_queue_wait_seconds_count", priority="bulk") == 1
-    assert total(told, "fusequeue_claims_total", attempt="first") == 5
-    assert total(told, "fusequeue_upload_seconds_count") == total(told, "fusequeue_encode_seconds_count") == 5
-    assert total(told, "fusequeue_step_seconds_count", model="demo") == 5
-    reasons = {dict(labels)["stopped_by"] for name, labels in told if name == "fusequeue_batches_total"}
+    assert total(samples, "fusequeue_jobs_ended_total", model="demo", state="succeeded") == 5
+    assert total(samples, "fusequeue_forward_rows_sum", model="demo") == 4 * 6 + 4, "one row per image and step"
+    forwards = total(samples, "fusequeue_forward_rows_count")
+    assert total(samples, "fusequeue_forward_seconds_count") == forwards
+    assert total(samples, "fusequeue_queue_wait_seconds_count", priority="standard") == 4
+    assert total(samples, "fusequeue_queue_wait_seconds_count", priority="bulk") == 1
+    assert total(samples, "fusequeue_claims_total", attempt="first") == 5
+    assert total(samples, "fusequeue_upload_seconds_count") == total(samples, "fusequeue_encode_seconds_count") == 5
+    assert total(samples, "fusequeue_step_seconds_count", model="demo") == 5
+    reasons = {dict(labels)["stopped_by"] for name, labels in samples if name == "fusequeue_batches_total"}
     assert reasons <= {"full", "cap", "memory", "overdue", "window", "solo"}
-    log = at_work.text()
-    assert total(told, "fusequeue_batches_total") == log.count('"event": "batch"') >= 2
-    assert 0 < total(told, "fusequeue_gpu_busy_seconds_total") < 60
-    assert (total(told, "fusequeue_spool_bytes"), total(told, "fusequeue_worker_ready")) == (0, 1)
+    log = worker.text()
+    assert total(samples, "fusequeue_batches_total") == log.count('"event": "batch"') >= 2
+    assert 0 < total(samples, "fusequeue_gpu_busy_seconds_total") < 60
+    assert (total(samples, "fusequeue_spool_bytes"), total(samples, "fusequeue_worker_ready")) == (0, 1)
 
-    assert total(of_api, "fusequeue_submits_total", outcome="accepted") == 5
-    assert total(of_api, "fusequeue_workers", state="ready") == 1
-    assert total(of_api, "fusequeue_dead_letters") == 0
+    assert total(api_samples, "fusequeue_submits_total", outcome="accepted") == 5
+    assert total(api_samples, "fusequeue_workers", state="ready") == 1
+    assert total(api_samples, "fusequeue_dead_letters") == 0
     lag = "fusequeue_event_lag_seconds_count"
-    wait_until(lambda: total(scrape(whole.url), lag) >= 3 * 5, "each job was queued, ran and ended")
-    wait_until(lambda: total(scrape(whole.url), "fusequeue_workers_wanted") == 0, "no worker is wanted any more")
+    wait_until(lambda: total(scrape(stack.url), lag) >= 3 * 5, "each job was queued, ran and ended")
+    wait_until(lambda: total(scrape(stack.url), "fusequeue_workers_wanted") == 0, "no worker is wanted")
     known = metrics.names()
-    shown = {name for name, _ in told.keys() | of_api.keys() if name.startswith("fusequeue_")}
-    assert {name for name in shown if not name.endswith("_created")} <= known
+    exported = {name for name, _ in samples.keys() | api_samples.keys() if name.startswith("fusequeue_")}
+    assert {name for name in exported if not name.endswith("_created")} <= known
     for name in ids:
-        assert name not in str(told) + str(of_api), "no series is a job's own"
+        assert name not in str(samples) + str(api_samples), "no series is specific to a job"

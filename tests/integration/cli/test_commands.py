@@ -1,4 +1,4 @@
-"""The commands that speak to a service, against an API process."""
+"""The commands that call a service, against an API process."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ async def queue(server: Server) -> AsyncIterator[Queue]:
 
 @pytest.fixture
 def run(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in a folder of its own, on a thread, as the test's loop has a worker's part to play."""
+    """Run a command in a temporary folder, on a thread, because the test's loop acts as the worker."""
     monkeypatch.chdir(tmp_path)
     runner = CliRunner(env={"FUSEQUEUE_URL": server.url, "COLUMNS": "200"})
 
-    async def fusequeue(*words: str) -> Result:
-        return await asyncio.to_thread(runner.invoke, app, words)
+    async def fusequeue(*arguments: str) -> Result:
+        return await asyncio.to_thread(runner.invoke, app, arguments)
 
     return fusequeue
 
 
-def lines(done: Result) -> list[dict[str, Any]]:
-    assert done.exit_code == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def lines(result: Result) -> list[dict[str, Any]]:
+    assert result.exit_code == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 async def submitted(queue: Queue) -> str:
-    """Wait for the one job that a command has submitted, and return its id."""
+    """Wait for the job that a command submits and return its id."""
     async with asyncio.timeout(30):
         while True:
             records, _ = await queue.jobs.page("default")
@@ -61,13 +61,13 @@ async def submitted(queue: Queue) -> str:
             await asyncio.sleep(0.05)
 
 
-async def test_submit_saves_what_the_job_made(run: Run, queue: Queue, tmp_path: Path) -> None:
+async def test_submit_saves_the_result(run: Run, queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "start.png").write_bytes(png())
-    words = ("submit", PROMPT, "--image", "start.png", "-s", "seed=7", "-s", "strength=0.5", "-o", "out", "--json")
-    running = asyncio.create_task(run(*words))
+    arguments = ("submit", PROMPT, "--image", "start.png", "-s", "seed=7", "-s", "strength=0.5", "-o", "out", "--json")
+    running = asyncio.create_task(run(*arguments))
     data = await deliver(queue, tmp_path, await claimed(queue, await submitted(queue)))
     *events, job = lines(await running)
-    # Which of them are seen is a matter of when the stream was opened.
+    # The stream starts with the state at its opening.
     assert [one["status"] for one in events] == sorted((one["status"] for one in events), key=ORDER.index)
     assert (job["status"], job["seed"], job["strength"]) == ("succeeded", 7, 0.5)
     assert [(tmp_path / file).read_bytes() for file in job["files"]] == [data]
@@ -87,7 +87,7 @@ async def test_a_job_is_listed_watched_and_canceled(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "told"),
+    ("arguments", "status", "message"),
     [
         (("submit", "x", "-s", "steps=900"), 2, "steps must be 1 to 100, not 900"),
         (("submit", "x", "-s", "steps"), 2, "NAME=VALUE"),
@@ -98,17 +98,17 @@ async def test_a_job_is_listed_watched_and_canceled(run: Run) -> None:
         (("jobs", "--url", "http://127.0.0.1:9"), 3, "fusequeue up"),
     ],
 )
-async def test_what_goes_wrong_is_one_line_and_a_status(
-    run: Run, words: tuple[str, ...], status: int, told: str
+async def test_an_error_is_one_line_and_an_exit_status(
+    run: Run, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
-    """Scripts read the status, people the line; neither sees a traceback."""
-    done = await run(*words)
-    assert done.exit_code == status, done.stderr
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
+    """Scripts read the status, people the line; there is no traceback."""
+    result = await run(*arguments)
+    assert result.exit_code == status, result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
 
 
-async def test_the_service_tells_of_itself(run: Run) -> None:
+async def test_models_queues_and_workers_are_listed(run: Run) -> None:
     assert [model["id"] for model in lines(await run("models", "--json"))] == ["demo"]
     await run("submit", PROMPT, "--no-wait")
     (line,) = lines(await run("queues", "--json"))
@@ -116,18 +116,18 @@ async def test_the_service_tells_of_itself(run: Run) -> None:
     assert "none" in (await run("workers")).stdout
 
 
-async def test_the_doctor_looks_at_all_of_it(run: Run, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its checks run as processes, with the caller's environment."""
+async def test_the_doctor_checks_everything(run: Run, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is checked in a child process."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("FUSEQUEUE_REDIS_URL", server.settings.redis_url)
     monkeypatch.setenv("FUSEQUEUE_MODELS", str(ROOT / "models.toml"))
-    found = {one["name"]: one["verdict"] for one in lines(await run("doctor", "--json"))}
-    assert (found["api"], found["models file"], found["workers"]) == ("ok", "ok", "warning")
-    assert "device" in found
+    verdicts = {finding["name"]: finding["verdict"] for finding in lines(await run("doctor", "--json"))}
+    assert (verdicts["api"], verdicts["models file"], verdicts["workers"]) == ("ok", "ok", "warning")
+    assert "device" in verdicts
     monkeypatch.setenv("FUSEQUEUE_REDIS_URL", "redis://127.0.0.1:9/0")
-    told = await run("doctor")
-    assert told.exit_code == 1
-    assert "fusequeue up" in told.stdout
+    result = await run("doctor")
+    assert result.exit_code == 1
+    assert "fusequeue up" in result.stdout
 
 
 async def test_dead_letters_are_read_redriven_and_purged(run: Run, queue: Queue) -> None:

@@ -1,4 +1,4 @@
-"""The whole stack on S3, and what happens while the bucket is away."""
+"""The whole stack on S3, and an outage of S3."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PROMPT = "a blue square on a white ground, top"
 
 
 def leases(stack: Any, ids: list[str]) -> list[float]:
-    """Return until when the jobs' leases last, by the clock of Redis (ms); 0 of a job that is in nobody's hands."""
+    """Return when the jobs' leases expire by the clock of Redis (ms); 0 for a job without lease."""
     with redis.Redis(port=stack.redis_port) as client:
         return [client.zscore(RedisKeys("default").leases, name) or 0.0 for name in ids]
 
 
-def test_finished_pictures_wait_for_storage(make_stack: Any) -> None:
-    """While S3 is down jobs stay `uploading` and workers live; when it is back each ends, made once."""
+def test_finished_images_wait_for_storage(make_stack: Any) -> None:
+    """While S3 is down jobs stay `uploading`; when it is back they succeed at their first attempt."""
     stack = make_stack()
     s3 = stack.s3()
     stack.start(workers=1)
@@ -28,17 +28,17 @@ def test_finished_pictures_wait_for_storage(make_stack: Any) -> None:
     assert first["status"] == "succeeded", first["error"]
     s3.kill()
     ids = [stack.submit(prompt=PROMPT, steps=2, seed=seed) for seed in range(4)]
-    wait_until(lambda: all(stack.job(name)["phase"] == "uploading" for name in ids), "the pictures wait for storage")
-    held = leases(stack, ids)
-    wait_until(lambda: min(leases(stack, ids)) > max(held) + 3_000, "the leases are kept while storage is away")
+    wait_until(lambda: all(stack.job(name)["phase"] == "uploading" for name in ids), "the images wait for storage")
+    before = leases(stack, ids)
+    wait_until(lambda: min(leases(stack, ids)) > max(before) + 3_000, "the leases are renewed during the outage")
     assert stack.client.get("/readyz").status_code == 503
-    s3.revive()
+    s3.start_with_bucket()
     jobs = [stack.finish(name) for name in ids]
     assert [(job["status"], job["attempts"]) for job in jobs] == [("succeeded", 1)] * 4
 
 
-def test_a_presigned_url_leads_to_the_picture(make_stack: Any) -> None:
-    """Asked for, the API redirects to storage, and what is there is what it serves itself."""
+def test_a_presigned_url_returns_the_image(make_stack: Any) -> None:
+    """With `redirect` the API redirects to storage, which has the same bytes that the API returns."""
     stack = make_stack()
     stack.s3()
     stack.start(workers=1)
