@@ -56,7 +56,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         )
     try:
         wait_until_listening(url, server, log)
-        admin(url).create_bucket(Bucket="pictures")
+        admin(url).create_bucket(Bucket="images")
         yield url
     finally:
         server.terminate()

@@ -127,7 +127,7 @@ async def gate(url: str, opened: asyncio.Event) -> AsyncIterator[str]:
 async def test_a_retry_waits_for_a_file_that_is_being_stored(start: Callable[..., Server], s3_server: str) -> None:
     """Its first try, whose client has left, goes on storing what it got."""
     own = {
-        "s3_bucket": "pictures",
+        "s3_bucket": "images",
         "s3_access_key_id": "test",
         "s3_secret_access_key": "test",
         "storage_timeout_s": "60",

@@ -176,8 +176,8 @@ async def test_presigned_url_reads_without_credentials(s3_server: str) -> None:
     assert url is not None
     assert url.startswith(f"{public}/images/jobs/job_1/1/0.png?")
     async with httpx.AsyncClient(timeout=60) as client:
-        answer = await client.get(url)
-    assert (answer.content, answer.headers["content-type"]) == (b"picture", "image/png")
+        response = await client.get(url)
+    assert (response.content, response.headers["content-type"]) == (b"picture", "image/png")
 
 
 async def test_folder_has_no_presigned_urls(tmp_path: Path) -> None:
@@ -224,8 +224,8 @@ async def test_missing_bucket_is_reported_by_every_call(s3_server: str) -> None:
 
 
 @asynccontextmanager
-async def _server(answer: bytes | None) -> AsyncIterator[tuple[str, list[float]]]:
-    """Run an HTTP server that sends `answer` to each request, or nothing; yields its URL and the request times."""
+async def _server(response: bytes | None) -> AsyncIterator[tuple[str, list[float]]]:
+    """Run an HTTP server that sends `response` to each request, or nothing; yields its URL and the request times."""
     calls: list[float] = []
     closing = asyncio.Event()
     open_calls: set[asyncio.Task[None]] = set()
@@ -237,10 +237,10 @@ async def _server(answer: bytes | None) -> AsyncIterator[tuple[str, list[float]]
         try:
             while await reader.readuntil(b"\r\n\r\n"):
                 calls.append(time.monotonic())
-                if answer is None:
+                if response is None:
                     await closing.wait()
                     break
-                writer.write(answer)
+                writer.write(response)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -267,8 +267,8 @@ async def test_request_to_a_silent_server_times_out() -> None:
 
 async def test_server_errors_are_retried_twice() -> None:
     """Three requests in all, then `StorageUnavailable`."""
-    answer = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n"
-    async with _server(answer) as (url, calls):
+    response = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n"
+    async with _server(response) as (url, calls):
         storage = connect(_s3(url, storage_timeout_s=20))
         with pytest.raises(StorageUnavailable, match=r"'images' at http://127.0.0.1.* responded with 500"):
             await storage.head("a/b")
