@@ -1,4 +1,4 @@
-"""The tiny pipelines of the oldest families, in any size: what the engine's tests run on."""
+"""The tiny pipelines of the oldest families, in any size, for the engine's tests."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ FAMILIES: dict[str, Callable[..., Any]] = {name: stable.PIPELINES[name] for name
 
 
 def save(family: str, folder: Path, **sizes: Any) -> Path:
-    """Write a pipeline of `family` into `folder`, the same weights every time; the global generator is left alone."""
+    """Write a pipeline of `family` into `folder`, with the same weights every time."""
     return weights.save(lambda: FAMILIES[family](**sizes), folder)

@@ -1,4 +1,4 @@
-"""What a cell of the parity grid is: one tiny pipeline, the jobs that run through it together, what is expected."""
+"""A cell of the parity grid: one tiny pipeline, the jobs that run through it together, and what is expected."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LONG = "a very large number of dogs, one behind the other, on their way to the s
 class Cell:
     """One row of the page.
 
-    `jobs` (name -> fields of a `Job`) begin together, `joining` come in after the first forward. `meet` is how many
-    pictures share the first denoiser forward, all of `jobs` unless told. `limits` says what is not supported, and
-    why; a job of `refused` ends with an error, which the page quotes after its name. `around` is entered for the
+    `jobs` (name -> fields of a `Job`) begin together, `joining` after the first forward. `fused_rows` is the number of
+    images in the first denoiser forward, by default all of `jobs`. `limits` says what is not supported, and
+    why; a job of `refused` ends with an error, which the page quotes after its name. `around` is the context of the
     whole cell. `quick` cells run in every `make test`.
     """
 
@@ -37,7 +37,7 @@ class Cell:
     joining: Mapping[str, Fields] = field(default_factory=dict)
     tasks: tuple[Task, ...] = (Task.TEXT_TO_IMAGE,)
     spec: Fields = field(default_factory=dict)
-    meet: int | None = None
+    fused_rows: int | None = None
     limits: str = ""
     refused: Mapping[str, Fields] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -52,18 +52,18 @@ class Cell:
     def needs_torchvision(self) -> bool:
         return self.tiny in registry.NEEDS_TORCHVISION
 
-    def seated(self) -> list[Job]:
+    def first_jobs(self) -> list[Job]:
         return [a_job(name, **fields) for name, fields in self.jobs.items()]
 
-    def joiners(self) -> list[Job]:
+    def joining_jobs(self) -> list[Job]:
         return [a_job(name, **fields) for name, fields in self.joining.items()]
 
     @property
     def first_rows(self) -> int:
-        return sum(job.n for job in self.seated()) if self.meet is None else self.meet
+        return sum(job.n for job in self.first_jobs()) if self.fused_rows is None else self.fused_rows
 
 
-# Prompts of different lengths, seeds, steps, guidance and numbers of pictures: what every text-to-image row mixes.
+# Prompts of different lengths, seeds, steps, guidance and numbers of images, mixed by every text-to-image row.
 TEXT: Mapping[str, Fields] = {
     "plain": {"prompt": "a dog", "steps": 5},
     "long": {"prompt": LONG, "steps": 6, "guidance_scale": 7.5},
@@ -72,15 +72,15 @@ TEXT: Mapping[str, Fields] = {
     "two": {"prompt": "a boat on a lake", "n": 2, "steps": 5},
     "few-steps": {"prompt": "a mill", "steps": 3, "guidance_scale": 6.0},
 }
-PICTURES: Mapping[str, Fields] = {
-    "from-picture": {"prompt": "a hill", "strength": 0.5, "steps": 8},
-    "from-picture-strongly": {"prompt": "another hill under clouds", "strength": 0.9, "guidance_scale": 6.0},
+IMAGES: Mapping[str, Fields] = {
+    "from-image": {"prompt": "a hill", "strength": 0.5, "steps": 8},
+    "from-image-strongly": {"prompt": "another hill under clouds", "strength": 0.9, "guidance_scale": 6.0},
 }
 MASKED: Mapping[str, Fields] = {
     "masked": {"task": Task.INPAINT, "prompt": "a well", "strength": 0.7, "steps": 6},
     "masked-whole": {"task": Task.INPAINT, "prompt": f"a garden, and {LONG}", "strength": 1.0, "guidance_scale": 2.0},
 }
-# Of models that only repaint.
+# For models that only inpaint.
 REPAINTED: Mapping[str, Fields] = {
     name: {"task": Task.INPAINT, "strength": 1.0 - 0.1 * at, **fields}
     for at, (name, fields) in enumerate({**TEXT, "weakly": {"prompt": "a pond", "steps": 8}}.items())
@@ -93,20 +93,20 @@ LATE: Mapping[str, Fields] = {
     "late": {"prompt": "a bridge", "steps": 3},
     "late-and-long": {"prompt": f"{LONG}, and back", "steps": 6, "guidance_scale": 3.0},
 }
-TEXT_AND_PICTURES = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE)
-THREE_TASKS = (*TEXT_AND_PICTURES, Task.INPAINT)
+TEXT_AND_IMAGES = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE)
+THREE_TASKS = (*TEXT_AND_IMAGES, Task.INPAINT)
 
 
 def edits(jobs: Mapping[str, Fields], **more: Any) -> dict[str, Fields]:
-    """Return `jobs` as such that edit pictures, with `more` fields each."""
+    """Return `jobs` as edits of images, with the fields `more`."""
     return {name: {**given, "task": Task.EDIT, **more} for name, given in jobs.items()}
 
 
 def without(jobs: Mapping[str, Fields], *fields: str) -> dict[str, Fields]:
-    """Return `jobs` with `fields` left out, for pipelines that do not take them."""
+    """Return `jobs` without `fields`, for pipelines that do not take them."""
     return {name: {key: value for key, value in given.items() if key not in fields} for name, given in jobs.items()}
 
 
 def small_images(module: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return what lets the pipelines of `tiny.<module>` work on small pictures; the module is imported when entered."""
+    """Return a context in which the pipelines of `tiny.<module>` accept small images; imported when entered."""
     return lambda: import_module(f"tiny.{module}").small_images()  # type: ignore[no-any-return]

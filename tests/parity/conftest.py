@@ -1,4 +1,4 @@
-"""Where tiny pipelines are kept for a run, and where its page goes."""
+"""Fixtures: the folder of tiny pipelines, and the compatibility page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-if "FUSEQUEUE_TORCHVISION" in os.environ:  # `make parity` sets it; to be found before transformers is imported
+if "FUSEQUEUE_TORCHVISION" in os.environ:  # `make parity` sets it; needed before transformers is imported
     from tiny import torchvision_shim
 
     torchvision_shim.make_importable(Path(os.environ["FUSEQUEUE_TORCHVISION"]).resolve())
@@ -17,17 +17,17 @@ OPTION = "--compatibility-page"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(OPTION, type=Path, help="write what a run of the whole grid found to this page")
+    parser.addoption(OPTION, type=Path, help="write the outcomes of a run of the whole grid to this page")
 
 
 @pytest.fixture(scope="session")
-def shelf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("shelf")
+def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture(scope="session")
 def keep(request: pytest.FixtureRequest) -> Iterator[Callable[[str, object], None]]:
-    """Takes the outcome of each cell, and writes the page when all cells have one."""
+    """Store the outcome of each cell, and write the page when all cells have one."""
     from parity.grid import GRID
     from parity.page import write
 

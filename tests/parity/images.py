@@ -7,9 +7,9 @@ from itertools import cycle
 
 from harness.engine import SIDE
 from parity.cells import (
+    IMAGES,
     LATE,
     MASKED,
-    PICTURES,
     REPAINTED,
     REPAINTED_LATE,
     TEXT,
@@ -23,17 +23,17 @@ from parity.cells import (
 from shared.config.models_file import Defaults, Limits
 from shared.job import Task
 
-# Of about as many pixels, so that jobs of all of them are claimed together.
+# Of about the same number of pixels, so that their jobs are claimed together.
 SIZES = tuple(
     {"width": width, "height": height, "mixed_fields": ("size",)}
     for width, height in ((64, 64), (80, 48), (48, 80), (96, 48), (48, 96))
 )
-_BOTH = {**TEXT, **PICTURES}
+_BOTH = {**TEXT, **IMAGES}
 _ALL = {**_BOTH, **MASKED}
 _EDIT = (Task.EDIT,)
 
 
-# Prompts of one length, all but the last.
+# All prompts but the last have one length.
 _ALIKE: Mapping[str, Fields] = {
     "plain": {"prompt": "a dog", "steps": 5},
     "strongly": {"prompt": "a cat", "steps": 6, "guidance_scale": 7.5},
@@ -50,7 +50,7 @@ _ALIKE_LATE: Mapping[str, Fields] = {
 
 
 def _turbo(jobs: Mapping[str, Fields]) -> dict[str, Fields]:
-    """Return `jobs` without guidance and in few steps, as distilled models are used."""
+    """Return `jobs` for distilled models: with few steps and no guidance."""
     return {
         name: {**fields, "guidance_scale": 0.0, "steps": 1 + at % 4} for at, (name, fields) in enumerate(jobs.items())
     }
@@ -252,7 +252,7 @@ _QWEN = (
             tasks=_EDIT if edited else (Task.TEXT_TO_IMAGE,),
             jobs=edits(_ALIKE) if edited else _ALIKE,
             joining=edits(_ALIKE_LATE) if edited else _ALIKE_LATE,
-            meet=len(_ALIKE) - 1,
+            fused_rows=len(_ALIKE) - 1,
             around=small_images("images.qwen21"),
             limits="only prompts of equal length share a forward: positions are those of the first row",
             refused={} if edited else {"image-to-image": {"prompt": "-", "strength": 0.5}, "inpaint": MASKED["masked"]},
@@ -319,7 +319,7 @@ CELLS = (
         tiny="glm-image",
         jobs=TEXT | {"quoting": {"prompt": 'a sign that reads "open all night"', "steps": 3}},
         joining=LATE,
-        meet=sum(fields.get("n", 1) for fields in TEXT.values()),
+        fused_rows=sum(fields.get("n", 1) for fields in TEXT.values()),
         limits="prompts that quote texts of different lengths run one after the other; image input, as diffusers joins "
         "into one tensor what transformers wants as a list",
         refused={"its error": {"task": Task.EDIT, "prompt": "a dog", "steps": 2}},

@@ -1,4 +1,4 @@
-"""Writes the page that says what is fused, from what a run of the whole grid has found."""
+"""Writes docs/compatibility.md from the outcomes of a run of the whole grid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ and every image is compared with the image of the same job from the unmodified p
 by more than {tolerance:g} of the image's range fails the run. *Rows* are the images in each denoiser forward, in
 order, without the doubling by guidance. *Joined* is the number of jobs that joined the running batch.
 
-Only on Z-Image, which takes a list of samples, do jobs of different sizes share a forward. The others take one tensor for
+Jobs of different sizes share a forward only on Z-Image, which takes a list of samples. The others take one tensor for
 all rows, or use the positions of the first row: there the signature includes the size.
 
 Versions: {versions}.
@@ -27,7 +27,7 @@ Versions: {versions}.
 | family | models | pipelines | fused tasks | largest difference | rows | joined | not supported |
 |---|---|---|---|---|---|---|---|
 """
-# Asked for, and not to be had from diffusers.
+# Requested, but not in diffusers.
 ABSENT = ("| Hunyuan3D | Hunyuan3D-2 | none | none | | | | it makes meshes and is not in diffusers |",)
 
 

@@ -1,4 +1,4 @@
-"""Runs a cell: its jobs together through a whole engine, and each by itself through the bare pipeline."""
+"""Runs a cell: its jobs together through a whole engine, and each by itself through the unmodified pipeline."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from worker.engine.pipelines.call_arguments import arguments_for, make_results, 
 from worker.engine.pipelines.input_images import prepare_inputs
 from worker.engine.pipelines.task_pipelines import pipeline_for
 
-TOLERANCE = 1e-4  # of the picture's range, before it becomes 8 bits
-ALIKE = 5e-3  # pictures that differ by less would prove nothing
+TOLERANCE = 1e-4  # of the image's range, before conversion to 8 bits
+ALIKE = 5e-3  # a comparison of images that differ by less proves nothing
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the page tells of a cell. `rows` are the pictures in each denoiser forward, in order."""
+    """The outcome of a cell on the page. `rows` are the images in each denoiser forward, in order."""
 
     largest_difference: float
     rows: list[int]
@@ -38,37 +38,37 @@ class Outcome:
 
 @dataclass
 class Joining(Recorder):
-    """A listener that has more jobs seated once the first forward is done."""
+    """A recorder that submits more jobs after the first forward."""
 
-    seat: Callable[[], None] = lambda: None
-    seated_after: int | None = field(default=None)
+    submit_more: Callable[[], None] = lambda: None
+    submitted_after: int | None = field(default=None)
 
     def on_event(self, event: EngineEvent) -> None:
         super().on_event(event)
-        if isinstance(event, ForwardDone) and self.seated_after is None:
-            self.seated_after = len(self.facts)
-            self.seat()
+        if isinstance(event, ForwardDone) and self.submitted_after is None:
+            self.submitted_after = len(self.facts)
+            self.submit_more()
 
 
 def run(cell: Cell, folder: Path) -> Outcome:
-    """Run a cell in `folder` and check all that it promises; raises `AssertionError` where that does not hold."""
+    """Run a cell in `folder` and check its expectations; raises `AssertionError`."""
     with cell.around(), as_floats():
         source = folder if (folder / "model_index.json").exists() else cell.build(cell.tiny, folder)
         heard = _together(cell, source)
-        jobs = [*cell.seated(), *cell.joiners()]
+        jobs = [*cell.first_jobs(), *cell.joining_jobs()]
         failed = {job.id: error.message for job in jobs if (error := heard.ended[job.id].error) is not None}
         assert not failed
-        largest = _compare(heard, _alone(source, jobs))
+        largest = _compare(heard, _solo(source, jobs))
         refusals = _refused(cell, source)
     assert heard.rows[0] == cell.first_rows, f"{heard.rows}: {heard.ended[jobs[0].id].batching}"
-    late = [heard.ended[job.id].batching for job in cell.joiners()]
-    assert all(batching.max_jobs > 1 for batching in late), f"{heard.rows}: joined nobody: {late}"
+    late = [heard.ended[job.id].batching for job in cell.joining_jobs()]
+    assert all(batching.max_jobs > 1 for batching in late), f"{heard.rows}: joined no batch: {late}"
     return Outcome(largest, heard.rows, sorted({job.task.value for job in jobs}), len(late), refusals)
 
 
 @contextmanager
 def as_floats() -> Iterator[None]:
-    """Let pictures leave the engine as floats of 0 to 1: 8 bits would hide small differences."""
+    """Return images from the engine as floats of 0 to 1: 8 bits would hide small differences."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("worker.engine.pipelines.call_arguments.to_pixels", _floats)
         patch.setattr("worker.engine.pipelines.call_arguments.to_frames", _floats)
@@ -84,33 +84,33 @@ def _together(cell: Cell, source: Path) -> Joining:
     heard = Joining()
     room = Room(spec, recorder=heard)
 
-    heard.seat = lambda: room.seat_now(*cell.joiners())
-    jobs = cell.seated()
+    heard.submit_more = lambda: room.seat_now(*cell.joining_jobs())
+    jobs = cell.first_jobs()
     room.seat(*jobs)
     with room.started():
         heard.wait_for([job.id for job in jobs])
         assert heard.facts, f"no forward at all: {[heard.ended[job.id].error for job in jobs]}"
-        heard.wait_for([job.id for job in cell.joiners()])
+        heard.wait_for([job.id for job in cell.joining_jobs()])
     return heard
 
 
 def _refused(cell: Cell, source: Path) -> dict[str, str]:
-    """Run the jobs that are known to fail, and return what each failed with."""
+    """Run the jobs that are known to fail, and return their errors."""
     errors = {}
     for name, fields in cell.refused.items():
         job = a_job(name, **fields)
         error = Room(a_spec(source, tasks=(job.task,))).run(job).ended[name].error
-        assert error is not None, f"{name}: by now it is supported"
+        assert error is not None, f"{name}: it is supported now"
         errors[name] = error.message
     return errors
 
 
-def _alone(source: Path, jobs: list[Job]) -> dict[tuple[str, int], Output]:
-    """Make every picture by itself, with nothing but diffusers between its arguments and its pixels."""
+def _solo(source: Path, jobs: list[Job]) -> dict[tuple[str, int], Output]:
+    """Return every image generated by itself, by diffusers only."""
     loaded: Any = DiffusionPipeline.from_pretrained(source, local_files_only=True)
     loaded.set_progress_bar_config(disable=True)
     first_scheduler = loaded.scheduler
-    pictures = {}
+    images = {}
     for job in jobs:
         pipeline = pipeline_for(job.task, loaded)
         pipeline.set_progress_bar_config(disable=True)
@@ -121,9 +121,9 @@ def _alone(source: Path, jobs: list[Job]) -> dict[tuple[str, int], Output]:
             pipeline.scheduler = type(own).from_config(own.config)
             with torch.no_grad():
                 results = make_results(pipeline, arguments_for(pipeline, job, index, inputs))
-            for part, made in enumerate(results):
-                pictures[job.id, index * len(results) + part] = made
-    return pictures
+            for layer, output in enumerate(results):
+                images[job.id, index * len(results) + layer] = output
+    return images
 
 
 def _compare(heard: Recorder, solo: dict[tuple[str, int], Output]) -> float:
@@ -137,12 +137,12 @@ def _compare(heard: Recorder, solo: dict[tuple[str, int], Output]) -> float:
         if solo[one].pixels.shape == solo[other].pixels.shape
         and np.abs(solo[one].pixels - solo[other].pixels).max() < ALIKE
     ]
-    assert not same, f"pictures that are alike prove nothing: {same}"
+    assert not same, f"images that are alike prove nothing: {same}"
     return max(off.values())
 
 
 def _difference(made: Output, expected: Output) -> float:
-    """Return the largest difference of two results, in parts of the range of their pixels and of their sound."""
+    """Return the largest difference of two outputs, relative to the range of their pixels and audio samples."""
     assert made.pixels.shape == expected.pixels.shape
     off = float(np.abs(made.pixels - expected.pixels).max())
     assert (made.audio is None) == (expected.audio is None)

@@ -1,4 +1,4 @@
-"""Every architecture: jobs of all kinds share forwards, and every picture is what it would have been alone."""
+"""Every architecture: jobs of all kinds share forwards, and every image equals the one of the solo job."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def _params() -> list[object]:
 
 
 @pytest.mark.parametrize("cell", _params())
-def test_a_mixed_batch_gives_every_job_the_picture_it_gets_alone(
-    cell: Cell, shelf_folder: Path, keep: Callable[[str, object], None]
+def test_every_job_of_a_mixed_batch_gets_the_image_of_the_solo_job(
+    cell: Cell, models_folder: Path, keep: Callable[[str, object], None]
 ) -> None:
-    """Steps, guidance, prompts, tasks and arrivals mixed in shared forwards change nothing."""
+    """Mixed steps, guidance, prompts, tasks and arrivals in shared forwards change no image."""
     if cell.needs_torchvision and importlib.util.find_spec("torchvision") is None:
         pytest.skip("its processor needs torchvision: run `make parity`, which installs it")
-    keep(cell.id, run(cell, shelf_folder / cell.tiny))
+    keep(cell.id, run(cell, models_folder / cell.tiny))
 
 
-def test_every_row_has_a_name_of_its_own() -> None:
-    """The page is put together by it."""
+def test_every_row_has_a_unique_name() -> None:
+    """The page is built by name."""
     assert len({cell.id for cell in GRID}) == len(GRID)

@@ -1,4 +1,4 @@
-"""Padding is the company's doing: a reproducible picture must not depend on it by a single bit."""
+"""Padding depends on batch mates: a reproducible image must not depend on padding by a single bit."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 PROMPTS = ("a dog", LONG, "fog", f"{LONG}, and back", "ten boats", "a cat")
 
 
-def on_the_shelf(tiny: str, shelf_folder: Path) -> Path:
-    source = shelf_folder / tiny
+def saved(tiny: str, models_folder: Path) -> Path:
+    source = models_folder / tiny
     return source if (source / "model_index.json").exists() else registry.save_tiny(tiny, source)
 
 
@@ -32,9 +32,9 @@ def on_the_shelf(tiny: str, shelf_folder: Path) -> Path:
         pytest.param("ernie-image", marks=pytest.mark.parity),
     ],
 )
-def test_reproducible_pictures_do_not_depend_on_the_longest_prompt_beside_them(tiny: str, shelf_folder: Path) -> None:
-    """Prompts are padded to the longest of a forward, or masked: reproducible ones share forwards with their likes."""
-    source = on_the_shelf(tiny, shelf_folder)
+def test_reproducible_images_do_not_depend_on_the_longest_prompt_of_the_batch(tiny: str, models_folder: Path) -> None:
+    """Prompts are padded to the longest of a forward: reproducible jobs share forwards with prompts of their length."""
+    source = saved(tiny, models_folder)
     spec = a_spec(source, tasks=(Task.TEXT_TO_IMAGE,))
     jobs = [a_job(f"job{at}", prompt=prompt, seed=at, steps=3, reproducible=True) for at, prompt in enumerate(PROMPTS)]
     together = Room(spec).run(*jobs)
@@ -43,13 +43,13 @@ def test_reproducible_pictures_do_not_depend_on_the_longest_prompt_beside_them(t
     for job in jobs[:2]:
         solo = Room(spec).run(job, like)
         assert np.array_equal(solo.pictures[job.id, 0], together.pictures[job.id, 0])
-    assert together.ended["job0"].batching.max_jobs > 1, "of one length with another"
+    assert together.ended["job0"].batching.max_jobs > 1, "it shared a forward with a prompt of its length"
 
 
-def test_padding_that_nothing_hides_is_found_at_load(shelf_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Qwen-Image's pipelines drop a mask that is all ones; if it were not made anew, longer company would change
-    pictures a little."""
-    source = on_the_shelf("qwen-image", shelf_folder)
+def test_the_self_check_finds_padding_without_a_mask(models_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen-Image's pipelines drop a mask that is all ones; if it were not created again, longer prompts of batch
+    mates would change images slightly."""
+    source = saved("qwen-image", models_folder)
     rules = ARCHITECTURES["QwenImageTransformer2DModel"]["forward"]
     unmasked = {**rules.arguments, "encoder_hidden_states": Argument(Kind.PADDED)}
     wrong = {**ARCHITECTURES, "QwenImageTransformer2DModel": {"forward": StackingRules(rules.rows, unmasked)}}

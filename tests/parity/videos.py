@@ -1,4 +1,4 @@
-"""The rows of the video families."""
+"""Rows of the video families."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Jobs = Mapping[str, Fields]
 
 LAST = InputRef(id="in_2", key="k", content_type="image/png", bytes=1, width=SIDE, height=SIDE)
 TEXT = (Task.TEXT_TO_VIDEO,)
-PICTURES = (Task.IMAGE_TO_VIDEO,)
-BOTH = (*TEXT, *PICTURES)
+IMAGES = (Task.IMAGE_TO_VIDEO,)
+BOTH = (*TEXT, *IMAGES)
 
 
 def texts(frames: int = 9, width: int = SIDE, height: int = SIDE) -> dict[str, Fields]:
@@ -33,32 +33,32 @@ def texts(frames: int = 9, width: int = SIDE, height: int = SIDE) -> dict[str, F
     }
 
 
-def from_pictures(jobs: Jobs, **more: Any) -> dict[str, Fields]:
-    """The same jobs, each from a picture of its own."""
-    return {f"{name}-from-picture": {**fields, "task": Task.IMAGE_TO_VIDEO, **more} for name, fields in jobs.items()}
+def from_images(jobs: Jobs, **more: Any) -> dict[str, Fields]:
+    """Return `jobs` as image-to-video jobs, each with its own image."""
+    return {f"{name}-from-image": {**fields, "task": Task.IMAGE_TO_VIDEO, **more} for name, fields in jobs.items()}
 
 
 def mixed(jobs: Jobs, each: int = 3) -> dict[str, Fields]:
-    """So many of the jobs from words, and as many from pictures."""
-    return first(jobs, each) | first(from_pictures(jobs), each)
+    """Return the first `each` of `jobs` as text-to-video and as image-to-video jobs."""
+    return first(jobs, each) | first(from_images(jobs), each)
 
 
 def few(jobs: Jobs) -> dict[str, Fields]:
-    """The same jobs as distilled models take them: two to four steps, and no guidance."""
+    """Return `jobs` for distilled models: with two to four steps and no guidance."""
     return {
         name: {**fields, "steps": 2 + at % 3, "guidance_scale": 1.0} for at, (name, fields) in enumerate(jobs.items())
     }
 
 
 def barely_guided(jobs: Jobs) -> dict[str, Fields]:
-    """The same jobs, guided by 2 at most: more makes a distilled model's rounding errors grow by hundreds."""
+    """Return `jobs` with guidance of at most 2: more multiplies a distilled model's rounding errors by hundreds."""
     return {
         name: {**fields, "guidance_scale": min(2.0, fields.get("guidance_scale", 2.0))} for name, fields in jobs.items()
     }
 
 
 def late(jobs: Jobs) -> dict[str, Fields]:
-    """The first and the last of `jobs` again, with another prompt and seed."""
+    """Return the first and the last of `jobs` with another prompt and seed."""
     names = list(jobs)
     return {f"late-{name}": {**jobs[name], "prompt": f"a bridge, {name}"} for name in (names[0], names[-1])}
 
@@ -68,7 +68,7 @@ def first(jobs: Jobs, count: int) -> dict[str, Fields]:
 
 
 def spec(frames: int = 9, width: int = SIDE, height: int = SIDE) -> dict[str, Any]:
-    """The limits and defaults of a video model; it is checked at load with the smallest videos that they allow."""
+    """Return limits and defaults of a video model; its self-check uses the smallest videos that they allow."""
     return {
         "limits": Limits(min_side=height, multiple_of=16, max_frames=frames, frames_multiple=4, max_images=8),
         "defaults": Defaults(width=width, height=height, steps=4, guidance_scale=4.0, frames=frames),
@@ -76,8 +76,8 @@ def spec(frames: int = 9, width: int = SIDE, height: int = SIDE) -> dict[str, An
 
 
 _TEXTS = texts()
-_PICTURES = from_pictures(_TEXTS)
-_BOTH_ENDS = from_pictures(_TEXTS, last_image=LAST)
+_IMAGES = from_images(_TEXTS)
+_BOTH_ENDS = from_images(_TEXTS, last_image=LAST)
 _SMALL = mixed(texts(width=32, height=32), 4)
 _CHUNK = mixed(texts(33))
 _WIDE = mixed(texts(33, width=128))
@@ -129,9 +129,9 @@ WAN = (
         models="Wan 2.1 I2V 480P, 720P; Fun InP",
         pipelines="WanImageToVideoPipeline",
         tiny="wan-2.1-i2v",
-        tasks=PICTURES,
-        jobs=_PICTURES,
-        joining=late(_PICTURES),
+        tasks=IMAGES,
+        jobs=_IMAGES,
+        joining=late(_IMAGES),
         spec=spec(),
         limits="a last image: without FLF2V's position embedding, diffusers joins its tokens as another row",
     ),
@@ -140,7 +140,7 @@ WAN = (
         models="Wan 2.1 FLF2V",
         pipelines="WanImageToVideoPipeline",
         tiny="wan-2.1-flf2v",
-        tasks=PICTURES,
+        tasks=IMAGES,
         jobs=_BOTH_ENDS,
         joining=late(_BOTH_ENDS),
         spec=spec(),
@@ -151,9 +151,9 @@ WAN = (
         models="Wan 2.2 I2V A14B (two denoisers), Fun InP: with and without a last image",
         pipelines="WanImageToVideoPipeline",
         tiny="wan-2.2-i2v",
-        tasks=PICTURES,
-        jobs=first(_PICTURES, 4) | {f"both-{name}": fields for name, fields in first(_BOTH_ENDS, 3).items()},
-        joining=late(_PICTURES),
+        tasks=IMAGES,
+        jobs=first(_IMAGES, 4) | {f"both-{name}": fields for name, fields in first(_BOTH_ENDS, 3).items()},
+        joining=late(_IMAGES),
         spec=spec(),
     ),
 )
@@ -184,9 +184,9 @@ HUNYUAN = (
         models="HunyuanVideo I2V",
         pipelines="HunyuanVideoImageToVideoPipeline",
         tiny="hunyuan-video-i2v",
-        tasks=PICTURES,
-        jobs=_PICTURES,
-        joining=late(_PICTURES),
+        tasks=IMAGES,
+        jobs=_IMAGES,
+        joining=late(_IMAGES),
         spec=spec(),
         limits="fusing the text encoder (Llava returns the states of all images in one tensor): once per job",
     ),
@@ -206,9 +206,9 @@ HUNYUAN = (
         models="HunyuanVideo 1.5 I2V",
         pipelines="HunyuanVideo15ImageToVideoPipeline",
         tiny="hunyuan-video-1.5-i2v",
-        tasks=PICTURES,
-        jobs=_PICTURES,
-        joining=late(_PICTURES),
+        tasks=IMAGES,
+        jobs=_IMAGES,
+        joining=late(_IMAGES),
         spec=spec(),
         limits="fusing the VAE (see above); the size is the model's nearest one to the job's proportions",
     ),
@@ -234,7 +234,7 @@ HELIOS = (
         jobs=_WIDE,
         joining=late(_WIDE),
         spec=spec(33, width=128),
-        limits="64x64 (diffusers 0.42 fails on a first stage of one token per frame); stages of different sizes together",
+        limits="64x64 (diffusers 0.42 fails on a first stage of one token a frame); stages of different sizes together",
     ),
     Cell(
         family="Helios",

@@ -1,4 +1,4 @@
-"""Modules that several tiny families are made of."""
+"""Modules shared by several tiny families."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def vae(latent_channels: int = 4, **more: Any) -> AutoencoderKL:
 
 
 def flow_vae(latent_channels: int = 4) -> AutoencoderKL:
-    """A VAE as of FLUX.1 and Z-Image: shifted, and without the two 1x1 convolutions."""
+    """A VAE like FLUX.1's and Z-Image's: shifted, and without the two 1x1 convolutions."""
     return vae(
         latent_channels, scaling_factor=0.3611, shift_factor=0.1159, use_quant_conv=False, use_post_quant_conv=False
     )

@@ -1,4 +1,4 @@
-"""LoRA files with random weights for tiny pipelines, in the formats that there are."""
+"""LoRA files with random weights for tiny pipelines, in all formats."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def everywhere(_path: str) -> bool:
 
 
 def attention(path: str) -> bool:
-    """Tell whether `path` is what most LoRA files change."""
+    """Return whether most LoRA files change the layer `path`."""
     return path.endswith((".to_q", ".to_k", ".to_v", ".to_out.0"))
 
 
 def weights(module: torch.nn.Module, seed: int, wanted: Callable[[str], bool] = everywhere, rank: int = RANK) -> State:
-    """Return weights by PEFT's names for the linear layers and convolutions of `module` that are wanted."""
+    """Return weights by PEFT's names for the linear layers and convolutions of `module` for which `wanted` is true."""
     generator = torch.Generator().manual_seed(seed)
     state: State = {}
     for path, layer in module.named_modules():

@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates made on the spot: nothing is downloaded, every string can be spelled."""
+"""Tokenizers and chat templates created in memory: nothing is downloaded, every string can be tokenized."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def byte_vocabulary() -> dict[str, int]:
 
 
 def word_pieces(words: str) -> list[str]:
-    """Return each word and stop of `words`, with and without a space before it."""
+    """Return each word and punctuation mark of `words`, with and without a space before it."""
     return sorted({space + piece for piece in re.findall(r"\w+|[^\w\s]", words) for space in ("", " ")})
 
 
 def qwen(words: str = "") -> Qwen2Tokenizer:
-    """A Qwen tokenizer that knows single bytes, the marks of its chat template, and each word and stop of `words`."""
+    """A Qwen tokenizer that knows single bytes, its chat template's special tokens, and each word of `words`."""
     tokenizer = Qwen2Tokenizer(vocab=byte_vocabulary(), merges=[])
     tokenizer.add_tokens(word_pieces(words))
     tokenizer.add_special_tokens({"additional_special_tokens": CHAT_TOKENS})
@@ -48,7 +48,7 @@ def qwen(words: str = "") -> Qwen2Tokenizer:
 
 
 def clip() -> CLIPTokenizer:
-    """A CLIP tokenizer that knows single letters and spells everything with them."""
+    """A CLIP tokenizer that has single letters only."""
     pieces = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), "<|startoftext|>", "<|endoftext|>"]
     return CLIPTokenizer(vocab={piece: at for at, piece in enumerate(pieces)}, merges=[], model_max_length=77)
 
@@ -66,7 +66,7 @@ def t5(max_length: int = 64) -> T5Tokenizer:
 
 
 def qwen_vl(tokenizer: Qwen2Tokenizer) -> Qwen2VLProcessor:
-    """The processor of the Qwen edit pipelines, which sees pictures of a few patches only; it needs torchvision."""
+    """The processor of the Qwen edit pipelines, which scales images to a few patches; needs torchvision."""
     from transformers import Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor
 
     size = {"shortest_edge": 28 * 28, "longest_edge": 4 * 28 * 28}
@@ -84,7 +84,7 @@ PIXTRAL_TOKENS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]", "[/INST]", "[SY
 
 
 def mistral() -> PreTrainedTokenizerFast:
-    """A tokenizer of single bytes with Mistral's marks."""
+    """A tokenizer of single bytes with Mistral's special tokens."""
     model = Tokenizer(BPE(vocab=byte_vocabulary(), merges=[]))
     model.pre_tokenizer = ByteLevel(add_prefix_space=False)
     model.decoder = ByteLevelDecoder()
@@ -99,18 +99,18 @@ def mistral() -> PreTrainedTokenizerFast:
 
 
 def pixtral() -> PixtralProcessor:
-    """The processor of FLUX.2 dev; it needs torchvision."""
+    """The processor of FLUX.2 dev; needs torchvision."""
     from transformers import PixtralImageProcessor, PixtralProcessor
 
-    pictures = PixtralImageProcessor(size={"longest_edge": 32}, patch_size={"height": 8, "width": 8})
-    return PixtralProcessor(pictures, mistral(), patch_size=8, spatial_merge_size=2, chat_template=PIXTRAL_CHAT)
+    image_processor = PixtralImageProcessor(size={"longest_edge": 32}, patch_size={"height": 8, "width": 8})
+    return PixtralProcessor(image_processor, mistral(), patch_size=8, spatial_merge_size=2, chat_template=PIXTRAL_CHAT)
 
 
 LLAMA_TOKENS = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<image>"]
 
 
 def llama(words: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes with Llama 3's marks, which knows each word and stop of `words` and blank lines."""
+    """A tokenizer of bytes with Llama 3's special tokens, each word of `words` and blank lines."""
     model = Tokenizer(BPE(vocab=byte_vocabulary(), merges=[]))
     model.pre_tokenizer = ByteLevel(add_prefix_space=False)
     model.decoder = ByteLevelDecoder()
@@ -127,7 +127,7 @@ def llama(words: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-CODES = 32  # of a picture; they are the first ids of GLM's vocabulary
+CODES = 32  # of an image; the first ids of GLM's vocabulary
 GLM_CHAT = (
     "{% for message in messages %}{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}"
     "{% else %}<|begin_of_image|><|image|><|end_of_image|>{% endif %}{% endfor %}{% endfor %}"
@@ -135,7 +135,7 @@ GLM_CHAT = (
 
 
 def glm() -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes whose first ids stand for the codes of a picture, as in GLM-Image."""
+    """A tokenizer of bytes whose first ids are image codes, like GLM-Image's."""
     marks = ["<|begin_of_image|>", "<|end_of_image|>", "<pad>", "<sop>", "<eop>", "<|image|>"]
     pieces = [*(f"<code_{at}>" for at in range(CODES)), *marks, *byte_vocabulary()]
     model = Tokenizer(BPE(vocab={piece: at for at, piece in enumerate(pieces)}, merges=[]))
@@ -153,13 +153,13 @@ def glm() -> PreTrainedTokenizerFast:
 
 
 def qwen3_vl(tokenizer: Qwen2Tokenizer) -> Qwen3VLProcessor:
-    """The processor of Qwen-Image 2.1; it needs torchvision."""
+    """The processor of Qwen-Image 2.1; needs torchvision."""
     from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
 
-    pictures = Qwen2VLImageProcessor(
+    image_processor = Qwen2VLImageProcessor(
         size={"shortest_edge": 32 * 32, "longest_edge": 128 * 128},
         patch_size=16,
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
     )
-    return Qwen3VLProcessor(pictures, tokenizer, Qwen3VLVideoProcessor(), chat_template=CHAT)
+    return Qwen3VLProcessor(image_processor, tokenizer, Qwen3VLVideoProcessor(), chat_template=CHAT)

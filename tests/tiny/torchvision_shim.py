@@ -1,7 +1,7 @@
-"""Makes torchvision importable beside a CPU build of torch, for which it has no build of its own.
+"""Makes torchvision importable with a CPU build of torch, for which there is no torchvision build.
 
-Its Python side needs nothing of its compiled side but the names of two operators. Installed for tests only, and not
-where other processes would find it: `pip install --no-deps --target FOLDER torchvision==0.28.*`.
+Its Python code needs only the names of two operators of its compiled code. Installed for tests only, in a folder that
+other processes do not use: `pip install --no-deps --target FOLDER torchvision==0.28.*`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _library = None  # an operator lives as long as the library that defined it
 
 
 def make_importable(folder: Path | None = None) -> bool:
-    """Return whether torchvision can be imported; to be asked before transformers is imported first."""
+    """Return whether torchvision can be imported; call it before the first import of transformers."""
     global _library
     if folder is not None and str(folder) not in sys.path:
         sys.path.append(str(folder))

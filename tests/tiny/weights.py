@@ -1,4 +1,4 @@
-"""Seeded weights for tiny pipelines, scaled so that what goes in is seen in what comes out."""
+"""Seeded weights for tiny pipelines, scaled so that outputs depend on inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SEED = 7
 
 
 def save(build: Callable[[], Any], folder: Path) -> Path:
-    """Write what `build` makes into `folder`, the same weights every time; the global generator is left alone."""
+    """Save the pipeline of `build` with the same weights every time; the global generator does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         pipeline = build()
@@ -26,20 +26,20 @@ def save(build: Callable[[], Any], folder: Path) -> Path:
 
 @torch.no_grad()
 def spread(module: torch.nn.Module, generator: torch.Generator) -> None:
-    """Draw every matrix anew, at a scale that keeps the size of activations, and give weight to what starts at zero.
+    """Draw every matrix at a scale that keeps the size of activations, and replace zeros by small weights.
 
-    Layers that start at zero (gates, output projections) would hide whatever goes wrong before them.
+    Layers that start at zero (gates, output projections) would hide errors before them.
     """
     for name, parameter in sorted(module.named_parameters()):
         if parameter.ndim >= 2:
             gain = 1.2 if parameter.ndim >= 4 else 1.1  # activations after a convolution lose more than half
             if name.endswith(("q_proj.weight", "k_proj.weight")):
-                gain = 2.5  # flat attention would see the same in every prompt
+                gain = 2.5  # flat attention would not depend on the prompt
             if name.endswith("lm_head.weight"):
-                gain = 8.0  # what an autoregressive model draws shall depend on what it reads
+                gain = 8.0  # the codes must depend on the prompt
             std = gain * parameter[0].numel() ** -0.5
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
         elif name.endswith(("norm_q.weight", "norm_k.weight")):
-            parameter.fill_(1.4)  # as above, where queries and keys are normalised
+            parameter.fill_(1.4)  # as above, for normalised queries and keys
         elif parameter.numel() and not bool(parameter.any()):
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)

@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.adapters import Bare, assert_all_as_alone, bare, eight_jobs, mixing, run_together, spec_with, wearing
+from harness.adapters import (
+    PeftReference,
+    adapters_of,
+    assert_all_like_solo,
+    eight_jobs,
+    load_pipeline,
+    mixable,
+    run_together,
+    spec_with,
+)
 from harness.engine import DIFFUSERS_AND_NUMPY, a_job
 from parity.running import as_floats
 from tiny import lora, registry
@@ -34,7 +43,7 @@ def floats() -> Iterator[None]:
 
 
 def three_files(folder: Path) -> dict[str, Path]:
-    pipeline = bare(folder)
+    pipeline = load_pipeline(folder)
     wanted = {"ink": lora.everywhere, "oil": lora.everywhere, "neon": lora.attention}
     return {
         name: lora.save(pipeline, folder / f"loras/{name}.safetensors", at, wanted=layers)
@@ -60,12 +69,12 @@ def test_jobs_with_different_adapters_and_none_share_one_forward(
     video = model.startswith("wan")
     jobs = eight_jobs(**({"task": Task.TEXT_TO_VIDEO, "frames": FRAMES, "fps": 24} if video else {}))
     heard = run_together(spec_with(folder, files, components, **(VIDEO if video else PICTURE)), *jobs)
-    lone = Bare(folder, files, components)
-    assert_all_as_alone(heard, lone, jobs)
+    lone = PeftReference(folder, files, components)
+    assert_all_like_solo(heard, lone, jobs)
     assert heard.rows[0] == 8
     assert {heard.ended[job.id].batching.max_jobs for job in jobs} == {8}
     for job in jobs:
-        plain = lone.picture(job.model_copy(update={"adapters": ()}))
+        plain = lone.image(job.model_copy(update={"adapters": ()}))
         changed = np.abs(heard.pictures[job.id, 0] - plain).max()
         assert (changed > 1e-2) == bool(job.adapters), f"{job.id}: {changed}"
 
@@ -75,10 +84,10 @@ def test_where_rows_cannot_differ_jobs_run_apart_and_right(model: str, tmp_path:
     """Their layers are given tokens of all rows at once, or tokens first: each mixture runs alone, the oldest first."""
     folder = registry.save_tiny(model, tmp_path / model)
     files = three_files(folder)
-    jobs = [mixing(a_job(name, adapters=wearing((name[:3], 1.0)))) for name in ("ink", "oil", "ink2", "oil2")]
-    jobs.append(mixing(a_job("none")))
+    jobs = [mixable(a_job(name, adapters=adapters_of((name[:3], 1.0)))) for name in ("ink", "oil", "ink2", "oil2")]
+    jobs.append(mixable(a_job("none")))
     heard = run_together(spec_with(folder, files, **PICTURE), *jobs)
-    assert_all_as_alone(heard, Bare(folder, files), jobs)
+    assert_all_like_solo(heard, PeftReference(folder, files), jobs)
     assert heard.rows == [2] * 8 + [1] * 4
     assert heard.ended["none"].batching.solo_reason == (
         "its tensors or adapters did not fit a companion's, or memory held no more"

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 from harness.adapters import (
-    Bare,
-    assert_all_as_alone,
-    bare,
+    PeftReference,
+    adapters_of,
+    assert_all_like_solo,
     denoiser,
     eight_jobs,
-    mixing,
+    load_pipeline,
+    mixable,
     run_together,
     spec_with,
-    wearing,
 )
 from harness.engine import DIFFUSERS_AND_NUMPY, TIMEOUT_S, Recorder, Room, a_job
 from harness.waiting import wait_until
@@ -51,7 +51,7 @@ def files(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Files:
 
     @cache
     def of(family: str) -> dict[str, Path]:
-        pipeline, folder = bare(tiny_models / family), tmp_path_factory.mktemp(family)
+        pipeline, folder = load_pipeline(tiny_models / family), tmp_path_factory.mktemp(family)
         first = (denoiser(pipeline), *TEXT_ENCODERS[family])
         return {
             "ink": lora.save(pipeline, folder / "ink.safetensors", 1, first),
@@ -63,8 +63,8 @@ def files(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 @pytest.fixture(scope="module")
-def lone(tiny_models: Path, files: Files) -> Callable[[str], Bare]:
-    return cache(lambda family: Bare(tiny_models / family, files(family)))
+def lone(tiny_models: Path, files: Files) -> Callable[[str], PeftReference]:
+    return cache(lambda family: PeftReference(tiny_models / family, files(family)))
 
 
 @pytest.fixture
@@ -76,17 +76,15 @@ def floats() -> Iterator[None]:
 @pytest.mark.usefixtures("floats")
 @pytest.mark.parametrize("family", ["sd", "sdxl", "sd3", "flux"])
 def test_jobs_with_different_adapters_and_none_share_one_forward(
-    family: str, tiny_models: Path, files: Files, lone: Callable[[str], Bare]
+    family: str, tiny_models: Path, files: Files, lone: Callable[[str], PeftReference]
 ) -> None:
     """Eight jobs, three adapters in six mixtures: each picture is the one that diffusers and PEFT make alone."""
     jobs = eight_jobs()
     heard = run_together(spec_with(tiny_models / family, files(family)), *jobs)
-    assert_all_as_alone(heard, lone(family), jobs)
+    assert_all_like_solo(heard, lone(family), jobs)
     assert heard.rows == [8, 8, 8, 7, 3, 1]
     for job in jobs:
-        changed = np.abs(
-            heard.pictures[job.id, 0] - lone(family).picture(job.model_copy(update={"adapters": ()}))
-        ).max()
+        changed = np.abs(heard.pictures[job.id, 0] - lone(family).image(job.model_copy(update={"adapters": ()}))).max()
         assert (changed > 1e-2) == bool(job.adapters), f"{job.id}: {changed}"
 
 
@@ -116,8 +114,11 @@ def test_an_adapter_that_does_not_load_fails_its_own_job(tiny_models: Path, file
     bad = {name: tmp_path / f"{name}.safetensors" for name in told if name not in ("flux", "pickle", "unlisted")}
     bad |= {"pickle": tmp_path / "pickle.bin", "flux": files("flux")["neon"]}
     spec = spec_with(tiny_models / "sd", files("sd") | bad, max_batch=16)
-    jobs = [mixing(a_job(name, adapters=wearing(("oil", 1.0), (name, 0.5)))) for name in told]
-    good = [mixing(a_job("none", steps=9)), mixing(a_job("fine", adapters=wearing(("oil", 1.0))))]
+    jobs = [mixable(a_job(name, adapters=adapters_of(("oil", 1.0), (name, 0.5)))) for name in told]
+    good = [
+        mixable(a_job("none", steps=9)),
+        mixable(a_job("fine", adapters=adapters_of(("oil", 1.0)))),
+    ]
     heard = Room(spec).run(*good, *jobs)
     assert [heard.ended[job.id].error for job in good] == [None, None]
     for name, words in told.items():
@@ -154,7 +155,10 @@ def test_adapters_load_beside_running_forwards(
     monkeypatch.setattr(adapters_module, "read", slow)
     gate = Gate()
     room = Room(spec_with(tiny_models / "sd", files("sd")), recorder=gate)
-    heard = room.run(mixing(a_job("under-way", steps=12)), mixing(a_job("waiting", adapters=wearing(("oil", 1.0)))))
+    heard = room.run(
+        mixable(a_job("under-way", steps=12)),
+        mixable(a_job("waiting", adapters=adapters_of(("oil", 1.0)))),
+    )
     assert ("loading", "waiting") in heard.heard
     assert gate.busy
     assert heard.rows == [*[1] * 5, *[2] * 4, *[1] * 3], "it joins at the sixth step"
@@ -165,13 +169,13 @@ def test_adapters_load_beside_running_forwards(
 
 @pytest.mark.usefixtures("floats")
 def test_memory_for_adapters_is_bounded_and_what_is_in_use_stays(
-    tiny_models: Path, files: Files, lone: Callable[[str], Bare]
+    tiny_models: Path, files: Files, lone: Callable[[str], PeftReference]
 ) -> None:
     """With no room for any, jobs keep theirs to the end; what no job uses is let go of, and loaded again when asked."""
     jobs = eight_jobs()
     room = Room(spec_with(tiny_models / "sd", files("sd")), adapter_memory_bytes=1)
     heard = room.run(*jobs)
-    assert_all_as_alone(heard, lone("sd"), jobs)
+    assert_all_like_solo(heard, lone("sd"), jobs)
     (model,) = room.engine._models.loaded.values()
     assert model.adapters.attached == ()
     assert not any(module._forward_hooks for module in model.adapters.modules["unet"].module.modules())
@@ -181,8 +185,8 @@ def test_reproducible_pictures_have_the_same_bits_beside_any_adapters(tiny_model
     """With adapters and without, alone and among jobs with others: not one bit differs."""
     spec = spec_with(tiny_models / "sd", files("sd"))
     exact = [
-        mixing(a_job("exact", reproducible=True, adapters=wearing(("ink", 0.8)))),
-        mixing(a_job("exact-bare", reproducible=True)),
+        mixable(a_job("exact", reproducible=True, adapters=adapters_of(("ink", 0.8)))),
+        mixable(a_job("exact-bare", reproducible=True)),
     ]
     expected = {job.id: run_together(spec, job).pictures[job.id, 0] for job in exact[:1]}
     expected |= {"exact-bare": Room(spec).run(exact[1]).pictures["exact-bare", 0]}
@@ -190,12 +194,12 @@ def test_reproducible_pictures_have_the_same_bits_beside_any_adapters(tiny_model
     rows = []
     for _ in range(2):
         others = [
-            mixing(
+            mixable(
                 a_job(
                     f"other{at}",
                     reproducible=True,
                     steps=chance.randint(3, 6),
-                    adapters=wearing(*chance.choice([(), (("oil", 1.0),), (("ink", 0.8),), (("neon", 2.0),)])),
+                    adapters=adapters_of(*chance.choice([(), (("oil", 1.0),), (("ink", 0.8),), (("neon", 2.0),)])),
                 )
             )
             for at in range(chance.randint(1, 5))
@@ -211,7 +215,7 @@ def test_reproducible_pictures_have_the_same_bits_beside_any_adapters(tiny_model
 
 @pytest.mark.usefixtures("floats")
 def test_adapters_follow_their_rows_when_memory_runs_out(
-    tiny_models: Path, files: Files, lone: Callable[[str], Bare], monkeypatch: pytest.MonkeyPatch
+    tiny_models: Path, files: Files, lone: Callable[[str], PeftReference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group that is split is stacked anew, and each part wears its own."""
     monkeypatch.setattr("worker.engine.engine.run_self_check", lambda _model, _device: None)
@@ -226,5 +230,5 @@ def test_adapters_follow_their_rows_when_memory_runs_out(
     # Those that bring the adapters into memory are spared: how many of them meet is a matter of chance.
     run_short = partial(monkeypatch.setattr, SharedMethod, "run", scarce)
     heard = run_together(spec_with(tiny_models / "sd", files("sd")), *jobs, before=run_short)
-    assert_all_as_alone(heard, lone("sd"), jobs)
+    assert_all_like_solo(heard, lone("sd"), jobs)
     assert max(heard.rows) == 4

@@ -1,4 +1,4 @@
-"""Tiny FLUX.1 pipelines for edit and fill; image-to-image and inpaint are made of the parts of the edit pipeline."""
+"""Tiny FLUX.1 pipelines for edit and fill; image-to-image and inpaint are built of the modules of the edit pipeline."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def flux_kontext() -> FluxKontextPipeline:
 
 
 def flux_fill() -> FluxFillPipeline:
-    """The denoiser sees noise, the masked picture and the mask: 16 + 16 + 4 * 64 channels."""
+    """The denoiser gets noise, the masked image and the mask: 16 + 16 + 4 * 64 channels."""
     return FluxFillPipeline(**_parts(288))
 
 
 @contextmanager
 def small_images() -> Iterator[None]:
-    """Let Kontext work on small pictures: it scales every input to one of a list of sizes of a megapixel."""
+    """Replace the list of megapixel sizes to which Kontext scales inputs by small ones."""
     whole = pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS
     pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS = [(64, 64), (48, 96), (96, 48)]
     try:

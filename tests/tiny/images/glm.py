@@ -1,4 +1,4 @@
-"""Tiny GLM-Image: an autoregressive model draws the coarse picture, the denoiser the fine one."""
+"""Tiny GLM-Image: an autoregressive model generates the coarse image, the denoiser the fine one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import (
 
 
 def _painter(vocabulary: int) -> GlmImageForConditionalGeneration:
-    """The autoregressive model; it cannot draw the end of a picture, and so always draws all tokens."""
+    """The autoregressive model; it cannot generate the end token, so always generates all tokens."""
     attention = {"num_attention_heads": 2, "intermediate_size": 24}
     return GlmImageForConditionalGeneration(
         GlmImageConfig(

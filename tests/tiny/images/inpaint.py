@@ -1,4 +1,4 @@
-"""Tiny inpaint checkpoints of Stable Diffusion 1.x and XL (nine channels), and a Stable Diffusion 3 to inpaint with."""
+"""Tiny inpaint checkpoints of Stable Diffusion 1.x and XL (nine channels), and Stable Diffusion 3 for inpainting."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def stable_diffusion_xl_inpaint() -> StableDiffusionXLInpaintPipeline:
 
 
 def stable_diffusion_3(**more: Any) -> StableDiffusion3Pipeline:
-    """Its inpaint pipeline, made of the same parts, insists on 16 (or 33) channels."""
+    """Its inpaint pipeline, built of the same modules, requires 16 (or 33) channels."""
     first, second, third = tokens.clip(), tokens.clip(), tokens.t5(64)
     joint = 2 * tokens.WIDTH
     return StableDiffusion3Pipeline(
@@ -77,7 +77,7 @@ def stable_diffusion_3(**more: Any) -> StableDiffusion3Pipeline:
 
 
 def stable_diffusion_3_5_medium() -> StableDiffusion3Pipeline:
-    """Queries and keys are normalised, and the first block attends to the picture once more by itself."""
+    """Queries and keys are normalised, and the first block has a second self-attention of the image tokens."""
     return stable_diffusion_3(qk_norm="rms_norm", dual_attention_layers=(0,))
 
 

@@ -1,4 +1,4 @@
-"""Tiny Qwen-Image pipelines: text (its image-to-image and inpaint share the parts), edit, edit-plus and layered.
+"""Tiny Qwen-Image pipelines: text (its image-to-image and inpaint share the modules), edit, edit-plus and layered.
 
 The edit pipelines' processor needs torchvision; see `tiny.vision`.
 """
@@ -129,7 +129,7 @@ def qwen_image_edit() -> QwenImageEditPipeline:
 
 
 def qwen_image_edit_plus() -> QwenImageEditPlusPipeline:
-    """As 2511: what is edited is modulated by a timestep of zero."""
+    """Like 2511: the tokens of reference images are modulated by a timestep of zero."""
     return _edit(QwenImageEditPlusPipeline, zero_cond_t=True)
 
 
@@ -139,7 +139,7 @@ def qwen_image_layered() -> QwenImageLayeredPipeline:
 
 @contextmanager
 def small_images() -> Iterator[None]:
-    """Let the edit pipelines, which scale every input to 1024x1024 or 640x640, work on a 256th of that area."""
+    """Reduce the 1024x1024 or 640x640 pixels to which the edit pipelines scale inputs, to a 256th."""
     modules = (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus, pipeline_qwenimage_layered)
     whole = [module.calculate_dimensions for module in modules]
     for module, calculate in zip(modules, whole, strict=True):

@@ -1,4 +1,4 @@
-"""Tiny Qwen-Image 2.1; its processor needs torchvision (see `tiny.vision`)."""
+"""Tiny Qwen-Image 2.1; its processor needs torchvision (see `tiny.torchvision_shim`)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def qwen_image_2_1() -> QwenImage21Pipeline:
 
 @contextmanager
 def small_images() -> Iterator[None]:
-    """Let the pipeline, which scales every input to a megapixel, work on a 256th of that area."""
+    """Reduce the megapixel to which the pipeline scales inputs, to a 256th."""
     whole = pipeline_qwenimage21.calculate_dimensions
     pipeline_qwenimage21.calculate_dimensions = lambda area, ratio: whole(area // 256, ratio)
     try:

@@ -84,7 +84,7 @@ def sana_sprint() -> SanaSprintPipeline:
 
 @contextmanager
 def small_images() -> Iterator[None]:
-    """Let the pipelines, which work at the nearest of a list of sizes of about a megapixel, work at small ones."""
+    """Replace the list of megapixel sizes from which the pipelines choose by small ones."""
     modules = (pipeline_sana, pipeline_sana_sprint)
     whole = [module.ASPECT_RATIO_1024_BIN for module in modules]
     for module in modules:

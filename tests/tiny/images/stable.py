@@ -24,7 +24,7 @@ from transformers import (
 
 
 def _strict_checker() -> StableDiffusionSafetyChecker:
-    """A safety checker that flags every picture."""
+    """A safety checker that flags every image."""
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     checker = StableDiffusionSafetyChecker(
         CLIPConfig(vision_config=vision | {"image_size": 30, "patch_size": 15}, projection_dim=8)

@@ -1,4 +1,4 @@
-"""Tiny pipelines of families that the engine has no rules for: PixArt-Sigma, AuraFlow, Lumina 2 and Chroma."""
+"""Tiny pipelines of families without stacking rules: PixArt-Sigma, AuraFlow, Lumina 2 and Chroma."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def chroma() -> ChromaPipeline:
 
 @contextmanager
 def small_images() -> Iterator[None]:
-    """Let PixArt-Sigma, which works at the nearest of a list of sizes of about half a megapixel, work at small ones."""
+    """Replace the list of sizes from which PixArt-Sigma chooses, about half a megapixel each, by a small one."""
     whole = pipeline_pixart_sigma.ASPECT_RATIO_512_BIN
     pipeline_pixart_sigma.ASPECT_RATIO_512_BIN = {"1.0": [64.0, 64.0]}
     try:

@@ -1,4 +1,4 @@
-"""Tiny Z-Image; its image-to-image and inpaint pipelines are made of the same parts."""
+"""Tiny Z-Image; its image-to-image and inpaint pipelines are built of the same modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny Helios: base, and the pyramid pipelines of mid and distilled. They make at least one chunk of 33 frames."""
+"""Tiny Helios: base, and the pyramid pipelines of mid and distilled. They return at least one chunk of 33 frames."""
 
 from __future__ import annotations
 

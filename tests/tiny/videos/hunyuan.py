@@ -91,7 +91,7 @@ def hunyuan_video() -> HunyuanVideoPipeline:
 
 
 def hunyuan_video_image() -> HunyuanVideoImageToVideoPipeline:
-    """The picture takes the place of the first frame, and of 576 tokens of the prompt."""
+    """The image replaces the first frame, and 576 tokens of the prompt."""
     tokenizer = tokens.llama(TEMPLATES)
     vision = {**VISION, "image_size": 48, "patch_size": 2}
     token: Callable[[str], Any] = tokenizer.convert_tokens_to_ids
@@ -164,7 +164,7 @@ def hunyuan_video_1_5() -> HunyuanVideo15Pipeline:
 
 
 def hunyuan_video_1_5_image() -> HunyuanVideo15ImageToVideoPipeline:
-    """The image encoder's 729 tokens are as many as the pipeline expects."""
+    """The pipeline expects the image encoder's 729 tokens."""
     return HunyuanVideo15ImageToVideoPipeline(
         image_encoder=SiglipVisionModel(SiglipVisionConfig(image_size=54, patch_size=2, **VISION)),
         feature_extractor=SiglipImageProcessorPil(size={"height": 54, "width": 54}),

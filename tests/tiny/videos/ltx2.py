@@ -1,4 +1,4 @@
-"""Tiny LTX-2 and LTX-2.3, video with sound; image-to-video is made of the same parts."""
+"""Tiny LTX-2 and LTX-2.3, video with audio; image-to-video is built of the same modules."""
 
 from __future__ import annotations
 

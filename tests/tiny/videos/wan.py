@@ -56,14 +56,14 @@ def wan_2_1_text() -> WanPipeline:
 
 
 def wan_2_2_text() -> WanPipeline:
-    """As T2V A14B: one denoiser for the noisy steps, one for the rest."""
+    """Like T2V A14B: one denoiser for the noisy steps, one for the rest."""
     return WanPipeline(
         **_parts(), vae=_vae(), transformer=_transformer(), transformer_2=_transformer(), boundary_ratio=0.875
     )
 
 
 def wan_2_2_ti2v() -> WanPipeline:
-    """As TI2V 5B: every token has its own timestep; image-to-video is made of the same parts."""
+    """Like TI2V 5B: every token has its own timestep; image-to-video is built of the same modules."""
     vae = AutoencoderKLWan(
         base_dim=8,
         decoder_base_dim=8,
@@ -79,7 +79,7 @@ def wan_2_2_ti2v() -> WanPipeline:
 
 
 def wan_2_1_image(**transformer: Any) -> WanImageToVideoPipeline:
-    """As I2V 480P, 720P and Fun InP: the picture comes as latents beside the noise and through an image encoder."""
+    """Like I2V 480P, 720P and Fun InP: the image enters as latents with the noise and through an image encoder."""
     vision: dict[str, Any] = {
         "hidden_size": 16,
         "intermediate_size": 37,
@@ -96,12 +96,12 @@ def wan_2_1_image(**transformer: Any) -> WanImageToVideoPipeline:
 
 
 def wan_2_1_first_last() -> WanImageToVideoPipeline:
-    """As FLF2V: the first and the last picture, each of five tokens, go through the image encoder together."""
+    """Like FLF2V: first and last image, five tokens each, pass the image encoder together."""
     return wan_2_1_image(pos_embed_seq_len=10)
 
 
 def wan_2_2_image() -> WanImageToVideoPipeline:
-    """As I2V A14B: two denoisers and no image encoder."""
+    """Like I2V A14B: two denoisers and no image encoder."""
     return WanImageToVideoPipeline(
         **_parts(), vae=_vae(), transformer=_transformer(12), transformer_2=_transformer(12), boundary_ratio=0.9
     )
