@@ -79,8 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
             structlog.get_logger().warning("setting_unknown", reason=message)
         if options.insecure_no_keys:
             configured = configured.model_copy(update={"auth": "insecure-no-keys"})
-        configured = asyncio.run(secured(configured, options.host))
         asyncio.run(preflight(configured))
+        configured = asyncio.run(secured(configured, options.host))
         server = build_server(configured, host=options.host, port=options.port)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _ignore)  # uvicorn raises the signal again after its shutdown

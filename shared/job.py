@@ -12,12 +12,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 1
-"""Of the queue as a whole: a program refuses to start on a Redis of a later one."""
+SCHEMA_VERSION = 2
+"""Version of the queue's keys and fields in Redis; a program refuses to start on any other."""
 
-NEWEST_JOB = 2
-"""The latest wire form of a job. Each is of the earliest form that can tell it, so that older workers do what they can
-read: form 2 has a webhook with a `version`."""
+NEWEST_JOB = 3
+"""Latest wire form of a job. A job is written in the earliest form that can express it; workers release newer jobs."""
 
 
 class Sharing(StrEnum):
@@ -142,7 +141,7 @@ class Job(_Frozen):
     `layers` is the number of pictures that each of the `n` results consists of, 0 where the model makes single ones.
     """
 
-    schema_version: Annotated[Literal[1, 2], PER_JOB] = 1
+    schema_version: Annotated[Literal[3], PER_JOB] = 3
     id: Annotated[str, PER_JOB]
     tenant: Annotated[str, PER_JOB]
     created_at_ms: Annotated[int, PER_JOB]

@@ -79,7 +79,7 @@ async def build_job(
     job = resolve(request, services.catalog.get(request.model), task, tenant=tenant, now_ms=now_ms(), inputs=inputs)
     if webhook_version is not None and job.webhook is not None:
         webhook = job.webhook.model_copy(update={"version": webhook_version})
-        job = job.model_copy(update={"webhook": webhook, "schema_version": 2})
+        job = job.model_copy(update={"webhook": webhook})
     return job.model_copy(update={"previews": previews}) if previews else job
 
 

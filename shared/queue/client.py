@@ -36,6 +36,16 @@ BLOCK_MARGIN_S = 3.0
 """What the socket waits beyond a blocking read, so that the read always ends first."""
 
 
+def schema_remedy(version: int) -> str:
+    """Return what to do about a queue of another schema version."""
+    if version > SCHEMA_VERSION:
+        return "upgrade this program"
+    return (
+        "finish its jobs with the earlier version of fusequeue, then start this one with another "
+        "FUSEQUEUE_NAMESPACE, an empty Redis or, for `fusequeue up`, another --data-dir"
+    )
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Turn every error of the Redis client into `RedisUnavailable`."""
@@ -111,21 +121,21 @@ class QueueClient:
             await self.redis.ping()
 
     async def check(self) -> None:
-        """Raise `IncompatibleRedis` when this Redis would lose jobs, or holds those of a newer fusequeue."""
+        """Raise `IncompatibleRedis` when this Redis could lose jobs or holds a queue of another schema."""
         policy = await self._eviction_policy()
+        if policy != "noeviction":
+            raise IncompatibleRedis(
+                f"Redis can evict jobs: its maxmemory-policy is {policy}; "
+                "run `redis-cli CONFIG SET maxmemory-policy noeviction`, and set it in redis.conf"
+            )
         with translated():
             await self.redis.set(self.redis_keys.schema, SCHEMA_VERSION, nx=True)
             version = int(await self.redis.get(self.redis_keys.schema) or 0)
-            if version < SCHEMA_VERSION:
-                await self.redis.set(self.redis_keys.schema, SCHEMA_VERSION)
-        if policy != "noeviction":
+        if version != SCHEMA_VERSION:
+            namespace = self.settings.namespace
             raise IncompatibleRedis(
-                f"Redis may evict jobs: its maxmemory-policy is {policy!r}. "
-                "Run `redis-cli CONFIG SET maxmemory-policy noeviction`, and set it in its configuration."
-            )
-        if version > SCHEMA_VERSION:
-            raise IncompatibleRedis(
-                f"the queue is of schema {version}, this program knows {SCHEMA_VERSION}: upgrade this program"
+                f"the queue of namespace {namespace} has schema {version}, this program has schema {SCHEMA_VERSION}; "
+                + schema_remedy(version)
             )
 
     async def _eviction_policy(self) -> str:

@@ -46,7 +46,7 @@ class Queue:
         await self.client.ping()
 
     async def check(self) -> None:
-        """Raise `IncompatibleRedis` when this Redis would lose jobs, or holds those of a newer fusequeue."""
+        """Raise `IncompatibleRedis` when this Redis could lose jobs or holds a queue of another schema."""
         await self.client.check()
 
     async def examine(self) -> list[RedisTrait]:

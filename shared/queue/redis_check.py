@@ -9,7 +9,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from shared.job import SCHEMA_VERSION
-from shared.queue.client import QueueClient, translated
+from shared.queue.client import QueueClient, schema_remedy, translated
 from shared.runtime.clock import now_ms
 
 LEAST_VERSION = (6, 2)
@@ -85,6 +85,7 @@ def _clock(skew_ms: int) -> RedisTrait:
 
 
 def _schema(version: int) -> RedisTrait:
-    newer = version > SCHEMA_VERSION
-    remedy = f"upgrade this program: it knows schema {SCHEMA_VERSION}" if newer else ""
-    return RedisTrait("queue schema", str(version or SCHEMA_VERSION), remedy, fatal=True)
+    version = version or SCHEMA_VERSION  # an empty Redis has none yet
+    same = version == SCHEMA_VERSION
+    remedy = "" if same else f"{schema_remedy(version)} (this program has schema {SCHEMA_VERSION})"
+    return RedisTrait("queue schema", str(version), remedy, fatal=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -16,7 +17,8 @@ from rq.serializers import JSONSerializer
 
 from shared.config import settings
 from shared.config.settings import Settings
-from shared.errors import FusequeueError
+from shared.errors import FusequeueError, RedisUnavailable
+from shared.queue import Queue
 from shared.runtime import log as logging
 from worker.chores import rq_queue
 from worker.chores.schedule import Schedule
@@ -62,7 +64,7 @@ class ChoresWorker:
         """Run one rq worker until a stop or a Redis error."""
         try:
             with rq_queue.connect(self._settings) as connection:
-                connection.ping()
+                asyncio.run(_check_queue(self._settings))
                 self._worker = RqWorker(
                     [rq_queue.rq_queue(self._settings, connection)],
                     connection=connection,
@@ -76,7 +78,7 @@ class ChoresWorker:
                     self._worker.work(logging_level="WARNING")
         except StopRequested:
             pass
-        except RedisError as error:
+        except (RedisError, RedisUnavailable) as error:
             log.warning("chores_redis_unavailable", error=str(error))
         finally:
             self._worker = None
@@ -85,6 +87,15 @@ class ChoresWorker:
         self._stopping.set()
         if self._worker is not None:
             self._worker.request_stop(signum, frame)  # type: ignore[no-untyped-call]
+
+
+async def _check_queue(settings: Settings) -> None:
+    """Raise `IncompatibleRedis` for a queue that this version must not read."""
+    queue = Queue.connect(settings)
+    try:
+        await queue.check()
+    finally:
+        await queue.close()
 
 
 def main() -> int:

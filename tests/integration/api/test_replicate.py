@@ -29,7 +29,7 @@ from replicate.webhook import InvalidSignatureError, Webhooks
 from api.compat.replicate import predictions
 from shared.auth import Scope
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
-from shared.job import Failure, Outcome, Phase, Progress, State, Task
+from shared.job import NEWEST_JOB, Failure, Outcome, Phase, Progress, State, Task
 from shared.queue import Claim, ProgressReport, Queue
 from shared.storage import connect
 from worker.chores.webhooks import DeliveryPass
@@ -316,7 +316,7 @@ async def test_a_webhook_tells_predictions_that_the_sdk_validates(place: Any) ->
         old = await client.webhooks.default.async_secret()
         created = await client.predictions.async_create(version="demo", input=INPUT, webhook=receiver.url)
         claim = await here.claim()
-        assert claim.job.schema_version == 2, "workers that do not know such a webhook give it back"
+        assert claim.job.schema_version == NEWEST_JOB, "workers that do not know such a webhook give it back"
         await here.deliver_webhooks(receiver)
         await deliver(here.queue, here.folder, claim)
         async with httpx.AsyncClient(base_url=here.url, timeout=60) as http:

@@ -50,13 +50,6 @@ async def test_a_redis_that_does_not_tell_its_policy_is_taken(own_queue: Queue) 
     await own_queue.client.redis.execute_command("ACL", "SETUSER", "default", "+info")
 
 
-async def test_a_newer_schema_is_refused(queue: Queue) -> None:
-    """An old program must not touch a new one's jobs."""
-    await queue.client.redis.set(queue.client.redis_keys.schema, 99)
-    with pytest.raises(IncompatibleRedis, match="99"):
-        await queue.check()
-
-
 async def test_a_redis_that_is_not_there(settings_for: Callable[..., Settings], make_submission: Make) -> None:
     """Every call says so, soon."""
     queue = Queue.connect(settings_for("redis://127.0.0.1:1/0"))

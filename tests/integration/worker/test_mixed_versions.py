@@ -29,7 +29,7 @@ class NextClaims(Claims):
     async def _decoded(self, worker: str, row: ClaimRow) -> Job | None:
         wire = json.loads(row[1])
         if wire.get("schema_version") == NEXT:
-            wire |= {"schema_version": 1, "prompt": wire.pop("text")}
+            wire |= {"schema_version": NEWEST_JOB, "prompt": wire.pop("text")}
         return decode(json.dumps(wire))
 
 

@@ -151,9 +151,9 @@ def test_a_job_without_prediction_webhook_keeps_its_wire_format(make_job: Callab
 
 def test_schema_2_is_read_and_schema_3_is_newer(make_job: Callable[..., Job]) -> None:
     """An unreadable job of a newer schema is released; one of a known schema becomes a dead letter."""
-    wire = json.loads(encode(make_job(schema_version=2)))
-    assert decode(json.dumps(wire)).schema_version == NEWEST_JOB == 2
-    assert [is_newer(json.dumps({**wire, "schema_version": version})) for version in (1, 2, 3)] == [False, False, True]
+    wire = json.loads(encode(make_job()))
+    assert decode(json.dumps(wire)).schema_version == NEWEST_JOB == 3
+    assert [is_newer(json.dumps({**wire, "schema_version": version})) for version in (2, 3, 4)] == [False, False, True]
 
 
 @pytest.mark.parametrize(
