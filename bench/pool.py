@@ -115,8 +115,8 @@ def figures(log_rows: list[dict[str, Any]], jobs: list[Job]) -> dict[str, Any]:
     }
 
 
-def run(burst: Burst) -> tuple[dict[str, Any], str]:
-    """Run the burst and return its figures and the plot."""
+def run(burst: Burst) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run the burst and return its figures and the rows of the pool's log."""
     with tempfile.TemporaryDirectory(prefix="fusequeue-pool-") as name:
         folder = Path(name)
         with (
@@ -128,7 +128,7 @@ def run(burst: Burst) -> tuple[dict[str, Any], str]:
             jobs = [client.wait(job_id, timeout_s=TIMEOUT_S) for job_id in ids]
             until(lambda: empty(rows(log)[-1]), "all workers have exited")
             log_rows = rows(log)
-    return figures(log_rows, jobs), plot_svg(log_rows)
+    return figures(log_rows, jobs), log_rows
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -142,13 +142,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path, help="plot the burst to this SVG file")
     options = parser.parse_args(argv)
     burst = Burst(options.jobs, options.max_workers, options.steps, options.target_wait_s, options.cool_down_s)
-    measured, plot = run(burst)
+    measured, log_rows = run(burst)
     for name, value in measured.items():
         print(f"{name.replace('_', ' ')}: {value}")
     if options.json is not None:  # before the plot, which would change the working tree
         record.write(options.json, {"pool": measured})
     if options.plot is not None:
-        options.plot.write_text(plot, "utf-8")
+        options.plot.write_text(plot_svg(log_rows), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The API as a process of its own, for tests."""
+"""An API process for tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Server:
     def __init__(self, redis_url: str, folder: Path, **settings: str) -> None:
         self.port = int(settings.pop("port", 0)) or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        own = {
+        overrides = {
             "redis_url": redis_url,
             "namespace": f"t{os.urandom(6).hex()}",
             "models": str(ROOT / "models.toml"),
@@ -30,24 +30,24 @@ class Server:
             "sse_keepalive_s": "0.2",
             **settings,
         }
-        self.settings = Settings(**own)  # type: ignore[arg-type]
+        self.settings = Settings(**overrides)  # type: ignore[arg-type]
         self.log = folder / "api.log"
-        env = {**os.environ, **{f"FUSEQUEUE_{name.upper()}": value for name, value in own.items()}}
+        env = {**os.environ, **{f"FUSEQUEUE_{name.upper()}": value for name, value in overrides.items()}}
         command = [sys.executable, "-m", "api", "--port", str(self.port)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
 
-    def answers(self, path: str, status: int = 200) -> bool:
+    def responds(self, path: str, status: int = 200) -> bool:
         with contextlib.suppress(httpx.TransportError):
             return httpx.get(self.url + path, timeout=10).status_code == status
         return self.process.poll() is not None
 
     def peak_kb(self) -> int:
-        """Return the most memory the process has had since `forget_peak`."""
+        """Return the peak memory of the process since `reset_peak`."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0])
 
-    def forget_peak(self) -> int:
+    def reset_peak(self) -> int:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
         return self.peak_kb()
 

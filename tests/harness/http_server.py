@@ -1,4 +1,4 @@
-"""The API inside of a test: an application over a given queue, and a worker's part played by hand."""
+"""The API inside a test process over a given queue, and helpers that act as the worker."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ BODY = {"model": "demo", "prompt": "a red circle on a blue ground, left"}
 
 def application(queue: Queue, folder: Path, **settings: Any) -> FastAPI:
     """Return the API over `queue`, with its storage in `folder`."""
-    own = {"models": ROOT / "models.toml", "storage_dir": folder / "storage", "sse_keepalive_s": 0.05, **settings}
-    return create_app(queue.client.settings.model_copy(update=own), queue=queue)
+    overrides = {"models": ROOT / "models.toml", "storage_dir": folder / "storage", "sse_keepalive_s": 0.05, **settings}
+    return create_app(queue.client.settings.model_copy(update=overrides), queue=queue)
 
 
 @contextlib.asynccontextmanager
 async def serving(queue: Queue, folder: Path, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Give a client of an API that needs no network."""
+    """Yield a client of an API without network."""
     app = application(queue, folder, **settings)
     async with app.router.lifespan_context(app):
-        for _ in range(50):  # fakeredis sits out its blocking read when it is canceled as it connects
+        for _ in range(50):  # fakeredis completes a blocking read that is cancelled during its connect
             await asyncio.sleep(0)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -42,7 +42,7 @@ async def serving(queue: Queue, folder: Path, **settings: Any) -> AsyncIterator[
 
 
 def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
-    """Return a picture's file."""
+    """Return the bytes of an image file."""
     file = io.BytesIO()
     Image.new("RGB", (width, height), colour).save(file, "PNG")
     return file.getvalue()
@@ -59,12 +59,12 @@ async def claimed(queue: Queue, job_id: str) -> Claim:
 
 
 async def finish(queue: Queue, folder: Path, job_id: str) -> bytes:
-    """Do a worker's work for one job, and return the picture that it stored."""
+    """Run one job as a worker and return the stored image."""
     return await deliver(queue, folder, await claimed(queue, job_id))
 
 
 async def deliver(queue: Queue, folder: Path, claim: Claim) -> bytes:
-    """Store a picture for a claimed job and settle it."""
+    """Store an image for a claimed job and settle it."""
     storage = connect(queue.client.settings.model_copy(update={"storage_dir": folder / "storage"}))
     data, key = png(), f"jobs/{claim.job.id}/{claim.attempt}/0.png"
     await storage.put(key, data, "image/png")
@@ -77,8 +77,8 @@ async def deliver(queue: Queue, folder: Path, claim: Claim) -> bytes:
     return data
 
 
-class Following:
-    """An answer as it grows; httpx's transport for applications hands one over only once it has ended."""
+class StreamingCall:
+    """A response that can be read while it is streamed; httpx's ASGITransport returns it only at its end."""
 
     def __init__(self, api: httpx.AsyncClient, path: str, headers: Mapping[str, str] | None = None) -> None:
         self.text = ""
@@ -98,13 +98,13 @@ class Following:
             "server": ("localhost", 80),
         }
         self.headers = httpx.Headers()
-        self._asked = False
+        self._request_sent = False
         self._ended = asyncio.ensure_future(api._transport.app(scope, self._receive, self._send))  # type: ignore[attr-defined]
 
     async def _receive(self) -> dict[str, Any]:
-        if self._asked:
-            await asyncio.Event().wait()  # it never hangs up
-        self._asked = True
+        if self._request_sent:
+            await asyncio.Event().wait()  # it never disconnects
+        self._request_sent = True
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def _send(self, message: Mapping[str, Any]) -> None:
@@ -112,14 +112,14 @@ class Following:
             self.headers = httpx.Headers(message["headers"])
         self.text += message.get("body", b"").decode()
 
-    async def tells(self, words: str) -> None:
-        """Wait until the answer holds `words`."""
+    async def wait_for(self, text: str) -> None:
+        """Wait until the response contains `text`."""
         async with asyncio.timeout(60):
-            while words not in self.text:
-                assert not self._ended.done(), f"it ended without {words!r}: {self.text}"
+            while text not in self.text:
+                assert not self._ended.done(), f"the response ended without {text!r}: {self.text}"
                 await asyncio.sleep(0.01)
 
-    async def whole(self) -> str:
-        """Wait for the answer's end."""
+    async def read_all(self) -> str:
+        """Wait for the end of the response and return its text."""
         await asyncio.wait_for(self._ended, 60)
         return self.text

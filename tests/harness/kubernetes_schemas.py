@@ -1,4 +1,4 @@
-"""What Kubernetes, and KEDA beside it, would say of a manifest: told without either."""
+"""Validation of Kubernetes and KEDA manifests without a cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MONITOR_ENDPOINT_KEYS = {"port", "path", "interval", "scrapeTimeout", "scheme", 
 
 
 def faults(document: dict[str, Any]) -> list[str]:
-    """Return what is wrong with one manifest."""
+    """Return the errors of one manifest."""
     group = document["apiVersion"].partition("/")[0]
     if group == "keda.sh":
         return _keda(document)
@@ -40,32 +40,36 @@ def _keda(document: dict[str, Any]) -> list[str]:
     spec = document["spec"]
     if document["kind"] == "TriggerAuthentication":
         references = spec.get("secretTargetRef", [])
-        found = _unknown("TriggerAuthentication", spec, {"secretTargetRef"})
-        for one in references:
-            found += _unknown("secretTargetRef", one, {"parameter", "name", "key"})
-            found += [] if one.get("parameter") in SECRETS else [f"metrics-api takes no {one.get('parameter')}"]
-        return found
+        errors = _unknown("TriggerAuthentication", spec, {"secretTargetRef"})
+        for reference in references:
+            errors += _unknown("secretTargetRef", reference, {"parameter", "name", "key"})
+            errors += (
+                []
+                if reference.get("parameter") in SECRETS
+                else [f"metrics-api has no parameter {reference.get('parameter')}"]
+            )
+        return errors
     if document["kind"] != "ScaledObject":
-        return [f"{document['kind']} is not known here"]
-    found = _unknown("ScaledObject", spec, SCALED_OBJECT_KEYS)
-    found += [f"scaleTargetRef lacks {key}" for key in {"name"} - spec["scaleTargetRef"].keys()]
+        return [f"{document['kind']} is not supported by this test"]
+    errors = _unknown("ScaledObject", spec, SCALED_OBJECT_KEYS)
+    errors += [f"scaleTargetRef lacks {key}" for key in {"name"} - spec["scaleTargetRef"].keys()]
     for trigger in spec["triggers"]:
-        found += _unknown("trigger", trigger, TRIGGER_KEYS)
+        errors += _unknown("trigger", trigger, TRIGGER_KEYS)
         if trigger["type"] != "metrics-api":
-            found.append(f"the trigger {trigger['type']} is not known here")
+            errors.append(f"the trigger {trigger['type']} is not supported by this test")
         metadata = trigger["metadata"]
-        found += _unknown("metadata", metadata, METRICS_API_KEYS)
-        found += [f"metadata lacks {key}" for key in sorted(METRICS_API_NEEDS - metadata.keys())]
-        found += [f"metadata.{key} must be a string" for key, value in metadata.items() if not isinstance(value, str)]
-    return found
+        errors += _unknown("metadata", metadata, METRICS_API_KEYS)
+        errors += [f"metadata lacks {key}" for key in sorted(METRICS_API_NEEDS - metadata.keys())]
+        errors += [f"metadata.{key} must be a string" for key, value in metadata.items() if not isinstance(value, str)]
+    return errors
 
 
 def _monitor(document: dict[str, Any]) -> list[str]:
     spec = document["spec"]
-    found = _unknown(document["kind"], spec, {"selector", "podMetricsEndpoints", "namespaceSelector"})
+    errors = _unknown(document["kind"], spec, {"selector", "podMetricsEndpoints", "namespaceSelector"})
     for endpoint in spec["podMetricsEndpoints"]:
-        found += _unknown("endpoint", endpoint, MONITOR_ENDPOINT_KEYS)
-    return found
+        errors += _unknown("endpoint", endpoint, MONITOR_ENDPOINT_KEYS)
+    return errors
 
 
 def _unknown(what: str, given: dict[str, Any], known: set[str]) -> list[str]:

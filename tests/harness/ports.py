@@ -1,4 +1,4 @@
-"""Ports for the servers of tests."""
+"""Free ports for the servers of tests."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import random
 import socket
 
 LOWEST, HIGHEST = 20_000, 32_000
-"""Below the ephemeral range: connections take ports there, also that of a server which restarts."""
+"""Below the ephemeral ports, which a connection could take while a server restarts."""
 
-_chance = random.SystemRandom()  # a seed of some test's must not give the same ports again
-_given: set[int] = set()
+_rng = random.SystemRandom()  # independent of seeds set by tests
+_returned: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a port of the loopback that nobody has, and that this process was not given before."""
+    """Return a free loopback port that this process has not returned before."""
     for _ in range(1000):
-        port = _chance.randint(LOWEST, HIGHEST)
-        if port not in _given and _is_free(port):
-            _given.add(port)
+        port = _rng.randint(LOWEST, HIGHEST)
+        if port not in _returned and _is_free(port):
+            _returned.add(port)
             return port
     raise AssertionError(f"no port from {LOWEST} to {HIGHEST} is free")
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one whose connections linger is free to servers
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port with connections in TIME_WAIT is free
         try:
             probe.bind(("127.0.0.1", port))
             probe.listen(1)

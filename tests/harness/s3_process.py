@@ -1,4 +1,4 @@
-"""An S3 server as a process of its own, for tests."""
+"""An S3 server process for tests."""
 
 from __future__ import annotations
 

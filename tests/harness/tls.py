@@ -1,4 +1,4 @@
-"""A certificate for this machine's own name, for tests that speak TLS."""
+"""A certificate for `localhost`, for tests with TLS."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cryptography.x509.oid import NameOID
 
 
 def certificate(folder: Path) -> tuple[Path, Path, ssl.SSLContext]:
-    """Return the files of a certificate for `localhost` and of its key, and a client's context that trusts it."""
+    """Return the certificate file, the key file, and a client context that trusts the certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)
-    made = (
+    cert = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -29,7 +29,7 @@ def certificate(folder: Path) -> tuple[Path, Path, ssl.SSLContext]:
         .sign(key, hashes.SHA256())
     )
     certificate_file, key_file = folder / "certificate.pem", folder / "key.pem"
-    certificate_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    certificate_file.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
     key_file.write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )

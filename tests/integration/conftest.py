@@ -34,7 +34,7 @@ def start(durable_server: Any, tmp_path: Path) -> Iterator[Callable[..., Server]
     def build(**settings: str) -> Server:
         server = Server(durable_server.url, tmp_path, **settings)
         started.append(server)
-        wait_until(lambda: server.answers("/readyz"), "the API is ready")
+        wait_until(lambda: server.responds("/readyz"), "the API is ready")
         return server
 
     yield build

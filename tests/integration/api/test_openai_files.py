@@ -67,7 +67,7 @@ def test_a_large_file_is_never_in_memory_whole(client: openai.OpenAI, server: Se
     """Up and down: 96 MB leave the server's memory where it was."""
     client.files.create(file=("warm.jsonl", BytesIO(LINES)), purpose="batch")
     data = bytes(range(256)) * 4096 * 96
-    before = server.forget_peak()
+    before = server.reset_peak()
     made = client.files.create(file=("large.jsonl", BytesIO(data)), purpose="batch")
     with client.files.with_streaming_response.content(made.id) as answer:
         at = 0

@@ -60,7 +60,7 @@ def test_5000_lines_with_10_bad_ones_in_flat_memory(start: Callable[..., Server]
     server = start()
     bad = frozenset(range(250, 5001, 500))
     send_bulk(server, bulk(1000))  # so that all is loaded and every pool has its size
-    before = server.forget_peak()
+    before = server.reset_peak()
     results = send_bulk(server, bulk(5000, bad))
     assert [result["line"] for result in results] == list(range(1, 5001))
     errors = {result["line"]: result["error"] for result in results if "error" in result}
@@ -87,7 +87,7 @@ def test_a_client_that_sends_everything_before_it_reads_is_not_left_hanging(star
     server = start()
     lines = 60_000
     send_bulk(server, bulk(1000))
-    before = server.forget_peak()
+    before = server.reset_peak()
     with connected(server) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         client.sendall(head(f"Content-Length: {2 * lines}") + b"x\n" * lines)
@@ -115,7 +115,7 @@ def test_a_client_that_leaves_has_its_whole_lines_taken_and_its_cut_one_not(star
 def test_a_body_of_50_mb_is_refused_without_being_held(start: Callable[..., Server]) -> None:
     server = start()
     httpx.post(server.url + "/v1/jobs", content=b"{", headers={"Content-Type": "application/json"}, timeout=60)
-    before = server.forget_peak()
+    before = server.reset_peak()
     large = b" " * 50_000_000
     for path, content_type in (
         ("/v1/jobs", "application/json"),
@@ -137,7 +137,7 @@ def test_a_body_of_50_mb_is_refused_without_being_held(start: Callable[..., Serv
 def test_one_endless_bulk_line_is_refused_and_the_next_taken(start: Callable[..., Server]) -> None:
     server = start()
     send_bulk(server, bulk(10))
-    before = server.forget_peak()
+    before = server.reset_peak()
 
     def lines() -> Iterator[bytes]:
         yield b'{"prompt":"'
@@ -241,7 +241,7 @@ async def test_a_redis_that_comes_back_is_used_again(
             durable_server.kill()
             await without_redis(client)
             await asyncio.to_thread(durable_server.start)
-            await asyncio.to_thread(wait_until, lambda: server.answers("/readyz"), "the API is ready again")
+            await asyncio.to_thread(wait_until, lambda: server.responds("/readyz"), "the API is ready again")
             assert (await client.get(f"/v1/jobs/{job_id}")).json()["status"] == "queued"
             await deliver(queue, tmp_path, await claimed(queue, job_id))
             await until(lines, '"status":"succeeded"')
@@ -285,7 +285,7 @@ def test_a_head_that_is_too_long_or_wrong_is_refused(start: Callable[..., Server
             with contextlib.suppress(ConnectionError):
                 client.sendall(raw)
             assert b" 400 " in client.recv(100)
-    assert server.answers("/healthz")
+    assert server.responds("/healthz")
 
 
 def head(*headers: str) -> bytes:

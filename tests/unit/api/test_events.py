@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, Following, claimed, deliver, finish, serving
+from harness.http_server import BODY, StreamingCall, claimed, deliver, finish, serving
 
 from shared.job import Phase, Progress
 from shared.queue import ProgressReport, Queue
@@ -46,18 +46,18 @@ async def test_a_stream_tells_a_jobs_life_and_ends_with_the_whole_job(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
-    following = Following(api, f"/v1/jobs/{job_id}/events")
-    await following.tells('"status":"queued"')
-    await following.tells("\n: keep-alive\n")
+    following = StreamingCall(api, f"/v1/jobs/{job_id}/events")
+    await following.wait_for('"status":"queued"')
+    await following.wait_for("\n: keep-alive\n")
     claim = await claimed(fake_queue, job_id)
-    await following.tells('"status":"running"')
+    await following.wait_for('"status":"running"')
     while "event: progress" not in following.text:  # nobody keeps what is told of progress: it is said until heard
         await fake_queue.claims.report_progress(
             ProgressReport(job_id, claim.epoch, Phase.DENOISING, Progress(step=6, total=12))
         )
         await asyncio.sleep(0.01)
     await deliver(fake_queue, tmp_path, claim)
-    text = await following.whole()
+    text = await following.read_all()
     assert following.headers["content-type"].startswith("text/event-stream")
     assert following.headers["cache-control"] == "no-store"
     assert text.startswith("retry: ")

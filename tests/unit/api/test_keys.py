@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.routing import APIRoute
-from harness.http_server import BODY, Following, application, finish, png, serving
+from harness.http_server import BODY, StreamingCall, application, finish, png, serving
 
 from api import auth
 from shared.auth import Scope, TenantLimits, new_token
@@ -153,11 +153,11 @@ async def test_a_stream_ends_with_its_key(
     header = await bearer(fake_queue)
     job_id = (await api.post("/v1/jobs", json=BODY, headers=header)).json()["id"]
     url = path.format(job_id=job_id)
-    following = Following(api, url, header)
-    await following.tells(begins)
-    await following.tells(": keep-alive")
+    following = StreamingCall(api, url, header)
+    await following.wait_for(begins)
+    await following.wait_for(": keep-alive")
     await fake_queue.api_keys.revoke((await fake_queue.api_keys.all())[0].id)
-    assert ends in await following.whole()
+    assert ends in await following.read_all()
     assert code(await api.get(url, headers=header)) == (401, "invalid_api_key")
 
 
