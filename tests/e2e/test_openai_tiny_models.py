@@ -1,4 +1,4 @@
-"""The `openai` SDK as it is against real processes that serve pipelines of diffusers' own classes, if tiny ones."""
+"""The unmodified `openai` SDK with real processes that serve tiny pipelines of diffusers' classes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from PIL import Image, ImageChops
 from standardwebhooks import Webhook, WebhookVerificationError
 from tiny import registry
 
-# The SDK warns of OpenAI's own service; the protocol lives on.
+# The SDK warns about the end of OpenAI's service.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning"),
     pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY),
@@ -75,28 +75,28 @@ steps = 4
 id = "broken"
 source = "broken"
 """
-ENDS = ("job.succeeded", "job.failed", "job.canceled", "job.expired")
-ENDS_OF_VIDEOS = ("video.completed", "video.failed")
-ENDS_OF_BATCHES = ("batch.completed", "batch.failed")
+JOB_EVENTS = ("job.succeeded", "job.failed", "job.canceled", "job.expired")
+VIDEO_EVENTS = ("video.completed", "video.failed")
+BATCH_EVENTS = ("batch.completed", "batch.failed")
 
 
 @pytest.fixture(scope="module")
 def receiver() -> Iterator[WebhookReceiver]:
-    with receiving() as made:
-        yield made
+    with receiving() as receiver:
+        yield receiver
 
 
 @pytest.fixture(scope="module")
 def stack(make_shared_stack: Any, tmp_path_factory: pytest.TempPathFactory, receiver: WebhookReceiver) -> Any:
-    """An API, a worker of tiny models and one that cannot be loaded, and chores that may call the receiver."""
+    """An API, a worker with tiny models and a broken one, and chores that can reach the receiver."""
     folder = tmp_path_factory.mktemp("tiny")
     for name in ("wan-2.2-ti2v", "flux-2-klein", "sd"):
         registry.save_tiny(name, folder / name)
     (folder / "broken").mkdir()
     (folder / "broken" / "model_index.json").write_text("{}")
     (folder / "models.toml").write_text(MODELS)
-    own = {"webhook_allow_networks": "127.0.0.0/8", "webhook_allow_http": "1", "webhook_ports": str(receiver.port)}
-    return make_shared_stack(models=str(folder / "models.toml"), **own).start()
+    webhooks = {"webhook_allow_networks": "127.0.0.0/8", "webhook_allow_http": "1", "webhook_ports": str(receiver.port)}
+    return make_shared_stack(models=str(folder / "models.toml"), **webhooks).start()
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ def client(stack: Any) -> Iterator[OpenAI]:
         yield client
 
 
-def test_a_video_is_created_polled_and_played(client: OpenAI, stack: Any) -> None:
-    """By the SDK's own loop, from a worker to an MP4 of the asked length that a player can begin at once."""
+def test_a_video_is_created_polled_and_downloaded(client: OpenAI, stack: Any) -> None:
+    """The MP4 has the requested length, and its index precedes the data."""
     video = client.videos.create_and_poll(model="film", prompt="a wave", seconds="2", extra_body={"seed": 5})
     assert (video.status, video.progress, video.size) == ("completed", 100, "64x64")
     data = client.videos.download_content(video.id).content
@@ -116,124 +116,124 @@ def test_a_video_is_created_polled_and_played(client: OpenAI, stack: Any) -> Non
         assert (stream.codec_context.name, stream.pix_fmt, stream.average_rate) == ("h264", "yuv420p", 8)
     assert {frame.shape for frame in frames} == {(64, 64, 3)}
     assert len(frames) == stack.job(video.id.replace("video", "job"))["frames"] == 17
-    assert frames[0].std() > 1  # something is to be seen
+    assert frames[0].std() > 1  # not blank
     assert data.index(b"moov") < data.index(b"mdat")
 
 
-def test_videos_are_listed_over_three_pages_and_deleted(client: OpenAI, stack: Any) -> None:
-    """Whether done or not; what is deleted is in no page, and neither it nor its file can be had."""
-    made = [client.videos.create(model="film", prompt=f"wave {number}").id for number in range(3)]
-    stack.finish(made[0].replace("video", "job"))
+def test_videos_are_paged_and_deleted(client: OpenAI, stack: Any) -> None:
+    """Completed or queued; a deleted video is not listed or found."""
+    ids = [client.videos.create(model="film", prompt=f"wave {number}").id for number in range(3)]
+    stack.finish(ids[0].replace("video", "job"))
     pages = list(client.videos.list(limit=1).iter_pages())
-    assert [[video.id for video in page.data] for page in pages[:3]] == [[one] for one in reversed(made)]
-    for one in made:
-        assert client.videos.delete(one).deleted
-        for gone in (client.videos.retrieve, client.videos.download_content):
+    assert [[video.id for video in page.data] for page in pages[:3]] == [[video_id] for video_id in reversed(ids)]
+    for video_id in ids:
+        assert client.videos.delete(video_id).deleted
+        for call in (client.videos.retrieve, client.videos.download_content):
             with pytest.raises(openai.NotFoundError):
-                gone(one)
-    assert not {video.id for video in client.videos.list(limit=1)} & set(made)
+                call(video_id)
+    assert not {video.id for video in client.videos.list(limit=1)} & set(ids)
 
 
-def drawn(colour: str) -> bytes:
+def solid_png(colour: str) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (64, 64), colour).save(file, "PNG")
     return file.getvalue()
 
 
-def edited(client: OpenAI, model: str, **asked: Any) -> tuple[str, Image.Image]:
-    """Return the id of the job that edits, and its picture."""
-    answer: Any = client.images.edit(model=model, extra_body={"seed": 3}, **asked)
-    return answer.id, Image.open(io.BytesIO(base64.b64decode(answer.data[0].b64_json))).convert("RGB")
+def edit(client: OpenAI, model: str, **params: Any) -> tuple[str, Image.Image]:
+    """Return the id and the image of an edit."""
+    response: Any = client.images.edit(model=model, extra_body={"seed": 3}, **params)
+    return response.id, Image.open(io.BytesIO(base64.b64decode(response.data[0].b64_json))).convert("RGB")
 
 
-def difference(one: Image.Image, other: Image.Image, box: tuple[int, int, int, int] = (0, 0, 64, 64)) -> float:
-    """Return the mean difference in a part of two pictures."""
-    values = ImageChops.difference(one, other).crop(box).convert("L").tobytes()
+def difference(first: Image.Image, second: Image.Image, box: tuple[int, int, int, int] = (0, 0, 64, 64)) -> float:
+    """Return the mean difference of two images in `box`."""
+    values = ImageChops.difference(first, second).crop(box).convert("L").tobytes()
     return sum(values) / len(values)
 
 
-def test_one_picture_and_several_are_edited(client: OpenAI, stack: Any) -> None:
-    """Each of several counts: with another one among them, the picture is another."""
-    red, blue, white = (("one.png", drawn(colour)) for colour in ("red", "blue", "white"))
-    pictures = []
+def test_one_image_and_several_are_edited(client: OpenAI, stack: Any) -> None:
+    """Each input image changes the result."""
+    red, blue, white = (("one.png", solid_png(colour)) for colour in ("red", "blue", "white"))
+    images = []
     for image in (red, [red, blue], [red, white]):
-        job_id, picture = edited(client, "editor", image=image, prompt=PROMPT)
+        job_id, result = edit(client, "editor", image=image, prompt=PROMPT)
         job = stack.job(job_id)
         assert (job["task"], job["status"]) == ("edit", "succeeded")
         assert len(job["images"]) == (len(image) if isinstance(image, list) else 1)
-        pictures.append(picture)
-    for one, other in combinations(pictures, 2):
-        assert difference(one, other) > 1
+        images.append(result)
+    for first, second in combinations(images, 2):
+        assert difference(first, second) > 1
 
 
-def test_what_a_mask_leaves_open_is_repainted(client: OpenAI, stack: Any) -> None:
-    """Two prompts make two pictures of one where the mask is transparent, and change next to nothing elsewhere."""
+def test_the_transparent_part_of_a_mask_is_repainted(client: OpenAI, stack: Any) -> None:
+    """Two prompts differ where the mask is transparent, and hardly elsewhere."""
     mask = Image.new("RGBA", (64, 64), (0, 0, 0, 255))
     mask.paste((0, 0, 0, 0), (0, 0, 32, 64))
     file = io.BytesIO()
     mask.save(file, "PNG")
-    asked = {"image": ("a.png", drawn("white")), "mask": ("mask.png", file.getvalue())}
-    (job_id, cat), (_, house) = (edited(client, "painter", prompt=prompt, **asked) for prompt in ("a cat", "houses"))
+    params = {"image": ("a.png", solid_png("white")), "mask": ("mask.png", file.getvalue())}
+    (job_id, cat), (_, house) = (edit(client, "painter", prompt=prompt, **params) for prompt in ("a cat", "houses"))
     assert stack.job(job_id)["task"] == "inpaint"
     assert difference(cat, house, (0, 0, 24, 64)) > 3 * difference(cat, house, (48, 0, 64, 64))
 
 
-def batch_of(client: OpenAI, content: bytes) -> openai.types.Batch:
+def create_batch(client: OpenAI, content: bytes) -> openai.types.Batch:
     file = client.files.create(file=("in.jsonl", content), purpose="batch")
     return client.batches.create(
-        input_file_id=file.id, endpoint="/v1/images/generations", completion_window="24h", metadata={"of": "hooks"}
+        input_file_id=file.id, endpoint="/v1/images/generations", completion_window="24h", metadata={"test": "webhooks"}
     )
 
 
 def line(number: int) -> bytes:
     body = {"model": "painter", "prompt": PROMPT, "seed": number, "steps": 2}
-    asked = {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/images/generations", "body": body}
-    return json.dumps(asked).encode()
+    request = {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/images/generations", "body": body}
+    return json.dumps(request).encode()
 
 
 def test_webhooks_are_unwrapped_before_and_after_a_rotation(
     client: OpenAI, stack: Any, receiver: WebhookReceiver
 ) -> None:
-    """Real events of jobs, videos and batches, by OpenAI's library and Standard Webhooks' own."""
+    """Events of jobs, videos and batches, with OpenAI's SDK and the reference library."""
     stack.chores()
-    body = {"url": receiver.url, "events": [*ENDS, *ENDS_OF_VIDEOS, *ENDS_OF_BATCHES]}
-    made = stack.client.post("/v1/webhooks", json=body).json()
-    client.webhook_secret = made["secret"]
+    body = {"url": receiver.url, "events": [*JOB_EVENTS, *VIDEO_EVENTS, *BATCH_EVENTS]}
+    endpoint = stack.client.post("/v1/webhooks", json=body).json()
+    client.webhook_secret = endpoint["secret"]
 
     succeeded = client.videos.create(model="film", prompt="x").id
     stack.submit(model="broken", prompt="x")
     stack.submit(model="painter", prompt="x", deadline_s=0.001)
     (worker,) = [part for part in stack.processes if part.name.startswith("worker")]
-    worker.send(signal.SIGSTOP)  # so that what is to be canceled is not done before
+    worker.send(signal.SIGSTOP)  # the job does not end before the cancellation
     canceled = client.videos.create(model="film", prompt="x", extra_body={"num_frames": 17}).id
     stack.client.post(f"/v1/jobs/{canceled.replace('video', 'job')}/cancel")
     worker.send(signal.SIGCONT)
-    told: dict[str, Any] = {}
-    for head, content in receiver.wait_for((*ENDS, *ENDS_OF_VIDEOS)):
-        event: Any = client.webhooks.unwrap(content, head)
-        Webhook(made["secret"]).verify(content, head)
-        told[event.type] = event
-    assert {name: told[name].data.id for name in ENDS_OF_VIDEOS} == {
+    events: dict[str, Any] = {}
+    for headers, content in receiver.wait_for((*JOB_EVENTS, *VIDEO_EVENTS)):
+        event: Any = client.webhooks.unwrap(content, headers)
+        Webhook(endpoint["secret"]).verify(content, headers)
+        events[event.type] = event
+    assert {name: events[name].data.id for name in VIDEO_EVENTS} == {
         "video.completed": succeeded,
         "video.failed": canceled,
     }
-    assert told["job.succeeded"].data.id == succeeded.replace("video", "job")
-    assert told["job.failed"].data.error["code"] == "model_unavailable"
+    assert events["job.succeeded"].data.id == succeeded.replace("video", "job")
+    assert events["job.failed"].data.error["code"] == "model_unavailable"
 
-    new = stack.client.post(f"/v1/webhooks/{made['id']}/rotate").json()["secret"]
-    contents = {"batch.completed": b"\n".join(map(line, range(2))), "batch.failed": b"no json"}
-    batches = {event: batch_of(client, content) for event, content in contents.items()}
-    for head, content in receiver.wait_for(ENDS_OF_BATCHES):
-        for secret in (made["secret"], new):
-            event = client.webhooks.unwrap(content, head, secret=secret)
-            Webhook(secret).verify(content, head)
+    new = stack.client.post(f"/v1/webhooks/{endpoint['id']}/rotate").json()["secret"]
+    contents = {"batch.completed": b"\n".join(map(line, range(2))), "batch.failed": b"invalid"}
+    batches = {event: create_batch(client, content) for event, content in contents.items()}
+    for headers, content in receiver.wait_for(BATCH_EVENTS):
+        for secret in (endpoint["secret"], new):
+            event = client.webhooks.unwrap(content, headers, secret=secret)
+            Webhook(secret).verify(content, headers)
             assert isinstance(event, (BatchCompletedWebhookEvent, BatchFailedWebhookEvent))
             assert event.data.id == batches[event.type].id
         with pytest.raises(openai.InvalidWebhookSignatureError):
-            client.webhooks.unwrap(content + " ", head, secret=new)
+            client.webhooks.unwrap(content + " ", headers, secret=new)
         with pytest.raises(WebhookVerificationError):
-            Webhook("whsec_" + base64.b64encode(bytes(32)).decode()).verify(content, head)
+            Webhook("whsec_" + base64.b64encode(bytes(32)).decode()).verify(content, headers)
     done = client.batches.retrieve(batches["batch.completed"].id)
-    lines = [json.loads(one) for one in client.files.content(done.output_file_id or "").text.splitlines()]
-    assert sorted(one["custom_id"] for one in lines) == ["line-0", "line-1"]
-    assert all(one["response"]["body"]["data"][0]["url"] for one in lines)
+    lines = [json.loads(row) for row in client.files.content(done.output_file_id or "").text.splitlines()]
+    assert sorted(row["custom_id"] for row in lines) == ["line-0", "line-1"]
+    assert all(row["response"]["body"]["data"][0]["url"] for row in lines)

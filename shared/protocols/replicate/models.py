@@ -24,7 +24,7 @@ def find_model(owner: str, name: str, catalog: Catalog) -> ModelSpec:
         if model in ids:
             return catalog.get(model)
     known = ", ".join("/".join(owner_and_name(model)) for model in sorted(ids))
-    raise UnknownModel(f"unknown model: '{owner}/{name}'; served models: {known}", param="model")
+    raise UnknownModel(f"unknown model: '{owner}/{name}'; available: {known}", param="model")
 
 
 def model_version(spec: ModelSpec) -> str:

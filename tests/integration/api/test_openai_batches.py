@@ -1,4 +1,4 @@
-"""Batches, asked for with the unmodified `openai` SDK of a real API; the worker is played by hand."""
+"""Batches with the unmodified `openai` SDK and a real API; the tests act as the worker."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def server(start: Callable[..., Server]) -> Server:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture
@@ -65,23 +65,23 @@ def context(server: Server, queue: Queue, storage: Storage) -> BatchContext:
 
 
 def line(number: int, url: str = GENERATIONS, **body: Any) -> dict[str, Any]:
-    asked = {"model": "demo", "prompt": f"a red circle, number {number}", "steps": 2, **body}
-    return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": asked}
+    fields = {"model": "demo", "prompt": f"a red circle, number {number}", "steps": 2, **body}
+    return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": fields}
 
 
 def upload(client: openai.OpenAI, lines: list[Any]) -> str:
-    written = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
-    return client.files.create(file=("in.jsonl", BytesIO(written.encode())), purpose="batch").id
+    content = "\n".join(item if isinstance(item, str) else json.dumps(item) for item in lines)
+    return client.files.create(file=("in.jsonl", BytesIO(content.encode())), purpose="batch").id
 
 
-def begin(client: openai.OpenAI, lines: list[Any], endpoint: Any = GENERATIONS, **more: Any) -> openai.types.Batch:
+def create(client: openai.OpenAI, lines: list[Any], endpoint: Any = GENERATIONS, **more: Any) -> openai.types.Batch:
     return client.batches.create(
         input_file_id=upload(client, lines), endpoint=endpoint, completion_window="24h", **more
     )
 
 
-def told_in(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
-    return [] if file_id is None else [json.loads(one) for one in client.files.content(file_id).text.splitlines()]
+def read_lines(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    return [] if file_id is None else [json.loads(row) for row in client.files.content(file_id).text.splitlines()]
 
 
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,25 +89,25 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "CHUNK_LINES", 10)
 
 
-async def work(context: BatchContext, batch_id: str) -> None:
-    """Do all that can be done about a batch at once."""
+async def advance(context: BatchContext, batch_id: str) -> None:
+    """Run all steps that are possible now."""
     while await BatchRunner(context, await context.queue.batches.get("default", batch_id)).advance():
         pass
 
 
-async def make(queue: Queue, storage: Storage, *, limit: int = 10**9) -> int:
-    """Play a worker until nothing is left to claim; returns how many jobs it ended."""
-    made = 0
-    while made < limit:
-        claims = await queue.claims.claim(WORKER, ["demo"], min(64, limit - made))
+async def finish_jobs(queue: Queue, storage: Storage, *, limit: int = 10**9) -> int:
+    """Finish the queued jobs as a worker, and return their number."""
+    count = 0
+    while count < limit:
+        claims = await queue.claims.claim(WORKER, ["demo"], min(64, limit - count))
         if not claims:
-            return made
-        await asyncio.gather(*(_make(queue, storage, claim) for claim in claims))
-        made += len(claims)
-    return made
+            return count
+        await asyncio.gather(*(_finish(queue, storage, claim) for claim in claims))
+        count += len(claims)
+    return count
 
 
-async def _make(queue: Queue, storage: Storage, claim: Claim) -> None:
+async def _finish(queue: Queue, storage: Storage, claim: Claim) -> None:
     data, key = png(), f"jobs/{claim.job.id}/{claim.attempt}/0.png"
     if "stored" in claim.job.prompt:
         await storage.put(key, data, "image/png")
@@ -118,18 +118,18 @@ async def _make(queue: Queue, storage: Storage, claim: Claim) -> None:
 
 
 async def test_files_create_batches_create_retrieve_content(client: openai.OpenAI, context: BatchContext) -> None:
-    """A batch from its file to its files: pictures by URL or as base64, and bad lines by what is wrong with them."""
+    """From the input file to the output files: images as URLs or base64, and the errors of invalid lines."""
     lines = [
         line(1, prompt="stored", seed=5),
         "",
         line(2, prompt="stored", response_format="b64_json"),
         line(3, size="4096x64"),
-        line(4, model="nobody"),
+        line(4, model="unknown"),
     ]
-    batch = begin(client, lines, metadata={"order": "7"})
+    batch = create(client, lines, metadata={"order": "7"})
     assert (batch.status, batch.metadata) == ("validating", {"order": "7"})
 
-    await work(context, batch.id)
+    await advance(context, batch.id)
     running = client.batches.retrieve(batch.id)
     assert running.status == "in_progress"
     assert running.request_counts is not None
@@ -139,18 +139,18 @@ async def test_files_create_batches_create_retrieve_content(client: openai.OpenA
     with pytest.raises(openai.ConflictError):
         client.files.delete(batch.input_file_id)
 
-    assert await make(context.queue, context.storage) == 2
-    await work(context, batch.id)
+    assert await finish_jobs(context.queue, context.storage) == 2
+    await advance(context, batch.id)
     done = client.batches.retrieve(batch.id)
     assert done.status == "completed"
     assert done.request_counts is not None
     assert done.request_counts.model_dump() == {"total": 4, "completed": 2, "failed": 2}
-    good, bad = told_in(client, done.output_file_id), told_in(client, done.error_file_id)
-    by_url, as_base64 = (one["response"]["body"]["data"][0] for one in good)
+    results, errors = read_lines(client, done.output_file_id), read_lines(client, done.error_file_id)
+    by_url, as_base64 = (row["response"]["body"]["data"][0] for row in results)
     async with httpx.AsyncClient(timeout=60) as http:
         assert (await http.get(by_url["url"])).content == png()
     assert (by_url["seed"], as_base64["b64_json"][:4]) == (5, "iVBO")
-    assert {(one["custom_id"], one["error"]["code"], one["error"]["param"]) for one in bad} == {
+    assert {(row["custom_id"], row["error"]["code"], row["error"]["param"]) for row in errors} == {
         ("line-3", "invalid_request", "size"),
         ("line-4", "model_not_found", "model"),
     }
@@ -159,164 +159,166 @@ async def test_files_create_batches_create_retrieve_content(client: openai.OpenA
 
 
 INVALID: list[tuple[list[Any], str, int | None]] = [
-    ([line(1), "{no json"], "invalid_json_line", 2),
+    ([line(1), "{invalid json"], "invalid_json_line", 2),
     ([line(1), line(1)], "duplicate_custom_id", 2),
     (["", line(1, url="/v1/jobs")], "mismatched_url", 2),
     ([{**line(1), "method": "GET"}], "invalid_method", 1),
     ([{"method": "POST", "url": GENERATIONS, "body": {}}], "missing_required_parameter", 1),
-    ([{**line(1), "body": "words"}], "missing_required_parameter", 1),
+    ([{**line(1), "body": "text"}], "missing_required_parameter", 1),
     (["\n \n"], "empty_file", None),
     ([line(number) for number in range(50_001)], "too_many_lines", None),
 ]
 
 
-async def test_a_file_that_is_invalid_fails_as_a_whole(client: openai.OpenAI, context: BatchContext) -> None:
-    """Before any line of it becomes a job, and says where."""
+async def test_an_invalid_file_fails_the_batch(client: openai.OpenAI, context: BatchContext) -> None:
+    """Before any line becomes a job; the errors name the lines."""
     for lines, code, number in INVALID:
-        batch = begin(client, lines)
-        await work(context, batch.id)
+        batch = create(client, lines)
+        await advance(context, batch.id)
         failed = client.batches.retrieve(batch.id)
         assert failed.status == "failed"
         assert failed.errors is not None
-        assert [(one.code, one.line) for one in failed.errors.data or ()] == [(code, number)]
+        assert [(error.code, error.line) for error in failed.errors.data or ()] == [(code, number)]
     assert await context.queue.jobs.page("default") == ([], None)
 
 
-async def test_other_endpoints_take_their_own_bodies(client: openai.OpenAI, context: BatchContext) -> None:
-    """Edits need a picture, jobs are answered with the job; a line may not choose its batch."""
+async def test_each_endpoint_has_its_own_bodies(client: openai.OpenAI, context: BatchContext) -> None:
+    """An edit needs an image, a job results in a job object, and a line cannot set its batch."""
     async with httpx.AsyncClient(timeout=60) as http:
         ref = (await http.post(f"{client.base_url}inputs", files={"file": png()})).json()["id"]
     edit = "/v1/images/edits"
-    edits = begin(client, [line(1, edit, image={"file_id": ref}), line(2, edit)], edit)
-    jobs = begin(client, [line(3, "/v1/jobs", priority="interactive", batch_id="mine")], "/v1/jobs")
+    edits = create(client, [line(1, edit, image={"file_id": ref}), line(2, edit)], edit)
+    jobs = create(client, [line(3, "/v1/jobs", priority="interactive", batch_id="mine")], "/v1/jobs")
     for batch in (edits, jobs):
-        await work(context, batch.id)
-    assert await make(context.queue, context.storage) == 2
+        await advance(context, batch.id)
+    assert await finish_jobs(context.queue, context.storage) == 2
     for batch in (edits, jobs):
-        await work(context, batch.id)
+        await advance(context, batch.id)
     edits, jobs = (client.batches.retrieve(batch.id) for batch in (edits, jobs))
-    assert [one["custom_id"] for one in told_in(client, edits.output_file_id)] == ["line-1"]
-    assert [one["error"]["param"] for one in told_in(client, edits.error_file_id)] == ["image"]
-    body = told_in(client, jobs.output_file_id)[0]["response"]["body"]
+    assert [row["custom_id"] for row in read_lines(client, edits.output_file_id)] == ["line-1"]
+    assert [row["error"]["param"] for row in read_lines(client, edits.error_file_id)] == ["image"]
+    body = read_lines(client, jobs.output_file_id)[0]["response"]["body"]
     assert (body["object"], body["status"], body["priority"], body["batch_id"]) == ("job", "succeeded", "bulk", jobs.id)
-    with pytest.raises(openai.APIStatusError) as told:
+    with pytest.raises(openai.APIStatusError) as error:
         client.post("/jobs", body={"model": "demo", "prompt": "x", "batch_id": jobs.id}, cast_to=object)
-    assert told.value.param == "batch_id"
+    assert error.value.param == "batch_id"
 
 
-async def test_a_canceled_batch_tells_of_every_line(
+async def test_a_canceled_batch_has_a_result_or_an_error_for_every_line(
     client: openai.OpenAI, context: BatchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of those done, those that waited, and those whose turn had not come."""
+    """For finished, queued and unsubmitted lines."""
     small_chunks(monkeypatch)
-    batch = begin(client, [line(number) for number in range(40)])
-    for _ in range(3):  # validated, and 20 of them in line
+    batch = create(client, [line(number) for number in range(40)])
+    for _ in range(3):  # validated, and 20 lines submitted
         await BatchRunner(context, await context.queue.batches.get("default", batch.id)).advance()
-    assert await make(context.queue, context.storage, limit=5) == 5
+    assert await finish_jobs(context.queue, context.storage, limit=5) == 5
     assert client.batches.cancel(batch.id).status == "cancelling"
-    await work(context, batch.id)
+    await advance(context, batch.id)
     ended = client.batches.retrieve(batch.id)
     assert ended.status == "cancelled"
-    good, bad = told_in(client, ended.output_file_id), told_in(client, ended.error_file_id)
-    assert Counter(one["error"]["code"] for one in bad) == {"job_canceled": 15, "batch_cancelled": 20}
-    assert sorted(one["custom_id"] for one in good + bad) == sorted(f"line-{number}" for number in range(40))
+    results, errors = read_lines(client, ended.output_file_id), read_lines(client, ended.error_file_id)
+    assert Counter(row["error"]["code"] for row in errors) == {"job_canceled": 15, "batch_cancelled": 20}
+    assert sorted(row["custom_id"] for row in results + errors) == sorted(f"line-{number}" for number in range(40))
     assert client.batches.cancel(batch.id).status == "cancelled"
 
 
-async def test_a_batch_ends_with_its_window(
+async def test_a_batch_expires_at_the_end_of_its_window(
     client: openai.OpenAI, context: BatchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits then expires, what was not taken up is told of, and what is done is delivered."""
+    """Queued jobs expire, unsubmitted lines have an error, and finished results are kept."""
     small_chunks(monkeypatch)
-    batch = begin(client, [line(number) for number in range(30)])
+    batch = create(client, [line(number) for number in range(30)])
     for _ in range(2):
         await BatchRunner(context, await context.queue.batches.get("default", batch.id)).advance()
-    assert await make(context.queue, context.storage, limit=4) == 4
+    assert await finish_jobs(context.queue, context.storage, limit=4) == 4
     queue, name = context.queue, context.queue.client.redis_keys.batch("default", batch.id)
     await queue.client.redis.hset(name, "expires_at_ms", now_ms() - 1)
     for job_id in await queue.client.redis.zrange(queue.client.redis_keys.deadlines, 0, -1):
         await queue.client.redis.zadd(queue.client.redis_keys.deadlines, {job_id: 1})
     assert await queue.maintenance.expire() == 6
-    await work(context, batch.id)
+    await advance(context, batch.id)
     ended = client.batches.retrieve(batch.id)
     assert ended.status == "expired"
     assert ended.request_counts is not None
     assert ended.request_counts.model_dump() == {"total": 30, "completed": 4, "failed": 26}
-    good, bad = told_in(client, ended.output_file_id), told_in(client, ended.error_file_id)
-    assert {one["error"]["code"] for one in bad} == {"batch_expired"}
-    assert len({one["custom_id"] for one in good + bad}) == len(good) + len(bad) == 30
+    results, errors = read_lines(client, ended.output_file_id), read_lines(client, ended.error_file_id)
+    assert {row["error"]["code"] for row in errors} == {"batch_expired"}
+    assert len({row["custom_id"] for row in results + errors}) == len(results) + len(errors) == 30
 
 
-async def test_a_piece_that_came_too_late_counts_for_nothing(
+async def test_an_outdated_step_has_no_effect(
     client: openai.OpenAI, context: BatchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two chores on one piece: one is written, and no line becomes two jobs."""
+    """Of two chores that run the same step, one is committed, and no line becomes two jobs."""
     small_chunks(monkeypatch)
-    batch = begin(client, [line(number, **({"size": "1x1"} if number % 5 == 0 else {})) for number in range(20)])
+    batch = create(client, [line(number, **({"size": "1x1"} if number % 5 == 0 else {})) for number in range(20)])
     await BatchRunner(context, await context.queue.batches.get("default", batch.id)).advance()
     stale = await context.queue.batches.get("default", batch.id)
     assert await BatchRunner(context, stale).advance()
     assert not await BatchRunner(context, stale).advance()
-    await work(context, batch.id)
-    assert await make(context.queue, context.storage) == 16
+    await advance(context, batch.id)
+    assert await finish_jobs(context.queue, context.storage) == 16
     assert await BatchRunner(context, await context.queue.batches.get("default", batch.id)).advance()
     writing = await context.queue.batches.get("default", batch.id)
     assert await BatchRunner(context, writing).advance()
     assert not await BatchRunner(context, writing).advance()
-    await work(context, batch.id)
+    await advance(context, batch.id)
     ended = client.batches.retrieve(batch.id)
-    ids = [one["custom_id"] for one in told_in(client, ended.output_file_id) + told_in(client, ended.error_file_id)]
+    ids = [
+        row["custom_id"] for row in read_lines(client, ended.output_file_id) + read_lines(client, ended.error_file_id)
+    ]
     assert sorted(ids) == sorted(f"line-{number}" for number in range(20))
 
 
-async def test_a_full_queue_is_waited_for(start: Callable[..., Server]) -> None:
-    """Lines for which there is no room stay in the file; none is lost, and none is told to be bad."""
+async def test_a_batch_waits_while_the_queue_is_full(start: Callable[..., Server]) -> None:
+    """Refused lines stay in the file; none is lost or reported as an error."""
     server = start(max_queued_jobs_per_tenant="7")
     queue, storage = Queue.connect(server.settings), connect(server.settings)
     context = BatchContext(server.settings, models_file.load(server.settings.models), queue, storage)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        batch = begin(client, [line(number) for number in range(20)])
+        batch = create(client, [line(number) for number in range(20)])
         while not (batch := client.batches.retrieve(batch.id)).completed_at:
-            await work(context, batch.id)
+            await advance(context, batch.id)
             assert (await queue.batches.get("default", batch.id)).open_jobs <= 7
-            await make(queue, storage)
-        assert len({one["custom_id"] for one in told_in(client, batch.output_file_id)}) == 20
+            await finish_jobs(queue, storage)
+        assert len({row["custom_id"] for row in read_lines(client, batch.output_file_id)}) == 20
     await queue.close()
     await storage.close()
 
 
-async def test_batches_are_listed_page_by_page_and_followed(client: openai.OpenAI, context: BatchContext) -> None:
-    """Newest first; a stream of events shows one until its end."""
+async def test_batches_are_paged_and_streamed(client: openai.OpenAI, context: BatchContext) -> None:
+    """Newest first; an event stream shows a batch until its end."""
     file_id = upload(client, [line(1)])
-    made = [
+    ids = [
         client.batches.create(input_file_id=file_id, endpoint=GENERATIONS, completion_window="24h").id for _ in range(5)
     ]
-    assert [batch.id for batch in client.batches.list(limit=2)] == list(reversed(made))
-    for gone in (client.batches.retrieve, client.batches.cancel):
+    assert [batch.id for batch in client.batches.list(limit=2)] == list(reversed(ids))
+    for call in (client.batches.retrieve, client.batches.cancel):
         with pytest.raises(openai.NotFoundError):
-            gone("batch_none")
-    with pytest.raises(openai.NotFoundError) as told:
+            call("batch_none")
+    with pytest.raises(openai.NotFoundError) as error:
         client.batches.create(input_file_id="file_none", endpoint=GENERATIONS, completion_window="24h")
-    assert told.value.param == "input_file_id"
+    assert error.value.param == "input_file_id"
 
     async def finish() -> None:
-        await work(context, made[0])
-        await make(context.queue, context.storage)
-        await work(context, made[0])
+        await advance(context, ids[0])
+        await finish_jobs(context.queue, context.storage)
+        await advance(context, ids[0])
 
-    seen = []
+    statuses = []
     async with (
         httpx.AsyncClient(timeout=60) as http,
-        http.stream("GET", f"{client.base_url}batches/{made[0]}/events") as events,
+        http.stream("GET", f"{client.base_url}batches/{ids[0]}/events") as events,
     ):
-        ending = None
-        async for told_line in events.aiter_lines():
-            if told_line.startswith("data: "):
-                seen.append(json.loads(told_line[6:])["status"])
-                ending = ending or asyncio.create_task(finish())
-        assert ending is not None
-        await ending
-    assert (seen[0], seen[-1]) == ("validating", "completed")
+        finishing = None
+        async for event in events.aiter_lines():
+            if event.startswith("data: "):
+                statuses.append(json.loads(event[6:])["status"])
+                finishing = finishing or asyncio.create_task(finish())
+        assert finishing is not None
+        await finishing
+    assert (statuses[0], statuses[-1]) == ("validating", "completed")
 
 
 STOPPING = """
@@ -335,17 +337,17 @@ async def stopping(self, batch, *update):
 Batches.commit = stopping
 sys.exit(main())
 """
-"""A chores worker that stops (SIGSTOP) before it commits what follows so many lines: it is not done before a kill."""
+"""A chores worker that stops (SIGSTOP) before a commit after so many lines, so that it is killed in the step."""
 
 
 @contextmanager
 def chores(server: Server, folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start chores workers, `STOPPING` ones where it is told after how many lines; all are ended at the end."""
+    """Start chores workers, with line counts as `STOPPING`; all are stopped at the end."""
     started: list[subprocess.Popen[bytes]] = []
     values = server.settings.model_dump(include={"redis_url", "namespace", "models", "storage_dir"})
     env = {**os.environ, **{f"FUSEQUEUE_{name.upper()}": str(value) for name, value in values.items()}}
 
-    def begin(*stops_at: int) -> subprocess.Popen[bytes]:
+    def start_worker(*stops_at: int) -> subprocess.Popen[bytes]:
         with (folder / "chores.log").open("ab") as log:
             program = ["-c", STOPPING, *map(str, stops_at)] if stops_at else ["-m", "worker.chores"]
             command = [sys.executable, *program]
@@ -353,7 +355,7 @@ def chores(server: Server, folder: Path) -> Iterator[Callable[..., subprocess.Po
         return started[-1]
 
     try:
-        yield begin
+        yield start_worker
     finally:
         for process in started:
             if process.poll() is None:
@@ -364,29 +366,29 @@ def chores(server: Server, folder: Path) -> Iterator[Callable[..., subprocess.Po
 
 @asynccontextmanager
 async def worker(queue: Queue, storage: Storage) -> AsyncIterator[None]:
-    """A worker's part, played by hand for as long as this lasts."""
+    """Finish queued jobs in the background."""
 
-    async def play() -> None:
+    async def run() -> None:
         while True:
-            if not await make(queue, storage):
+            if not await finish_jobs(queue, storage):
                 await asyncio.sleep(0.05)
 
-    playing = asyncio.create_task(play())
+    task = asyncio.create_task(run())
     yield
-    playing.cancel()
-    await asyncio.wait({playing})
+    task.cancel()
+    await asyncio.wait({task})
 
 
 @pytest.mark.timeout(300)
-async def test_every_line_is_told_of_once_whatever_is_killed(
+async def test_every_line_has_one_result_after_kills(
     start: Callable[..., Server], tmp_path: Path, eventually: Any
 ) -> None:
-    """5,000 lines, 50 of them bad; the chores worker and the API are killed as they are taken up, and as they end."""
+    """5,000 lines, 50 of them invalid; the chores worker and the API are killed during submission and writing."""
     server = start()
     queue, storage = Queue.connect(server.settings), connect(server.settings)
     lines = [line(number, **({"size": "1x1"} if number % 100 == 7 else {})) for number in range(5_000)]
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        batch = begin(client, lines)
+        batch = create(client, lines)
     counts: list[tuple[int, int]] = []
 
     async def reached(read: int, written: int) -> bool:
@@ -398,13 +400,13 @@ async def test_every_line_is_told_of_once_whatever_is_killed(
         with chores(server, tmp_path) as chores_worker:
             for read, written in ((1_000, 0), (5_000, 1_000)):
                 process = chores_worker(read, written)
-                await eventually(lambda read=read, written=written: reached(read, written), "work is done", 90)
+                await eventually(lambda read=read, written=written: reached(read, written), "the step is reached", 90)
                 process.send_signal(signal.SIGKILL)
                 server.process.kill()
                 server.process.wait(60)
                 assert not (await queue.batches.get("default", batch.id)).status.terminal
                 server = start(port=str(server.port), namespace=server.settings.namespace)
-                row = f"default|{batch.id}"  # it is looked at again after a while: now
+                row = f"default|{batch.id}"  # due now instead of after a while
                 redis, keys = queue.client.redis, queue.client.redis_keys
                 assert await redis.zadd(keys.active_batches, {row: 1}, xx=True, ch=True) == 1
             chores_worker()
@@ -417,7 +419,7 @@ async def test_every_line_is_told_of_once_whatever_is_killed(
         assert done.status == "completed"
         assert done.request_counts is not None
         assert done.request_counts.model_dump() == {"total": 5_000, "completed": 4_950, "failed": 50}
-        good, bad = told_in(client, done.output_file_id), told_in(client, done.error_file_id)
-    assert (len(good), len(bad)) == (4_950, 50)
-    assert {one["custom_id"] for one in good + bad} == {f"line-{number}" for number in range(5_000)}
-    assert len({one["response"]["request_id"] for one in good}) == 4_950
+        results, errors = read_lines(client, done.output_file_id), read_lines(client, done.error_file_id)
+    assert (len(results), len(errors)) == (4_950, 50)
+    assert {row["custom_id"] for row in results + errors} == {f"line-{number}" for number in range(5_000)}
+    assert len({row["response"]["request_id"] for row in results}) == 4_950

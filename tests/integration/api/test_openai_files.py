@@ -1,4 +1,4 @@
-"""Files, asked for with the unmodified `openai` SDK of a real API."""
+"""Files with the unmodified `openai` SDK and a real API."""
 
 from __future__ import annotations
 
@@ -23,64 +23,62 @@ def server(start: Callable[..., Server]) -> Server:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
-def test_a_file_is_kept_listed_read_and_deleted(client: openai.OpenAI) -> None:
-    """With the bytes that were sent, page by page, until it is gone."""
-    made = [
+def test_files_are_stored_listed_read_and_deleted(client: openai.OpenAI) -> None:
+    created = [
         client.files.create(file=(f"{number}.jsonl", BytesIO(LINES + b"%d" % number)), purpose="batch")
         for number in range(5)
     ]
-    first = made[0]
+    first = created[0]
     assert (first.object, first.filename, first.bytes, first.status) == ("file", "0.jsonl", len(LINES) + 1, "processed")
     assert first.expires_at is not None
     assert first.expires_at > first.created_at
     assert client.files.retrieve(first.id) == first
     assert client.files.content(first.id).read() == LINES + b"0"
-    assert [file.id for file in client.files.list(limit=2)] == [file.id for file in reversed(made)]
-    assert [file.id for file in client.files.list(limit=2, order="asc")] == [file.id for file in made]
+    assert [file.id for file in client.files.list(limit=2)] == [file.id for file in reversed(created)]
+    assert [file.id for file in client.files.list(limit=2, order="asc")] == [file.id for file in created]
 
     assert client.files.delete(first.id).deleted
-    for gone in (client.files.retrieve, client.files.content, client.files.delete):
-        with pytest.raises(openai.NotFoundError) as told:
-            gone(first.id)
-        assert told.value.code == "not_found"
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError) as error:
+            call(first.id)
+        assert error.value.code == "not_found"
 
 
-def test_what_is_no_batch_file_is_refused(start: Callable[..., Server]) -> None:
-    """With the field at fault; nothing of it is stored."""
+def test_an_invalid_upload_is_refused(start: Callable[..., Server]) -> None:
+    """The error names the field; nothing is stored."""
     with openai.OpenAI(base_url=f"{start(max_file_bytes='100000').url}/v1", api_key="none", max_retries=0) as client:
         with pytest.raises(openai.UnprocessableEntityError, match="purpose"):
             client.files.create(file=("a.jsonl", BytesIO(LINES)), purpose="vision")
         with pytest.raises(openai.UnprocessableEntityError, match="empty"):
             client.files.create(file=("a.jsonl", BytesIO(b"")), purpose="batch")
-        for size in (100_001, 200_000):  # refused by what the file has, and by what the body is said to have
-            with pytest.raises(openai.APIStatusError) as told:
+        for size in (100_001, 200_000):  # by the size of the file, and by the Content-Length
+            with pytest.raises(openai.APIStatusError) as error:
                 client.files.create(file=("a.jsonl", BytesIO(b"x" * size)), purpose="batch")
-            assert told.value.status_code == 413
+            assert error.value.status_code == 413
         assert client.files.list().data == []
 
 
-def test_a_large_file_is_never_in_memory_whole(client: openai.OpenAI, server: Server) -> None:
-    """Up and down: 96 MB leave the server's memory where it was."""
+def test_a_large_file_is_streamed(client: openai.OpenAI, server: Server) -> None:
+    """96 MB up and down do not raise the server's peak memory."""
     client.files.create(file=("warm.jsonl", BytesIO(LINES)), purpose="batch")
     data = bytes(range(256)) * 4096 * 96
     before = server.reset_peak()
-    made = client.files.create(file=("large.jsonl", BytesIO(data)), purpose="batch")
-    with client.files.with_streaming_response.content(made.id) as answer:
-        at = 0
-        for piece in answer.iter_bytes():
-            assert piece == data[at : at + len(piece)]
-            at += len(piece)
-    assert at == len(data)
+    file = client.files.create(file=("large.jsonl", BytesIO(data)), purpose="batch")
+    with client.files.with_streaming_response.content(file.id) as response:
+        offset = 0
+        for chunk in response.iter_bytes():
+            assert chunk == data[offset : offset + len(chunk)]
+            offset += len(chunk)
+    assert offset == len(data)
     assert server.peak_kb() - before < 48 * 1024
 
 
-async def test_files_outlive_neither_their_time_nor_a_half_done_upload(client: openai.OpenAI, server: Server) -> None:
-    """The sweep removes what has expired, and what was stored of an upload that never ended."""
-    made = client.files.create(file=("a.jsonl", BytesIO(LINES)), purpose="batch")
+async def test_the_sweep_removes_expired_files_and_unfinished_uploads(client: openai.OpenAI, server: Server) -> None:
+    file = client.files.create(file=("a.jsonl", BytesIO(LINES)), purpose="batch")
     queue, storage = Queue.connect(server.settings), connect(server.settings)
     try:
         await queue.files.begin("default", "file_half")
@@ -91,7 +89,7 @@ async def test_files_outlive_neither_their_time_nor_a_half_done_upload(client: o
         assert await storage.delete_prefix("files") == 0
         assert (
             await queue.client.redis.exists(
-                queue.client.redis_keys.file("default", made.id), queue.client.redis_keys.files("default")
+                queue.client.redis_keys.file("default", file.id), queue.client.redis_keys.files("default")
             )
             == 0
         )

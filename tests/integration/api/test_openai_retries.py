@@ -1,4 +1,4 @@
-"""Files and batches sent again by the `openai` SDK as it is, after a first try whose answer never came."""
+"""Files and batches that the unmodified `openai` SDK retries after a lost response."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from redis import Redis
 from shared.queue import Queue
 
 LINES = b'{"custom_id":"a","method":"POST","url":"/v1/jobs","body":{}}\n'
-TRIES = 3
-ASKED = {"endpoint": "/v1/images/generations", "completion_window": "24h"}
+MAX_REQUESTS = 3
+PARAMS = {"endpoint": "/v1/images/generations", "completion_window": "24h"}
 
 
-class Losing(httpx.BaseTransport):
-    """Loses the answers of first tries: each goes to a server whose Redis hangs, and is given up while it does."""
+class LossyTransport(httpx.BaseTransport):
+    """Loses the responses of first attempts: disconnects while Redis blocks the server's write."""
 
-    def __init__(self, redis: Redis, made: Callable[[], int]) -> None:
+    def __init__(self, redis: Redis, count: Callable[[], int]) -> None:
         self._inner = httpx.HTTPTransport()
         self._redis = redis
-        self._made = made
+        self._count = count
         self.losing = True
         self.retries: list[str] = []
 
@@ -39,8 +39,8 @@ class Losing(httpx.BaseTransport):
         self.retries.append(request.headers["x-stainless-retry-count"])
         if not self.losing or self.retries[-1] != "0":
             return self._inner.handle_request(request)
-        before = self._made()
-        for _ in range(TRIES):
+        before = self._count()
+        for _ in range(MAX_REQUESTS):
             self._redis.client_pause(60_000, all=False)
             try:
                 send_and_disconnect(request, lambda: write_is_blocked(self._redis))
@@ -48,12 +48,12 @@ class Losing(httpx.BaseTransport):
                 self._redis.client_unpause()
                 if self._more_than(before):
                     raise error
-        raise AssertionError(f"nothing came of {TRIES} requests")
+        raise AssertionError(f"{MAX_REQUESTS} requests created nothing")
 
     def _more_than(self, before: int) -> bool:
-        """Say whether what nobody heard of is made; it is not where another write than its own was waited for."""
+        """Return whether the request took effect; not if another blocked write triggered the disconnect."""
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: self._made() > before, "it is made", 10)
+            wait_until(lambda: self._count() > before, "the request takes effect", 10)
             return True
         return False
 
@@ -67,35 +67,39 @@ def server(start: Callable[..., Server]) -> Server:
 
 
 @pytest.fixture
-def clients(server: Server) -> Iterator[tuple[OpenAI, OpenAI, Losing]]:
-    """The SDK, and the SDK on a line that loses answers."""
+def clients(server: Server) -> Iterator[tuple[OpenAI, OpenAI, LossyTransport]]:
+    """The SDK, and the SDK with the lossy transport, and this transport."""
     url = f"{server.url}/v1"
     with OpenAI(base_url=url, api_key="none") as plain, Redis.from_url(server.settings.redis_url) as redis:
-        line = Losing(redis, lambda: len(plain.files.list().data) + len(plain.batches.list().data))
-        with OpenAI(base_url=url, api_key="none", max_retries=1, http_client=httpx.Client(transport=line)) as client:
-            yield plain, client, line
+        transport = LossyTransport(redis, lambda: len(plain.files.list().data) + len(plain.batches.list().data))
+        with OpenAI(
+            base_url=url, api_key="none", max_retries=1, http_client=httpx.Client(transport=transport)
+        ) as client:
+            yield plain, client, transport
 
 
-def test_a_retry_finds_the_file_and_the_batch_of_its_first_try(clients: tuple[OpenAI, OpenAI, Losing]) -> None:
-    """Nothing is made twice; once answers arrive again, the same request means another one."""
-    plain, client, line = clients
+def test_a_retry_returns_the_file_and_the_batch_of_its_first_attempt(
+    clients: tuple[OpenAI, OpenAI, LossyTransport],
+) -> None:
+    """Nothing is created twice; after a delivered response the same request creates another object."""
+    plain, client, transport = clients
     file = client.files.create(file=("a.jsonl", LINES), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, **ASKED)  # type: ignore[arg-type]
-    assert line.retries == ["0", "1", "0", "1"]
-    assert [one.id for one in plain.files.list().data] == [file.id]
-    assert [one.id for one in plain.batches.list().data] == [batch.id]
+    batch = client.batches.create(input_file_id=file.id, **PARAMS)  # type: ignore[arg-type]
+    assert transport.retries == ["0", "1", "0", "1"]
+    assert [item.id for item in plain.files.list().data] == [file.id]
+    assert [item.id for item in plain.batches.list().data] == [batch.id]
     assert plain.files.content(file.id).read() == LINES
 
-    line.losing = False
+    transport.losing = False
     retry = {"x-stainless-retry-count": "1"}
     files = [client.files.create(file=("a.jsonl", LINES), purpose="batch", extra_headers=retry) for _ in range(2)]
-    batches = [client.batches.create(input_file_id=file.id, **ASKED, extra_headers=retry) for _ in range(2)]  # type: ignore[arg-type]
-    assert len({one.id for one in (file, *files)}) == len({one.id for one in (batch, *batches)}) == 3
+    batches = [client.batches.create(input_file_id=file.id, **PARAMS, extra_headers=retry) for _ in range(2)]  # type: ignore[arg-type]
+    assert len({item.id for item in (file, *files)}) == len({item.id for item in (batch, *batches)}) == 3
 
 
 @asynccontextmanager
-async def gate(url: str, opened: asyncio.Event) -> AsyncIterator[str]:
-    """Another address of a server, which passes on what comes while it is open."""
+async def gated_proxy(url: str, opened: asyncio.Event) -> AsyncIterator[str]:
+    """Proxy of a server that forwards data while `opened` is set."""
     tasks: set[asyncio.Task[None]] = set()
     host, _, port = url.removeprefix("http://").partition(":")
 
@@ -107,14 +111,14 @@ async def gate(url: str, opened: asyncio.Event) -> AsyncIterator[str]:
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tasks.add(asyncio.current_task())  # type: ignore[arg-type]
-        there, back = await asyncio.open_connection(host, int(port))
+        upstream_reader, upstream_writer = await asyncio.open_connection(host, int(port))
         try:
-            await asyncio.gather(pump(reader, back), pump(there, writer))
+            await asyncio.gather(pump(reader, upstream_writer), pump(upstream_reader, writer))
         except (OSError, asyncio.CancelledError):
             pass
         finally:
-            for one in (back, writer):
-                one.transport.abort()
+            for stream in (upstream_writer, writer):
+                stream.transport.abort()
 
     server = await asyncio.start_server(connect, "127.0.0.1", 0)
     yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -124,9 +128,9 @@ async def gate(url: str, opened: asyncio.Event) -> AsyncIterator[str]:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_retry_waits_for_a_file_that_is_being_stored(start: Callable[..., Server], s3_server: str) -> None:
-    """Its first try, whose client has left, goes on storing what it got."""
-    own = {
+async def test_a_retry_waits_for_the_upload_of_its_first_attempt(start: Callable[..., Server], s3_server: str) -> None:
+    """The first attempt continues its upload after the disconnect."""
+    s3 = {
         "s3_bucket": "images",
         "s3_access_key_id": "test",
         "s3_secret_access_key": "test",
@@ -134,32 +138,32 @@ async def test_a_retry_waits_for_a_file_that_is_being_stored(start: Callable[...
     }
     opened = asyncio.Event()
     opened.set()
-    async with gate(s3_server, opened) as address:
-        server = await asyncio.to_thread(start, s3_endpoint_url=address, **own)
+    async with gated_proxy(s3_server, opened) as address:
+        server = await asyncio.to_thread(start, s3_endpoint_url=address, **s3)
         queue = Queue.connect(server.settings)
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
 
             def send(retry: int) -> asyncio.Future[httpx.Response]:
-                sent: dict[str, Any] = {"files": {"file": ("a.jsonl", LINES)}, "data": {"purpose": "batch"}}
-                sent["headers"] = {"x-stainless-retry-count": str(retry)}
-                return asyncio.ensure_future(http.post("/v1/files", **sent))
+                request: dict[str, Any] = {"files": {"file": ("a.jsonl", LINES)}, "data": {"purpose": "batch"}}
+                request["headers"] = {"x-stainless-retry-count": str(retry)}
+                return asyncio.ensure_future(http.post("/v1/files", **request))
 
             opened.clear()
             first = send(0)
             async with asyncio.timeout(60):
                 while not (
-                    tries := [
+                    calls := [
                         key
                         async for key in queue.client.redis.scan_iter(f"{queue.client.redis_keys.prefix}sync_calls:*")
                     ]
                 ):
                     await asyncio.sleep(0.01)
-                first.cancel()  # and so the connection is closed
+                first.cancel()  # closes the connection
                 await asyncio.wait({first})
                 retrying = send(1)
-                while (await queue.client.redis.zrange(tries[0], 0, -1, withscores=True))[0][1] < 1000:
+                while (await queue.client.redis.zrange(calls[0], 0, -1, withscores=True))[0][1] < 1000:
                     await asyncio.sleep(0.01)
             opened.set()
-            made = (await retrying).json()["id"]
-            assert [one["id"] for one in (await http.get("/v1/files")).json()["data"]] == [made]
+            file_id = (await retrying).json()["id"]
+            assert [item["id"] for item in (await http.get("/v1/files")).json()["data"]] == [file_id]
         await queue.close()

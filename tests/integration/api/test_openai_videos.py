@@ -1,4 +1,4 @@
-"""Videos, asked for with the unmodified `openai` SDK of a real API; the worker is played by hand, its MP4 is real."""
+"""Videos with the unmodified `openai` SDK and a real API; the tests act as the worker, with real MP4 files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from worker.chores.batches import BatchRunner
 from worker.engine import Output
 from worker.output.videos import encode_video
 
-# The SDK warns of OpenAI's own service; the protocol lives on.
+# The SDK warns about the end of OpenAI's service.
 pytestmark = pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
 
 MODELS = """
@@ -58,8 +58,8 @@ source = "x"
 
 
 @dataclass
-class Studio:
-    """A server, a client of it, and a worker that makes what it is asked for."""
+class VideoHarness:
+    """A server, its client, and a worker."""
 
     server: Server
     client: openai.AsyncOpenAI
@@ -72,15 +72,15 @@ class Studio:
                 return claim
             await asyncio.sleep(0.01)
 
-    async def make(self, steps: int = 0) -> Job:
-        """Make the next video, and tell of a few steps on the way."""
+    async def finish_next(self) -> Job:
+        """Finish the next job with a video."""
         claim = await self.claim()
         job, key = claim.job, f"jobs/{claim.job.id}/{claim.attempt}/0"
         video = encode_video(Output(np.full((job.frames, job.height, job.width, 3), 90, np.uint8)), job, 0)
         await self.storage.put(f"{key}.mp4", video.data, "video/mp4")
         await self.storage.put(f"{key}-thumbnail.jpg", video.thumbnail, "image/jpeg")
         width, height = video.thumbnail_size
-        still = Thumbnail(
+        thumbnail = Thumbnail(
             key=f"{key}-thumbnail.jpg",
             content_type="image/jpeg",
             bytes=len(video.thumbnail),
@@ -100,7 +100,7 @@ class Studio:
             fps=video.fps,
             duration_s=video.duration_s,
             has_audio=False,
-            thumbnail=still,
+            thumbnail=thumbnail,
         )
         done = Outcome(state=State.SUCCEEDED, artifacts=(artifact,))
         assert await self.queue.claims.settle(WORKER, job.id, claim.epoch, done)
@@ -108,76 +108,80 @@ class Studio:
 
     async def fail(self) -> None:
         claim = await self.claim()
-        why = Failure(code="out_of_memory", message="it does not fit", retryable=True)
-        assert await self.queue.claims.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.FAILED, error=why))
+        failure = Failure(code="out_of_memory", message="out of memory", retryable=True)
+        assert await self.queue.claims.settle(
+            WORKER, claim.job.id, claim.epoch, Outcome(state=State.FAILED, error=failure)
+        )
 
 
 @pytest.fixture
-async def studio(start: Callable[..., Server], tmp_path: Path) -> AsyncIterator[Studio]:
+async def harness(start: Callable[..., Server], tmp_path: Path) -> AsyncIterator[VideoHarness]:
     (tmp_path / "models.toml").write_text(MODELS)
     server = start(models=str(tmp_path / "models.toml"))
     queue, storage = Queue.connect(server.settings), connect(server.settings)
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield Studio(server, client, queue, storage)
+        yield VideoHarness(server, client, queue, storage)
     await queue.close()
     await storage.close()
 
 
-async def test_a_video_is_created_polled_and_downloaded(studio: Studio) -> None:
-    """By the SDK's own loop, to an MP4 that a player opens and a thumbnail of it."""
-    making = asyncio.create_task(studio.make())
-    video = await studio.client.videos.create_and_poll(
+async def test_a_video_is_created_polled_and_downloaded(harness: VideoHarness) -> None:
+    """With the SDK's polling loop; the MP4 and its thumbnail can be decoded."""
+    finishing = asyncio.create_task(harness.finish_next())
+    video = await harness.client.videos.create_and_poll(
         model="film",
         prompt="a wave breaks",
         seconds="2",
         size="128x64",
         extra_body={"seed": 5},  # type: ignore[arg-type]
     )
-    job = await making
+    job = await finishing
     assert (video.status, video.progress, video.seconds, video.size) == ("completed", 100, "2.06", "128x64")
     assert (job.frames, job.fps, job.width, job.height, job.seed, job.task) == (33, 16, 128, 64, 5, Task.TEXT_TO_VIDEO)
     assert video.completed_at is not None
-    data = (await studio.client.videos.download_content(video.id)).content
+    data = (await harness.client.videos.download_content(video.id)).content
     with av.open(io.BytesIO(data)) as file:
         assert sum(1 for _ in file.decode(video=0)) == 33
-    still = await studio.client.videos.download_content(video.id, variant="thumbnail")
-    assert (still.content[:3], still.response.headers["content-type"]) == (b"\xff\xd8\xff", "image/jpeg")
-    part = await studio.client.videos.download_content(video.id, extra_headers={"Range": "bytes=4-7"})
+    thumbnail = await harness.client.videos.download_content(video.id, variant="thumbnail")
+    assert (thumbnail.content[:3], thumbnail.response.headers["content-type"]) == (b"\xff\xd8\xff", "image/jpeg")
+    part = await harness.client.videos.download_content(video.id, extra_headers={"Range": "bytes=4-7"})
     assert part.content == b"ftyp"
     with pytest.raises(openai.NotFoundError):
-        await studio.client.videos.download_content(video.id, variant="spritesheet")
+        await harness.client.videos.download_content(video.id, variant="spritesheet")
 
 
-async def test_json_multipart_and_pictures_mean_the_same(studio: Studio) -> None:
-    """The SDK sends multipart whatever is in it; others send JSON, and a picture by its id, a URL or with the body."""
-    own = {"model": "film", "prompt": "a wave", "num_frames": 21, "lora": ["ink"], "negative_prompt": "calm"}
-    async with httpx.AsyncClient(base_url=studio.server.url, timeout=60) as http:
+async def test_json_and_multipart_requests_are_equivalent(harness: VideoHarness) -> None:
+    """The SDK always sends multipart, other clients send JSON; an image is an id, a URL or a file."""
+    body = {"model": "film", "prompt": "a wave", "num_frames": 21, "lora": ["ink"], "negative_prompt": "calm"}
+    async with httpx.AsyncClient(base_url=harness.server.url, timeout=60) as http:
         ref = (await http.post("/v1/inputs", files={"file": png()})).json()["id"]
-        as_json = (await http.post("/v1/videos", json={**own, "input_reference": {"file_id": ref}})).json()
-    create = studio.client.videos.create
+        as_json = (await http.post("/v1/videos", json={**body, "input_reference": {"file_id": ref}})).json()
+    create = harness.client.videos.create
     more = {"num_frames": 21, "lora": ["ink"], "negative_prompt": "calm"}
-    by_id = {**more, "input_reference": {"file_id": ref}}  # the SDK itself takes no dict here
-    told = await create(model="film", prompt="a wave", extra_body=by_id)
-    sent = await create(model="film", prompt="a wave", input_reference=("in.png", png()), extra_body=more)
-    jobs = [await studio.make() for _ in range(3)]
-    assert {video.id for video in (told, sent)} | {as_json["id"]} == {job.id.replace("job", "video") for job in jobs}
+    by_id = {**more, "input_reference": {"file_id": ref}}  # the SDK's parameter accepts no dict
+    referenced = await create(model="film", prompt="a wave", extra_body=by_id)
+    uploaded = await create(model="film", prompt="a wave", input_reference=("in.png", png()), extra_body=more)
+    jobs = [await harness.finish_next() for _ in range(3)]
+    assert {video.id for video in (referenced, uploaded)} | {as_json["id"]} == {
+        job.id.replace("job", "video") for job in jobs
+    }
     for job in jobs:
         assert (job.task, job.frames, job.negative_prompt) == (Task.IMAGE_TO_VIDEO, 21, "calm")
-        assert ([one.id for one in job.images], [one.id for one in job.adapters]) == ([ref], ["ink"])
+        assert ([ref.id for ref in job.images], [adapter.id for adapter in job.adapters]) == ([ref], ["ink"])
 
 
-async def test_no_status_but_openais_is_told(studio: Studio) -> None:
-    """Any other would end the SDK's polling as if the video were done: canceled and expired are failures."""
-    client, queue = studio.client.videos, studio.queue
+async def test_only_openai_statuses_are_returned(harness: VideoHarness) -> None:
+    """Any other status would end the SDK's polling as completed; canceled and expired are failures."""
+    client, queue = harness.client.videos, harness.queue
     video = await client.create(model="film", prompt="x")
     raw = await client.with_raw_response.retrieve(video.id)
     assert (video.status, int(raw.headers["openai-poll-after-ms"])) == ("queued", 1000)
     with pytest.raises(openai.NotFoundError, match="no content"):
         await client.download_content(video.id)
-    await studio.fail()
+    await harness.fail()
     failed = await client.retrieve(video.id)
     assert failed.error is not None
-    assert (failed.status, failed.error.code, failed.error.message) == ("failed", "out_of_memory", "it does not fit")
+    assert (failed.status, failed.error.code, failed.error.message) == ("failed", "out_of_memory", "out of memory")
 
     canceled = await client.create(model="film", prompt="x")
     await queue.jobs.cancel(canceled.id.replace("video", "job"))
@@ -185,47 +189,47 @@ async def test_no_status_but_openais_is_told(studio: Studio) -> None:
     async with asyncio.timeout(60):
         while not await queue.maintenance.expire():
             await asyncio.sleep(0.01)
-    for one, code in ((canceled, "video_canceled"), (expired, "video_expired")):
-        ended = await client.retrieve(one.id)
+    for video, code in ((canceled, "video_canceled"), (expired, "video_expired")):
+        ended = await client.retrieve(video.id)
         assert ended.error is not None
         assert (ended.status, ended.error.code) == ("failed", code)
 
     running = await client.create(model="film", prompt="x")
-    await studio.claim()
+    await harness.claim()
     assert (await client.retrieve(running.id)).status == "in_progress"
 
 
-async def test_videos_are_listed_over_pages_and_deleted(studio: Studio) -> None:
-    """Three pages either way, without the jobs that are no videos; what is deleted is gone, with its files."""
-    client = studio.client.videos
-    made = [(await client.create(model="film", prompt=f"number {number}")).id for number in range(5)]
-    async with httpx.AsyncClient(base_url=studio.server.url, timeout=60) as http:
-        await http.post("/v1/jobs", json={"model": "still", "prompt": "no video"})
+async def test_videos_are_paged_and_deleted(harness: VideoHarness) -> None:
+    """Three pages in both orders, without image jobs; a deleted video has no files."""
+    client = harness.client.videos
+    ids = [(await client.create(model="film", prompt=f"number {number}")).id for number in range(5)]
+    async with httpx.AsyncClient(base_url=harness.server.url, timeout=60) as http:
+        await http.post("/v1/jobs", json={"model": "still", "prompt": "an image"})
         first = (await http.get("/v1/videos", params={"limit": 2})).json()
-    assert (first["first_id"], first["last_id"], first["has_more"]) == (made[4], made[3], True)
-    assert [video.id async for video in client.list(limit=2)] == made[::-1]
-    assert [video.id async for video in client.list(limit=2, order="asc")] == made
+    assert (first["first_id"], first["last_id"], first["has_more"]) == (ids[4], ids[3], True)
+    assert [video.id async for video in client.list(limit=2)] == ids[::-1]
+    assert [video.id async for video in client.list(limit=2, order="asc")] == ids
 
-    await studio.make()
-    assert (await client.delete(made[0])).deleted  # done
-    assert (await client.delete(made[4])).deleted  # waiting
-    assert await studio.storage.delete_prefix(f"jobs/{made[0].replace('video', 'job')}") == 0
-    assert [video.id async for video in client.list(limit=2)] == made[3:0:-1]
+    await harness.finish_next()
+    assert (await client.delete(ids[0])).deleted  # completed
+    assert (await client.delete(ids[4])).deleted  # queued
+    assert await harness.storage.delete_prefix(f"jobs/{ids[0].replace('video', 'job')}") == 0
+    assert [video.id async for video in client.list(limit=2)] == ids[3:0:-1]
     with pytest.raises(openai.NotFoundError):
-        await client.retrieve(made[0])
+        await client.retrieve(ids[0])
 
-    claim = await studio.claim()
-    deleting = asyncio.create_task(client.delete(made[1]))
+    claim = await harness.claim()
+    deleting = asyncio.create_task(client.delete(ids[1]))
     async with asyncio.timeout(60):
-        while not (await studio.queue.claims.renew(WORKER, {claim.job.id: claim.epoch})).cancel:
+        while not (await harness.queue.claims.renew(WORKER, {claim.job.id: claim.epoch})).cancel:
             await asyncio.sleep(0.01)
-    await studio.queue.claims.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.CANCELED))
+    await harness.queue.claims.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.CANCELED))
     assert (await deleting).deleted
 
 
-async def test_a_bad_request_names_its_field(studio: Studio) -> None:
-    """As typed exceptions with OpenAI's error object."""
-    create = studio.client.videos.create
+async def test_an_invalid_request_names_its_field(harness: VideoHarness) -> None:
+    """As typed exceptions of the SDK."""
+    create = harness.client.videos.create
     for body, param in (
         ({"seconds": "60"}, "seconds"),
         ({"seconds": "often"}, "seconds"),
@@ -235,42 +239,42 @@ async def test_a_bad_request_names_its_field(studio: Studio) -> None:
         ({"nonsense": 1}, "nonsense"),
         ({"n": 2}, "n"),
     ):
-        with pytest.raises(openai.UnprocessableEntityError) as told:
+        with pytest.raises(openai.UnprocessableEntityError) as error:
             await create(model="film", prompt="x", extra_body=body)
-        assert told.value.param == param
+        assert error.value.param == param
     with pytest.raises(openai.NotFoundError) as unknown:
-        await create(model="nobody", prompt="x")
+        await create(model="unknown", prompt="x")
     assert unknown.value.code == "model_not_found"
     with pytest.raises(openai.UnprocessableEntityError):
         await create(model="still", prompt="x")
-    assert (await create(prompt="the first that makes videos")).model == "film"
+    assert (await create(prompt="the first video model")).model == "film"
 
 
-async def test_a_batch_makes_videos(studio: Studio) -> None:
-    """Its lines are bodies of the same path, and its results the videos."""
-    client, url = studio.client, "/v1/videos"
+async def test_a_batch_of_videos(harness: VideoHarness) -> None:
+    """Lines have the body of the endpoint, results are videos."""
+    client, url = harness.client, "/v1/videos"
     bodies = [{"model": "film", "prompt": "a wave", "seconds": "1"}, {"model": "film", "prompt": "x", "seconds": "60"}]
-    lines = [{"custom_id": f"{at}", "method": "POST", "url": url, "body": body} for at, body in enumerate(bodies)]
+    lines = [{"custom_id": f"{index}", "method": "POST", "url": url, "body": body} for index, body in enumerate(bodies)]
     file = await client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
     batch = await client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
-    settings = studio.server.settings
-    context = BatchContext(settings, models_file.load(settings.models), studio.queue, studio.storage)
-    for made in (False, True):
-        while await BatchRunner(context, await studio.queue.batches.get("default", batch.id)).advance():
+    settings = harness.server.settings
+    context = BatchContext(settings, models_file.load(settings.models), harness.queue, harness.storage)
+    for finished in (False, True):
+        while await BatchRunner(context, await harness.queue.batches.get("default", batch.id)).advance():
             pass
-        if not made:
-            assert (await studio.make()).frames == 17
+        if not finished:
+            assert (await harness.finish_next()).frames == 17
     ended = await client.batches.retrieve(batch.id)
-    (good,) = (await client.files.content(ended.output_file_id or "")).text.splitlines()
-    (bad,) = (await client.files.content(ended.error_file_id or "")).text.splitlines()
-    video = json.loads(good)["response"]["body"]
+    (output,) = (await client.files.content(ended.output_file_id or "")).text.splitlines()
+    (error,) = (await client.files.content(ended.error_file_id or "")).text.splitlines()
+    video = json.loads(output)["response"]["body"]
     assert (video["object"], video["status"]) == ("video", "completed")
     assert (await client.videos.retrieve(video["id"])).prompt == "a wave"
-    assert json.loads(bad)["error"]["param"] == "seconds"
+    assert json.loads(error)["error"]["param"] == "seconds"
 
 
-def made_unheard(request: httpx.Request, redis_url: str) -> bool:
-    """Have a video made of which nobody hears; it is not where another write than its own was waited for."""
+def create_without_response(request: httpx.Request, redis_url: str) -> bool:
+    """Create a video and lose its response. Retries, because another blocked write can trigger the disconnect."""
 
     def count() -> int:
         return len(httpx.get(request.url, timeout=60).json()["data"])
@@ -283,23 +287,23 @@ def made_unheard(request: httpx.Request, redis_url: str) -> bool:
                 send_and_disconnect(request, lambda: write_is_blocked(redis))
             redis.client_unpause()
             with contextlib.suppress(AssertionError):
-                wait_until(lambda: count() > before, "it is made", 10)
+                wait_until(lambda: count() > before, "the video is created", 10)
                 return True
     return False
 
 
-async def test_a_retry_finds_the_video_of_its_first_try(studio: Studio) -> None:
-    """The SDK sends no key: what counts is its retry header, and that no answer has been delivered."""
+async def test_a_retry_returns_the_video_of_its_first_attempt(harness: VideoHarness) -> None:
+    """Without an Idempotency-Key: a retry is known by its header, if no response was delivered."""
     body = json.dumps({"model": "film", "prompt": "once"}).encode()
     headers = {"Content-Type": "application/json"}
     retry = {**headers, "x-stainless-retry-count": "1"}
-    async with httpx.AsyncClient(base_url=studio.server.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=harness.server.url, timeout=60) as http:
         first = (await http.post("/v1/videos", content=body, headers=headers)).json()
-        again = (await http.post("/v1/videos", content=body, headers=retry)).json()
-        assert again["id"] != first["id"]  # the first was answered
+        repeated = (await http.post("/v1/videos", content=body, headers=retry)).json()
+        assert repeated["id"] != first["id"]  # the first response was delivered
 
-        request = httpx.Request("POST", f"{studio.server.url}/v1/videos", content=body, headers=headers)
-        assert await asyncio.to_thread(made_unheard, request, studio.server.settings.redis_url)
-        known = (await http.get("/v1/videos")).json()["data"][0]["id"]
+        request = httpx.Request("POST", f"{harness.server.url}/v1/videos", content=body, headers=headers)
+        assert await asyncio.to_thread(create_without_response, request, harness.server.settings.redis_url)
+        created = (await http.get("/v1/videos")).json()["data"][0]["id"]
         retried = await http.post("/v1/videos", content=body, headers=retry)
-        assert retried.json()["id"] == known
+        assert retried.json()["id"] == created

@@ -1,4 +1,4 @@
-"""The `replicate` SDK as it is, against a real API on real sockets; the worker is played by hand."""
+"""The unmodified `replicate` SDK against a real API on real sockets; the tests act as the worker."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ INPUT = {"prompt": "a red circle on a blue ground, left", "seed": 7}
 
 
 @dataclass
-class Place:
-    """An API, its queue, and clients of it."""
+class ReplicateHarness:
+    """An API, its queue, and its clients."""
 
     url: str
     queue: Queue
@@ -48,42 +48,42 @@ class Place:
     transport: httpx.AsyncHTTPTransport
 
     def client(self, token: str = "unused", transport: Any = None) -> replicate.Client:
-        """Return a client, of a transport that can be closed: the SDK's own stays open."""
+        """Return a client with a transport that can be closed; the SDK leaves its own open."""
         url = f"{self.url}/compat/replicate"
-        made = replicate.Client(api_token=token, base_url=url, transport=transport or self.transport)
-        made.poll_interval = 0.02
-        return made
+        client = replicate.Client(api_token=token, base_url=url, transport=transport or self.transport)
+        client.poll_interval = 0.02
+        return client
 
     async def claim(self) -> Claim:
-        """Claim the next job, as a worker does."""
+        """Claim the next job."""
         async with asyncio.timeout(60):
             while True:
                 for claim in await self.queue.claims.claim(WORKER, ["demo"], 1):
                     return claim
                 await asyncio.sleep(0.01)
 
-    async def make(self) -> bytes:
-        """Do the next job, and return its picture."""
+    async def finish_next(self) -> bytes:
+        """Finish the next job, and return its image."""
         return await deliver(self.queue, self.folder, await self.claim())
 
     async def deliver_webhooks(self, receiver: WebhookReceiver) -> None:
-        """Make one pass of the chore."""
+        """Run one pass of the chore."""
         rules = FetchRules(30.0, 65_536, ports=(receiver.port,), allow_http=True, networks=LOOPBACK)
-        assert await DeliveryPass(self.queue, FetchGuard(rules), "https://pictures.test").run() == 1
+        assert await DeliveryPass(self.queue, FetchGuard(rules), "https://images.test").run() == 1
 
 
 @pytest.fixture
-async def place(
+async def harness(
     durable_server: Any, settings_for: Callable[..., Any], tmp_path: Path
 ) -> AsyncIterator[Callable[..., Any]]:
-    """Start APIs on ports of their own; `place(tls=True, auth="keys")`."""
+    """Start APIs on free ports: `harness(tls=True, auth="keys")`."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def build(tls: bool = False, **settings: Any) -> Place:
+        async def build(tls: bool = False, **settings: Any) -> ReplicateHarness:
             queue = Queue.connect(settings_for(durable_server.url))
             stack.push_async_callback(queue.close)
-            opened = socket.socket()
-            opened.bind(("127.0.0.1", 0))
+            listener = socket.socket()
+            listener.bind(("127.0.0.1", 0))
             options: dict[str, Any] = {}
             transport = httpx.AsyncHTTPTransport()
             if tls:
@@ -92,7 +92,7 @@ async def place(
                 transport = httpx.AsyncHTTPTransport(verify=trusting)
             app = application(queue, tmp_path, **settings)
             server = uvicorn.Server(uvicorn.Config(app, log_config=None, **options))
-            serving = asyncio.create_task(server.serve([opened]))
+            serving = asyncio.create_task(server.serve([listener]))
 
             async def stop() -> None:
                 server.should_exit = True
@@ -104,22 +104,22 @@ async def place(
                 while not server.started:
                     await asyncio.sleep(0.01)
             scheme = "https" if tls else "http"
-            return Place(f"{scheme}://localhost:{opened.getsockname()[1]}", queue, tmp_path, transport)
+            return ReplicateHarness(f"{scheme}://localhost:{listener.getsockname()[1]}", queue, tmp_path, transport)
 
         yield build
 
 
-async def test_a_prediction_is_followed_to_its_picture(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Created, read on its way with the progress that the SDK finds in the logs, waited for."""
-    here = await place()
-    client = here.client()
+async def test_a_prediction_is_created_polled_and_read(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK reads its progress from the logs."""
+    service = await harness()
+    client = service.client()
     prediction = await client.predictions.async_create(version="fusequeue/demo", input={**INPUT, "num_outputs": 1})
     assert (prediction.status, prediction.model, prediction.progress) == ("starting", "fusequeue/demo", None)
     assert prediction.input is not None
     assert (prediction.input["seed"], prediction.input["num_inference_steps"]) == (7, 12)
 
-    claim = await here.claim()
-    assert await here.queue.claims.report_progress(
+    claim = await service.claim()
+    assert await service.queue.claims.report_progress(
         ProgressReport(prediction.id, claim.epoch, Phase.DENOISING, Progress(step=3, total=12))
     )
     await prediction.async_reload()
@@ -127,7 +127,7 @@ async def test_a_prediction_is_followed_to_its_picture(place: Any, monkeypatch: 
     assert prediction.progress == Prediction.Progress(percentage=0.25, current=3, total=12)
 
     waiting = asyncio.create_task(prediction.async_wait())
-    data = await deliver(here.queue, here.folder, claim)
+    data = await deliver(service.queue, service.folder, claim)
     await waiting
     assert (prediction.status, prediction.completed_at is not None) == ("succeeded", True)
     assert prediction.metrics is not None
@@ -135,204 +135,204 @@ async def test_a_prediction_is_followed_to_its_picture(place: Any, monkeypatch: 
     (output,) = prediction.output or ()
     assert await FileOutput(output, client).aread() == data
     by_url = (await client.predictions.async_list()).results[0].output
-    assert by_url == [f"{here.url}/v1/jobs/{prediction.id}/artifacts/0"]
+    assert by_url == [f"{service.url}/v1/jobs/{prediction.id}/artifacts/0"]
     assert await FileOutput(by_url[0], client).aread() == data
 
     with monkeypatch.context() as changed:
         changed.setattr(predictions, "MAX_INLINE_BYTES", len(data) - 1)
         await prediction.async_reload()
-        assert prediction.output == by_url, "what is too large for the answer is told by its URL"
-    storage = connect(here.queue.client.settings.model_copy(update={"storage_dir": here.folder / "storage"}))
+        assert prediction.output == by_url, "a large image is a URL"
+    storage = connect(service.queue.client.settings.model_copy(update={"storage_dir": service.folder / "storage"}))
     await storage.delete_prefix(f"jobs/{prediction.id}/")
     await storage.close()
     await prediction.async_reload()
-    assert prediction.output == by_url, "what is gone is not found there, and the rest still told"
+    assert prediction.output == by_url, "a deleted image is a URL"
 
 
-async def test_run_waits_and_gives_files(place: Any) -> None:
-    """By model and by version, with either client; a wait that is over is told as `starting`, whatever the job does:
-    the SDK takes anything else for the end."""
-    here = await place(max_wait_s=1)
-    client = here.client()
+async def test_run_waits_and_returns_files(harness: Any) -> None:
+    """By model and by version, with both clients. After the wait the status is `starting`, even for a running job: the
+    SDK takes any other status for the end."""
+    service = await harness(max_wait_s=1)
+    client = service.client()
 
     with httpx.HTTPTransport() as transport:
-        run = here.client(transport=transport).run
-        running = asyncio.create_task(asyncio.to_thread(run, "anybody/demo", input=INPUT))
-        data = await here.make()
+        run = service.client(transport=transport).run
+        running = asyncio.create_task(asyncio.to_thread(run, "anyone/demo", input=INPUT))
+        data = await service.finish_next()
         (output,) = await running
         assert isinstance(output, FileOutput)
         assert output.read() == b"".join(output) == data
-    (record, *_), _ = await here.queue.jobs.page("default")
+    (record, *_), _ = await service.queue.jobs.page("default")
     assert record.job.priority == "interactive"
 
     model = await client.models.async_get("fusequeue/demo")
     assert model.latest_version is not None
-    assert [one.id for one in await client.models.async_list()] == ["fusequeue/demo"]
+    assert [listed.id for listed in await client.models.async_list()] == ["fusequeue/demo"]
     running = asyncio.create_task(client.async_run(f"fusequeue/demo:{model.latest_version.id}", input=INPUT))
-    data = await here.make()
+    data = await service.finish_next()
     (output,) = await running
     assert await output.aread() == data
 
-    asking = asyncio.create_task(client.models.predictions.async_create("fusequeue/demo", INPUT, wait=True))
-    claim = await here.claim()
-    prediction = await asking
+    creating = asyncio.create_task(client.models.predictions.async_create("fusequeue/demo", INPUT, wait=True))
+    claim = await service.claim()
+    prediction = await creating
     assert (prediction.id, prediction.status) == (claim.job.id, "starting")
     await prediction.async_reload()
     assert prediction.status == "processing"
 
 
-async def test_what_fails_or_is_canceled(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure raises with its words. A cancellation is told at once of a job that waits, else once it has left."""
+async def test_failed_and_canceled_predictions(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure raises its message. A queued job is canceled at once, a running one at its next step."""
     monkeypatch.setattr(predictions, "CANCEL_WAIT_S", 60.0)
-    here = await place()
-    client = here.client()
+    service = await harness()
+    client = service.client()
     waiting = await client.predictions.async_create(version="demo", input=INPUT)
     await waiting.async_cancel()
     assert (waiting.status, waiting.output, waiting.error) == ("canceled", None, None)
-    told = [(event.event.value, event.data) async for event in waiting.async_stream()]
-    assert told == [("logs", "Using seed: 7\n"), ("done", '{"reason": "canceled"}')]
+    streamed = [(event.event.value, event.data) async for event in waiting.async_stream()]
+    assert streamed == [("logs", "Using seed: 7\n"), ("done", '{"reason": "canceled"}')]
 
     running = await client.predictions.async_create(version="demo", input=INPUT)
-    claim = await here.claim()
+    claim = await service.claim()
     canceling = asyncio.create_task(running.async_cancel())
     async with asyncio.timeout(60):
-        while not (await here.queue.claims.renew(WORKER, {running.id: claim.epoch})).cancel:
+        while not (await service.queue.claims.renew(WORKER, {running.id: claim.epoch})).cancel:
             await asyncio.sleep(0.01)
-    await here.queue.claims.settle(WORKER, running.id, claim.epoch, Outcome(state=State.CANCELED))
+    await service.queue.claims.settle(WORKER, running.id, claim.epoch, Outcome(state=State.CANCELED))
     await canceling
     assert running.status == "canceled"
 
     failing = asyncio.create_task(client.async_run("a/demo", input=INPUT))
-    claim = await here.claim()
-    why = Failure(code="out_of_memory", message="it does not fit")
-    await here.queue.claims.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.FAILED, error=why))
-    with pytest.raises(ModelError, match="it does not fit") as failed:
+    claim = await service.claim()
+    failure = Failure(code="out_of_memory", message="out of memory")
+    await service.queue.claims.settle(WORKER, claim.job.id, claim.epoch, Outcome(state=State.FAILED, error=failure))
+    with pytest.raises(ModelError, match="out of memory") as failed:
         await failing
-    with pytest.raises(RuntimeError, match="it does not fit"):
+    with pytest.raises(RuntimeError, match="out of memory"):
         [event async for event in failed.value.prediction.async_stream()]
 
-    async with httpx.AsyncClient(base_url=f"{here.url}/compat/replicate/v1", timeout=60) as http:
+    async with httpx.AsyncClient(base_url=f"{service.url}/compat/replicate/v1", timeout=60) as http:
         body = {"version": "demo", "input": INPUT}
-        answer = await http.post("/predictions", json=body, headers={"Cancel-After": "5m"})
-    job = (await here.claim()).job
-    assert (answer.status_code, answer.json()["id"]) == (201, job.id)
+        response = await http.post("/predictions", json=body, headers={"Cancel-After": "5m"})
+    job = (await service.claim()).job
+    assert (response.status_code, response.json()["id"]) == (201, job.id)
     assert job.deadline_at_ms == job.created_at_ms + 300_000
 
 
-async def test_predictions_are_paged_through(place: Any, make_submission: Any) -> None:
-    """Three pages forward, by the SDK's own loop, and two back."""
-    here = await place()
-    client = here.client()
-    made = await put(here.queue, *(make_submission() for _ in range(230)))
-    made.sort(reverse=True)  # newest first; of one millisecond, by their ids
+async def test_predictions_are_paged(harness: Any, make_submission: Any) -> None:
+    """Three pages forward with the SDK's loop, and two back."""
+    service = await harness()
+    client = service.client()
+    ids = await put(service.queue, *(make_submission() for _ in range(230)))
+    ids.sort(reverse=True)  # newest first
     pages = [page async for page in replicate.async_paginate(client.predictions.async_list)]
     assert [len(page) for page in pages] == [100, 100, 30]
-    assert [one.id for page in pages for one in page] == made
+    assert [item.id for page in pages for item in page] == ids
     assert (pages[0].previous, pages[2].next) == (None, None)
     back = await client.predictions.async_list(pages[2].previous or "")
-    assert [one.id for one in back] == made[100:200]
+    assert [item.id for item in back] == ids[100:200]
     first = await client.predictions.async_list(back.previous or "")
-    assert ([one.id for one in first], first.previous) == (made[:100], None)
-    with pytest.raises(ReplicateError, match="cursor: it must be that of"):
+    assert ([item.id for item in first], first.previous) == (ids[:100], None)
+    with pytest.raises(ReplicateError, match="cursor: it must be from"):
         await client.predictions.async_list("/v1/predictions?cursor=job_1")
 
 
-async def test_a_file_is_uploaded_and_started_from(place: Any) -> None:
-    """An open file in an input goes up first; inline it may be too, of whatever type the SDK takes it for."""
-    here = await place()
-    create = here.client().predictions.async_create
+async def test_an_open_file_is_uploaded_as_an_input_image(harness: Any) -> None:
+    """Uploaded before the prediction or inlined, with any content type."""
+    service = await harness()
+    create = service.client().predictions.async_create
     files = {"image": io.BytesIO(png()), "mask": io.BytesIO(png(colour="white"))}
     uploaded = await create(version="demo", input={**INPUT, **files, "prompt_strength": 0.5})
     inline = await create(version="demo", input={**INPUT, **files}, file_encoding_strategy="base64")
     for prediction, strength in ((uploaded, 0.5), (inline, 1.0)):
-        job = (await here.claim()).job
+        job = (await service.claim()).job
         assert (job.id, job.task, job.strength) == (prediction.id, Task.INPAINT, strength)
         assert prediction.input is not None
         assert [prediction.input["image"], prediction.input["mask"]] == [ref.id for ref in job.inputs.values()]
-    file = await here.client().files.async_create(io.BytesIO(png()), filename="red.png", metadata={"a": 1})
+    file = await service.client().files.async_create(io.BytesIO(png()), filename="red.png", metadata={"a": 1})
     assert (file.name, file.content_type, file.size, file.metadata) == ("red.png", "image/png", len(png()), {"a": 1})
     with pytest.raises(ReplicateError) as broken:
-        await here.client().files.async_create(io.BytesIO(b"no picture"))
+        await service.client().files.async_create(io.BytesIO(b"not an image"))
     assert broken.value.status == 422
 
 
-async def test_an_error_names_the_field_as_the_client_knows_it(place: Any) -> None:
-    """In the SDK's own exception, with title and detail."""
-    here = await place()
+async def test_an_error_names_the_field_of_the_input(harness: Any) -> None:
+    """As the SDK's exception, with title and detail."""
+    service = await harness()
     bad: list[tuple[dict[str, Any], str]] = [
         ({"input": {**INPUT, "num_inference_steps": 1000}}, "input.num_inference_steps must be 1 to 100, not 1000"),
         ({"input": {**INPUT, "stepz": 3}}, "input.stepz: there is no such field"),
         ({"input": {}}, "input.prompt: Field required"),
         ({"input": {**INPUT, "init_image": "in_" + 32 * "0"}}, "input.init_image: unknown or expired input: in_000"),
-        ({"input": INPUT, "version": 64 * "f"}, "version: 'fff"),
+        ({"input": INPUT, "version": 64 * "f"}, "version: not served: 'fff"),
         ({"input": INPUT, "webhook": "http://10.0.0.1/"}, "webhook: "),
-        ({"input": INPUT, "webhook": "https://a.example", "webhook_events_filter": ["logs"]}, "logs are not sent here"),
+        ({"input": INPUT, "webhook": "https://a.example", "webhook_events_filter": ["logs"]}, "logs are not supported"),
     ]
-    for body, words in bad:
-        with pytest.raises(ReplicateError) as told:
-            await here.client().predictions.async_create(**{"version": "demo", **body})
-        assert told.value.status == 422
-        assert told.value.title
-        assert words in (told.value.detail or "")
-    for asking in (here.client().models.async_get("a/sdxl"), here.client().async_run("a/sdxl", input=INPUT)):
-        with pytest.raises(ReplicateError, match="'a/sdxl' is not served here; there are: fusequeue/demo") as missing:
-            await asking
+    for body, message in bad:
+        with pytest.raises(ReplicateError) as error:
+            await service.client().predictions.async_create(**{"version": "demo", **body})
+        assert error.value.status == 422
+        assert error.value.title
+        assert message in (error.value.detail or "")
+    for call in (service.client().models.async_get("a/sdxl"), service.client().async_run("a/sdxl", input=INPUT)):
+        with pytest.raises(ReplicateError, match="unknown model: 'a/sdxl'; available: fusequeue/demo") as missing:
+            await call
         assert missing.value.status == 404
-    assert await here.queue.jobs.page("default") == ([], None)
+    assert await service.queue.jobs.page("default") == ([], None)
 
 
-async def test_https_gives_urls_that_only_their_tenant_can_read(place: Any) -> None:
-    """Over TLS, with keys: the file is fetched with the client's own, from the host that was asked; or by its URL."""
-    here = await place(tls=True, auth="keys")
-    token, _ = await here.queue.api_keys.create("acme", frozenset({Scope.JOBS_READ, Scope.JOBS_WRITE}))
-    other, _ = await here.queue.api_keys.create("other", frozenset({Scope.JOBS_READ}))
-    client = here.client(token)
+async def test_over_https_outputs_are_urls_for_their_tenant(harness: Any) -> None:
+    """With keys: the file is read with the client's key from the same host, or by its signed URL."""
+    service = await harness(tls=True, auth="keys")
+    token, _ = await service.queue.api_keys.create("acme", frozenset({Scope.JOBS_READ, Scope.JOBS_WRITE}))
+    other, _ = await service.queue.api_keys.create("other", frozenset({Scope.JOBS_READ}))
+    client = service.client(token)
     running = asyncio.create_task(client.async_run("fusequeue/demo", input=INPUT))
-    data = await here.make()
+    data = await service.finish_next()
     (output,) = await running
-    assert output.url.startswith(f"{here.url}/v1/jobs/")
+    assert output.url.startswith(f"{service.url}/v1/jobs/")
     assert await output.aread() == data
     unsigned = output.url.partition("?")[0]
     assert await FileOutput(unsigned, client).aread() == data
     with pytest.raises(httpx.HTTPStatusError, match="404"):
-        await FileOutput(unsigned, here.client(other)).aread()
+        await FileOutput(unsigned, service.client(other)).aread()
 
-    for key, status, title in (("r8_x", 401, "The API key is not valid"), (other, 403, "The API key may not do this")):
+    for key, status, title in (("r8_x", 401, "The API key is not valid"), (other, 403, "The API key lacks a scope")):
         with pytest.raises(ReplicateError) as refused:
-            await here.client(key).predictions.async_create(version="demo", input=INPUT)
+            await service.client(key).predictions.async_create(version="demo", input=INPUT)
         assert (refused.value.status, refused.value.title) == (status, title)
     with pytest.raises(ReplicateError) as missing:
-        await here.client(other).predictions.async_get(unsigned.split("/")[-3])
+        await service.client(other).predictions.async_get(unsigned.split("/")[-3])
     assert missing.value.status == 404
-    assert not (await here.client(other).predictions.async_list()).results
+    assert not (await service.client(other).predictions.async_list()).results
 
 
-async def test_a_webhook_tells_predictions_that_the_sdk_validates(place: Any) -> None:
-    """Real deliveries: at the start and at the end, and after a rotation by the old secret and by the new."""
-    open_to_us = {"webhook_allow_networks": LOOPBACK, "webhook_allow_http": True}
+async def test_the_sdk_validates_webhooks_of_predictions(harness: Any) -> None:
+    """At the start and at the end; after a rotation with the old and the new secret."""
+    allowed = {"webhook_allow_networks": LOOPBACK, "webhook_allow_http": True}
     with receiving() as receiver:
-        here = await place(**open_to_us, webhook_ports=(receiver.port,))
-        client = here.client()
+        service = await harness(**allowed, webhook_ports=(receiver.port,))
+        client = service.client()
         old = await client.webhooks.default.async_secret()
         created = await client.predictions.async_create(version="demo", input=INPUT, webhook=receiver.url)
-        claim = await here.claim()
-        assert claim.job.schema_version == NEWEST_JOB, "workers that do not know such a webhook give it back"
-        await here.deliver_webhooks(receiver)
-        await deliver(here.queue, here.folder, claim)
-        async with httpx.AsyncClient(base_url=here.url, timeout=60) as http:
+        claim = await service.claim()
+        assert claim.job.schema_version == NEWEST_JOB, "older workers release this job"
+        await service.deliver_webhooks(receiver)
+        await deliver(service.queue, service.folder, claim)
+        async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
             await http.post("/v1/webhooks/secret/rotate")
-        await here.deliver_webhooks(receiver)
+        await service.deliver_webhooks(receiver)
         new = await client.webhooks.default.async_secret()
     assert new.key != old.key
-    (began, ended) = receiver.received
-    Webhooks.validate(headers=began[0], body=began[1], secret=old, tolerance=60)
+    (started, ended) = receiver.received
+    Webhooks.validate(headers=started[0], body=started[1], secret=old, tolerance=60)
     for secret in (old, new):
         Webhooks.validate(headers=ended[0], body=ended[1], secret=secret, tolerance=60)
     with pytest.raises(InvalidSignatureError):
-        Webhooks.validate(headers=began[0], body=began[1], secret=new)
+        Webhooks.validate(headers=started[0], body=started[1], secret=new)
     with pytest.raises(InvalidSignatureError):
         Webhooks.validate(headers=ended[0], body=ended[1] + " ", secret=new)
     first, last = (Prediction(**json.loads(content)) for _, content in receiver.received)
     assert (first.id, first.status, first.output) == (created.id, "processing", None)
     assert (last.id, last.status, last.version) == (created.id, "succeeded", created.version)
-    assert last.output == [f"https://pictures.test/v1/jobs/{created.id}/artifacts/0"]
+    assert last.output == [f"https://images.test/v1/jobs/{created.id}/artifacts/0"]

@@ -128,7 +128,7 @@ def test_a_model_is_found_by_owner_and_name() -> None:
     assert (owner_and_name("demo"), owner_and_name("acme/flux")) == (("fusequeue", "demo"), ("acme", "flux"))
     assert find_model("stability-ai", "demo", served) is DEMO
     assert find_model("acme", "flux", served) is owned
-    with pytest.raises(UnknownModel, match=r"'other/flux'; served models: acme/flux, fusequeue/demo"):
+    with pytest.raises(UnknownModel, match=r"'other/flux'; available: acme/flux, fusequeue/demo"):
         find_model("other", "flux", served)
 
 
