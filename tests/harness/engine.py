@@ -194,7 +194,7 @@ class Room:
     def seat_now(self, *jobs: Job) -> None:
         """Seat jobs and wait until their input pictures are decoded: the engine's next round takes them in."""
         self.seat(*jobs)
-        self.engine._preparer.submit(int).result(TIMEOUT_S)
+        self.engine._input_executor.submit(int).result(TIMEOUT_S)
 
     def run(self, *jobs: Job, solo: Sequence[str] = ()) -> Recorder:
         """Seat all jobs, which begin together, and wait for them."""

@@ -1,4 +1,4 @@
-"""Messages between the processes of a worker; the frames of videos go along without being copied."""
+"""Messages between the worker's processes; shared memory is passed as file descriptors, without a copy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-HEAD = struct.Struct("!Q")  # the length of what follows
-MOST_MEMORIES = 253  # with one message, of Linux
+HEADER = struct.Struct("!Q")  # length of the body
+MAX_DESCRIPTORS = 253  # per message on Linux
 
 
 class SharedMemory:
-    """Memory that processes can share, as a file without a name; closed when nobody holds it."""
+    """Memory that processes can share: an anonymous file, closed with the last reference."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -30,8 +30,8 @@ class SharedMemory:
         os.close(self.descriptor)
 
     @staticmethod
-    def of(nbytes: int) -> SharedMemory:
-        """Return new memory, which the system hands out as it is written to."""
+    def allocate(nbytes: int) -> SharedMemory:
+        """Return new memory, which the system backs when it is written to."""
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("fusequeue")
         else:
@@ -43,14 +43,14 @@ class SharedMemory:
 
 
 class SharedArray(np.ndarray[Any, np.dtype[Any]]):
-    """An array that lies in `memory`; that is None for a view of such an array."""
+    """Array in shared memory. `memory` is None for a view of such an array."""
 
     memory: SharedMemory | None = None
 
 
 def shared_array(shape: Sequence[int], dtype: npt.DTypeLike) -> SharedArray:
-    """Return an array of zeros that a channel passes on as it is."""
-    return _array(SharedMemory.of(max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)), shape, dtype)
+    """Return an array of zeros that a channel sends without a copy."""
+    return _array(SharedMemory.allocate(max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)), shape, dtype)
 
 
 def _array(memory: SharedMemory, shape: Sequence[int], dtype: npt.DTypeLike) -> SharedArray:
@@ -70,11 +70,11 @@ class _Pickler(pickle.Pickler):
         if value.memory is None:
             return value.view(np.ndarray).__reduce_ex__(5)
         self.memories.append(value.memory)
-        return _Sent, (len(self.memories) - 1, value.shape, value.dtype.str)
+        return _SharedArrayMarker, (len(self.memories) - 1, value.shape, value.dtype.str)
 
 
-class _Sent:
-    """In a message, what to make an array with that came beside it."""
+class _SharedArrayMarker:
+    """Stands in the pickle for an array whose memory is sent as a descriptor."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -83,7 +83,7 @@ class _Unpickler(pickle.Unpickler):
         self._memories = memories
 
     def find_class(self, module: str, name: str) -> Any:
-        if name == _Sent.__name__ and module == __name__:
+        if name == _SharedArrayMarker.__name__ and module == __name__:
             return self._array
         return super().find_class(module, name)
 
@@ -92,49 +92,49 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Channel:
-    """One end of a connected pair of sockets. One thread may send while another receives.
+    """One end of a socket pair. One thread can send while another receives.
 
-    Both ends are the worker's own: a message is whatever can be pickled.
+    Both ends are trusted, so messages are pickles.
     """
 
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
 
     def send(self, message: Any) -> None:
-        """Send a message; raises `OSError` when the other end is closed."""
+        """Send a message; raises `OSError` if the other end is closed."""
         body = io.BytesIO()
         pickler = _Pickler(body)
         pickler.dump(message)
-        parts = [memoryview(HEAD.pack(body.tell())), body.getbuffer()]
-        # At once where it fits into the socket's buffer: a thread that comes back from the system waits for Python.
+        parts = [memoryview(HEADER.pack(body.getbuffer().nbytes)), body.getbuffer()]
+        # One system call where the socket's buffer holds the message: after each, the thread waits for Python's lock.
         if pickler.memories:
-            sent = socket.send_fds(self._end, parts, [memory.descriptor for memory in pickler.memories])
+            sent = socket.send_fds(self._socket, parts, [memory.descriptor for memory in pickler.memories])
         else:
-            sent = self._end.sendmsg(parts)
+            sent = self._socket.sendmsg(parts)
         for part in parts:
             if sent < len(part):
-                self._end.sendall(part[sent:])
+                self._socket.sendall(part[sent:])
             sent = max(0, sent - len(part))
 
     def receive(self) -> Any:
-        """Wait for the next message; raises `EOFError` when the other end is closed, `OSError` when this one is."""
-        head, descriptors, _, _ = socket.recv_fds(self._end, HEAD.size, MOST_MEMORIES)
+        """Wait for the next message; raises `EOFError` if the other end is closed, `OSError` if this one is."""
+        header, descriptors, _, _ = socket.recv_fds(self._socket, HEADER.size, MAX_DESCRIPTORS)
         memories = [SharedMemory(descriptor) for descriptor in descriptors]
-        (length,) = HEAD.unpack(head + self._exactly(HEAD.size - len(head)))
+        (length,) = HEADER.unpack(header + self._exactly(HEADER.size - len(header)))
         return _Unpickler(io.BytesIO(self._exactly(length)), memories).load()
 
     def _exactly(self, length: int) -> bytearray:
         data = bytearray(length)
         left = memoryview(data)
         while left:
-            read = self._end.recv_into(left)
+            read = self._socket.recv_into(left)
             if not read:
                 raise EOFError
             left = left[read:]
         return data
 
     def close(self) -> None:
-        """Close this end: whoever waits at either end is told."""
+        """Close this end; waiting calls at both ends raise."""
         with contextlib.suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)
-        self._end.close()
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()

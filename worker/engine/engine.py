@@ -1,4 +1,4 @@
-"""The engine: one thread that seats jobs, lets them meet, and tells a listener how each is doing."""
+"""The engine: one thread that loads models, admits jobs, and runs the batch scheduler."""
 
 from __future__ import annotations
 
@@ -16,250 +16,241 @@ from transformers.utils import logging as transformers_logging
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError
-from worker.engine.device import chosen_device, uuid_of
+from worker.engine.device import choose_device, device_uuid, keep_freed_memory, raise_thread_priority
 from worker.engine.fusion.self_check import run_self_check
 from worker.engine.lora.adapter_loader import AdapterLoader
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.input_images import InputImages, prepare_inputs
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.model_cache import ModelCache, ModelCacheFull
-from worker.engine.protocol import (
-    Activity,
-    EngineEvents,
-    EngineRequest,
-    EngineStatus,
-    ModelLoaded,
-    ModelLoadFailed,
-    ThreadTime,
-)
+from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, ModelLoaded, ModelLoadFailed
 from worker.engine.scheduling.batch_scheduler import BatchScheduler
 from worker.engine.scheduling.engine_job import EngineJob
-from worker.engine.scheduling.thread_time import ThreadTimer
-from worker.engine.scheduling.timing import ForwardTimer
-from worker.engine.thread_settings import go_first, keep_freed_memory
-from worker.engine.warm_up import warm
+from worker.engine.scheduling.timing import ForwardTimer, ThreadTimer
+from worker.engine.warm_up import warm_up_model
 
 log = structlog.get_logger()
 
 
 class Engine:
-    """Puts seated jobs through fused forwards on a thread of its own.
+    """Runs jobs in fused forwards on its own thread.
 
-    `seat`, `cancel`, `release_all` and the views may be called from any thread and return at once. An error that
-    is no job's fault (a lost device, a fault in the engine) ends the thread: its activity then is that of a hang.
+    Public methods can be called from any thread; only `stop`, `join` and `warm_up` block. An error that no job causes
+    (a lost device, a bug in the engine) ends the thread, and `status` then reports a hang.
     """
 
     def __init__(self, catalog: Catalog, events: EngineEvents, settings: Settings) -> None:
         self._catalog = catalog
         self._events = events
-        self._threads = settings.torch_threads
-        self.device = chosen_device(settings.device)
+        self._torch_threads = settings.torch_threads
+        self.device = choose_device(settings.device)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        adapters = AdapterLoader(self.device, settings.adapter_memory_bytes, self._inbox.put, self._adapters_arrived)
-        self._models = ModelCache(
-            self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_arrived, adapters
+        adapters = AdapterLoader(self.device, settings.adapter_memory_bytes, self._inbox.put, self._adapters_loaded)
+        self._models = ModelCache(self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_loaded, adapters)
+        self._forward_timer = ForwardTimer(self.device)
+        self._thread_timer = ThreadTimer(time.monotonic())
+        self._scheduler = BatchScheduler(
+            self.device, self._models, self._forward_timer, events, self._forget, settings.aging_ms / 1000
         )
-        self._pace = ForwardTimer(self.device)
-        self._workday = ThreadTimer(time.monotonic())
-        patience_s = settings.aging_ms / 1000
-        self._rounds = BatchScheduler(self.device, self._models, self._pace, events, self._forget, patience_s)
-        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare-input")
+        self._input_executor = ThreadPoolExecutor(1, thread_name_prefix="prepare-input")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._seats: dict[str, EngineRequest] = {}  # every job between seat() and finished()
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
+        self._unfinished: set[str] = set()
         self._arrivals = 0
         self._stopping = False
-        self._dead = False
-        self._setting_up = False
-        self._loads: dict[str, threading.Event] = {}
-        self._load_s: dict[str, float] = {}
+        self._failed = False
+        self._preparing_model = False
+        self._load_waiters: dict[str, threading.Event] = {}
+        self._load_seconds: dict[str, float] = {}
         self._unavailable: dict[str, str] = {}
 
     def start(self) -> None:
-        # They would print a prompt that is too long, and bars.
+        # Their warnings about long prompts and their progress bars would clutter the log.
         for library in (diffusers_logging, transformers_logging):
             library.set_verbosity_error()
             library.disable_progress_bar()
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """End the thread after its present forward, throwing out what is unfinished; waits up to `timeout_s`."""
+        """Stop the thread after its present forward and cancel unfinished jobs; waits up to `timeout_s`."""
         self._inbox.put(self._begin_stop)
         self._thread.join(timeout_s)
-        self._preparer.shutdown(wait=False, cancel_futures=True)
+        self._input_executor.shutdown(wait=False, cancel_futures=True)
         self._models.close()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread's end; False if it has not come."""
+        """Wait for the end of the thread; False on timeout."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def submit(self, *requests: EngineRequest) -> None:
-        """Take jobs in, which begin together; the listener hears of each from now on, and at last that it finished."""
-        with self._guard:
-            ages = range(self._arrivals + 1, self._arrivals + 1 + len(requests))
+        """Add jobs, which start together; `JobFinished` is the last event of each."""
+        with self._lock:
+            arrivals = range(self._arrivals + 1, self._arrivals + 1 + len(requests))
             self._arrivals += len(requests)
-            self._seats.update({request.claim_key: request for request in requests})
-        arrivals = list(zip(requests, ages, strict=True))
+            self._unfinished.update(request.claim_key for request in requests)
+        numbered = list(zip(requests, arrivals, strict=True))
         if all(request.inputs.empty for request in requests):
-            self._take_in(arrivals)
+            self._prepare_and_admit(numbered)
         else:
-            self._preparer.submit(self._take_in, arrivals)
+            self._input_executor.submit(self._prepare_and_admit, numbered)
 
     def cancel(self, claim_key: str) -> None:
-        """Let a job leave at its next step; unknown keys are ignored."""
-        with self._guard:
-            self._seats.pop(claim_key, None)
-        self._inbox.put(lambda: self._rounds.throw_out(claim_key))
+        """Remove a job at its next step; ignores unknown keys."""
+        self._forget(claim_key)
+        self._inbox.put(lambda: self._scheduler.cancel(claim_key))
 
     def release_all(self) -> None:
-        """Throw every unfinished job out; each finishes as canceled."""
-        with self._guard:
-            self._seats.clear()
-        self._inbox.put(self._rounds.release_all)
+        """Cancel all unfinished jobs."""
+        with self._lock:
+            self._unfinished.clear()
+        self._inbox.put(self._scheduler.cancel_all)
 
     def status(self) -> EngineStatus:
-        """Return what there is to tell of the engine now."""
         loaded = tuple(self._models.loaded)
         return EngineStatus(
             device=str(self.device),
-            device_uuid=uuid_of(self.device) if loaded else None,  # asking for it makes torch wake the device
+            device_uuid=device_uuid(self.device) if loaded else None,  # reading it makes torch initialize the device
             memory_bytes=self._models.device_bytes,
             models_bytes=self._models.used_bytes(),
             loaded_models=loaded,
-            load_seconds=dict(self._load_s),
+            load_seconds=dict(self._load_seconds),
             unavailable_models=dict(self._unavailable),
-            row_limits=self._rounds.allowed(),
+            row_limits=self._scheduler.row_limits(),
             activity=self._activity(),
-            thread_time=ThreadTime(self._workday.busy_s(time.monotonic()), self._workday.idle_while_queued_s),
+            thread_time=self._thread_timer.time(time.monotonic()),
         )
 
     def _activity(self) -> Activity:
-        if self._dead:
+        if self._failed:
             return Activity(busy=True, since_s=float("-inf"))
-        forwards = self._rounds.under_way
-        loading = self._models.loading or self._setting_up
+        running = self._scheduler.running
+        loading = self._models.loading or self._preparing_model
         return Activity(
-            busy=forwards or loading,
-            since_s=self._pace.last_progress,
-            # The thread itself compiles and tries out what was loaded, also while jobs of other models wait for it.
-            loading=self._setting_up or (loading and not forwards),
-            expected_s=self._pace.expected_s,
+            busy=running or loading,
+            since_s=self._forward_timer.last_progress_s,
+            # The thread itself compiles and checks a loaded model, also while jobs of other models wait.
+            loading=self._preparing_model or (loading and not running),
+            expected_s=self._forward_timer.expected_s,
         )
 
     def warm_up(self, specs: Sequence[ModelSpec] | None = None) -> None:
-        """Load models, those of the catalog unless told, and wait until each has come or failed.
+        """Load models, by default the catalog's, and wait until each has loaded or failed.
 
-        It stops where the memory budget is full, so that the first of the catalog stay in memory.
+        A model that does not fit into the rest of the memory budget is skipped, so the first of the catalog stay
+        loaded.
         """
         for spec in self._catalog if specs is None else specs:
-            with self._guard:
-                arrived = self._loads.setdefault(spec.id, threading.Event())
-            self._inbox.put(lambda spec=spec: self._warm(spec))  # type: ignore[misc]
-            while self._thread.is_alive() and not arrived.wait(0.1):
+            with self._lock:
+                done = self._load_waiters.setdefault(spec.id, threading.Event())
+            self._inbox.put(lambda spec=spec: self._request_model(spec))  # type: ignore[misc]
+            while self._thread.is_alive() and not done.wait(0.1):
                 pass
 
-    def _warm(self, spec: ModelSpec) -> None:
-        if self._models.get(spec.id) is not None:
-            with self._guard:
-                arrived = self._loads.pop(spec.id, None)
-            if arrived is not None:  # else it arrived for a job, just now
-                arrived.set()
-        else:
-            self._models.request(spec, evict_others=False)
-
-    # From here on, everything runs on the engine's thread.
+    # All methods below run on the engine's thread, except `_prepare_and_admit` and `_forget`.
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)
         if self.device.type == "cpu":
             keep_freed_memory()
-        go_first(self.device.type, self._threads)
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
+        raise_thread_priority(self.device.type, self._torch_threads)
+        if self._torch_threads is not None:
+            torch.set_num_threads(self._torch_threads)
         try:
             while not self._stopping:
-                self._models.start_next_load(self._rounds.models_in_use())
-                self._take_messages(wait=not self._rounds.runnable())
-                self._rounds.run_one()
+                self._models.start_next_load(self._scheduler.models_in_use())
+                self._run_messages(wait=not self._scheduler.can_run())
+                self._scheduler.run_forward()
         except Exception:
-            self._dead = True
-            log.exception("engine_died", jobs=len(self._seats))
+            self._failed = True
+            log.exception("engine_thread_failed", jobs=len(self._unfinished))
         finally:
-            for arrived in self._loads.values():
-                arrived.set()
+            for done in self._load_waiters.values():
+                done.set()
 
-    def _take_messages(self, wait: bool) -> None:
+    def _run_messages(self, wait: bool) -> None:
         if wait:
-            self._workday.rest(time.monotonic())
+            self._thread_timer.note_idle(time.monotonic())
             message = self._inbox.get()
-            self._pace.note_life()  # before a job is under way: else the pause would look like a thread that hangs
+            self._forward_timer.note_progress()  # before a job starts, else the pause would look like a hang
             message()
-            self._pace.note_life()
+            self._forward_timer.note_progress()
         while not self._inbox.empty():
             self._inbox.get()()
 
     def _begin_stop(self) -> None:
         self._stopping = True
-        self._rounds.release_all()
+        self._scheduler.cancel_all()
 
-    def _take_in(self, arrivals: Sequence[tuple[EngineRequest, int]]) -> None:
-        """Decode the jobs' input pictures, beside the engine's thread where there are any, then have all admitted."""
-        decoded = [(seat, age, _inputs_of(seat)) for seat, age in arrivals]
+    def _prepare_and_admit(self, numbered: Sequence[tuple[EngineRequest, int]]) -> None:
+        """Decode the input images of jobs on the calling thread, then admit all of them at once."""
+        prepared = [(request, arrival, _prepare(request)) for request, arrival in numbered]
 
-        def admit() -> None:
-            for seat, age, inputs in decoded:
-                self._admit(seat, age, inputs)
+        def admit_all() -> None:
+            for request, arrival, inputs in prepared:
+                self._admit(request, arrival, inputs)
 
-        self._inbox.put(admit)
+        self._inbox.put(admit_all)
 
-    def _admit(self, seat: EngineRequest, age: int, inputs: InputImages | JobError) -> None:
+    def _admit(self, request: EngineRequest, arrival: int, inputs: InputImages | JobError) -> None:
         if isinstance(inputs, JobError):
-            return self._rounds.refuse(EngineJob(seat, age, InputImages()), inputs)
-        job, now = EngineJob(seat, age, inputs), time.monotonic()
-        self._workday.work(now, now if seat.queued_since_s is None else seat.queued_since_s)
-        with self._guard:
-            wanted = job.key in self._seats
-        if not wanted:  # canceled while its input was being decoded
-            self._rounds.refuse(job, None)
-        elif self._rounds.admit(job):
-            self._models.request(seat.spec)
-        return None
+            self._scheduler.refuse(EngineJob(request, arrival, InputImages()), inputs)
+            return
+        job, now = EngineJob(request, arrival, inputs), time.monotonic()
+        self._thread_timer.note_job(now, now if request.queued_since_s is None else request.queued_since_s)
+        with self._lock:
+            wanted = job.key in self._unfinished
+        if not wanted:  # canceled while its inputs were decoded
+            self._scheduler.refuse(job, None)
+        elif self._scheduler.admit(job):
+            self._models.request(request.spec)
 
-    def _forget(self, key: str) -> None:
-        with self._guard:
-            self._seats.pop(key, None)
+    def _forget(self, claim_key: str) -> None:
+        with self._lock:
+            self._unfinished.discard(claim_key)
 
-    def _adapters_arrived(self, model: LoadedModel, key: AdapterKey, error: JobError | None) -> None:
-        self._rounds.adapters_arrived(model, key, error)
+    def _request_model(self, spec: ModelSpec) -> None:
+        if self._models.get(spec.id) is not None:
+            self._wake_load_waiter(spec.id)
+        else:
+            self._models.request(spec, evict_others=False)
 
-    def _model_arrived(self, model: str, outcome: LoadedModel | JobError) -> None:
+    def _model_loaded(self, model: str, outcome: LoadedModel | JobError) -> None:
         if isinstance(outcome, LoadedModel):
-            self._setting_up = True
-            run_self_check(outcome, self.device)
-            warm(outcome, self.device, self._pace.note_life)
-            self._pace.note_life()
-            self._setting_up = False
-            self._load_s[model] = time.monotonic() - outcome.began_s
-            self._events.on_event(ModelLoaded(model, self._load_s[model]))
-            self._unavailable.pop(model, None)
+            self._prepare_model(model, outcome)
         elif isinstance(outcome, ModelCacheFull):
-            log.info("model_not_kept", model=model, reason=outcome.message)
+            log.info("model_load_skipped", model=model, reason=outcome.message)
         else:
             self._unavailable[model] = outcome.message
             self._events.on_event(ModelLoadFailed(model))
             log.error("model_unavailable", model=model, error=outcome.message)
-        self._rounds.model_arrived(model, outcome)
-        with self._guard:
-            arrived = self._loads.pop(model, None)
-        if arrived is not None:
-            arrived.set()
+        self._scheduler.model_loaded(model, outcome)
+        self._wake_load_waiter(model)
+
+    def _prepare_model(self, model: str, loaded: LoadedModel) -> None:
+        self._preparing_model = True
+        run_self_check(loaded, self.device)
+        warm_up_model(loaded, self.device, self._forward_timer.note_progress)
+        self._forward_timer.note_progress()
+        self._preparing_model = False
+        self._load_seconds[model] = time.monotonic() - loaded.began_s
+        self._events.on_event(ModelLoaded(model, self._load_seconds[model]))
+        self._unavailable.pop(model, None)
+
+    def _wake_load_waiter(self, model: str) -> None:
+        with self._lock:
+            done = self._load_waiters.pop(model, None)
+        if done is not None:
+            done.set()
+
+    def _adapters_loaded(self, model: LoadedModel, key: AdapterKey, error: JobError | None) -> None:
+        self._scheduler.adapters_loaded(model, key, error)
 
 
-def _inputs_of(seat: EngineRequest) -> InputImages | JobError:
-    if seat.inputs.empty:
+def _prepare(request: EngineRequest) -> InputImages | JobError:
+    if request.inputs.empty:
         return InputImages()
     try:
-        return prepare_inputs(seat.job, seat.inputs)
+        return prepare_inputs(request.job, request.inputs)
     except JobError as error:
         return error

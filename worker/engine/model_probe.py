@@ -1,4 +1,4 @@
-"""Measures a model on its device: seconds of a forward by rows, and the memory that rows take."""
+"""Measures a model on its device: seconds per forward and memory, by number of rows."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import FusequeueError, InferenceFailed
 from shared.job import Job
-from worker.engine.device import chosen_device, watch_memory
+from worker.engine.device import choose_device, measure_peak_memory
 from worker.engine.engine import Engine
 from worker.engine.fusion.self_check import sample_files, sample_job
 from worker.engine.protocol import EngineEvent, EngineRequest, ForwardDone, JobFinished
 from worker.engine.warm_up import row_counts
 
 STEPS = 8
-SAMPLES = 5  # a worker believes as many
-MOST_REPEATS = 8
-LOOK_EVERY_S = 0.5
-PATIENCE_S = 1800.0  # for the jobs of one row count, loading included
+SAMPLES = 5  # as many as a worker needs to trust a time
+MAX_REPEATS = 8
+POLL_S = 0.5
+TIMEOUT_S = 1800.0  # for the jobs of one row count, including the load
 
 
 @dataclass(frozen=True)
 class Measured:
-    """`seconds` is the median of a forward of so many rows; `peak_bytes` what it took beside the model, GPUs only."""
+    """Median `seconds` of a forward of `rows` rows; `peak_bytes` is its memory in addition to the model, GPUs only."""
 
     rows: int
     seconds: float
@@ -35,7 +35,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Probed:
-    """One model at its usual size. Rows above the last measured ones did not fit into memory, or are not allowed."""
+    """One model at its default size. Larger row counts than those measured do not fit or are not allowed."""
 
     model: str
     device: str
@@ -48,7 +48,7 @@ class Probed:
 
     @property
     def row_bytes(self) -> int | None:
-        """Memory of one row more, None where it cannot be told."""
+        """Memory of an additional row, None if it was not measured."""
         first, last = self.measured[0], self.measured[-1]
         if first.peak_bytes is None or last.peak_bytes is None or last.rows == first.rows:
             return None
@@ -56,41 +56,41 @@ class Probed:
 
 
 def probe(spec: ModelSpec, settings: Settings) -> Probed:
-    """Measure one model, on an engine of its own; raises what its first job fails with."""
-    gauge = _Gauge()
-    engine = Engine(Catalog((spec,)), gauge, settings)
-    watch = watch_memory(chosen_device(settings.device))
+    """Measure a model in a new engine; raises the error of its first job."""
+    recorder = _ForwardRecorder()
+    engine = Engine(Catalog((spec,)), recorder, settings)
+    device = choose_device(settings.device)
     engine.start()
     try:
         engine.warm_up()
         measured: list[Measured] = []
         for rows in row_counts(spec.max_batch):
-            peak = watch()
-            seconds = _measure(engine, gauge, spec, rows)
+            peak_bytes = measure_peak_memory(device)
+            seconds = _measure(engine, recorder, spec, rows)
             if seconds is None:
                 break
-            measured.append(Measured(rows, seconds, peak()))
+            measured.append(Measured(rows, seconds, peak_bytes()))
     finally:
-        engine.stop(PATIENCE_S)
-    if not measured or gauge.last is None:
-        raise InferenceFailed(f"model {spec.id!r}: its jobs met no denoiser")
-    return Probed(spec.id, gauge.last.device, gauge.last.shape, tuple(measured))
+        engine.stop(TIMEOUT_S)
+    if not measured or recorder.last is None:
+        raise InferenceFailed(f"model {spec.id!r}: its jobs ran no denoiser forward")
+    return Probed(spec.id, recorder.last.device, recorder.last.shape, tuple(measured))
 
 
-def _measure(engine: Engine, gauge: _Gauge, spec: ModelSpec, rows: int) -> float | None:
-    """Return the median seconds of a forward of `rows` rows, None if there were none: they do not fit."""
-    gauge.seconds.clear()
-    for repeat in range(MOST_REPEATS):
-        gauge.expect(rows)
+def _measure(engine: Engine, recorder: _ForwardRecorder, spec: ModelSpec, rows: int) -> float | None:
+    """Return the median seconds of forwards of `rows` rows, None if so many do not fit into memory."""
+    recorder.seconds.clear()
+    for repeat in range(MAX_REPEATS):
+        recorder.expect(rows)
         jobs = [_job(spec, repeat * rows + at) for at in range(rows)]
         engine.submit(*(EngineRequest(f"{job.id}-of-{rows}", job, spec, sample_files(job)) for job in jobs))
-        gauge.wait(engine)
-        found = gauge.seconds.get(rows, [])
-        if not found:
+        recorder.wait(engine)
+        samples = recorder.seconds.get(rows, [])
+        if not samples:
             return None
-        if len(found) > SAMPLES:
+        if len(samples) > SAMPLES:
             break
-    return statistics.median(found[1:] or found)  # the first of its kind sets things up
+    return statistics.median(samples[1:] or samples)  # the first forward of a kind includes its set-up
 
 
 def _job(spec: ModelSpec, at: int) -> Job:
@@ -99,26 +99,26 @@ def _job(spec: ModelSpec, at: int) -> Job:
     return job.model_copy(update={"steps": steps, "frames": spec.usual_frames if job.task.makes_video else 1})
 
 
-class _Gauge:
-    """The engine's listener: keeps the seconds of forwards by rows, and knows when all jobs have ended."""
+class _ForwardRecorder:
+    """The engine's `EngineEvents`: records seconds of forwards by rows, and waits for jobs to finish."""
 
     def __init__(self) -> None:
         self.seconds: dict[int, list[float]] = {}
         self.last: ForwardDone | None = None
-        self._left = 0
+        self._unfinished = 0
         self._error: FusequeueError | None = None
-        self._ended = threading.Event()
+        self._finished = threading.Event()
 
     def expect(self, jobs: int) -> None:
-        self._left = jobs
-        self._ended.clear()
+        self._unfinished = jobs
+        self._finished.clear()
 
     def wait(self, engine: Engine) -> None:
-        """Wait for all jobs; raises the error of one that failed."""
-        give_up = time.monotonic() + PATIENCE_S
-        while not self._ended.wait(LOOK_EVERY_S):
-            if engine.join(0) or time.monotonic() > give_up:
-                raise InferenceFailed("the engine broke down, or took too long; the log says more")
+        """Wait for all jobs; raises the error of a failed one."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not self._finished.wait(POLL_S):
+            if engine.join(0) or time.monotonic() > deadline:
+                raise InferenceFailed(f"the engine failed, or its jobs took over {TIMEOUT_S:g} s; see the log")
         if self._error is not None:
             raise self._error
 
@@ -129,6 +129,6 @@ class _Gauge:
                 self.seconds.setdefault(event.rows + event.padding, []).append(event.seconds)
             case JobFinished(error=error):
                 self._error = self._error or error
-                self._left -= 1
-                if not self._left:
-                    self._ended.set()
+                self._unfinished -= 1
+                if not self._unfinished:
+                    self._finished.set()

@@ -1,4 +1,4 @@
-"""Before a model serves: forwards of the row counts in use, so that no job's first one pays for what is set up once."""
+"""Warm-up of a loaded model: compiles it, and runs forwards at the row counts in use."""
 
 from __future__ import annotations
 
@@ -24,56 +24,47 @@ log = structlog.get_logger()
 COMPILER = "inductor"
 
 
-def row_counts(most: int) -> list[int]:
-    """Return powers of two up to `most`, and `most` itself."""
-    return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
+def row_counts(limit: int) -> list[int]:
+    """Return the powers of two below `limit`, and `limit`."""
+    return [*(2**power for power in range(limit.bit_length()) if 2**power < limit), limit]
 
 
-def warm(model: LoadedModel, device: torch.device, tell: Callable[[], None]) -> None:
-    """Compile the denoisers where the model is to be compiled, and run the row counts in use at its usual size.
+def warm_up_model(model: LoadedModel, device: torch.device, note_progress: Callable[[], None]) -> None:
+    """Compile the denoisers if the model's settings ask for it, and run the row counts in use at its default size.
 
-    `tell` is called after each run_fused, as a sign of life. A denoiser that cannot be compiled runs as it is, and the
-    log says so. An eager model on a CPU has nothing to set up.
+    `note_progress` is called after each forward. If compilation fails, the model runs uncompiled and a warning is
+    logged. A model on a CPU that is not compiled needs no warm-up.
     """
     if device.type == "cpu" and not model.spec.compile:
         return
     started = time.monotonic()
     if model.spec.compile:
-        _compile(model)
-    if not _run_all(model, device, tell) and model.spec.compile:
-        _uncompile(model)
-        _run_all(model, device, tell)
+        for method in model.shared_methods:
+            if method.stage is Stage.DENOISE:
+                method.compile(COMPILER)
+    if not _run_row_counts(model, device, note_progress) and model.spec.compile:
+        for method in model.shared_methods:
+            method.uncompile()
+        _run_row_counts(model, device, note_progress)
     model.release_tensors()
     seconds = round(time.monotonic() - started, 1)
-    log.info("model_warm", model=model.spec.id, compiled=model.compiled, seconds=seconds)
+    log.info("model_warmed_up", model=model.spec.id, compiled=model.compiled, seconds=seconds)
 
 
-def _compile(model: LoadedModel) -> None:
-    for point in model.shared_methods:
-        if point.stage is Stage.DENOISE:
-            point.compile(COMPILER)
-
-
-def _uncompile(model: LoadedModel) -> None:
-    for point in model.shared_methods:
-        point.uncompile()
-
-
-def _run_all(model: LoadedModel, device: torch.device, tell: Callable[[], None]) -> bool:
-    """Run all row counts that fit into memory; False when a run_fused failed for another reason."""
-    fused = model.solo_reason is None
-    # From many rows to few: what is set up for many serves fewer, and memory is asked for once.
-    for rows in reversed(row_counts(model.spec.max_batch) if fused else [1]):
+def _run_row_counts(model: LoadedModel, device: torch.device, note_progress: Callable[[], None]) -> bool:
+    """Run the row counts that fit into memory; False if a forward failed for another reason."""
+    fuses = model.solo_reason is None
+    # Largest first: what is set up for many rows also serves fewer, and memory is allocated once.
+    for rows in reversed(row_counts(model.spec.max_batch) if fuses else [1]):
         try:
-            error = _run(model, rows, device, tell)
+            error = _run_rows(model, rows, device, note_progress)
         except torch.OutOfMemoryError:
             gc.collect()
             empty_cache(device)
             continue
-        except Exception as failure:  # a compiler fails in many ways, and the model can run without
-            log.warning(
-                "warm_up_failed", model=model.spec.id, rows=rows, error=f"{type(failure).__name__}: {failure}"[:500]
-            )
+        except Exception as failure:  # compilers fail in many ways, and the model can run uncompiled
+            message = f"{type(failure).__name__}: {failure}"[:500]
+            log.warning("warm_up_failed", model=model.spec.id, rows=rows, error=message)
             return False
         if error is not None:
             log.warning("warm_up_failed", model=model.spec.id, rows=rows, error=error.message)
@@ -81,26 +72,28 @@ def _run_all(model: LoadedModel, device: torch.device, tell: Callable[[], None])
     return True
 
 
-def _run(model: LoadedModel, rows: int, device: torch.device, tell: Callable[[], None]) -> JobError | None:
-    """Make `rows` pictures together; returns the error of one whose own code failed."""
+def _run_rows(
+    model: LoadedModel, rows: int, device: torch.device, note_progress: Callable[[], None]
+) -> JobError | None:
+    """Generate `rows` images in fused forwards; returns the error of an image task that failed by itself."""
     spec = model.spec
-    pictures: list[ImageTask] = []
+    tasks: list[ImageTask] = []
     for at in range(rows):
         size = (spec.defaults.width, spec.defaults.height)
         job = sample_job(spec, next(iter(model.templates)), at, "a lighthouse", size)
         if job.task.makes_video:
             job = job.model_copy(update={"frames": spec.usual_frames})
-        pictures.append(model.image_task(job, 0, prepare_inputs(job, sample_files(job)), StepCounter(lambda: None)))
+        tasks.append(model.image_task(job, 0, prepare_inputs(job, sample_files(job)), StepCounter(lambda: None)))
     try:
-        for picture in pictures:
-            picture.start(device)
-        while parked := [(picture, picture.call) for picture in pictures if picture.call is not None]:
-            together = [(picture, call) for picture, call in parked if call.batch_key == parked[0][1].batch_key]
-            outcomes = run_fused([call for _, call in together])
-            tell()
-            for (picture, _), outcome in zip(together, outcomes, strict=True):
-                picture.resume(device, outcome)
+        for task in tasks:
+            task.start(device)
+        while parked := [(task, task.call) for task in tasks if task.call is not None]:
+            group = [(task, call) for task, call in parked if call.batch_key == parked[0][1].batch_key]
+            outcomes = run_fused([call for _, call in group])
+            note_progress()
+            for (task, _), outcome in zip(group, outcomes, strict=True):
+                task.resume(device, outcome)
     finally:
-        for picture in pictures:
-            picture.abort()
-    return next((picture.error for picture in pictures if picture.error is not None), None)
+        for task in tasks:
+            task.abort()
+    return next((task.error for task in tasks if task.error is not None), None)

@@ -90,5 +90,5 @@ def test_where_rows_cannot_differ_jobs_run_apart_and_right(model: str, tmp_path:
     assert_all_like_solo(heard, PeftReference(folder, files), jobs)
     assert heard.rows == [2] * 8 + [1] * 4
     assert heard.ended["none"].batching.solo_reason == (
-        "its tensors or adapters did not fit a companion's, or memory held no more"
+        "tensor shapes or adapters of other jobs did not match, or memory held no more rows"
     )

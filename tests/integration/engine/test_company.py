@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,7 @@ from shared.job import Job, Priority
 from worker.engine import EngineEvent, JobProgress
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.protocol import Activity
-from worker.engine.scheduling.engine_job import EngineJob
-from worker.engine.scheduling.selection import Candidate, Chooser
-from worker.engine.scheduling.timing import ForwardTimer
+from worker.engine.scheduling.selection import CallSelector, TaskCall
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"
 
@@ -67,14 +65,14 @@ class Stage(Room):
 def test_a_text_that_is_known_takes_no_round(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever brings it goes on to the denoiser at once."""
     chosen: list[tuple[str, str]] = []
-    choose = Chooser.choose
+    select = CallSelector.select
 
-    def noted(self: Chooser, jobs: Any) -> list[Candidate]:
-        members = choose(self, jobs)
-        chosen.extend((member.job.key, member.call.shared_method.name) for member in members)
-        return members
+    def record(self: CallSelector, jobs: Any) -> list[TaskCall]:
+        calls = select(self, jobs)
+        chosen.extend((call.job.key, call.call.shared_method.name) for call in calls)
+        return calls
 
-    monkeypatch.setattr(Chooser, "choose", noted)
+    monkeypatch.setattr(CallSelector, "select", record)
     first, again = a_job("first", prompt="a dog"), a_job("again", prompt="a dog", seed=7)
     room = Stage(a_spec(tiny_models / "sd"))
     room.script.at("first", 2, lambda: room.seat_now(again))
@@ -197,48 +195,37 @@ def test_free_seats_are_no_reason_to_slow_an_interactive_job_down(tiny_models: P
 
 
 @pytest.mark.parametrize(
-    ("waited_s", "priority", "max_batch", "decoded"),
+    ("steps", "priority", "max_batch", "decoded"),
     [
-        pytest.param(1e9, Priority.STANDARD, 8, [["of4", "of5", "of8"]], id="many are in line"),
-        pytest.param(1e9, Priority.STANDARD, 2, [["of4", "of5"], ["of8"]], id="as many as are decoded at once"),
-        pytest.param(-1e9, Priority.STANDARD, 8, [["of4"], ["of5"], ["of8"]], id="nobody is in line"),
-        pytest.param(1e9, Priority.INTERACTIVE, 8, [["of4"], ["of5"], ["of8"]], id="in a hurry"),
+        pytest.param((4, 4, 8), Priority.STANDARD, 8, [["0", "1"], ["2"]], id="at the same step"),
+        pytest.param((4, 4, 4), Priority.STANDARD, 2, [["0", "1"], ["2"]], id="at most max_batch"),
+        pytest.param((4, 5, 8), Priority.STANDARD, 8, [["0"], ["1"], ["2"]], id="steps apart"),
+        pytest.param((4, 4, 8), Priority.INTERACTIVE, 8, [["0", "1"], ["2"]], id="interactive"),
     ],
 )
-def test_finished_pictures_wait_for_the_next_one_where_that_helps_those_in_line(
-    waited_s: float,
-    priority: Priority,
-    max_batch: int,
-    decoded: list[list[str]],
-    tiny_models: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_images_that_finish_together_are_decoded_together(
+    steps: Sequence[int], priority: Priority, max_batch: int, decoded: list[list[str]], tiny_models: Path
 ) -> None:
-    """Those that come to their ends steps apart are decoded at once, and are the pictures that they are alone."""
+    """A finished image does not wait for the next one."""
     folder = tiny_models / "sd"
-    jobs = [a_job(f"of{steps}", steps=steps, priority=priority) for steps in (4, 5, 8)]
-    monkeypatch.setattr(ForwardTimer, "learned", lambda _self, kind: 1.0 + 0.5 * kind[-1])
+    jobs = [a_job(str(at), steps=count, priority=priority) for at, count in enumerate(steps)]
     room = Room(a_spec(folder, max_batch=max_batch))
-    room.seat(*jobs, waited_s=waited_s)
+    room.seat(*jobs)
     with room.started():
         room.recorder.wait_for([job.id for job in jobs])
-    told = [(kind, key) for kind, key, *_ in room.recorder.heard if kind in ("decoding", "picture")]
-    assert told == [(kind, key) for keys in decoded for kind in ("decoding", "picture") for key in keys]
+    events = [(kind, key) for kind, key, *_ in room.recorder.heard if kind in ("decoding", "picture")]
+    assert events == [(kind, key) for keys in decoded for kind in ("decoding", "picture") for key in keys]
     for job in jobs:
         assert same(room.recorder.pictures[job.id, 0], solo(folder, job)[0])
 
 
-def test_a_finished_picture_waits_for_none_that_does_not_tell_its_steps(
-    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not every pipeline has a progress bar, and one may call its denoiser before it or after its end."""
-    monkeypatch.setattr(ForwardTimer, "learned", lambda _self, kind: 1.0 + 0.5 * kind[-1])
-    monkeypatch.setattr(EngineJob, "steps_left", lambda _self, _picture: 0)
+def test_decoding_does_not_wait_for_jobs_with_steps_left(tiny_models: Path) -> None:
     room = Room(a_spec(tiny_models / "sd"))
-    room.seat(a_job("of2", steps=2), a_job("of4", steps=4), waited_s=1e9)
+    room.seat(a_job("of2", steps=2), a_job("of4", steps=4))
     with room.started():
         room.recorder.wait_for(["of2", "of4"])
-    heard = room.recorder.heard
-    assert heard.index(("decoding", "of2")) < heard.index(("progress", "of4", 3, 4))
+    events = room.recorder.heard
+    assert events.index(("decoding", "of2")) < events.index(("progress", "of4", 3, 4))
 
 
 def test_a_stream_of_interactive_jobs_does_not_starve_a_bulk_job(tiny_models: Path) -> None:
@@ -267,7 +254,7 @@ def test_jobs_that_do_not_fit_run_one_after_the_other_by_age(tiny_models: Path) 
     room = Room(a_spec(tiny_models / "sd"))
     heard = room.run(a_job("wide", width=96), a_job("square"), a_job("wide-too", width=96))
     assert [entry[1] for entry in heard.heard if entry[0] == "picture"] == ["wide", "wide-too", "square"]
-    assert heard.ended["square"].batching.solo_reason == "no companion arrived"
+    assert heard.ended["square"].batching.solo_reason == "no other job arrived in time"
     assert heard.ended["wide"].batching.max_jobs == 2
 
 
@@ -275,7 +262,7 @@ def test_a_job_that_was_lost_once_runs_without_company_and_says_why(tiny_models:
     """Should it take the process down again, it takes nobody with it."""
     heard = Room(a_spec(tiny_models / "sd")).run(a_job("suspect"), a_job("one"), a_job("two"), solo=["suspect"])
     assert heard.ended["suspect"].batching.max_jobs == 1
-    assert heard.ended["suspect"].batching.solo_reason == "ran alone after a lost worker"
+    assert heard.ended["suspect"].batching.solo_reason == "ran solo because a worker was lost while running it"
     assert heard.ended["one"].batching.max_jobs == 2
     assert heard.ended["one"].batching.solo_reason is None
 
@@ -324,8 +311,8 @@ def test_a_job_that_ends_a_long_idleness_does_not_look_hung(tiny_models: Path, m
         engine.warm_up()
         room.seat(a_job("before"))
         room.recorder.wait_for(["before"])
-        wait_until(lambda: not engine._workday._working, "the thread is idle")
-        engine._pace.last_progress -= 3600.0
+        wait_until(lambda: not engine._thread_timer.busy, "the thread is idle")
+        engine._forward_timer.last_progress_s -= 3600.0
         seated_s = time.monotonic()
         room.seat(a_job("after"))
         room.recorder.wait_for(["after"])

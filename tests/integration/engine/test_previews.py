@@ -82,13 +82,13 @@ def test_previews_of_companions_share_a_forward_and_decoding_is_told_at_the_end(
     room = Room(a_spec(folder))
     decoded: list[int] = []
 
-    class Watched(type(room.engine._pace)):  # type: ignore[misc]
+    class Watched(type(room.engine._forward_timer)):  # type: ignore[misc]
         def measure(self, key: Any, run: Any, done: Any) -> Any:
             if key[2].startswith("vae.decode"):
                 decoded.append((key[2], key[3]))
             return super().measure(key, run, done)
 
-    room.engine._pace.__class__ = Watched
+    room.engine._forward_timer.__class__ = Watched
     heard = room.run(*(a_job(f"job{at}", prompt="a dog", previews=1) for at in range(3)))
     assert decoded == [("vae.decode of previews", 3), ("vae.decode", 3)]
     assert {pixels.shape for pixels in heard.previews} == {(heard.pictures["job0", 0].shape[0] // 2,) * 2 + (3,)}

@@ -21,9 +21,9 @@ def test_gpu_reports_its_memory() -> None:
     """It is found by the UUID that torch reports."""
     import torch
 
-    from worker.engine.device import uuid_of
+    from worker.engine.device import device_uuid
 
-    uuid = uuid_of(torch.device("cuda"))
+    uuid = device_uuid(torch.device("cuda"))
     assert uuid is not None
     gpu = NvmlGpu.find(uuid)
     assert gpu is not None

@@ -7,7 +7,6 @@ parked calls with the same batch key, and resumes each greenlet with its rows of
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
@@ -29,7 +28,7 @@ class Stage(IntEnum):
     """What a module does for an image task, in the order in which parked calls are served.
 
     Encoding is first, so that a new task reaches the denoiser while its batch mates are parked there. Decoding is
-    second, so that a finished image leaves at once, unless the selection delays it for a larger forward.
+    second, so that a finished image leaves at once.
     """
 
     ENCODE = 0
@@ -147,10 +146,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 class ParkedCall:
-    """A call that waits at a module proxy: its arguments, its number of rows, its batch key.
-
-    `since_s` is `time.monotonic()` of parking.
-    """
+    """A call that waits at a module proxy: its arguments, its number of rows, its batch key."""
 
     def __init__(self, shared_method: SharedMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.shared_method = shared_method
@@ -159,7 +155,6 @@ class ParkedCall:
         self.autocast: tuple[str, torch.dtype] | None = None
         self.adapter: AdapterKey = ()
         self.preview = False
-        self.since_s = time.monotonic()
         self.rows = 1
         self.arguments: dict[str, Any] = {}
         self.batch_key: Hashable = (id(shared_method), id(self))

@@ -1,8 +1,8 @@
-"""The rounds of the engine's thread: run a forward of those who are chosen, let each go on with its rows."""
+"""Batch scheduler: holds the engine's jobs, and runs one fused forward after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -32,222 +32,214 @@ from worker.engine.protocol import (
 )
 from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.memory_limits import MemoryLimits
-from worker.engine.scheduling.selection import Candidate, Chooser
+from worker.engine.scheduling.selection import CallSelector, TaskCall
 from worker.engine.scheduling.timing import ForwardTimer
 
 log = structlog.get_logger()
 
-DENOISING = frozenset(f"{name}.forward" for name in DENOISERS)
+DENOISER_METHODS = frozenset(f"{name}.forward" for name in DENOISERS)
 
 
 class BatchScheduler:
-    """The jobs of one device, going on one forward at a time. All on the engine's thread, but for the views."""
+    """The jobs of one device. Used on the engine's thread only, except `running` and `row_limits`."""
 
     def __init__(
         self,
         device: torch.device,
         models: ModelCache,
-        pace: ForwardTimer,
+        timer: ForwardTimer,
         events: EngineEvents,
-        left: Callable[[str], None],
-        patience_s: float,
+        on_finished: Callable[[str], None],
+        aging_s: float,
     ) -> None:
         self._device = device
         self._models = models
-        self._pace = pace
+        self._timer = timer
         self._events = events
-        self._left = left
+        self._on_finished = on_finished
         self._jobs: dict[str, EngineJob] = {}
         self._memory = MemoryLimits()
-        self._chooser = Chooser(pace, self._memory, patience_s)
-
-    # Views, from any thread.
+        self._selector = CallSelector(timer, self._memory, aging_s)
 
     @property
-    def under_way(self) -> bool:
+    def running(self) -> bool:
         return any(job.started for job in list(self._jobs.values()))
 
-    def allowed(self) -> dict[tuple[str, str], int]:
-        """Return how many rows memory lets a denoiser take together now, by model and shape, where it ran out."""
-        found: dict[tuple[str, str], int] = {}
-        for (model, shape, point), most in self._memory.caps().items():
-            if point in DENOISING:
-                found[model, shape] = min(most, found.get((model, shape), most))
-        return found
-
-    # Coming and going.
+    def row_limits(self) -> dict[tuple[str, str], int]:
+        """Return how many rows of a denoiser fit into memory now, by model and shape, where memory ran out."""
+        limits: dict[tuple[str, str], int] = {}
+        for (model, shape, method), limit in self._memory.caps().items():
+            if method in DENOISER_METHODS:
+                limits[model, shape] = min(limit, limits.get((model, shape), limit))
+        return limits
 
     def admit(self, job: EngineJob) -> bool:
-        """Take a job in; True if its model must be loaded first."""
+        """Add a job; True if its model must be loaded first."""
         self._jobs[job.key] = job
-        model = self._models.get(job.seat.spec.id)
+        model = self._models.get(job.spec.id)
         if model is not None:
-            self._begin(job, model)
+            self._start(job, model)
             return False
-        if job.wait_for_load():
-            self._events.on_event(JobLoading(job.key))
+        self._wait_for_load(job)
         return True
 
-    def model_arrived(self, model: str, outcome: LoadedModel | JobError) -> None:
-        """Begin the jobs that waited for a model, or end them if it did not come."""
-        for job in [job for job in self._jobs.values() if job.seat.spec.id == model and not job.started]:
+    def model_loaded(self, model: str, outcome: LoadedModel | JobError) -> None:
+        """Start the jobs that wait for a model, or fail them if it did not load."""
+        for job in [job for job in self._jobs.values() if job.spec.id == model and not job.started]:
             if isinstance(outcome, JobError):
-                self._end(job, error=outcome)
+                self._finish(job, error=outcome)
             else:
-                self._begin(job, outcome)
+                self._start(job, outcome)
 
-    def adapters_arrived(self, model: LoadedModel, key: AdapterKey, error: JobError | None) -> None:
-        """Begin the jobs that waited for adapters of a model, or end them if those did not come."""
-        for job in [job for job in self._jobs.values() if job.awaits is model and job.adapter == key]:
+    def adapters_loaded(self, model: LoadedModel, key: AdapterKey, error: JobError | None) -> None:
+        """Start the jobs that wait for adapters of a model, or fail them if these did not load."""
+        for job in [job for job in self._jobs.values() if job.waits_for_adapters_of is model and job.adapter == key]:
             if error is not None:
-                self._end(job, error=error)
+                self._finish(job, error=error)
             else:
-                self._begin(job, model)
+                self._start(job, model)
         self._trim_adapters(model)
 
-    def _trim_adapters(self, model: LoadedModel, keep_unused: bool = True) -> None:
-        of_model = (job for job in self._jobs.values() if job.seat.spec.id == model.spec.id)
-        self._models.adapters.trim(model, {job.adapter for job in of_model if job.started}, keep_unused=keep_unused)
-
     def refuse(self, job: EngineJob, error: JobError | None) -> None:
-        """End a job before it began: with an error, or as canceled."""
-        self._end(job, error=error, canceled=error is None)
+        """Finish a job that was not admitted: with an error, or as canceled."""
+        self._finish(job, error=error, canceled=error is None)
 
-    def throw_out(self, key: str) -> None:
-        """End a job where it stands, as canceled; an unknown one has ended already."""
+    def cancel(self, key: str) -> None:
+        """Remove a job; ignores unknown keys."""
         job = self._jobs.get(key)
         if job is not None:
-            self._end(job, canceled=True)
+            self._finish(job, canceled=True)
 
-    def release_all(self) -> None:
+    def cancel_all(self) -> None:
         for key in list(self._jobs):
-            self.throw_out(key)
+            self.cancel(key)
 
     def models_in_use(self) -> set[str]:
-        return {job.seat.spec.id for job in self._jobs.values() if job.started or job.awaits is not None}
+        jobs = self._jobs.values()
+        return {job.spec.id for job in jobs if job.started or job.waits_for_adapters_of is not None}
 
-    def _begin(self, job: EngineJob, model: LoadedModel) -> None:
-        job.awaits = None if model.adapters.use(job.adapter) else model
-        if job.awaits is not None:
-            if job.wait_for_load():
-                self._events.on_event(JobLoading(job.key))
+    def can_run(self) -> bool:
+        return any(task.call is not None for job in self._jobs.values() for task in job.tasks)
+
+    def run_forward(self) -> None:
+        """Run one forward for the selected calls, and resume their tasks until the next call."""
+        calls = self._selector.select(self._jobs.values())
+        if calls and calls[0].call.shared_method.method == "decode":
+            calls = self._drop_non_finite(calls)
+        if not calls:
+            return
+        outcomes = self._outcomes(calls)
+        for (job, task, _), outcome in zip(calls, outcomes, strict=True):
+            if not task.done:
+                task.resume(self._device, outcome)
+                self._after_resume(job, task)
+        self._report_progress({call.job.key: call.job for call in calls}.values())
+
+    def _start(self, job: EngineJob, model: LoadedModel) -> None:
+        job.waits_for_adapters_of = None if model.adapters.use(job.adapter) else model
+        if job.waits_for_adapters_of is not None:
+            self._wait_for_load(job)
             self._models.adapters.request(model, job.adapter)
             return
-        job.begin(model)
-        for picture in job.pictures:
-            if job.key in self._jobs:  # an earlier picture may have ended it
-                picture.start(self._device)
-                self._look_after(job, picture)
+        job.create_tasks(model)
+        for task in job.tasks:
+            if job.key in self._jobs:  # an earlier task can have finished the job
+                task.start(self._device)
+                self._after_resume(job, task)
 
-    def _end(self, job: EngineJob, error: JobError | None = None, canceled: bool = False) -> None:
+    def _wait_for_load(self, job: EngineJob) -> None:
+        if job.wait_for_load():
+            self._events.on_event(JobLoading(job.key))
+
+    def _finish(self, job: EngineJob, error: JobError | None = None, canceled: bool = False) -> None:
         self._jobs.pop(job.key, None)
-        job.throw_out()
-        self._pace.settle()
-        self._left(job.key)
-        self._events.on_event(job.finish(error, canceled))
-        model = self._models.get(job.seat.spec.id)
+        job.abort()
+        self._timer.await_all()
+        self._on_finished(job.key)
+        self._events.on_event(job.finished(error, canceled))
+        model = self._models.get(job.spec.id)
         if model is not None and model.spec.id not in self.models_in_use():
             model.release_tensors()
         if model is not None and job.adapter:
             self._trim_adapters(model)
 
-    # One round.
+    def _trim_adapters(self, model: LoadedModel, keep_unused: bool = True) -> None:
+        in_use = {job.adapter for job in self._jobs.values() if job.started and job.spec.id == model.spec.id}
+        self._models.adapters.trim(model, in_use, keep_unused=keep_unused)
 
-    def runnable(self) -> bool:
-        return any(picture.call is not None for job in self._jobs.values() for picture in job.pictures)
+    def _drop_non_finite(self, calls: list[TaskCall]) -> list[TaskCall]:
+        """Fail the jobs whose latents are not finite; waits for the device once for all of them."""
+        finite = torch.stack([call.call.finite() for call in calls]).tolist()
+        for (job, task, _), ok in zip(calls, finite, strict=True):
+            if not ok and not task.done:
+                task.resume(self._device, non_finite_error())
+                self._after_resume(job, task)
+        return [call for call, ok in zip(calls, finite, strict=True) if ok and not call.task.done]
 
-    def run_one(self) -> None:
-        """Run one forward for those who are due, and let each go on to its next meeting point."""
-        members = self._chooser.choose(self._jobs.values())
-        if members and members[0][2].shared_method.method == "decode":
-            members = self._drop_non_finite(members)
-        if not members:
-            return
-        outcomes = self._outcomes(members)
-        for (job, picture, _), outcome in zip(members, outcomes, strict=True):
-            if not picture.done:
-                picture.resume(self._device, outcome)
-                self._look_after(job, picture)
-        self._tell_progress({job.key: job for job, _, _ in members})
+    def _outcomes(self, calls: Sequence[TaskCall]) -> list[Any]:
+        cache = self._text_cache(calls[0].job, calls[0].call)
+        if cache is None:
+            return self._run(calls)
+        return cache.get_or_run([call.call for call in calls], lambda indexes: self._run([calls[at] for at in indexes]))
 
-    def _drop_non_finite(self, members: list[Candidate]) -> list[Candidate]:
-        """Fail the jobs whose latents are not finite; one wait for the device for all of them."""
-        sound = torch.stack([call.finite() for _, _, call in members]).tolist()
-        for (job, picture, _), fine in zip(members, sound, strict=True):
-            if not fine and not picture.done:
-                picture.resume(self._device, non_finite_error())
-                self._look_after(job, picture)
-        return [member for member, fine in zip(members, sound, strict=True) if fine and not member[1].done]
-
-    def _outcomes(self, members: Sequence[Candidate]) -> list[Any]:
-        encodings = self._encodings(members[0].job, members[0].call)
-        if encodings is None:
-            return self._execute(members)
-        calls = [call for _, _, call in members]
-        return encodings.get_or_run(calls, lambda which: self._execute([members[at] for at in which]))
-
-    def _encodings(self, job: EngineJob, call: ParkedCall) -> TextCache | None:
-        """Return where the outcome of a call may be known from or kept, None if nowhere."""
-        # What was encoded in other company has other last bits, which a reproducible job may not have.
+    def _text_cache(self, job: EngineJob, call: ParkedCall) -> TextCache | None:
+        """Return the cache for the outcome of a call, None if it must not be cached."""
+        # The last bits of an encoding depend on its batch mates, which reproducible jobs must not.
         if call.shared_method.stage is not Stage.ENCODE or job.fixed_rows is not None:
             return None
-        model = self._models.get(job.seat.spec.id)
+        model = self._models.get(job.spec.id)
         return None if model is None else model.text_cache
 
-    def _known(self, job: EngineJob, call: ParkedCall) -> Any | None:
-        encodings = self._encodings(job, call)
-        return None if encodings is None else encodings.get(call)
+    def _cached(self, job: EngineJob, call: ParkedCall) -> Any | None:
+        cache = self._text_cache(job, call)
+        return None if cache is None else cache.get(call)
 
-    def _execute(self, members: Sequence[Candidate]) -> list[Any]:
-        call, kind, fixed = members[0].call, members[0].kind, members[0].fixed
-        for other, _, at in members:
-            if at.shared_method.stage is Stage.DECODE and not (at.preview or other.told_decoding):
-                other.told_decoding = True
-                self._events.on_event(JobDecoding(other.key))
+    def _run(self, calls: Sequence[TaskCall]) -> list[Any]:
+        call, kind, fixed_rows = calls[0].call, calls[0].kind, calls[0].fixed_rows
+        self._report_decoding(calls)
 
-        def measure(run: Callable[[], list[Any]], which: Sequence[int]) -> list[Any]:
-            jobs = [members[at][0] for at in which]
-            rows = self._pace.measure((*kind, len(jobs)), run, lambda seconds: self._account(jobs, call, seconds))
-            self._memory.ran(kind, len(jobs))
+        def measure(run: Callable[[], list[Any]], indexes: Sequence[int]) -> list[Any]:
+            jobs = [calls[at].job for at in indexes]
+            rows = self._timer.measure((*kind, len(jobs)), run, lambda seconds: self._account(jobs, call, seconds))
+            self._memory.record_success(kind, len(jobs))
             return rows
 
-        def free(calls: int, fits: int) -> None:
+        def free_memory(failed: int, fits: int) -> None:
             self._events.on_event(MemoryExhausted(kind[0]))
-            log.warning("out_of_memory", model=kind[0], shape=kind[1], at=kind[2], calls=calls, tried_next=fits)
-            if fixed is None:  # else every forward has the same rows, however many calls it is for
-                self._memory.ran_out(kind, calls, fits)
-            self._free()
+            log.warning("memory_exhausted", model=kind[0], shape=kind[1], method=kind[2], calls=failed, next_calls=fits)
+            if fixed_rows is None:  # a padded forward has the same rows for any number of calls
+                self._memory.record_failure(kind, failed, fits)
+            self._free_memory()
 
-        known = self._memory.fits(kind) if fixed is None else None
-        execution = FusedCall(
-            [member.call for member in members],
-            fixed_rows=fixed,
-            positions=() if fixed is None else [member.place for member in members],
+        fused = FusedCall(
+            [call.call for call in calls],
+            fixed_rows=fixed_rows,
+            positions=[call.position for call in calls if call.position is not None],
             measure=measure,
-            free_memory=free,
-            known_fit=known,
+            free_memory=free_memory,
+            known_fit=self._memory.fits(kind) if fixed_rows is None else None,
         )
-        outcomes = execution.run()
-        if execution.retries:
-            self._events.on_event(ForwardRetried(kind[0], execution.retries))
-            log.warning("forward_repeated", model=kind[0], at=kind[2], calls=len(members), failed=execution.retries)
+        outcomes = fused.run()
+        if fused.retries:
+            self._events.on_event(ForwardRetried(kind[0], fused.retries))
+            log.warning("forward_retried", model=kind[0], method=kind[2], calls=len(calls), failures=fused.retries)
         return outcomes
 
     def _account(self, jobs: Sequence[EngineJob], call: ParkedCall, seconds: float) -> None:
-        """Charge a forward's time to its jobs by their pictures in it, and tell of it if it was a denoiser's."""
-        company = {job.key: job for job in jobs}
+        """Share a forward's time among its jobs by rows, and report the forward of a denoiser."""
+        distinct = {job.key: job for job in jobs}
         for job in jobs:
-            job.charge(seconds / len(jobs))
+            job.gpu_seconds += seconds / len(jobs)
         if call.shared_method.stage is not Stage.DENOISE:
             return
-        for job in company.values():
-            job.note_forward(len(jobs), len(company), seconds)
+        for job in distinct.values():
+            job.record_forward(len(jobs), len(distinct))
         first = jobs[0]
         self._events.on_event(
             ForwardDone(
-                model=first.seat.spec.id,
+                model=first.spec.id,
                 rows=len(jobs),
-                jobs=len(company),
+                jobs=len(distinct),
                 seconds=seconds,
                 device=device_name(self._device),
                 shape=first.shape,
@@ -256,7 +248,7 @@ class BatchScheduler:
             )
         )
 
-    def _free(self) -> None:
+    def _free_memory(self) -> None:
         while self._models.evict_one(self.models_in_use()):
             pass
         for model in self._models.loaded.values():
@@ -264,33 +256,38 @@ class BatchScheduler:
             model.text_cache.clear()
         empty_cache(self._device)
 
-    def _look_after(self, job: EngineJob, picture: ImageTask) -> None:
-        """Give a picture what is known already; hand it over if it is done, and end its job if that was the last one.
-
-        A job of which a picture failed ends too.
+    def _after_resume(self, job: EngineJob, task: ImageTask) -> None:
+        """Resume a task with cached outcomes; once it is done report its outputs, and finish a job that is done or
+        failed.
         """
-        while picture.call is not None and (known := self._known(job, picture.call)) is not None:
-            picture.resume(self._device, known)
-        self._pace.note_life()  # its own code may take long: GLM-Image draws a whole coarse picture in it
-        if picture.call is not None and job.seat.job.previews:
-            picture.call.preview = job.is_previewing(picture)
-        if not picture.done or job.key not in self._jobs:
+        while task.call is not None and (outcome := self._cached(job, task.call)) is not None:
+            task.resume(self._device, outcome)
+        self._timer.note_progress()  # a pipeline's own code can be slow: GLM-Image generates tokens for a whole image
+        if task.call is not None and job.request.job.previews:
+            task.call.preview = job.is_previewing(task)
+        if not task.done or job.key not in self._jobs:
             return
-        if picture.error is not None:
-            return self._end(job, error=picture.error)
-        made, index = picture.result, job.pictures.index(picture)
-        self._tell_progress({job.key: job})
-        for part, result in enumerate(made):
-            self._events.on_event(OutputReady(job.key, index * len(made) + part, result))
-        picture.result = None
-        if job.done():
-            self._end(job)
-        return None
+        if task.error is not None:
+            self._finish(job, error=task.error)
+            return
+        outputs, first_index = task.result, job.tasks.index(task) * len(task.result)
+        self._report_progress([job])
+        for index, output in enumerate(outputs, first_index):
+            self._events.on_event(OutputReady(job.key, index, output))
+        task.result = None
+        if job.done:
+            self._finish(job)
 
-    def _tell_progress(self, jobs: dict[str, EngineJob]) -> None:
-        for key, job in jobs.items():
-            if job.changed and key in self._jobs:
-                job.changed = False
+    def _report_decoding(self, calls: Sequence[TaskCall]) -> None:
+        for job, _, call in calls:
+            if call.shared_method.stage is Stage.DECODE and not (call.preview or job.decoding_reported):
+                job.decoding_reported = True
+                self._events.on_event(JobDecoding(job.key))
+
+    def _report_progress(self, jobs: Iterable[EngineJob]) -> None:
+        for job in jobs:
+            if job.progressed and job.key in self._jobs:
+                job.progressed = False
                 for index, pixels in job.take_previews():
-                    self._events.on_event(PreviewReady(key, index, pixels))
-                self._events.on_event(JobProgress(key, *job.progress()))
+                    self._events.on_event(PreviewReady(job.key, index, pixels))
+                self._events.on_event(JobProgress(job.key, *job.progress()))

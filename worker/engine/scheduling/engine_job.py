@@ -1,12 +1,13 @@
-"""A job inside the engine: its pictures, what they took part in, and how it ends."""
+"""A job inside the engine: its image tasks, their batching figures, and how it ends."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Hashable
 
+from shared.config.models_file import ModelSpec
 from shared.errors import JobError
-from shared.job import BatchingStats
+from shared.job import BatchingStats, Priority
 from shared.signature import signature
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.lora.per_row import adapter_key
@@ -14,163 +15,148 @@ from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.protocol import EngineRequest, JobFinished, Pixels, shape_key
-from worker.engine.scheduling.selection_policy import URGENCY
 
-# Rows of a reproducible job's forwards, fewer only where the model allows fewer: few enough to be cheap for a
-# lone job, and the same whatever the load.
+PRIORITY_RANKS = {Priority.INTERACTIVE: 0, Priority.STANDARD: 1, Priority.BULK: 2}
+
+# Rows of a reproducible job's forwards, the same at any load. Few, so that a solo job stays cheap.
 REPRODUCIBLE_ROWS = 4
 
-# A VAE's activations grow with the pixels of all rows: so many pixels at once, at most.
-DECODE_PIXELS = 4 * 1024 * 1024
+# Pixels decoded together: the activations of a VAE grow with the pixels of all rows.
+MAX_DECODE_PIXELS = 4 * 1024 * 1024
 
 
 class EngineJob:
-    """One job, from `begin` until all its pictures are done or it is thrown out. `age` orders by arrival.
+    """One job. `arrival` numbers the jobs by arrival.
 
-    `awaits` is a loaded model of which the job's adapters are still to come.
+    Jobs of one `batch_group` can be batch mates; the batch keys of their calls decide what is fused.
+    `waits_for_adapters_of` is the loaded model whose adapters for this job are being loaded.
     """
 
-    def __init__(self, seat: EngineRequest, age: int, inputs: InputImages) -> None:
-        self.seat = seat
-        self.age = age
-        self.urgency = URGENCY[seat.job.priority]
-        self.cohort = _cohort(seat)
-        self.shape = shape_key(seat.job)
+    def __init__(self, request: EngineRequest, arrival: int, inputs: InputImages) -> None:
+        self.request = request
+        self.arrival = arrival
+        self.priority_rank = PRIORITY_RANKS[request.job.priority]
+        self.batch_group = _batch_group(request)
+        self.shape = shape_key(request.job)
         self.inputs = inputs
-        self.adapter = adapter_key(seat.job.adapters)
-        self.awaits: LoadedModel | None = None
-        self.pictures: list[ImageTask] = []
-        self.delivered: set[int] = set()
-        self.changed = False
-        self.met_misfit = False
-        self.went_first = False
-        self.told_decoding = False
+        self.adapter = adapter_key(request.job.adapters)
+        self.waits_for_adapters_of: LoadedModel | None = None
+        self.tasks: list[ImageTask] = []
+        self.progressed = False
+        self.mismatched = False
+        self.excluded_bulk = False
+        self.decoding_reported = False
         self.gpu_seconds = 0.0
-        self.forward_s = 0.0  # its last one
-        self._rate = 0.0  # pictures a second, were all forwards as that one
         self._steps: list[StepCounter] = []
         self._arrived_s = time.monotonic()
-        self._loaded_s: float | None = None
+        self._started_s: float | None = None
         self._waited_for_load = False
-        self._aside_s = 0.0
-        self._aside_since: float | None = None
-        self._unfused: str | None = None
+        self._preempted_s = 0.0
+        self._preempted_since_s: float | None = None
+        self._model_solo_reason: str | None = None
         self._forwards = 0
         self._rows = 0
         self._max_jobs = 1
 
     @property
     def key(self) -> str:
-        return self.seat.claim_key
+        return self.request.claim_key
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.request.spec
 
     @property
     def fixed_rows(self) -> int | None:
-        """The number of calls that each of its forwards is filled up to, None for as many as there are."""
-        return min(REPRODUCIBLE_ROWS, self.seat.spec.max_batch) if self.seat.job.reproducible else None
+        """The number of calls that each forward of a reproducible job is padded to, None for other jobs."""
+        return min(REPRODUCIBLE_ROWS, self.spec.max_batch) if self.request.job.reproducible else None
 
     @property
-    def decoded_at_once(self) -> int:
-        """How many pictures of its size are decoded at once, at most."""
-        return max(1, DECODE_PIXELS // (self.seat.job.width * self.seat.job.height * self.seat.job.frames))
+    def decode_limit(self) -> int:
+        """How many images of this size can be decoded together."""
+        job = self.request.job
+        return max(1, MAX_DECODE_PIXELS // (job.width * job.height * job.frames))
 
     @property
     def started(self) -> bool:
-        return bool(self.pictures)
+        return bool(self.tasks)
 
-    def in_line(self, now_s: float) -> float:
-        """Return how many pictures wait or run here, by Little's law: as many as come out while one goes through."""
-        since_s = self.seat.queued_since_s
-        return self._rate * max(0.0, now_s - (self._arrived_s if since_s is None else since_s))
+    @property
+    def done(self) -> bool:
+        return self.started and all(task.done for task in self.tasks)
 
-    def aside_s(self, now_s: float) -> float:
-        """Return for how long more urgent jobs have kept this one from going on, in all."""
-        return self._aside_s + (0.0 if self._aside_since is None else now_s - self._aside_since)
+    def preempted_s(self, now_s: float) -> float:
+        """Return for how long jobs of higher priority have preempted this one in total."""
+        return self._preempted_s + (0.0 if self._preempted_since_s is None else now_s - self._preempted_since_s)
 
-    def set_aside(self, now_s: float) -> None:
-        """Note that more urgent jobs go on instead of this one."""
-        if self._aside_since is None:
-            self._aside_since = now_s
+    def preempt(self, now_s: float) -> None:
+        """Record that jobs of higher priority run instead of this one."""
+        if self._preempted_since_s is None:
+            self._preempted_since_s = now_s
 
-    def take_up(self, now_s: float) -> None:
-        """Note that this job goes on, or waits for others than more urgent ones."""
-        self._aside_s = self.aside_s(now_s)
-        self._aside_since = None
+    def resume(self, now_s: float) -> None:
+        """Record that this job is not preempted any more."""
+        self._preempted_s = self.preempted_s(now_s)
+        self._preempted_since_s = None
 
     def wait_for_load(self) -> bool:
-        """Note that the model or its adapters have to be loaded; True the first time."""
+        """Record that the model or the adapters are being loaded; True the first time."""
         first, self._waited_for_load = not self._waited_for_load, True
         return first
 
-    def begin(self, model: LoadedModel) -> None:
-        """Make a picture, not yet started, for each that the job asks for."""
-        self._loaded_s = time.monotonic()
-        self._unfused = model.solo_reason
-        for index in range(self.seat.job.n):
-            steps = StepCounter(self._note_change)
+    def create_tasks(self, model: LoadedModel) -> None:
+        """Create an image task for each image of the job, without starting it."""
+        self._started_s = time.monotonic()
+        self._model_solo_reason = model.solo_reason
+        for index in range(self.request.job.n):
+            steps = StepCounter(self._note_progress)
             self._steps.append(steps)
-            self.pictures.append(model.image_task(self.seat.job, index, self.inputs, steps))
+            self.tasks.append(model.image_task(self.request.job, index, self.inputs, steps))
 
-    def _note_change(self) -> None:
-        self.changed = True
+    def _note_progress(self) -> None:
+        self.progressed = True
 
     def progress(self) -> tuple[int, int]:
-        """Return steps done and steps to do, over all pictures; those not begun count as the longest."""
+        """Return the steps done and all steps, over all images; an image that has not begun counts like the longest."""
         longest = max((steps.total for steps in self._steps), default=0)
         return sum(steps.step for steps in self._steps), sum(steps.total or longest for steps in self._steps)
 
-    def steps_left(self, picture: ImageTask) -> int:
-        """Return after how many steps a picture comes to its end; 0 where its pipeline tells none."""
-        steps = self._steps[self.pictures.index(picture)]
-        return steps.total - steps.step
-
-    def is_previewing(self, picture: ImageTask) -> bool:
-        """Return whether what a picture waits for is a preview of it."""
-        return self._steps[self.pictures.index(picture)].previewing
+    def is_previewing(self, task: ImageTask) -> bool:
+        """Return whether the parked call of a task is for a preview."""
+        return self._steps[self.tasks.index(task)].previewing
 
     def take_previews(self) -> list[tuple[int, Pixels]]:
-        """Return the previews made since the last time, each with the number of its picture."""
-        found = [(index, pixels) for index, steps in enumerate(self._steps) for pixels in steps.previews]
+        """Return the previews since the last call, each with the index of its image."""
+        previews = [(index, pixels) for index, steps in enumerate(self._steps) for pixels in steps.previews]
         for steps in self._steps:
             steps.previews.clear()
-        return found
+        return previews
 
-    def charge(self, seconds: float) -> None:
-        """Add the job's share of a forward's time."""
-        self.gpu_seconds += seconds
-
-    def note_forward(self, rows: int, jobs: int, seconds: float) -> None:
+    def record_forward(self, rows: int, jobs: int) -> None:
         """Count a denoiser forward that the job took part in."""
-        self.forward_s, self._rate = seconds, rows / (self.seat.job.steps * max(seconds, 1e-9))
         self._forwards += 1
         self._rows += rows
         self._max_jobs = max(self._max_jobs, jobs)
 
-    def error(self) -> JobError | None:
-        return next((picture.error for picture in self.pictures if picture.error is not None), None)
+    def abort(self) -> None:
+        for task in self.tasks:
+            task.abort()
 
-    def done(self) -> bool:
-        return self.started and all(picture.done for picture in self.pictures)
-
-    def throw_out(self) -> None:
-        for picture in self.pictures:
-            picture.abort()
-
-    def finish(self, error: JobError | None = None, canceled: bool = False) -> JobFinished:
-        """Return how the job left."""
+    def finished(self, error: JobError | None = None, canceled: bool = False) -> JobFinished:
+        """Return the last event of the job."""
         now = time.monotonic()
-        began = self._loaded_s
-        load_ms = round(1000 * ((began or now) - self._arrived_s)) if self._waited_for_load else None
+        started = self._started_s
         return JobFinished(
             claim_key=self.key,
             error=error,
             canceled=canceled,
-            batching=self._fusing(),
-            load_ms=load_ms,
-            inference_ms=None if began is None else round(1000 * (now - began)),
+            batching=self._batching(),
+            load_ms=round(1000 * ((started or now) - self._arrived_s)) if self._waited_for_load else None,
+            inference_ms=None if started is None else round(1000 * (now - started)),
             gpu_seconds=self.gpu_seconds,
         )
 
-    def _fusing(self) -> BatchingStats:
+    def _batching(self) -> BatchingStats:
         return BatchingStats(
             forwards=self._forwards,
             max_jobs=self._max_jobs,
@@ -179,24 +165,23 @@ class EngineJob:
         )
 
     def _solo_reason(self) -> str:
-        job, spec = self.seat.job, self.seat.spec
-        if self.seat.solo:
-            return "ran alone after a lost worker"
-        if self._unfused is not None:
-            return self._unfused
-        if job.n >= (self.fixed_rows or spec.max_batch):
-            return f"its own pictures fill a forward, which holds {self.fixed_rows or spec.max_batch}"
-        if self.met_misfit:
-            return "its tensors or adapters did not fit a companion's, or memory held no more"
-        if self.went_first:
-            return "bulk jobs beside it would have made its forwards longer"
-        return "no companion arrived"
+        rows = self.fixed_rows or self.spec.max_batch
+        if self.request.solo:
+            return "ran solo because a worker was lost while running it"
+        if self._model_solo_reason is not None:
+            return self._model_solo_reason
+        if self.request.job.n >= rows:
+            return f"its own images fill a forward of {rows} rows"
+        if self.mismatched:
+            return "tensor shapes or adapters of other jobs did not match, or memory held no more rows"
+        if self.excluded_bulk:
+            return "bulk jobs would have slowed its forwards down"
+        return "no other job arrived in time"
 
 
-def _cohort(seat: EngineRequest) -> Hashable:
-    """Return what those share who may have company in each other: which of them do, their tensors decide."""
-    job = seat.job
-    if seat.solo:
-        return seat.claim_key
-    # Padding to a longer companion changes the last bits: reproducible jobs of other sizes are none.
+def _batch_group(request: EngineRequest) -> Hashable:
+    job = request.job
+    if request.solo:
+        return request.claim_key
+    # Padding to the size of another job changes the last bits, so reproducible jobs share batches of one size only.
     return (signature(job), (job.width, job.height) if job.reproducible else None)

@@ -1,4 +1,4 @@
-"""How many calls fit into memory together: learned where it ran out, and tried again with care."""
+"""How many calls fit into memory together: learned when memory ran out, and raised step by step."""
 
 from __future__ import annotations
 
@@ -6,88 +6,88 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-# A failed try costs one forward more, so one is made at most every few seconds, and ever more rarely while they fail.
-FIRST_WAIT_S = 10.0
-LONGEST_WAIT_S = 3600.0
-PROOFS = 20
-MOST_CAPS = 1000  # kinds of calls remembered: clients choose sizes, and so how many kinds there are
+# A failed attempt costs an extra forward, so attempts are seconds apart, and further apart after each failure.
+FIRST_RETRY_S = 10.0
+LONGEST_RETRY_S = 3600.0
+MIN_SUCCESSES = 20
+MAX_CAPS = 1000  # bounded because clients choose the sizes, and with them the number of kinds
 
 
 @dataclass(frozen=True)
 class Cap:
-    """What is known of one kind of call: `fits` together are safe, `failed` ran out of memory.
+    """Limits of one kind of forward: `fits` calls fit, `failed` calls ran out of memory at `at_s`.
 
-    More are tried once `proofs`, the forwards of `fits` calls since `at_s`, are enough and `wait_s` is over.
+    More than `fits` are tried after `MIN_SUCCESSES` forwards of `fits` calls and `retry_s` seconds.
     """
 
     fits: int
     failed: int
     at_s: float
-    wait_s: float = FIRST_WAIT_S
-    proofs: int = 0
+    retry_s: float = FIRST_RETRY_S
+    successes: int = 0
 
 
 def allowed(cap: Cap, now_s: float) -> int:
-    """Return how many calls to run together now: those that fit, or a try half-way to the number that failed.
+    """Return how many calls to run together now: `fits`, or half-way to `failed` as an attempt.
 
-    When one less than what failed is known to fit, the try is that number itself: memory may have come free.
+    If one less than `failed` fits, `failed` itself is tried, because memory may have become free.
     """
-    if cap.proofs < PROOFS or now_s - cap.at_s < cap.wait_s:
+    if cap.successes < MIN_SUCCESSES or now_s - cap.at_s < cap.retry_s:
         return cap.fits
     return max(cap.fits + 1, (cap.fits + cap.failed) // 2)
 
 
 def after_success(cap: Cap, calls: int, now_s: float) -> Cap:
-    """Return what is known after a forward of so many calls ended well."""
+    """Return the cap after a forward of `calls` calls that succeeded."""
     if calls < cap.fits:
         return cap
     if calls == cap.fits:
-        return replace(cap, proofs=cap.proofs + 1)
+        return replace(cap, successes=cap.successes + 1)
     if calls < cap.failed:
-        return replace(cap, fits=calls, at_s=now_s, proofs=0)
-    return Cap(fits=calls, failed=2 * calls, at_s=now_s)  # what failed fits now: nothing is known above it
+        return replace(cap, fits=calls, at_s=now_s, successes=0)
+    return Cap(fits=calls, failed=2 * calls, at_s=now_s)  # nothing is known above what failed before
 
 
 def after_failure(cap: Cap | None, calls: int, fits: int, now_s: float) -> Cap:
-    """Return what is known after a forward of so many calls ran out of memory, and `fits` were tried instead."""
-    wait_s = FIRST_WAIT_S if cap is None else min(LONGEST_WAIT_S, 2 * cap.wait_s)
-    return Cap(fits=fits, failed=calls, at_s=now_s, wait_s=wait_s)
+    """Return the cap after `calls` calls ran out of memory and `fits` are tried instead."""
+    retry_s = FIRST_RETRY_S if cap is None else min(LONGEST_RETRY_S, 2 * cap.retry_s)
+    return Cap(fits=fits, failed=calls, at_s=now_s, retry_s=retry_s)
 
 
-Kind = tuple[str, str, str]
-"""Model, shape, meeting point."""
+ForwardKind = tuple[str, str, str]
+"""Model, shape, shared method."""
 
 
 class MemoryLimits:
-    """The caps of one device, by kind of call. Written on the engine's thread, read from any."""
+    """The caps of one device by kind of forward. The engine's thread writes; any thread can read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._caps: dict[Kind, Cap] = {}
+        self._caps: dict[ForwardKind, Cap] = {}
 
-    def allowed(self, kind: Kind, most: int) -> int:
-        """Return how many calls of a kind may run together now, at most `most`."""
+    def allowed(self, kind: ForwardKind, limit: int) -> int:
+        """Return how many calls of a kind can run together now, at most `limit`."""
         cap = self._caps.get(kind)
-        return most if cap is None else min(most, allowed(cap, self._clock()))
+        return limit if cap is None else min(limit, allowed(cap, self._clock()))
 
-    def caps(self) -> dict[Kind, int]:
-        """Return how many calls may run together now, of each kind that ran out of memory."""
+    def caps(self) -> dict[ForwardKind, int]:
+        """Return how many calls can run together now, for each kind that ran out of memory."""
         now = self._clock()
         return {kind: allowed(cap, now) for kind, cap in list(self._caps.items())}
 
-    def fits(self, kind: Kind) -> int | None:
-        """Return how many calls of a kind are known to fit, None if memory never ran out."""
+    def fits(self, kind: ForwardKind) -> int | None:
+        """Return how many calls of a kind fit, None if memory never ran out."""
         cap = self._caps.get(kind)
         return None if cap is None else cap.fits
 
-    def ran(self, kind: Kind, calls: int) -> None:
-        """Take in a forward that ended well."""
+    def record_success(self, kind: ForwardKind, calls: int) -> None:
+        """Record a forward that succeeded."""
         cap = self._caps.get(kind)
         if cap is not None:
             self._caps[kind] = after_success(cap, calls, self._clock())
 
-    def ran_out(self, kind: Kind, calls: int, fits: int) -> None:
-        """Take in a forward that did not fit, and how many calls are tried together from now on."""
+    def record_failure(self, kind: ForwardKind, calls: int, fits: int) -> None:
+        """Record a forward that ran out of memory, and the number of calls tried next."""
         self._caps[kind] = after_failure(self._caps.pop(kind, None), calls, fits, self._clock())
-        if len(self._caps) > MOST_CAPS:
-            del self._caps[next(iter(self._caps))]  # the one that failed longest ago
+        if len(self._caps) > MAX_CAPS:
+            del self._caps[next(iter(self._caps))]  # the oldest failure

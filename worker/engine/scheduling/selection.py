@@ -1,155 +1,203 @@
-"""Who goes on next: what is known of the jobs here, asked of the rules (`policy.py`)."""
+"""Selects the calls of the next forward: a pure policy, and the selector that applies it to the engine's jobs."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import NamedTuple
 
+from shared.job import Priority
 from worker.engine.fusion.fused_call import fixed_position
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, Stage
-from worker.engine.scheduling.engine_job import EngineJob
-from worker.engine.scheduling.memory_limits import Kind, MemoryLimits
-from worker.engine.scheduling.selection_policy import Waiting, aged, can_wait, company, next_group, yields
+from worker.engine.scheduling.engine_job import PRIORITY_RANKS, EngineJob
+from worker.engine.scheduling.memory_limits import ForwardKind, MemoryLimits
 from worker.engine.scheduling.timing import ForwardTimer
+
+MAX_SLOWDOWN = 0.05
+"""The share by which bulk rows can lengthen an interactive job's forwards: by one step in total if it has 20."""
 
 
 class Candidate(NamedTuple):
-    """One picture of a job, and the call at which it is parked."""
+    """What the policy knows of one parked call.
+
+    Calls of one `batch_group` can be batch mates. Lower `priority_rank` and `arrival` run first. `stage` orders the
+    work of one group. Calls with equal `batch_key` can share a forward, unless they need the same `position` in it.
+    """
+
+    batch_group: Hashable
+    priority_rank: int
+    arrival: int
+    stage: int
+    batch_key: Hashable
+    position: int | None = None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.priority_rank, self.arrival)
+
+
+def aged_rank(priority_rank: int, preempted_s: float, aging_s: float) -> int:
+    """Return the priority rank of a job that was preempted for `preempted_s` in total.
+
+    Each `aging_s` raises it permanently by one priority. It then runs before all younger jobs and finishes, instead of
+    being preempted at every step.
+    """
+    return max(0, priority_rank - int(preempted_s / aging_s))
+
+
+def select_calls(candidates: Sequence[Candidate], limit: Callable[[Sequence[int], int], int]) -> list[int]:
+    """Return the indexes of the calls to run next in their order, at least one.
+
+    The batch group of the first call runs and other groups wait until it is done: groups that do not fuse run one
+    after the other, not in turns. In the group the earliest stage runs, and there the calls that share a batch key
+    with the first, up to `limit(indexes, own)`: `indexes` are in order, and `own` of them are no fillers. The stage of
+    fillers does not count. The other calls are preempted for now.
+    """
+    first = min(candidates, key=lambda call: call.order)
+    group = [at for at, call in enumerate(candidates) if call.batch_group == first.batch_group]
+    stage = min(candidates[at].stage for at in group if not is_filler(candidates[at], first))
+    ordered = sorted((at for at in group if candidates[at].stage == stage), key=lambda at: candidates[at].order)
+    key = candidates[ordered[0]].batch_key
+    matching = _one_per_position(candidates, [at for at in ordered if candidates[at].batch_key == key])
+    own = sum(not is_filler(candidates[at], first) for at in matching)
+    return matching[: max(1, limit(matching, own))]
+
+
+def is_filler(call: Candidate, first: Candidate) -> bool:
+    """Return whether a call shares a forward with the first only where that does not slow it down: bulk with
+    interactive jobs.
+    """
+    return first.priority_rank == PRIORITY_RANKS[Priority.INTERACTIVE] and (
+        call.priority_rank >= PRIORITY_RANKS[Priority.BULK]
+    )
+
+
+def free_fillers(own: int, fillers: int, seconds: Callable[[int], float | None]) -> int:
+    """Return how many of `fillers` can join `own` calls without slowing them down by more than `MAX_SLOWDOWN`.
+
+    `seconds(rows)` is the learned time of a forward, None if unknown. The forward of `own` calls is measured first;
+    then twice as many fillers as are known to be free, plus one, are tried.
+    """
+    own_s, free = seconds(own), 0
+    while own_s is not None and free < fillers:
+        tried = min(fillers, 2 * free + 1)
+        tried_s = seconds(own + tried)
+        if tried_s is not None and tried_s > (1 + MAX_SLOWDOWN) * own_s:
+            break
+        free = tried
+        if tried_s is None:
+            break
+    return free
+
+
+def _one_per_position(candidates: Sequence[Candidate], indexes: Sequence[int]) -> list[int]:
+    taken: set[int] = set()
+    selected = []
+    for at in indexes:
+        position = candidates[at].position
+        if position is None or position not in taken:
+            selected.append(at)
+        if position is not None:
+            taken.add(position)
+    return selected
+
+
+class TaskCall(NamedTuple):
+    """An image task of a job, and the call at which it is parked."""
 
     job: EngineJob
-    picture: ImageTask
+    task: ImageTask
     call: ParkedCall
 
     @property
-    def kind(self) -> Kind:
-        """What its forward's time and memory depend on, but for the number of calls."""
-        point = self.call.shared_method.name
-        return (self.job.seat.spec.id, self.job.shape, f"{point} of previews" if self.call.preview else point)
+    def kind(self) -> ForwardKind:
+        """What the time and memory of the forward depend on, apart from the number of calls."""
+        method = self.call.shared_method.name
+        return (self.job.spec.id, self.job.shape, f"{method} of previews" if self.call.preview else method)
 
     @property
-    def fixed(self) -> int | None:
-        """The number of calls that its forward is filled up to, None for as many as there are."""
-        most = self.job.fixed_rows
-        return None if most is None else min(most, self._at_once or most)
+    def fixed_rows(self) -> int | None:
+        """The number of calls that the forward is padded to, None for no padding."""
+        rows = self.job.fixed_rows
+        return None if rows is None else min(rows, self._decode_limit or rows)
 
     @property
-    def place(self) -> int:
-        """Where it has to be in a forward of a fixed number of calls."""
-        return fixed_position(self.job.seat.job, self.job.pictures.index(self.picture), self.fixed or 1)
+    def position(self) -> int | None:
+        """The call's position in a padded forward."""
+        if self.fixed_rows is None:
+            return None
+        return fixed_position(self.job.request.job, self.job.tasks.index(self.task), self.fixed_rows)
+
+    def limit(self, memory: MemoryLimits) -> int:
+        """Return how many calls of this kind can run together."""
+        limit = memory.allowed(self.kind, self.job.spec.max_batch)
+        return min(limit, self._decode_limit or limit)
 
     @property
-    def finished(self) -> bool:
-        """Whether its picture has come to its end, and waits to be decoded."""
-        return self.call.shared_method.method == "decode" and not self.call.preview
-
-    def most(self, memory: MemoryLimits) -> int:
-        """Return how many of its kind may go on together."""
-        most = memory.allowed(self.kind, self.job.seat.spec.max_batch)
-        return min(most, self._at_once or most)
-
-    @property
-    def _at_once(self) -> int | None:
-        return self.job.decoded_at_once if self.call.shared_method.component == "vae" else None
+    def _decode_limit(self) -> int | None:
+        return self.job.decode_limit if self.call.shared_method.component == "vae" else None
 
 
-class Chooser:
-    """Chooses whose forward is run next, and notes at the jobs what that means for them."""
+class CallSelector:
+    """Selects the calls of the next forward, and records at the jobs who was preempted and why batches were small."""
 
-    def __init__(self, pace: ForwardTimer, memory: MemoryLimits, patience_s: float) -> None:
-        self._pace = pace
+    def __init__(self, timer: ForwardTimer, memory: MemoryLimits, aging_s: float) -> None:
+        self._timer = timer
         self._memory = memory
-        self._patience_s = patience_s
+        self._aging_s = aging_s
 
-    def choose(self, jobs: Collection[EngineJob]) -> list[Candidate]:
-        """Return those of all parked pictures that go on in one forward; none if there is none."""
-        parked = [
-            Candidate(job, picture, picture.call)
-            for job in jobs
-            for picture in job.pictures
-            if picture.call is not None
-        ]
+    def select(self, jobs: Collection[EngineJob]) -> list[TaskCall]:
+        """Return the calls of the next forward; empty if no call is parked."""
+        parked = [TaskCall(job, task, task.call) for job in jobs for task in job.tasks if task.call is not None]
         if not parked:
             return []
         now = time.monotonic()
-        patient = self._patient(parked, now)
-        waiting = [self._waiting(member, at in patient, now) for at, member in enumerate(parked)]
-        group = next_group(waiting, lambda fitting, own: self._limit([parked[at] for at in fitting], own))
-        members = [parked[at] for at in group]
-        _note_set_aside(jobs, members, now)
-        _note_misfits(parked, waiting, members, waiting[group[0]])
-        return members
+        candidates = [self._candidate(call, now) for call in parked]
+        indexes = select_calls(candidates, lambda matching, own: self._limit([parked[at] for at in matching], own))
+        selected = [parked[at] for at in indexes]
+        _record_preemption(jobs, selected, now)
+        _record_mismatches(parked, candidates, selected, candidates[indexes[0]])
+        return selected
 
-    def _waiting(self, member: Candidate, patient: bool, now: float) -> Waiting:
-        job, call = member.job, member.call
-        urgency = aged(job.urgency, job.aside_s(now), self._patience_s)
-        fit, place = (call.batch_key, None) if job.fixed_rows is None else (call.exact_batch_key, member.place)
-        return Waiting(job.cohort, urgency, job.age, call.shared_method.stage, fit, place, patient)
+    def _candidate(self, parked: TaskCall, now: float) -> Candidate:
+        job, call = parked.job, parked.call
+        rank = aged_rank(job.priority_rank, job.preempted_s(now), self._aging_s)
+        key = call.batch_key if job.fixed_rows is None else call.exact_batch_key
+        return Candidate(job.batch_group, rank, job.arrival, call.shared_method.stage, key, parked.position)
 
-    def _patient(self, parked: Sequence[Candidate], now: float) -> set[int]:
-        """Return the positions of finished pictures that wait for the next one, to be decoded together with it."""
-        finished = Counter((member.job.cohort, member.kind) for member in parked if member.finished)
-        if not finished:
-            return set()
-        soonest: dict[tuple[Hashable, str], int] = {}  # to come to its end, in steps
-        for job, picture, call in parked:
-            if call.shared_method.stage is Stage.DENOISE:
-                alike, left = (job.cohort, job.shape), job.steps_left(picture)
-                if left > 0:  # else nobody knows: its pipeline has no progress bar, or is between two of them
-                    soonest[alike] = min(left, soonest.get(alike, left))
-        patient = set()
-        for at, member in enumerate(parked):
-            if member.finished:
-                calls = finished[member.job.cohort, member.kind]
-                steps = soonest.get((member.job.cohort, member.job.shape))
-                if steps is not None and self._can_wait(member, calls, steps, now):
-                    patient.add(at)
-        return patient
-
-    def _can_wait(self, member: Candidate, calls: int, steps: int, now: float) -> bool:
-        """Return whether one of `calls` finished pictures waits for the next one, which has `steps` to go."""
-        alone_s, pair_s = (self._pace.learned((*member.kind, together)) for together in (1, 2))
-        if alone_s is None or pair_s is None or calls >= member.most(self._memory):
-            return False
-        job = member.job
-        # What it has waited counts too: the one to come may be set aside, again and again.
-        wait_s = now - member.call.since_s + steps * job.forward_s
-        return can_wait(job.urgency, calls, wait_s, 2 * alone_s - pair_s, job.in_line(now), job.seat.spec.max_batch)
-
-    def _limit(self, members: Sequence[Candidate], own: int) -> int:
-        """Return how many calls may run together; the last ones but `own` yield to the others."""
-        first = members[0]
-        if first.job.fixed_rows is not None:
-            return first.fixed or 1
-        most = min(first.most(self._memory), len(members))
-        if own >= most:
-            return most
-        return own + company(own, most - own, lambda calls: self._pace.learned((*first.kind, calls)))
+    def _limit(self, calls: Sequence[TaskCall], own: int) -> int:
+        """Return how many of `calls` can run together; those after the first `own` are fillers."""
+        first = calls[0]
+        if first.fixed_rows is not None:
+            return first.fixed_rows
+        limit = min(first.limit(self._memory), len(calls))
+        if own >= limit:
+            return limit
+        return own + free_fillers(own, limit - own, lambda rows: self._timer.learned_s((*first.kind, rows)))
 
 
-def _note_set_aside(jobs: Collection[EngineJob], members: Sequence[Candidate], now: float) -> None:
-    going = {job.key for job, _, _ in members}
-    urgency = min(job.urgency for job, _, _ in members)
+def _record_preemption(jobs: Collection[EngineJob], selected: Sequence[TaskCall], now: float) -> None:
+    keys = {call.job.key for call in selected}
+    rank = min(call.job.priority_rank for call in selected)
     for job in jobs:
-        if job.started and job.key not in going and job.urgency > urgency:
-            job.set_aside(now)
+        if job.started and job.key not in keys and job.priority_rank > rank:
+            job.preempt(now)
         else:
-            job.take_up(now)
+            job.resume(now)
 
 
-def _note_misfits(
-    parked: Sequence[Candidate], waiting: Sequence[Waiting], members: Sequence[Candidate], lead: Waiting
+def _record_mismatches(
+    parked: Sequence[TaskCall], candidates: Sequence[Candidate], selected: Sequence[TaskCall], first: Candidate
 ) -> None:
-    if lead.stage != Stage.DENOISE or len(members) == len(parked):
+    if first.stage != Stage.DENOISE or len(selected) == len(parked):
         return
-    chosen = {job.key for job, _, _ in members}
-    for (apart, _, _), call in zip(parked, waiting, strict=True):
-        if call.cohort != lead.cohort or call.stage != lead.stage or apart.key in chosen:
+    keys = {call.job.key for call in selected}
+    for (job, _, _), candidate in zip(parked, candidates, strict=True):
+        if candidate.batch_group != first.batch_group or candidate.stage != first.stage or job.key in keys:
             continue
-        kept_away = yields(call, lead)
-        apart.met_misfit |= not kept_away
-        for job, _, _ in members:
-            job.went_first |= kept_away
-            job.met_misfit |= not kept_away
+        excluded = is_filler(candidate, first)
+        job.mismatched |= not excluded
+        for call in selected:
+            call.job.excluded_bulk |= excluded
+            call.job.mismatched |= not excluded

@@ -1,4 +1,4 @@
-"""How long forwards take, told without holding the device up."""
+"""Times of forwards and of the engine's thread, measured without blocking the device."""
 
 from __future__ import annotations
 
@@ -9,72 +9,104 @@ from typing import Any, TypeVar
 
 import torch
 
-T = TypeVar("T")
-Told = Callable[[float], None]
+from worker.engine.protocol import ThreadTime
 
-LEARNING = 0.3  # weight of the newest measurement
+T = TypeVar("T")
+OnDone = Callable[[float], None]
+
+LEARNING_RATE = 0.3  # weight of the newest measurement
 
 
 class ForwardTimer:
-    """Measures forwards and learns how long each kind takes.
+    """Measures forwards and learns the time of each kind.
 
-    On a GPU the host runs ahead of the device by one forward at most: far enough to keep it busy, near enough
-    that a job joins and leaves within a step. A measurement is told when its forward has really ended.
+    On a GPU the host runs ahead of the device by at most one forward: enough to keep it busy, and little enough that
+    jobs join and leave within a step. A measurement is reported once its forward has ended on the device.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._on_device = device.type == "cuda"
-        self._under_way: deque[tuple[Any, Any, Told]] = deque()
-        self._learned: dict[Hashable, float] = {}
-        self.last_progress = time.monotonic()
+        self._uses_events = device.type == "cuda"
+        self._running: deque[tuple[Any, Any, OnDone]] = deque()
+        self._learned_s: dict[Hashable, float] = {}
+        self.last_progress_s = time.monotonic()
         self.expected_s: float | None = None
 
-    def note_life(self) -> None:
-        """Note that the thread got somewhere: work began after a pause, or a picture's own code came to its end."""
-        self.last_progress = time.monotonic()
+    def note_progress(self) -> None:
+        """Record progress other than a forward's: work began after a pause, or an image task's own code ended."""
+        self.last_progress_s = time.monotonic()
 
-    def learned(self, kind: Hashable) -> float | None:
-        """Return how many seconds a forward of this kind takes, None where none has ended yet."""
-        return self._learned.get(kind)
+    def learned_s(self, kind: Hashable) -> float | None:
+        """Return the seconds of a forward of this kind, None if none has ended yet."""
+        return self._learned_s.get(kind)
 
-    def measure(self, kind: Hashable, run: Callable[[], T], told: Told) -> T:
-        """Run a forward; `told(seconds)` is called once it has ended, never if it failed."""
-        self.expected_s = self._learned.get(kind)
+    def measure(self, kind: Hashable, run: Callable[[], T], on_done: OnDone) -> T:
+        """Run a forward; `on_done(seconds)` is called once it has ended, never if it failed."""
+        self.expected_s = self._learned_s.get(kind)
 
         def learn(seconds: float) -> None:
-            known = self._learned.get(kind)
-            self._learned[kind] = seconds if known is None else known + LEARNING * (seconds - known)
-            self.last_progress = time.monotonic()
-            told(seconds)
+            known = self._learned_s.get(kind)
+            self._learned_s[kind] = seconds if known is None else known + LEARNING_RATE * (seconds - known)
+            self.last_progress_s = time.monotonic()
+            on_done(seconds)
 
-        if self._on_device:
-            return self._on_events(run, learn)
+        if self._uses_events:
+            return self._run_with_events(run, learn)
         started = time.perf_counter()
         result = run()
         learn(time.perf_counter() - started)
         return result
 
-    def _on_events(self, run: Callable[[], T], learn: Told) -> T:
-        while len(self._under_way) > 1:
-            self._tell_oldest()
-        start, end = _event(), _event()
+    def _run_with_events(self, run: Callable[[], T], learn: OnDone) -> T:
+        while len(self._running) > 1:
+            self._await_oldest()
+        start, end = _cuda_event(), _cuda_event()
         start.record()
         result = run()
         end.record()
-        self._under_way.append((start, end, learn))
+        self._running.append((start, end, learn))
         return result
 
-    def _tell_oldest(self) -> None:
-        start, end, learn = self._under_way.popleft()
+    def _await_oldest(self) -> None:
+        start, end, learn = self._running.popleft()
         end.synchronize()
         learn(start.elapsed_time(end) / 1000)
 
-    def settle(self) -> None:
-        """Wait for all forwards under way and tell their times."""
-        while self._under_way:
-            self._tell_oldest()
+    def await_all(self) -> None:
+        """Wait for all running forwards and report their times."""
+        while self._running:
+            self._await_oldest()
 
 
-def _event() -> Any:
+def _cuda_event() -> Any:
     event: Any = torch.cuda.Event
     return event(enable_timing=True)
+
+
+class ThreadTimer:
+    """Adds up the engine thread's busy time, and its idle time while a job was queued.
+
+    Times are of `time.monotonic()`. One thread writes; any thread can read.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._idle_while_queued_s = 0.0
+        self._busy_s = 0.0
+        self._since_s = now_s
+        self.busy = False
+
+    def note_idle(self, now_s: float) -> None:
+        """Record that no image task can run."""
+        if self.busy:
+            self._busy_s += now_s - self._since_s
+            self._since_s, self.busy = now_s, False
+
+    def note_job(self, now_s: float, queued_since_s: float) -> None:
+        """Record the arrival of a job that was queued since `queued_since_s`."""
+        if not self.busy:
+            self._idle_while_queued_s += max(0.0, now_s - max(self._since_s, queued_since_s))
+            self._since_s, self.busy = now_s, True
+
+    def time(self, now_s: float) -> ThreadTime:
+        """Return both times up to now."""
+        busy_s = self._busy_s + (now_s - self._since_s if self.busy else 0.0)
+        return ThreadTime(busy_s, self._idle_while_queued_s)
