@@ -21,7 +21,7 @@ from typing import Any
 from bench import record
 from bench.over_http import launched, up
 from cli.pool.command import plot_svg
-from demo.pictures import all_prompts
+from demo.drawings import all_prompts
 from fusequeue import Client, Job
 
 TIMEOUT_S = 900.0

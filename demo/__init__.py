@@ -1,1 +1,1 @@
-"""The demo model: a diffusion pipeline of a few megabytes that draws one shape on a ground, and its training."""
+"""The demo: a diffusion model of a few megabytes that draws one shape on a plain ground, its training, and a load."""

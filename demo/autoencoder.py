@@ -1,4 +1,4 @@
-"""Trains the demo model's autoencoder, the part that turns pictures into latents and back."""
+"""Training of the demo model's autoencoder."""
 
 import random
 import time
@@ -8,22 +8,22 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 
-from demo.pictures import SQUARE_SIZE, WIDE_SIZE, Prompt, draw_batch
+from demo.drawings import SQUARE_SIZE, WIDE_SIZE, Prompt, draw_batch
 
 BATCH = 8
 LEARNING_RATE = 2e-3
 WARM_UP_STEPS = 100
-# Keeps the latents' spread a few per cent of their range, so that the decoder forgives small errors.
+# Keeps the posterior's deviation at a few percent of the latents' range: the decoder tolerates small errors.
 KL_WEIGHT = 1e-4
 WIDE_EVERY = 4
-# Halves a step's time where the processor has it; the rest settles the colours at full precision.
+# Halves the time of a step on processors with bfloat16; the rest trains the colours at full precision.
 BFLOAT16_SHARE = 0.75
 LOG_EVERY = 50
-SCALE_PICTURES = 256
+SCALE_IMAGES = 256
 
 
 def new_autoencoder() -> AutoencoderKL:
-    """An untrained autoencoder: fully convolutional, [N, 3, H, W] to latents [N, 4, H/4, W/4]."""
+    """Return an untrained autoencoder: fully convolutional, [N, 3, H, W] to latents [N, 4, H/4, W/4]."""
     return AutoencoderKL(
         block_out_channels=(16, 32, 32),
         down_block_types=("DownEncoderBlock2D",) * 3,
@@ -37,22 +37,22 @@ def new_autoencoder() -> AutoencoderKL:
     )
 
 
-def picture_tensor(pictures: np.ndarray) -> torch.Tensor:
-    """uint8 [N, H, W, 3] as float [N, 3, H, W] from -1 to 1."""
-    return torch.from_numpy(pictures).permute(0, 3, 1, 2).float().div(127.5).sub(1.0)
+def image_tensor(images: np.ndarray) -> torch.Tensor:
+    """Convert uint8 [N, H, W, 3] to float [N, 3, H, W] from -1 to 1."""
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float().div(127.5).sub(1.0)
 
 
 def training_batches(prompts: list[Prompt], rng: random.Random) -> Iterator[torch.Tensor]:
-    """Endless batches of freshly drawn pictures, every fourth one wide."""
+    """Yield batches of new drawings without end; every fourth batch is wide."""
     step = 0
     while True:
         size = WIDE_SIZE if step % WIDE_EVERY == WIDE_EVERY - 1 else SQUARE_SIZE
-        yield picture_tensor(draw_batch(rng.sample(prompts, BATCH), size, rng.getrandbits(32)))
+        yield image_tensor(draw_batch(rng.sample(prompts, BATCH), size, rng.getrandbits(32)))
         step += 1
 
 
 def train_autoencoder(model: AutoencoderKL, prompts: list[Prompt], seconds: float, seed: int) -> None:
-    """Trains for about `seconds`, then sets the scaling factor so that latents have unit variance."""
+    """Train for about `seconds`, then set the scaling factor so that latents have unit variance."""
     torch.manual_seed(seed)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=1e-4)
@@ -63,11 +63,11 @@ def train_autoencoder(model: AutoencoderKL, prompts: list[Prompt], seconds: floa
         rate *= 0.5 + 0.5 * np.cos(np.pi * elapsed / seconds)
         for group in optimizer.param_groups:
             group["lr"] = max(rate, 1e-6)
-        pictures = next(batches)
+        images = next(batches)
         with torch.autocast("cpu", torch.bfloat16, enabled=elapsed < BFLOAT16_SHARE * seconds):
-            posterior = model.encode(pictures).latent_dist
+            posterior = model.encode(images).latent_dist
             decoded = model.decode(posterior.sample()).sample
-        error = (decoded.float() - pictures).abs().mean()
+        error = (decoded.float() - images).abs().mean()
         loss = error + KL_WEIGHT * posterior.kl().float().mean() / posterior.mean[0].numel()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -78,12 +78,12 @@ def train_autoencoder(model: AutoencoderKL, prompts: list[Prompt], seconds: floa
             print(f"autoencoder step={step} seconds={elapsed:.0f} l1={recent / LOG_EVERY:.4f}", flush=True)
             recent = 0.0
     model.eval()
-    pictures = picture_tensor(draw_batch(random.Random(seed).sample(prompts, SCALE_PICTURES), SQUARE_SIZE, seed))
-    model.register_to_config(scaling_factor=latent_scale(model, pictures))
+    images = image_tensor(draw_batch(random.Random(seed).sample(prompts, SCALE_IMAGES), SQUARE_SIZE, seed))
+    model.register_to_config(scaling_factor=latent_scale(model, images))
 
 
 @torch.no_grad()
-def latent_scale(model: AutoencoderKL, pictures: torch.Tensor) -> float:
-    """The factor that gives the latents of these pictures a standard deviation of one."""
-    spread = float(model.encode(pictures).latent_dist.mean.std())
-    return round(1.0 / spread, 4)
+def latent_scale(model: AutoencoderKL, images: torch.Tensor) -> float:
+    """Return the factor that gives the latents of these images a standard deviation of one."""
+    deviation = float(model.encode(images).latent_dist.mean.std())
+    return round(1.0 / deviation, 4)

@@ -1,4 +1,4 @@
-"""Reads off a picture what the demo model was asked to draw: colour, shape, ground and place."""
+"""Recognition of the colour, shape, ground and place in an image of the demo model."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,23 +7,23 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from demo.pictures import BAR, COLOURS, PLACES, SHAPES, Prompt, parse, shape_mask
+from demo.drawings import BAR, COLOURS, PLACES, SHAPES, Prompt, parse, shape_mask
 
 # Distances between colours are Euclidean in RGB from 0 to 255; the two closest names are 107 apart.
-NAMED_WITHIN = 53.0
-VISIBLE_FROM = 50.0
-# The share of a picture that the shape may cover, and of its pixels that must have its colour.
+MAX_COLOUR_DISTANCE = 53.0
+MIN_VISIBLE_DISTANCE = 50.0
+# The share of an image that a shape covers, and the minimal share of its pixels with its colour.
 COVERAGE = (0.04, 0.5)
 PURITY = 0.8
-# How well the shape's pixels must agree with those of a perfect shape (intersection over union).
-AGREEMENT = 0.8
-# In units of half the side, squared.
+# Minimal intersection over union of the shape's pixels and a perfect shape.
+MIN_IOU = 0.8
+# In units of (half the side)².
 AREAS = {"circle": np.pi, "square": 4.0, "triangle": 2.0, "cross": 4 * BAR * (2 - BAR)}
-# The places are 0.2 of the picture apart.
-PLACE_WITHIN = 0.1
+# The places are 0.2 of the image apart.
+MAX_PLACE_DISTANCE = 0.1
 BORDER = 2
-# A pixel with fewer of its 3x3 block in the mask is noise; the tip of a triangle has three.
-SPECK = 3
+# A mask pixel with fewer mask pixels in its 3x3 block is noise; the tip of a triangle has three.
+MIN_NEIGHBOURS = 3
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -31,7 +31,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Reading:
-    """What a picture shows; None for whatever cannot be told."""
+    """What an image shows; None for an attribute that is not recognized."""
 
     colour: str | None
     shape: str | None
@@ -39,9 +39,9 @@ class Reading:
     place: str | None
 
 
-def read(picture: Image.Image | NDArray[Any]) -> Reading:
-    """Reads a picture, RGB and of any size; an array is uint8 [H, W, 3]."""
-    image = picture.convert("RGB") if isinstance(picture, Image.Image) else picture
+def read(image: Image.Image | NDArray[Any]) -> Reading:
+    """Recognize an RGB image of any size; an array is uint8 [H, W, 3]."""
+    image = image.convert("RGB") if isinstance(image, Image.Image) else image
     pixels = np.asarray(image, dtype=np.float64)
     ground_rgb = np.median(_border(pixels), axis=0)
     ground = _name(ground_rgb)
@@ -53,35 +53,35 @@ def read(picture: Image.Image | NDArray[Any]) -> Reading:
     return Reading(colour, shape, ground, _place(x / width, y / height))
 
 
-def matches(picture: Image.Image | NDArray[Any], prompt: Prompt | str) -> bool:
-    """Whether the picture shows all that the prompt asks for; any place will do if it names none."""
-    wanted = parse(prompt) if isinstance(prompt, str) else prompt
-    seen = read(picture)
-    drawn = (seen.colour, seen.shape, seen.ground) == (wanted.colour, wanted.shape, wanted.ground)
-    return drawn and (wanted.place is None or seen.place == wanted.place)
+def matches(image: Image.Image | NDArray[Any], prompt: Prompt | str) -> bool:
+    """Return whether the image shows the prompt; a prompt without a place matches any place."""
+    expected = parse(prompt) if isinstance(prompt, str) else prompt
+    reading = read(image)
+    correct = (reading.colour, reading.shape, reading.ground) == (expected.colour, expected.shape, expected.ground)
+    return correct and (expected.place is None or reading.place == expected.place)
 
 
 def _border(pixels: Floats) -> Floats:
-    """The outermost pixels, [N, 3]."""
+    """Return the outermost pixels, [N, 3]."""
     inside = np.zeros(pixels.shape[:2], dtype=bool)
     inside[BORDER:-BORDER, BORDER:-BORDER] = True
     return pixels[~inside]
 
 
 def _name(rgb: Floats) -> str | None:
-    """The nearest colour's name, unless even that one is far off."""
+    """Return the name of the nearest colour; None if it is farther than `MAX_COLOUR_DISTANCE`."""
     distances = {name: float(np.linalg.norm(rgb - np.array(value))) for name, value in COLOURS.items()}
     nearest = min(distances, key=distances.__getitem__)
-    return nearest if distances[nearest] <= NAMED_WITHIN else None
+    return nearest if distances[nearest] <= MAX_COLOUR_DISTANCE else None
 
 
 def _shape_pixels(pixels: Floats, ground_rgb: Floats) -> tuple[Mask | None, str | None]:
-    """The pixels [H, W] that are nearer the shape's colour than the ground's, and that colour's name."""
+    """Return the mask [H, W] of pixels nearer to the shape's colour than to the ground's, and that colour's name."""
     from_ground = np.linalg.norm(pixels - ground_rgb, axis=-1)
-    visible = from_ground > VISIBLE_FROM
+    visible = from_ground > MIN_VISIBLE_DISTANCE
     if not COVERAGE[0] <= visible.mean() <= COVERAGE[1]:
         return None, None
-    # Pixels at the shape's edge are mixtures; the far half of the visible ones holds few of them.
+    # Pixels at the shape's edge are mixtures; the more distant half of the visible pixels has few of them.
     core = visible & (from_ground >= np.median(from_ground[visible]) * 0.8)
     rgb = np.median(pixels[core], axis=0)
     axis = rgb - ground_rgb
@@ -90,15 +90,15 @@ def _shape_pixels(pixels: Floats, ground_rgb: Floats) -> tuple[Mask | None, str 
     if not COVERAGE[0] <= mask.mean() <= COVERAGE[1]:
         return None, None
     around = _neighbours(mask)
-    mask, inside = mask & (around >= SPECK), mask & (around == 9)
+    mask, inside = mask & (around >= MIN_NEIGHBOURS), mask & (around == 9)
     if not inside.any():
         return None, None
-    near = np.linalg.norm(pixels[inside] - rgb, axis=-1) <= NAMED_WITHIN
+    near = np.linalg.norm(pixels[inside] - rgb, axis=-1) <= MAX_COLOUR_DISTANCE
     return mask, _name(rgb) if near.mean() >= PURITY else None
 
 
 def _neighbours(mask: Mask) -> NDArray[np.int64]:
-    """For each pixel the number of its 3x3 block, itself included, that are in the mask."""
+    """Return, for each pixel, the number of mask pixels in its 3x3 block."""
     padded = np.pad(mask, 1).astype(np.int64)
     height, width = mask.shape
     blocks = [padded[y : y + height, x : x + width] for y in range(3) for x in range(3)]
@@ -106,19 +106,19 @@ def _neighbours(mask: Mask) -> NDArray[np.int64]:
 
 
 def _fit(mask: Mask) -> tuple[str | None, float, float]:
-    """The shape whose perfect form agrees best with the mask, if it does well, and its centre (x, y).
+    """Return the shape that fits the mask best, None if none fits well, and its centre (x, y).
 
-    Each form is laid over the mask by area and centroid, which rounded corners hardly move.
+    A perfect shape is aligned with the mask by area and centroid, which rounded corners hardly change.
     """
     height, width = mask.shape
     rows, columns = np.nonzero(mask)
     x, y = float(columns.mean()) + 0.5, float(rows.mean()) + 0.5
-    best, best_score, best_y = None, AGREEMENT, y
+    best, best_score, best_y = None, MIN_IOU, y
     for shape in SHAPES:
         radius = float(np.sqrt(len(rows) / AREAS[shape]))
         centre_y = y - radius / 3 if shape == "triangle" else y
-        drawn = shape_mask(shape, (width, height), (x, centre_y), (radius, radius))
-        template = np.asarray(drawn) > 127
+        template_image = shape_mask(shape, (width, height), (x, centre_y), (radius, radius))
+        template = np.asarray(template_image) > 127
         score = float((mask & template).sum() / (mask | template).sum())
         if score >= best_score:
             best, best_score, best_y = shape, score, centre_y
@@ -126,8 +126,8 @@ def _fit(mask: Mask) -> tuple[str | None, float, float]:
 
 
 def _place(x: float, y: float) -> str | None:
-    """The place whose centre is near (x, y), which are fractions of width and height."""
+    """Return the place near (x, y), in fractions of width and height."""
     for place, (px, py) in PLACES.items():
-        if abs(x - px) <= PLACE_WITHIN and abs(y - py) <= PLACE_WITHIN:
+        if abs(x - px) <= MAX_PLACE_DISTANCE and abs(y - py) <= MAX_PLACE_DISTANCE:
             return place
     return None

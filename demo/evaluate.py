@@ -1,4 +1,4 @@
-"""Measures the demo model on the prompts it never saw: `python -m demo.evaluate`."""
+"""`python -m demo.evaluate`: measure the demo model on its held-out prompts."""
 
 import argparse
 import time
@@ -12,7 +12,7 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 
 from demo.checker import matches, read
-from demo.pictures import SQUARE_SIZE, WIDE_SIZE, Prompt, split_prompts
+from demo.drawings import SQUARE_SIZE, WIDE_SIZE, Prompt, split_prompts
 
 ATTRIBUTES = ("colour", "shape", "ground", "place")
 MARGIN = 4
@@ -21,8 +21,6 @@ SHEET_COLUMNS = 14
 
 @dataclass(frozen=True)
 class Sampling:
-    """How pictures are made."""
-
     steps: int
     guidance: float
     batch: int
@@ -32,61 +30,60 @@ class Sampling:
 def generate(
     pipeline: DiffusionPipeline, prompts: list[Prompt], size: tuple[int, int], sampling: Sampling
 ) -> list[Image.Image]:
-    """One picture of `size` (width, height) for each prompt; the n-th is seeded with seed + n."""
-    pictures: list[Image.Image] = []
+    """Return one image of `size` (width, height) per prompt; the n-th has the seed `seed + n`."""
+    images: list[Image.Image] = []
     for first in range(0, len(prompts), sampling.batch):
-        part = prompts[first : first + sampling.batch]
-        seeds = range(sampling.seed + first, sampling.seed + first + len(part))
-        pictures += pipeline(
-            [prompt.caption() for prompt in part],
+        batch = prompts[first : first + sampling.batch]
+        seeds = range(sampling.seed + first, sampling.seed + first + len(batch))
+        images += pipeline(
+            [prompt.caption() for prompt in batch],
             width=size[0],
             height=size[1],
             num_inference_steps=sampling.steps,
             guidance_scale=sampling.guidance,
             generator=[torch.Generator().manual_seed(seed) for seed in seeds],
         ).images
-    return pictures
+    return images
 
 
-def score(prompts: list[Prompt], pictures: list[Image.Image]) -> dict[str, float]:
-    """The share of pictures with each attribute right, and under `all` with every one right."""
-    right: Counter[str] = Counter()
-    for prompt, picture in zip(prompts, pictures, strict=True):
-        seen = read(picture)
-        right.update(name for name in ATTRIBUTES if getattr(seen, name) == getattr(prompt, name))
-        right["all"] += matches(picture, prompt)
-    return {name: right[name] / len(prompts) for name in ("all", *ATTRIBUTES)}
+def score(prompts: list[Prompt], images: list[Image.Image]) -> dict[str, float]:
+    """Return the share of images with each attribute correct; `all`: with every attribute correct."""
+    correct: Counter[str] = Counter()
+    for prompt, image in zip(prompts, images, strict=True):
+        reading = read(image)
+        correct.update(name for name in ATTRIBUTES if getattr(reading, name) == getattr(prompt, name))
+        correct["all"] += matches(image, prompt)
+    return {name: correct[name] / len(prompts) for name in ("all", *ATTRIBUTES)}
 
 
-def contact_sheet(prompts: list[Prompt], pictures: list[Image.Image]) -> Image.Image:
-    """All pictures in rows, on green where they match their prompt and on red where not."""
-    width, height = (side + 2 * MARGIN for side in pictures[0].size)
-    rows = -(-len(pictures) // SHEET_COLUMNS)
-    sheet = Image.new("RGB", (width * min(SHEET_COLUMNS, len(pictures)), height * rows), "gray")
-    for n, (prompt, picture) in enumerate(zip(prompts, pictures, strict=True)):
+def evaluation_sheet(prompts: list[Prompt], images: list[Image.Image]) -> Image.Image:
+    """Return all images in rows, framed green if they match their prompt, otherwise red."""
+    width, height = (side + 2 * MARGIN for side in images[0].size)
+    rows = -(-len(images) // SHEET_COLUMNS)
+    sheet = Image.new("RGB", (width * min(SHEET_COLUMNS, len(images)), height * rows), "gray")
+    for n, (prompt, image) in enumerate(zip(prompts, images, strict=True)):
         corner = (n % SHEET_COLUMNS * width, n // SHEET_COLUMNS * height)
-        frame = "darkgreen" if matches(picture, prompt) else "red"
+        frame = "darkgreen" if matches(image, prompt) else "red"
         sheet.paste(frame, (*corner, corner[0] + width, corner[1] + height))
-        sheet.paste(picture, (corner[0] + MARGIN, corner[1] + MARGIN))
+        sheet.paste(image, (corner[0] + MARGIN, corner[1] + MARGIN))
     return sheet
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=Path(__file__).parent / "model")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--guidance", type=float, default=2.0)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scheduler", help="a scheduler class of diffusers, in place of the model's own")
-    parser.add_argument("--limit", type=int, help="at most so many prompts, evenly chosen")
+    parser.add_argument("--scheduler", help="a noise scheduler class of diffusers, instead of the model's")
+    parser.add_argument("--limit", type=int, help="the maximal number of prompts, evenly chosen")
     parser.add_argument("--sheet", type=Path, help="write contact sheets to PATH-64x64.png and PATH-96x64.png")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Prints one line for each picture size."""
+    """Print one line per image size."""
     args = arguments()
     pipeline = DiffusionPipeline.from_pretrained(args.model, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
@@ -98,14 +95,14 @@ def main() -> None:
         prompts = prompts[:: max(1, len(prompts) // args.limit)][: args.limit]
     sampling = Sampling(args.steps, args.guidance, args.batch, args.seed)
     for size in (SQUARE_SIZE, WIDE_SIZE):
-        begun = time.monotonic()
-        pictures = generate(pipeline, prompts, size, sampling)
-        seconds = time.monotonic() - begun
-        shares = " ".join(f"{name}={share:.1%}" for name, share in score(prompts, pictures).items())
+        started_at = time.monotonic()
+        images = generate(pipeline, prompts, size, sampling)
+        seconds = time.monotonic() - started_at
+        shares = " ".join(f"{name}={share:.1%}" for name, share in score(prompts, images).items())
         label = f"{size[0]}x{size[1]}"
         print(f"size={label} prompts={len(prompts)} {shares} seconds={seconds:.1f}", flush=True)
         if args.sheet:
-            contact_sheet(prompts, pictures).save(args.sheet.with_name(f"{args.sheet.name}-{label}.png"))
+            evaluation_sheet(prompts, images).save(args.sheet.with_name(f"{args.sheet.name}-{label}.png"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m demo.run`: start fusequeue, put a mixed load through it, and tell what fusing did to it."""
+"""`python -m demo.run`: start fusequeue, run a mixed load, and print what continuous batching gained."""
 
 from __future__ import annotations
 
@@ -16,44 +16,43 @@ from pathlib import Path
 
 from rich.console import Console
 
-from demo.board import Board
 from demo.checker import matches
-from demo.jobs import Planned, planned
-from demo.service import Ended, Service
-from demo.sheet import Cell, contact_sheet
-from demo.summary import Rate, Summary, same
+from demo.contact_sheet import Cell, contact_sheet
+from demo.job_client import FinishedJob, JobClient
+from demo.planned_jobs import PlannedJob, planned_jobs
+from demo.progress_display import ProgressDisplay
+from demo.summary import Summary, Throughput, nearly_equal
 from fusequeue import AsyncClient, ClientError
 
-# One at a time takes long on a slow machine; what fits into this time is compared, and the summary says how many.
-ALONE_BUDGET_S = 60.0
-# The model draws better than this; below it, pictures have gone to the wrong clients.
-LEAST_FITTING = 0.95
-STOP_PATIENCE_S = 90.0
+# Solo runs are slow on a slow machine: those that fit into this time are compared, and the summary gives their number.
+SOLO_BUDGET_S = 60.0
+# The model is more accurate than this: below it, clients got each other's images.
+MIN_MATCHING = 0.95
+STOP_TIMEOUT_S = 90.0
 
 
-def arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m demo.run", description=__doc__)
-    parser.add_argument("--url", help="use the fusequeue that serves there, instead of starting one")
-    parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder for the pictures")
-    return parser.parse_args(line)
+    parser.add_argument("--url", help="use a running fusequeue instead of starting one")
+    parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder for the images")
+    return parser.parse_args(argv)
 
 
 @asynccontextmanager
-async def started(console: Console) -> AsyncIterator[str]:
-    """Run `fusequeue up` on a data folder of its own and yield its URL; the folder stays when something went wrong."""
+async def fusequeue_up(console: Console) -> AsyncIterator[str]:
+    """Run `fusequeue up` in a temporary data folder and yield its URL; keep the folder after a failure."""
     folder = Path(tempfile.mkdtemp(prefix="fusequeue-demo-"))
     up = ("-m", "cli.main", "up", "--data-dir", str(folder))
-    # The leash stops it should this process be killed; a session of its own keeps the terminal's Ctrl-C from it.
-    leash = ("-m", "cli.up.process", str(os.getpid()), str(int(signal.SIGTERM)))
+    # The parent watch stops it when this process is killed; a new session keeps the terminal's Ctrl-C from it.
+    parent_watch = ("-m", "cli.up.process", str(os.getpid()), str(int(signal.SIGTERM)))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *leash, sys.executable, *up, stdout=asyncio.subprocess.PIPE, start_new_session=True
+        sys.executable, *parent_watch, sys.executable, *up, stdout=asyncio.subprocess.PIPE, start_new_session=True
     )
     try:
         assert process.stdout is not None
-        word, _, url = (await process.stdout.readline()).decode().strip().partition(" ")
-        if word != "ready":
-            raise RuntimeError("fusequeue did not start; it said why above")
+        state, _, url = (await process.stdout.readline()).decode().strip().partition(" ")
+        if state != "ready":
+            raise RuntimeError("fusequeue did not start; see its messages above")
         yield url
     except BaseException:
         console.print(f"data and logs are kept in {folder}")
@@ -68,138 +67,134 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.terminate()
     try:
-        async with asyncio.timeout(STOP_PATIENCE_S):
+        async with asyncio.timeout(STOP_TIMEOUT_S):
             await process.wait()
     except TimeoutError:
         process.kill()
 
 
 async def run_fused(
-    service: Service, bodies: Sequence[dict[str, object]], console: Console
-) -> tuple[list[Ended], Rate]:
-    """Submit all jobs at once, follow them, and return them as they ended, in order."""
-    began = time.monotonic()
-    with Board(len(bodies), console) as board:
-
-        async def one(body: dict[str, object]) -> Ended:
-            return await service.run(body, board.note)
-
+    client: JobClient, bodies: Sequence[dict[str, object]], console: Console
+) -> tuple[list[FinishedJob], Throughput]:
+    """Submit all jobs at once and wait for them."""
+    started_at = time.monotonic()
+    with ProgressDisplay(len(bodies), console) as display:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(body)) for body in bodies]
-    ended = [task.result() for task in tasks]
-    return ended, _rate(ended, time.monotonic() - began)
+            tasks = [group.create_task(client.run_with_events(body, display.update)) for body in bodies]
+    finished = [task.result() for task in tasks]
+    return finished, _throughput(finished, time.monotonic() - started_at)
 
 
-async def run_alone(
-    service: Service, bodies: Sequence[dict[str, object]], console: Console
-) -> tuple[list[Ended], Rate]:
-    """Run the same jobs one at a time, as many as the budget allows."""
+async def run_solo(
+    client: JobClient, bodies: Sequence[dict[str, object]], console: Console
+) -> tuple[list[FinishedJob], Throughput]:
+    """Run the same jobs one at a time, as many as `SOLO_BUDGET_S` allows."""
     console.print("the same jobs, one at a time ...")
-    began = time.monotonic()
-    ended: list[Ended] = []
+    started_at = time.monotonic()
+    finished: list[FinishedJob] = []
     for body in bodies:
-        ended.append(await service.run_alone(body))
-        if time.monotonic() - began > ALONE_BUDGET_S:
+        finished.append(await client.run(body))
+        if time.monotonic() - started_at > SOLO_BUDGET_S:
             break
-    return ended, _rate(ended, time.monotonic() - began)
+    return finished, _throughput(finished, time.monotonic() - started_at)
 
 
-def _rate(ended: Sequence[Ended], seconds: float) -> Rate:
-    return Rate(len(ended), sum(len(one.pictures) for one in ended), seconds)
+def _throughput(finished: Sequence[FinishedJob], seconds: float) -> Throughput:
+    return Throughput(len(finished), sum(len(job.images) for job in finished), seconds)
 
 
-async def bodies_of(service: Service, jobs: Sequence[Planned]) -> list[dict[str, object]]:
-    """Return the jobs' bodies, with the pictures they start from uploaded."""
+async def request_bodies(client: JobClient, jobs: Sequence[PlannedJob]) -> list[dict[str, object]]:
+    """Upload the input images and return the complete request bodies."""
     bodies = []
     for job in jobs:
         body = dict(job.body)
-        if job.start is not None:
-            body["image"] = await service.upload(job.start)
+        if job.input_image is not None:
+            body["image"] = await client.upload(job.input_image)
         bodies.append(body)
     return bodies
 
 
-def save(jobs: Sequence[Planned], ended: Sequence[Ended], folder: Path) -> list[Cell]:
-    """Write each picture and the contact sheet into `folder`, and return the sheet's cells."""
+def save(jobs: Sequence[PlannedJob], finished: Sequence[FinishedJob], folder: Path) -> list[Cell]:
+    """Write each image and the contact sheet into `folder`, and return the sheet's cells."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.png"):
         old.unlink()
     cells = []
-    for number, (planned_job, outcome) in enumerate(zip(jobs, ended, strict=True)):
-        job = outcome.job
+    for number, (planned, result) in enumerate(zip(jobs, finished, strict=True)):
+        job = result.job
         details = f"{job.steps} steps, guidance {job.guidance_scale:g}, {job.priority}"
-        for index, picture in enumerate(outcome.pictures):
-            picture.save(folder / f"{number:02d}-{index} {planned_job.prompt}.png")
-            fits = matches(picture, planned_job.prompt)
-            cells.append(Cell(picture, planned_job.prompt, details, fits, planned_job.start))
-    contact_sheet(cells, f"{len(jobs)} jobs, {len(cells)} pictures").save(folder / "contact-sheet.png")
+        for index, image in enumerate(result.images):
+            image.save(folder / f"{number:02d}-{index} {planned.prompt}.png")
+            correct = matches(image, planned.prompt)
+            cells.append(Cell(image, planned.prompt, details, correct, planned.input_image))
+    contact_sheet(cells, f"{len(jobs)} jobs, {len(cells)} images").save(folder / "contact-sheet.png")
     return cells
 
 
-async def demonstrate(url: str, output: Path, console: Console) -> bool:
-    """Run the demo against the fusequeue at `url`; tell whether all ended as it should."""
-    jobs = planned()
-    async with AsyncClient(url) as client:
-        service = Service(client)
-        bodies = await bodies_of(service, jobs)
-        before = await service.forwards()
+async def run_demo(url: str, output: Path, console: Console) -> bool:
+    """Run the demo against the fusequeue at `url`; return whether all results are correct."""
+    jobs = planned_jobs()
+    async with AsyncClient(url) as api:
+        client = JobClient(api)
+        bodies = await request_bodies(client, jobs)
+        before = await client.forward_counts()
         console.print(f"{len(jobs)} jobs to {url}")
-        fused, fused_rate = await run_fused(service, bodies, console)
-        forwards = (await service.forwards()).since(before)
+        fused, fused_throughput = await run_fused(client, bodies, console)
+        forwards = (await client.forward_counts()).since(before)
         cells = save(jobs, fused, output)
-        alone, alone_rate = await run_alone(service, bodies, console)
+        solo, solo_throughput = await run_solo(client, bodies, console)
     pairs = [
         pair
-        for one, other in zip(fused, alone, strict=False)
-        for pair in zip(one.pictures, other.pictures, strict=False)
+        for fused_job, solo_job in zip(fused, solo, strict=False)
+        for pair in zip(fused_job.images, solo_job.images, strict=False)
     ]
     summary = Summary(
         submitted=len(jobs),
-        succeeded=sum(one.succeeded for one in fused),
+        succeeded=sum(job.succeeded for job in fused),
         signatures=len({(job.body["width"], job.body["height"]) for job in jobs}),
-        fitting=sum(cell.fits for cell in cells),
+        matching=sum(cell.correct for cell in cells),
         forwards=forwards,
-        waits_ms=tuple(one.job.metrics.queue_ms or 0 for one in fused if one.succeeded),
-        fused=fused_rate,
-        alone=alone_rate,
-        same=sum(same(one, other) for one, other in pairs),
+        queue_ms=tuple(job.job.metrics.queue_ms or 0 for job in fused if job.succeeded),
+        fused=fused_throughput,
+        solo=solo_throughput,
+        equal=sum(nearly_equal(fused_image, solo_image) for fused_image, solo_image in pairs),
         compared=len(pairs),
     )
-    console.print(f"\npictures: {output}/, all on one sheet: {output / 'contact-sheet.png'}")
+    console.print(f"\nimages: {output}/, all on one sheet: {output / 'contact-sheet.png'}")
     for line in summary.lines():
         console.print(line, highlight=False)
-    return verdict(summary, [*fused, *alone], console)
+    return all_correct(summary, [*fused, *solo], console)
 
 
-def verdict(summary: Summary, ended: Sequence[Ended], console: Console) -> bool:
-    """Tell whether every job ended as it should, naming each that did not."""
-    for one in ended:
-        if not one.succeeded:
-            console.print(f"{one.job.id}: {one.job.status} {one.job.error}, {len(one.pictures)} pictures")
-    fitting = summary.fitting >= LEAST_FITTING * summary.fused.pictures
-    if not fitting:
-        console.print(f"too few pictures fit their prompts: {LEAST_FITTING:.0%} are expected")
-    if summary.same != summary.compared:
-        console.print("some pictures are not those that their job makes alone")
-    return all(one.succeeded for one in ended) and fitting and summary.same == summary.compared
+def all_correct(summary: Summary, finished: Sequence[FinishedJob], console: Console) -> bool:
+    """Return whether all results are correct; print what is not."""
+    for result in finished:
+        if not result.succeeded:
+            console.print(f"{result.job.id}: {result.job.status} {result.job.error}, {len(result.images)} images")
+    enough_match = summary.matching >= MIN_MATCHING * summary.fused.images
+    if not enough_match:
+        console.print(f"too few images match their prompts: at least {MIN_MATCHING:.0%} are expected")
+    if summary.equal != summary.compared:
+        console.print("some images differ from those of solo runs")
+    return all(result.succeeded for result in finished) and enough_match and summary.equal == summary.compared
 
 
 async def main(options: argparse.Namespace) -> int:
     """Run the demo and return the exit status."""
     console = Console(soft_wrap=True)
-    good = False
+    correct = False
     try:
         if options.url:
-            good = await demonstrate(options.url, options.output, console)
+            correct = await run_demo(options.url, options.output, console)
         else:
-            async with started(console) as url:
-                good = await demonstrate(url, options.output, console)
+            async with fusequeue_up(console) as url:
+                correct = await run_demo(url, options.output, console)
     except* (RuntimeError, ClientError) as errors:
         first: BaseException = errors
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
-        console.print(f"the demo broke off: {first}")
-    return 0 if good else 1
+        console.print(f"the demo failed: {first}")
+    return 0 if correct else 1
 
 
 if __name__ == "__main__":

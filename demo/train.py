@@ -1,7 +1,7 @@
-"""Trains the demo model: `python -m demo.train --out demo/model --state /tmp/demo-training`.
+"""`python -m demo.train --out demo/model --state /tmp/demo-training`: train the demo model.
 
-First the autoencoder, then the denoiser with the text encoder. A run that was stopped goes on where it was when
-it is started again with the same `--state` folder.
+The autoencoder comes first, then the denoiser with the text encoder. A stopped run continues when it is started again
+with the same `--state` folder.
 """
 
 import argparse
@@ -12,50 +12,48 @@ import torch
 from diffusers import AutoencoderKL
 
 from demo.autoencoder import new_autoencoder, train_autoencoder
+from demo.components import assemble, new_denoiser, new_scheduler, new_text_encoder, new_tokenizer, save
 from demo.denoiser import Captions, Training, new_pools, new_training, train_denoiser
-from demo.parts import assemble, new_denoiser, new_scheduler, new_text_encoder, new_tokenizer, save
-from demo.pictures import split_prompts
+from demo.drawings import split_prompts
 
 SEED = 1
 STATE_SECONDS = 120.0
 
 
 class Checkpoints:
-    """Writes the run's state every so many seconds of training, and the pipeline less often."""
+    """Saves the training state every `STATE_SECONDS`, and the pipeline every `export_seconds`."""
 
     def __init__(self, vae: AutoencoderKL, state: Path, out: Path, export_seconds: float) -> None:
         self._vae, self._state, self._out = vae, state, out
         self._export_seconds = export_seconds
         self._tokenizer = new_tokenizer()
-        self._state_due, self._export_due = STATE_SECONDS, 0.0
+        self._next_state, self._next_export = STATE_SECONDS, 0.0
 
     def __call__(self, training: Training) -> None:
-        if training.seconds >= self._state_due:
+        if training.seconds >= self._next_state:
             training.save(self._state)
-            self._state_due = training.seconds + STATE_SECONDS
-        if training.seconds >= self._export_due:
+            self._next_state = training.seconds + STATE_SECONDS
+        if training.seconds >= self._next_export:
             self.export(training)
-            self._export_due = training.seconds + self._export_seconds
+            self._next_export = training.seconds + self._export_seconds
 
     def export(self, training: Training) -> None:
-        """Writes the pipeline with the averaged weights."""
+        """Save the pipeline with the averaged weights."""
         save(assemble(self._vae, training.mean_text, self._tokenizer, training.mean_unet), self._out)
         print(f"saved step={training.step} out={self._out}", flush=True)
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the pipeline")
-    parser.add_argument("--state", type=Path, required=True, help="folder of the run's own state")
-    parser.add_argument("--vae-minutes", type=float, default=16, help="of the autoencoder")
-    parser.add_argument("--minutes", type=float, default=65, help="of the denoiser")
-    parser.add_argument("--export-minutes", type=float, default=10, help="between two savings of the pipeline")
+    parser.add_argument("--state", type=Path, required=True, help="folder of the training state")
+    parser.add_argument("--vae-minutes", type=float, default=16, help="for the autoencoder")
+    parser.add_argument("--minutes", type=float, default=65, help="for the denoiser")
+    parser.add_argument("--export-minutes", type=float, default=10, help="between two saves of the pipeline")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Trains both parts, or what is left of them."""
     args = arguments()
     args.state.mkdir(parents=True, exist_ok=True)
     prompts, _ = split_prompts()
@@ -64,7 +62,7 @@ def main() -> None:
     vae_folder = args.state / "vae"
     if vae_folder.exists():
         vae = AutoencoderKL.from_pretrained(vae_folder)
-        # Else the saved model would name a folder of this machine.
+        # Otherwise the saved model would name a folder of this machine.
         vae.register_to_config(_name_or_path=None)
     else:
         vae = new_autoencoder()

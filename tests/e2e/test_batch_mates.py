@@ -14,7 +14,7 @@ from harness.waiting import wait_until
 from PIL import Image
 
 from demo.checker import matches
-from demo.pictures import all_prompts
+from demo.drawings import all_prompts
 
 CLIENTS = 64
 

@@ -1,4 +1,4 @@
-"""The demo model's pictures and the checker that reads them."""
+"""Training images of the demo model, and the checker."""
 
 import io
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from demo.checker import Reading, matches, read
-from demo.pictures import (
+from demo.drawings import (
     COLOURS,
     PLACES,
     SHAPES,
@@ -27,23 +27,23 @@ SIZES = [SQUARE_SIZE, WIDE_SIZE]
 RED_CIRCLE = Prompt("red", "circle", "blue", "left")
 
 
-def jpeg(picture: Image.Image) -> Image.Image:
-    """The picture after a lossy round trip."""
+def jpeg(image: Image.Image) -> Image.Image:
+    """Return the image after lossy compression."""
     file = io.BytesIO()
-    picture.save(file, "JPEG", quality=85)
+    image.save(file, "JPEG", quality=85)
     return Image.open(io.BytesIO(file.getvalue()))
 
 
-def noisy(picture: Image.Image) -> Image.Image:
-    """The picture with mild noise, the same each time."""
-    pixels = np.asarray(picture)
+def noisy(image: Image.Image) -> Image.Image:
+    """Return the image with mild, constant noise."""
+    pixels = np.asarray(image)
     noise = np.random.default_rng(0).normal(0, 10, pixels.shape)
     return Image.fromarray(np.clip(pixels + noise, 0, 255).astype(np.uint8))
 
 
-def blurred(picture: Image.Image) -> Image.Image:
-    """The picture with edges a pixel wide."""
-    return picture.filter(ImageFilter.GaussianBlur(0.8))
+def blurred(image: Image.Image) -> Image.Image:
+    """Return the image with edges a pixel wide."""
+    return image.filter(ImageFilter.GaussianBlur(0.8))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def blurred(picture: Image.Image) -> Image.Image:
     ],
 )
 def test_caption(prompt: Prompt, caption: str) -> None:
-    """A caption says all that the prompt holds, so that the prompt can be read back from it."""
+    """A caption contains the whole prompt and is parsed back to it."""
     assert prompt.caption() == caption
     assert parse(caption) == prompt
 
@@ -64,20 +64,19 @@ def test_caption(prompt: Prompt, caption: str) -> None:
     "text", ["", "a cat", "a red circle", "a red star on a blue ground", "a red circle on a blue ground, far"]
 )
 def test_parse_refuses_other_text(text: str) -> None:
-    """Text that is no caption of the demo model is refused and never half understood."""
     with pytest.raises(ValueError, match="not a caption"):
         parse(text)
 
 
 def test_prompts_cover_the_vocabulary_once() -> None:
-    """Each colour stands on every other ground, in each shape and place, exactly once."""
+    """Each colour occurs on every other ground, in each shape and place, exactly once."""
     prompts = all_prompts()
     assert len(set(prompts)) == len(prompts) == 8 * 7 * len(SHAPES) * len(PLACES)
     assert all(prompt.colour != prompt.ground for prompt in prompts)
 
 
 def test_held_out_prompts_are_never_trained_on() -> None:
-    """The split is the same each time, a tenth of the prompts, and holds every word on both sides."""
+    """The split is constant, holds out a tenth of the prompts, and has every word on both sides."""
     training, held_out = split_prompts()
     assert (training, held_out) == split_prompts()
     assert sorted([*training, *held_out], key=Prompt.caption) == sorted(all_prompts(), key=Prompt.caption)
@@ -89,15 +88,15 @@ def test_held_out_prompts_are_never_trained_on() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_drawing_is_pure(size: tuple[int, int]) -> None:
-    """A seed stands for one picture, and another seed moves the shape."""
+def test_drawing_depends_only_on_prompt_size_and_seed(size: tuple[int, int]) -> None:
+    """Another seed moves the shape."""
     assert draw(RED_CIRCLE, size, 3).tobytes() == draw(RED_CIRCLE, size, 3).tobytes()
     assert draw(RED_CIRCLE, size, 3).tobytes() != draw(RED_CIRCLE, size, 4).tobytes()
     assert draw(RED_CIRCLE, size, 3).size == size
 
 
-def test_batch_holds_the_pictures_in_order() -> None:
-    """The n-th picture of a batch is the one drawn with the n-th seed."""
+def test_batch_has_images_in_order() -> None:
+    """The n-th image of a batch has the n-th seed."""
     prompts = [RED_CIRCLE, replace(RED_CIRCLE, shape="cross")]
     batch = draw_batch(prompts, WIDE_SIZE, 7)
     assert batch.shape == (2, 64, 96, 3)
@@ -106,17 +105,16 @@ def test_batch_holds_the_pictures_in_order() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_checker_reads_every_prompt(size: tuple[int, int]) -> None:
-    """What was drawn is read back from every prompt."""
     assert [p for n, p in enumerate(all_prompts()) if not matches(draw(p, size, n), p)] == []
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("spoil", [jpeg, noisy, blurred])
-def test_checker_reads_spoilt_pictures(size: tuple[int, int], spoil: Callable[[Image.Image], Image.Image]) -> None:
-    """JPEG, mild noise and a mild blur do not mislead the checker."""
-    # Every eleventh: still each colour, shape, ground and place.
+@pytest.mark.parametrize("degrade", [jpeg, noisy, blurred])
+def test_checker_reads_degraded_images(size: tuple[int, int], degrade: Callable[[Image.Image], Image.Image]) -> None:
+    """JPEG compression, mild noise and mild blur."""
+    # Every eleventh prompt still covers each colour, shape, ground and place.
     prompts = all_prompts()[::11]
-    assert [p for n, p in enumerate(prompts) if not matches(spoil(draw(p, size, n)), p)] == []
+    assert [p for n, p in enumerate(prompts) if not matches(degrade(draw(p, size, n)), p)] == []
 
 
 @pytest.mark.parametrize(
@@ -131,12 +129,10 @@ def test_checker_reads_spoilt_pictures(size: tuple[int, int], spoil: Callable[[I
 )
 @pytest.mark.parametrize("size", SIZES)
 def test_checker_rejects_one_wrong_attribute(size: tuple[int, int], other: Prompt) -> None:
-    """A picture that is wrong in a single attribute does not match."""
     assert not matches(draw(other, size, 0), RED_CIRCLE)
 
 
 def test_any_place_matches_a_caption_without_one() -> None:
-    """A prompt that leaves the place open is met by any place."""
     assert all(
         matches(draw(replace(RED_CIRCLE, place=place), SQUARE_SIZE, 0), "a red circle on a blue ground")
         for place in PLACES
@@ -150,13 +146,13 @@ def _two_shapes() -> Image.Image:
 
 
 def _two_colours() -> Image.Image:
-    picture = draw(RED_CIRCLE, SQUARE_SIZE, 0)
-    picture.paste(draw(replace(RED_CIRCLE, colour="green"), SQUARE_SIZE, 0).crop((0, 0, 64, 32)), (0, 0))
-    return picture
+    image = draw(RED_CIRCLE, SQUARE_SIZE, 0)
+    image.paste(draw(replace(RED_CIRCLE, colour="green"), SQUARE_SIZE, 0).crop((0, 0, 64, 32)), (0, 0))
+    return image
 
 
 @pytest.mark.parametrize(
-    ("picture", "reading"),
+    ("image", "reading"),
     [
         (Image.new("RGB", (64, 64), COLOURS["red"]), Reading(None, None, "red", None)),
         (Image.new("RGB", (64, 64), (128, 128, 128)), Reading(None, None, None, None)),
@@ -165,12 +161,12 @@ def _two_colours() -> Image.Image:
     ],
     ids=["plain", "grey", "two shapes", "two colours"],
 )
-def test_checker_admits_what_it_cannot_tell(picture: Image.Image, reading: Reading) -> None:
-    """Pictures outside the vocabulary read as None where they are, rather than as the nearest guess."""
-    assert read(picture) == reading
+def test_checker_returns_none_for_unknown_attributes(image: Image.Image, reading: Reading) -> None:
+    """Attributes outside the vocabulary are None rather than the nearest guess."""
+    assert read(image) == reading
 
 
 def test_checker_rejects_noise() -> None:
-    """Pure noise, what an untrained model makes, matches nothing."""
+    """The output of an untrained model matches nothing."""
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     assert read(pixels).shape is None

@@ -1,4 +1,4 @@
-"""Draws the pictures that the demo model learns from: one large shape on a plain ground, with its caption."""
+"""The training images of the demo model: one large shape on a plain ground, with a caption."""
 
 import random
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ SQUARE_SIZE = (64, 64)  # width, height
 WIDE_SIZE = (96, 64)
 
 SUPERSAMPLING = 4
-# Half the shape's side, and how far its centre may stray, as fractions of the shorter side of the picture.
+# Half the shape's side, and the jitter of its centre, as fractions of the shorter side of the image.
 RADIUS_RANGE = (0.21, 0.25)
 CENTRE_JITTER = 0.025
 # Half the width of a bar of the cross, as a fraction of its radius.
@@ -45,7 +45,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a picture shows; `place` is None where the caption leaves it open."""
+    """What an image shows; `place` is None if the caption names none."""
 
     colour: str
     shape: str
@@ -53,14 +53,14 @@ class Prompt:
     place: str | None
 
     def caption(self) -> str:
-        """The caption, such as `a red circle on a blue ground, left`."""
+        """Return the caption, such as `a red circle on a blue ground, left`."""
         subject = f"{_article(self.colour)} {self.colour} {self.shape}"
         text = f"{subject} on {_article(self.ground)} {self.ground} ground"
         return text if self.place is None else f"{text}, {self.place}"
 
 
 def parse(caption: str) -> Prompt:
-    """The prompt of which this is the caption; raises ValueError for any other text."""
+    """Return the prompt of a caption; raises ValueError for other text."""
     words = caption.replace(",", " ").split()
     if len(words) in (7, 8) and words[3] == "on" and words[6] == "ground":
         prompt = Prompt(words[1], words[2], words[5], words[7] if len(words) == 8 else None)
@@ -71,7 +71,7 @@ def parse(caption: str) -> Prompt:
 
 
 def all_prompts() -> list[Prompt]:
-    """Every prompt with a place, in a fixed order; a shape never has its ground's colour."""
+    """Return every prompt with a place, in a fixed order; a shape never has the colour of its ground."""
     return [
         Prompt(colour, shape, ground, place)
         for colour, shape, ground, place in product(COLOURS, SHAPES, COLOURS, PLACES)
@@ -80,7 +80,7 @@ def all_prompts() -> list[Prompt]:
 
 
 def split_prompts() -> tuple[list[Prompt], list[Prompt]]:
-    """The prompts for training and the held-out ones, the same split every time."""
+    """Return the training prompts and the held-out ones; the split is constant."""
     prompts = all_prompts()
     count = round(len(prompts) * HELD_OUT_SHARE)
     held_out = set(random.Random(HELD_OUT_SEED).sample(prompts, count))
@@ -88,7 +88,7 @@ def split_prompts() -> tuple[list[Prompt], list[Prompt]]:
 
 
 def outline(shape: str, centre: Point, radius: tuple[float, float]) -> list[Point]:
-    """The corners of a square, triangle or cross that fills the box centre ± radius (x, y)."""
+    """Return the corners of a square, triangle or cross that fills the box centre ± radius (x, y)."""
     (x, y), (rx, ry) = centre, radius
     corners: list[Point]
     if shape == "square":
@@ -105,11 +105,11 @@ def outline(shape: str, centre: Point, radius: tuple[float, float]) -> list[Poin
 
 
 def shape_mask(shape: str, size: tuple[int, int], centre: Point, radius: tuple[float, float]) -> Image.Image:
-    """A grey picture of `size` (width, height), 255 inside the shape and antialiased at its edge."""
+    """Return a grey image of `size` (width, height): 255 inside the shape, antialiased at its edge."""
     scale = SUPERSAMPLING
     fine = Image.new("L", (size[0] * scale, size[1] * scale), 0)
     pen = ImageDraw.Draw(fine)
-    # PIL counts an edge pixel as inside; without the half pixel every shape grows.
+    # PIL includes edge pixels; without the half pixel every shape would be larger.
     x, y = centre[0] * scale - 0.5, centre[1] * scale - 0.5
     rx, ry = radius[0] * scale, radius[1] * scale
     if shape == "circle":
@@ -120,7 +120,7 @@ def shape_mask(shape: str, size: tuple[int, int], centre: Point, radius: tuple[f
 
 
 def draw(prompt: Prompt, size: tuple[int, int], seed: int) -> Image.Image:
-    """An RGB picture of the prompt, `size` as (width, height); the same seed draws the same picture."""
+    """Return an RGB image of the prompt, determined by `size` (width, height) and `seed`."""
     rng = random.Random(seed)
     place = prompt.place if prompt.place is not None else rng.choice(tuple(PLACES))
     short = min(size)
@@ -139,9 +139,9 @@ def draw(prompt: Prompt, size: tuple[int, int], seed: int) -> Image.Image:
 def draw_batch(
     prompts: list[Prompt], size: tuple[int, int], seed: int
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Pictures of the prompts as uint8 [N, H, W, 3], seeded with seed, seed + 1 and so on."""
-    pictures = [np.asarray(draw(prompt, size, seed + n)) for n, prompt in enumerate(prompts)]
-    return np.stack(pictures)
+    """Return images of the prompts as uint8 [N, H, W, 3], with the seeds seed, seed + 1, ..."""
+    images = [np.asarray(draw(prompt, size, seed + n)) for n, prompt in enumerate(prompts)]
+    return np.stack(images)
 
 
 def _article(word: str) -> str:

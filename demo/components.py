@@ -1,4 +1,4 @@
-"""Builds the untrained parts of the demo pipeline around its autoencoder, and saves the whole."""
+"""Untrained components of the demo pipeline, and saving of the pipeline."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNe
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-from demo.pictures import COLOURS, PLACES, SHAPES
+from demo.drawings import COLOURS, PLACES, SHAPES
 
 CAPTION_TOKENS = 24
 TEXT_WIDTH = 64
@@ -17,26 +17,26 @@ START, END = "<|startoftext|>", "<|endoftext|>"
 
 
 def new_tokenizer() -> CLIPTokenizer:
-    """A tokenizer with one token for each word of the captions and one for each byte of any other text."""
+    """Return a tokenizer with one token per caption word, and one per byte of other text."""
     letters = sorted(ByteLevel.alphabet())
     tokens = [START, END, *letters, *(f"{letter}</w>" for letter in letters)]
     merges: list[tuple[str, str]] = []
     for word in ("a", "an", "on", "ground", *COLOURS, *SHAPES, *PLACES):
         parts = [*word[:-1], f"{word[-1]}</w>"]
         while len(parts) > 1:
-            # From the end, so that no word's merges break another word's beginning.
+            # From the end, so that the merges of a word do not apply to the start of another word.
             pair = (parts[-2], parts[-1])
             parts[-2:] = ["".join(pair)]
             if pair not in merges:
                 merges.append(pair)
                 tokens.append(parts[-1])
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
-    # Its merges are typed as strings but go straight to a class that takes pairs.
+    # `merges` is typed as strings, and passed to a class that takes pairs.
     return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=CAPTION_TOKENS)  # type: ignore[arg-type]
 
 
 def new_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
-    """An untrained text encoder: token ids [N, 24] to states [N, 24, 64]."""
+    """Return an untrained text encoder: token ids [N, 24] to states [N, 24, 64]."""
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=TEXT_WIDTH,
@@ -53,7 +53,7 @@ def new_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
 
 
 def new_denoiser() -> UNet2DConditionModel:
-    """An untrained denoiser of latents [N, 4, H/4, W/4] that reads the caption at both of its resolutions."""
+    """Return an untrained denoiser of latents [N, 4, H/4, W/4] with cross-attention at both resolutions."""
     return UNet2DConditionModel(
         sample_size=16,
         block_out_channels=(32, 80),
@@ -63,16 +63,16 @@ def new_denoiser() -> UNet2DConditionModel:
         cross_attention_dim=TEXT_WIDTH,
         # Diffusers reads this as the number of heads.
         attention_head_dim=(2, 4),
-        # Self-attention at the finer resolution costs a quarter of a step; convolutions do for it there.
+        # Self-attention at the finer resolution takes a quarter of a step; convolutions suffice there.
         only_cross_attention=(True, False),
         norm_num_groups=1,
     )
 
 
 def new_scheduler() -> DDIMScheduler:
-    """The noise schedule: v-prediction that ends in pure noise.
+    """Return the noise schedule: v-prediction that ends in pure noise.
 
-    Flat colour shows through strong noise, so nothing short of pure noise leaves the ground open.
+    A flat colour is visible through strong noise: with anything less than pure noise the ground would be determined.
     """
     return DDIMScheduler(
         beta_schedule="linear",
@@ -88,7 +88,7 @@ def new_scheduler() -> DDIMScheduler:
 def assemble(
     vae: AutoencoderKL, text: CLIPTextModel, tokenizer: CLIPTokenizer, unet: UNet2DConditionModel
 ) -> StableDiffusionPipeline:
-    """The pipeline of these parts."""
+    """Return the pipeline of these components."""
     return StableDiffusionPipeline(
         vae=vae,
         text_encoder=text,
@@ -102,20 +102,20 @@ def assemble(
 
 
 def save(pipeline: StableDiffusionPipeline, folder: Path) -> None:
-    """Saves the pipeline; a reader of the folder meets whole files only, old or new."""
+    """Save the pipeline; each file is replaced atomically."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
-        pipeline.save_pretrained(aside)
-        _write_vocabulary(Path(aside) / "tokenizer", pipeline.tokenizer)
-        for file in sorted(path for path in Path(aside).rglob("*") if path.is_file()):
-            target = folder / file.relative_to(aside)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        pipeline.save_pretrained(temporary)
+        _write_vocabulary(Path(temporary) / "tokenizer", pipeline.tokenizer)
+        for file in sorted(path for path in Path(temporary).rglob("*") if path.is_file()):
+            target = folder / file.relative_to(temporary)
             target.parent.mkdir(exist_ok=True)
             file.chmod(0o644)
             os.replace(file, target)
 
 
 def _write_vocabulary(folder: Path, tokenizer: CLIPTokenizer) -> None:
-    """Adds vocab.json and merges.txt, which older releases of transformers read."""
+    """Add vocab.json and merges.txt, which older releases of transformers read."""
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     (folder / "vocab.json").write_text(json.dumps(model["vocab"], ensure_ascii=False), encoding="utf-8")
     lines = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
