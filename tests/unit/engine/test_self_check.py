@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from worker.engine.fusion.architectures import Kind
 from worker.engine.fusion.batch_key import batch_key
 from worker.engine.fusion.self_check import infer_rules
 from worker.engine.fusion.stacking import Stacker
-from worker.engine.fusion.stacking_rules import Kind
 
 
 def call(rows: int, **changes: Any) -> dict[str, Any]:

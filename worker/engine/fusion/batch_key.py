@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from worker.engine.fusion.stacking_rules import EQUAL, Kind, StackingRules
+from worker.engine.fusion.architectures import EQUAL, Kind, StackingRules
 
 PLAIN = bool | int | float | str | torch.dtype | torch.device | None
 Arguments = Mapping[str, Any]

@@ -17,11 +17,11 @@ from PIL import Image
 from shared.config.models_file import ModelSpec
 from shared.errors import JobError
 from shared.job import InputRef, Job, Task
+from worker.engine.fusion.architectures import Argument, Kind, StackingRules
 from worker.engine.fusion.batch_key import Arguments, is_omitted
 from worker.engine.fusion.fused_call import run_fused
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
-from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import prepare_inputs
 from worker.engine.pipelines.loading import LoadedModel

@@ -17,7 +17,8 @@ Pipeline = Any  # diffusers' pipelines have no types
 class StepCounter:
     """The progress bar of an image task's pipeline: counts steps and calls `on_change`.
 
-    `previews` are not yet delivered; `previewing` is True while one is decoded.
+    It has the part of tqdm's interface that pipelines use. `previews` are not yet delivered; `previewing` is True while
+    one is decoded.
     """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
@@ -30,7 +31,7 @@ class StepCounter:
     def __call__(self, iterable: Any = None, total: int | None = None) -> Any:
         if iterable is None:
             self.total += total or 0
-            return _Bar(self)
+            return self
         items = list(iterable)
         self.total += len(items)
         return self._iterate(items)
@@ -38,27 +39,17 @@ class StepCounter:
     def _iterate(self, items: list[Any]) -> Iterator[Any]:
         for item in items:
             yield item
-            self.advance(1)
+            self.update()
 
-    def advance(self, count: int) -> None:
+    def update(self, count: int = 1) -> None:
         self.step += count
         self._on_change()
 
-
-class _Bar:
-    """The part of tqdm's interface that pipelines use."""
-
-    def __init__(self, steps: StepCounter) -> None:
-        self._steps = steps
-
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> StepCounter:
         return self
 
     def __exit__(self, *_exception: object) -> None:
         pass
-
-    def update(self, count: int = 1) -> None:
-        self._steps.advance(count)
 
     def set_postfix(self, *_args: Any, **_kwargs: Any) -> None:
         pass

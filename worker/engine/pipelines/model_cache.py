@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,13 +27,6 @@ Outcome = LoadedModel | JobError
 
 class ModelCacheFull(ModelUnavailable):
     """A model that no job requests is not loaded, as it would evict another one."""
-
-
-@dataclass(frozen=True)
-class _Located:
-    spec: ModelSpec
-    folder: Path
-    nbytes: int
 
 
 class ModelCache:
@@ -64,7 +56,7 @@ class ModelCache:
         self.adapters = adapters
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load-model")
         self._requested: dict[str, bool] = {}  # whether other models can be evicted for it
-        self._located: list[_Located] = []
+        self._located: list[tuple[ModelSpec, Path, int]] = []
         self._load_running = False
 
     def get(self, model: str) -> LoadedModel | None:
@@ -83,13 +75,13 @@ class ModelCache:
         is_new = spec.id not in self._requested
         self._requested[spec.id] = evict_others or self._requested.get(spec.id, False)
         if is_new:
-            self._in_background(spec, lambda: _Located(spec, *locate(spec)), self._located.append)
+            self._in_background(spec, lambda: (spec, *locate(spec)), self._located.append)
 
     def start_next_load(self, busy: set[str]) -> None:
         """Start the next load if the model fits, evicting models that are not `busy`, least recently used first."""
         if self._load_running or not self._located:
             return
-        spec, folder, nbytes = self._located[0].spec, self._located[0].folder, self._located[0].nbytes
+        spec, folder, nbytes = self._located[0]
         if error := too_large(spec, nbytes, self._most_bytes):
             self._located.pop(0)
             return self._settle(spec, error)
@@ -137,10 +129,9 @@ class ModelCache:
         idle = [model for model in self.loaded.values() if model.spec.id not in busy]
         if not idle:
             return False
-        oldest = min(idle, key=lambda model: model.last_used)
-        del self.loaded[oldest.spec.id]
+        oldest = self.loaded.pop(min(idle, key=lambda model: model.last_used).spec.id)
         log.info("model_evicted", model=oldest.spec.id, bytes=oldest.nbytes)
-        del oldest, idle
+        del oldest, idle  # so that garbage collection frees it
         _collect_garbage()
         empty_cache(self.device)
         return True

@@ -13,7 +13,6 @@ import torch
 from cachetools import LRUCache
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from shared.errors import JobError
 from worker.engine.fusion.module_proxy import ParkedCall, Stage
 from worker.engine.fusion.stacking import map_tensors
 
@@ -29,7 +28,7 @@ class TextCache:
     """LRU cache of the text encoder outputs of one model, by input tokens."""
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
-        self._outputs: LRUCache[Hashable, Any] = LRUCache(max_bytes, getsizeof=bytes_of)
+        self._outputs: LRUCache[Hashable, Any] = LRUCache(max_bytes, getsizeof=lambda output: bytes_of(output) or 0)
 
     @property
     def nbytes(self) -> int:
@@ -62,9 +61,7 @@ class TextCache:
         return outcomes
 
     def _keep(self, key: Hashable, outcome: Any) -> None:
-        if isinstance(key, int) or isinstance(outcome, JobError) or not is_plain(outcome):
-            return
-        if 0 < bytes_of(outcome) <= self._outputs.maxsize // 4:
+        if not isinstance(key, int) and 0 < (bytes_of(outcome) or 0) <= self._outputs.maxsize // 4:
             output = _try_copy(outcome)
             if output is not None:
                 self._outputs[key] = output
@@ -105,26 +102,18 @@ def copy_output(tree: Any) -> Any:
     return map_tensors(tree, lambda tensor: tensor.clone())
 
 
-def is_plain(tree: Any) -> bool:
-    """Return whether a tree has only tensors and plain values.
+def bytes_of(tree: Any) -> int | None:
+    """Return the memory of the tensors of a tree; None for a tree with more than tensors and plain values.
 
-    Other values, such as a language model's cache of keys and values, are not counted by `bytes_of` and can be many
-    times larger than the states.
+    A language model's cache of keys and values, for example, can be many times larger than its states.
     """
-    if isinstance(tree, Mapping):
-        return all(is_plain(item) for item in tree.values())
-    if isinstance(tree, list | tuple):
-        return all(is_plain(item) for item in tree)
-    return tree is None or isinstance(tree, torch.Tensor | bool | int | float | str)
-
-
-def bytes_of(tree: Any) -> int:
-    """Return the memory of the tensors of a tree."""
     if isinstance(tree, torch.Tensor):
         return tree.numel() * tree.element_size()
-    if isinstance(tree, Mapping):
-        return sum(bytes_of(item) for item in tree.values())
-    return sum(bytes_of(item) for item in tree) if isinstance(tree, list | tuple) else 0
+    items = list(tree.values()) if isinstance(tree, Mapping) else tree
+    if isinstance(items, list | tuple):
+        sizes = [bytes_of(item) for item in items]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+    return 0 if tree is None or isinstance(tree, bool | int | float | str) else None
 
 
 class CachedTokenizer:
@@ -145,10 +134,9 @@ class CachedTokenizer:
         encoding = self._encodings.get(key)
         if encoding is None:
             encoding = self._tokenizer(*args, **kwargs)
-            has_only_tensors = isinstance(encoding, BatchEncoding) and all(
-                isinstance(value, torch.Tensor) for value in encoding.values()
-            )
-            if key is None or not has_only_tensors:
+            if key is None or not isinstance(encoding, BatchEncoding):
+                return encoding
+            if not all(isinstance(value, torch.Tensor) for value in encoding.values()):
                 return encoding
             self._encodings[key] = encoding
         copied = copy.copy(encoding)  # with its own tensors: a pipeline can change them in place
