@@ -11,7 +11,7 @@ from typing import Any
 from api.errors import TooManyStreams
 from shared.queue import EventFeed, JobEvent
 from shared.runtime import metrics
-from shared.runtime.cancellation import canceled
+from shared.runtime.cancellation import cancel_and_wait
 
 # Each waiter holds a connection and a bounded queue; many more would exhaust the process's file descriptors.
 MAX_WAITERS = 5_000
@@ -97,7 +97,7 @@ async def _until_closing(
     finally:
         stop.cancel()
         if pending is not None:
-            await canceled((pending,))
+            await cancel_and_wait((pending,))
 
 
 def preferred_wait_s(prefer: str | None, max_wait_s: float) -> float | None:

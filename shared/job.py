@@ -1,7 +1,6 @@
-"""A job, and what is known of it: the words that every part of fusequeue speaks.
+"""Jobs and their records.
 
-A `Job` is frozen: the API resolves every default (the seed too) once, and nothing changes it afterwards.
-What happens to it is kept beside it in a `JobRecord`.
+A `Job` is immutable: the API resolves all defaults, including the seed. A `JobRecord` holds its changing state.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ NEWEST_JOB = 3
 
 
 class Sharing(StrEnum):
-    """Whether jobs must agree on a field to share a fused forward."""
+    """Whether a field must be equal for jobs to share a fused forward."""
 
     SHARED = "shared"
     PER_JOB = "per_job"
@@ -44,7 +43,7 @@ class State(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a running job is doing."""
+    """Phase of a running job."""
 
     LOADING = "loading"
     DENOISING = "denoising"
@@ -53,7 +52,7 @@ class Phase(StrEnum):
 
 
 class Priority(StrEnum):
-    """Lanes in the order in which they are served."""
+    """Priorities, highest first."""
 
     INTERACTIVE = "interactive"
     STANDARD = "standard"
@@ -61,7 +60,7 @@ class Priority(StrEnum):
 
 
 class Task(StrEnum):
-    """What a model makes of what. A picture with a strength is noised; one to edit is looked at, and stays as it is."""
+    """Tasks of a model. Images with a strength are noised; images to edit condition the model."""
 
     TEXT_TO_IMAGE = "text_to_image"
     IMAGE_TO_IMAGE = "image_to_image"
@@ -90,8 +89,8 @@ class OutputFormat(StrEnum):
         return f"{'video' if self is OutputFormat.MP4 else 'image'}/{self.value}"
 
     @property
-    def of_previews(self) -> OutputFormat:
-        """What the previews of such a picture are: PNG would be many times as large."""
+    def preview_format(self) -> OutputFormat:
+        """Format of previews; PNG would be many times as large."""
         return OutputFormat.JPEG if self is OutputFormat.JPEG else OutputFormat.WEBP
 
 
@@ -100,10 +99,10 @@ class _Frozen(BaseModel):
 
 
 class Webhook(_Frozen):
-    """Where a job's client is told of its changes of state; `states` are those it asked for.
+    """A webhook of one job, sent on the given `states`.
 
-    Where `version` is set, it is told in the form of Replicate's predictions, of which this is the model's version. A
-    job without is written as before there was such a field.
+    With `version`, a model version, it is sent as a Replicate prediction. Jobs without one omit the field, so that
+    older workers can read them.
     """
 
     url: str
@@ -112,7 +111,7 @@ class Webhook(_Frozen):
 
 
 class InputRef(_Frozen):
-    """A picture the job starts from: stored already, validated, known by its content."""
+    """A validated and stored input image; its id is derived from its content."""
 
     id: str
     key: str
@@ -123,22 +122,20 @@ class InputRef(_Frozen):
 
 
 class Adapter(_Frozen):
-    """A LoRA of the model's allow-list and the weight it is mixed in with."""
+    """An allowed LoRA adapter and its weight."""
 
     id: str
     scale: float = 1.0
 
 
 class Job(_Frozen):
-    """What a client asked for, with nothing left to decide.
+    """A validated request with all defaults resolved. Sizes are in pixels, times in ms since the epoch.
 
-    Every field is marked with its `Sharing`. An unmarked field counts as shared: a forgotten mark costs
-    speed, never a wrong picture. Sizes are in pixels, times in milliseconds since the epoch. `mixed_fields` names the
-    shared fields that its model's forward can mix all the same: the signature leaves them out.
+    Every field is marked with its `Sharing`; an unmarked field is shared, so that a forgotten mark costs speed but not
+    correctness. `mixed_fields` are shared fields that can differ in a forward of the model; the signature omits them.
 
-    `images` are those of the task: the one to start from, or those to edit. `reference_sizes` are the sizes (width,
-    height) that pictures to edit are brought to, as they become tokens of the forward; empty for all other tasks.
-    `layers` is the number of pictures that each of the `n` results consists of, 0 where the model makes single ones.
+    `images` are the image to start from or those to edit. `reference_sizes` are the (width, height) that images to edit
+    are resized to, empty for other tasks. `layers` is the number of images per result, 0 for models without layers.
     """
 
     schema_version: Annotated[Literal[3], PER_JOB] = 3
@@ -155,7 +152,7 @@ class Job(_Frozen):
     width: Annotated[int, SHARED]
     height: Annotated[int, SHARED]
     frames: Annotated[int, SHARED] = 1
-    fps: Annotated[int | None, SHARED] = None  # positions along time are in seconds where sound goes with the frames
+    fps: Annotated[int | None, SHARED] = None  # positions along time are in seconds if there is sound
     layers: Annotated[int, SHARED] = 0
     reference_sizes: Annotated[tuple[tuple[int, int], ...], SHARED] = ()
     adapters: Annotated[tuple[Adapter, ...], SHARED] = ()
@@ -178,7 +175,7 @@ class Job(_Frozen):
     output_format: Annotated[OutputFormat, PER_JOB] = OutputFormat.PNG
     output_quality: Annotated[int, PER_JOB] = 90
     embed_parameters: Annotated[bool, PER_JOB] = False
-    previews: Annotated[int, PER_JOB] = 0  # of each picture on its way, for whoever waits for it
+    previews: Annotated[int, PER_JOB] = 0  # per image, for clients that wait for it
 
     @property
     def slots(self) -> int:
@@ -186,20 +183,20 @@ class Job(_Frozen):
         return self.n
 
     def seed_of(self, index: int) -> int:
-        """Return the seed that result `index` is made with: the layers of one picture have the same."""
+        """Return the seed of output `index`; layers of one result share it."""
         return self.seed + index // max(1, self.layers)
 
     @property
     def inputs(self) -> dict[str, InputRef]:
-        """The stored pictures that the job needs, by the name of the request's field."""
+        """Stored input images by request field."""
         several = len(self.images) > 1
-        named = {f"images.{at}" if several else "image": ref for at, ref in enumerate(self.images)}
-        more = {"mask": self.mask, "last_image": self.last_image}
-        return named | {name: ref for name, ref in more.items() if ref is not None}
+        images = {f"images.{index}" if several else "image": ref for index, ref in enumerate(self.images)}
+        others = {"mask": self.mask, "last_image": self.last_image}
+        return images | {name: ref for name, ref in others.items() if ref is not None}
 
 
 def sharing(name: str) -> Sharing:
-    """Return how the `Job` field called `name` is marked; an unmarked one is shared."""
+    """Return the mark of a `Job` field."""
     for mark in Job.model_fields[name].metadata:
         if isinstance(mark, Sharing):
             return mark
@@ -207,7 +204,7 @@ def sharing(name: str) -> Sharing:
 
 
 class Thumbnail(_Frozen):
-    """A still that stands for a video: its first frame, as a JPEG in storage."""
+    """First frame of a video, as a stored JPEG."""
 
     key: str
     content_type: str
@@ -217,7 +214,7 @@ class Thumbnail(_Frozen):
 
 
 class Artifact(_Frozen):
-    """One finished picture or video in storage; the fields from `frames` on are a video's alone."""
+    """A stored image or video; the fields from `frames` on are only set for videos."""
 
     index: int
     kind: Literal["image", "video"] = "image"
@@ -236,7 +233,7 @@ class Artifact(_Frozen):
 
 
 class Failure(_Frozen):
-    """Why a job did not succeed, as its client is told."""
+    """The error of a job, as shown to its client."""
 
     code: str
     message: str
@@ -245,7 +242,7 @@ class Failure(_Frozen):
 
 
 class Progress(_Frozen):
-    """Denoising steps done of those to do, over all of the job's pictures."""
+    """Completed and total denoising steps over all images of the job."""
 
     step: int = 0
     total: int = 0
@@ -256,10 +253,10 @@ class Progress(_Frozen):
 
 
 class BatchingStats(_Frozen):
-    """How much company a job had, counted over its denoiser forwards.
+    """Batching of a job over its denoiser forwards.
 
-    `max_jobs` is the largest number of jobs in one forward, this one included; `mean_rows` the mean rows a
-    forward, guidance's doubling not counted. `solo_reason` says why it never had company, None if it had.
+    `max_jobs` is the most jobs in one forward, including this one; `mean_rows` the mean rows of its forwards, before
+    guidance doubling. `solo_reason` is None if the job ever had batch mates.
     """
 
     forwards: int = 0
@@ -269,7 +266,7 @@ class BatchingStats(_Frozen):
 
 
 class Timings(_Frozen):
-    """Where the time went, in milliseconds; None means not reached."""
+    """Duration of each phase in milliseconds; None if not reached."""
 
     queue_ms: int | None = None
     load_ms: int | None = None
@@ -278,9 +275,9 @@ class Timings(_Frozen):
 
 
 class Outcome(_Frozen):
-    """What a worker settles a job with: a terminal state and all that belongs to it.
+    """Terminal state and results with which a worker settles a job.
 
-    `gpu_seconds` is the job's share of the forwards it took part in: the tenant is charged with it.
+    `gpu_seconds` is the job's share of its forwards; it is charged to the tenant.
     """
 
     state: State
@@ -293,7 +290,7 @@ class Outcome(_Frozen):
 
 
 class JobRecord(_Frozen):
-    """A job and everything known of it at the moment of reading."""
+    """A job and its state at the time of reading."""
 
     job: Job
     state: State
@@ -315,12 +312,12 @@ class JobRecord(_Frozen):
 
 
 def encode(job: Job) -> str:
-    """Return the job's wire form, JSON with its schema version."""
+    """Return the wire form of a job: JSON with its schema version."""
     return job.model_dump_json()
 
 
 def is_newer(wire: str | bytes) -> bool:
-    """Tell whether a wire form that `decode` refuses is of a later version than this program knows."""
+    """Return whether a wire form that `decode` rejects has a later version than this program knows."""
     try:
         version = json.loads(wire).get("schema_version")
     except (ValueError, AttributeError):
@@ -329,5 +326,5 @@ def is_newer(wire: str | bytes) -> bool:
 
 
 def decode(wire: str | bytes) -> Job:
-    """Read a job's wire form; a `pydantic.ValidationError` (a ValueError) means it is not one of ours."""
+    """Parse the wire form of a job; raises `pydantic.ValidationError` (a `ValueError`) if it is invalid."""
     return Job.model_validate_json(wire)

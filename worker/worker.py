@@ -15,7 +15,7 @@ from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.queue import Claim, Queue
-from shared.runtime.cancellation import canceled
+from shared.runtime.cancellation import cancel_and_wait
 from shared.runtime.clock import new_id
 from shared.runtime.log import announce
 from shared.storage import Storage
@@ -119,7 +119,7 @@ class Worker:
                 announce("worker_ready", worker=self.name, models=self._models)
             return await self._work_until_drained(background)
         finally:
-            await canceled(background)
+            await cancel_and_wait(background)
             self._uploader.close()
 
     def drain(self) -> None:
@@ -236,4 +236,4 @@ class Worker:
             log.info("jobs_released", jobs=await self._queue.claims.release(self.name, epochs))
         except RedisUnavailable as error:
             log.warning("release_failed", jobs=len(unfinished), error=error.message, remedy="none: their leases expire")
-        await canceled(self._tasks)
+        await cancel_and_wait(self._tasks)

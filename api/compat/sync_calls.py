@@ -25,7 +25,7 @@ from api.http.streaming import StreamedResponse
 from shared.errors import FusequeueError, Unavailable
 from shared.job import Job, JobRecord, State
 from shared.request import JobRequest
-from shared.runtime.cancellation import canceled
+from shared.runtime.cancellation import cancel_and_wait
 
 log = structlog.get_logger()
 
@@ -120,7 +120,7 @@ class SyncCall:
             await asyncio.wait({job_end, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             return job_end.result() if job_end.done() else None
         finally:
-            await canceled((job_end, disconnect))
+            await cancel_and_wait((job_end, disconnect))
 
     async def _ended_record(self, ended: bool) -> JobRecord:
         """Return the record of the ended job; raises for a job that has not ended, for which a retry can wait."""

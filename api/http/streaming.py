@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from shared.errors import NotFound
-from shared.runtime.cancellation import canceled
+from shared.runtime.cancellation import cancel_and_wait
 
 SEND_TIMEOUT_S = 60.0
 SSE_KEEPALIVE = b": keep-alive\n\n"
@@ -42,7 +42,7 @@ class StreamedResponse(Response):
             if sending.done():
                 sending.result()
         finally:
-            await canceled((sending, disconnect))
+            await cancel_and_wait((sending, disconnect))
             await self.pieces.aclose()
 
     async def _send_all(self, send: Send) -> None:

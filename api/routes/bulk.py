@@ -25,7 +25,7 @@ from shared.errors import FusequeueError, PayloadTooLarge
 from shared.queue import Submission, Submitted
 from shared.request import parse
 from shared.runtime import metrics, strict_json
-from shared.runtime.cancellation import canceled
+from shared.runtime.cancellation import cancel_and_wait
 
 log = structlog.get_logger()
 
@@ -85,7 +85,7 @@ class BulkResponse(Response):
             await reading
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            await canceled((reading,))
+            await cancel_and_wait((reading,))
             self._spool.close()
 
     async def _read(self) -> None:

@@ -17,7 +17,7 @@ from shared.job import JobRecord, Phase, Progress, State
 from shared.queue.client import MAX_BLOCK_MS, translated
 from shared.queue.records import JobEvent, ProgressReport
 from shared.runtime import metrics
-from shared.runtime.cancellation import canceled
+from shared.runtime.cancellation import cancel_and_wait
 from shared.runtime.clock import now_ms
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class EventFeed:
             self._tasks = [asyncio.create_task(self._read_forever()), asyncio.create_task(self._listen_forever())]
 
     async def close(self) -> None:
-        await canceled(self._tasks)
+        await cancel_and_wait(self._tasks)
         self._tasks = []
         for subscriptions in self._subscriptions.values():
             for subscription in subscriptions:

@@ -14,7 +14,7 @@ PREVIEWS_KEPT_S = 60
 
 @dataclass(frozen=True)
 class Preview:
-    """Preview `number` of image `index`, both from 0; `b64` is a file of the format `OutputFormat.of_previews`."""
+    """Preview `number` of image `index`, both from 0; `b64` is a file of the format `OutputFormat.preview_format`."""
 
     index: int
     number: int

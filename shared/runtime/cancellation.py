@@ -1,4 +1,4 @@
-"""Canceling that cannot be lost."""
+"""Reliable cancellation of tasks."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-AGAIN_S = 0.2
+RETRY_S = 0.2
 
 
-async def canceled(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel tasks until all of them have ended; what they raise is dropped.
+async def cancel_and_wait(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks repeatedly until all have ended; their exceptions are dropped.
 
-    Once may not be enough: up to Python 3.11 `asyncio.wait_for` swallows a cancellation that comes in the same turn as
-    the end of what it waits for, and the Redis client sends every command by it.
+    Up to Python 3.11 `asyncio.wait_for`, which the Redis client uses for every command, swallows a cancellation in the
+    loop iteration in which its awaitable ends.
     """
-    every = tuple(tasks)
-    waiting: set[asyncio.Future[Any]] = {task for task in every if not task.done()}
-    while waiting:
-        for task in waiting:
+    all_tasks = tuple(tasks)
+    pending: set[asyncio.Future[Any]] = {task for task in all_tasks if not task.done()}
+    while pending:
+        for task in pending:
             task.cancel()
-        _, waiting = await asyncio.wait(waiting, timeout=AGAIN_S)
-    for task in every:
+        _, pending = await asyncio.wait(pending, timeout=RETRY_S)
+    for task in all_tasks:
         if not task.cancelled():
-            task.exception()  # else asyncio tells that nobody asked for it
+            task.exception()  # otherwise asyncio logs that it was never retrieved

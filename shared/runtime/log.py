@@ -1,4 +1,4 @@
-"""Log lines: JSON for machines, colours for a terminal; the standard library's loggers speak the same way."""
+"""Logging with structlog: JSON, or colours on a terminal; standard library loggers use the same format."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from structlog.typing import Processor
 
 
 def announce(event: str, **facts: object) -> None:
-    """Log a line at any level that is configured: whoever started this process waits for it."""
+    """Log an event at any configured level; the parent process waits for it."""
     structlog.get_logger().log(max(logging.INFO, logging.getLogger().level), event, **facts)
 
 
 def configure(level: str, *, stream: TextIO | None = None) -> None:
-    """Send every log line of this process to `stream` (standard error), as one JSON object unless it is a terminal."""
+    """Log to `stream` (default: stderr), one JSON object per line unless it is a terminal."""
     stream = sys.stderr if stream is None else stream
     terminal = stream.isatty()
     common: list[Processor] = [
@@ -35,7 +35,7 @@ def configure(level: str, *, stream: TextIO | None = None) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    # The plain traceback: the one with local variables would show prompts, and takes seconds to draw.
+    # The plain traceback: the one with local variables shows prompts, and takes seconds to render.
     console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     rendered: Processor = console if terminal else structlog.processors.JSONRenderer()
     handler = logging.StreamHandler(stream)

@@ -1,4 +1,4 @@
-"""JSON as it should be: UTF-8, no key twice, no NaN, no NUL, nothing that is too deep or too long to read."""
+"""Strict JSON: UTF-8, no duplicate keys, no NaN, no NUL; depth and number length are limited."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from shared.errors import InvalidJson, InvalidRequest
 
 
 def decode(raw: bytes) -> Any:
-    """Return what `raw` says, or raise `InvalidJson` (or `InvalidRequest` naming a field with a NUL in it)."""
+    """Return the decoded value, or raise `InvalidJson`, or `InvalidRequest` naming the field."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidJson(f"not UTF-8: byte {error.start} cannot be read") from error
+        raise InvalidJson(f"invalid UTF-8 at byte {error.start}") from error
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
     except RecursionError:
         raise InvalidJson("nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise InvalidJson(f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
-    except ValueError as error:  # Python's bound on the digits of one number
+        raise InvalidJson(f"invalid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
+    except ValueError as error:  # Python limits the digits of a number
         raise InvalidJson("a number has too many digits") from error
     if "\\u0000" in text:
         _refuse_nul(value)
@@ -28,27 +28,27 @@ def decode(raw: bytes) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
-            raise InvalidRequest(f"{key[:64]}: given twice", param=key)
-        found[key] = value
-    return found
+        if key in result:
+            raise InvalidRequest(f"duplicate key: {key[:64]}", param=key)
+        result[key] = value
+    return result
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise InvalidJson(f"{constant} is not JSON")
+    raise InvalidJson(f"invalid JSON: {constant}")
 
 
 def _refuse_nul(value: Any) -> None:
-    todo: list[tuple[str, Any]] = [("", value)]
-    while todo:
-        path, item = todo.pop()
+    pending: list[tuple[str, Any]] = [("", value)]
+    while pending:
+        path, item = pending.pop()
         if isinstance(item, str) and "\0" in item:
-            raise InvalidRequest(f"{path or 'body'}: holds a NUL character", param=path or None)
+            raise InvalidRequest(f"{path or 'body'}: contains a NUL character", param=path or None)
         if isinstance(item, dict):
             if any("\0" in key for key in item):
-                raise InvalidRequest(f"{path or 'body'}: a key holds a NUL character", param=path or None)
-            todo += [(f"{path}.{key}" if path else key, child) for key, child in item.items()]
+                raise InvalidRequest(f"{path or 'body'}: a key contains a NUL character", param=path or None)
+            pending += [(f"{path}.{key}" if path else key, child) for key, child in item.items()]
         elif isinstance(item, list):
-            todo += [(path, child) for child in item]
+            pending += [(path, child) for child in item]

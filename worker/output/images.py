@@ -92,7 +92,7 @@ class PreviewPublisher:
 
     async def publish(self, job: Job, index: int, number: int, pixels: Pixels) -> None:
         """Encode and store preview `number` of image `index`."""
-        data = await asyncio.to_thread(encode_preview, pixels, job.output_format.of_previews)
+        data = await asyncio.to_thread(encode_preview, pixels, job.output_format.preview_format)
         try:
             await self._queue.previews.put(job.id, index, number, data)
         except RedisUnavailable as error:

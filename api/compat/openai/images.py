@@ -242,7 +242,7 @@ class ImageStream:
                 "b64_json": preview.b64,
                 "created_at": now_ms() // 1000,
                 **response_fields(self._job, self._parsed.fields.quality),
-                "output_format": self._job.output_format.of_previews.value,
+                "output_format": self._job.output_format.preview_format.value,
                 "partial_image_index": preview.number,
                 "index": preview.index,
             }

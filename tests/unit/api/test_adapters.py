@@ -43,4 +43,4 @@ async def test_an_adapter_that_is_not_listed_is_refused(fake_queue: Queue, tmp_p
         answer = await api.post("/v1/jobs", json={**BODY, "adapters": [{"id": "ink"}, {"id": "/etc/passwd"}]})
         assert answer.status_code == 422
         assert answer.json()["error"]["param"] == "adapters.1.id"
-        assert "there are: ink" in answer.json()["error"]["message"]
+        assert "available: ink" in answer.json()["error"]["message"]

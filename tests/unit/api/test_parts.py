@@ -51,17 +51,17 @@ def test_a_range_outside_of_the_object_is_refused(header: str) -> None:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (b"{", "not JSON"),
-        (b"", "not JSON"),
-        (b'{"a": NaN}', "NaN is not JSON"),
-        (b'{"a": -Infinity}', "-Infinity is not JSON"),
+        (b"{", "invalid JSON"),
+        (b"", "invalid JSON"),
+        (b'{"a": NaN}', "invalid JSON: NaN"),
+        (b'{"a": -Infinity}', "invalid JSON: -Infinity"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 100_000, "nested too deeply"),
-        (b'{"a": "\xff"}', "not UTF-8"),
-        (b"\xef\xbb\xbf{}", "not JSON"),
+        (b'{"a": "\xff"}', "invalid UTF-8"),
+        (b"\xef\xbb\xbf{}", "invalid JSON"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "too many digits"),
-        (b'{"a": 1} {}', "not JSON"),
-        (b'{"a": "\x00"}', "not JSON"),
+        (b'{"a": 1} {}', "invalid JSON"),
+        (b'{"a": "\x00"}', "invalid JSON"),
     ],
 )
 def test_what_is_not_json_is_told_as_such(raw: bytes, words: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.runtime.cancellation import canceled
+from shared.runtime.cancellation import cancel_and_wait
 
 
 async def deaf_once(swallowed: list[str]) -> None:
@@ -28,7 +28,7 @@ async def test_all_have_ended_afterwards() -> None:
     tasks = [asyncio.create_task(deaf_once(swallowed)), asyncio.create_task(failing()), asyncio.create_task(done())]
     await asyncio.sleep(0)
     async with asyncio.timeout(20):
-        await canceled(tasks)
+        await cancel_and_wait(tasks)
     assert all(task.done() for task in tasks)
     assert swallowed == ["once"]
 
@@ -37,4 +37,4 @@ async def done() -> None: ...
 
 
 async def test_nothing_to_cancel_is_no_wait() -> None:
-    await canceled(())
+    await cancel_and_wait(())

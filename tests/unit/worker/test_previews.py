@@ -37,7 +37,7 @@ def test_preview_that_fits_keeps_its_size() -> None:
 
 @pytest.mark.parametrize("output_format", list(OutputFormat))
 def test_previews_use_a_compact_format(output_format: OutputFormat) -> None:
-    assert output_format.of_previews in (OutputFormat.WEBP, OutputFormat.JPEG)
+    assert output_format.preview_format in (OutputFormat.WEBP, OutputFormat.JPEG)
 
 
 async def test_previews_are_read_in_order_and_once(fake_queue: Queue) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from shared.errors import RedisUnavailable
 from shared.job import Phase, Progress
 from shared.queue import ProgressReport
-from shared.runtime.cancellation import canceled
+from shared.runtime.cancellation import cancel_and_wait
 from worker.cost_curves import CostCurves
 from worker.progress import ProgressReporter
 
@@ -43,7 +43,7 @@ async def test_report_that_redis_refused_is_sent_again(eventually: Eventually) -
     try:
         await eventually(lambda: len(queue.reports) == 2, "the report is sent again")
     finally:
-        await canceled((reporting,))
+        await cancel_and_wait((reporting,))
     (report,) = queue.reports[1]
     assert report == ProgressReport("job_1", 3, Phase.DECODING, Progress(step=8, total=8), store=True)
     assert queue.reports == [(report,), (report,)]
