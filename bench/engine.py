@@ -85,7 +85,7 @@ class EngineResult:
         )
 
 
-class BatchRunner:
+class CaseRunner:
     """Submits jobs to an engine and waits until all have finished."""
 
     def __init__(self, spec: ModelSpec, device: str, threads: int) -> None:
@@ -167,7 +167,7 @@ def ratio(times: dict[str, list[float]], other: str) -> float:
     return round(statistics.median(slow / fast for slow, fast in zip(times[other], times["fused"], strict=True)), 3)
 
 
-def measure(case: EngineCase, pipeline: Any, runner: BatchRunner, repeats: int) -> EngineResult:
+def measure(case: EngineCase, pipeline: Any, runner: CaseRunner, repeats: int) -> EngineResult:
     """Return the medians for one case."""
     methods: dict[str, Callable[[int], None]] = {
         "fused": lambda turn: runner.run(case, turn),
@@ -207,7 +207,7 @@ def measure_model(model: str, folder: Path, options: argparse.Namespace) -> list
     pipeline.set_progress_bar_config(disable=True)
     limits = Limits(max_images=1)
     spec = ModelSpec(id=model, source=str(folder), max_batch=options.rows, dtype=options.dtype, limits=limits)
-    runner = BatchRunner(spec, options.device, options.threads)
+    runner = CaseRunner(spec, options.device, options.threads)
     results = []
     try:
         for side in options.sides:

@@ -66,7 +66,7 @@ class OldestFirst:
     def free_s(self, queue: ModelQueue) -> float:
         return queue.ready_s
 
-    def stops_admission(self, queue: ModelQueue, own: ModelQueue | None, now: float) -> bool:
+    def stops_admission(self, queue: ModelQueue, current: ModelQueue | None, now: float) -> bool:
         """Return whether `queue` stops admissions to a running batch of another model."""
         return self.turn_s(queue) <= now - OVERDUE_S
 
@@ -91,11 +91,11 @@ class InMemoryFirst(OldestFirst):
     def free_s(self, queue: ModelQueue) -> float:
         return float(self._swaps.free_at(self._lua_table(queue)))
 
-    def stops_admission(self, queue: ModelQueue, own: ModelQueue | None, now: float) -> bool:
+    def stops_admission(self, queue: ModelQueue, current: ModelQueue | None, now: float) -> bool:
         turn_s = self.turn_s(queue)
         if turn_s > now - OVERDUE_S:
             return False
-        return not queue.load_s or (self.free_s(queue) <= now and not (own and own.ready_s <= turn_s))
+        return not queue.load_s or (self.free_s(queue) <= now and not (current and current.ready_s <= turn_s))
 
 
 @dataclass(frozen=True)
@@ -163,9 +163,9 @@ class SwapSimulation:
         self._advance(worker)
         queues = self._model_queues(worker)
         if worker.running:
-            own = next((queue for queue in queues if queue.model == worker.model), None)
+            current = next((queue for queue in queues if queue.model == worker.model), None)
             others = [queue for queue in queues if queue.model != worker.model]
-            if not any(self._policy.stops_admission(queue, own, self._now) for queue in others):
+            if not any(self._policy.stops_admission(queue, current, self._now) for queue in others):
                 self._admit(worker)
         else:
             self._start(worker, queues)

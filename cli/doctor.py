@@ -135,9 +135,7 @@ async def _redis(config: Settings) -> list[Finding]:
         async with asyncio.timeout(TIMEOUT_S):
             traits, workers = await queue.examine(), await queue.workers.all()
     except (FusequeueError, TimeoutError) as error:
-        return [
-            _failed("redis", _reason(error), "start Redis, or set FUSEQUEUE_REDIS_URL; `fusequeue up` starts its own")
-        ]
+        return [_failed("redis", _reason(error), "start Redis, or set FUSEQUEUE_REDIS_URL; `fusequeue up` starts one")]
     finally:
         await queue.close()
     findings = [
@@ -190,7 +188,7 @@ def _reason(error: Exception) -> str:
 
 
 def _device() -> list[Finding]:
-    """Check the device in a process of its own: it imports torch."""
+    """Check the device in a separate process, which imports torch."""
     module = "worker.device_check"
     if importlib.util.find_spec("torch") is None:
         return [_warning("device", "torch is not installed", "on a worker: pip install 'fusequeue[worker]'")]

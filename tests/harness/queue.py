@@ -1,4 +1,4 @@
-"""What the queue's tests do over and over."""
+"""Helpers of the queue tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MODELS = ("demo",)
 
 
 async def put(queue: Queue, *submissions: Submission) -> list[str]:
-    """Put jobs in line, all of which must be taken; returns their ids."""
+    """Submit jobs, all of which must be accepted, and return their ids."""
     outcomes = await queue.jobs.submit(submissions)
     ids = [getattr(outcome, "job_id", None) for outcome in outcomes]
     assert None not in ids, outcomes
@@ -34,7 +34,7 @@ async def end(
 
 
 async def lose(queue: Queue, *job_ids: str) -> None:
-    """Let the leases of running jobs be over, as if their worker had died long ago."""
+    """Expire the leases of running jobs."""
     for job_id in job_ids:
         assert await queue.client.redis.zadd(queue.client.redis_keys.leases, {job_id: 1}, xx=True, ch=True) == 1
 
@@ -53,7 +53,7 @@ async def names_left(queue: Queue) -> set[str]:
 
 
 async def redis_ms(queue: Queue) -> float:
-    """Return the time by which the queue goes."""
+    """Return the time of Redis."""
     seconds, microseconds = await queue.client.redis.time()
     return 1000 * int(seconds) + int(microseconds) / 1000
 

@@ -51,28 +51,28 @@ async def test_a_job_from_submit_to_download(api: AsyncClient, queue: Queue, tmp
 
 async def test_events_are_in_order_and_end_with_the_whole_job(api: AsyncClient, queue: Queue, tmp_path: Path) -> None:
     job = await api.submit("demo", PROMPT)
-    seen: list[tuple[str, int]] = []
+    events: list[tuple[str, int]] = []
     ended: list[Job] = []
 
     async def read_events() -> None:
         async for event in api.events(job.id):
-            seen.append((event.status, event.progress.step))
+            events.append((event.status, event.progress.step))
             if event.job is not None:
                 ended.append(event.job)
 
     reading = asyncio.create_task(read_events())
     async with asyncio.timeout(30):
-        while not seen:
+        while not events:
             await asyncio.sleep(0.01)
         claim = await claimed(queue, job.id)
-        while seen[-1] != ("running", 2):
+        while events[-1] != ("running", 2):
             await queue.claims.report_progress(
                 ProgressReport(job.id, claim.epoch, Phase.DENOISING, Progress(step=2, total=4))
             )
             await asyncio.sleep(0.05)
         await deliver(queue, tmp_path, claim)
         await reading
-    assert seen[0] == ("queued", 0)
+    assert events[0] == ("queued", 0)
     assert ended[0].status == "succeeded"
 
 

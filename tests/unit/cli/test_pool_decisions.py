@@ -119,8 +119,8 @@ def test_the_log_has_each_change_and_the_console_those_of_workers(
     report.close()
     logged = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [(row["queued"], row["ready"]) for row in logged] == [(5, 1), (1, 1), (5, 2)]
-    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["ready"] for row in shown] == [1, 2]
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["ready"] for row in printed] == [1, 2]
     drawn = (tmp_path / "plot.svg").read_text()
     assert all(f">{name}</text>" in drawn for name in ("queued", "running", "target", "ready", "busy"))
     assert summary(STATUS) == "5 queued; 2 wanted, 1 ready, 1 starting (so)"

@@ -1,4 +1,4 @@
-"""The compose file and the images, as far as they can be checked without an engine."""
+"""The compose file and the Dockerfile, checked without Docker."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text("ut
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (FOLDER / "Dockerfile").read_text("utf-8")
 ONCE = {"s3-bucket", "s3-owner"}  # they end
-OF_THEIR_IMAGE = {"prometheus": "nobody", "grafana": "grafana"}  # users
+IMAGE_UIDS = {"prometheus": "65534", "grafana": "472"}  # users of the images
 
 
 def stage(name: str) -> str:
-    """Return what the Dockerfile says of a stage and of those below it."""
-    found = re.search(rf"^FROM (\S+) AS {name}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S)
-    assert found is not None, name
-    below, own = found.groups()
+    """Return the text of a Dockerfile stage and of its base stages."""
+    match = re.search(rf"^FROM (\S+) AS {name}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S)
+    assert match is not None, name
+    base, text = match.groups()
     copied = re.findall(r"COPY --from=(\S+)", own)
-    return own + "".join(stage(one) for one in (below, *copied) if f" AS {one}\n" in DOCKERFILE)
+    return text + "".join(stage(other) for other in (base, *copied) if f" AS {other}\n" in DOCKERFILE)
 
 
-def test_all_parts_are_there_with_a_cpu_profile() -> None:
-    """Redis, S3, API, worker, chores, Prometheus and Grafana; one of the workers by profile."""
+def test_all_services_exist_with_a_cpu_profile() -> None:
+    """Redis, S3, API, worker, chores, Prometheus and Grafana; one worker per profile."""
     assert {"redis", "s3", "s3-bucket", "api", "chores", "prometheus", "grafana"} <= SERVICES.keys()
     assert (SERVICES["worker"]["profiles"], SERVICES["worker-cpu"]["profiles"]) == (["gpu"], ["cpu"])
     assert "download.pytorch.org/whl/cpu" in SERVICES["worker-cpu"]["build"]["args"]["TORCH_INDEX"]
 
 
 def test_variables_are_settings_and_secrets_have_no_defaults() -> None:
-    """In the compose file and in the images; S3's secret and Grafana's password must be set by whoever starts it."""
+    """In the compose file and in the images; S3's secret and Grafana's password must be set."""
     known = {f"{settings.PREFIX}{name.upper()}" for name in Settings.model_fields}
     text = (FOLDER / "compose.yaml").read_text("utf-8") + DOCKERFILE
     assert set(re.findall(r"\bFUSEQUEUE_[A-Z0-9_]+", text)) <= known
@@ -45,14 +45,14 @@ def test_variables_are_settings_and_secrets_have_no_defaults() -> None:
 
 
 def test_redis_keeps_jobs() -> None:
-    """The API refuses a Redis that may evict."""
+    """The API refuses a Redis with eviction."""
     command = " ".join(SERVICES["redis"]["command"])
     assert "--appendonly yes" in command
     assert "--maxmemory-policy noeviction" in command
 
 
-def test_services_are_hardened_and_their_health_is_known() -> None:
-    """Read-only, without capabilities; each has a check of its own, of the compose file or of its image."""
+def test_services_are_hardened_and_have_health_checks() -> None:
+    """Read-only, without capabilities; the health check is in the compose file or the image."""
     for name, service in SERVICES.items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
@@ -66,9 +66,9 @@ def test_services_are_hardened_and_their_health_is_known() -> None:
 
 
 def test_no_service_runs_as_root() -> None:
-    """But for the one that hands a new volume to its user, which can do only that, and ends."""
+    """Except the one that changes the owner of a new volume and exits."""
     for name, service in SERVICES.items():
-        user = str(service.get("user", "10001" if "build" in service else OF_THEIR_IMAGE.get(name, "root")))
+        user = str(service.get("user", "10001" if "build" in service else IMAGE_UIDS.get(name, "root")))
         if name != "s3-owner":
             assert user.partition(":")[0] not in ("root", "0"), name
             assert "cap_add" not in service, name
@@ -81,8 +81,8 @@ def test_no_service_runs_as_root() -> None:
     assert server["environment"]["HOME"] in server["tmpfs"], "its image is read-only, and it wants to write there"
 
 
-def test_names_that_services_give_each_other_exist() -> None:
-    """Hosts, volumes and what is waited for."""
+def test_references_between_services_exist() -> None:
+    """Hosts, volumes and dependencies."""
     for name, service in SERVICES.items():
         assert set(service.get("depends_on", {})) <= SERVICES.keys(), name
         for volume in service.get("volumes", ()):
@@ -100,7 +100,7 @@ def test_names_that_services_give_each_other_exist() -> None:
 
 
 def test_grafana_finds_the_dashboard_and_its_source() -> None:
-    """By the folder and the uid that the dashboard names."""
+    """By the folder and the uid in the dashboard."""
     providers = yaml.safe_load((FOLDER / "grafana/provisioning/dashboards/fusequeue.yaml").read_text())["providers"]
     (source,) = yaml.safe_load((FOLDER / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"]
     assert any(volume.split(":")[1] == providers[0]["options"]["path"] for volume in SERVICES["grafana"]["volumes"])
@@ -108,8 +108,8 @@ def test_grafana_finds_the_dashboard_and_its_source() -> None:
     assert set(used) == {source["uid"], "fusequeue"}
 
 
-def test_images_are_small_and_run_as_nobody_special() -> None:
-    """The API's holds no torch: it installs no extra. Neither image holds a compiler or runs as root."""
+def test_images_are_small_and_run_without_root() -> None:
+    """The API image installs no extra, and so no torch. Neither image has a compiler or runs as root."""
     api, worker = stage("api"), stage("worker")
     assert re.findall(r"pip install .*", api) == ["pip install -c constraints.txt ."]
     assert any("'.[worker]'" in line for line in re.findall(r"pip install .*", worker))
@@ -122,7 +122,7 @@ def test_images_are_small_and_run_as_nobody_special() -> None:
         assert f"!{source.split('/')[0]}" in allowed, f"{source} is ignored"
 
 
-def test_a_stop_leaves_time_to_drain() -> None:
-    """Docker kills after the grace period; the drain ends before."""
+def test_the_grace_period_exceeds_the_drain() -> None:
+    """Docker kills after the grace period."""
     grace_s = float(SERVICES["worker"]["stop_grace_period"].removesuffix("s"))
     assert grace_s > Settings.model_fields["drain_timeout_s"].default

@@ -1,4 +1,4 @@
-"""The dashboard asks for what is there: every metric and label of its queries is one that this program shows."""
+"""Every metric and label in the dashboard's queries exists, and every metric is on the dashboard."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def queries() -> list[str]:
 
 
 def tokens(query: str) -> Iterator[tuple[str, str]]:
-    """Cut a query into (kind, text), or raise ValueError where it is no PromQL that we write."""
+    """Yield the (kind, text) tokens of a query; raises ValueError for unsupported PromQL."""
     at = 0
     while at < len(query):
-        found = TOKEN.match(query, at)
-        if found is None:
+        match = TOKEN.match(query, at)
+        if match is None:
             raise ValueError(f"{query!r} is not understood from {query[at:]!r} on")
-        at = found.end()
-        if found.lastgroup != "space" and found.lastgroup is not None:
-            yield found.lastgroup, found.group()
+        at = match.end()
+        if match.lastgroup != "space" and match.lastgroup is not None:
+            yield match.lastgroup, match.group()
 
 
 def faults(query: str) -> list[str]:
-    """Return what a query names that does not exist, and brackets that do not match."""
+    """Return unknown metrics and labels, and unbalanced brackets, of a query."""
     labels = label_names()
     named: set[str] = set()
-    found, open_brackets, grouping = [], [], False
+    errors, open_brackets, grouping = [], [], False
     last = ""
     for kind, text in tokens(query):
         inside = open_brackets[-1] if open_brackets else ""
@@ -60,16 +60,16 @@ def faults(query: str) -> list[str]:
         elif kind == "name" and text in WORDS:
             grouping = text in ("by", "without", "on", "ignoring")
         elif kind == "name" and text not in FUNCTIONS and text not in labels:
-            found.append(f"no metric {text}")
+            errors.append(f"no metric {text}")
         last = text
     metrics_of_query = {text for kind, text in tokens(query) if kind == "name" and text in labels}
     known = OF_PROMETHEUS.union(*(labels[name] for name in metrics_of_query))
-    found += [f"no label {name} on {sorted(metrics_of_query)}" for name in sorted(named - known)]
-    return found + (["brackets stay open"] if open_brackets else []) + (["nothing follows"] if last in "+-*/" else [])
+    errors += [f"no label {name} on {sorted(metrics_of_query)}" for name in sorted(named - known)]
+    return errors + (["brackets stay open"] if open_brackets else []) + (["nothing follows"] if last in "+-*/" else [])
 
 
 def label_names() -> dict[str, set[str]]:
-    """Return the labels of every series by its name."""
+    """Return the labels of each series."""
     known: dict[str, set[str]] = {name: set() for name in metrics.names()}
     for metric in vars(metrics).values():
         family: Any = metric
@@ -80,8 +80,8 @@ def label_names() -> dict[str, set[str]]:
     return known
 
 
-def test_the_dashboard_names_only_metrics_and_labels_that_exist() -> None:
-    """A metric that is renamed must not leave an empty panel behind."""
+def test_metrics_and_labels_of_the_dashboard_exist() -> None:
+    """A renamed metric would leave an empty panel."""
     assert len(queries()) > 30
     assert {query: faults(query) for query in queries() if faults(query)} == {}
 
@@ -95,32 +95,30 @@ def test_the_dashboard_names_only_metrics_and_labels_that_exist() -> None:
         ("sum(fusequeue_workers", "brackets stay open"),
     ],
 )
-def test_a_wrong_query_would_be_noticed(query: str, fault: str) -> None:
-    """The test above can fail."""
+def test_a_wrong_query_is_an_error(query: str, fault: str) -> None:
     assert faults(query) == [fault]
 
 
 BY_THE_API = {"worker_busy_seconds", "worker_idle_while_queued_seconds"}  # as the workers', for who scrapes no worker
 
 
-def test_every_metric_is_on_the_dashboard_and_explained() -> None:
-    """A new one is of no use to an operator who does not know of it."""
-    told, page = " ".join(queries()), (ROOT / "docs" / "operations.md").read_text("utf-8")
+def test_every_metric_is_on_the_dashboard_and_documented() -> None:
+    dashboard, page = " ".join(queries()), (ROOT / "docs" / "operations.md").read_text("utf-8")
     families = [family for family in metrics.REGISTRY.collect() if family.name.startswith("fusequeue_")]
     assert len(families) > 30
     for family in families:
         name = family.name.removeprefix("fusequeue_") + ("_total" if family.type == "counter" else "")
-        assert family.name in told or name in BY_THE_API, name
+        assert family.name in dashboard or name in BY_THE_API, name
         assert re.search(rf"`(fusequeue_)?{name}[`{{]", page), f"{name} is not explained"
 
 
-def test_the_dashboard_shows_what_an_operator_asks_for() -> None:
-    """Batch fill, waits, forwards by rows, GPU time, stop reasons, failures, spool, scale; no panel on another."""
+def test_the_dashboard_covers_the_main_figures() -> None:
+    """Batch fill, waits, forwards by rows, GPU time, stop reasons, failures, spool, scale; panels do not overlap."""
     panels = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
-    told = " ".join(queries())
+    dashboard = " ".join(queries())
     for name in ("forward_rows", "queue_wait", "forward_seconds", "gpu_busy", "batches", "job_failures", "spool_bytes"):
-        assert f"fusequeue_{name}" in told
-    assert "fusequeue_workers_wanted" in told
+        assert f"fusequeue_{name}" in dashboard
+    assert "fusequeue_workers_wanted" in dashboard
     taken: set[tuple[int, int]] = set()
     for panel in panels:
         at = panel["gridPos"]

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests, rendered where there is a kubectl: valid, and in agreement with the program they run."""
+"""The Kubernetes manifests, rendered if kubectl is installed: valid, and consistent with the program."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Document = dict[str, Any]
 
 @cache
 def rendered(overlay: str) -> list[Document]:
-    """Return an overlay's manifests as they would be applied; without a kubectl, the files that it names."""
+    """Return an overlay's manifests as they would be applied; without kubectl, the files that it lists."""
     if shutil.which("kubectl"):
         command = ["kubectl", "kustomize", str(FOLDER / overlay)]
         text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
@@ -52,7 +52,7 @@ def everything() -> list[Document]:
 
 
 def pods() -> Iterator[tuple[Document, Document]]:
-    """Give each workload with the pod that it makes."""
+    """Yield each workload with its pod."""
     for document in everything():
         if document["kind"] in ("Deployment", "StatefulSet", "Job"):
             yield document, document["spec"]["template"]["spec"]
@@ -64,12 +64,12 @@ def scaled_object() -> Document:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_manifest_is_valid(overlay: str) -> None:
-    """By the schemas of Kubernetes, unknown keys being errors, and by the keys that KEDA and the operator know."""
+    """According to the schemas of Kubernetes, without unknown keys, and to the keys of KEDA and the operator."""
     assert {document["metadata"]["name"]: faults(document) for document in rendered(overlay) if faults(document)} == {}
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "message"),
     [
         (("triggers", 0, "metadata", "valueLocaton"), "wanted", "metadata has no valueLocaton"),
         (("triggers", 0, "metadata", "targetValue"), 1, "metadata.targetValue must be a string"),
@@ -77,25 +77,25 @@ def test_every_manifest_is_valid(overlay: str) -> None:
         (("cooldownPerod",), 300, "ScaledObject has no cooldownPerod"),
     ],
 )
-def test_a_typo_in_a_key_of_keda_is_noticed(path: tuple[str | int, ...], value: object, told: str) -> None:
-    """KEDA itself would take some of them, and scale by something else."""
+def test_a_typo_in_a_keda_key_is_an_error(path: tuple[str | int, ...], value: object, message: str) -> None:
+    """KEDA accepts some of them and would scale on something else."""
     broken = scaled_object()
     at: Any = broken["spec"]
     for key in path[:-1]:
         at = at[key]
     at[path[-1]] = value
-    assert faults(broken) == [told]
+    assert faults(broken) == [message]
 
 
-def test_a_typo_in_a_key_of_kubernetes_is_noticed() -> None:
+def test_a_typo_in_a_kubernetes_key_is_an_error() -> None:
     """The schemas are strict."""
     broken = copy.deepcopy(next(one for one in rendered("base") if one["kind"] == "Deployment"))
     broken["spec"]["template"]["spec"]["tolerations_"] = []
     assert faults(broken)
 
 
-def test_keda_reads_what_the_api_tells() -> None:
-    """The URL is that of the pool, the value is a field of its answer, the target is the deployment of the workers."""
+def test_keda_reads_the_scale_of_the_api() -> None:
+    """The URL is that of the pool, the value a field of its response, the target the deployment of the workers."""
     spec = scaled_object()["spec"]
     metadata = spec["triggers"][0]["metadata"]
     literals = yaml.safe_load((FOLDER / "base" / "kustomization.yaml").read_text())["configMapGenerator"][0]["literals"]
@@ -111,7 +111,7 @@ def test_keda_reads_what_the_api_tells() -> None:
 
 
 def test_variables_are_settings() -> None:
-    """A misspelt one would change nothing, silently."""
+    """A wrong name would be ignored silently."""
     named: set[str] = set()
     for path in FOLDER.rglob("*.yaml"):
         named |= set(re.findall(r"\bFUSEQUEUE_[A-Z0-9_]+", path.read_text("utf-8")))
@@ -121,7 +121,7 @@ def test_variables_are_settings() -> None:
 
 
 def test_nothing_runs_as_root_or_writes_to_its_image() -> None:
-    """Of ours and of what the overlays bring along."""
+    """Also in the overlays."""
     for workload, pod in pods():
         name = workload["metadata"]["name"]
         assert pod["securityContext"]["runAsNonRoot"] is True, name
@@ -134,8 +134,8 @@ def test_nothing_runs_as_root_or_writes_to_its_image() -> None:
             assert ":" in container["image"] or not shutil.which("kubectl"), f"{name}: no tag"
 
 
-def test_commands_and_probes_are_those_that_exist() -> None:
-    """A renamed command or path would leave pods that never become ready."""
+def test_commands_and_probes_exist() -> None:
+    """With a wrong command or path a pod never becomes ready."""
     commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     for workload, pod in pods():
         for container in pod["containers"]:
@@ -151,7 +151,7 @@ def test_commands_and_probes_are_those_that_exist() -> None:
 
 
 def test_a_drain_ends_within_the_grace_period() -> None:
-    """The rest of it is for what the drain gives back, and for the last upload."""
+    """The rest is for releasing jobs and the last upload."""
     worker = next(pod for workload, pod in pods() if workload["metadata"]["name"] == "fusequeue-worker")
     text = (FOLDER / "base" / "kustomization.yaml").read_text("utf-8")
     drain_s = float(re.findall(r"FUSEQUEUE_DRAIN_TIMEOUT_S=(\d+)", text)[0])
@@ -164,8 +164,7 @@ def test_a_drain_ends_within_the_grace_period() -> None:
     assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}]
 
 
-def test_the_models_file_is_one() -> None:
-    """It is read as the program reads it."""
+def test_the_models_file_is_valid() -> None:
     assert len(models_file.load(FOLDER / "base" / "models.toml")) == 1
 
 
@@ -173,8 +172,8 @@ def named(kind: str, name: str, overlay: str = "base") -> Document:
     return next(one for one in rendered(overlay) if (one["kind"], one["metadata"]["name"]) == (kind, name))
 
 
-def test_workers_get_a_gpu_a_cache_and_their_time() -> None:
-    """A GPU each on tainted nodes, weights on a volume where the image keeps them, ready once warm."""
+def test_workers_get_a_gpu_a_cache_and_time_to_start() -> None:
+    """One GPU each on tainted nodes, weights on a volume at the image's path, ready when warm."""
     workload = named("Deployment", "fusequeue-worker")
     pod = workload["spec"]["template"]["spec"]
     (worker,) = pod["containers"]
@@ -196,15 +195,15 @@ def test_workers_get_a_gpu_a_cache_and_their_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["fusequeue-api", "fusequeue-worker"])
-def test_a_drained_node_takes_not_all_at_once(name: str) -> None:
-    """Each budget means the pods of the deployment of its name."""
+def test_a_drained_node_does_not_evict_all_pods(name: str) -> None:
+    """Each disruption budget selects the pods of its deployment."""
     selector = named("PodDisruptionBudget", name)["spec"]["selector"]["matchLabels"]
     template = named("Deployment", name)["spec"]["template"]["metadata"]["labels"]
     assert selector.items() <= template.items()
 
 
-def test_volumes_that_are_mounted_exist_and_what_must_write_can() -> None:
-    """On a read-only image MinIO does not start unless its home is on a volume."""
+def test_mounted_volumes_exist_and_minio_can_write() -> None:
+    """On a read-only image MinIO only starts if its home is on a volume."""
     for workload, pod in pods():
         volumes = {one["name"] for one in pod.get("volumes", ())}
         volumes |= {one["metadata"]["name"] for one in workload["spec"].get("volumeClaimTemplates", ())}
@@ -216,8 +215,8 @@ def test_volumes_that_are_mounted_exist_and_what_must_write_can() -> None:
             assert homes or not container["image"].startswith("minio/minio:")
 
 
-def test_a_pod_has_time_for_what_it_does_last() -> None:
-    """An API takes requests until the service knows that it leaves, and then ends them."""
+def test_the_grace_period_covers_the_shutdown_of_the_api() -> None:
+    """An API accepts requests until the service removes it, and then finishes them."""
     pod = named("Deployment", "fusequeue-api")["spec"]["template"]["spec"]
     waits_s = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert 0 < waits_s < pod["terminationGracePeriodSeconds"] - 20
