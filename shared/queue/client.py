@@ -99,7 +99,7 @@ class QueueClient:
         self.blocking: Any = redis if blocking is None else blocking
         self.redis_keys = RedisKeys(namespace)
         self.settings = settings
-        self.scripts = Scripts(self.run)
+        self.scripts = Scripts(self)
         self._loaded: dict[str, AsyncScript] = {}
 
     @classmethod

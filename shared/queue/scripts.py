@@ -6,12 +6,12 @@ A script's parameters are listed in its `ARGV` line, in the order of the method'
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from shared.config.settings import Settings
 from shared.queue.redis_keys import lua_keys
@@ -25,6 +25,10 @@ ClaimRow: TypeAlias = Sequence[Any]
 
 FOLDER = Path(str(resources.files("shared.queue") / "lua"))
 _NEEDS = re.compile(r"^-- NEEDS (.*)$", re.MULTILINE)
+
+
+class ScriptRunner(Protocol):
+    async def run(self, name: str, *args: str | float, once: bool = False) -> Any: ...
 
 
 class SubmittedJob(NamedTuple):
@@ -88,7 +92,7 @@ def _conf(settings: Settings) -> str:
     return f"local conf = {{{', '.join(f'{name} = {number}' for name, number in numbers.items())}}}"
 
 
-def _wire(value: Value) -> str | int | float:
+def _wire(value: Value) -> str | float:
     if value is None:
         return ""
     return int(value) if isinstance(value, bool) else value
@@ -97,11 +101,11 @@ def _wire(value: Value) -> str | int | float:
 class Scripts:
     """One method per script: named arguments in, converted reply out."""
 
-    def __init__(self, run: Callable[..., Awaitable[Any]]) -> None:
-        self._run_script = run
+    def __init__(self, runner: ScriptRunner) -> None:
+        self._runner = runner
 
     async def _run(self, name: str, *args: Value, once: bool = False) -> Any:
-        return await self._run_script(name, *map(_wire, args), once=once)
+        return await self._runner.run(name, *map(_wire, args), once=once)
 
     @classmethod
     def argv(cls, name: str) -> list[str]:
