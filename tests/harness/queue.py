@@ -19,12 +19,12 @@ async def put(queue: Queue, *submissions: Submission) -> list[str]:
     return [str(job_id) for job_id in ids]
 
 
-async def claim(queue: Queue, seats: int = 8, worker: str = "w1", **options: Any) -> list[Claim]:
-    return await queue.claims.claim(worker, MODELS, seats, **options)
+async def claim(queue: Queue, slots: int = 8, worker: str = "w1", **options: Any) -> list[Claim]:
+    return await queue.claims.claim(worker, MODELS, slots, **options)
 
 
-async def claim_ids(queue: Queue, seats: int = 8, worker: str = "w1", **options: Any) -> list[str]:
-    return [one.job.id for one in await claim(queue, seats, worker, **options)]
+async def claim_ids(queue: Queue, slots: int = 8, worker: str = "w1", **options: Any) -> list[str]:
+    return [one.job.id for one in await claim(queue, slots, worker, **options)]
 
 
 async def end(

@@ -25,7 +25,7 @@ def stage(name: str) -> str:
     match = re.search(rf"^FROM (\S+) AS {name}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S)
     assert match is not None, name
     base, text = match.groups()
-    copied = re.findall(r"COPY --from=(\S+)", own)
+    copied = re.findall(r"COPY --from=(\S+)", text)
     return text + "".join(stage(other) for other in (base, *copied) if f" AS {other}\n" in DOCKERFILE)
 
 
