@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, BaseModelOutp
 
 from shared.errors import InferenceFailed
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod
-from worker.engine.pipelines.text_cache import TextCache, copy_output, tokens_key
+from worker.engine.pipelines.text_cache import TextCache, tokens_key, try_copy
 
 
 class Encoder(torch.nn.Module):
@@ -213,7 +213,7 @@ def test_an_error_is_not_cached() -> None:
 def test_a_copied_output_has_the_same_form() -> None:
     """Tuples, lists, mappings and output classes are kept; tensors are cloned."""
     tree = {"a": (torch.ones(2), [torch.zeros(1), None]), "b": BaseModelOutputWithPooling(pooler_output=torch.ones(1))}
-    other = copy_output(tree)
+    other = try_copy(tree)
     assert isinstance(other["a"], tuple)
     assert isinstance(other["b"], BaseModelOutputWithPooling)
     assert other["a"][1][1] is None

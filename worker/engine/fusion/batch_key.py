@@ -88,18 +88,6 @@ def _tree_key(value: Any) -> Hashable:
     return _value_key(value)
 
 
-def _shape_key(value: Any) -> Hashable:
-    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else _value_key(value)
-
-
-def _padded_key(value: torch.Tensor) -> Hashable:
-    return (value.shape[2:], value.dtype)
-
-
-def _listed_key(value: Sequence[torch.Tensor]) -> Hashable:
-    return frozenset((item.ndim, item.dtype) for item in value)
-
-
 def _repeated_key(value: Sequence[Any]) -> Hashable:
     entries = {_value_key(item) for item in value}
     return entries.pop() if len(entries) == 1 else ("object", id(value))
@@ -126,10 +114,6 @@ def _cache_key(value: Any) -> Hashable:
     return None if idle else ("object", id(value))
 
 
-def _rows_key(value: Any) -> Hashable:
-    return value.dtype if isinstance(value, torch.Tensor) else "number"
-
-
 def _value_key(value: Any) -> Hashable:
     if isinstance(value, PLAIN):
         return (type(value), value)
@@ -144,10 +128,10 @@ def _value_key(value: Any) -> Hashable:
 KEYS: dict[Kind, Callable[[Any], Hashable]] = {
     Kind.STACKED: _tree_key,
     Kind.GROUPED: _tree_key,
-    Kind.SHARED: _shape_key,
-    Kind.PADDED: _padded_key,
-    Kind.LISTED: _listed_key,
-    Kind.ROWS: _rows_key,
+    Kind.SHARED: lambda value: (value.shape, value.dtype) if isinstance(value, torch.Tensor) else _value_key(value),
+    Kind.PADDED: lambda value: (value.shape[2:], value.dtype),
+    Kind.LISTED: lambda value: frozenset((item.ndim, item.dtype) for item in value),
+    Kind.ROWS: lambda value: value.dtype if isinstance(value, torch.Tensor) else "number",
     Kind.EQUAL: _value_key,
     Kind.SAME: _content_key,
     Kind.REPEATED: _repeated_key,

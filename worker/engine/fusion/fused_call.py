@@ -55,7 +55,8 @@ class FusedCall:
         self.retries += 1
         size = (len(indexes) + 1) // 2
         if isinstance(error, OutOfMemory):
-            size = self.fitted = self._fewer_than(len(indexes))
+            fewer = max(1, len(indexes) // 2)
+            size = self.fitted = fewer if self.known_fit is None or self.known_fit >= len(indexes) else self.known_fit
             gc.collect()
             self.free_memory(len(indexes), size)
             if len(indexes) == 1:
@@ -65,11 +66,6 @@ class FusedCall:
         if error is not None:
             self.outcomes[indexes[0]] = error
         return None
-
-    def _fewer_than(self, calls: int) -> int:
-        if self.known_fit is not None and self.known_fit < calls:
-            return self.known_fit
-        return max(1, calls // 2)
 
     def _run_chunks(self, indexes: Sequence[int], size: int) -> None:
         for start in range(0, len(indexes), size):

@@ -42,7 +42,8 @@ class Stacker:
                 case Kind.STACKED:
                     stacked[name] = self._stack_tree(name, values, rows)
                 case Kind.GROUPED:
-                    stacked[name] = self._stack_groups(name, values, rows)
+                    entries = values[0].shape[0] // rows[0]
+                    stacked[name] = self._stack_tree(name, values, [entries * count for count in rows])
                 case Kind.LISTED | Kind.REPEATED:
                     stacked[name] = [item for value in values for item in value]
                 case Kind.ROWS:
@@ -61,7 +62,7 @@ class Stacker:
         if isinstance(first, torch.Tensor):
             for value, count in zip(values, rows, strict=True):
                 if value.shape[0] != count:
-                    raise StackingError(f"{path} has {value.shape[0]} rows, not {count}")
+                    raise StackingError(f"{path} has {value.shape[0]} entries, not {count}")
             return self._join(path, values)
         if isinstance(first, Mapping):
             return {key: self._stack_tree(f"{path}.{key}", [value[key] for value in values], rows) for key in first}
@@ -69,13 +70,6 @@ class Stacker:
             columns = zip(*values, strict=True)
             return type(first)(self._stack_tree(f"{path}.{at}", column, rows) for at, column in enumerate(columns))
         return first
-
-    def _stack_groups(self, name: str, values: Sequence[torch.Tensor], rows: Sequence[int]) -> torch.Tensor:
-        size = values[0].shape[0] // rows[0]
-        for value, count in zip(values, rows, strict=True):
-            if value.shape[0] != size * count:
-                raise StackingError(f"{name} has {value.shape[0]} entries, not {size} for each of {count} rows")
-        return self._join(name, values)
 
     def _join(self, path: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         if path == self.rules.rows:

@@ -186,18 +186,18 @@ def _scaled(change: LowRank, scale: float) -> LowRank:
 
 def combine(adapters: Sequence[tuple[Changes, float]]) -> Changes:
     """Return the sum of `adapters`, each multiplied by its scale; their ranks add up."""
-    components = sorted({component for changes, _ in adapters for component in changes})
-    return {name: _sum([(changes.get(name, {}), scale) for changes, scale in adapters]) for name in components}
+    summands: dict[str, dict[str, list[LowRank]]] = {}
+    for changes, scale in adapters:
+        for component, layers in changes.items():
+            for path, change in layers.items():
+                summands.setdefault(component, {}).setdefault(path, []).append(_scaled(change, scale))
+    return {component: {path: _sum(each) for path, each in layers.items()} for component, layers in summands.items()}
 
 
-def _sum(summands: Sequence[tuple[Mapping[str, LowRank], float]]) -> dict[str, LowRank]:
-    summed: dict[str, LowRank] = {}
-    for path in sorted({path for layers, _ in summands for path in layers}):
-        changes = [_scaled(layers[path], scale) for layers, scale in summands if path in layers]
-        biases = [change.bias for change in changes if change.bias is not None]
-        down, up = torch.cat([change.down for change in changes]), torch.cat([change.up for change in changes], dim=1)
-        summed[path] = LowRank(down, up, torch.stack(biases).sum(0) if biases else None)
-    return summed
+def _sum(changes: Sequence[LowRank]) -> LowRank:
+    biases = [change.bias for change in changes if change.bias is not None]
+    down, up = torch.cat([change.down for change in changes]), torch.cat([change.up for change in changes], dim=1)
+    return LowRank(down, up, torch.stack(biases).sum(0) if biases else None)
 
 
 def move(changes: Changes, modules: Mapping[str, torch.nn.Module], device: torch.device) -> Changes:

@@ -209,7 +209,9 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
         templates={task: make_template(pipeline_for(task, pipeline), stand_ins, device) for task in spec.tasks},
         shared_methods=shared_methods,
         schedulers={name: make_scheduler(name, pipeline.scheduler) for name in spec.schedulers},
-        nbytes=sum(_module_bytes(module) for module in modules.values()),
+        nbytes=sum(
+            tensor.nbytes for module in modules.values() for tensor in (*module.parameters(), *module.buffers())
+        ),
         adapters=ModelAdapters({method.component: method.adapters for method in shared_methods}),
     )
 
@@ -222,7 +224,3 @@ def _upcasts_vae(pipeline: Pipeline, dtype: torch.dtype) -> bool:
     vae = getattr(pipeline, "vae", None)
     forced = getattr(getattr(vae, "config", None), "force_upcast", False)
     return bool(forced) and dtype is not torch.float32 and hasattr(pipeline, "upcast_vae")
-
-
-def _module_bytes(module: torch.nn.Module) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))

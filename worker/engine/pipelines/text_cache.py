@@ -38,7 +38,7 @@ class TextCache:
         """Return a copy of the cached output of a call; None if it must run."""
         key = tokens_key(call)
         output = None if key is None else self._outputs.get(key)
-        return None if output is None else _try_copy(output)
+        return None if output is None else try_copy(output)
 
     def get_or_run(self, calls: Sequence[ParkedCall], run: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
         """Return the outcome of each call; `run(indexes)` runs those that are not cached, equal ones once.
@@ -54,7 +54,7 @@ class TextCache:
         for at, outcome in ran.items():
             known[keys[at]] = outcome
             self._keep(keys[at], outcome)
-        outcomes = [ran[at] if at in ran else _try_copy(known[key]) for at, key in enumerate(keys)]
+        outcomes = [ran[at] if at in ran else try_copy(known[key]) for at, key in enumerate(keys)]
         rest = [at for at, outcome in enumerate(outcomes) if outcome is None]
         for at, outcome in zip(rest, run(rest), strict=True) if rest else ():
             outcomes[at] = outcome
@@ -62,7 +62,7 @@ class TextCache:
 
     def _keep(self, key: Hashable, outcome: Any) -> None:
         if not isinstance(key, int) and 0 < (bytes_of(outcome) or 0) <= self._outputs.maxsize // 4:
-            output = _try_copy(outcome)
+            output = try_copy(outcome)
             if output is not None:
                 self._outputs[key] = output
 
@@ -89,17 +89,12 @@ def tokens_key(call: ParkedCall) -> Hashable | None:
     return (id(call.shared_method), call.adapter, call.autocast, *key) if tokens else None
 
 
-def _try_copy(outcome: Any) -> Any:
-    """Return a copy; None if copying fails, which must not end the engine's thread."""
+def try_copy(outcome: Any) -> Any:
+    """Return a copy with cloned tensors; None if copying fails, which must not end the engine's thread."""
     try:
-        return copy_output(outcome)
+        return map_tensors(outcome, lambda tensor: tensor.clone())
     except (RuntimeError, TypeError):  # no memory, or an output class with another constructor
         return None
-
-
-def copy_output(tree: Any) -> Any:
-    """Return a tree of outputs with cloned tensors."""
-    return map_tensors(tree, lambda tensor: tensor.clone())
 
 
 def bytes_of(tree: Any) -> int | None:
