@@ -30,10 +30,7 @@ HINT_TRUSTED_S = 2.0
 
 @dataclass(eq=False)
 class ClaimLoop:
-    """Claims jobs for the free slots of `worker` until `stop`; each claim is passed to `on_claim`.
-
-    `on_outdated` is called when the queue holds jobs of a newer version, which this worker can only give back.
-    """
+    """Claims jobs for the free slots of `worker`; each claim is passed to `on_claim`."""
 
     worker: str
     queue: Queue
@@ -45,7 +42,6 @@ class ClaimLoop:
     batch_log: BatchLog
     cost_curves: CostCurves
     on_claim: Callable[[Claim], None]
-    on_outdated: Callable[[], None]
 
     def __post_init__(self) -> None:
         self._models = [spec.id for spec in self.catalog]
@@ -63,7 +59,8 @@ class ClaimLoop:
         self._wakeup.set()
 
     async def run(self) -> None:
-        while not self._stopped:
+        """Claim until `stop`, or until the queue has a job of a newer version, which this worker can only release."""
+        while not (self._stopped or self.queue.claims.outdated):
             self._wakeup.clear()
             result = await retry_while_unavailable(self._claim, "claim_failed", until=lambda: self._stopped)
             if result is None:
@@ -71,9 +68,7 @@ class ClaimLoop:
             claims, pause_s = result
             for claim in claims:
                 self.on_claim(claim)
-            if self.queue.claims.outdated:
-                self.on_outdated()  # the next claim would return the same job
-            if pause_s:
+            if pause_s and not self.queue.claims.outdated:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await self._wakeup.wait()

@@ -37,12 +37,7 @@ class ProgressReporter:
     """
 
     def __init__(
-        self,
-        queue: Queue,
-        claimed_jobs: dict[str, ClaimedJob],
-        cost_curves: CostCurves,
-        worker: str,
-        catalog: Catalog,
+        self, queue: Queue, claimed_jobs: dict[str, ClaimedJob], cost_curves: CostCurves, worker: str, catalog: Catalog
     ) -> None:
         self._queue = queue
         self._claimed_jobs = claimed_jobs

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import random
 import socket
 from collections.abc import Sequence
 
@@ -18,6 +16,7 @@ from shared.queue import Claim, Queue
 from shared.runtime.cancellation import cancel_and_wait
 from shared.runtime.clock import new_id
 from shared.runtime.log import announce
+from shared.runtime.retries import retry_while_unavailable
 from shared.storage import Storage
 from worker.batch_log import BatchLog
 from worker.claiming import ClaimLoop
@@ -50,12 +49,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        catalog: Catalog,
-        queue: Queue,
-        storage: Storage,
-        settings: Settings,
-        engine: EngineFactory = RemoteEngine,
+        self, catalog: Catalog, queue: Queue, storage: Storage, settings: Settings, engine: EngineFactory = RemoteEngine
     ) -> None:
         self.name = worker_name()
         self._catalog = catalog
@@ -90,13 +84,14 @@ class Worker:
             self._uploader,
             self._batch_log,
             self._cost_curves,
-            on_claim=self._start_job,
-            on_outdated=self.drain,
+            self._start_job,
         )
 
     async def run(self) -> int:
         """Work until drained; return the exit status of the process."""
-        if not await self._redis_available():
+        # Redis can start after its workers.
+        await retry_while_unavailable(self._queue.check, "redis_unavailable", until=self._draining.is_set, max_s=1.0)
+        if self._draining.is_set():
             return 0
         self._engine.start()
         background = [
@@ -148,19 +143,6 @@ class Worker:
         """Images of all claimed jobs, those being uploaded included."""
         return sum(claimed.job.slots for claimed in self._claimed_jobs.values())
 
-    async def _redis_available(self) -> bool:
-        """Wait for Redis, which can start after its workers; False when drained first."""
-        while not self._draining.is_set():
-            try:
-                await self._queue.check()
-                return True
-            except RedisUnavailable as error:
-                log.warning("redis_unavailable", error=error.message)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(random.uniform(0.5, 1.5)):
-                        await self._draining.wait()
-        return False
-
     def _no_usable_model(self) -> str | None:
         """Return why no model can be loaded; None while one may be."""
         status = self._engine.status()
@@ -180,6 +162,8 @@ class Worker:
         for task in done - {claiming}:
             task.result()
         await claiming
+        if not self._draining.is_set():  # the queue has jobs of a newer version
+            self.drain()
         await self._finish_jobs()
         await asyncio.to_thread(self._engine.stop, self._drain_timeout_s)
         return 0

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
-from typing import Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -18,19 +17,12 @@ from shared.config.settings import Settings
 from shared.errors import ConfigurationError
 from shared.runtime import metrics
 from shared.runtime.log import announce
+from worker.worker import Worker
 
 MAX_CONNECTIONS = 32  # more than probes and scrapes need
 KEEP_ALIVE_S = 15
 MAX_HEAD_BYTES = 16 * 1024
 SHUTDOWN_TIMEOUT_S = 2
-
-
-class ObservedWorker(Protocol):
-    def unready(self) -> str | None:
-        """Return why the worker claims no jobs now; None when it does."""
-
-    async def refresh_metrics(self) -> None:
-        """Bring the metrics of this process up to date."""
 
 
 class _Server(uvicorn.Server):
@@ -42,7 +34,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def http_port(settings: Settings, worker: ObservedWorker) -> AsyncIterator[None]:
+async def http_port(settings: Settings, worker: Worker) -> AsyncIterator[None]:
     """Serve `worker_port`, if set, during the block; raises `ConfigurationError` when the port is not free."""
     if settings.worker_port is None:
         yield
@@ -72,7 +64,7 @@ async def http_port(settings: Settings, worker: ObservedWorker) -> AsyncIterator
         listening.close()
 
 
-def application(worker: ObservedWorker) -> Starlette:
+def application(worker: Worker) -> Starlette:
     async def healthz(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 

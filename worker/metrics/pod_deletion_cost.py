@@ -7,13 +7,13 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import httpx
 import structlog
 
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
+from worker.worker import Worker
 
 log = structlog.get_logger()
 
@@ -26,11 +26,6 @@ RETRY_AFTER_S = 30.0
 TIMEOUT_S = 5.0
 
 
-class BusyWorker(Protocol):
-    @property
-    def slots_in_use(self) -> int: ...
-
-
 class DeletionCost:
     """The annotation of one pod. The token is read for each write, since Kubernetes renews it."""
 
@@ -39,7 +34,7 @@ class DeletionCost:
         self._path = f"/api/v1/namespaces/{namespace}/pods/{pod}"
         self._token = token
 
-    async def keep_current(self, worker: BusyWorker, *, write_every_s: float = WRITE_EVERY_S) -> None:
+    async def keep_current(self, worker: Worker, *, write_every_s: float = WRITE_EVERY_S) -> None:
         """Write the worker's slots in use whenever they change, at most every `write_every_s`, until canceled."""
         written: int | None = None
         while True:
@@ -69,7 +64,7 @@ class DeletionCost:
 
 @contextlib.asynccontextmanager
 async def pod_deletion_cost(
-    settings: Settings, worker: BusyWorker, environ: Mapping[str, str], account: Path = SERVICE_ACCOUNT
+    settings: Settings, worker: Worker, environ: Mapping[str, str], account: Path = SERVICE_ACCOUNT
 ) -> AsyncIterator[None]:
     """Keep the deletion cost of `pod_name`, if set, current during the block.
 

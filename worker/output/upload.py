@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shared.job import Artifact, Job, Thumbnail
 from shared.queue import Claim
@@ -48,8 +48,7 @@ class Uploader:
 
     async def upload(self, claim: Claim, index: int, output: Output) -> Artifact:
         """Encode and store output `index` of a job."""
-        encode_output = self._encode_video if output.is_video else self._encode_image
-        encoding = encode_output(claim, index, output)
+        encoding = self._encode(claim, index, output)
         del output  # frees the pixels as soon as they are encoded
         artifact, files = await encoding
         with self._holding(sum(len(data) for data, _ in files.values())), metrics.upload_seconds.time():
@@ -57,29 +56,17 @@ class Uploader:
                 await self._put(key, data, content_type)
         return artifact
 
-    async def _encode_image(self, claim: Claim, index: int, output: Output) -> tuple[Artifact, Files]:
-        job, flagged = claim.job, output.flagged
-        height, width = output.pixels.shape[:2]
+    async def _encode(self, claim: Claim, index: int, output: Output) -> tuple[Artifact, Files]:
+        job, key = claim.job, object_key(claim.job, claim.attempt, index)
+        content_type = job.output_format.content_type
+        common: dict[str, Any] = {"index": index, "key": key, "content_type": content_type, "flagged": output.flagged}
+        common["seed"] = job.seed_of(index)
         with self._holding(output.nbytes):
-            data, content_type = await self._in_thread(partial(encode, output.pixels, job, index))
-        key = object_key(job, claim.attempt, index)
-        artifact = Artifact(
-            index=index,
-            key=key,
-            content_type=content_type,
-            bytes=len(data),
-            width=width,
-            height=height,
-            seed=job.seed_of(index),
-            flagged=flagged,
-        )
-        return artifact, {key: (data, content_type)}
-
-    async def _encode_video(self, claim: Claim, index: int, output: Output) -> tuple[Artifact, Files]:
-        job, flagged = claim.job, output.flagged
-        with self._holding(output.nbytes):
+            if not output.is_video:
+                data, _ = await self._in_thread(partial(encode, output.pixels, job, index))
+                height, width = output.pixels.shape[:2]
+                return Artifact(**common, bytes=len(data), width=width, height=height), {key: (data, content_type)}
             video = await self._in_thread(partial(encode_video, output, job, index))
-        key, content_type = object_key(job, claim.attempt, index), job.output_format.content_type
         width, height = video.thumbnail_size
         thumbnail = Thumbnail(
             key=f"{key.rpartition('.')[0]}-thumbnail.jpg",
@@ -89,15 +76,11 @@ class Uploader:
             height=height,
         )
         artifact = Artifact(
-            index=index,
+            **common,
             kind="video",
-            key=key,
-            content_type=content_type,
             bytes=len(video.data),
             width=video.width,
             height=video.height,
-            seed=job.seed_of(index),
-            flagged=flagged,
             frames=video.frames,
             fps=video.fps,
             duration_s=video.duration_s,
