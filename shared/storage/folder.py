@@ -28,7 +28,7 @@ _TYPES = {
     ".jsonl": "application/jsonl",
 }
 _UNKNOWN_TYPE = "application/octet-stream"
-_TEMP = ".aside"  # incomplete files; no key starts with a dot
+_TEMP = ".incomplete"  # incomplete files; no key starts with a dot
 _TEMP_LIFE_S = 3600  # older files were left by a killed process
 _TYPE_SUFFIX = "~type"  # content type, if the extension does not imply it; no key contains a tilde
 _THREADS = 8

@@ -36,11 +36,11 @@ async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 async def test_object_reads_back_with_its_size_and_type(storage: Storage) -> None:
-    await storage.put("jobs/job_1/1/0.png", b"picture", "image/png")
+    await storage.put("jobs/job_1/1/0.png", b"image", "image/png")
     info = await storage.head("jobs/job_1/1/0.png")
-    assert (info.size, info.content_type) == (7, "image/png")
+    assert (info.size, info.content_type) == (5, "image/png")
     assert info.etag
-    assert await storage.read("jobs/job_1/1/0.png") == b"picture"
+    assert await storage.read("jobs/job_1/1/0.png") == b"image"
 
 
 @pytest.mark.parametrize(("key", "content_type"), [("inputs/default/in_1", "image/webp"), ("a/b.png", "text/x-odd")])
@@ -170,14 +170,14 @@ async def test_presigned_url_reads_without_credentials(s3_server: str) -> None:
     """It names the public endpoint."""
     public = s3_server.replace("127.0.0.1", "localhost")
     storage = connect(_s3(s3_server, s3_public_endpoint_url=public))
-    await storage.put("jobs/job_1/1/0.png", b"picture", "image/png")
+    await storage.put("jobs/job_1/1/0.png", b"image", "image/png")
     url = await storage.presigned_url("jobs/job_1/1/0.png", 60)
     await storage.close()
     assert url is not None
     assert url.startswith(f"{public}/images/jobs/job_1/1/0.png?")
     async with httpx.AsyncClient(timeout=60) as client:
         response = await client.get(url)
-    assert (response.content, response.headers["content-type"]) == (b"picture", "image/png")
+    assert (response.content, response.headers["content-type"]) == (b"image", "image/png")
 
 
 async def test_folder_has_no_presigned_urls(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ async def test_folder_keeps_no_temporary_files(tmp_path: Path) -> None:
     await storage.put("a/c/d.png", b"x", "image/png")
     await storage.delete_prefix("a")
     await storage.close()
-    assert [path for path in tmp_path.rglob("*") if path.name != ".aside"] == []
+    assert [path for path in tmp_path.rglob("*") if path.name != ".incomplete"] == []
 
 
 async def test_error_for_an_unwritable_folder_names_the_setting(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_slot_cost_of_an_unmeasured_model_is_assumed() -> None:
         ([load(running=1)], Fleet(4, 3), 3, "3 workers have jobs"),
     ],
 )
-def test_workers_wanted(loads: list[SignatureLoad], fleet: Fleet, expected: int, reason: str) -> None:
+def test_wanted_workers(loads: list[SignatureLoad], fleet: Fleet, expected: int, reason: str) -> None:
     scale = wanted_workers(loads, fleet, target_s=30.0)
     assert scale.wanted == expected
     assert reason in "; ".join(scale.reasons)

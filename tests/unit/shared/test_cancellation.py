@@ -1,4 +1,4 @@
-"""Tasks end when they are canceled, though one may lose a cancellation."""
+"""Cancellation of tasks that swallow one cancellation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import asyncio
 from shared.runtime.cancellation import cancel_and_wait
 
 
-async def deaf_once(swallowed: list[str]) -> None:
-    """Go on after the first cancellation, as what sends to Redis may on Python 3.11."""
+async def swallow_once(swallowed: list[str]) -> None:
+    """Ignore the first cancellation, like `asyncio.wait_for` on Python 3.11 can."""
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
@@ -20,12 +20,12 @@ async def failing() -> None:
     try:
         await asyncio.Event().wait()
     finally:
-        raise RuntimeError("on its way out")
+        raise RuntimeError("during cancellation")
 
 
-async def test_all_have_ended_afterwards() -> None:
+async def test_all_tasks_end() -> None:
     swallowed: list[str] = []
-    tasks = [asyncio.create_task(deaf_once(swallowed)), asyncio.create_task(failing()), asyncio.create_task(done())]
+    tasks = [asyncio.create_task(swallow_once(swallowed)), asyncio.create_task(failing()), asyncio.create_task(done())]
     await asyncio.sleep(0)
     async with asyncio.timeout(20):
         await cancel_and_wait(tasks)
@@ -36,5 +36,5 @@ async def test_all_have_ended_afterwards() -> None:
 async def done() -> None: ...
 
 
-async def test_nothing_to_cancel_is_no_wait() -> None:
+async def test_no_tasks_return_at_once() -> None:
     await cancel_and_wait(())
