@@ -11,7 +11,6 @@ import argparse
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,14 +21,10 @@ import torch
 from diffusers import DiffusionPipeline
 
 from bench import record, shapes
-from shared.config.models_file import Catalog, Limits, ModelSpec
-from shared.config.settings import Settings
+from bench.engine_runner import GUIDANCE, EngineRunner, bench_job, prompt
+from shared.config.models_file import Limits, ModelSpec
 from shared.job import Job
-from worker.engine import EngineEvent, EngineRequest, ForwardDone, JobFinished
-from worker.engine.engine import Engine
 
-GUIDANCE = 5.0
-TIMEOUT_S = 600.0
 CPU_PRESET: dict[str, Any] = {
     "device": "cpu",
     "models": ["sd", "flux", "demo"],
@@ -85,62 +80,12 @@ class EngineResult:
         )
 
 
-class CaseRunner:
-    """Submits jobs to an engine and waits until all have finished."""
-
-    def __init__(self, spec: ModelSpec, device: str, threads: int) -> None:
-        self._spec = spec
-        self._unfinished = 0
-        self._done = threading.Event()
-        self._errors: list[str] = []
-        self.rows: list[int] = []
-        self._engine = Engine(Catalog((spec,)), self, Settings(torch_threads=threads, device=device))
-        self._engine.start()
-        self._engine.warm_up()
-
-    def run(self, case: EngineCase, turn: int) -> None:
-        """Run the jobs of a case; raises `RuntimeError` if one fails or the timeout expires."""
-        self._unfinished = case.rows
-        self._done.clear()
-        jobs = [
-            Job(
-                id=f"job-{turn}-{at}",
-                tenant="bench",
-                created_at_ms=0,
-                model=self._spec.id,
-                width=case.side,
-                height=case.side,
-                prompt=f"{prompt(at)}, {turn}",  # new texts, so that none is cached
-                seed=at,
-                steps=case.steps,
-                guidance_scale=GUIDANCE,
-            )
-            for at in range(case.rows)
-        ]
-        self._engine.submit(*(EngineRequest(job.id, job, self._spec) for job in jobs))
-        if not self._done.wait(TIMEOUT_S):
-            raise RuntimeError(f"{case} did not end in {TIMEOUT_S:.0f} s")
-        if self._errors:
-            raise RuntimeError(f"{case}: {self._errors[0]}")
-
-    def close(self) -> None:
-        self._engine.stop(10)
-
-    def on_event(self, event: EngineEvent) -> None:
-        match event:
-            case ForwardDone(rows=rows):
-                self.rows.append(rows)
-            case JobFinished(error=error):
-                if error is not None:
-                    self._errors.append(error.message)
-                self._unfinished -= 1
-                if not self._unfinished:
-                    self._done.set()
-
-
-def prompt(at: int) -> str:
-    """Return the prompt of image number `at`."""
-    return f"a red circle on a blue ground, number {at}"
+def jobs_of(case: EngineCase, spec: ModelSpec, turn: int) -> list[Job]:
+    """Return the jobs of a case, with new texts in each turn, so that none is cached."""
+    return [
+        bench_job(f"job-{turn}-{at}", spec, case.side, f"{prompt(at)}, {turn}", seed=at, steps=case.steps)
+        for at in range(case.rows)
+    ]
 
 
 def call(pipeline: Any, rows: range, side: int, steps: int) -> None:
@@ -167,10 +112,10 @@ def ratio(times: dict[str, list[float]], other: str) -> float:
     return round(statistics.median(slow / fast for slow, fast in zip(times[other], times["fused"], strict=True)), 3)
 
 
-def measure(case: EngineCase, pipeline: Any, runner: CaseRunner, repeats: int) -> EngineResult:
+def measure(case: EngineCase, pipeline: Any, runner: EngineRunner, repeats: int) -> EngineResult:
     """Return the medians for one case."""
     methods: dict[str, Callable[[int], None]] = {
-        "fused": lambda turn: runner.run(case, turn),
+        "fused": lambda turn: runner.run(jobs_of(case, runner.spec, turn)),
         "batch": lambda _turn: call(pipeline, range(case.rows), case.side, case.steps),
         "single": lambda _turn: one_by_one(pipeline, case),
     }
@@ -207,7 +152,7 @@ def measure_model(model: str, folder: Path, options: argparse.Namespace) -> list
     pipeline.set_progress_bar_config(disable=True)
     limits = Limits(max_images=1)
     spec = ModelSpec(id=model, source=str(folder), max_batch=options.rows, dtype=options.dtype, limits=limits)
-    runner = CaseRunner(spec, options.device, options.threads)
+    runner = EngineRunner(spec, options.device, options.threads)
     results = []
     try:
         for side in options.sides:

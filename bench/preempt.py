@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import threading
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -20,13 +18,11 @@ import numpy as np
 import torch
 
 from bench import record, shapes
-from shared.config.models_file import Catalog, Limits, ModelSpec
-from shared.config.settings import Settings
+from bench.engine_runner import EngineRunner, bench_job, prompt
+from shared.config.models_file import Limits, ModelSpec
 from shared.job import Job, Priority
-from worker.engine import EngineEvent, EngineRequest, ForwardDone, JobFinished, JobProgress, OutputReady, Pixels
-from worker.engine.engine import Engine
+from worker.engine import Pixels
 
-TIMEOUT_S = 600.0
 # Priority of the job that arrives during the batch; None: no job.
 SCENARIOS = {"solo": None, "preempt": Priority.INTERACTIVE, "queue": Priority.BULK}
 
@@ -65,66 +61,11 @@ class PreemptResult:
         )
 
 
-class LateJobRunner:
-    """Submits jobs to an engine, a late one when the first reaches a step, and records when each ended."""
-
-    def __init__(self, spec: ModelSpec, device: str, threads: int) -> None:
-        self._spec = spec
-        self._engine = Engine(Catalog((spec,)), self, Settings(torch_threads=threads, device=device))
-        self._change = threading.Condition()
-        self._late: tuple[int, Job] | None = None
-        self._error: str | None = None
-        self.submitted_s: dict[str, float] = {}
-        self.ended_s: dict[str, float] = {}
-        self.images: dict[str, Pixels] = {}
-        self.order: list[str] = []
-        self._engine.start()
-        self._engine.warm_up()
-
-    def run(self, jobs: list[Job], late: Job | None = None, at_step: int = 0) -> None:
-        """Run jobs to their end; raises `RuntimeError` if one fails or the timeout expires."""
-        self._late = None if late is None else (at_step, late)
-        self.ended_s, self.images, self.order = {}, {}, []
-        names = {job.id for job in jobs} | ({late.id} if late else set())
-        self._submit(*jobs)
-        with self._change:
-            ended = self._change.wait_for(lambda: self._error or names <= self.ended_s.keys(), TIMEOUT_S)
-        if self._error or not ended:
-            raise RuntimeError(self._error or f"not all jobs ended in {TIMEOUT_S:.0f} s")
-
-    def _submit(self, *jobs: Job) -> None:
-        self.submitted_s |= dict.fromkeys((job.id for job in jobs), time.perf_counter())
-        self._engine.submit(*(EngineRequest(job.id, job, self._spec) for job in jobs))
-
-    def latency_ms(self, name: str) -> float:
-        return 1000 * (self.ended_s[name] - self.submitted_s[name])
-
-    def close(self) -> None:
-        self._engine.stop(10)
-
-    def on_event(self, event: EngineEvent) -> None:
-        match event:
-            case JobProgress(step=step) if self._late is not None and step >= self._late[0]:
-                (_, job), self._late = self._late, None
-                self.order.append("arrival")
-                self._submit(job)
-            case OutputReady(claim_key=key, output=output):
-                self.images[key] = output.pixels
-            case JobFinished(claim_key=key, error=error):
-                with self._change:
-                    if error is not None:
-                        self._error = error.message
-                    self.ended_s[key] = time.perf_counter()
-                    self._change.notify_all()
-            case ForwardDone(claim_key=key):
-                self.order.append(key)
-
-
 @dataclass
 class PreemptTurns:
     """Runs turns and collects their latencies."""
 
-    runner: LateJobRunner
+    runner: EngineRunner
     options: argparse.Namespace
     latencies_ms: dict[str, list[float]] = field(default_factory=dict)
     steps_waited: dict[str, int] = field(default_factory=dict)
@@ -158,22 +99,11 @@ class PreemptTurns:
         self.latencies_ms.setdefault(f"{name}_ms", []).append(value)
 
     def _job(self, name: str, seed: int, steps: int, priority: Priority) -> Job:
-        return Job(
-            id=name,
-            tenant="bench",
-            created_at_ms=0,
-            model="bench",
-            width=self.options.side,
-            height=self.options.side,
-            prompt=f"a red circle on a blue ground, number {seed}",
-            seed=seed,
-            steps=steps,
-            guidance_scale=5.0,
-            priority=priority,
-        )
+        fields = {"seed": seed, "steps": steps, "priority": priority}
+        return bench_job(name, self.runner.spec, self.options.side, prompt(seed), **fields)
 
 
-def measure(model: str, runner: LateJobRunner, options: argparse.Namespace) -> PreemptResult:
+def measure(model: str, runner: EngineRunner, options: argparse.Namespace) -> PreemptResult:
     """Return the medians over all turns except the first, which warms up."""
     turns = PreemptTurns(runner, options)
     for turn in range(options.repeats + 1):
@@ -219,7 +149,7 @@ def main(argv: list[str] | None = None) -> None:
             spec = ModelSpec(
                 id="bench", source=folder, max_batch=options.rows, dtype=options.dtype, limits=Limits(max_images=1)
             )
-            runner = LateJobRunner(spec, options.device, options.threads)
+            runner = EngineRunner(spec, options.device, options.threads)
             try:
                 results.append(measure(model, runner, options))
             finally:
