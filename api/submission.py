@@ -39,8 +39,8 @@ class Idempotency:
 
 
 @dataclass(frozen=True)
-class SubmittedJob:
-    """The record of a submitted job; `replayed` if its Idempotency-Key was used before."""
+class AcceptedJob:
+    """The record of an accepted job; `replayed` if its Idempotency-Key was used before."""
 
     record: JobRecord
     replayed: bool
@@ -56,18 +56,18 @@ async def submit(
     *,
     previews: int = 0,
     webhook_version: str | None = None,
-) -> SubmittedJob:
+) -> AcceptedJob:
     """Submit one job and return it, or raise why it was refused; see `build_job` for the options."""
     item = await prepare(request, context, idempotency, previews=previews, webhook_version=webhook_version)
     outcome = (await submit_prepared([item], context.services))[0]
     if isinstance(outcome, FusequeueError):
         raise outcome
     if isinstance(item, Submission) and not outcome.replayed:
-        return SubmittedJob(JobRecord(job=item.job, state=State.QUEUED), replayed=False)
+        return AcceptedJob(JobRecord(job=item.job, state=State.QUEUED), replayed=False)
     record = await context.services.queue.jobs.get(outcome.job_id)
     if record is None:
         raise Conflict("the job of this Idempotency-Key has been deleted; use another key", param="Idempotency-Key")
-    return SubmittedJob(record, replayed=True)
+    return AcceptedJob(record, replayed=True)
 
 
 async def prepare(

@@ -1,4 +1,4 @@
-"""Fetching through the guard, from servers on loopback that an operator's allow-list opens."""
+"""The fetch guard, with servers on loopback that the operator's allow-list permits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Serve = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def _server(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """A server that hands each request's head to `serve`, which writes the answer; yields its port."""
+    """Run a server that passes each request's headers to `serve`, which writes the response; yields its port."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -70,23 +70,23 @@ async def _at_loopback(host: str, port: int) -> Sequence[str]:
     return ["127.0.0.1"]
 
 
-async def test_the_vetted_address_is_called_with_the_names_host_header() -> None:
-    """The connection goes to the address that was judged; the request still names the host it was meant for."""
+async def test_the_checked_address_is_called_with_the_host_header_of_the_url() -> None:
+    """The connection uses the address that was checked; the request names the host of the URL."""
     heads: list[bytes] = []
 
     async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
         heads.append(head.lower())
-        writer.write(_answer(b"picture"))
+        writer.write(_answer(b"image"))
 
     async with _server(serve) as port:
-        assert await _guard(port).get(f"http://pictures.example:{port}/a.png?b=1#c") == b"picture"
+        assert await _guard(port).get(f"http://images.example:{port}/a.png?b=1#c") == b"image"
         assert heads[0].startswith(b"get /a.png?b=1 http/1.1\r\n")
-        assert f"\r\nhost: pictures.example:{port}\r\n".encode() in heads[0]
+        assert f"\r\nhost: images.example:{port}\r\n".encode() in heads[0]
         assert b"\r\naccept-encoding: identity\r\n" in heads[0]
 
 
 async def test_a_name_that_changes_its_address_is_resolved_once() -> None:
-    """DNS rebinding: the second answer, which nobody judged, is never asked for."""
+    """DNS rebinding: there is no second lookup, whose result would be unchecked."""
     answers = [["127.0.0.1"], ["127.0.0.2"]]
 
     async def resolve(host: str, port: int) -> Sequence[str]:
@@ -101,8 +101,8 @@ async def test_a_name_that_changes_its_address_is_resolved_once() -> None:
 
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
-async def test_a_redirect_is_told_and_not_followed(status: str) -> None:
-    """A public server cannot send us to the metadata service."""
+async def test_a_redirect_is_reported_and_not_followed(status: str) -> None:
+    """A public server cannot redirect to the metadata service."""
     calls = 0
 
     async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
@@ -117,7 +117,7 @@ async def test_a_redirect_is_told_and_not_followed(status: str) -> None:
 
 
 async def test_the_environments_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy would resolve the name anew, out of our sight."""
+    """A proxy would resolve the name again, without a check."""
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
@@ -128,7 +128,7 @@ async def test_the_environments_proxies_are_not_used(monkeypatch: pytest.MonkeyP
         assert await _guard(port).get(f"http://example.com:{port}/") == b"direct"
 
 
-async def test_loopback_is_refused_where_the_operator_did_not_open_it() -> None:
+async def test_loopback_is_refused_without_the_allow_list() -> None:
     """The same call without the allow-list never reaches the server."""
 
     async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
@@ -141,7 +141,7 @@ async def test_loopback_is_refused_where_the_operator_did_not_open_it() -> None:
 
 
 async def test_a_declared_length_over_the_cap_is_not_read() -> None:
-    """What says that it is too large is believed."""
+    """A declared length is trusted when it is too large."""
 
     async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 99999\r\n\r\n")
@@ -153,8 +153,8 @@ async def test_a_declared_length_over_the_cap_is_not_read() -> None:
             await _guard(port).get(f"http://example.com:{port}/")
 
 
-async def test_an_endless_answer_is_cut_off_at_the_cap() -> None:
-    """A server that declares nothing and never stops costs its cap and no more."""
+async def test_an_endless_response_is_cut_off_at_the_cap() -> None:
+    """A response without a length costs no more than the cap."""
     sent = 0
 
     async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
@@ -171,8 +171,8 @@ async def test_an_endless_answer_is_cut_off_at_the_cap() -> None:
     assert sent < 50_000_000
 
 
-async def test_what_is_compressed_unasked_is_not_unpacked() -> None:
-    """A gzip bomb stays as small as it came."""
+async def test_an_unrequested_compression_is_not_unpacked() -> None:
+    """A gzip bomb stays compressed."""
     packed = gzip.compress(bytes(500_000))
     assert len(packed) < 1000
 
@@ -183,8 +183,8 @@ async def test_what_is_compressed_unasked_is_not_unpacked() -> None:
         assert await _guard(port).get(f"http://example.com:{port}/") == packed
 
 
-async def test_a_dripping_server_ends_with_the_total_time() -> None:
-    """A byte now and then keeps no call alive beyond its bound."""
+async def test_a_slow_server_is_stopped_at_the_total_time() -> None:
+    """Single bytes do not extend the limit."""
 
     async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
@@ -200,8 +200,8 @@ async def test_a_dripping_server_ends_with_the_total_time() -> None:
         assert time.monotonic() - begun < 20, "all of it takes 30 s"
 
 
-async def test_a_resolver_that_keeps_silent_ends_with_the_total_time() -> None:
-    """The bound counts from the name's resolution."""
+async def test_a_silent_resolver_is_stopped_at_the_total_time() -> None:
+    """The limit includes the name resolution."""
 
     async def resolve(host: str, port: int) -> Sequence[str]:
         await asyncio.sleep(60)
@@ -211,8 +211,8 @@ async def test_a_resolver_that_keeps_silent_ends_with_the_total_time() -> None:
         await _guard(443, resolve, timeout_s=0.2).get("https://example.com/")
 
 
-async def test_a_dead_first_address_does_not_hide_a_live_second() -> None:
-    """Where one judged address refuses connections, the next is tried."""
+async def test_the_next_address_is_used_when_the_first_refuses() -> None:
+    """All checked addresses are tried in order."""
 
     async def resolve(host: str, port: int) -> Sequence[str]:
         return ["127.0.0.2", "127.0.0.1"]
@@ -227,8 +227,8 @@ async def test_a_dead_first_address_does_not_hide_a_live_second() -> None:
 @pytest.mark.parametrize(
     "answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\nshort", b"no http at all\r\n\r\n"]
 )
-async def test_a_server_that_breaks_off_is_a_failure(answer: bytes) -> None:
-    """Half an answer is none."""
+async def test_an_incomplete_response_is_a_failure(answer: bytes) -> None:
+    """A cut-off body must not be used."""
 
     async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(answer)
@@ -238,8 +238,8 @@ async def test_a_server_that_breaks_off_is_a_failure(answer: bytes) -> None:
             await _guard(port).get(f"http://example.com:{port}/")
 
 
-async def test_a_status_other_than_200_is_told() -> None:
-    """The client learns what its server answered."""
+async def test_a_status_other_than_200_is_reported() -> None:
+    """The error contains the status of the server."""
 
     async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(_answer(b"gone", "404 Not Found"))
@@ -249,8 +249,8 @@ async def test_a_status_other_than_200_is_told() -> None:
             await _guard(port).get(f"http://example.com:{port}/")
 
 
-async def test_a_post_goes_through_the_same_guard() -> None:
-    """A body and headers of ours are sent as they are; any status comes back."""
+async def test_a_post_uses_the_same_guard() -> None:
+    """Body and headers are sent unchanged; any status is returned."""
     heads: list[bytes] = []
 
     async def serve(head: bytes, writer: asyncio.StreamWriter) -> None:
@@ -267,7 +267,7 @@ async def test_a_post_goes_through_the_same_guard() -> None:
 
 
 def _certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's TLS context for `name` and a client's that trusts it."""
+    """Return a server's TLS context for `name` and a client's that trusts it."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -292,9 +292,9 @@ def _certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContex
     return server, ssl.create_default_context(cadata=pem.decode())
 
 
-async def test_tls_names_and_checks_the_host_and_not_the_address(tmp_path: Path) -> None:
-    """SNI carries the URL's name, and the certificate must be that name's, though an address is called."""
-    server, client = _certificate(tmp_path, "pictures.example")
+async def test_tls_checks_the_host_and_not_the_address(tmp_path: Path) -> None:
+    """SNI and the certificate have the name of the URL, although an address is called."""
+    server, client = _certificate(tmp_path, "images.example")
     names: list[str | None] = []
     server.sni_callback = lambda _, name, __: names.append(name)
 
@@ -303,7 +303,7 @@ async def test_tls_names_and_checks_the_host_and_not_the_address(tmp_path: Path)
 
     async with _server(serve, server) as port:
         guard = _guard(port, tls=client, allow_http=False)
-        assert await guard.get(f"https://pictures.example:{port}/") == b"secret"
-        assert names == ["pictures.example"]
+        assert await guard.get(f"https://images.example:{port}/") == b"secret"
+        assert names == ["images.example"]
         with pytest.raises(FetchFailed, match="cannot reach"):
             await guard.get(f"https://other.example:{port}/")

@@ -1,4 +1,4 @@
-"""Pictures that jobs start from: however they come, checked and stored once, and gone when nobody uses them."""
+"""Input images from every source: checked, stored once, and removed when unused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shared.queue import Queue
 from shared.storage import Storage, connect
 
 
-def _picture(colour: str = "red", kind: str = "PNG") -> bytes:
+def _image(colour: str = "red", kind: str = "PNG") -> bytes:
     out = BytesIO()
     Image.new("RGB", (20, 10), colour).save(out, kind)
     return out.getvalue()
@@ -31,8 +31,8 @@ def _data_url(data: bytes, kind: str = "image/png") -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-class House:
-    """The parts that inputs pass through, on a real Redis and a folder."""
+class InputHarness:
+    """Input store on a real Redis and a folder."""
 
     def __init__(self, queue: Queue, storage: Storage, settings: Settings) -> None:
         self.parts: dict[str, Any] = {"queue": queue, "storage": storage, "settings": settings}
@@ -46,95 +46,97 @@ class House:
 
 
 @pytest.fixture
-async def house(queue: Queue, tmp_path: Path) -> AsyncIterator[House]:
+async def inputs(queue: Queue, tmp_path: Path) -> AsyncIterator[InputHarness]:
     settings = queue.client.settings.model_copy(update={"storage_dir": tmp_path, "max_input_bytes": 5000})
     storage = connect(settings)
-    yield House(queue, storage, settings)
+    yield InputHarness(queue, storage, settings)
     await storage.close()
 
 
-async def test_a_stored_picture_is_known_by_its_content(house: House) -> None:
-    """The reference tells what the file is, and storage holds the very bytes."""
-    data = _picture()
-    ref = await house.store(data)
+async def test_an_input_id_depends_on_the_content(inputs: InputHarness) -> None:
+    """The reference describes the file, and storage holds exactly its bytes."""
+    data = _image()
+    ref = await inputs.store(data)
     assert (ref.content_type, ref.width, ref.height, ref.bytes) == ("image/png", 20, 10, len(data))
     assert ref.key.startswith(f"inputs/default/{ref.id}/")
-    assert await house.storage.read(ref.key) == data
-    assert await house.resolve(ref.id) == ref
+    assert await inputs.storage.read(ref.key) == data
+    assert await inputs.resolve(ref.id) == ref
 
 
-async def test_the_same_picture_is_stored_once_for_a_tenant(house: House, tmp_path: Path) -> None:
-    """An upload again, a data URL and the id all mean the one object; another tenant has its own."""
-    data = _picture()
-    first = await house.store(data)
-    assert await house.store(data) == first
-    assert await house.resolve(_data_url(data)) == first
-    other = await house.store(data, tenant="other")
+async def test_equal_images_of_a_tenant_are_stored_once(inputs: InputHarness, tmp_path: Path) -> None:
+    """A second upload, a data URL and the id refer to one object; another tenant has a separate one."""
+    data = _image()
+    first = await inputs.store(data)
+    assert await inputs.store(data) == first
+    assert await inputs.resolve(_data_url(data)) == first
+    other = await inputs.store(data, tenant="other")
     assert (other.id, other.key != first.key) == (first.id, True)
     assert len(list(tmp_path.rglob("*.png"))) == 2
 
 
-async def test_another_tenants_input_is_not_there(house: House) -> None:
-    """Knowing an id is not owning it."""
-    ref = await house.store(_picture(), tenant="other")
+async def test_another_tenants_input_is_not_found(inputs: InputHarness) -> None:
+    """Knowing an id does not grant access."""
+    ref = await inputs.store(_image(), tenant="other")
     with pytest.raises(InputRejected, match=f"unknown or expired input: {ref.id}") as refused:
-        await house.resolve(ref.id)
+        await inputs.resolve(ref.id)
     assert refused.value.param == "image"
 
 
-async def test_use_starts_an_inputs_time_anew(house: House) -> None:
-    """An input that jobs name again and again does not run out."""
-    ref = await house.store(_picture())
-    name = house.queue.client.redis_keys.input("default", ref.id)
-    for use in (ref.id, _data_url(_picture())):
-        await house.queue.client.redis.pexpire(name, 60_000)
-        await house.resolve(use)
-        assert await house.queue.client.redis.pttl(name) > 80_000_000
+async def test_use_extends_the_life_of_an_input(inputs: InputHarness) -> None:
+    """An input in use does not expire."""
+    ref = await inputs.store(_image())
+    name = inputs.queue.client.redis_keys.input("default", ref.id)
+    for use in (ref.id, _data_url(_image())):
+        await inputs.queue.client.redis.pexpire(name, 60_000)
+        await inputs.resolve(use)
+        assert await inputs.queue.client.redis.pttl(name) > 80_000_000
 
 
-async def test_a_picture_whose_object_was_lost_is_stored_again(house: House) -> None:
-    """A record without its object heals with the next upload."""
-    data = _picture()
-    ref = await house.store(data)
-    await house.storage.delete_prefix(ref.key)
-    assert await house.store(data) == ref
-    assert await house.storage.read(ref.key) == data
+async def test_an_image_whose_object_was_lost_is_stored_again(inputs: InputHarness) -> None:
+    """The next upload repairs a record without its object."""
+    data = _image()
+    ref = await inputs.store(data)
+    await inputs.storage.delete_prefix(ref.key)
+    assert await inputs.store(data) == ref
+    assert await inputs.storage.read(ref.key) == data
 
 
-async def test_the_same_picture_uploaded_at_once_is_one_object(house: House, tmp_path: Path) -> None:
-    """Whoever comes first gives it its place, and the others take that."""
-    refs = await asyncio.gather(*(house.store(_picture()) for _ in range(8)))
+async def test_concurrent_uploads_of_one_image_make_one_object(inputs: InputHarness, tmp_path: Path) -> None:
+    """The first upload determines the key, and the others use it."""
+    refs = await asyncio.gather(*(inputs.store(_image()) for _ in range(8)))
     assert len({ref.key for ref in refs}) == 1
     assert len(list(tmp_path.rglob("*.png"))) == 1
 
 
-async def test_an_upload_that_storage_refuses_leaves_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its id names no input, what may lie in storage has an end, and the next upload heals it."""
+async def test_an_upload_refused_by_storage_leaves_no_input(
+    inputs: InputHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no input, remains in storage expire, and the next upload succeeds."""
 
     async def put(*_: object) -> None:
         raise StorageUnavailable("down")
 
     with monkeypatch.context() as broken:
-        broken.setattr(house.storage, "put", put)
+        broken.setattr(inputs.storage, "put", put)
         with pytest.raises(StorageUnavailable):
-            await house.store(_picture())
+            await inputs.store(_image())
     (name,) = [
         key
-        async for key in house.queue.client.redis.scan_iter(match=f"*{house.queue.client.settings.namespace}*input:*")
+        async for key in inputs.queue.client.redis.scan_iter(match=f"*{inputs.queue.client.settings.namespace}*input:*")
     ]
     with pytest.raises(InputRejected, match="upload it again"):
-        await house.resolve(name.rpartition("|")[2])
-    assert await house.queue.client.redis.zcard(house.queue.client.redis_keys.retention) == 1
-    ref = await house.store(_picture())
-    assert await house.resolve(ref.id) == ref
-    assert await house.queue.client.redis.zcard(house.queue.client.redis_keys.retention) == 1
+        await inputs.resolve(name.rpartition("|")[2])
+    assert await inputs.queue.client.redis.zcard(inputs.queue.client.redis_keys.retention) == 1
+    ref = await inputs.store(_image())
+    assert await inputs.resolve(ref.id) == ref
+    assert await inputs.queue.client.redis.zcard(inputs.queue.client.redis_keys.retention) == 1
 
 
-async def test_a_picture_that_comes_again_after_its_end_gets_a_key_of_its_own(house: House) -> None:
-    """A sweep of the first one's object cannot hit the second's."""
-    first = await house.store(_picture())
-    await house.queue.client.redis.delete(house.queue.client.redis_keys.input("default", first.id))
-    second = await house.store(_picture())
+async def test_an_image_uploaded_again_after_its_expiry_gets_another_key(inputs: InputHarness) -> None:
+    """A sweep of the first object cannot remove the second."""
+    first = await inputs.store(_image())
+    await inputs.queue.client.redis.delete(inputs.queue.client.redis_keys.input("default", first.id))
+    second = await inputs.store(_image())
     assert (second.id, second.key != first.key) == (first.id, True)
 
 
@@ -162,25 +164,27 @@ async def test_a_picture_that_comes_again_after_its_end_gets_a_key_of_its_own(ho
         ("data:image/png;" + "a=b;" * 10_000 + "base64,AAAA", "invalid data URL"),
     ],
 )
-async def test_what_is_no_picture_is_refused_by_name(house: House, value: str, words: str, tmp_path: Path) -> None:
-    """Every refusal names the field and says what is wrong; nothing is stored."""
+async def test_an_invalid_image_is_refused_by_field(
+    inputs: InputHarness, value: str, words: str, tmp_path: Path
+) -> None:
+    """The error names the field and the fault; nothing is stored."""
     with pytest.raises(InputRejected, match=words) as refused:
-        await house.resolve(value)
+        await inputs.resolve(value)
     assert refused.value.param == "image"
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("form", ["data:;base64,", "DATA:image/PNG;base64,", "data:image/png;charset=x;base64,"])
-async def test_the_ways_to_write_a_data_url_are_taken(house: House, form: str) -> None:
-    """Case, a missing type and parameters do not matter; nor does escaped base64."""
-    encoded = base64.b64encode(_picture()).decode()
-    ref = await house.resolve(form + encoded)
-    assert await house.resolve(form + encoded.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")) == ref
+async def test_all_forms_of_data_urls_are_accepted(inputs: InputHarness, form: str) -> None:
+    """Case, a missing type, parameters and escaped base64 do not matter."""
+    encoded = base64.b64encode(_image()).decode()
+    ref = await inputs.resolve(form + encoded)
+    assert await inputs.resolve(form + encoded.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")) == ref
 
 
-async def test_a_url_is_fetched_and_stored_like_an_upload(house: House) -> None:
-    """An image behind a URL, declared as anything, is judged by its content."""
-    data = _picture("blue", "WEBP")
+async def test_a_url_is_fetched_and_stored_like_an_upload(inputs: InputHarness) -> None:
+    """The content counts, not the declared type."""
+    data = _image("blue", "WEBP")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -196,46 +200,46 @@ async def test_a_url_is_fetched_and_stored_like_an_upload(house: House) -> None:
         port = server.sockets[0].getsockname()[1]
         settings = Settings(fetch_allow_networks=("127.0.0.0/8",), fetch_allow_http=True, fetch_ports=(port,))
         guard = FetchGuard(FetchRules.for_inputs(settings), resolve)
-        ref = await house.resolve(f"http://pictures.example:{port}/a", guard=guard)
+        ref = await inputs.resolve(f"http://images.example:{port}/a", guard=guard)
     assert ref.content_type == "image/webp"
-    assert await house.store(data) == ref
+    assert await inputs.store(data) == ref
 
 
-async def test_an_upload_that_is_refused_names_its_own_field(house: House) -> None:
+async def test_a_refused_upload_names_its_field(inputs: InputHarness) -> None:
     """`POST /v1/inputs` calls the field `file`."""
-    for data in (b"no picture", _picture() + bytes(6000)):
+    for data in (b"no image", _image() + bytes(6000)):
         with pytest.raises(InputRejected) as refused:
-            await house.store(data, param="file")
+            await inputs.store(data, param="file")
         assert refused.value.param == "file"
 
 
-async def test_a_picture_that_comes_again_during_its_sweep_stays(house: House) -> None:
-    """The sweep that was under way removes the old object, and not the one that has just been stored."""
-    first = await house.store(_picture())
-    keys = house.queue.client.redis_keys
-    await house.queue.client.redis.zadd(
-        keys.retention, {(await house.queue.client.redis.zrange(keys.retention, 0, -1))[0]: 1}
+async def test_an_image_uploaded_during_its_sweep_stays(inputs: InputHarness) -> None:
+    """The running sweep removes the old object, not the new one."""
+    first = await inputs.store(_image())
+    keys = inputs.queue.client.redis_keys
+    await inputs.queue.client.redis.zadd(
+        keys.retention, {(await inputs.queue.client.redis.zrange(keys.retention, 0, -1))[0]: 1}
     )
-    (doomed,) = await house.queue.maintenance.expired_items(10)
-    second = await house.store(_picture())
-    assert await house.storage.delete_prefix(doomed.prefix) == 1
-    await house.queue.maintenance.forget_item(doomed)
-    assert await house.resolve(second.id) == second
-    assert await house.storage.read(second.key) == _picture()
+    (doomed,) = await inputs.queue.maintenance.expired_items(10)
+    second = await inputs.store(_image())
+    assert await inputs.storage.delete_prefix(doomed.prefix) == 1
+    await inputs.queue.maintenance.forget_item(doomed)
+    assert await inputs.resolve(second.id) == second
+    assert await inputs.storage.read(second.key) == _image()
     with pytest.raises(NotFound):
-        await house.storage.head(first.key)
-    assert await house.queue.client.redis.zcard(keys.retention) == 1
+        await inputs.storage.head(first.key)
+    assert await inputs.queue.client.redis.zcard(keys.retention) == 1
 
 
-async def test_an_input_goes_when_its_time_is_over(house: House) -> None:
-    """It becomes due for removal, and its object lies below what is to be removed."""
-    ref = await house.store(_picture())
-    keys = house.queue.client.redis_keys
-    row = (await house.queue.client.redis.zrange(keys.retention, 0, -1))[0]
-    await house.queue.client.redis.zadd(keys.retention, {row: 1})
-    (doomed,) = await house.queue.maintenance.expired_items(10)
-    assert await house.storage.delete_prefix(doomed.prefix) == 1
-    await house.queue.maintenance.forget_item(doomed)
+async def test_an_expired_input_is_removed(inputs: InputHarness) -> None:
+    """It is listed for removal, and its object is below the prefix to remove."""
+    ref = await inputs.store(_image())
+    keys = inputs.queue.client.redis_keys
+    row = (await inputs.queue.client.redis.zrange(keys.retention, 0, -1))[0]
+    await inputs.queue.client.redis.zadd(keys.retention, {row: 1})
+    (doomed,) = await inputs.queue.maintenance.expired_items(10)
+    assert await inputs.storage.delete_prefix(doomed.prefix) == 1
+    await inputs.queue.maintenance.forget_item(doomed)
     with pytest.raises(NotFound):
-        await house.storage.head(ref.key)
-    assert await house.queue.jobs.get_input("default", ref.id) is None
+        await inputs.storage.head(ref.key)
+    assert await inputs.queue.jobs.get_input("default", ref.id) is None

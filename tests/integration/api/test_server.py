@@ -1,4 +1,4 @@
-"""The API as its own process, over real sockets and a real Redis: streams, memory, losses, stopping."""
+"""The API as a process, with real sockets and a real Redis: streams, memory, outages, shutdown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LINE = json.dumps(BODY).encode() + b"\n"
 
 @pytest.fixture
 async def queue_of() -> AsyncIterator[Callable[[Server], Queue]]:
-    """The worker's end of a server's queue."""
+    """Connect a queue, like a worker, to the Redis of a server."""
     made: list[Queue] = []
 
     def build(server: Server) -> Queue:
@@ -50,16 +50,16 @@ def bulk(lines: int, bad: frozenset[int] = frozenset()) -> Iterator[bytes]:
 
 
 def send_bulk(server: Server, body: Iterator[bytes], **headers: str) -> list[dict[str, Any]]:
-    told = {**NDJSON, **headers}
-    with httpx.stream("POST", server.url + "/v1/jobs:bulk", content=body, headers=told, timeout=60) as answer:
-        assert answer.status_code == 200
-        return [json.loads(line) for line in answer.iter_lines()]
+    all_headers = {**NDJSON, **headers}
+    with httpx.stream("POST", server.url + "/v1/jobs:bulk", content=body, headers=all_headers, timeout=60) as response:
+        assert response.status_code == 200
+        return [json.loads(line) for line in response.iter_lines()]
 
 
-def test_5000_lines_with_10_bad_ones_in_flat_memory(start: Callable[..., Server]) -> None:
+def test_5000_lines_with_10_invalid_ones_use_constant_memory(start: Callable[..., Server]) -> None:
     server = start()
     bad = frozenset(range(250, 5001, 500))
-    send_bulk(server, bulk(1000))  # so that all is loaded and every pool has its size
+    send_bulk(server, bulk(1000))  # warm-up: load everything and fill the pools
     before = server.reset_peak()
     results = send_bulk(server, bulk(5000, bad))
     assert [result["line"] for result in results] == list(range(1, 5001))
@@ -70,7 +70,7 @@ def test_5000_lines_with_10_bad_ones_in_flat_memory(start: Callable[..., Server]
     assert server.peak_kb() - before < 6_000
 
 
-def test_a_result_comes_before_the_next_line_is_sent(start: Callable[..., Server]) -> None:
+def test_a_result_arrives_before_the_next_line_is_sent(start: Callable[..., Server]) -> None:
     with connected(start()) as client:
         client.sendall(head("Transfer-Encoding: chunked"))
         received = b""
@@ -83,7 +83,7 @@ def test_a_result_comes_before_the_next_line_is_sent(start: Callable[..., Server
             received += client.recv(4096)
 
 
-def test_a_client_that_sends_everything_before_it_reads_is_not_left_hanging(start: Callable[..., Server]) -> None:
+def test_a_client_can_send_everything_before_it_reads(start: Callable[..., Server]) -> None:
     server = start()
     lines = 60_000
     send_bulk(server, bulk(1000))
@@ -101,18 +101,18 @@ def test_a_client_that_sends_everything_before_it_reads_is_not_left_hanging(star
     assert server.peak_kb() - before < 8_000
 
 
-def test_a_client_that_leaves_has_its_whole_lines_taken_and_its_cut_one_not(start: Callable[..., Server]) -> None:
+def test_a_disconnected_clients_complete_lines_are_submitted(start: Callable[..., Server]) -> None:
     server = start()
     with connected(server) as client:
         client.sendall(head("Content-Length: 100000") + LINE * 3 + LINE[:-20])
         while client.recv(4096).count(b'"line":') == 0:
             pass
-    wait_until(lambda: b"bulk_client_left" in server.log.read_bytes(), "the API noticed")
+    wait_until(lambda: b"bulk_client_disconnected" in server.log.read_bytes(), "the API detects the disconnect")
     assert len(httpx.get(server.url + "/v1/jobs", timeout=60).json()["data"]) == 3
     assert b"Traceback" not in server.log.read_bytes()
 
 
-def test_a_body_of_50_mb_is_refused_without_being_held(start: Callable[..., Server]) -> None:
+def test_a_body_of_50_mb_is_refused_without_buffering(start: Callable[..., Server]) -> None:
     server = start()
     httpx.post(server.url + "/v1/jobs", content=b"{", headers={"Content-Type": "application/json"}, timeout=60)
     before = server.reset_peak()
@@ -122,8 +122,8 @@ def test_a_body_of_50_mb_is_refused_without_being_held(start: Callable[..., Serv
         ("/v1/inputs", "multipart/form-data; boundary=x"),
         ("/v1/jobs/job_00000000000000000000000000/cancel", "application/json"),
     ):
-        answer = httpx.post(server.url + path, content=large, headers={"Content-Type": content_type}, timeout=60)
-        assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large"), path
+        response = httpx.post(server.url + path, content=large, headers={"Content-Type": content_type}, timeout=60)
+        assert (response.status_code, response.json()["code"]) == (413, "payload_too_large"), path
     chunked = httpx.post(
         server.url + "/v1/jobs",
         content=(large[:1_000_000] for _ in range(50)),
@@ -134,7 +134,7 @@ def test_a_body_of_50_mb_is_refused_without_being_held(start: Callable[..., Serv
     assert server.peak_kb() - before < 8_000
 
 
-def test_one_endless_bulk_line_is_refused_and_the_next_taken(start: Callable[..., Server]) -> None:
+def test_an_endless_bulk_line_is_refused_and_the_next_is_submitted(start: Callable[..., Server]) -> None:
     server = start()
     send_bulk(server, bulk(10))
     before = server.reset_peak()
@@ -151,7 +151,7 @@ def test_one_endless_bulk_line_is_refused_and_the_next_taken(start: Callable[...
     assert server.peak_kb() - before < 8_000
 
 
-async def test_events_come_as_they_happen(
+async def test_events_arrive_as_they_happen(
     start: Callable[..., Server], queue_of: Callable[[Server], Queue], tmp_path: Path
 ) -> None:
     server = start()
@@ -164,11 +164,11 @@ async def test_events_come_as_they_happen(
             await until(lines, ": keep-alive")
             claim = await claimed(queue, job_id)
             await until(lines, '"status":"running"')
-            # Again and again: a telling that the API is not listening to yet is lost.
-            telling = asyncio.create_task(report_half(queue, claim))
+            # Repeated: progress published before the API subscribes is lost.
+            reporting = asyncio.create_task(report_half(queue, claim))
             await until(lines, '"percent":50')
-            telling.cancel()
-            await asyncio.wait({telling})
+            reporting.cancel()
+            await asyncio.wait({reporting})
             await deliver(queue, tmp_path, claim)
             last = await until(lines, '"status":"succeeded"')
             assert json.loads(last.removeprefix("data: "))["artifacts"]
@@ -182,7 +182,7 @@ async def report_half(queue: Queue, claim: Claim) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_many_followers_of_one_job_are_all_told(
+async def test_all_subscribers_of_one_job_receive_its_end(
     start: Callable[..., Server], queue_of: Callable[[Server], Queue], tmp_path: Path
 ) -> None:
     server = start()
@@ -190,27 +190,27 @@ async def test_many_followers_of_one_job_are_all_told(
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
         job_id = (await client.post("/v1/jobs", json=BODY)).json()["id"]
-        following = [asyncio.ensure_future(client.get(f"/v1/jobs/{job_id}/events")) for _ in range(100)]
+        subscribers = [asyncio.ensure_future(client.get(f"/v1/jobs/{job_id}/events")) for _ in range(100)]
         gauge = "fusequeue_event_subscribers 100.0"
         while gauge not in (await client.get("/metrics")).text:
             await asyncio.sleep(0.02)
-        # One reader for all of them; between two of its reads it is not blocked.
+        # One reader serves all of them; between two reads it is not blocked.
         while (await readers(queue)) != (1, 1):
             await asyncio.sleep(0.02)
         await deliver(queue, tmp_path, await claimed(queue, job_id))
-        told = await asyncio.wait_for(asyncio.gather(*following), 60)
-        assert all('"status":"succeeded"' in answer.text for answer in told)
+        responses = await asyncio.wait_for(asyncio.gather(*subscribers), 60)
+        assert all('"status":"succeeded"' in response.text for response in responses)
         while "fusequeue_event_subscribers 0.0" not in (await client.get("/metrics")).text:
             await asyncio.sleep(0.02)
 
 
 async def readers(queue: Queue) -> tuple[int, int]:
-    """Return how many clients of Redis wait for events, and how many listen to progress."""
+    """Return the numbers of Redis clients that wait for events and that subscribe to progress."""
     ((_, listening),) = await queue.client.redis.pubsub_numsub(queue.client.redis_keys.progress)
     return (await queue.client.redis.info("clients"))["blocked_clients"], listening
 
 
-async def test_stopping_ends_streams_and_waits_at_once(start: Callable[..., Server]) -> None:
+async def test_shutdown_ends_streams_and_waits_at_once(start: Callable[..., Server]) -> None:
     server = start()
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
         job_id = (await client.post("/v1/jobs", json=BODY)).json()["id"]
@@ -218,17 +218,17 @@ async def test_stopping_ends_streams_and_waits_at_once(start: Callable[..., Serv
         async with client.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
             lines = stream.aiter_lines()
             await until(lines, '"status":"queued"')
-            began = time.monotonic()
+            started = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             async for _ in lines:
                 pass
         assert (await waiting).json()["status"] == "queued"
         assert await asyncio.to_thread(server.process.wait, 60) == 0
-        assert time.monotonic() - began < DRAIN_S, "nothing had to be cut off"
+        assert time.monotonic() - started < DRAIN_S, "all connections finished before the drain timeout"
     assert b"Traceback" not in server.log.read_bytes()
 
 
-async def test_a_redis_that_comes_back_is_used_again(
+async def test_the_api_recovers_when_redis_returns(
     start: Callable[..., Server], queue_of: Callable[[Server], Queue], durable_server: Any, tmp_path: Path
 ) -> None:
     server = start()
@@ -248,7 +248,7 @@ async def test_a_redis_that_comes_back_is_used_again(
 
 
 async def without_redis(client: httpx.AsyncClient) -> None:
-    """Check that every path says what is the matter, and the process lives."""
+    """Check the status of every path while Redis is unavailable."""
     refused = await client.post("/v1/jobs", json=BODY)
     assert (refused.status_code, refused.json()["code"]) == (503, "redis_unavailable")
     assert refused.headers["retry-after"]
@@ -257,7 +257,7 @@ async def without_redis(client: httpx.AsyncClient) -> None:
     assert (await client.get("/metrics")).status_code == 200
 
 
-def test_a_redis_that_would_lose_jobs_is_refused_at_the_start(durable_server: Any, tmp_path: Path) -> None:
+def test_a_redis_that_can_lose_jobs_is_refused_at_startup(durable_server: Any, tmp_path: Path) -> None:
     with Redis.from_url(durable_server.url) as redis:
         redis.config_set("maxmemory-policy", "allkeys-lru")
     server = Server(durable_server.url, tmp_path)
@@ -270,11 +270,11 @@ def test_forwarded_headers_count_only_from_trusted_proxies(
     start: Callable[..., Server], trusted: dict[str, str], scheme: str
 ) -> None:
     server = start(**trusted)
-    answer = httpx.post(server.url + "/v1/jobs", json=BODY, headers={"X-Forwarded-Proto": "https"}, timeout=60)
-    assert answer.headers["location"].startswith(f"{scheme}://127.0.0.1:{server.port}/v1/jobs/")
+    response = httpx.post(server.url + "/v1/jobs", json=BODY, headers={"X-Forwarded-Proto": "https"}, timeout=60)
+    assert response.headers["location"].startswith(f"{scheme}://127.0.0.1:{server.port}/v1/jobs/")
 
 
-def test_a_head_that_is_too_long_or_wrong_is_refused(start: Callable[..., Server]) -> None:
+def test_invalid_or_too_long_request_headers_are_refused(start: Callable[..., Server]) -> None:
     server = start()
     for raw in (
         b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000,
@@ -304,18 +304,18 @@ async def until(lines: AsyncIterator[str], words: str) -> str:
         async for line in lines:
             if words in line:
                 return line
-    raise AssertionError(f"the stream ended without {words}")
+    raise AssertionError(f"the stream finished without {words}")
 
 
-def test_a_redis_that_evicts_keeps_the_api_from_starting(durable_server: Any, tmp_path: Path) -> None:
-    """The last line says why and what to change; there is no traceback to search for it."""
+def test_the_startup_error_of_an_evicting_redis_has_no_traceback(durable_server: Any, tmp_path: Path) -> None:
+    """The last log line names the cause and the remedy."""
     env = {**os.environ, "FUSEQUEUE_REDIS_URL": durable_server.url, "FUSEQUEUE_STORAGE_DIR": str(tmp_path)}
     with Redis.from_url(durable_server.url) as redis:
         redis.config_set("maxmemory-policy", "allkeys-lru")
         command = [sys.executable, "-m", "api", "--port", "0"]
-        ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=90, check=False)
+        finished = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=90, check=False)
         redis.config_set("maxmemory-policy", "noeviction")
-    told = json.loads(ended.stderr.splitlines()[-1])
-    assert (ended.returncode, told["event"], told["code"]) == (1, "api_stopped", "incompatible_redis")
-    assert "CONFIG SET maxmemory-policy noeviction" in told["error"]
-    assert "Traceback" not in ended.stderr
+    entry = json.loads(finished.stderr.splitlines()[-1])
+    assert (finished.returncode, entry["event"], entry["code"]) == (1, "api_stopped", "incompatible_redis")
+    assert "CONFIG SET maxmemory-policy noeviction" in entry["error"]
+    assert "Traceback" not in finished.stderr

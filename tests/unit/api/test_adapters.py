@@ -1,4 +1,4 @@
-"""Adapters over HTTP: listed with their model, asked for by a job, refused by the name of the field."""
+"""Adapters over HTTP: the list of a model, jobs with adapters, errors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BODY = {"model": "demo", "prompt": "a red circle"}
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """The demo's models file, with an adapter more."""
+    """The demo's models file with one more adapter."""
     file = tmp_path / "models.toml"
     file.write_text((ROOT / "models.toml").read_text() + ADAPTERS)
     return file
 
 
-async def test_a_job_gets_the_adapter_that_its_model_lists(fake_queue: Queue, tmp_path: Path, models: Path) -> None:
+async def test_a_job_gets_an_adapter_of_its_model(fake_queue: Queue, tmp_path: Path, models: Path) -> None:
     async with serving(fake_queue, tmp_path, models=models) as api:
         (model,) = (await api.get("/v1/models")).json()["data"]
         assert model["adapters"] == [{"id": "ink", "scale": 0.8, "max_scale": 2.0}]
@@ -38,9 +38,9 @@ async def test_a_job_gets_the_adapter_that_its_model_lists(fake_queue: Queue, tm
         assert read.json()["adapters"] == accepted.json()["adapters"]
 
 
-async def test_an_adapter_that_is_not_listed_is_refused(fake_queue: Queue, tmp_path: Path, models: Path) -> None:
+async def test_an_unlisted_adapter_is_refused(fake_queue: Queue, tmp_path: Path, models: Path) -> None:
     async with serving(fake_queue, tmp_path, models=models) as api:
-        answer = await api.post("/v1/jobs", json={**BODY, "adapters": [{"id": "ink"}, {"id": "/etc/passwd"}]})
-        assert answer.status_code == 422
-        assert answer.json()["error"]["param"] == "adapters.1.id"
-        assert "available: ink" in answer.json()["error"]["message"]
+        response = await api.post("/v1/jobs", json={**BODY, "adapters": [{"id": "ink"}, {"id": "/etc/passwd"}]})
+        assert response.status_code == 422
+        assert response.json()["error"]["param"] == "adapters.1.id"
+        assert "there are: ink" in response.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""Many jobs in one request."""
+"""Bulk requests over HTTP."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def line(**fields: Any) -> bytes:
 
 
 async def send(api: httpx.AsyncClient, *lines: bytes, **headers: str) -> list[dict[str, Any]]:
-    told = {**NDJSON, **{name.replace("_", "-"): value for name, value in headers.items()}}
-    answer = await api.post("/v1/jobs:bulk", content=b"\n".join(lines), headers=told)
-    assert answer.status_code == 200, answer.text
-    return [json.loads(one) for one in answer.text.splitlines()]
+    all_headers = {**NDJSON, **{name.replace("_", "-"): value for name, value in headers.items()}}
+    response = await api.post("/v1/jobs:bulk", content=b"\n".join(lines), headers=all_headers)
+    assert response.status_code == 200, response.text
+    return [json.loads(one) for one in response.text.splitlines()]
 
 
 async def test_each_line_gets_its_result_in_order(api: httpx.AsyncClient) -> None:
@@ -43,7 +43,7 @@ async def test_each_line_gets_its_result_in_order(api: httpx.AsyncClient) -> Non
         assert result["replayed"] is False
 
 
-async def test_a_bad_line_is_told_and_the_others_go_through(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+async def test_a_bad_line_gets_an_error_and_the_others_are_submitted(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     results = await send(
         api,
         line(),
@@ -58,8 +58,8 @@ async def test_a_bad_line_is_told_and_the_others_go_through(api: httpx.AsyncClie
         b"[" * 50_000,
         line(),
     )
-    told = [(result["line"], (result.get("error") or {"code": "ok", "param": None})) for result in results]
-    assert [(number, error["code"], error["param"]) for number, error in told] == [
+    outcomes = [(result["line"], (result.get("error") or {"code": "ok", "param": None})) for result in results]
+    assert [(number, error["code"], error["param"]) for number, error in outcomes] == [
         (1, "ok", None),
         (2, "invalid_request", "steps"),
         (4, "invalid_json", None),
@@ -74,7 +74,7 @@ async def test_a_bad_line_is_told_and_the_others_go_through(api: httpx.AsyncClie
     assert len((await fake_queue.jobs.page("default"))[0]) == 2
 
 
-async def test_a_bulk_that_is_sent_again_enqueues_nothing_twice(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+async def test_a_bulk_request_sent_again_enqueues_nothing_twice(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     lines = [line(seed=seed) for seed in range(5)]
     first = await send(api, *lines, Idempotency_Key="b1")
     again = await send(api, *lines, Idempotency_Key="b1")
@@ -86,15 +86,17 @@ async def test_a_bulk_that_is_sent_again_enqueues_nothing_twice(api: httpx.Async
     assert len((await fake_queue.jobs.page("default"))[0]) == 5
 
 
-async def test_a_bulk_cut_short_is_completed_by_sending_it_again(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+async def test_an_interrupted_bulk_request_is_completed_by_sending_it_again(
+    api: httpx.AsyncClient, fake_queue: Queue
+) -> None:
     lines = [line(seed=seed) for seed in range(6)]
     part = await send(api, *lines[:2], Idempotency_Key="b1")
-    whole = await send(api, *lines, Idempotency_Key="b1")
-    assert [result["id"] for result in whole[:2]] == [result["id"] for result in part]
-    assert [result["replayed"] for result in whole] == [True, True, False, False, False, False]
+    complete = await send(api, *lines, Idempotency_Key="b1")
+    assert [result["id"] for result in complete[:2]] == [result["id"] for result in part]
+    assert [result["replayed"] for result in complete] == [True, True, False, False, False, False]
 
 
-async def test_no_script_takes_more_than_a_piece(
+async def test_no_script_submits_more_than_a_chunk(
     api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -111,7 +113,7 @@ async def test_no_script_takes_more_than_a_piece(
     assert max(sizes) <= CHUNK_LINES
 
 
-async def test_lines_that_find_the_queue_full_are_told_when_to_come_back(fake_queue: Queue, tmp_path: Path) -> None:
+async def test_lines_get_retry_after_when_the_queue_is_full(fake_queue: Queue, tmp_path: Path) -> None:
     settings = fake_queue.client.settings.model_copy(update={"max_queued_jobs": 3})
     full = Queue(QueueClient(fake_queue.client.redis, namespace="full", settings=settings))
     async with serving(full, tmp_path) as api:
@@ -121,7 +123,7 @@ async def test_lines_that_find_the_queue_full_are_told_when_to_come_back(fake_qu
     assert all(result["error"]["retry_after_s"] >= 1 and result["error"]["retryable"] for result in results[3:])
 
 
-async def test_lines_beyond_the_bound_are_not_read(fake_queue: Queue, tmp_path: Path) -> None:
+async def test_lines_beyond_the_limit_are_not_read(fake_queue: Queue, tmp_path: Path) -> None:
     async with serving(fake_queue, tmp_path, max_bulk_lines=4) as api:
         results = await send(api, *(line() for _ in range(10)))
     assert ["id" in result for result in results] == [True] * 4 + [False]
@@ -129,7 +131,7 @@ async def test_lines_beyond_the_bound_are_not_read(fake_queue: Queue, tmp_path: 
     assert len((await fake_queue.jobs.page("default"))[0]) == 4
 
 
-async def test_lines_that_redis_did_not_take_are_told_so(
+async def test_lines_get_an_error_while_redis_is_unavailable(
     fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unavailable(submissions: Sequence[Submission]) -> Any:
@@ -146,7 +148,7 @@ async def test_lines_that_redis_did_not_take_are_told_so(
     assert results[0]["error"]["retryable"]
 
 
-async def test_lines_may_start_from_pictures(api: httpx.AsyncClient) -> None:
+async def test_lines_can_have_input_images(api: httpx.AsyncClient) -> None:
     uploaded = (await api.post("/v1/inputs", files={"file": png()})).json()["id"]
     results = await send(api, *(line(image=uploaded, seed=seed) for seed in range(20)))
     jobs = [(await api.get(result["url"])).json() for result in results]
@@ -155,11 +157,11 @@ async def test_lines_may_start_from_pictures(api: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\n\n\n", b"   \r\n"])
-async def test_a_bulk_of_nothing_is_answered_with_nothing(api: httpx.AsyncClient, body: bytes) -> None:
-    answer = await api.post("/v1/jobs:bulk", content=body, headers=NDJSON)
-    assert (answer.status_code, answer.content) == (200, b"")
+async def test_an_empty_bulk_request_has_an_empty_response(api: httpx.AsyncClient, body: bytes) -> None:
+    response = await api.post("/v1/jobs:bulk", content=body, headers=NDJSON)
+    assert (response.status_code, response.content) == (200, b"")
 
 
 async def test_another_content_type_is_refused(api: httpx.AsyncClient) -> None:
-    answer = await api.post("/v1/jobs:bulk", content=line(), headers={"Content-Type": "application/json"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (415, "Content-Type")
+    response = await api.post("/v1/jobs:bulk", content=line(), headers={"Content-Type": "application/json"})
+    assert (response.status_code, response.json()["error"]["param"]) == (415, "Content-Type")

@@ -1,4 +1,4 @@
-"""Whatever is wrong, the client is told in one form, with the field at fault, and never by a traceback."""
+"""Errors over HTTP: one form for all, with the invalid field and without a traceback."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
         yield client
 
 
-def fault(answer: httpx.Response) -> tuple[int, str, str | None]:
-    """Return status, code and field of an error, having checked that it has the form of all errors."""
-    assert answer.headers["content-type"] == "application/problem+json"
-    told = answer.json()
-    assert set(told) == {"type", "title", "status", "detail", "code", "request_id", "error"}
-    assert set(told["error"]) == {"message", "type", "param", "code"}
-    assert told["status"] == answer.status_code
-    assert told["code"] == told["error"]["code"]
-    assert told["detail"] == told["error"]["message"]
-    assert told["request_id"] == answer.headers["x-request-id"]
-    return answer.status_code, told["code"], told["error"]["param"]
+def error_of(response: httpx.Response) -> tuple[int, str, str | None]:
+    """Check the form of an error, and return its status, code and field."""
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert set(problem) == {"type", "title", "status", "detail", "code", "request_id", "error"}
+    assert set(problem["error"]) == {"message", "type", "param", "code"}
+    assert problem["status"] == response.status_code
+    assert problem["code"] == problem["error"]["code"]
+    assert problem["detail"] == problem["error"]["message"]
+    assert problem["request_id"] == response.headers["x-request-id"]
+    return response.status_code, problem["code"], problem["error"]["param"]
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def fault(answer: httpx.Response) -> tuple[int, str, str | None]:
         ({"prompt": "a\0b"}, 422, "invalid_request", "prompt"),
     ],
 )
-async def test_a_field_at_fault_is_named(
+async def test_an_invalid_field_is_named(
     api: httpx.AsyncClient, fake_queue: Queue, changed: dict[str, Any], status: int, code: str, param: str
 ) -> None:
-    answer = await api.post("/v1/jobs", content=json.dumps({**BODY, **changed}), headers=JSON)
-    assert fault(answer) == (status, code, param)
+    response = await api.post("/v1/jobs", content=json.dumps({**BODY, **changed}), headers=JSON)
+    assert error_of(response) == (status, code, param)
     assert (await fake_queue.jobs.page("default"))[0] == []
 
 
@@ -109,20 +109,20 @@ async def test_a_field_at_fault_is_named(
         (b'{"model":"demo","prompt":"x","seed":' + b"9" * 5000 + b"}", 400, "invalid_json", None),
     ],
 )
-async def test_a_body_that_is_no_job_is_refused(
+async def test_a_body_without_a_job_is_refused(
     api: httpx.AsyncClient, raw: bytes, status: int, code: str, param: str | None
 ) -> None:
-    answer = await api.post("/v1/jobs", content=raw, headers=JSON)
-    assert fault(answer) == (status, code, param)
+    response = await api.post("/v1/jobs", content=raw, headers=JSON)
+    assert error_of(response) == (status, code, param)
 
 
-async def test_a_field_name_of_any_length_does_not_come_back_whole(api: httpx.AsyncClient) -> None:
-    answer = await api.post("/v1/jobs", json={**BODY, "x" * 500_000: 1})
-    assert fault(answer)[0] == 422
-    assert len(answer.content) < 4_000
+async def test_a_long_field_name_is_shortened_in_the_error(api: httpx.AsyncClient) -> None:
+    response = await api.post("/v1/jobs", json={**BODY, "x" * 500_000: 1})
+    assert error_of(response)[0] == 422
+    assert len(response.content) < 4_000
 
 
-async def test_what_is_wrong_is_said_in_plain_words(api: httpx.AsyncClient) -> None:
+async def test_error_messages_are_plain(api: httpx.AsyncClient) -> None:
     unknown = await api.post("/v1/jobs", json={**BODY, "cfg": 2})
     assert unknown.json()["detail"] == "cfg: there is no such field"
     array = await api.post("/v1/jobs", json=[BODY])
@@ -131,18 +131,18 @@ async def test_what_is_wrong_is_said_in_plain_words(api: httpx.AsyncClient) -> N
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data"])
 async def test_another_content_type_is_refused(api: httpx.AsyncClient, content_type: str) -> None:
-    answer = await api.post("/v1/jobs", content=json.dumps(BODY), headers={"Content-Type": content_type})
-    assert fault(answer) == (415, "unsupported_media_type", "Content-Type")
+    response = await api.post("/v1/jobs", content=json.dumps(BODY), headers={"Content-Type": content_type})
+    assert error_of(response) == (415, "unsupported_media_type", "Content-Type")
 
 
-async def test_a_content_type_may_have_parameters(api: httpx.AsyncClient) -> None:
-    answer = await api.post(
+async def test_a_content_type_can_have_parameters(api: httpx.AsyncClient) -> None:
+    response = await api.post(
         "/v1/jobs", content=json.dumps(BODY), headers={"Content-Type": "Application/JSON; charset=utf-8"}
     )
-    assert answer.status_code == 202
+    assert response.status_code == 202
 
 
-async def test_a_body_that_is_too_large_is_refused_whether_announced_or_not(fake_queue: Queue, tmp_path: Path) -> None:
+async def test_a_too_large_body_is_refused_with_and_without_content_length(fake_queue: Queue, tmp_path: Path) -> None:
     async def unannounced() -> AsyncIterator[bytes]:
         for _ in range(20):
             yield b" " * 1_000
@@ -151,7 +151,7 @@ async def test_a_body_that_is_too_large_is_refused_whether_announced_or_not(fake
         announced = await api.post("/v1/jobs", content=b" " * 10_001, headers=JSON)
         streamed = await api.post("/v1/jobs", content=unannounced(), headers=JSON)
         fits = await api.post("/v1/jobs", content=json.dumps(BODY) + " " * 9_000, headers=JSON)
-    assert fault(announced) == fault(streamed) == (413, "payload_too_large", "body")
+    assert error_of(announced) == error_of(streamed) == (413, "payload_too_large", "body")
     assert fits.status_code == 202
 
 
@@ -173,12 +173,12 @@ async def test_a_body_that_is_too_large_is_refused_whether_announced_or_not(fake
         ("GET", "/v1/jobs:bulk", 405, "method_not_allowed"),
     ],
 )
-async def test_a_path_that_is_not_there_is_an_error_like_all(
+async def test_an_unknown_path_has_the_same_form_of_error(
     api: httpx.AsyncClient, method: str, path: str, status: int, code: str
 ) -> None:
-    answer = await api.request(method, path)
-    assert fault(answer)[:2] == (status, code)
-    assert ("allow" in answer.headers) == (status == 405)
+    response = await api.request(method, path)
+    assert error_of(response)[:2] == (status, code)
+    assert ("allow" in response.headers) == (status == 405)
 
 
 @pytest.mark.parametrize(
@@ -195,44 +195,44 @@ async def test_a_path_that_is_not_there_is_an_error_like_all(
         ("/v1/jobs/job_00000000000000000000000000?wait=-1", "wait"),
     ],
 )
-async def test_a_query_parameter_at_fault_is_named(api: httpx.AsyncClient, path: str, param: str) -> None:
-    assert fault(await api.get(path)) == (422, "invalid_request", param)
+async def test_an_invalid_query_parameter_is_named(api: httpx.AsyncClient, path: str, param: str) -> None:
+    assert error_of(await api.get(path)) == (422, "invalid_request", param)
 
 
 @pytest.mark.parametrize("key", ["", " ", "a b", "k" * 256, "k\u00e9"])
-async def test_an_idempotency_key_at_fault_is_named(api: httpx.AsyncClient, key: str) -> None:
-    answer = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": key.encode("latin-1")})
-    assert fault(answer) == (422, "invalid_request", "Idempotency-Key")
+async def test_an_invalid_idempotency_key_is_named(api: httpx.AsyncClient, key: str) -> None:
+    response = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": key.encode("latin-1")})
+    assert error_of(response) == (422, "invalid_request", "Idempotency-Key")
 
 
-async def test_a_full_queue_says_when_to_come_back(fake_queue: Queue, tmp_path: Path, settings_for: Any) -> None:
+async def test_a_full_queue_returns_retry_after(fake_queue: Queue, tmp_path: Path, settings_for: Any) -> None:
     settings = fake_queue.client.settings.model_copy(update={"max_queued_jobs": 1})
     full = Queue(QueueClient(fake_queue.client.redis, namespace="full", settings=settings))
     async with serving(full, tmp_path) as api:
         assert (await api.post("/v1/jobs", json=BODY)).status_code == 202
-        answer = await api.post("/v1/jobs", json=BODY)
-    assert fault(answer)[:2] == (429, "queue_full")
-    assert int(answer.headers["retry-after"]) >= 1
+        response = await api.post("/v1/jobs", json=BODY)
+    assert error_of(response)[:2] == (429, "queue_full")
+    assert int(response.headers["retry-after"]) >= 1
 
 
-async def test_without_redis_a_client_is_told_to_come_back(
+async def test_without_redis_the_response_has_retry_after(
     fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unavailable(*_: Any, **__: Any) -> Any:
         raise RedisUnavailable("cannot reach Redis: refused")
 
-    monkeypatch.setattr(fake_queue.client, "run", unavailable)
+    monkeypatch.setattr(fake_queue.client.scripts, "_run_script", unavailable)
     monkeypatch.setattr(fake_queue.jobs, "get", unavailable)
     async with serving(fake_queue, tmp_path) as api:
         submitted = await api.post("/v1/jobs", json=BODY)
         read = await api.get("/v1/jobs/job_00000000000000000000000000")
         alive = await api.get("/healthz")
-    assert fault(submitted) == fault(read) == (503, "redis_unavailable", None)
+    assert error_of(submitted) == error_of(read) == (503, "redis_unavailable", None)
     assert submitted.headers["retry-after"] == read.headers["retry-after"] == "2"
     assert alive.status_code == 200
 
 
-async def test_an_error_of_ours_tells_nothing_but_its_request_id(
+async def test_an_internal_error_shows_only_its_request_id(
     fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(submissions: Sequence[Submission]) -> Any:
@@ -241,35 +241,35 @@ async def test_an_error_of_ours_tells_nothing_but_its_request_id(
     monkeypatch.setattr(fake_queue.jobs, "submit", broken)
     async with serving(fake_queue, tmp_path) as api:
         with structlog.testing.capture_logs() as lines:
-            answer = await api.post("/v1/jobs", json=BODY, headers={"X-Request-Id": "trace-7"})
+            response = await api.post("/v1/jobs", json=BODY, headers={"X-Request-Id": "trace-7"})
     assert [line["event"] for line in lines if line["log_level"] == "error"] == ["request_crashed"]
-    assert fault(answer) == (500, "internal_error", None)
-    assert answer.headers["x-request-id"] == "trace-7"
-    assert "secret" not in answer.text
-    assert "Traceback" not in answer.text
+    assert error_of(response) == (500, "internal_error", None)
+    assert response.headers["x-request-id"] == "trace-7"
+    assert "secret" not in response.text
+    assert "Traceback" not in response.text
 
 
 @pytest.mark.parametrize("sent", ["a b", "x" * 129, "id\u00e9", ""])
-async def test_a_request_id_that_is_not_plain_is_replaced(api: httpx.AsyncClient, sent: str) -> None:
-    answer = await api.get("/healthz", headers={"X-Request-Id": sent.encode("latin-1")})
-    assert answer.headers["x-request-id"].startswith("req_")
-    assert len(answer.headers.get_list("x-request-id")) == 1
+async def test_an_invalid_request_id_is_replaced(api: httpx.AsyncClient, sent: str) -> None:
+    response = await api.get("/healthz", headers={"X-Request-Id": sent.encode("latin-1")})
+    assert response.headers["x-request-id"].startswith("req_")
+    assert len(response.headers.get_list("x-request-id")) == 1
 
 
-async def test_every_documented_error_has_the_form_of_all(fake_queue: Queue, tmp_path: Path) -> None:
+async def test_every_documented_error_has_the_same_form(fake_queue: Queue, tmp_path: Path) -> None:
     page = application(fake_queue, tmp_path).openapi()
     for path, operations in page["paths"].items():
         for operation in operations.values():
-            told = operation["responses"]
-            assert "HTTPValidationError" not in json.dumps(told), path
-            for status, response in told.items():
+            responses = operation["responses"]
+            assert "HTTPValidationError" not in json.dumps(responses), path
+            for status, response in responses.items():
                 if status == "default" or int(status) >= 400:
                     schema = response["content"]["application/problem+json"]["schema"]
                     assert schema == {"$ref": "#/components/schemas/Problem"}, (path, status)
     assert {"Problem", "JobObject", "JobRequest"} <= set(page["components"]["schemas"])
 
 
-async def test_a_method_that_is_not_allowed_is_told_all_that_are(api: httpx.AsyncClient) -> None:
-    answer = await api.put("/v1/jobs/job_00000000000000000000000000")
-    assert answer.headers["allow"] == "DELETE, GET"
+async def test_a_method_not_allowed_response_names_the_allowed_ones(api: httpx.AsyncClient) -> None:
+    response = await api.put("/v1/jobs/job_00000000000000000000000000")
+    assert response.headers["allow"] == "DELETE, GET"
     assert (await api.put("/v1/jobs")).headers["allow"] == "GET, POST"

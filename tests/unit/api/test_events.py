@@ -1,4 +1,4 @@
-"""Events of a job over HTTP."""
+"""Event streams of jobs over HTTP."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
 
 
 @dataclass
-class Told:
-    """One event as a client reads it."""
+class ParsedEvent:
+    """One parsed event."""
 
     id: str | None
     kind: str
     data: dict[str, Any]
 
 
-def read(text: str) -> list[Told]:
-    """Return the events of a stream; comments and the reconnection time are none."""
+def read(text: str) -> list[ParsedEvent]:
+    """Return the events of a stream, without comments and the reconnection time."""
     events = []
     for block in text.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
         if "data" in fields:
-            events.append(Told(fields.get("id"), fields["event"], json.loads(fields["data"])))
+            events.append(ParsedEvent(fields.get("id"), fields["event"], json.loads(fields["data"])))
     return events
 
 
-async def test_a_stream_tells_a_jobs_life_and_ends_with_the_whole_job(
+async def test_a_stream_has_every_event_and_ends_with_the_whole_job(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
-    following = StreamingCall(api, f"/v1/jobs/{job_id}/events")
-    await following.wait_for('"status":"queued"')
-    await following.wait_for("\n: keep-alive\n")
+    reader = StreamingCall(api, f"/v1/jobs/{job_id}/events")
+    await reader.wait_for('"status":"queued"')
+    await reader.wait_for("\n: keep-alive\n")
     claim = await claimed(fake_queue, job_id)
-    await following.wait_for('"status":"running"')
-    while "event: progress" not in following.text:  # nobody keeps what is told of progress: it is said until heard
+    await reader.wait_for('"status":"running"')
+    while "event: progress" not in reader.text:  # progress is not stored, so it is reported until received
         await fake_queue.claims.report_progress(
             ProgressReport(job_id, claim.epoch, Phase.DENOISING, Progress(step=6, total=12))
         )
         await asyncio.sleep(0.01)
     await deliver(fake_queue, tmp_path, claim)
-    text = await following.read_all()
-    assert following.headers["content-type"].startswith("text/event-stream")
-    assert following.headers["cache-control"] == "no-store"
+    text = await reader.read_all()
+    assert reader.headers["content-type"].startswith("text/event-stream")
+    assert reader.headers["cache-control"] == "no-store"
     assert text.startswith("retry: ")
     events = read(text)
     states = [event.data["status"] for event in events if event.kind == "state"]
@@ -71,7 +71,7 @@ async def test_a_stream_tells_a_jobs_life_and_ends_with_the_whole_job(
     assert events[-1].data == (await api.get(f"/v1/jobs/{job_id}")).json()
 
 
-async def test_a_stream_of_a_job_that_has_ended_tells_so_at_once(
+async def test_a_stream_of_an_ended_job_has_its_end_at_once(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
@@ -81,7 +81,7 @@ async def test_a_stream_of_a_job_that_has_ended_tells_so_at_once(
     assert event.data["artifacts"]
 
 
-async def test_whoever_comes_back_is_told_what_was_missed(
+async def test_a_reconnecting_client_gets_the_missed_events(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
@@ -94,7 +94,7 @@ async def test_whoever_comes_back_is_told_what_was_missed(
     assert all(event.id != first for event in again)
 
 
-async def test_whoever_has_seen_the_end_is_told_to_stop_asking(
+async def test_a_client_that_has_the_last_event_gets_204(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
@@ -104,20 +104,18 @@ async def test_whoever_has_seen_the_end_is_told_to_stop_asking(
     assert again.status_code == 204
 
 
-async def test_an_event_id_that_is_none_is_refused(api: httpx.AsyncClient) -> None:
+async def test_an_invalid_event_id_is_refused(api: httpx.AsyncClient) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
-    answer = await api.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": "x"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "Last-Event-ID")
+    response = await api.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": "x"})
+    assert (response.status_code, response.json()["error"]["param"]) == (422, "Last-Event-ID")
 
 
-async def test_too_many_followers_are_told_to_come_back(
-    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_too_many_waiters_get_retry_after(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.waiting.MAX_WAITERS", 0)
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
-    answer = await api.get(f"/v1/jobs/{job_id}/events")
-    assert (answer.status_code, answer.json()["code"]) == (503, "too_many_streams")
-    assert answer.headers["retry-after"]
+    response = await api.get(f"/v1/jobs/{job_id}/events")
+    assert (response.status_code, response.json()["code"]) == (503, "too_many_streams")
+    assert response.headers["retry-after"]
     assert (await api.get(f"/v1/jobs/{job_id}", params={"wait": 5})).status_code == 503
     submitted = await api.post("/v1/jobs", json=BODY, headers={"Prefer": "wait=5"})
-    assert submitted.status_code == 202, "a job that is accepted is no error"
+    assert submitted.status_code == 202, "the job was accepted"

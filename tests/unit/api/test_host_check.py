@@ -1,4 +1,4 @@
-"""Without keys the API is for this machine alone."""
+"""Without keys only this machine reaches the API."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ HOSTS = [
 
 
 @pytest.mark.parametrize(("host", "loopback"), HOSTS)
-def test_only_addresses_of_this_machine_are_loopback(host: str, loopback: bool) -> None:
+def test_only_local_addresses_are_loopback(host: str, loopback: bool) -> None:
     assert api_auth.is_loopback(host) is loopback
 
 
-# auth, host, keys made -> auth to serve with; None: refused
+# auth, host, whether keys exist -> auth to serve with; None: refused
 DECISIONS = [
     ("auto", "127.0.0.1", False, "auto"),
     ("auto", "127.0.0.1", True, "auto"),
@@ -44,12 +44,12 @@ DECISIONS = [
 ]
 
 
-@pytest.mark.parametrize(("auth", "host", "made", "served"), DECISIONS)
-async def test_what_is_open_to_others_asks_for_keys(
-    monkeypatch: pytest.MonkeyPatch, auth: str, host: str, made: bool, served: str | None
+@pytest.mark.parametrize(("auth", "host", "exist", "served"), DECISIONS)
+async def test_an_api_that_others_can_reach_requires_keys(
+    monkeypatch: pytest.MonkeyPatch, auth: str, host: str, exist: bool, served: str | None
 ) -> None:
     async def keys_made(settings: Settings) -> bool:
-        return made
+        return exist
 
     monkeypatch.setattr(api_auth, "_keys_exist", keys_made)
     settings = Settings(auth=auth)  # type: ignore[arg-type]
@@ -62,15 +62,15 @@ async def test_what_is_open_to_others_asks_for_keys(
         assert word in refused.value.message
 
 
-async def test_a_redis_that_is_away_is_taken_as_one_with_keys(settings_for: Callable[..., Settings]) -> None:
-    """Nobody may get in because Redis was late."""
+async def test_keys_are_required_while_redis_is_unavailable(settings_for: Callable[..., Settings]) -> None:
+    """A slow Redis must not open the API."""
     settings = settings_for("redis://127.0.0.1:1/0")
     assert (await api_auth.secured(settings, "0.0.0.0")).auth == "keys"
 
 
 @pytest.mark.parametrize("origin", ["*", "shop.example", "https://a.example/path", "file://x", "https://A b"])
-def test_an_origin_is_named_whole(origin: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No wildcard: a page of any site could use what it finds on this machine."""
+def test_an_origin_has_no_wildcard_or_path(origin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a wildcard, pages of any site could use an API on this machine."""
     with pytest.raises(ValueError, match="cors_origins"):
         Settings(cors_origins=(origin,))
     monkeypatch.setenv("FUSEQUEUE_CORS_ORIGINS", "https://shop.example, http://localhost:3000")

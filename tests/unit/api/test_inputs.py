@@ -1,4 +1,4 @@
-"""Uploaded pictures."""
+"""Input images over HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
 
 
 def bomb(side: int = 50_000) -> bytes:
-    """Return a PNG of a few bytes that claims to be of `side` x `side` pixels."""
+    """Return a PNG of a few bytes whose header has `side` x `side` pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -38,32 +38,32 @@ def bomb(side: int = 50_000) -> bytes:
     )
 
 
-async def test_an_uploaded_picture_is_known_by_its_content(api: httpx.AsyncClient) -> None:
+async def test_the_id_of_an_upload_depends_on_its_content(api: httpx.AsyncClient) -> None:
     first = await api.post("/v1/inputs", files={"file": ("a.png", png(80, 48), "image/png")})
     again = await api.post("/v1/inputs", files={"file": ("b.gif", png(80, 48), "image/gif")})
-    told = first.json()
+    stored = first.json()
     assert first.status_code == 201
-    assert (told["width"], told["height"], told["content_type"]) == (80, 48, "image/png")
-    assert told["bytes"] == len(png(80, 48))
-    assert told["expires_at"].endswith("Z")
-    assert "key" not in told
-    assert again.json()["id"] == told["id"]
+    assert (stored["width"], stored["height"], stored["content_type"]) == (80, 48, "image/png")
+    assert stored["bytes"] == len(png(80, 48))
+    assert stored["expires_at"].endswith("Z")
+    assert "key" not in stored
+    assert again.json()["id"] == stored["id"]
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"no picture", b"GIF89a", png()[:100], bomb(), b"\x89PNG\r\n\x1a\n", b"\0" * 100_000]
+    "data", [b"", b"no image", b"GIF89a", png()[:100], bomb(), b"\x89PNG\r\n\x1a\n", b"\0" * 100_000]
 )
-async def test_what_is_no_picture_is_refused_and_not_kept(api: httpx.AsyncClient, tmp_path: Path, data: bytes) -> None:
-    answer = await api.post("/v1/inputs", files={"file": ("a.png", data, "image/png")})
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input_image")
-    assert answer.json()["error"]["param"] == "file"
+async def test_invalid_images_are_refused_and_not_stored(api: httpx.AsyncClient, tmp_path: Path, data: bytes) -> None:
+    response = await api.post("/v1/inputs", files={"file": ("a.png", data, "image/png")})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_input_image")
+    assert response.json()["error"]["param"] == "file"
     assert not [path for path in (tmp_path / "storage").rglob("*") if path.is_file()]
 
 
-async def test_a_bomb_in_a_data_url_is_refused_too(api: httpx.AsyncClient) -> None:
+async def test_a_decompression_bomb_in_a_data_url_is_refused(api: httpx.AsyncClient) -> None:
     image = "data:image/png;base64," + base64.b64encode(bomb()).decode()
-    answer = await api.post("/v1/jobs", json={**BODY, "image": image})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "image")
+    response = await api.post("/v1/jobs", json={**BODY, "image": image})
+    assert (response.status_code, response.json()["error"]["param"]) == (422, "image")
 
 
 async def test_a_data_url_is_stored_like_an_upload(api: httpx.AsyncClient) -> None:
@@ -73,8 +73,8 @@ async def test_a_data_url_is_stored_like_an_upload(api: httpx.AsyncClient) -> No
     assert job["image"]["id"] == uploaded["id"]
 
 
-async def test_a_replay_asks_nothing_of_its_picture(api: httpx.AsyncClient, tmp_path: Path) -> None:
-    """The job is known by its key: a picture that is gone by now, or slow to fetch, does not matter any more."""
+async def test_a_replay_does_not_read_its_image(api: httpx.AsyncClient, tmp_path: Path) -> None:
+    """The key identifies the job, even if its image has been removed or is slow to fetch."""
     image = (await api.post("/v1/inputs", files={"file": png()})).json()["id"]
     key = {"Idempotency-Key": "k1"}
     first = await api.post("/v1/jobs", json={**BODY, "image": image}, headers=key)
@@ -93,7 +93,7 @@ async def test_a_replay_asks_nothing_of_its_picture(api: httpx.AsyncClient, tmp_
     assert without_key.json()["code"] == "invalid_input_image"
 
 
-async def test_an_upload_that_is_too_large_is_refused(fake_queue: Queue, tmp_path: Path) -> None:
+async def test_a_too_large_upload_is_refused(fake_queue: Queue, tmp_path: Path) -> None:
     async with serving(fake_queue, tmp_path, max_input_bytes=10_000) as api:
         a_little = await api.post("/v1/inputs", files={"file": b"x" * 10_001})
         much = await api.post("/v1/inputs", files={"file": b"x" * 200_000})
@@ -102,10 +102,10 @@ async def test_an_upload_that_is_too_large_is_refused(fake_queue: Queue, tmp_pat
 
 
 async def test_an_upload_without_its_file_is_refused(api: httpx.AsyncClient) -> None:
-    other_name = await api.post("/v1/inputs", files={"picture": png()})
+    other_name = await api.post("/v1/inputs", files={"image": png()})
     text = await api.post("/v1/inputs", files={"file": (None, "text")})
-    for answer in (other_name, text):
-        assert (answer.status_code, answer.json()["error"]["param"]) == (422, "file")
+    for response in (other_name, text):
+        assert (response.status_code, response.json()["error"]["param"]) == (422, "file")
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,14 @@ async def test_an_upload_without_its_file_is_refused(api: httpx.AsyncClient) -> 
         ("multipart/form-data; boundary=" + "a" * 10_000, b"x", 400),
     ],
 )
-async def test_a_body_that_is_no_upload_is_refused(
+async def test_a_body_without_an_upload_is_refused(
     api: httpx.AsyncClient, content_type: str, body: bytes, status: int
 ) -> None:
-    answer = await api.post("/v1/inputs", content=body, headers={"Content-Type": content_type})
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
+    response = await api.post("/v1/inputs", content=body, headers={"Content-Type": content_type})
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
 
 
 async def test_an_upload_of_many_parts_is_refused(api: httpx.AsyncClient) -> None:
-    answer = await api.post("/v1/inputs", files=[("file", png()) for _ in range(3)])
-    assert answer.status_code == 400
+    response = await api.post("/v1/inputs", files=[("file", png()) for _ in range(3)])
+    assert response.status_code == 400

@@ -25,33 +25,33 @@ async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
 
 
 async def test_a_job_is_accepted_with_all_its_defaults_resolved(api: httpx.AsyncClient) -> None:
-    answer = await api.post("/v1/jobs", json={**BODY, "metadata": {"order": "1"}})
-    job = answer.json()
-    assert answer.status_code == 202
-    assert answer.headers["location"] == job["urls"]["self"] == f"http://localhost/v1/jobs/{job['id']}"
+    response = await api.post("/v1/jobs", json={**BODY, "metadata": {"order": "1"}})
+    job = response.json()
+    assert response.status_code == 202
+    assert response.headers["location"] == job["urls"]["self"] == f"http://localhost/v1/jobs/{job['id']}"
     assert (job["object"], job["status"], job["model"], job["task"]) == ("job", "queued", "demo", "text_to_image")
     assert (job["width"], job["height"], job["steps"], job["guidance_scale"]) == (64, 64, 12, 2.0)
     assert isinstance(job["seed"], int)
     assert job["queue"] == {"position": 0, "eta_s": None}
     assert job["metadata"] == {"order": "1"}
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", job["created_at"])
-    assert int(answer.headers["retry-after"]) >= 1
+    assert int(response.headers["retry-after"]) >= 1
 
 
-async def test_what_is_read_is_what_was_accepted(api: httpx.AsyncClient) -> None:
+async def test_reading_a_job_returns_the_accepted_job(api: httpx.AsyncClient) -> None:
     accepted = (await api.post("/v1/jobs", json=BODY)).json()
     read = await api.get(f"/v1/jobs/{accepted['id']}")
     assert read.status_code == 200
     assert read.json() == accepted
 
 
-async def test_a_waiting_job_tells_its_place(api: httpx.AsyncClient) -> None:
+async def test_a_queued_job_has_its_position(api: httpx.AsyncClient) -> None:
     ids = [(await api.post("/v1/jobs", json=BODY)).json()["id"] for _ in range(3)]
-    places = [(await api.get(f"/v1/jobs/{one}")).json()["queue"]["position"] for one in ids]
-    assert places == [0, 1, 2]
+    listed_positions = [(await api.get(f"/v1/jobs/{one}")).json()["queue"]["position"] for one in ids]
+    assert listed_positions == [0, 1, 2]
 
 
-async def test_a_running_job_tells_its_phase_and_progress(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+async def test_a_running_job_has_its_phase_and_progress(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     claim = await claimed(fake_queue, job_id)
     await fake_queue.claims.report_progress(
@@ -63,15 +63,15 @@ async def test_a_running_job_tells_its_phase_and_progress(api: httpx.AsyncClient
     assert job["started_at"] is not None
 
 
-async def test_a_finished_job_tells_where_its_pictures_are(
+async def test_a_finished_job_has_the_urls_of_its_images(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
     job_id = (await api.post("/v1/jobs", json={**BODY, "seed": 5})).json()["id"]
     await finish(fake_queue, tmp_path, job_id)
-    answer = await api.get(f"/v1/jobs/{job_id}")
-    job = answer.json()
+    response = await api.get(f"/v1/jobs/{job_id}")
+    job = response.json()
     assert (job["status"], job["error"]) == ("succeeded", None)
-    assert "retry-after" not in answer.headers
+    assert "retry-after" not in response.headers
     assert job["expires_at"] > job["finished_at"]
     (artifact,) = job["artifacts"]
     assert artifact["url"] == f"http://localhost/v1/jobs/{job_id}/artifacts/0"
@@ -92,41 +92,41 @@ async def test_a_job_that_has_not_changed_is_not_sent_again(
     assert changed.headers["etag"] != etag
 
 
-async def test_a_submit_that_waits_gets_the_finished_job(
+async def test_a_waiting_submit_returns_the_finished_job(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
     waiting = asyncio.ensure_future(api.post("/v1/jobs", json=BODY, headers={"Prefer": "respond-async, wait=20"}))
     await _any_claimed(fake_queue, tmp_path)
-    answer = await waiting
-    assert (answer.status_code, answer.json()["status"]) == (200, "succeeded")
-    assert answer.headers["preference-applied"] == "wait=20"
+    response = await waiting
+    assert (response.status_code, response.json()["status"]) == (200, "succeeded")
+    assert response.headers["preference-applied"] == "wait=20"
 
 
-async def test_a_submit_whose_wait_runs_out_is_accepted_all_the_same(api: httpx.AsyncClient) -> None:
+async def test_a_waiting_submit_returns_202_after_its_wait(api: httpx.AsyncClient) -> None:
     began = asyncio.get_running_loop().time()
-    answer = await api.post("/v1/jobs", json=BODY, headers={"Prefer": "wait=1"})
-    assert (answer.status_code, answer.json()["status"]) == (202, "queued")
+    response = await api.post("/v1/jobs", json=BODY, headers={"Prefer": "wait=1"})
+    assert (response.status_code, response.json()["status"]) == (202, "queued")
     assert 0.9 < asyncio.get_running_loop().time() - began < 30
 
 
-async def test_a_read_that_waits_is_answered_as_soon_as_the_job_ends(
+async def test_a_waiting_read_returns_as_soon_as_the_job_ends(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     waiting = asyncio.ensure_future(api.get(f"/v1/jobs/{job_id}", params={"wait": 60}))
     await finish(fake_queue, tmp_path, job_id)
-    answer = await asyncio.wait_for(waiting, 30)
-    assert answer.json()["status"] == "succeeded"
+    response = await asyncio.wait_for(waiting, 30)
+    assert response.json()["status"] == "succeeded"
 
 
-async def test_no_wait_is_longer_than_the_settings_allow(fake_queue: Queue, tmp_path: Path) -> None:
+async def test_waits_are_limited_by_the_settings(fake_queue: Queue, tmp_path: Path) -> None:
     async with serving(fake_queue, tmp_path, max_wait_s=1) as api:
         job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
-        answer = await asyncio.wait_for(api.get(f"/v1/jobs/{job_id}", params={"wait": 500}), 30)
-    assert answer.json()["status"] == "queued"
+        response = await asyncio.wait_for(api.get(f"/v1/jobs/{job_id}", params={"wait": 500}), 30)
+    assert response.json()["status"] == "queued"
 
 
-async def test_the_same_key_and_body_give_the_same_job(api: httpx.AsyncClient) -> None:
+async def test_the_same_key_and_body_return_the_same_job(api: httpx.AsyncClient) -> None:
     first = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k1"})
     again = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k1"})
     other = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k2"})
@@ -136,7 +136,7 @@ async def test_the_same_key_and_body_give_the_same_job(api: httpx.AsyncClient) -
     assert other.json()["id"] != first.json()["id"]
 
 
-async def test_a_replay_shows_the_job_as_it_is_now(api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
+async def test_a_replay_returns_the_current_job(api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
     first = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k1"})
     await finish(fake_queue, tmp_path, first.json()["id"])
     again = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k1"})
@@ -158,21 +158,21 @@ async def test_a_key_is_free_again_once_its_job_is_deleted(api: httpx.AsyncClien
     assert (again.status_code, again.json()["id"] != first) == (202, True)
 
 
-async def test_a_waiting_job_is_canceled_at_once(api: httpx.AsyncClient) -> None:
+async def test_a_queued_job_is_canceled_at_once(api: httpx.AsyncClient) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
-    answer = await api.post(f"/v1/jobs/{job_id}/cancel")
-    assert (answer.status_code, answer.json()["status"]) == (200, "canceled")
+    response = await api.post(f"/v1/jobs/{job_id}/cancel")
+    assert (response.status_code, response.json()["status"]) == (200, "canceled")
     assert (await api.post(f"/v1/jobs/{job_id}/cancel")).json()["status"] == "canceled"
 
 
-async def test_a_running_job_is_marked_to_be_canceled(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+async def test_a_running_job_is_marked_for_cancellation(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     await claimed(fake_queue, job_id)
     job = (await api.post(f"/v1/jobs/{job_id}/cancel")).json()
     assert (job["status"], job["cancel_requested"]) == ("running", True)
 
 
-async def test_deleting_a_finished_job_deletes_its_pictures_too(
+async def test_deleting_a_finished_job_deletes_its_images(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
@@ -186,16 +186,16 @@ async def test_deleting_a_finished_job_deletes_its_pictures_too(
 
 async def test_a_job_that_has_not_ended_is_not_deleted(api: httpx.AsyncClient) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
-    answer = await api.delete(f"/v1/jobs/{job_id}")
-    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
-    assert answer.headers["x-should-retry"] == "false"
+    response = await api.delete(f"/v1/jobs/{job_id}")
+    assert (response.status_code, response.json()["code"]) == (409, "conflict")
+    assert response.headers["x-should-retry"] == "false"
     assert (await api.get(f"/v1/jobs/{job_id}")).status_code == 200
 
 
-async def test_another_tenants_job_is_none_for_any_call(
+async def test_another_tenants_job_is_not_found_by_any_call(
     api: httpx.AsyncClient, fake_queue: Queue, make_submission: Callable[..., Any]
 ) -> None:
-    item = make_submission(tenant="somebody-else")
+    item = make_submission(tenant="other-tenant")
     await fake_queue.jobs.submit([item])
     path = f"/v1/jobs/{item.job.id}"
     calls: list[tuple[str, str]] = [
@@ -213,7 +213,7 @@ async def test_another_tenants_job_is_none_for_any_call(
     assert record.state.value == "queued"
 
 
-async def test_a_job_starts_from_an_uploaded_picture(api: httpx.AsyncClient) -> None:
+async def test_a_job_can_start_from_an_uploaded_image(api: httpx.AsyncClient) -> None:
     uploaded = (await api.post("/v1/inputs", files={"file": ("a.png", png(80, 40), "image/png")})).json()
     job = (await api.post("/v1/jobs", json={**BODY, "image": uploaded["id"]})).json()
     assert (job["task"], job["strength"]) == ("image_to_image", 0.6)
@@ -222,20 +222,20 @@ async def test_a_job_starts_from_an_uploaded_picture(api: httpx.AsyncClient) -> 
     assert "key" not in job["image"]
 
 
-async def test_urls_are_built_from_what_the_client_spoke_to(fake_queue: Queue, tmp_path: Path) -> None:
-    told = {"Host": "pictures.example:8080", "X-Forwarded-Host": "evil.example", "X-Forwarded-Proto": "https"}
+async def test_urls_have_the_host_that_the_client_used(fake_queue: Queue, tmp_path: Path) -> None:
+    forwarded = {"Host": "images.example:8080", "X-Forwarded-Host": "evil.example", "X-Forwarded-Proto": "https"}
     async with serving(fake_queue, tmp_path, auth="insecure-no-keys") as api:
-        job = (await api.post("/v1/jobs", json=BODY, headers=told)).json()
-    assert job["urls"]["self"].startswith("http://pictures.example:8080/v1/jobs/")
+        job = (await api.post("/v1/jobs", json=BODY, headers=forwarded)).json()
+    assert job["urls"]["self"].startswith("http://images.example:8080/v1/jobs/")
 
 
-async def test_urls_are_built_from_the_public_url_where_one_is_set(fake_queue: Queue, tmp_path: Path) -> None:
-    async with serving(fake_queue, tmp_path, public_url="https://pictures.example/api/") as api:
+async def test_urls_have_the_public_url_if_one_is_set(fake_queue: Queue, tmp_path: Path) -> None:
+    async with serving(fake_queue, tmp_path, public_url="https://images.example/api/") as api:
         job = (await api.post("/v1/jobs", json=BODY)).json()
-    assert job["urls"]["cancel"] == f"https://pictures.example/api/v1/jobs/{job['id']}/cancel"
+    assert job["urls"]["cancel"] == f"https://images.example/api/v1/jobs/{job['id']}/cancel"
 
 
-async def test_a_submit_is_not_cut_short_by_a_client_that_leaves(
+async def test_a_submit_completes_when_its_client_disconnects(
     fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, go_on = asyncio.Event(), asyncio.Event()
@@ -258,7 +258,7 @@ async def test_a_submit_is_not_cut_short_by_a_client_that_leaves(
                 await asyncio.sleep(0.01)
 
 
-async def test_polling_a_job_is_one_redis_command_a_poll(
+async def test_polling_a_job_is_one_redis_command(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(responses, "POSITION_CACHE_S", 600.0)
@@ -272,29 +272,29 @@ async def test_polling_a_job_is_one_redis_command_a_poll(
 
     monkeypatch.setattr(fake_queue.client.redis, "execute_command", counted)
     await api.get(f"/v1/jobs/{job_id}")
-    assert commands == ["HGETALL"], "while it waits: its place is known from a moment ago"
+    assert commands == ["HGETALL"], "while it is queued: its position is cached"
     await finish(fake_queue, tmp_path, job_id)
     commands.clear()
     await api.get(f"/v1/jobs/{job_id}")
     assert commands == ["HGETALL"]
 
 
-async def test_places_are_asked_for_again_after_a_while_and_not_all_kept(
+async def test_queue_positions_are_cached_for_a_while_and_bounded(
     fake_queue: Queue, monkeypatch: pytest.MonkeyPatch, make_submission: Callable[..., Any]
 ) -> None:
     first, second = make_submission(), make_submission()
     await fake_queue.jobs.submit([first, second])
-    known = QueuePositions(fake_queue)
+    cache = QueuePositions(fake_queue)
     monkeypatch.setattr(responses, "POSITION_CACHE_S", 600.0)
-    assert (await known.of(second.job.id) or QueuePosition(9, None)).position == 1
+    assert (await cache.of(second.job.id) or QueuePosition(9, None)).position == 1
     await fake_queue.jobs.cancel(first.job.id)
-    assert (await known.of(second.job.id) or QueuePosition(9, None)).position == 1, "of a moment ago"
+    assert (await cache.of(second.job.id) or QueuePosition(9, None)).position == 1, "cached"
     monkeypatch.setattr(responses, "POSITION_CACHE_S", 0.0)
-    assert (await known.of(second.job.id) or QueuePosition(9, None)).position == 0
+    assert (await cache.of(second.job.id) or QueuePosition(9, None)).position == 0
     monkeypatch.setattr(responses, "MAX_CACHED_POSITIONS", 3)
     for number in range(10):
-        await known.of(f"job_{number}")
-    assert len(known._cache) == 3
+        await cache.of(f"job_{number}")
+    assert len(cache._cache) == 3
 
 
 async def _any_claimed(queue: Queue, folder: Path) -> None:

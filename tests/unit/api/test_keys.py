@@ -1,4 +1,4 @@
-"""Who may ask: keys, scopes, limits, and signed URLs, at every route."""
+"""Keys, scopes, limits and signed URLs on every route."""
 
 from __future__ import annotations
 
@@ -32,65 +32,65 @@ async def bearer(queue: Queue, tenant: str = "acme", scopes: frozenset[Scope] = 
     return {"Authorization": f"Bearer {token}"}
 
 
-def code(answer: httpx.Response) -> tuple[int, str]:
-    assert answer.headers["content-type"] == "application/problem+json", answer.text
-    return answer.status_code, answer.json()["code"]
+def code(response: httpx.Response) -> tuple[int, str]:
+    assert response.headers["content-type"] == "application/problem+json", response.text
+    return response.status_code, response.json()["code"]
 
 
 def routes(queue: Queue, folder: Path) -> list[tuple[str, str]]:
-    """Return every method and path there is, with its parameters filled in."""
-    found = []
+    """Return every method and path, with its parameters filled in."""
+    routes_found = []
     todo = list(application(queue, folder).routes)
     while todo:
         route = todo.pop()
         todo += getattr(getattr(route, "original_router", None), "routes", [])
         if isinstance(route, APIRoute):
             path = route.path.replace("{index}", "0").replace("{job_id}", "job_" + "0" * 26)
-            found += [(method, re.sub(r"\{.*?\}", "x", path)) for method in route.methods]
-    return found
+            routes_found += [(method, re.sub(r"\{.*?\}", "x", path)) for method in route.methods]
+    return routes_found
 
 
-async def test_no_route_but_the_open_ones_answers_without_a_key(
+async def test_only_open_routes_respond_without_a_key(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
-    """A route that is added tomorrow is asked here too."""
+    """This covers routes added later."""
     seen = routes(fake_queue, tmp_path)
     assert len(seen) > 14
     assert {path for _, path in seen} > OPEN | {"/v1/jobs", "/v1/jobs:bulk", "/v1/inputs", "/metrics"}
     for method, path in seen:
-        answer = await api.request(method, path)
+        response = await api.request(method, path)
         if path in OPEN:
-            assert answer.status_code == 200, path
+            assert response.status_code == 200, path
         elif method == "HEAD":
-            assert answer.status_code == 401, path
+            assert response.status_code == 401, path
         else:
-            assert code(answer) == (401, "missing_api_key"), path
-            assert answer.headers["www-authenticate"] == 'Bearer realm="fusequeue"'
+            assert code(response) == (401, "missing_api_key"), path
+            assert response.headers["www-authenticate"] == 'Bearer realm="fusequeue"'
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "Key", "Token", "KEY"])
-async def test_the_schemes_that_clients_send(api: httpx.AsyncClient, fake_queue: Queue, scheme: str) -> None:
+async def test_all_schemes_of_clients_are_accepted(api: httpx.AsyncClient, fake_queue: Queue, scheme: str) -> None:
     token, _ = await fake_queue.api_keys.create("acme", ALL)
     assert (await api.get("/v1/jobs", headers={"Authorization": f"{scheme} {token}"})).status_code == 200
 
 
-async def test_what_is_no_key_is_refused_and_not_repeated(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+async def test_an_invalid_key_is_refused_and_not_repeated(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     token, _ = await fake_queue.api_keys.create("acme", ALL)
     wrong = [f"Basic {token}", token, "Bearer", "Bearer ", f"Bearer {token}x", f"Bearer {new_token()}", "Bearer sk-1"]
     wrong += [f"Bearer {token[:-1]}", f"Bearer {token} {token}", f"Bearer {token.swapcase()}", "Bearer \u00e9"]
     for header in wrong:
-        answer = await api.get("/v1/jobs", headers={"Authorization": header.encode("latin-1")})
-        assert code(answer) == (401, "invalid_api_key"), header
-        assert answer.headers["www-authenticate"] == 'Bearer realm="fusequeue", error="invalid_token"'
-        assert answer.json()["error"]["type"] == "authentication_error"
-        assert token not in answer.text
-        assert token[13:-2] not in answer.text
+        response = await api.get("/v1/jobs", headers={"Authorization": header.encode("latin-1")})
+        assert code(response) == (401, "invalid_api_key"), header
+        assert response.headers["www-authenticate"] == 'Bearer realm="fusequeue", error="invalid_token"'
+        assert response.json()["error"]["type"] == "authentication_error"
+        assert token not in response.text
+        assert token[13:-2] not in response.text
     twice = [("Authorization", f"Bearer {token}"), ("Authorization", f"Bearer {token}")]
     assert code(await api.get("/v1/jobs", headers=twice)) == (401, "invalid_api_key")
 
 
-async def test_a_key_of_the_right_id_and_another_secret_is_refused(api: httpx.AsyncClient, fake_queue: Queue) -> None:
-    """An id is shown in lists: knowing it must not help, also while the right key is fresh in memory."""
+async def test_a_key_with_a_known_id_and_another_secret_is_refused(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    """Lists show ids: knowing one must not help, even while the real key is cached."""
     token, key = await fake_queue.api_keys.create("acme", ALL)
     assert (await api.get("/v1/jobs", headers={"Authorization": f"Bearer {token}"})).status_code == 200
     from shared.auth import _checksum
@@ -100,7 +100,7 @@ async def test_a_key_of_the_right_id_and_another_secret_is_refused(api: httpx.As
     assert code(await api.get("/v1/jobs", headers={"Authorization": f"Bearer {forged}"})) == (401, "invalid_api_key")
 
 
-async def test_an_expired_and_a_revoked_key_say_so(
+async def test_errors_name_expired_and_revoked_keys(
     api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth, "CACHE_S", 0.0)
@@ -115,19 +115,19 @@ async def test_an_expired_and_a_revoked_key_say_so(
     assert "revoked" in revoked.json()["detail"]
 
 
-async def test_a_revoked_key_is_refused_within_two_seconds_and_not_read_at_every_request(
+async def test_a_key_is_cached_and_refused_two_seconds_after_its_revocation(
     api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr(auth.time, "monotonic", lambda: clock[0])
     reads: list[str] = []
-    run = fake_queue.client.run
+    run = fake_queue.client.scripts._run_script
 
     async def counted(name: str, *args: Any, **options: Any) -> Any:
         reads.append(name)
         return await run(name, *args, **options)
 
-    monkeypatch.setattr(fake_queue.client, "run", counted)
+    monkeypatch.setattr(fake_queue.client.scripts, "_run_script", counted)
     header = await bearer(fake_queue)
     for _ in range(20):
         assert (await api.get("/v1/models", headers=header)).status_code == 200
@@ -145,23 +145,23 @@ async def test_a_revoked_key_is_refused_within_two_seconds_and_not_read_at_every
         ("/compat/replicate/v1/predictions/{job_id}/stream", "event: logs", "the API key fq_"),
     ],
 )
-async def test_a_stream_ends_with_its_key(
+async def test_a_stream_ends_when_its_key_is_revoked(
     api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch, path: str, begins: str, ends: str
 ) -> None:
-    """Who follows a job that goes on for hours is not told more than who asks anew."""
+    """A stream of a long job must not outlive the permission to read the job."""
     monkeypatch.setattr(auth, "CACHE_S", 0.0)
     header = await bearer(fake_queue)
     job_id = (await api.post("/v1/jobs", json=BODY, headers=header)).json()["id"]
     url = path.format(job_id=job_id)
-    following = StreamingCall(api, url, header)
-    await following.wait_for(begins)
-    await following.wait_for(": keep-alive")
+    reader = StreamingCall(api, url, header)
+    await reader.wait_for(begins)
+    await reader.wait_for(": keep-alive")
     await fake_queue.api_keys.revoke((await fake_queue.api_keys.all())[0].id)
-    assert ends in await following.read_all()
+    assert ends in await reader.read_all()
     assert code(await api.get(url, headers=header)) == (401, "invalid_api_key")
 
 
-async def test_use_is_noted(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+async def test_the_use_of_a_key_is_recorded(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     header = await bearer(fake_queue)
     assert (await fake_queue.api_keys.all())[0].last_used_at_ms is None
     await api.get("/v1/models", headers=header)
@@ -197,17 +197,17 @@ NEEDS = [
 async def test_a_missing_scope_is_named(
     api: httpx.AsyncClient, fake_queue: Queue, method: str, path: str, needed: Scope
 ) -> None:
-    answer = await api.request(method, path, headers=await bearer(fake_queue, scopes=ALL - {needed}))
-    assert code(answer) == (403, "permission_denied")
-    assert f"the scope {needed.value}" in answer.json()["detail"]
+    response = await api.request(method, path, headers=await bearer(fake_queue, scopes=ALL - {needed}))
+    assert code(response) == (403, "permission_denied")
+    assert f"the scope {needed.value}" in response.json()["detail"]
     enough = await api.request(method, path, headers=await bearer(fake_queue, scopes=frozenset({needed})))
     assert enough.status_code not in (401, 403)
 
 
-async def test_keys_are_asked_for_from_the_first_one_on(
+async def test_keys_are_required_once_the_first_one_exists(
     fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By itself, on the loopback: open until there is a key, and never open again."""
+    """With `auto` on the loopback: open until a key exists, and never open again."""
     monkeypatch.setattr(auth, "CACHE_S", 0.0)
     async with serving(fake_queue, tmp_path) as api:
         ignored = {"Authorization": "Bearer sk-any"}
@@ -219,7 +219,7 @@ async def test_keys_are_asked_for_from_the_first_one_on(
         assert code(await api.get("/v1/jobs")) == (401, "missing_api_key")
 
 
-async def test_no_keys_are_asked_for_where_an_operator_said_the_word(fake_queue: Queue, tmp_path: Path) -> None:
+async def test_insecure_no_keys_requires_no_key(fake_queue: Queue, tmp_path: Path) -> None:
     await bearer(fake_queue)
     async with serving(fake_queue, tmp_path, auth="insecure-no-keys") as api:
         assert (await api.get("/v1/jobs")).status_code == 200
@@ -227,28 +227,28 @@ async def test_no_keys_are_asked_for_where_an_operator_said_the_word(fake_queue:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "10.0.0.1:8000", "[::]"])
-async def test_a_site_whose_name_leads_here_is_not_answered(fake_queue: Queue, tmp_path: Path, host: str) -> None:
-    """DNS rebinding: the browser believes that it speaks to the page's own server. A key is what the page lacks."""
-    async with serving(fake_queue, tmp_path, public_url="https://pictures.example") as api:
+async def test_requests_for_other_hosts_are_refused_without_keys(fake_queue: Queue, tmp_path: Path, host: str) -> None:
+    """DNS rebinding: the browser treats this API as the page's server. The page has no key."""
+    async with serving(fake_queue, tmp_path, public_url="https://images.example") as api:
         for method, path in (("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("GET", "/v1/queues"), ("GET", "/metrics")):
-            answer = await api.request(method, path, headers={"Host": host})
-            assert code(answer) == (403, "host_not_allowed")
-        for own in ("localhost:8000", "127.0.0.1", "[::1]:8000", "pictures.example"):
+            response = await api.request(method, path, headers={"Host": host})
+            assert code(response) == (403, "host_not_allowed")
+        for own in ("localhost:8000", "127.0.0.1", "[::1]:8000", "images.example"):
             assert (await api.get("/v1/jobs", headers={"Host": own})).status_code == 200
     async with serving(fake_queue, tmp_path, auth="keys") as api:
         header = await bearer(fake_queue)
-        assert (await api.get("/v1/jobs", headers=header | {"Host": "pictures.elsewhere"})).status_code == 200
+        assert (await api.get("/v1/jobs", headers=header | {"Host": "images.elsewhere"})).status_code == 200
 
 
-async def test_another_tenants_things_are_not_there(api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
-    """Every route, by an id that is known to the wrong one."""
+async def test_another_tenants_objects_are_not_found(api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
+    """On every route, with a valid id of another tenant."""
     mine, theirs = await bearer(fake_queue, "acme"), await bearer(fake_queue, "evil")
     once = {"Idempotency-Key": "one"}
     job_id = (await api.post("/v1/jobs", json={**BODY, "batch_id": "b1"}, headers=mine | once)).json()["id"]
     await finish(fake_queue, tmp_path, job_id)
     waiting = (await api.post("/v1/jobs", json=BODY, headers=mine)).json()["id"]
-    picture = {"file": ("a.png", png(), "image/png")}
-    input_id = (await api.post("/v1/inputs", files=picture, headers=mine)).json()["id"]
+    image = {"file": ("a.png", png(), "image/png")}
+    input_id = (await api.post("/v1/inputs", files=image, headers=mine)).json()["id"]
 
     for one in (job_id, waiting):
         for method, path in (
@@ -262,8 +262,8 @@ async def test_another_tenants_things_are_not_there(api: httpx.AsyncClient, fake
         ):
             assert code(await api.request(method, path, headers=theirs)) == (404, "not_found"), path
             unknown = path.replace(one, "job_" + "0" * 26)
-            told = [(await api.request(method, asked, headers=theirs)).json()["detail"] for asked in (path, unknown)]
-            assert told[0].replace(one, "ID") == told[1].replace("job_" + "0" * 26, "ID"), "no word tells them apart"
+            details = [(await api.request(method, url, headers=theirs)).json()["detail"] for url in (path, unknown)]
+            assert details[0].replace(one, "ID") == details[1].replace("job_" + "0" * 26, "ID"), "same error"
         assert (await api.head(f"/v1/jobs/{one}/artifacts/0", headers=theirs)).status_code == 404
     for query in ("", "?batch_id=b1", "?status=queued,running,succeeded", "?model=demo", f"?after={job_id}"):
         assert (await api.get(f"/v1/jobs{query}", headers=theirs)).json()["data"] == []
@@ -274,12 +274,12 @@ async def test_another_tenants_things_are_not_there(api: httpx.AsyncClient, fake
     assert (await api.get(f"/v1/jobs/{job_id}/artifacts/0", headers=mine)).content == png()
 
 
-async def test_an_idempotency_key_and_a_picture_are_a_tenants_own(api: httpx.AsyncClient, fake_queue: Queue) -> None:
-    """The same key and the same picture of two tenants meet nowhere."""
+async def test_idempotency_keys_and_images_belong_to_one_tenant(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    """Equal keys and images of two tenants are independent."""
     once = {"Idempotency-Key": "one"}
     headers = [await bearer(fake_queue, tenant) | once for tenant in ("acme", "evil")]
     answers = [await api.post("/v1/jobs", json=BODY, headers=header) for header in headers]
-    assert [answer.headers.get("idempotent-replayed") for answer in answers] == [None, None]
+    assert [response.headers.get("idempotent-replayed") for response in answers] == [None, None]
     other = await api.post("/v1/jobs", json={**BODY, "seed": 5}, headers=headers[1])
     assert code(other) == (422, "idempotency_key_reused")
     ndjson = {"Content-Type": "application/x-ndjson"}
@@ -296,21 +296,21 @@ async def test_an_idempotency_key_and_a_picture_are_a_tenants_own(api: httpx.Asy
     ]
     for header, one in zip(headers, stored, strict=True):
         body = {**BODY, "image": one["id"]}
-        answer = await api.post("/v1/jobs", json=body, headers={"Authorization": header["Authorization"]})
-        assert answer.status_code == 202
+        response = await api.post("/v1/jobs", json=body, headers={"Authorization": header["Authorization"]})
+        assert response.status_code == 202
 
 
-async def test_a_pictures_url_needs_no_key_and_is_good_for_that_picture_alone(
+async def test_a_signed_url_needs_no_key_and_is_valid_for_one_artifact(
     api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
 ) -> None:
-    """What a browser shows, and what OpenAI's clients fetch without a header."""
+    """Browsers and OpenAI's clients fetch it without a header."""
     mine = await bearer(fake_queue)
     ids = []
     for _ in range(2):
         ids.append((await api.post("/v1/jobs", json=BODY, headers=mine)).json()["id"])
         await finish(fake_queue, tmp_path, ids[-1])
-    told = [(await api.get(f"/v1/jobs/{job_id}", headers=mine)) for job_id in ids]
-    urls = [answer.json()["artifacts"][0]["url"] for answer in told]
+    responses = [(await api.get(f"/v1/jobs/{job_id}", headers=mine)) for job_id in ids]
+    urls = [response.json()["artifacts"][0]["url"] for response in responses]
     assert (await api.get(urls[0])).content == png()
     assert (await api.get(urls[0], headers={"Range": "bytes=0-3"})).status_code == 206
     assert (await api.head(urls[0])).status_code == 200
@@ -328,24 +328,22 @@ async def test_a_pictures_url_needs_no_key_and_is_good_for_that_picture_alone(
         assert code(await api.get(other)) == (403, "invalid_signature"), other
     assert code(await api.get(str(url.copy_remove_param("signature")))) == (401, "missing_api_key")
     assert code(await api.get(urls[0].replace("/artifacts/0", ""))) == (401, "missing_api_key")
-    again = await api.get(f"/v1/jobs/{ids[0]}", headers=mine | {"If-None-Match": told[0].headers["etag"]})
-    assert again.status_code == 304, "a job's answer does not change at every poll"
+    again = await api.get(f"/v1/jobs/{ids[0]}", headers=mine | {"If-None-Match": responses[0].headers["etag"]})
+    assert again.status_code == 304, "the response of a job does not change with every poll"
     assert (await api.delete(f"/v1/jobs/{ids[0]}", headers=mine)).status_code == 204
     assert code(await api.get(urls[0])) == (404, "not_found")
 
 
-async def test_a_tenant_that_asks_too_often_is_told_when_to_come_back(
-    api: httpx.AsyncClient, fake_queue: Queue
-) -> None:
+async def test_a_tenant_over_its_rate_limit_gets_retry_after(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     await fake_queue.api_keys.set_limits("acme", TenantLimits(requests_per_minute=3))
     mine, second = await bearer(fake_queue), await bearer(fake_queue)
-    told = [await api.get("/v1/models", headers=header) for header in (mine, second, mine)]
-    assert [answer.status_code for answer in told] == [200] * 3
-    assert [answer.headers["x-ratelimit-remaining-requests"] for answer in told] == ["2", "1", "0"]
-    assert told[0].headers["ratelimit-policy"] == '"requests";q=3;w=60'
-    assert re.fullmatch(r'"requests";r=2;t=(19|20)', told[0].headers["ratelimit"])
-    assert told[0].headers["x-ratelimit-limit-requests"] == "3"
-    assert re.fullmatch(r"\d+(ms|s)", told[0].headers["x-ratelimit-reset-requests"])
+    responses = [await api.get("/v1/models", headers=header) for header in (mine, second, mine)]
+    assert [response.status_code for response in responses] == [200] * 3
+    assert [response.headers["x-ratelimit-remaining-requests"] for response in responses] == ["2", "1", "0"]
+    assert responses[0].headers["ratelimit-policy"] == '"requests";q=3;w=60'
+    assert re.fullmatch(r'"requests";r=2;t=(19|20)', responses[0].headers["ratelimit"])
+    assert responses[0].headers["x-ratelimit-limit-requests"] == "3"
+    assert re.fullmatch(r"\d+(ms|s)", responses[0].headers["x-ratelimit-reset-requests"])
     refused = await api.get("/v1/models", headers=second)
     assert code(refused) == (429, "rate_limit_exceeded")
     assert refused.json()["error"]["type"] == "rate_limit_error"
@@ -359,12 +357,12 @@ async def test_a_tenant_that_asks_too_often_is_told_when_to_come_back(
     assert (await api.get("/healthz")).status_code == 200
 
 
-async def test_the_settings_limit_every_tenant_for_itself(fake_queue: Queue, tmp_path: Path) -> None:
+async def test_the_rate_limit_counts_each_tenant_separately(fake_queue: Queue, tmp_path: Path) -> None:
     async with serving(fake_queue, tmp_path, max_requests_per_minute_per_tenant=1) as api:
         assert [(await api.get("/v1/models")).status_code for _ in range(2)] == [200, 429]
 
 
-async def test_waiting_jobs_of_one_tenant_do_not_keep_another_out(fake_queue: Queue, api: httpx.AsyncClient) -> None:
+async def test_queued_jobs_of_one_tenant_do_not_block_another(fake_queue: Queue, api: httpx.AsyncClient) -> None:
     await fake_queue.api_keys.set_limits("acme", TenantLimits(queued_jobs=1))
     mine, theirs = await bearer(fake_queue), await bearer(fake_queue, "other")
     assert (await api.post("/v1/jobs", json=BODY, headers=mine)).status_code == 202
@@ -374,7 +372,7 @@ async def test_waiting_jobs_of_one_tenant_do_not_keep_another_out(fake_queue: Qu
     assert (await api.post("/v1/jobs", json=BODY, headers=theirs)).status_code == 202
 
 
-async def test_other_origins_may_not_call_unless_they_are_listed(fake_queue: Queue, tmp_path: Path) -> None:
+async def test_only_listed_origins_can_call(fake_queue: Queue, tmp_path: Path) -> None:
     asks = {"Origin": "https://shop.example", "Access-Control-Request-Method": "POST"}
     async with serving(fake_queue, tmp_path) as api:
         assert "access-control-allow-origin" not in (await api.options("/v1/jobs", headers=asks)).headers
@@ -383,14 +381,14 @@ async def test_other_origins_may_not_call_unless_they_are_listed(fake_queue: Que
         allowed = await api.options("/v1/jobs", headers=asks | {"Access-Control-Request-Headers": "authorization"})
         assert allowed.status_code == 200
         assert allowed.headers["access-control-allow-origin"] == "https://shop.example"
-        answer = await api.get("/v1/jobs/none", headers=asks)
-        assert "x-request-id" in answer.headers["access-control-expose-headers"]
-        assert "access-control-allow-credentials" not in answer.headers
+        response = await api.get("/v1/jobs/none", headers=asks)
+        assert "x-request-id" in response.headers["access-control-expose-headers"]
+        assert "access-control-allow-credentials" not in response.headers
         other = await api.get("/v1/jobs", headers={"Origin": "https://evil.example"})
         assert "access-control-allow-origin" not in other.headers
 
 
-async def test_the_documentation_says_where_a_key_is_needed(api: httpx.AsyncClient) -> None:
+async def test_the_documentation_names_the_paths_that_require_a_key(api: httpx.AsyncClient) -> None:
     page = (await api.get("/openapi.json")).json()
     assert page["components"]["securitySchemes"]["ApiKey"]["scheme"] == "bearer"
     submit, alive = page["paths"]["/v1/jobs"]["post"], page["paths"]["/healthz"]["get"]

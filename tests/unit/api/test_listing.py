@@ -26,7 +26,7 @@ async def submit(api: httpx.AsyncClient, **fields: Any) -> str:
 
 
 async def pages(api: httpx.AsyncClient, **params: Any) -> list[list[str]]:
-    """Return the ids of every page, gone through by the cursor."""
+    """Return the ids of all pages, following the cursor."""
     found = []
     while True:
         page = (await api.get("/v1/jobs", params=params)).json()
@@ -38,14 +38,14 @@ async def pages(api: httpx.AsyncClient, **params: Any) -> list[list[str]]:
         params["after"] = page["next_cursor"]
 
 
-async def test_jobs_come_newest_first_page_by_page(api: httpx.AsyncClient) -> None:
+async def test_jobs_are_listed_newest_first_in_pages(api: httpx.AsyncClient) -> None:
     ids = [await submit(api) for _ in range(7)]
     found = await pages(api, limit=3)
     assert [len(page) for page in found] == [3, 3, 1]
     assert list(chain(*found)) == ids[::-1]
 
 
-async def test_a_page_tells_its_first_and_last_job(api: httpx.AsyncClient) -> None:
+async def test_a_page_has_the_ids_of_its_first_and_last_job(api: httpx.AsyncClient) -> None:
     ids = [await submit(api) for _ in range(3)]
     page = (await api.get("/v1/jobs", params={"limit": 2})).json()
     assert (page["first_id"], page["last_id"], page["next_cursor"]) == (ids[2], ids[1], ids[1])
@@ -64,9 +64,7 @@ async def test_jobs_are_listed_by_batch_and_time(api: httpx.AsyncClient) -> None
     assert await pages(api, created_before="1000000000") == [[]]
 
 
-async def test_filters_go_through_all_pages_and_miss_none(
-    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_filters_find_all_jobs_over_all_pages(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "PAGE", 4)
     monkeypatch.setattr(jobs, "MAX_SCANNED", 8)
     marked = [await submit(api, metadata={"order": "7" if number % 5 == 0 else "8"}) for number in range(23)][::5]
@@ -84,7 +82,7 @@ async def test_jobs_are_filtered_by_state_and_model(api: httpx.AsyncClient) -> N
     assert await pages(api, model="demo", status="queued") == [[waiting]]
 
 
-async def test_a_parameter_given_twice_is_an_error(api: httpx.AsyncClient) -> None:
-    """One of them would be ignored, and the wrong jobs listed."""
+async def test_a_repeated_parameter_is_refused(api: httpx.AsyncClient) -> None:
+    """Ignoring one value would list the wrong jobs."""
     answer = await api.get("/v1/jobs?status=failed&status=succeeded")
     assert (answer.status_code, answer.json()["error"]["param"]) == (422, "status")

@@ -1,4 +1,4 @@
-"""What operators and clients ask about the service itself."""
+"""Models, queues, workers, metrics and documentation over HTTP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
         yield client
 
 
-async def test_models_are_listed_as_openai_clients_expect_and_with_their_limits(api: httpx.AsyncClient) -> None:
+async def test_models_are_listed_in_openais_form_with_their_limits(api: httpx.AsyncClient) -> None:
     page = (await api.get("/v1/models")).json()
     assert page["object"] == "list"
     (model,) = page["data"]
@@ -32,15 +32,15 @@ async def test_models_are_listed_as_openai_clients_expect_and_with_their_limits(
     assert (await api.get("/v1/models/demo")).json() == model
 
 
-async def test_queues_tell_what_waits(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+async def test_queues_have_the_queued_jobs(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     for _ in range(3):
         await api.post("/v1/jobs", json={**BODY, "n": 2, "priority": "bulk"})
     await fake_queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",)))
-    told = (await api.get("/v1/queues")).json()
-    (queue,) = told["data"]
+    queues = (await api.get("/v1/queues")).json()
+    (queue,) = queues["data"]
     assert (queue["model"], queue["jobs"]["bulk"], queue["slots"]["bulk"], queue["running_jobs"]) == ("demo", 3, 6, 0)
     assert queue["oldest_age_ms"] >= 0
-    assert told["workers"] == 1
+    assert queues["workers"] == 1
 
 
 async def test_workers_are_listed(api: httpx.AsyncClient, fake_queue: Queue) -> None:
@@ -49,7 +49,7 @@ async def test_workers_are_listed(api: httpx.AsyncClient, fake_queue: Queue) -> 
     assert (worker["id"], worker["models"], worker["slots"], worker["device"]) == ("w1", ["demo"], 8, "cpu")
 
 
-async def test_metrics_tell_requests_by_route_and_never_by_job(api: httpx.AsyncClient) -> None:
+async def test_metrics_count_requests_by_route_and_never_by_job(api: httpx.AsyncClient) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     await api.get(f"/v1/jobs/{job_id}")
     await api.get("/no/such/path")
@@ -62,14 +62,14 @@ async def test_metrics_tell_requests_by_route_and_never_by_job(api: httpx.AsyncC
     assert "/no/such" not in text
 
 
-async def test_metrics_tell_how_workers_spend_their_time(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+async def test_metrics_have_the_time_of_workers(api: httpx.AsyncClient, fake_queue: Queue) -> None:
     await fake_queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",), busy_s=40.5, idle_while_queued_s=1.25))
     text = (await api.get("/metrics")).text
     assert 'fusequeue_worker_busy_seconds{worker="w1"} 40.5' in text
     assert 'fusequeue_worker_idle_while_queued_seconds{worker="w1"} 1.25' in text
 
 
-async def test_the_documentation_is_there_with_examples(api: httpx.AsyncClient) -> None:
+async def test_the_documentation_has_examples(api: httpx.AsyncClient) -> None:
     docs = await api.get("/docs")
     assert docs.status_code == 200
     assert "POST /v1/jobs:bulk" in docs.text

@@ -1,4 +1,4 @@
-"""Repainting, editing and video over HTTP: what is accepted, what is told, what is refused."""
+"""Inpainting, editing and video over HTTP: requests, responses and errors."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ async def submitted(api: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
     return dict(answer.json())
 
 
-async def test_several_pictures_are_edited_into_one(api: httpx.AsyncClient, fake_queue: Queue) -> None:
-    """In the order in which they were sent, whatever they came as, and in the proportions of the first."""
+async def test_several_images_are_edited_into_one(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    """In the order sent, whatever their form, and with the proportions of the first."""
     uploaded = (await api.post("/v1/inputs", files={"file": ("a.png", png(400, 200))})).json()["id"]
     job = await submitted(api, model="editor", images=[uploaded, data_url(512, 512, "blue")])
     assert job["task"] == "edit"
@@ -75,14 +75,14 @@ async def test_several_pictures_are_edited_into_one(api: httpx.AsyncClient, fake
     assert record.job.reference_sizes == ((352, 192), (256, 256))
 
 
-async def test_a_picture_is_repainted_where_its_mask_is_white(api: httpx.AsyncClient) -> None:
-    """The answer names both."""
+async def test_an_inpainting_job_has_an_image_and_a_mask(api: httpx.AsyncClient) -> None:
+    """The response contains both."""
     job = await submitted(api, model="painter", image=data_url(64, 32, "red"), mask=data_url(128, 64, "white"))
     assert (job["task"], job["strength"], job["mask"]["width"], job["last_image"]) == ("inpaint", 1.0, 128, None)
 
 
-async def test_a_video_goes_from_one_picture_to_another(api: httpx.AsyncClient) -> None:
-    """Of the length and the rate that were asked for, or the model's own."""
+async def test_a_video_has_a_first_and_a_last_image(api: httpx.AsyncClient) -> None:
+    """With the requested length and rate, or the model's defaults."""
     first, last = data_url(64, 64, "red"), data_url(64, 64, "blue")
     job = await submitted(api, model="film", image=first, last_image=last, frames=33)
     assert (job["task"], job["frames"], job["fps"], job["output_format"]) == ("image_to_video", 33, 16, "mp4")
@@ -111,18 +111,18 @@ async def test_a_video_goes_from_one_picture_to_another(api: httpx.AsyncClient) 
         ),
     ],
 )
-async def test_what_is_wrong_is_told_by_its_field(
+async def test_an_invalid_request_names_its_field(
     api: httpx.AsyncClient, fake_queue: Queue, body: dict[str, Any], code: str, param: str
 ) -> None:
-    """And no job is made."""
+    """No job is created."""
     answer = await api.post("/v1/jobs", json={"prompt": "x", **body})
     assert answer.status_code == 422
     assert (answer.json()["code"], answer.json()["error"]["param"]) == (code, param), answer.text
     assert (await fake_queue.jobs.page("default"))[0] == []
 
 
-async def test_models_tell_what_they_take(api: httpx.AsyncClient) -> None:
-    """So that a client knows how many frames and pictures it may ask with."""
+async def test_models_list_their_limits(api: httpx.AsyncClient) -> None:
+    """A client can read the allowed frames and images."""
     models = {model["id"]: model for model in (await api.get("/v1/models")).json()["data"]}
     assert models["film"]["limits"]["frames_multiple"] == 4
     assert models["film"]["defaults"]["fps"] == 16

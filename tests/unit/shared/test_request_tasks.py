@@ -1,4 +1,4 @@
-"""Which task a request means, and what becomes of its pictures, frames and layers."""
+"""The task of a request, and its images, frames and layers in the job."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ref(width: int = 512, height: int = 512) -> InputRef:
 
 
 def job_of(body: dict[str, Any], *sizes: tuple[int, int], mask: tuple[int, int] | None = None) -> Job:
-    """Resolve a request whose pictures have these sizes."""
+    """Resolve a request whose images have these sizes."""
     request = parse({"prompt": "x", **body})
     several = request.images or ((request.image,) if request.image else ())
     images = tuple(ref(*size) for size in (sizes or ((512, 512),) * len(several)))
@@ -83,10 +83,8 @@ def job_of(body: dict[str, Any], *sizes: tuple[int, int], mask: tuple[int, int] 
         ("everything", {"task": "text_to_image"}, T2I),
     ],
 )
-def test_the_task_follows_from_what_is_sent_and_what_the_model_does(
-    model: str, body: dict[str, Any], task: Task
-) -> None:
-    """Nobody has to name it where there is one it can be."""
+def test_the_task_follows_from_the_fields_and_the_model(model: str, body: dict[str, Any], task: Task) -> None:
+    """A client need not name the only possible task."""
     assert job_of({"model": model, **body}).task is task
 
 
@@ -134,15 +132,15 @@ def test_the_task_follows_from_what_is_sent_and_what_the_model_does(
         ("everything", {"task": "paint"}, "task"),
     ],
 )
-def test_what_does_not_go_together_is_refused_naming_the_field(model: str, body: dict[str, Any], param: str) -> None:
-    """So that a client knows what to change."""
+def test_a_conflicting_field_is_refused_by_name(model: str, body: dict[str, Any], param: str) -> None:
+    """The error names the field to change."""
     with pytest.raises(InvalidRequest) as caught:
         job_of({"model": model, **body})
     assert caught.value.param == param
 
 
-def test_a_video_gets_its_models_length_and_rate() -> None:
-    """And is an MP4 whether or not that was said; pictures have no such fields."""
+def test_a_video_gets_the_length_and_rate_of_its_model() -> None:
+    """It is an MP4 by default; images have no length and rate."""
     silent = job_of({"model": "film"})
     assert (silent.frames, silent.fps, silent.output_format) == (17, 16, OutputFormat.MP4)
     assert silent.guidance_scale_2 == 3.0
@@ -151,12 +149,12 @@ def test_a_video_gets_its_models_length_and_rate() -> None:
     most = ModelSpec(id="m", source="x", tasks=(T2V,), limits=Limits(max_frames=100, frames_multiple=8))
     request = parse({"model": "m", "prompt": "x"})
     assert resolve(request, most, check_limits(request, most), tenant="t", now_ms=0).frames == 97
-    picture = job_of({"model": "painter"})
-    assert (picture.frames, picture.fps, picture.output_format) == (1, None, OutputFormat.PNG)
+    image = job_of({"model": "painter"})
+    assert (image.frames, image.fps, image.output_format) == (1, None, OutputFormat.PNG)
 
 
-def test_what_is_masked_is_made_anew_unless_told() -> None:
-    """A picture to start from is kept in part."""
+def test_the_default_strength_under_a_mask_is_1() -> None:
+    """Without a mask, the image is kept in part."""
     assert job_of({"model": "painter", "image": "i", "mask": "m"}).strength == 1.0
     assert job_of({"model": "painter", "image": "i"}).strength == 0.6
     assert job_of({"model": "editor", "image": "i"}).strength is None
@@ -166,8 +164,8 @@ def test_what_is_masked_is_made_anew_unless_told() -> None:
     ("mask", "fits"),
     [((512, 256), True), ((256, 128), True), ((171, 85), True), ((256, 256), False), ((512, 272), False)],
 )
-def test_a_mask_has_the_pictures_proportions(mask: tuple[int, int], fits: bool) -> None:
-    """Both are cut to the job's size in the same way; a pixel is lost in scaling a mask."""
+def test_a_mask_has_the_proportions_of_its_image(mask: tuple[int, int], fits: bool) -> None:
+    """Both are cropped to the job's size in the same way; scaling a mask can lose a pixel."""
     body = {"model": "painter", "image": "i", "mask": "m"}
     if fits:
         assert job_of(body, (512, 256), mask=mask).mask is not None
@@ -177,17 +175,17 @@ def test_a_mask_has_the_pictures_proportions(mask: tuple[int, int], fits: bool) 
     assert caught.value.param == "mask"
 
 
-def test_an_edited_picture_keeps_its_proportions_unless_told() -> None:
-    """At about the size that the model makes by default."""
+def test_an_edited_image_keeps_its_proportions_by_default() -> None:
+    """With about the default number of pixels of the model."""
     wide = job_of({"model": "editor", "image": "i"}, (1920, 1080))
     assert (wide.width, wide.height) == (680, 384)
     assert (job_of({"model": "editor", "image": "i"}, (100, 5000)).width) == 512, "too long for the model's limits"
-    told = job_of({"model": "editor", "image": "i", "width": 512}, (1920, 1080))
-    assert (told.width, told.height) == (512, 512)
+    chosen = job_of({"model": "editor", "image": "i", "width": 512}, (1920, 1080))
+    assert (chosen.width, chosen.height) == (512, 512)
 
 
-def test_layers_are_the_models_own_unless_told() -> None:
-    """Models that make single pictures have none."""
+def test_layers_default_to_those_of_the_model() -> None:
+    """Models without layers have 0."""
     assert job_of({"model": "layered", "image": "i"}).layers == 4
     assert job_of({"model": "layered", "image": "i", "layers": 6}).layers == 6
     assert job_of({"model": "editor", "image": "i"}).layers == 0
@@ -207,17 +205,17 @@ def test_layers_are_the_models_own_unless_told() -> None:
         ((40_000, 1), {"enlarge": True}, (32768, 32)),
     ],
 )
-def test_pictures_to_edit_are_brought_to_few_sizes(
+def test_images_to_edit_are_scaled_to_few_sizes(
     size: tuple[int, int], rule: dict[str, Any], expected: tuple[int, int]
 ) -> None:
-    """A photograph's size in megapixels does not keep jobs apart, and no picture is brought beyond the area."""
+    """The size of a photograph does not separate jobs, and no image exceeds the area."""
     made = References(**rule).size_for(*size)
     assert made == expected
     assert made[0] * made[1] <= 1.1 * 1024 * 1024
 
 
-def test_jobs_share_a_signature_when_their_references_come_out_alike() -> None:
-    """Those pictures become tokens of the forward; where pictures are only noised, their sizes do not matter."""
+def test_jobs_with_equal_reference_sizes_share_a_signature() -> None:
+    """Reference images become tokens of the forward; sizes of images that are only noised do not matter."""
     body = {"model": "editor", "image": "i", "width": 512, "height": 512}
     large, larger, square = (
         job_of({**body, "prompt": str(size)}, size) for size in ((1920, 1080), (3840, 2160), (1024, 1024))
@@ -240,7 +238,7 @@ def test_jobs_share_a_signature_when_their_references_come_out_alike() -> None:
         ({"references": {"pixels": 10}}, "pixels"),
     ],
 )
-def test_a_model_whose_defaults_it_would_refuse_is_refused(table: dict[str, Any], words: str) -> None:
-    """When the models file is read, not when a job comes."""
+def test_a_model_with_defaults_outside_its_limits_is_refused(table: dict[str, Any], words: str) -> None:
+    """The models file is checked when it is read."""
     with pytest.raises(ValidationError, match=words):
         ModelSpec.model_validate({"id": "m", "source": "x", **table})

@@ -1,4 +1,4 @@
-"""The small parts of the API, each alone."""
+"""Ranges, strict JSON, NDJSON, the Prefer header and log lines, without an API."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from shared.runtime import log, strict_json
         ("bytes=a-b", None),
     ],
 )
-def test_a_range_is_cut_to_the_object_and_what_is_no_range_means_all(
+def test_a_range_is_cut_to_the_object_and_an_invalid_one_means_all(
     header: str | None, part: tuple[int, int] | None
 ) -> None:
     assert requested_range(header, 10) == part
 
 
 @pytest.mark.parametrize("header", ["bytes=10-", "bytes=99-100", "bytes=-0"])
-def test_a_range_outside_of_the_object_is_refused(header: str) -> None:
+def test_a_range_outside_the_object_is_refused(header: str) -> None:
     with pytest.raises(RangeNotSatisfiable):
         requested_range(header, 10)
 
@@ -64,18 +64,18 @@ def test_a_range_outside_of_the_object_is_refused(header: str) -> None:
         (b'{"a": "\x00"}', "invalid JSON"),
     ],
 )
-def test_what_is_not_json_is_told_as_such(raw: bytes, words: str) -> None:
+def test_invalid_json_is_refused(raw: bytes, words: str) -> None:
     with pytest.raises(InvalidJson, match=words):
         strict_json.decode(raw)
 
 
-def test_a_key_that_comes_twice_is_named() -> None:
+def test_a_repeated_key_is_named() -> None:
     with pytest.raises(InvalidRequest) as caught:
         strict_json.decode(b'{"seed": 1, "seed": 2}')
     assert caught.value.param == "seed"
 
 
-def test_a_nul_character_is_found_wherever_it_is() -> None:
+def test_nul_characters_are_refused_at_any_depth() -> None:
     with pytest.raises(InvalidRequest) as caught:
         strict_json.decode(rb'{"metadata": {"order": ["x", "a\u0000b"]}}')
     assert caught.value.param == "metadata.order"
@@ -84,7 +84,7 @@ def test_a_nul_character_is_found_wherever_it_is() -> None:
     assert strict_json.decode(rb'{"prompt": "a\\u0000"}') == {"prompt": "a\\u0000"}
 
 
-def test_lines_are_cut_the_same_wherever_the_pieces_end() -> None:
+def test_lines_do_not_depend_on_the_chunks() -> None:
     data = b'{"a":1}\r\n\n   \n{"b":2}\n' + b"x" * 50 + b'\n{"c":3}'
     whole = [Line(1, b'{"a":1}'), Line(4, b'{"b":2}'), Line(5, None), Line(6, b'{"c":3}')]
     for size in range(1, len(data) + 1):
@@ -94,14 +94,14 @@ def test_lines_are_cut_the_same_wherever_the_pieces_end() -> None:
         assert lines + list(splitter.finish()) == whole
 
 
-def test_a_body_that_ends_in_a_newline_has_no_further_line() -> None:
+def test_a_final_newline_adds_no_line() -> None:
     splitter = Splitter(20)
     assert [line.number for line in splitter.feed(b"1\n2\n")] == [1, 2]
     assert list(splitter.finish()) == []
     assert splitter.number == 2
 
 
-def test_an_endless_line_is_not_held() -> None:
+def test_an_endless_line_is_not_buffered() -> None:
     splitter = Splitter(100)
     for _ in range(1000):
         assert list(splitter.feed(b"x" * 1000)) == []
@@ -109,7 +109,7 @@ def test_an_endless_line_is_not_held() -> None:
     assert list(splitter.feed(b"\n{}\n")) == [Line(1, None), Line(2, b"{}")]
 
 
-async def test_a_spool_gives_back_in_order_what_went_through_memory_and_disk() -> None:
+async def test_a_spool_keeps_the_order_through_memory_and_disk() -> None:
     spool = Spool(memory_bytes=100, disk_bytes=10_000)
     written = [bytes([number % 256]) * 37 for number in range(200)]
 
@@ -127,7 +127,7 @@ async def test_a_spool_gives_back_in_order_what_went_through_memory_and_disk() -
     assert read == b"".join(written)
 
 
-async def test_a_full_spool_makes_its_writer_wait_for_the_reader() -> None:
+async def test_a_full_spool_blocks_its_writer() -> None:
     spool = Spool(memory_bytes=10, disk_bytes=50)
     await spool.write(b"x" * 60)
     writing = asyncio.ensure_future(spool.write(b"y"))
@@ -153,13 +153,13 @@ async def test_a_full_spool_makes_its_writer_wait_for_the_reader() -> None:
         ("wait=soon", None),
     ],
 )
-def test_prefer_is_read_as_the_rfc_has_it(prefer: str | None, wait_s: float | None) -> None:
+def test_prefer_is_parsed_like_the_rfc(prefer: str | None, wait_s: float | None) -> None:
     assert preferred_wait_s(prefer, 60) == wait_s
 
 
 @pytest.fixture
 def own_logging() -> Iterator[None]:
-    """Leave the logging of the other tests as it was."""
+    """Restore the logging for other tests."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -169,7 +169,7 @@ def own_logging() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("own_logging")
-def test_log_lines_are_json_where_nobody_looks_at_them() -> None:
+def test_log_lines_are_json_without_a_terminal() -> None:
     stream = io.StringIO()
     log.configure("INFO", stream=stream)
     structlog.get_logger("some.part").info("something_happened", jobs=3)
