@@ -43,4 +43,4 @@ async def test_an_unlisted_adapter_is_refused(fake_queue: Queue, tmp_path: Path,
         response = await api.post("/v1/jobs", json={**BODY, "adapters": [{"id": "ink"}, {"id": "/etc/passwd"}]})
         assert response.status_code == 422
         assert response.json()["error"]["param"] == "adapters.1.id"
-        assert "there are: ink" in response.json()["error"]["message"]
+        assert "available: ink" in response.json()["error"]["message"]
