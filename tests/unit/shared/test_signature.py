@@ -1,4 +1,4 @@
-"""The signature: equal exactly when all shared fields are."""
+"""Signatures and size classes of jobs."""
 
 from __future__ import annotations
 
@@ -50,14 +50,13 @@ OTHER: dict[str, Any] = {
 }
 
 
-def test_every_field_is_tried() -> None:
-    """A new field of Job must be added to the table above."""
+def test_table_covers_every_field() -> None:
+    """A new field of `Job` must be added to the table above."""
     assert set(OTHER) == set(Job.model_fields) - {"schema_version"}
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_only_a_shared_field_changes_the_signature(name: str, make_job: Callable[..., Job]) -> None:
-    """Jobs that differ in one field part ways exactly when that field is shared by a fused forward."""
     job = make_job()
     other = job.model_copy(update={name: OTHER[name]})
     assert (signature(job) != signature(other)) == (sharing(name) is Sharing.SHARED)
@@ -66,32 +65,32 @@ def test_only_a_shared_field_changes_the_signature(name: str, make_job: Callable
 SHAPES = [(1024, 1024), (832, 1216), (1216, 832), (1344, 768), (1536, 640), (1280, 720)]
 
 
-def test_a_model_that_mixes_sizes_claims_those_of_about_as_many_pixels_together(make_job: Callable[..., Job]) -> None:
-    """Each picture is padded to the longest of its forward: much smaller ones would cost as much as the largest."""
+def test_sizes_with_similar_pixel_counts_share_a_signature_if_mixed(make_job: Callable[..., Job]) -> None:
+    """Images are padded to the longest of their forward, so much smaller ones would cost as much."""
     mixed = {(width, height): make_job(width=width, height=height, mixed_fields=("size",)) for width, height in SHAPES}
     assert len({signature(job) for job in mixed.values()}) == 1
     others = [make_job(width=side, height=side, mixed_fields=("size",)) for side in (512, 768, 1440, 2048)]
     assert len({signature(job) for job in (*mixed.values(), *others)}) == 1 + len(others)
     assert {shape(job) for job in mixed.values()} == {"~1024x1024"}
-    apart = {signature(make_job(width=width, height=height)) for width, height in SHAPES}
-    assert len(apart) == len(SHAPES), "only where the model can"
+    separate = {signature(make_job(width=width, height=height)) for width, height in SHAPES}
+    assert len(separate) == len(SHAPES), "only if the model mixes sizes"
     longer = make_job(width=1024, height=1024, frames=5, mixed_fields=("size",))
     assert signature(longer) != signature(mixed[1024, 1024])
 
 
 @pytest.mark.parametrize("side", [16, 64, 100, 512, 720, 1024, 2048, 4096, 8192])
-def test_sizes_of_one_class_differ_by_less_than_half(side: int) -> None:
-    """What is learned of one holds for the others; and the class grows with the pixels."""
+def test_size_class_limits_the_ratio_of_pixel_counts(side: int) -> None:
+    """Classes grow with the pixel count."""
     pixels = side * side
-    of_class = [height for height in range(1, 2 * side) if size_class(side, height) == size_class(side, side)]
-    assert max(of_class) * side <= 1.42 * min(of_class) * side
+    heights = [height for height in range(1, 2 * side) if size_class(side, height) == size_class(side, side)]
+    assert max(heights) * side <= 1.42 * min(heights) * side
     assert 0.84 * pixels < size_class(side, side) ** 2 < 1.2 * pixels
     classes = [size_class(side, height) for height in range(1, 2 * side)]
     assert classes == sorted(classes)
 
 
-def test_an_unmarked_field_counts_as_shared() -> None:
-    """A forgotten mark costs speed, never a wrong picture."""
+def test_unmarked_field_counts_as_shared() -> None:
+    """A forgotten mark costs speed, not correctness."""
 
     class Extended(Job):
         unmarked: int = 0
@@ -102,8 +101,8 @@ def test_an_unmarked_field_counts_as_shared() -> None:
     assert PER_JOB in marks["marked"]
 
 
-def test_the_signature_can_stand_in_a_key(make_job: Callable[..., Job]) -> None:
-    """It holds no bar, which parts the names in a key, and tells an operator what waits."""
-    made = signature(make_job(model="org/model-1.0", width=512, height=768))
-    assert "|" not in made
-    assert made.startswith("org/model-1.0:512x768x1:")
+def test_signature_is_readable_and_safe_in_redis_keys(make_job: Callable[..., Job]) -> None:
+    """`|` separates the parts of a key."""
+    text = signature(make_job(model="org/model-1.0", width=512, height=768))
+    assert "|" not in text
+    assert text.startswith("org/model-1.0:512x768x1:")
