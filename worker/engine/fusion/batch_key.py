@@ -34,7 +34,6 @@ def add_substitutes(rules: StackingRules, arguments: Arguments) -> dict[str, Any
 
 
 def count_rows(rules: StackingRules, arguments: Arguments) -> int:
-    """Return the number of rows of a call."""
     value = arguments.get(rules.rows)
     if isinstance(value, torch.Tensor) and value.ndim:
         return value.shape[0]

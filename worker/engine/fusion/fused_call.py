@@ -41,7 +41,6 @@ class FusedCall:
         self.outcomes: list[Any] = [None] * len(self.calls)
 
     def run(self) -> list[Any]:
-        """Return the outcome of every call, in order."""
         self._run(range(len(self.calls)))
         return self.outcomes
 

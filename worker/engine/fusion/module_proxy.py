@@ -94,7 +94,6 @@ class SharedMethod:
         self.stacker, self.inferred, self.solo_reason = Stacker(rules), True, None
 
     def disable_fusing(self, reason: str) -> None:
-        """Run calls one by one from now on."""
         self.stacker = None
         self.solo_reason = reason
 
@@ -105,7 +104,6 @@ class SharedMethod:
             self.compiled = True
 
     def uncompile(self) -> None:
-        """Run the module eagerly."""
         if self.compiled:
             self._real, self.compiled = self.module, False
 
@@ -116,7 +114,6 @@ class SharedMethod:
         return {name: value for name, value in arguments.items() if value is not self._defaults.get(name, self)}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the real module."""
         if self.cast is not None:
             args = tuple(_cast(value, self.cast) for value in args)
             kwargs = {name: _cast(value, self.cast) for name, value in kwargs.items()}
@@ -160,7 +157,6 @@ class ParkedCall:
         self.read_rules()
 
     def read_rules(self) -> None:
-        """Set the number of rows and the batch key by the rules of the shared method."""
         stacker = self.shared_method.stacker
         if stacker is not None:
             self.arguments = add_substitutes(stacker.rules, self.shared_method.bind(self.args, self.kwargs))
@@ -208,18 +204,14 @@ class ModuleProxy:
     """
 
     def __init__(
-        self,
-        module: torch.nn.Module,
-        shared_methods: Mapping[str, SharedMethod],
-        device: torch.device,
-        dtype: torch.dtype,
+        self, module: torch.nn.Module, methods: Mapping[str, SharedMethod], device: torch.device, dtype: torch.dtype
     ) -> None:
         self._module = module
         self.device = device
         self.dtype = dtype
         if hasattr(module, "config"):  # pipelines read it at each step
             self.config = module.config
-        for name, shared_method in shared_methods.items():
+        for name, shared_method in methods.items():
             setattr(self, name, partial(_park, shared_method))
 
     @property  # type: ignore[misc]  # isinstance() reads it

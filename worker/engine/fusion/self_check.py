@@ -51,7 +51,10 @@ def run_self_check(model: LoadedModel, device: torch.device) -> None:
         if error is None:
             break
     if error is not None:
-        _disable_unverified(model, verified, error)
+        log.warning("self_check_incomplete", model=model.spec.id, error=error.message)
+        for method in model.shared_methods:
+            if method.stacker is not None and method not in verified:
+                method.disable_fusing(f"the self-check of {method.architecture} could not run")
     _settle_denoisers(model, verified)
     model.release_tensors()
 
@@ -95,23 +98,19 @@ def _settle_denoisers(model: LoadedModel, verified: set[SharedMethod]) -> None:
 
 
 def _sample_tasks(model: LoadedModel, size: tuple[int, int]) -> list[ImageTask]:
-    tasks = list(model.templates)
+    spec, tasks = model.spec, list(model.templates)
+    wider = (size[0] + spec.limits.multiple_of, size[1])
+    other_size = wider if "size" in spec.mixed_fields and spec.limits.allows_size(*wider) else size
     image_tasks = []
     for at, prompt in enumerate(PROMPTS):
         task = tasks[at % len(tasks)]
-        job = sample_job(model.spec, task, at, prompt, _mixed_size(size, model.spec) if at % 2 else size)
+        job = sample_job(model.spec, task, at, prompt, other_size if at % 2 else size)
         job = job.model_copy(update={"steps": 2 + at // len(tasks)})
         if job.images and takes_last_image(model.templates[task]):
             job = job.model_copy(update={"last_image": job.images[0]})
         inputs = prepare_inputs(job, sample_files(job))
         image_tasks.append(model.image_task(job, 0, inputs, StepCounter(lambda: None)))
     return image_tasks
-
-
-def _mixed_size(size: tuple[int, int], spec: ModelSpec) -> tuple[int, int]:
-    """Return a size that shares forwards with `size`: a different one where the model mixes sizes."""
-    wider = (size[0] + spec.limits.multiple_of, size[1])
-    return wider if "size" in spec.mixed_fields and spec.limits.allows_size(*wider) else size
 
 
 def _check_batch(calls: Sequence[ParkedCall], verified: set[SharedMethod]) -> list[Any]:
@@ -156,13 +155,6 @@ def _leaves(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, dict):
         tree = list(tree.values())
     return [leaf for item in tree for leaf in _leaves(item)] if isinstance(tree, list | tuple) else []
-
-
-def _disable_unverified(model: LoadedModel, verified: set[SharedMethod], error: JobError) -> None:
-    log.warning("self_check_incomplete", model=model.spec.id, error=error.message)
-    for method in model.shared_methods:
-        if method.stacker is not None and method not in verified:
-            method.disable_fusing(f"the self-check of {method.architecture} could not run")
 
 
 def infer_rules(calls: Sequence[Arguments]) -> StackingRules | None:
@@ -245,7 +237,6 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: tuple[in
 
 
 def sample_files(job: Job) -> InputFiles:
-    """Return an image file for each input of a sample job."""
     file = io.BytesIO()
     Image.radial_gradient("L").save(file, "PNG")
     data = file.getvalue()

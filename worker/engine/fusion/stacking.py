@@ -25,7 +25,6 @@ class Stacker:
         self._joined: dict[str, tuple[tuple[tuple[int, int], ...], Sequence[torch.Tensor], torch.Tensor]] = {}
 
     def release_tensors(self) -> None:
-        """Drop the kept tensors."""
         self._joined.clear()
 
     def stack(self, calls: Sequence[Arguments], rows: Sequence[int]) -> dict[str, Any]:

@@ -53,7 +53,6 @@ Changes = Mapping[str, Mapping[str, LowRank]]  # component -> path of a layer in
 
 
 def locate(spec: AdapterSpec) -> Path:
-    """Return an adapter's file, downloaded if needed."""
     if not spec.is_local:
         if spec.weight_name is None:
             raise AdapterUnavailable(
@@ -131,7 +130,6 @@ def _read_state(file: Path, pipeline: Pipeline) -> tuple[State, State, Mapping[s
 def _component_changes(
     component: str, state: State, alphas: State, metadata: Mapping[str, Any], pipeline: Pipeline
 ) -> dict[str, LowRank]:
-    """Return the updates of the layers of `component`."""
     prefix = f"{component}."
     flat = not hasattr(getattr(pipeline, component, None), "text_model")
     weights = _to_peft_names(component, _without(prefix, state), flat)

@@ -16,6 +16,7 @@ from worker.engine.pipelines.loading import LoadedModel
 
 log = structlog.get_logger()
 
+Post = Callable[[Callable[[], None]], None]
 OnLoaded = Callable[[LoadedModel, AdapterKey, JobError | None], None]
 
 
@@ -26,13 +27,7 @@ class AdapterLoader:
     adapters of at most `budget_bytes`, unless running jobs use more.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        budget_bytes: int,
-        post: Callable[[Callable[[], None]], None],
-        on_loaded: OnLoaded,
-    ) -> None:
+    def __init__(self, device: torch.device, budget_bytes: int, post: Post, on_loaded: OnLoaded) -> None:
         self._device = device
         self._budget_bytes = budget_bytes
         self._post = post

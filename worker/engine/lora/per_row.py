@@ -118,7 +118,6 @@ class RowAdapters:
         return not self._paths
 
     def changed_by(self, key: AdapterKey) -> bool:
-        """Return whether the adapters of `key` change this module."""
         return key in self._paths
 
     def attach(self, key: AdapterKey, changes: Mapping[str, LowRank]) -> None:
@@ -131,7 +130,6 @@ class RowAdapters:
         self._paths[key] = tuple(changes)
 
     def detach(self, key: AdapterKey) -> None:
-        """Detach the adapters of `key`; unknown ones are ignored."""
         for path in self._paths.pop(key, ()):
             layer, hook = self._layers[path]
             del layer.changes[key]
@@ -175,7 +173,6 @@ class ModelAdapters:
         return not key or key in self._sizes
 
     def attach(self, key: AdapterKey, changes: Changes) -> None:
-        """Attach `changes`, which must fit this model."""
         for component, layers in changes.items():
             self.modules[component].attach(key, layers)
         self._sizes[key] = sum(change.nbytes for layers in changes.values() for change in layers.values())

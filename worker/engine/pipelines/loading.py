@@ -63,21 +63,10 @@ class LoadedModel:
         return None if None in reasons else next(iter(reasons), "the model has no known denoiser")
 
     @property
-    def mixes_adapters(self) -> bool:
-        """Whether rows of one forward can have different adapters."""
-        return all(denoiser.adapters.per_row for denoiser in self.denoisers)
-
-    @property
-    def mixes_sizes(self) -> bool:
-        """Whether rows of one forward can have different sizes."""
-        return all(denoiser.mixes_shapes for denoiser in self.denoisers)
-
-    @property
     def compiled(self) -> bool:
         return any(method.compiled for method in self.shared_methods)
 
     def clone_for(self, job: Job, steps: StepCounter) -> Pipeline:
-        """Return a pipeline clone for one image of `job`."""
         template = self.templates.get(job.task)
         if template is None:
             raise ModelUnavailable(f"model {self.spec.id!r} does not do {job.task.value}")
@@ -103,7 +92,6 @@ class LoadedModel:
         return ImageTask(body, adapter_key(job.adapters))
 
     def release_tensors(self) -> None:
-        """Drop the joined tensors of jobs that have ended."""
         for method in self.shared_methods:
             if method.stacker is not None:
                 method.stacker.release_tensors()
@@ -173,9 +161,10 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
         model = _assemble(pipeline, spec, device, dtype)
     except (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError, KeyError) as error:
         raise load_error(spec, error) from None
-    if "size" in spec.mixed_fields and not model.mixes_sizes:
+    if "size" in spec.mixed_fields and not all(denoiser.mixes_shapes for denoiser in model.denoisers):
         log.warning("sizes_do_not_mix", model=spec.id, remedy="remove size from its mixed_fields in the models file")
-    if spec.adapter and "adapters" in spec.mixed_fields and not model.mixes_adapters:
+    per_row = all(denoiser.adapters.per_row for denoiser in model.denoisers)
+    if spec.adapter and "adapters" in spec.mixed_fields and not per_row:
         log.warning("adapters_do_not_mix", model=spec.id, remedy="set mixed_fields = [] in the models file")
     model.began_s = started
     log.info("model_loaded", model=spec.id, bytes=model.nbytes, seconds=round(time.monotonic() - started, 3))

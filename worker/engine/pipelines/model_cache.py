@@ -8,21 +8,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import structlog
 import torch
 
 from shared.config.models_file import ModelSpec
 from shared.errors import JobError, ModelUnavailable
+from worker.engine.lora.adapter_loader import AdapterLoader, Post
 from worker.engine.pipelines.loading import LoadedModel, load, load_error, locate
-
-if TYPE_CHECKING:
-    from worker.engine.lora.adapter_loader import AdapterLoader
 
 log = structlog.get_logger()
 T = TypeVar("T")
 Outcome = LoadedModel | JobError
+OnLoaded = Callable[[str, Outcome], None]
 
 
 class ModelCacheFull(ModelUnavailable):
@@ -38,12 +37,7 @@ class ModelCache:
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        budget_bytes: int | None,
-        post: Callable[[Callable[[], None]], None],
-        on_loaded: Callable[[str, Outcome], None],
-        adapters: AdapterLoader,
+        self, device: torch.device, budget_bytes: int | None, post: Post, on_loaded: OnLoaded, adapters: AdapterLoader
     ) -> None:
         self.device = device
         self.device_bytes = device_bytes(device)
@@ -151,13 +145,11 @@ def _collect_garbage() -> None:
 
 
 def empty_cache(device: torch.device) -> None:
-    """Return torch's reserved memory to the device."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def device_bytes(device: torch.device) -> int:
-    """Return the memory of a device."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -98,7 +98,6 @@ def _rebuild(pipeline: Pipeline, other_class: Pipeline) -> Pipeline:
 
 
 def call_parameters(pipeline: Pipeline) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a pipeline's call, by name."""
     return _parameters(pipeline.__class__)
 
 

@@ -151,7 +151,6 @@ class CachedTokenizer:
 
 
 def cached_tokenizers(components: Mapping[str, Any]) -> dict[str, CachedTokenizer]:
-    """Return stand-ins for the tokenizers of a pipeline, by component name."""
     return {
         name: CachedTokenizer(component)
         for name, component in components.items()
