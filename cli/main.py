@@ -41,14 +41,13 @@ def up(
     insecure_no_keys: NoKeys = False,
 ) -> None:
     """Run everything on this machine: Redis, the API, workers and chores. Ctrl-C drains and stops it."""
-    options = up_command.UpOptions(host=host, port=port, data_dir=data_dir.resolve(), workers=workers, models=models)
     if insecure_no_keys:
         os.environ["FUSEQUEUE_AUTH"] = INSECURE
     environ = {name: value for name, value in os.environ.items() if value or not name.startswith(settings.PREFIX)}
     for warning in settings.unknown_variables(environ):
         up_command.print_status(warning)
     try:
-        status = asyncio.run(up_command.up(options, settings.load(), environ))
+        status = asyncio.run(up_command.up(host, port, data_dir.resolve(), workers, models, settings.load(), environ))
     except FusequeueError as error:
         up_command.print_status(f"fusequeue: {error.message}")
         status = EXIT_CONFIGURATION

@@ -92,8 +92,7 @@ async def _run(options: PoolOptions, report: PoolReport, environ: Mapping[str, s
     models_file.load(models, loaded.batch_rules)
     max_workers = options.bounds.max_workers
     env = environment.child_environment(options.data_dir, max_workers, models, loaded, pool_environ)
-    gpus = environment.gpus(env)
-    workers_env = [environment.worker_environment(number + 1, gpus, env) for number in range(max_workers)]
+    workers_env = environment.worker_environments(max_workers, env)
     grace_s = loaded.drain_timeout_s + up_command.AFTER_DRAIN_S
     url, key = options.service
     folder = options.data_dir / "pool"

@@ -11,7 +11,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -30,46 +29,39 @@ API_GRACE_S = 30.0  # the API allows 20 s for open requests
 KEY_REQUIRED = (401, 403)
 
 
-@dataclass(frozen=True)
-class UpOptions:
-    """Command line options of `fusequeue up`."""
-
-    host: str
-    port: int
-    data_dir: Path
-    workers: int
-    models: Path | None
-
-
 def print_status(line: str) -> None:
     """Print a status line to stderr; stdout has only the ready line."""
     print(line, file=sys.stderr, flush=True)
 
 
-async def up(options: UpOptions, settings: Settings, environ: Mapping[str, str]) -> int:
+async def up(
+    host: str,
+    port: int,
+    data_dir: Path,
+    workers: int,
+    models: Path | None,
+    settings: Settings,
+    environ: Mapping[str, str],
+) -> int:
     """Run all processes until a signal and return the exit status; raises `ConfigurationError` before any starts."""
-    models = environment.models_path(options.models, environ)
+    models = environment.models_path(models, environ)
     specs = models_file.load(models)
-    with locked(options.data_dir):
-        port = environment.first_free_port(options.host, options.port, print_status, "the API")
-        url = f"http://{reachable(options.host)}:{port}"
-        env = environment.child_environment(options.data_dir, options.workers, models, settings, environ)
+    with locked(data_dir):
+        port = environment.first_free_port(host, port, print_status, "the API")
+        url = f"http://{reachable(host)}:{port}"
+        env = environment.child_environment(data_dir, workers, models, settings, environ)
         processes: list[ProcessSpec] = []
         if "FUSEQUEUE_REDIS_URL" not in environ:
-            with writing_to(options.data_dir):
-                redis, env["FUSEQUEUE_REDIS_URL"] = redis_process(options.data_dir)
+            with writing_to(data_dir):
+                redis, env["FUSEQUEUE_REDIS_URL"] = redis_process(data_dir)
             processes.append(redis)
-        print_status(f"models: {', '.join(spec.id for spec in specs)} ({models}); data and logs: {options.data_dir}")
+        print_status(f"models: {', '.join(spec.id for spec in specs)} ({models}); data and logs: {data_dir}")
         async with httpx.AsyncClient(base_url=url, timeout=5.0, trust_env=False) as client:
-            gpus = environment.gpus(env)
-            workers_env = [environment.worker_environment(number + 1, gpus, env) for number in range(options.workers)]
-            processes += program_processes(
-                options, port, Probes(client), settings.drain_timeout_s, workers_env, needs_redis=bool(processes)
-            )
-            with writing_to(options.data_dir):
-                supervisor = Supervisor(
-                    processes, env=env, log_dir=options.data_dir / "logs", print_status=print_status
-                )
+            workers_env = environment.worker_environments(workers, env)
+            needs = "redis" if processes else None
+            processes += program_processes(host, port, Probes(client), settings.drain_timeout_s, workers_env, needs)
+            with writing_to(data_dir):
+                supervisor = Supervisor(processes, env=env, log_dir=data_dir / "logs", print_status=print_status)
             return await supervise(supervisor, url)
 
 
@@ -198,43 +190,17 @@ def redis_process(data_dir: Path) -> tuple[ProcessSpec, str]:
 
 
 def program_processes(
-    options: UpOptions,
-    port: int,
-    probes: Probes,
-    drain_s: float,
-    workers_env: Sequence[Mapping[str, str]],
-    *,
-    needs_redis: bool,
+    host: str, port: int, probes: Probes, drain_s: float, workers_env: Sequence[Mapping[str, str]], needs: str | None
 ) -> list[ProcessSpec]:
     """Return the API, one worker for each of `workers_env`, and the chores."""
-    needs = "redis" if needs_redis else None
     python = (sys.executable, "-P", "-m")
-    api = ProcessSpec(
-        name="api",
-        command=(*python, "api", "--host", options.host, "--port", str(port)),
-        ready=probes.api,
-        stop_rank=API_RANK,
-        stop_grace_s=API_GRACE_S,
-        needs=needs,
-    )
-    workers = [
-        ProcessSpec(
-            name=f"worker-{number}",
-            command=(*python, "worker"),
-            env=env,
-            ready=probes.worker,
-            stop_rank=WORKER_RANK,
-            stop_grace_s=drain_s + AFTER_DRAIN_S,
-            needs=needs,
-        )
-        for number, env in enumerate(workers_env, 1)
+    api = (*python, "api", "--host", host, "--port", str(port))
+    grace_s = drain_s + AFTER_DRAIN_S
+    return [
+        ProcessSpec("api", api, probes.api, API_RANK, API_GRACE_S, needs),
+        *(
+            ProcessSpec(f"worker-{number}", (*python, "worker"), probes.worker, WORKER_RANK, grace_s, needs, env)
+            for number, env in enumerate(workers_env, 1)
+        ),
+        ProcessSpec("chores", (*python, "worker.chores"), logged_ready, CHORES_RANK, STOP_GRACE_S, needs),
     ]
-    chores = ProcessSpec(
-        name="chores",
-        command=(*python, "worker.chores"),
-        ready=logged_ready,
-        stop_rank=CHORES_RANK,
-        stop_grace_s=STOP_GRACE_S,
-        needs=needs,
-    )
-    return [api, *workers, chores]

@@ -68,6 +68,12 @@ def worker_environment(number: int, gpus: Sequence[str], environ: Mapping[str, s
     return env
 
 
+def worker_environments(workers: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the variables of each worker."""
+    available = gpus(environ)
+    return [worker_environment(number, available, environ) for number in range(1, workers + 1)]
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
