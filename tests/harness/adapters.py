@@ -12,7 +12,7 @@ import torch
 from diffusers import DiffusionPipeline
 from parity.running import TOLERANCE
 
-from harness.engine import Recorder, Room, a_job, a_spec
+from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from shared.config.adapters import AdapterSpec
 from shared.config.models_file import ModelSpec
 from shared.job import Adapter, Job
@@ -96,7 +96,7 @@ class PeftReference:
 
 
 @dataclass
-class SecondBatch(Recorder):
+class SecondBatch(EventRecorder):
     """A recorder that submits a second batch between two forwards, when all of `first` have ended."""
 
     first: set[str] = field(default_factory=set)
@@ -104,9 +104,9 @@ class SecondBatch(Recorder):
 
     def on_event(self, event: EngineEvent) -> None:
         super().on_event(event)
-        if isinstance(event, JobFinished) and self.first and self.first <= self.ended.keys():
+        if isinstance(event, JobFinished) and self.first and self.first <= self.finished.keys():
             self.first = set()
-            self.facts.clear()
+            self.forwards.clear()
             self.submit_second()
 
 
@@ -114,25 +114,25 @@ def run_together(
     spec: ModelSpec, *jobs: Job, before: Callable[[], object] = lambda: None, **settings: Any
 ) -> SecondBatch:
     """Load the adapters of `jobs`, then run all jobs in one batch; `before` is called just before it."""
-    heard = SecondBatch()
-    room = Room(spec, recorder=heard, **settings)
+    recorder = SecondBatch()
+    harness = EngineHarness(spec, recorder=recorder, **settings)
     early = [job.model_copy(update={"id": f"early-{job.id}", "steps": 1}) for job in jobs if job.adapters]
-    heard.first = {job.id for job in early}
+    recorder.first = {job.id for job in early}
 
     def submit_second() -> None:
         before()
-        room.seat_now(*jobs)
+        harness.submit_prepared(*jobs)
 
-    heard.submit_second = submit_second
-    room.seat(*early)
-    with room.started():
-        heard.wait_for([job.id for job in (*early, *jobs)])
-    return heard
+    recorder.submit_second = submit_second
+    harness.submit(*early)
+    with harness.started():
+        recorder.wait_for([job.id for job in (*early, *jobs)])
+    return recorder
 
 
-def assert_all_like_solo(heard: Recorder, reference: PeftReference, jobs: Sequence[Job]) -> None:
-    failed = {job.id: error.message for job in jobs if (error := heard.ended[job.id].error) is not None}
+def assert_all_like_solo(recorder: EventRecorder, reference: PeftReference, jobs: Sequence[Job]) -> None:
+    failed = {job.id: error.message for job in jobs if (error := recorder.finished[job.id].error) is not None}
     assert not failed, failed
     for job in jobs:
-        off = np.abs(heard.pictures[job.id, 0] - reference.image(job)).max()
+        off = np.abs(recorder.images[job.id, 0] - reference.image(job)).max()
         assert off <= TOLERANCE, f"{job.id} is off by {off}"

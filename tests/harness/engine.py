@@ -1,10 +1,9 @@
-"""What the engine's tests share: jobs, a listener that keeps what it hears, an engine on tiny models."""
+"""Engine tests: jobs, a recorder of events, an engine with tiny models."""
 
 from __future__ import annotations
 
 import io
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,7 +57,7 @@ def a_job(name: str, image_count: int = 1, **fields: Any) -> Job:
         "model": "tiny",
         "width": SIDE,
         "height": SIDE,
-        "prompt": f"a picture of {name}",
+        "prompt": f"a image of {name}",
         "seed": sum(name.encode()),
         "steps": 4,
         "guidance_scale": 4.0,
@@ -82,16 +81,16 @@ def input_fields(job: Job, image_count: int) -> dict[str, Any]:
     return values
 
 
-def a_picture_file(shade: int = 90, size: tuple[int, int] = (96, 80)) -> bytes:
-    """A PNG with something to see in it, not of the size that jobs ask for."""
-    picture = Image.radial_gradient("L").resize(size).convert("RGB").point(lambda value: (value + shade) % 256)
+def an_image_file(shade: int = 90, size: tuple[int, int] = (96, 80)) -> bytes:
+    """A PNG of a gradient, in another size than the jobs'."""
+    image = Image.radial_gradient("L").resize(size).convert("RGB").point(lambda value: (value + shade) % 256)
     file = io.BytesIO()
-    picture.save(file, "PNG")
+    image.save(file, "PNG")
     return file.getvalue()
 
 
 def a_mask_file(size: tuple[int, int] = (96, 80)) -> bytes:
-    """A PNG whose right half is white: it is to be repainted."""
+    """A PNG whose right half is white, which means repainted."""
     mask = Image.new("L", size)
     mask.paste(255, (size[0] // 2, 0, *size))
     file = io.BytesIO()
@@ -100,83 +99,81 @@ def a_mask_file(size: tuple[int, int] = (96, 80)) -> bytes:
 
 
 def input_files(job: Job) -> InputFiles:
-    """The files of the pictures that a job refers to: each differs, and the same job has the same ones."""
+    """The input files of a job: all differ, and equal jobs have equal files."""
     return InputFiles(
-        images=tuple(a_picture_file(shade=(job.seed + 31 * at) % 100) for at in range(len(job.images))),
+        images=tuple(an_image_file(shade=(job.seed + 31 * at) % 100) for at in range(len(job.images))),
         mask=None if job.mask is None else a_mask_file(),
-        last_image=None if job.last_image is None else a_picture_file(shade=(job.seed + 50) % 100),
+        last_image=None if job.last_image is None else an_image_file(shade=(job.seed + 50) % 100),
     )
 
 
 @dataclass
-class Recorder:
-    """A listener that keeps everything it hears, on the engine's thread."""
+class EventRecorder:
+    """The engine's `EngineEvents`, which keeps all events; `log` has a short form of those of jobs."""
 
-    heard: list[tuple[Any, ...]] = field(default_factory=list)
-    pictures: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
-    made: dict[tuple[str, int], Output] = field(default_factory=dict)
+    log: list[tuple[Any, ...]] = field(default_factory=list)
+    images: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    outputs: dict[tuple[str, int], Output] = field(default_factory=dict)
     previews: list[np.ndarray] = field(default_factory=list)
-    ended: dict[str, JobFinished] = field(default_factory=dict)
-    facts: list[ForwardDone] = field(default_factory=list)
+    finished: dict[str, JobFinished] = field(default_factory=dict)
+    forwards: list[ForwardDone] = field(default_factory=list)
     model_events: list[EngineEvent] = field(default_factory=list)
     change: threading.Condition = field(default_factory=threading.Condition)
 
     def on_event(self, event: EngineEvent) -> None:
         match event:
             case JobLoading(key):
-                self.heard.append(("loading", key))
+                self.log.append(("loading", key))
             case JobProgress(key, step, total):
-                self.heard.append(("progress", key, step, total))
+                self.log.append(("progress", key, step, total))
             case JobDecoding(key):
-                self.heard.append(("decoding", key))
+                self.log.append(("decoding", key))
             case PreviewReady(key, index, pixels):
-                self.heard.append(("preview", key, index))
+                self.log.append(("preview", key, index))
                 self.previews.append(pixels)
             case OutputReady(key, index, output):
-                assert (key, index) not in self.pictures
-                self.heard.append(("picture", key, index, output.flagged))
-                self.pictures[key, index] = output.pixels
-                self.made[key, index] = output
+                assert (key, index) not in self.images
+                self.log.append(("output", key, index, output.flagged))
+                self.images[key, index] = output.pixels
+                self.outputs[key, index] = output
             case JobFinished(key):
-                assert key not in self.ended
+                assert key not in self.finished
                 with self.change:
-                    self.ended[key] = event
+                    self.finished[key] = event
                     self.change.notify_all()
             case ForwardDone():
-                self.facts.append(event)
+                self.forwards.append(event)
             case _:
                 self.model_events.append(event)
 
     @property
     def rows(self) -> list[int]:
-        return [facts.rows for facts in self.facts]
+        return [forward.rows for forward in self.forwards]
 
     def wait_for(self, keys: Sequence[str]) -> None:
         with self.change:
-            done = self.change.wait_for(lambda: set(keys) <= set(self.ended), TIMEOUT_S)
-        assert done, f"not finished in time: {sorted(set(keys) - set(self.ended))}"
+            done = self.change.wait_for(lambda: set(keys) <= set(self.finished), TIMEOUT_S)
+        assert done, f"not finished in time: {sorted(set(keys) - set(self.finished))}"
 
 
-class Room:
-    """An engine, its listener and its models."""
+class EngineHarness:
+    """An engine, its event recorder and its models."""
 
     def __init__(
         self,
         *specs: ModelSpec,
-        recorder: Recorder | None = None,
-        make: Callable[..., Any] = Engine,
+        recorder: EventRecorder | None = None,
+        factory: Callable[..., Any] = Engine,
         **settings: Any,
     ) -> None:
-        self.recorder = recorder or Recorder()
+        self.recorder = recorder or EventRecorder()
         self.specs = {spec.id: spec for spec in specs}
-        told = Settings(**{"device": "cpu", "torch_threads": 1, **settings})
-        self.engine = make(Catalog(specs), self.recorder, told)
+        self.engine = factory(
+            Catalog(specs), self.recorder, Settings(**{"device": "cpu", "torch_threads": 1, **settings})
+        )
 
-    def seat(
-        self, *jobs: Job, solo: Sequence[str] = (), image: bytes | None = None, waited_s: float | None = None
-    ) -> None:
-        """Seat jobs, which begin together; their input pictures are made from their seeds, but for `image`, if any."""
-        since_s = None if waited_s is None else time.monotonic() - waited_s
+    def submit(self, *jobs: Job, solo: Sequence[str] = (), image: bytes | None = None) -> None:
+        """Submit jobs, which start together, with `image` or images generated from their seeds as inputs."""
         self.engine.submit(
             *(
                 EngineRequest(
@@ -185,20 +182,19 @@ class Room:
                     self.specs[job.model],
                     input_files(job) if image is None else InputFiles(images=(image,)),
                     job.id in solo,
-                    since_s,
                 )
                 for job in jobs
             )
         )
 
-    def seat_now(self, *jobs: Job) -> None:
-        """Seat jobs and wait until their input pictures are decoded: the engine's next round takes them in."""
-        self.seat(*jobs)
+    def submit_prepared(self, *jobs: Job) -> None:
+        """Submit jobs and wait until their input images are decoded, so that the engine admits them next."""
+        self.submit(*jobs)
         self.engine._input_executor.submit(int).result(TIMEOUT_S)
 
-    def run(self, *jobs: Job, solo: Sequence[str] = ()) -> Recorder:
-        """Seat all jobs, which begin together, and wait for them."""
-        self.seat(*jobs, solo=solo)
+    def run(self, *jobs: Job, solo: Sequence[str] = ()) -> EventRecorder:
+        """Submit jobs, which start together, and wait until they have finished."""
+        self.submit(*jobs, solo=solo)
         with self.started():
             self.recorder.wait_for([job.id for job in jobs])
         return self.recorder

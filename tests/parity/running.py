@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from harness.engine import Recorder, Room, a_job, a_spec, input_files
+from harness.engine import EngineHarness, EventRecorder, a_job, a_spec, input_files
 from parity.cells import Cell
 
 from shared.job import Job
@@ -37,7 +37,7 @@ class Outcome:
 
 
 @dataclass
-class Joining(Recorder):
+class Joining(EventRecorder):
     """A recorder that submits more jobs after the first forward."""
 
     submit_more: Callable[[], None] = lambda: None
@@ -46,7 +46,7 @@ class Joining(Recorder):
     def on_event(self, event: EngineEvent) -> None:
         super().on_event(event)
         if isinstance(event, ForwardDone) and self.submitted_after is None:
-            self.submitted_after = len(self.facts)
+            self.submitted_after = len(self.forwards)
             self.submit_more()
 
 
@@ -54,16 +54,16 @@ def run(cell: Cell, folder: Path) -> Outcome:
     """Run a cell in `folder` and check its expectations; raises `AssertionError`."""
     with cell.around(), as_floats():
         source = folder if (folder / "model_index.json").exists() else cell.build(cell.tiny, folder)
-        heard = _together(cell, source)
+        recorder = _together(cell, source)
         jobs = [*cell.first_jobs(), *cell.joining_jobs()]
-        failed = {job.id: error.message for job in jobs if (error := heard.ended[job.id].error) is not None}
+        failed = {job.id: error.message for job in jobs if (error := recorder.finished[job.id].error) is not None}
         assert not failed
-        largest = _compare(heard, _solo(source, jobs))
+        largest = _compare(recorder, _solo(source, jobs))
         refusals = _refused(cell, source)
-    assert heard.rows[0] == cell.first_rows, f"{heard.rows}: {heard.ended[jobs[0].id].batching}"
-    late = [heard.ended[job.id].batching for job in cell.joining_jobs()]
-    assert all(batching.max_jobs > 1 for batching in late), f"{heard.rows}: joined no batch: {late}"
-    return Outcome(largest, heard.rows, sorted({job.task.value for job in jobs}), len(late), refusals)
+    assert recorder.rows[0] == cell.first_rows, f"{recorder.rows}: {recorder.finished[jobs[0].id].batching}"
+    late = [recorder.finished[job.id].batching for job in cell.joining_jobs()]
+    assert all(batching.max_jobs > 1 for batching in late), f"{recorder.rows}: joined no batch: {late}"
+    return Outcome(largest, recorder.rows, sorted({job.task.value for job in jobs}), len(late), refusals)
 
 
 @contextmanager
@@ -81,17 +81,17 @@ def _floats(image: torch.Tensor) -> np.ndarray:
 
 def _together(cell: Cell, source: Path) -> Joining:
     spec = a_spec(source, tasks=cell.tasks, **({"max_batch": 16} | dict(cell.spec)))
-    heard = Joining()
-    room = Room(spec, recorder=heard)
+    recorder = Joining()
+    harness = EngineHarness(spec, recorder=recorder)
 
-    heard.submit_more = lambda: room.seat_now(*cell.joining_jobs())
+    recorder.submit_more = lambda: harness.submit_prepared(*cell.joining_jobs())
     jobs = cell.first_jobs()
-    room.seat(*jobs)
-    with room.started():
-        heard.wait_for([job.id for job in jobs])
-        assert heard.facts, f"no forward at all: {[heard.ended[job.id].error for job in jobs]}"
-        heard.wait_for([job.id for job in cell.joining_jobs()])
-    return heard
+    harness.submit(*jobs)
+    with harness.started():
+        recorder.wait_for([job.id for job in jobs])
+        assert recorder.forwards, f"no forward at all: {[recorder.finished[job.id].error for job in jobs]}"
+        recorder.wait_for([job.id for job in cell.joining_jobs()])
+    return recorder
 
 
 def _refused(cell: Cell, source: Path) -> dict[str, str]:
@@ -99,7 +99,7 @@ def _refused(cell: Cell, source: Path) -> dict[str, str]:
     errors = {}
     for name, fields in cell.refused.items():
         job = a_job(name, **fields)
-        error = Room(a_spec(source, tasks=(job.task,))).run(job).ended[name].error
+        error = EngineHarness(a_spec(source, tasks=(job.task,))).run(job).finished[name].error
         assert error is not None, f"{name}: it is supported now"
         errors[name] = error.message
     return errors
@@ -126,9 +126,9 @@ def _solo(source: Path, jobs: list[Job]) -> dict[tuple[str, int], Output]:
     return images
 
 
-def _compare(heard: Recorder, solo: dict[tuple[str, int], Output]) -> float:
-    assert heard.pictures.keys() == solo.keys()
-    off = {key: _difference(heard.made[key], expected) for key, expected in solo.items()}
+def _compare(recorder: EventRecorder, solo: dict[tuple[str, int], Output]) -> float:
+    assert recorder.images.keys() == solo.keys()
+    off = {key: _difference(recorder.outputs[key], expected) for key, expected in solo.items()}
     assert max(off.values()) <= TOLERANCE, off
     same = [
         (one, other)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.engine import DIFFUSERS_AND_NUMPY, Room, a_job, a_spec
+from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 from parity.cells import LONG
 from tiny import registry
 
@@ -36,13 +36,13 @@ def test_reproducible_images_do_not_depend_on_the_longest_prompt_of_the_batch(ti
     source = saved(tiny, models_folder)
     spec = a_spec(source, tasks=(Task.TEXT_TO_IMAGE,))
     jobs = [a_job(f"job{at}", prompt=prompt, seed=at, steps=3, reproducible=True) for at, prompt in enumerate(PROMPTS)]
-    together = Room(spec).run(*jobs)
+    together = EngineHarness(spec).run(*jobs)
     like = a_job("like", prompt="a cow", seed=6, steps=3, reproducible=True)
-    assert not [job.id for job in jobs if together.ended[job.id].error]
+    assert not [job.id for job in jobs if together.finished[job.id].error]
     for job in jobs[:2]:
-        solo = Room(spec).run(job, like)
-        assert np.array_equal(solo.pictures[job.id, 0], together.pictures[job.id, 0])
-    assert together.ended["job0"].batching.max_jobs > 1, "it shared a forward with a prompt of its length"
+        solo = EngineHarness(spec).run(job, like)
+        assert np.array_equal(solo.images[job.id, 0], together.images[job.id, 0])
+    assert together.finished["job0"].batching.max_jobs > 1, "it shared a forward with a prompt of its length"
 
 
 def test_the_self_check_finds_padding_without_a_mask(models_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_the_self_check_finds_padding_without_a_mask(models_folder: Path, monkey
     unmasked = {**rules.arguments, "encoder_hidden_states": Argument(Kind.PADDED)}
     wrong = {**ARCHITECTURES, "QwenImageTransformer2DModel": {"forward": StackingRules(rules.rows, unmasked)}}
     monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", wrong)
-    heard = Room(a_spec(source, tasks=(Task.TEXT_TO_IMAGE,))).run(a_job("one"), a_job("two", prompt=LONG))
-    reason = heard.ended["one"].batching.solo_reason
+    recorder = EngineHarness(a_spec(source, tasks=(Task.TEXT_TO_IMAGE,))).run(a_job("one"), a_job("two", prompt=LONG))
+    reason = recorder.finished["one"].batching.solo_reason
     assert reason is not None
     assert "failed its self-check: fused rows are off by" in reason

@@ -1,4 +1,4 @@
-"""LoRA adapters of every layer, from job to job in one fused forward: further families, and those that cannot."""
+"""LoRA adapters of every layer, different for each job of a fused forward: more families, and unsupported ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VIDEO: dict[str, Any] = {
     "limits": Limits(multiple_of=16, max_frames=FRAMES, frames_multiple=4),
     "defaults": Defaults(frames=FRAMES),
 }
-PICTURE: dict[str, Any] = {"tasks": (Task.TEXT_TO_IMAGE,)}
+IMAGE: dict[str, Any] = {"tasks": (Task.TEXT_TO_IMAGE,)}
 
 
 @pytest.fixture(autouse=True)
@@ -63,32 +63,32 @@ def three_files(folder: Path) -> dict[str, Path]:
 def test_jobs_with_different_adapters_and_none_share_one_forward(
     model: str, components: Mapping[str, str], tmp_path: Path
 ) -> None:
-    """Eight jobs, three adapters in six mixtures; where there are two denoisers, each has its own."""
+    """Eight jobs, three adapters in six combinations; each of two denoisers has its own adapters."""
     folder = registry.save_tiny(model, tmp_path / model)
     files = three_files(folder)
     video = model.startswith("wan")
     jobs = eight_jobs(**({"task": Task.TEXT_TO_VIDEO, "frames": FRAMES, "fps": 24} if video else {}))
-    heard = run_together(spec_with(folder, files, components, **(VIDEO if video else PICTURE)), *jobs)
-    lone = PeftReference(folder, files, components)
-    assert_all_like_solo(heard, lone, jobs)
-    assert heard.rows[0] == 8
-    assert {heard.ended[job.id].batching.max_jobs for job in jobs} == {8}
+    recorder = run_together(spec_with(folder, files, components, **(VIDEO if video else IMAGE)), *jobs)
+    reference = PeftReference(folder, files, components)
+    assert_all_like_solo(recorder, reference, jobs)
+    assert recorder.rows[0] == 8
+    assert {recorder.finished[job.id].batching.max_jobs for job in jobs} == {8}
     for job in jobs:
-        plain = lone.image(job.model_copy(update={"adapters": ()}))
-        changed = np.abs(heard.pictures[job.id, 0] - plain).max()
+        plain = reference.image(job.model_copy(update={"adapters": ()}))
+        changed = np.abs(recorder.images[job.id, 0] - plain).max()
         assert (changed > 1e-2) == bool(job.adapters), f"{job.id}: {changed}"
 
 
 @pytest.mark.parametrize("model", ["ernie-image", "z-image"])
-def test_where_rows_cannot_differ_jobs_run_apart_and_right(model: str, tmp_path: Path) -> None:
-    """Their layers are given tokens of all rows at once, or tokens first: each mixture runs alone, the oldest first."""
+def test_jobs_run_separately_if_rows_cannot_have_different_adapters(model: str, tmp_path: Path) -> None:
+    """Their layers get tokens of all rows at once, or tokens first, so each combination runs by itself."""
     folder = registry.save_tiny(model, tmp_path / model)
     files = three_files(folder)
     jobs = [mixable(a_job(name, adapters=adapters_of((name[:3], 1.0)))) for name in ("ink", "oil", "ink2", "oil2")]
     jobs.append(mixable(a_job("none")))
-    heard = run_together(spec_with(folder, files, **PICTURE), *jobs)
-    assert_all_like_solo(heard, PeftReference(folder, files), jobs)
-    assert heard.rows == [2] * 8 + [1] * 4
-    assert heard.ended["none"].batching.solo_reason == (
+    recorder = run_together(spec_with(folder, files, **IMAGE), *jobs)
+    assert_all_like_solo(recorder, PeftReference(folder, files), jobs)
+    assert recorder.rows == [2] * 8 + [1] * 4
+    assert recorder.finished["none"].batching.solo_reason == (
         "tensor shapes or adapters of other jobs did not match, or memory held no more rows"
     )

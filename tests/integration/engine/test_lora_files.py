@@ -1,4 +1,4 @@
-"""What a LoRA file says is what its rows get, whatever format it is in: compared with diffusers and PEFT."""
+"""LoRA files of all formats give rows the same changes as diffusers and PEFT."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def opened(folder: Path) -> Any:
 
 
 def old_names(pipeline: Any, file: Path) -> None:
-    """As diffusers wrote them before PEFT, with convolutions and a text encoder."""
+    """The format of diffusers before PEFT, with convolutions and a text encoder."""
     state = {f"unet.{name}": tensor for name, tensor in lora.weights(pipeline.unet, 1).items()}
     state = {name.replace("lora_A", "lora.down").replace("lora_B", "lora.up"): tensor for name, tensor in state.items()}
     text = convert_state_dict_to_diffusers(lora.weights(pipeline.text_encoder, 2))
@@ -51,7 +51,7 @@ def old_names(pipeline: Any, file: Path) -> None:
 
 
 def with_configuration(pipeline: Any, file: Path) -> None:
-    """As diffusers writes them now: ranks, alphas and their kind of scaling in the file's metadata."""
+    """The present format of diffusers: ranks, alphas and the kind of scaling are in the file's metadata."""
     config = LoraConfig(
         r=4,
         lora_alpha=6,
@@ -78,7 +78,7 @@ def with_rank_stabilised_scaling(pipeline: Any, file: Path) -> None:
 
 
 def of_kohya(pipeline: Any, file: Path, alpha: Callable[[str], float] = lambda _path: 2.0) -> None:
-    """As most trainers write them: paths with underscores, an alpha a layer, the text encoder too."""
+    """The format of most trainers: paths with underscores, an alpha per layer, and the text encoder."""
     state: lora.State = {}
     for prefix, component, wanted in (
         ("lora_unet", "unet", lora.attention),
@@ -94,7 +94,7 @@ def of_kohya(pipeline: Any, file: Path, alpha: Callable[[str], float] = lambda _
 
 
 def of_wan(pipeline: Any, file: Path) -> None:
-    """As Wan's own trainers write them, with biases."""
+    """The format of Wan's trainers, with biases."""
     state: lora.State = {}
     for name, tensor in lora.weights(pipeline.transformer, 4, lora.attention).items():
         path, _, half = name.partition(".lora_")
@@ -115,13 +115,13 @@ def changes_of(pipeline: Any, file: Path, **fields: Any) -> Changes:
 
 
 def call(component: str, module: torch.nn.Module) -> Any:
-    """Return what a module makes of two rows of anything."""
-    chance = torch.Generator().manual_seed(9)
+    """Return the output of a module for two random rows."""
+    rng = torch.Generator().manual_seed(9)
     if component == "text_encoder":
         return module(input_ids=torch.arange(20).reshape(2, 10)).last_hidden_state
     latents = (2, 4, 1, 8, 8) if component == "transformer" else (2, 4, 8, 8)
-    text = torch.randn(2, 6, 32, generator=chance)
-    return module(torch.randn(latents, generator=chance), torch.tensor([7.0, 300.0]), text, return_dict=False)[0]
+    text = torch.randn(2, 6, 32, generator=rng)
+    return module(torch.randn(latents, generator=rng), torch.tensor([7.0, 300.0]), text, return_dict=False)[0]
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ def call(component: str, module: torch.nn.Module) -> Any:
     ],
 )
 @torch.no_grad()
-def test_a_file_changes_what_diffusers_and_peft_would_change(
+def test_a_file_changes_the_same_layers_as_with_diffusers_and_peft(
     model: str, write: Write, changed: list[str], folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Scales by alpha, rank, layer and metadata, biases and convolutions come out the same."""
+    """Scales by alpha, rank, layer and metadata, biases and convolutions are equal."""
     folder, file = folders(model), tmp_path / "file.safetensors"
     write(opened(folder), file)
     theirs, ours = opened(folder), opened(folder)
@@ -161,7 +161,7 @@ def test_a_file_changes_what_diffusers_and_peft_would_change(
 
 
 def test_every_layer_has_its_own_alpha(folders: Callable[[str], Path], tmp_path: Path) -> None:
-    """diffusers 0.42 gives all layers of a trainer's file the commonest alpha; the file says otherwise."""
+    """diffusers 0.42 applies the most common alpha of a trainer's file to all layers, unlike the file."""
     pipeline, file = opened(folders("sd")), tmp_path / "file.safetensors"
     of_kohya(pipeline, file, alpha=lambda path: 1.5 if path.endswith(("to_k", "fc1")) else 6.0)
     plain = lora.weights(pipeline.unet, 3, lora.attention)
@@ -171,8 +171,8 @@ def test_every_layer_has_its_own_alpha(folders: Callable[[str], Path], tmp_path:
         torch.testing.assert_close(change.down, plain[f"{path}.lora_A.weight"])
 
 
-def test_a_file_for_one_of_two_denoisers_says_which(folders: Callable[[str], Path], tmp_path: Path) -> None:
-    """Files for the second denoiser name the first: the models file tells."""
+def test_the_models_file_selects_one_of_two_denoisers(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """Files for the second denoiser name the first, so the models file says which one is meant."""
     pipeline = opened(folders("wan-2.2-t2v"))
     file = lora.save(pipeline, tmp_path / "low.safetensors", 1)
     assert list(changes_of(pipeline, file)) == ["transformer"]
@@ -181,8 +181,10 @@ def test_a_file_for_one_of_two_denoisers_says_which(folders: Callable[[str], Pat
 
 @pytest.mark.parametrize("model", ["wan-2.1-t2v", "wan-2.2-ti2v"])
 @torch.no_grad()
-def test_rows_of_videos_take_their_own(model: str, folders: Callable[[str], Path], tmp_path: Path) -> None:
-    """Every layer of Wan's denoiser changed: one, none, another and both in one forward, each row as alone in PEFT.
+def test_rows_of_a_video_model_have_their_own_adapters(
+    model: str, folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """One adapter, none, another and both in one forward of Wan's denoiser: each row equals that of PEFT.
 
     TI2V embeds a time for every token: its layers for that are given many entries a row.
     """
@@ -191,23 +193,23 @@ def test_rows_of_videos_take_their_own(model: str, folders: Callable[[str], Path
     files = {name: lora.save(ours, tmp_path / f"{name}.safetensors", at) for at, name in enumerate("ab")}
     for name, file in files.items():
         theirs.load_lora_weights(str(tmp_path), weight_name=file.name, adapter_name=name)
-    (point,) = shared_methods_of("transformer", ours.transformer).values()
+    (method,) = shared_methods_of("transformer", ours.transformer).values()
     changes = {name: changes_of(ours, file) for name, file in files.items()}
     rows: list[dict[str, float]] = [{"a": 1.0}, {}, {"b": 1.0}, {"a": 0.5, "b": -0.7}]
     keys = [tuple(row.items()) for row in rows]
     for key, row in zip(keys, rows, strict=True):
         if row:
             both = combine([(changes[name], scale) for name, scale in row.items()])
-            point.adapters.attach(key, both["transformer"])
+            method.adapters.attach(key, both["transformer"])
 
-    chance = torch.Generator().manual_seed(9)
-    latents = torch.randn(4, 4, 3, 8, 8, generator=chance)
+    rng = torch.Generator().manual_seed(9)
+    latents = torch.randn(4, 4, 3, 8, 8, generator=rng)
     times = torch.tensor([900.0, 500.0, 300.0, 7.0])
     if model == "wan-2.2-ti2v":
         times = times[:, None] * torch.ones(4, 3 * 4 * 4)
-    text = torch.randn(4, 6, 32, generator=chance)
-    with point.adapters.applied(keys, [1] * 4, merge=True):
-        fused = point.run(latents, times, text, return_dict=False)[0]
+    text = torch.randn(4, 6, 32, generator=rng)
+    with method.adapters.applied(keys, [1] * 4, merge=True):
+        fused = method.run(latents, times, text, return_dict=False)[0]
     for at, row in enumerate(rows):
         if row:
             theirs.transformer.enable_adapters()
@@ -215,5 +217,5 @@ def test_rows_of_videos_take_their_own(model: str, folders: Callable[[str], Path
         else:
             theirs.transformer.disable_adapters()
         mine = slice(at, at + 1)
-        lone = theirs.transformer(latents[mine], times[mine], text[mine], return_dict=False)[0]
-        torch.testing.assert_close(fused[mine], lone, atol=1e-5, rtol=1e-4)
+        solo = theirs.transformer(latents[mine], times[mine], text[mine], return_dict=False)[0]
+        torch.testing.assert_close(fused[mine], solo, atol=1e-5, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Fused pictures equal those of the unmodified pipeline, called for each job by itself without any engine."""
+"""Fused images equal those of the unmodified pipeline, called for each job without the engine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 import torch
 from diffusers import AutoPipelineForImage2Image, DiffusionPipeline
 from harness import jobs as factory
-from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, Room, a_job, a_picture_file, a_spec
+from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, a_job, a_spec, an_image_file
 
 from shared.job import Job, Task
 from worker.engine.pipelines.input_images import fit_image
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 
-TOLERANCE = 1e-4  # of the picture's range, before it becomes 8 bits
+TOLERANCE = 1e-4  # of the image's range, before it becomes 8 bits
 
 # Each family's own features, on top of what all jobs below mix.
 EXTRA: dict[str, dict[str, Any]] = {
@@ -32,7 +32,7 @@ EXTRA: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def floats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pictures reach the listener as floats of 0 to 1: 8 bits would hide small differences."""
+    """Output images as floats of 0 to 1, because 8 bits would hide small differences."""
     monkeypatch.setattr("worker.engine.pipelines.call_arguments.to_pixels", as_floats)
 
 
@@ -47,8 +47,8 @@ def mixed_jobs(family: str) -> list[Job]:
         a_job("unguided", prompt="fog", steps=3, guidance_scale=1.0),
         a_job("negative", prompt="a town at night", negative_prompt="rain, snow", guidance_scale=2.5),
         a_job("two", prompt="a boat", n=2, steps=5),
-        a_job("from-picture", prompt="a hill", strength=0.5, steps=6),
-        a_job("from-picture-strongly", prompt="another hill", strength=0.9, steps=4, guidance_scale=6.0),
+        a_job("from-image", prompt="a hill", strength=0.5, steps=6),
+        a_job("from-image-strongly", prompt="another hill", strength=0.9, steps=4, guidance_scale=6.0),
         a_job("own-scheduler", prompt="a mill", steps=5, **EXTRA[family]),
     ]
 
@@ -59,7 +59,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 def solo(folder: Path, job: Job, index: int) -> np.ndarray:
-    """Make one picture with nothing but diffusers."""
+    """Generate one image with diffusers only."""
     pipeline: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     if job.scheduler is not None:
@@ -75,7 +75,7 @@ def solo(folder: Path, job: Job, index: int) -> np.ndarray:
         arguments["negative_prompt"] = job.negative_prompt
     if job.task is Task.IMAGE_TO_IMAGE:
         pipeline = AutoPipelineForImage2Image.from_pipe(pipeline)
-        arguments["image"] = fit_image(a_picture_file(shade=job.seed % 100), SIDE, SIDE)
+        arguments["image"] = fit_image(an_image_file(shade=job.seed % 100), SIDE, SIDE)
         arguments["strength"] = job.strength
     if "width" in inspect.signature(pipeline.__call__).parameters:
         arguments |= {"width": SIDE, "height": SIDE}
@@ -83,22 +83,22 @@ def solo(folder: Path, job: Job, index: int) -> np.ndarray:
 
 
 @pytest.mark.usefixtures("floats")
-def test_a_mixed_batch_gives_every_job_the_picture_it_gets_alone(family: str, tiny_models: Path) -> None:
-    """Steps, guidance, schedulers, prompts, tasks and numbers of pictures mixed in shared forwards change nothing."""
+def test_each_job_of_a_mixed_batch_gets_the_same_image_as_solo(family: str, tiny_models: Path) -> None:
+    """Steps, guidance, noise schedulers, prompts, tasks and image counts are mixed in fused forwards."""
     spec = a_spec(
         tiny_models / family, max_batch=16, schedulers=("EulerDiscreteScheduler", "DPMSolverMultistepScheduler")
     )
     jobs = mixed_jobs(family)
-    heard = Room(spec).run(*jobs)
+    recorder = EngineHarness(spec).run(*jobs)
 
-    assert [heard.ended[job.id].error for job in jobs] == [None] * len(jobs)
+    assert [recorder.finished[job.id].error for job in jobs] == [None] * len(jobs)
     seen = []
     for job in jobs:
         for index in range(job.n):
-            picture, expected = heard.pictures[job.id, index], solo(tiny_models / family, job, index)
-            assert np.abs(picture - expected).max() <= TOLERANCE, f"{job.id} {index}"
+            image, expected = recorder.images[job.id, index], solo(tiny_models / family, job, index)
+            assert np.abs(image - expected).max() <= TOLERANCE, f"{job.id} {index}"
             seen.append(expected)
-    assert heard.rows[0] == 9, "all nine pictures meet in the first forward"
-    assert all(heard.ended[job.id].batching.max_jobs == 8 for job in jobs)
+    assert recorder.rows[0] == 9, "all nine images share the first forward"
+    assert all(recorder.finished[job.id].batching.max_jobs == 8 for job in jobs)
     different = [np.abs(one - other).max() > 1e-2 for at, one in enumerate(seen) for other in seen[:at]]
-    assert all(different), "pictures that are all alike would prove nothing"
+    assert all(different), "equal images would prove nothing"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from harness.engine import DIFFUSERS_AND_NUMPY, Room, a_job, a_spec
+from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
 from tiny import registry
 
 from shared.job import Job, Task
@@ -31,7 +31,7 @@ FAMILIES = ("sd", "sd3", "flux", "qwen-image", "flux-2-klein")
         (12, 3, (3, 6, 9)),
         (12, 1, (6,)),
         (4, 3, (1, 2, 3)),
-        (3, 3, (1, 2)),  # after the last comes the picture itself
+        (3, 3, (1, 2)),  # after the last comes the image itself
         (2, 3, (1,)),
         (1, 3, ()),
         (50, 0, ()),
@@ -42,7 +42,7 @@ def test_previews_are_spread_over_the_steps(steps: int, count: int, after: tuple
 
 
 def stopped(folder: Path, job: Job, step: int) -> np.ndarray:
-    """Make a picture with nothing but diffusers, which goes on to decode after `step`."""
+    """Make a image with nothing but diffusers, which goes on to decode after `step`."""
     pipeline: Any = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
 
@@ -57,40 +57,40 @@ def stopped(folder: Path, job: Job, step: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_preview_is_what_the_pipeline_itself_would_show(family: str, tmp_path: Path) -> None:
-    """Of companions too, and it changes no picture."""
+def test_a_preview_equals_that_of_the_pipeline(family: str, tmp_path: Path) -> None:
+    """Also with batch mates, and the images do not change."""
     folder = registry.save_tiny(family, tmp_path / family)
     jobs = [a_job("one", prompt="a dog", previews=2), a_job("two", prompt="a cat", guidance_scale=3.0)]
-    heard = Room(a_spec(folder, tasks=(Task.TEXT_TO_IMAGE,))).run(*jobs)
-    assert [entry for entry in heard.heard if entry[0] == "preview"] == 2 * [("preview", "one", 0)]
+    recorder = EngineHarness(a_spec(folder, tasks=(Task.TEXT_TO_IMAGE,))).run(*jobs)
+    assert [entry for entry in recorder.log if entry[0] == "preview"] == 2 * [("preview", "one", 0)]
     after = preview_steps(jobs[0].steps, 2)
-    for step, shown in zip(after, heard.previews, strict=True):
+    for step, shown in zip(after, recorder.previews, strict=True):
         assert np.abs(shown.astype(int) - stopped(folder, jobs[0], step).astype(int)).max() <= 1
-    plain = Room(a_spec(folder, tasks=(Task.TEXT_TO_IMAGE,))).run(
+    plain = EngineHarness(a_spec(folder, tasks=(Task.TEXT_TO_IMAGE,))).run(
         *(job.model_copy(update={"previews": 0}) for job in jobs)
     )
-    for at, pixels in plain.pictures.items():
-        assert np.abs(heard.pictures[at].astype(int) - pixels.astype(int)).max() <= 1
+    for at, pixels in plain.images.items():
+        assert np.abs(recorder.images[at].astype(int) - pixels.astype(int)).max() <= 1
 
 
-def test_previews_of_companions_share_a_forward_and_decoding_is_told_at_the_end(
+def test_previews_share_a_forward_and_decoding_is_reported_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Large latents are made smaller before."""
+    """Large latents are downscaled first."""
     monkeypatch.setattr(latent_previews, "LARGEST_SIDE", 4)
     folder = registry.save_tiny("sd", tmp_path / "sd")
-    room = Room(a_spec(folder))
+    harness = EngineHarness(a_spec(folder))
     decoded: list[int] = []
 
-    class Watched(type(room.engine._forward_timer)):  # type: ignore[misc]
+    class RecordingTimer(type(harness.engine._forward_timer)):  # type: ignore[misc]
         def measure(self, key: Any, run: Any, done: Any) -> Any:
             if key[2].startswith("vae.decode"):
                 decoded.append((key[2], key[3]))
             return super().measure(key, run, done)
 
-    room.engine._forward_timer.__class__ = Watched
-    heard = room.run(*(a_job(f"job{at}", prompt="a dog", previews=1) for at in range(3)))
+    harness.engine._forward_timer.__class__ = RecordingTimer
+    recorder = harness.run(*(a_job(f"job{at}", prompt="a dog", previews=1) for at in range(3)))
     assert decoded == [("vae.decode of previews", 3), ("vae.decode", 3)]
-    assert {pixels.shape for pixels in heard.previews} == {(heard.pictures["job0", 0].shape[0] // 2,) * 2 + (3,)}
-    words = [entry[0] for entry in heard.heard]
-    assert words.index("decoding") > max(at for at, word in enumerate(words) if word == "preview")
+    assert {pixels.shape for pixels in recorder.previews} == {(recorder.images["job0", 0].shape[0] // 2,) * 2 + (3,)}
+    kinds = [entry[0] for entry in recorder.log]
+    assert kinds.index("decoding") > max(at for at, kind in enumerate(kinds) if kind == "preview")

@@ -1,4 +1,4 @@
-"""A probe measures a model through the engine, and workers start from what it found."""
+"""The probe measures a model with the engine, and workers start from its times."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_a_model_is_measured_at_each_count(tmp_path: Path) -> None:
     assert found.row_bytes is None  # a CPU's memory is not counted
 
 
-def test_a_model_of_few_steps_that_starts_from_pictures_is_measured_too(tmp_path: Path) -> None:
-    """One forward a job is too little to believe: it is repeated."""
+def test_an_image_to_image_model_of_few_steps_is_measured(tmp_path: Path) -> None:
+    """One forward per job is too few samples, so the jobs are repeated."""
     limits = Limits(max_images=1, max_steps=1, multiple_of=16)
     spec = a_spec(factory.save("sd", tmp_path / "sd"), tasks=(Task.IMAGE_TO_IMAGE,), max_batch=1, limits=limits)
     assert list(probe(spec, ON_CPU).seconds) == [1]
 
 
-def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable, match="tiny"):
         probe(a_spec(tmp_path), ON_CPU)
 
@@ -49,7 +49,7 @@ def options(**changes: object) -> argparse.Namespace:
     return argparse.Namespace(**{"model": None, "plot": None, "keep": True, **changes})
 
 
-def test_one_bad_model_does_not_hide_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_model_does_not_hide_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     factory.save("sd", tmp_path / "good")
     (tmp_path / "bad").mkdir()
     models = tmp_path / "models.toml"
@@ -61,19 +61,19 @@ def test_one_bad_model_does_not_hide_the_others(tmp_path: Path, capsys: pytest.C
     configured = ON_CPU.model_copy(update={"models": models})
     plot = tmp_path / "curves.svg"
     assert command.run(options(keep=False, plot=plot), configured, Console(width=120)) == 1
-    told = capsys.readouterr().out
-    assert "bad" in told
-    assert "64x64" in told
+    output = capsys.readouterr().out
+    assert "bad" in output
+    assert "64x64" in output
     assert plot.read_text().startswith("<svg")
 
 
-async def test_workers_start_from_what_was_kept(queue: Queue) -> None:
-    """Without it a worker believes that all rows pay, until it has measured that they do not."""
-    facts = ForwardDone("tiny", 1, 1, 1.0, "cpu", "64x64", "job_1:1")
+async def test_workers_start_from_the_stored_times(queue: Queue) -> None:
+    """Without them a worker takes all rows as efficient until it has measured them."""
+    forward = ForwardDone("tiny", 1, 1, 1.0, "cpu", "64x64", "job_1:1")
     one = Probed("tiny", "cpu", "64x64", (Measured(1, 1.0, None), Measured(2, 2.0, None)))
     await command.save([one], queue.client.settings)
     curves = CostCurves()
-    curves.add("s", facts)
+    curves.add("s", forward)
     assert curves.rows("s", 8) == 8
     await curves.load(queue)
     assert curves.rows("s", 8) == 1

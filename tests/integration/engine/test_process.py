@@ -1,4 +1,4 @@
-"""An engine in a process of its own does what one in this process does, and its end is noticed."""
+"""An engine in another process works like one in this process, and its end is detected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.engine import Recorder, Room, a_job, a_spec
+from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from harness.waiting import wait_until
 from tiny import registry
 
@@ -28,101 +28,105 @@ LIMITS = StallLimits(factor=20, floor_s=60)
 
 
 @pytest.fixture(scope="module")
-def room(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
-    """An engine's process with a model of pictures, one of videos, and one that is not there."""
+def harness(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHarness]:
+    """An engine process with an image model, a video model and a missing model."""
     film = tmp_path_factory.mktemp("film")
     registry.save_tiny("wan-2.2-ti2v", film)
     videos = a_spec(film, "film", tasks=(Task.TEXT_TO_VIDEO,), limits=Limits(multiple_of=32, max_frames=17))
     missing = a_spec(film / "nowhere", "missing")
-    room = Room(a_spec(tiny_models / "sd"), videos, missing, make=RemoteEngine)
-    with room.started() as engine:
+    harness = EngineHarness(a_spec(tiny_models / "sd"), videos, missing, factory=RemoteEngine)
+    with harness.started() as engine:
         engine.warm_up()
-        yield room
+        yield harness
 
 
-def heard_of(job: str, recorder: Recorder) -> Counter[Any]:
-    """Return what a listener heard of a job."""
-    return Counter(told for told in recorder.heard if told[1] == job)
+def events_of(job: str, recorder: EventRecorder) -> Counter[Any]:
+    """Return the recorded events of a job."""
+    return Counter(event for event in recorder.log if event[1] == job)
 
 
-def test_it_tells_how_it_stands(room: Room) -> None:
-    standing = room.engine.status()
-    assert standing.device == "cpu"
-    assert standing.loaded_models == ("tiny", "film")
-    assert set(standing.load_seconds) == {"tiny", "film"}
-    assert "nowhere" in standing.unavailable_models["missing"]
-    assert standing.memory_bytes > standing.models_bytes > 0
-    assert not standing.activity.busy
-    assert ModelLoadFailed("missing") in room.recorder.model_events
+def test_the_status_reaches_the_worker(harness: EngineHarness) -> None:
+    status = harness.engine.status()
+    assert status.device == "cpu"
+    assert status.loaded_models == ("tiny", "film")
+    assert set(status.load_seconds) == {"tiny", "film"}
+    assert "nowhere" in status.unavailable_models["missing"]
+    assert status.memory_bytes > status.models_bytes > 0
+    assert not status.activity.busy
+    assert ModelLoadFailed("missing") in harness.recorder.model_events
 
 
 @pytest.mark.parametrize("fields", [{"n": 2, "steps": 5, "previews": 2}, {"strength": 0.5}])
-def test_pictures_and_what_is_told_of_them_are_the_same(room: Room, tiny_models: Path, fields: dict[str, Any]) -> None:
-    """Progress, previews, results and forwards, of one job alone so that nothing depends on who met whom."""
+def test_outputs_and_events_equal_those_of_a_local_engine(
+    harness: EngineHarness, tiny_models: Path, fields: dict[str, Any]
+) -> None:
+    """Progress, previews, outputs and forwards of a job without batch mates."""
     job = a_job("-".join(fields), **fields)
-    local = Room(a_spec(tiny_models / "sd"))
+    local = EngineHarness(a_spec(tiny_models / "sd"))
     with local.started() as engine:
         engine.warm_up()
-        local.seat(job)
+        local.submit(job)
         local.recorder.wait_for([job.id])
-    here, first = local.recorder, len(room.recorder.facts)
-    room.seat(job)
-    room.recorder.wait_for([job.id])
-    assert heard_of(job.id, room.recorder) == heard_of(job.id, here)
-    assert room.recorder.rows[first:] == here.rows
-    assert room.recorder.ended[job.id].batching == here.ended[job.id].batching
-    for key, pixels in here.pictures.items():
-        np.testing.assert_array_equal(room.recorder.pictures[key], pixels)
+    expected, first = local.recorder, len(harness.recorder.forwards)
+    harness.submit(job)
+    harness.recorder.wait_for([job.id])
+    assert events_of(job.id, harness.recorder) == events_of(job.id, expected)
+    assert harness.recorder.rows[first:] == expected.rows
+    assert harness.recorder.finished[job.id].batching == expected.finished[job.id].batching
+    for key, pixels in expected.images.items():
+        np.testing.assert_array_equal(harness.recorder.images[key], pixels)
 
 
-def test_frames_of_a_video_come_in_the_memory_they_were_made_in(room: Room) -> None:
-    room.seat(a_job("video", model="film", task=Task.TEXT_TO_VIDEO, frames=5, fps=8, steps=2))
-    room.recorder.wait_for(["video"])
-    frames = room.recorder.made["video", 0].pixels
+def test_the_frames_of_a_video_arrive_in_shared_memory(harness: EngineHarness) -> None:
+    harness.submit(a_job("video", model="film", task=Task.TEXT_TO_VIDEO, frames=5, fps=8, steps=2))
+    harness.recorder.wait_for(["video"])
+    frames = harness.recorder.outputs["video", 0].pixels
     assert isinstance(frames, SharedArray)
     assert frames.shape == (5, 64, 64, 3)
     assert frames.max() > 0
 
 
-def test_jobs_meet_in_it_and_leave_when_they_are_to(room: Room) -> None:
+def test_jobs_share_forwards_and_can_be_canceled(harness: EngineHarness) -> None:
     names = [f"long-{at}" for at in range(6)]
-    room.seat(*(a_job(name, steps=900) for name in names))
-    wait_until(lambda: 6 in room.recorder.rows, "all share a forward")
-    wait_until(lambda: room.engine.status().activity.busy, "it tells that it is at work")
-    room.engine.cancel(names[0])
-    room.recorder.wait_for(names[:1])
-    assert not set(names[1:]) & set(room.recorder.ended)
-    room.engine.release_all()
-    room.recorder.wait_for(names)
-    assert all(room.recorder.ended[name].canceled for name in names)
+    harness.submit(*(a_job(name, steps=900) for name in names))
+    wait_until(lambda: 6 in harness.recorder.rows, "all share a forward")
+    wait_until(lambda: harness.engine.status().activity.busy, "the status is busy")
+    harness.engine.cancel(names[0])
+    harness.recorder.wait_for(names[:1])
+    assert not set(names[1:]) & set(harness.recorder.finished)
+    harness.engine.release_all()
+    harness.recorder.wait_for(names)
+    assert all(harness.recorder.finished[name].canceled for name in names)
 
 
-def test_a_device_that_is_not_there_keeps_it_from_starting(tiny_models: Path) -> None:
+def test_an_unknown_device_is_a_configuration_error(tiny_models: Path) -> None:
     with (
-        Room(a_spec(tiny_models / "sd"), make=RemoteEngine, device="nonsense").started() as engine,
+        EngineHarness(a_spec(tiny_models / "sd"), factory=RemoteEngine, device="nonsense").started() as engine,
         pytest.raises(ConfigurationError, match="FUSEQUEUE_DEVICE: 'nonsense'"),
     ):
         engine.warm_up()
 
 
-def test_its_silence_and_its_end_are_noticed(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_process_and_a_killed_one_are_reported_as_hung(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stopped with a job in hand, it is hung once it has been silent for too long; killed, it is at once.
 
-    The silence counts from when it was noticed: what was stopped may also have been the worker.
+    The silence counts from when it was detected: what was stopped may also have been the worker.
     """
     monkeypatch.setattr(remote, "SILENT_S", 0.5)
-    room = Room(a_spec(tiny_models / "sd"), make=RemoteEngine)
-    with room.started() as engine:
+    harness = EngineHarness(a_spec(tiny_models / "sd"), factory=RemoteEngine)
+    with harness.started() as engine:
         engine.warm_up()
         pid = engine._process.pid
         os.kill(pid, signal.SIGSTOP)
-        room.seat(a_job("late"))
-        wait_until(lambda: engine.status().activity.busy, "its silence is noticed")
-        noticed = engine.status().activity.since_s
-        assert not stalled(engine.status().activity, noticed + 59, LIMITS)
-        assert stalled(engine.status().activity, noticed + 61, LIMITS)
+        harness.submit(a_job("late"))
+        wait_until(lambda: engine.status().activity.busy, "the silence is detected")
+        detected = engine.status().activity.since_s
+        assert not stalled(engine.status().activity, detected + 59, LIMITS)
+        assert stalled(engine.status().activity, detected + 61, LIMITS)
         os.kill(pid, signal.SIGCONT)
-        room.recorder.wait_for(["late"])
+        harness.recorder.wait_for(["late"])
         assert not stalled(engine.status().activity, time.monotonic(), LIMITS)
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: stalled(engine.status().activity, time.monotonic(), LIMITS), "its end is noticed")
+        wait_until(lambda: stalled(engine.status().activity, time.monotonic(), LIMITS), "the end is detected")

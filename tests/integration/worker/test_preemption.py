@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.engine import Room, a_job, a_spec
+from harness.engine import EngineHarness, a_job, a_spec
 from harness.queue import put
 from PIL import Image
 
@@ -145,12 +145,12 @@ async def test_interactive_job_preempts_a_full_bulk_batch(
         await harness.ended("queued")
     assert [record.state for record in records] == [State.SUCCEEDED] * 3
     assert {record.batching.forwards for record in records[1:]} == {LONG}, "no step of the batch was computed twice"
-    solo = Room(a_spec(tiny_models / "sd", max_batch=2))
+    solo = EngineHarness(a_spec(tiny_models / "sd", max_batch=2))
     with solo.started():
         for job in (batch[0], interactive):
-            solo.seat(job)
+            solo.submit(job)
             solo.recorder.wait_for([job.id])
-            assert np.abs(solo.recorder.pictures[job.id, 0].astype(int) - images[job.id]).max() <= 1
+            assert np.abs(solo.recorder.images[job.id, 0].astype(int) - images[job.id]).max() <= 1
 
 
 async def expire_a_running_job(harness: WorkerHarness) -> str:

@@ -12,7 +12,7 @@ import av
 import httpx
 import numpy as np
 import pytest
-from harness.engine import DIFFUSERS_AND_NUMPY, a_mask_file, a_picture_file
+from harness.engine import DIFFUSERS_AND_NUMPY, a_mask_file, an_image_file
 from harness.http_server import serving
 from PIL import Image
 from tiny import registry
@@ -145,7 +145,7 @@ async def upload(api: httpx.AsyncClient, data: bytes) -> str:
 async def test_inpainting_changes_only_the_masked_part(stack: StackHarness) -> None:
     """The response names both inputs; the image is unchanged outside of the mask."""
     api = stack.client
-    image_id, mask = await upload(api, a_picture_file()), await upload(api, a_mask_file())
+    image_id, mask = await upload(api, an_image_file()), await upload(api, a_mask_file())
     common = {"model": "painter", "image": image_id, "mask": mask, "seed": 3}
     jobs = await stack.finished(*({**common, "prompt": prompt} for prompt in ("a cat", "a red house")))
     for job in jobs:
@@ -162,7 +162,7 @@ async def test_inpainting_changes_only_the_masked_part(stack: StackHarness) -> N
 async def test_text_and_image_to_video_share_forwards(stack: StackHarness) -> None:
     """Both are MP4s of the requested length and rate, with a thumbnail, and can be read in ranges."""
     api = stack.client
-    first = await upload(api, a_picture_file())
+    first = await upload(api, an_image_file())
     bodies = [
         {"model": "film", "prompt": "a wave", "steps": 3, "seed": 1},
         {"model": "film", "prompt": "a ship leaves", "steps": 3, "seed": 2, "image": first},
