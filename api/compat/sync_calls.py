@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,18 +57,24 @@ async def earlier_attempt(request: Request, context: RequestContext, digest: str
     return await context.services.queue.sync_calls.join(context.tenant, digest) if is_retry else None
 
 
-async def deliver(
-    request: Request, context: RequestContext, digest: str, object_id: str, body: bytes
-) -> AsyncGenerator[bytes]:
-    """Yield the whole body; after its delivery the same request creates a new object."""
-    yield body
-    with contextlib.suppress(Unavailable):
-        if not await request.is_disconnected():
-            await context.services.queue.sync_calls.delivered(context.tenant, digest, object_id)
+def created_response(
+    request: Request, context: RequestContext, digest: str, object_id: str, content: Mapping[str, Any], **headers: str
+) -> StreamedResponse:
+    """Return a created object as JSON; after its delivery the same request creates a new object."""
+    body = json.dumps(content).encode()
+
+    async def chunks() -> AsyncGenerator[bytes]:
+        yield body
+        with contextlib.suppress(Unavailable):
+            if not await request.is_disconnected():
+                await context.services.queue.sync_calls.delivered(context.tenant, digest, object_id)
+
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
+    return StreamedResponse(chunks(), headers=headers)
 
 
 def failed_response(scope: Mapping[str, Any], record: JobRecord) -> Response:
-    """Return the error response of a job without a result; `x-should-retry` tells the SDK whether to retry."""
+    """Return the error response of a job without a result; the SDK reads `x-should-retry`."""
     code, param, retryable = "job_failed", None, False
     message = f"job {record.job.id} {record.state.value}"
     if record.state is State.CANCELED:

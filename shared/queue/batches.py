@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from shared.errors import Conflict, NotFound
-from shared.protocols.openai.batches import Batch, BatchError, BatchStatus
+from shared.protocols.openai.batches import Batch
 from shared.protocols.openai.files import File, Part
 from shared.queue.client import QueueComponent, translated
 from shared.runtime.clock import now_ms
@@ -20,8 +19,6 @@ MAX_FILES = 1000
 """Files of one tenant."""
 
 _UPLOAD_MS = 3_600_000  # an unfinished upload is deleted after this time
-_INTEGERS = {field.name for field in fields(Batch) if str(field.type).startswith("int")}
-_FLAGS = {"has_output", "has_errors"}
 
 Row = tuple[str, Mapping[str, str]]
 
@@ -211,26 +208,9 @@ def _wire(batch: Batch, retention_ms: int) -> dict[str, str | int]:
 
 
 def _batch(tenant: str, batch_id: str, row: Mapping[str, str]) -> Batch:
-    values: dict[str, Any] = {name: row[name] for name in Batch.__dataclass_fields__ if name in row}
-    for name in values.keys() & _INTEGERS:
-        values[name] = int(values[name])
-    for name in values.keys() & _FLAGS:
-        values[name] = values[name] == "1"
-    values["metadata"] = json.loads(row.get("metadata", "{}"))
-    values["status"] = BatchStatus(row["status"])
-    values["final_status"] = BatchStatus(row.get("final_status", BatchStatus.COMPLETED))
-    values["errors"] = tuple(BatchError.model_validate(error) for error in json.loads(row.get("errors", "[]")))
-    return Batch(**{**values, "id": batch_id, "tenant": tenant})
+    decoded = {name: json.loads(row[name]) for name in ("metadata", "errors") if name in row}
+    return Batch.model_validate({**row, **decoded, "id": batch_id, "tenant": tenant})
 
 
 def _file(tenant: str, file_id: str, row: Mapping[str, str]) -> File:
-    return File(
-        id=file_id,
-        tenant=tenant,
-        filename=row["filename"],
-        purpose="batch_output" if row["purpose"] == "batch_output" else "batch",
-        bytes=int(row["bytes"]),
-        created_at_ms=int(row["created"]),
-        expires_at_ms=int(row["expires"]),
-        live=int(row.get("live", 0)),
-    )
+    return File.model_validate({**row, "id": file_id, "tenant": tenant})

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Json, TypeAdapter
 
 from shared.errors import Conflict, NotFound
 from shared.queue.client import QueueComponent, translated
@@ -25,6 +24,7 @@ from shared.webhooks import (
 
 MAX_ENDPOINTS = 16
 _ACCOUNT = "account"
+_SECRETS = TypeAdapter(tuple[SigningSecret, ...])
 
 
 class DeliveryAttempt(BaseModel):
@@ -36,9 +36,10 @@ class DeliveryAttempt(BaseModel):
     duration_ms: int = 0
 
 
-@dataclass(frozen=True)
-class WebhookDelivery:
+class WebhookDelivery(BaseModel):
     """One event for one URL. `endpoint` is `job` for a job's own webhook; `job_id` is empty for a test."""
+
+    model_config = ConfigDict(frozen=True)
 
     id: str
     event_id: str
@@ -51,8 +52,8 @@ class WebhookDelivery:
     at_ms: int
     state: DeliveryState
     attempts: int
-    next_at_ms: int | None
-    log: tuple[DeliveryAttempt, ...]
+    next_at_ms: int | None = None
+    log: Json[tuple[DeliveryAttempt, ...]] = ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Webhooks(QueueComponent):
         name = self._keys.webhook_endpoints(tenant)
         with translated():
             await self._redis.hsetnx(name, _ACCOUNT, _wire((SigningSecret(secret=new_secret()),)))
-            secrets = _secrets(await self._redis.hget(name, _ACCOUNT))
+            secrets = _SECRETS.validate_json(await self._redis.hget(name, _ACCOUNT))
             if rotate:
                 secrets = rotate_secrets(secrets, now_ms())
                 await self._redis.hset(name, _ACCOUNT, _wire(secrets))
@@ -121,7 +122,7 @@ class Webhooks(QueueComponent):
         for delivery_id, fields, wire in rows:
             delivery = _delivery(delivery_id, paired(fields))
             if delivery.endpoint == "job":
-                secrets = _secrets(wire) if wire else await self.account_secrets(delivery.tenant)
+                secrets = _SECRETS.validate_json(wire) if wire else await self.account_secrets(delivery.tenant)
                 due.append(DueDelivery(delivery, secrets))
             else:
                 endpoint = _endpoint(delivery.endpoint, wire) if wire else None
@@ -175,27 +176,9 @@ def _endpoint(endpoint_id: str, wire: str) -> WebhookEndpoint:
     return WebhookEndpoint.model_validate({**json.loads(wire), "id": endpoint_id})
 
 
-def _secrets(wire: str) -> tuple[SigningSecret, ...]:
-    return tuple(SigningSecret.model_validate(secret) for secret in json.loads(wire))
-
-
 def _wire(secrets: tuple[SigningSecret, ...]) -> str:
-    return json.dumps([secret.model_dump(exclude_none=True) for secret in secrets])
+    return _SECRETS.dump_json(secrets, exclude_none=True).decode()
 
 
-def _delivery(delivery_id: str, fields: Mapping[str, Any]) -> WebhookDelivery:
-    return WebhookDelivery(
-        id=delivery_id,
-        event_id=fields["event"],
-        tenant=fields["tenant"],
-        endpoint=fields["endpoint"],
-        url=fields["url"],
-        host=fields["host"],
-        job_id=fields["job"],
-        type=fields["type"],
-        at_ms=int(fields["at"]),
-        state=DeliveryState(fields["state"]),
-        attempts=int(fields["attempts"]),
-        next_at_ms=int(fields["next"]) if "next" in fields else None,
-        log=tuple(DeliveryAttempt.model_validate(attempt) for attempt in json.loads(fields.get("log", "[]"))),
-    )
+def _delivery(delivery_id: str, fields: Mapping[str, str]) -> WebhookDelivery:
+    return WebhookDelivery.model_validate({**fields, "id": delivery_id})

@@ -30,7 +30,7 @@ _RETRY = Retry(max=2, interval=[5, 15])
 
 
 def connect(settings: Settings) -> Redis:
-    """Return a client for rq alone, which needs bytes and changes the settings of the connection pool."""
+    """Return a client only for rq, which needs bytes and changes the settings of the connection pool."""
     return Redis.from_url(
         settings.rq_redis_url or settings.redis_url,
         decode_responses=False,

@@ -108,9 +108,8 @@ class DeliveryPass:
             event_type=delivery.type,
             host=delivery.host,
             attempt=delivery.attempts + 1,
-            status=attempt.status,
-            error=attempt.error,
             outcome=outcome.state.value,
+            **attempt.model_dump(include={"status", "error"}),
         )
 
     async def _send(self, due: DueDelivery) -> tuple[FetchResponse | None, str | None]:

@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from api.compat.openai.request_bodies import ListParams, list_page
-from api.compat.sync_calls import deliver, earlier_attempt, request_digest
+from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
 from api.http.body_limits import JSON_TYPES, require_type
 from api.http.openapi import problems
-from api.http.streaming import StreamedResponse, sse_response
+from api.http.streaming import sse_response
 from shared.errors import NotFound, Unauthenticated, Unavailable
 from shared.protocols.openai.batches import WINDOW_S, Batch, BatchStatus
 from shared.request import MetadataKey, MetadataValue, validated
@@ -55,9 +55,7 @@ async def create_batch(request: Request, context: Context) -> Response:
     raw = await request.body()
     params, digest = validated(BatchRequest, strict_json.decode(raw)), request_digest(request, (raw,))
     batch = await _earlier_batch(request, context, digest) or await _create(params, context, digest)
-    body = json.dumps(batch_object(batch)).encode()
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-    return StreamedResponse(deliver(request, context, digest, batch.id, body), headers=headers)
+    return created_response(request, context, digest, batch.id, batch_object(batch))
 
 
 async def _earlier_batch(request: Request, context: RequestContext, digest: str) -> Batch | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, Response
 
 from api.compat.openai.request_bodies import ListParams, list_page
-from api.compat.sync_calls import deliver, earlier_attempt, request_digest
+from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
 from api.http.body_limits import UPLOAD_TYPES, require_type
 from api.http.openapi import problems
@@ -60,9 +59,7 @@ async def upload(request: Request, context: Context) -> Response:
         content, size = _checked_file(form, context.services.settings.max_file_bytes)
         digest = await _digest(request, content)
         file = await _earlier_file(request, context, digest) or await _store(content, size, context, digest)
-    body = json.dumps(file_object(file)).encode()
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-    return StreamedResponse(deliver(request, context, digest, file.id, body), headers=headers)
+    return created_response(request, context, digest, file.id, file_object(file))
 
 
 def _checked_file(form: FormData, max_bytes: int) -> tuple[UploadFile, int]:

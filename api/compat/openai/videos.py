@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -19,11 +18,10 @@ from api.compat.openai.request_bodies import (
     list_page,
     numeric_fields,
 )
-from api.compat.sync_calls import deliver, earlier_attempt, request_digest, submit
+from api.compat.sync_calls import created_response, earlier_attempt, request_digest, submit
 from api.context import Context, RequestContext
 from api.http.body_limits import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import problems
-from api.http.streaming import StreamedResponse
 from api.routes.artifacts import ConditionsDep, object_response
 from shared.config.adapters import AdapterChoice
 from shared.errors import Conflict, InvalidRequest, NotFound
@@ -58,9 +56,8 @@ async def create_video(request: Request, context: Context) -> Response:
     job_id = await earlier_attempt(request, context, digest)
     record = None if job_id is None else await context.services.queue.jobs.get(job_id)
     record = record or JobRecord(job=await submit(job_request, context, digest), state=State.QUEUED)
-    headers = {**await _headers(record, context), "Content-Type": "application/json"}
-    body = json.dumps(video_object(record)).encode()
-    return StreamedResponse(deliver(request, context, digest, record.job.id, body), headers=headers)
+    headers = await _headers(record, context)
+    return created_response(request, context, digest, record.job.id, video_object(record), **headers)
 
 
 async def _parse_form(request: Request, form: FormData, context: RequestContext) -> tuple[JobRequest, str]:

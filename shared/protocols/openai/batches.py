@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
@@ -48,8 +47,7 @@ class BatchError(BaseModel):
     param: str | None = None
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(BaseModel):
     """State of a batch; times in milliseconds, None: not yet.
 
     Of `total` non-blank lines, the first `read` were processed: `accepted` became jobs, of which `ended` have ended.
@@ -57,6 +55,8 @@ class Batch:
     `succeeded` of them successful. `read_offset` and `written_offset` are byte offsets in the input file. `rev` counts
     the committed updates.
     """
+
+    model_config = ConfigDict(frozen=True)
 
     id: str
     tenant: str
@@ -67,7 +67,7 @@ class Batch:
     base_url: str
     created_at_ms: int
     expires_at_ms: int
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str] = {}
     status: BatchStatus = BatchStatus.VALIDATING
     final_status: BatchStatus = BatchStatus.COMPLETED
     rev: int = 0

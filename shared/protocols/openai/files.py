@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import BaseModel, ConfigDict
+
 from shared.storage import Storage
 
 PART_BYTES = 8 * 1024 * 1024
@@ -24,9 +26,10 @@ class Part:
     bytes: int
 
 
-@dataclass(frozen=True)
-class File:
+class File(BaseModel):
     """Metadata of a file. `live` counts the running batches that read it."""
+
+    model_config = ConfigDict(frozen=True)
 
     id: str
     tenant: str

@@ -33,9 +33,7 @@ class ImageFields(BaseModel):
         Literal["url", "b64_json"] | None, Field(description="Default: b64_json. A URL is signed and needs no key.")
     ] = None
     output_format: Literal["png", "webp", "jpeg"] | None = None
-    output_compression: Annotated[
-        int | None, Field(strict=True, ge=0, le=100, description="JPEG and WebP quality; PNG is lossless.")
-    ] = None
+    output_compression: Annotated[int | None, Field(strict=True, ge=0, le=100, description="Not for PNG.")] = None
     stream: Annotated[bool, Field(strict=True, description="Respond with server-sent events.")] = False
     partial_images: Annotated[
         int, Field(strict=True, ge=0, le=MAX_PARTIAL_IMAGES, description="Previews per image, with `stream`.")

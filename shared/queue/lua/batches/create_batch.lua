@@ -4,7 +4,7 @@
 --          `fields`: names and values of the batch
 -- Returns  'ok' | 'no_file' | 'full'
 local tenant, id, file = ARGV[1], ARGV[2], key.file(ARGV[1], ARGV[3])
-local known = redis.call('HMGET', file, 'purpose', 'expires')
+local known = redis.call('HMGET', file, 'purpose', 'expires_at_ms')
 if known[1] ~= 'batch' or tonumber(known[2]) <= clock_ms() then return 'no_file' end
 -- Remove expired batches from the index.
 for _, old_id in ipairs(redis.call('ZRANGE', key.batches(tenant), 0, 99)) do

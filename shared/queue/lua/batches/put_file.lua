@@ -4,8 +4,8 @@
 --          `parts`: '<bytes> <name>' each; none: they are there already
 -- Returns  1
 local tenant, id = ARGV[1], ARGV[2]
-redis.call('HSET', key.file(tenant, id), 'filename', ARGV[3], 'purpose', ARGV[4], 'bytes', ARGV[5], 'created', ARGV[6],
-  'expires', ARGV[7])
+redis.call('HSET', key.file(tenant, id), 'filename', ARGV[3], 'purpose', ARGV[4], 'bytes', ARGV[5],
+  'created_at_ms', ARGV[6], 'expires_at_ms', ARGV[7])
 if ARGV[8] then
   redis.call('DEL', key.file_parts(tenant, id))
   for at = 8, #ARGV do redis.call('RPUSH', key.file_parts(tenant, id), ARGV[at]) end

@@ -25,8 +25,8 @@ end
 function webhooks.create(d, now)
   local name = key.webhook_delivery(d.id)
   if redis.call('EXISTS', name) == 1 then return end
-  redis.call('HSET', name, 'event', d.event, 'tenant', d.tenant, 'endpoint', d.endpoint, 'url', d.url, 'host', d.host,
-    'job', d.job, 'type', d.type, 'at', d.at, 'state', 'pending', 'attempts', 0)
+  redis.call('HSET', name, 'event_id', d.event, 'tenant', d.tenant, 'endpoint', d.endpoint, 'url', d.url, 'host', d.host,
+    'job_id', d.job, 'type', d.type, 'at_ms', d.at, 'state', 'pending', 'attempts', 0)
   redis.call('PEXPIRE', name, DELIVERY_MS)
   local log = key.webhook_deliveries(d.tenant)
   redis.call('ZADD', log, whole(now), d.id)

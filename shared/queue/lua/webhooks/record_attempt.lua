@@ -15,10 +15,10 @@ while #log > 20 do table.remove(log, 1) end
 redis.call('HINCRBY', name, 'attempts', 1)
 redis.call('HSET', name, 'state', state, 'log', cjson.encode(log))
 if state == 'pending' then
-  redis.call('HSET', name, 'next', whole(now + tonumber(ARGV[3])))
+  redis.call('HSET', name, 'next_at_ms', whole(now + tonumber(ARGV[3])))
   redis.call('ZADD', key.webhook_due(host), whole(now + tonumber(ARGV[3])), id)
 else
-  redis.call('HDEL', name, 'next')
+  redis.call('HDEL', name, 'next_at_ms')
   redis.call('ZREM', key.webhook_due(host), id)
 end
 webhooks.refresh_host(host)
