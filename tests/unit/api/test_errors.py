@@ -221,7 +221,7 @@ async def test_without_redis_the_response_has_retry_after(
     async def unavailable(*_: Any, **__: Any) -> Any:
         raise RedisUnavailable("cannot reach Redis: refused")
 
-    monkeypatch.setattr(fake_queue.client.scripts, "_run_script", unavailable)
+    monkeypatch.setattr(fake_queue.client, "run", unavailable)
     monkeypatch.setattr(fake_queue.jobs, "get", unavailable)
     async with serving(fake_queue, tmp_path) as api:
         submitted = await api.post("/v1/jobs", json=BODY)

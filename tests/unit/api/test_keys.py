@@ -121,13 +121,13 @@ async def test_a_key_is_cached_and_refused_two_seconds_after_its_revocation(
     clock = [100.0]
     monkeypatch.setattr(auth.time, "monotonic", lambda: clock[0])
     reads: list[str] = []
-    run = fake_queue.client.scripts._run_script
+    run = fake_queue.client.run
 
     async def counted(name: str, *args: Any, **options: Any) -> Any:
         reads.append(name)
         return await run(name, *args, **options)
 
-    monkeypatch.setattr(fake_queue.client.scripts, "_run_script", counted)
+    monkeypatch.setattr(fake_queue.client, "run", counted)
     header = await bearer(fake_queue)
     for _ in range(20):
         assert (await api.get("/v1/models", headers=header)).status_code == 200
