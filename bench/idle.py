@@ -100,15 +100,15 @@ async def measure(url: str, port: int, load: ClientLoad) -> dict[str, Any]:
             while not meter.over:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             after = await scrape(port)
-    grown = {name: after[name] - before.get(name, 0.0) for name in after}
-    busy, idle = (grown[f"fusequeue_gpu_{name}_seconds_total"] for name in ("busy", "idle_while_queued"))
+    delta = {name: after[name] - before.get(name, 0.0) for name in after}
+    busy, idle = (delta[f"fusequeue_gpu_{name}_seconds_total"] for name in ("busy", "idle_while_queued"))
     return {
         "gpu_thread_idle_while_queued": round(idle / (busy + idle), 5),
         "busy_s": round(busy, 2),
         "images_per_second": round(meter.rate, 2),
-        "rows_per_forward": round(grown["fusequeue_forward_rows_sum"] / grown["fusequeue_forward_rows_count"], 2),
-        "uploads": int(grown["fusequeue_upload_seconds_count"]),
-        "upload_ms": round(1000 * grown["fusequeue_upload_seconds_sum"] / grown["fusequeue_upload_seconds_count"], 1),
+        "rows_per_forward": round(delta["fusequeue_forward_rows_sum"] / delta["fusequeue_forward_rows_count"], 2),
+        "uploads": int(delta["fusequeue_upload_seconds_count"]),
+        "upload_ms": round(1000 * delta["fusequeue_upload_seconds_sum"] / delta["fusequeue_upload_seconds_count"], 1),
     }
 
 

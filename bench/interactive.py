@@ -140,9 +140,9 @@ class InteractiveTurn:
         first, started = await scrape(self._port), time.perf_counter()
         await self._until_ended(2 * ROWS)
         last, seconds = await scrape(self._port), time.perf_counter() - started
-        grown = {name: last[name] - value for name, value in first.items()}
-        step_s = grown["fusequeue_forward_seconds_sum"] / grown["fusequeue_forward_seconds_count"]
-        return step_s, grown["fusequeue_jobs_ended_total"] / seconds
+        delta = {name: last[name] - value for name, value in first.items()}
+        step_s = delta["fusequeue_forward_seconds_sum"] / delta["fusequeue_forward_seconds_count"]
+        return step_s, delta["fusequeue_jobs_ended_total"] / seconds
 
 
 def figures(turns: list[TurnFigures]) -> dict[str, Any]:

@@ -166,9 +166,9 @@ async def over_http(url: str, load: ClientLoad, seed: int) -> HttpTurn:
         after = await counters(http)
     if before["id"] != after["id"]:
         raise RuntimeError("the worker was restarted during a turn; its messages are above")
-    grown = {name: after[name] - before[name] for name in ("forwards", "forward_rows", "busy_s", "idle_while_queued_s")}
-    idle = grown["idle_while_queued_s"]
-    return HttpTurn(meter.rate, grown["forward_rows"] / grown["forwards"], idle / (idle + grown["busy_s"]))
+    delta = {name: after[name] - before[name] for name in ("forwards", "forward_rows", "busy_s", "idle_while_queued_s")}
+    idle = delta["idle_while_queued_s"]
+    return HttpTurn(meter.rate, delta["forward_rows"] / delta["forwards"], idle / (idle + delta["busy_s"]))
 
 
 def full_batches(pipeline: Any, load: ClientLoad, _seed: int) -> float:
@@ -181,13 +181,13 @@ def full_batches(pipeline: Any, load: ClientLoad, _seed: int) -> float:
     return batches * ROWS / (time.perf_counter() - started)
 
 
-def from_the_head(queue: list[int]) -> list[int]:
+def match_head(queue: list[int]) -> list[int]:
     """Return the positions of the requests at the head of the queue that match the first one."""
     end = next((at for at, steps in enumerate(queue) if steps != queue[0]), len(queue))
     return list(range(min(end, ROWS)))
 
 
-def from_the_whole_queue(queue: list[int]) -> list[int]:
+def match_all(queue: list[int]) -> list[int]:
     """Return the positions of all requests that match the first one."""
     return [at for at, steps in enumerate(queue) if steps == queue[0]][:ROWS]
 
@@ -224,8 +224,8 @@ def measure(url: str, pipeline: Any, load: ClientLoad, turns: int) -> dict[str, 
 
     methods: dict[str, Callable[[Any, ClientLoad, int], float]] = {
         "http": http,
-        "by_request_head": lambda *args: by_request(from_the_head, *args),
-        "by_request_queue": lambda *args: by_request(from_the_whole_queue, *args),
+        "by_request_head": lambda *args: by_request(match_head, *args),
+        "by_request_queue": lambda *args: by_request(match_all, *args),
     }
     rates: dict[str, list[ComparedRate]] = {name: [] for name in methods}
     short = ClientLoad(load.clients, min(load.clients, load.images))
@@ -238,6 +238,11 @@ def measure(url: str, pipeline: Any, load: ClientLoad, turns: int) -> dict[str, 
             before, rate, after = after, method(pipeline, load, turn), full(turn)
             rates[name].append(ComparedRate(rate, before, after))
         print({name: round(compared[-1].of_full, 3) for name, compared in rates.items()}, http_turns[-1], flush=True)
+    return figures_of(rates, http_turns)
+
+
+def figures_of(rates: dict[str, list[ComparedRate]], http_turns: list[HttpTurn]) -> dict[str, Any]:
+    """Return the medians."""
     references = [one.full for compared in rates.values() for one in compared]
     return {
         "images_per_second": {"full_batches": round(statistics.median(references), 2)}

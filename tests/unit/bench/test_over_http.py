@@ -8,7 +8,7 @@ import pytest
 
 from bench import over_http
 from bench.clients import ClientLoad, Meter
-from bench.over_http import ComparedRate, bodies, from_the_head, from_the_whole_queue
+from bench.over_http import ComparedRate, bodies, match_all, match_head
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ from bench.over_http import ComparedRate, bodies, from_the_head, from_the_whole_
     ],
 )
 def test_request_batchers_select_equal_steps(queue: list[int], head: list[int], whole: list[int]) -> None:
-    assert from_the_head(queue) == head
-    assert from_the_whole_queue(queue) == whole
+    assert match_head(queue) == head
+    assert match_all(queue) == whole
 
 
 def test_every_three_jobs_have_all_step_counts() -> None:
