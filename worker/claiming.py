@@ -123,7 +123,7 @@ class ClaimLoop:
             return await claims.claim(self.worker, self._load_times(), slots)
         # Only models in memory: a model cannot be loaded next to one whose jobs are preempted.
         loaded = self.engine.status().loaded_models
-        return await claims.claim(self.worker, loaded, slots, lowest=lowest, accompanied=True)
+        return await claims.claim(self.worker, loaded, slots, lowest=lowest, has_other_jobs=True)
 
     def _load_times(self) -> dict[str, int]:
         status = self.engine.status()

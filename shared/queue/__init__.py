@@ -2,7 +2,7 @@
 
 from shared.queue.batches import BatchUpdate
 from shared.queue.client import QueueClient
-from shared.queue.event_feed import EventFeed
+from shared.queue.events import EventFeed
 from shared.queue.queue import Queue
 from shared.queue.records import (
     Claim,

@@ -1,4 +1,4 @@
-"""API keys and the limits of tenants, as the queue's Redis holds them."""
+"""API keys and tenant limits in Redis."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class ApiKeys(QueueComponent):
     async def create(
         self, tenant: str, scopes: frozenset[Scope], *, name: str = "", lives_s: int | None = None
     ) -> tuple[str, ApiKey]:
-        """Make a key of a tenant, and return it with its record: this is the only time that it is told.
+        """Create a key of a tenant; return the key, which is not stored, and its record.
 
-        From the first key of a namespace on, its APIs ask for keys. Raises `Conflict` at 10,000 keys.
+        From the first key of a namespace on, its APIs require keys. Raises `Conflict` at `MAX_KEYS`.
         """
         tenant_name(tenant)
         if len(name) > MAX_NAME_CHARS or not name.isprintable():
@@ -41,17 +41,19 @@ class ApiKeys(QueueComponent):
         token = new_token()
         key_id = id_of(token) or ""
         lives_ms = None if lives_s is None else lives_s * 1000
-        words = ",".join(sorted(scopes))
+        scope_names = ",".join(sorted(scopes))
         code, at = await self._scripts.create_key(
-            key_id, digest_of(token), tenant, scopes=words, name=name, ttl_ms=lives_ms
+            key_id, digest_of(token), tenant, scopes=scope_names, name=name, ttl_ms=lives_ms
         )
         if code != "ok":
-            raise Conflict(f"there are {MAX_KEYS} keys; those that are revoked or have expired go after 30 days")
-        made = ApiKey(key_id, tenant, scopes, name, int(at), None if lives_s is None else int(at) + lives_s * 1000)
-        return token, made
+            raise Conflict(
+                f"too many: {MAX_KEYS} keys; revoked and expired ones are deleted after 30 days"
+            )
+        created = ApiKey(key_id, tenant, scopes, name, int(at), None if lives_s is None else int(at) + lives_s * 1000)
+        return token, created
 
     async def all(self) -> list[ApiKey]:
-        """Return all keys, oldest first, with those that were revoked or have expired within 30 days."""
+        """Return all keys, oldest first, including those revoked or expired within 30 days."""
         with translated():
             ids = await self._redis.zrange(self._keys.api_keys, 0, MAX_KEYS - 1)
             async with self._redis.pipeline(transaction=False) as pipe:
@@ -59,64 +61,66 @@ class ApiKeys(QueueComponent):
                 for key_id in ids:
                     pipe.hgetall(self._keys.api_key(key_id))
                 (seconds, _), *rows = await pipe.execute()
-            found = [
+            keys = [
                 (key_id, _api_key(key_id, fields, seconds * 1000)) for key_id, fields in zip(ids, rows, strict=True)
             ]
-            gone = [key_id for key_id, key in found if key is None]
-            if gone:
-                await self._redis.zrem(self._keys.api_keys, *gone)
-        return [key for _, key in found if key is not None]
+            deleted = [key_id for key_id, key in keys if key is None]
+            if deleted:
+                await self._redis.zrem(self._keys.api_keys, *deleted)
+        return [key for _, key in keys if key is not None]
 
     async def revoke(self, key_id: str) -> bool:
-        """Let a key be good for nothing; an API notices within two seconds. False: there is none."""
+        """Revoke a key, effective within two seconds; False if there is none."""
         return await self._scripts.revoke_key(key_id)
 
     async def identify(self, key_id: str | None, default_tenant: str) -> Identity:
-        """Return what is known of a key and of its tenant's limits (without a key: of `default_tenant`'s): one read."""
-        made, fields, expired, limits = await self._scripts.identify(key_id, default_tenant)
+        """Return a key and its tenant's limits (without a key: those of `default_tenant`), in one read."""
+        any_created, fields, expired, limits = await self._scripts.identify(key_id, default_tenant)
         key = _api_key(key_id or "", paired(fields), None)
         if key is not None and expired:
             key = replace(key, expired=True)
-        return Identity(bool(made), key, _limits(dict(zip(_LIMITS, limits, strict=True))))
+        return Identity(bool(any_created), key, _limits(dict(zip(_LIMITS, limits, strict=True))))
 
     async def note_use(self, key_id: str) -> None:
-        """Note that a key is in use now; it is written once a minute at most."""
+        """Record a key's use, at most once a minute."""
         await self._scripts.note_use(key_id)
 
     async def admit(self, tenant: str, requests_per_minute: int) -> Rate:
-        """Count one request of a tenant, where its limit allows it; the limit holds over all API processes."""
+        """Count a request of a tenant, if its limit allows it; the limit is shared by all API processes."""
         allowed, remaining, reset_ms, retry_ms = await self._scripts.admit(tenant, requests_per_minute)
         return Rate(bool(allowed), requests_per_minute, int(remaining), int(reset_ms), int(retry_ms))
 
     async def any_created(self) -> bool:
-        """Return whether a key has ever been made."""
+        """Return whether a key has ever been created."""
         with translated():
             return bool(await self._redis.exists(self._keys.keys_created))
 
     async def url_secret(self) -> bytes:
-        """Return what this namespace signs URLs with; made at the first call."""
+        """Return the namespace's secret for signed URLs; the first call creates it."""
         with translated():
             await self._redis.set(self._keys.url_secret, secrets.token_hex(32), nx=True)
             return bytes.fromhex(await self._redis.get(self._keys.url_secret))
 
     async def tenant_limits(self) -> dict[str, TenantLimits]:
-        """Return the tenants that have limits of their own."""
+        """Return the limits of tenants that differ from the settings."""
         with translated():
             rows = await self._redis.hgetall(self._keys.tenant_limits)
         tenants = sorted({field.partition("|")[0] for field in rows})
         return {tenant: _limits({name: rows.get(f"{tenant}|{name}", "") for name in _LIMITS}) for tenant in tenants}
 
     async def set_limits(self, tenant: str, limits: TenantLimits) -> None:
-        """Give a tenant these limits in place of those it has; None leaves one to the settings."""
+        """Replace a tenant's limits; None means the limit in the settings."""
         tenant_name(tenant)
         values = {f"{tenant}|{name}": getattr(limits, name) for name in _LIMITS}
         for name in _LIMITS:
             value = getattr(limits, name)
             if value is not None and not 1 <= value <= 10**9:
-                raise InvalidRequest(f"{name}: {value} must be 1 or more", param=name)
+                raise InvalidRequest(f"{name}: {value}; it must be from 1 to 10^9", param=name)
         known = await self.tenant_limits()
         if tenant not in known and len(known) >= MAX_LIMITED_TENANTS:
-            raise Conflict(f"{MAX_LIMITED_TENANTS} tenants have limits of their own; raise those of the settings")
+            raise Conflict(
+                f"too many limited tenants: {MAX_LIMITED_TENANTS}; change the settings instead"
+            )
         with translated():
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.hdel(self._keys.tenant_limits, *values)

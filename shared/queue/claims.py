@@ -1,4 +1,4 @@
-"""The worker's side: claiming jobs, keeping them, and settling them."""
+"""Claims: a worker's side of the queue, from claiming jobs to settling them."""
 
 from __future__ import annotations
 
@@ -13,99 +13,93 @@ from pydantic import ValidationError
 from shared.errors import RedisUnavailable
 from shared.job import Failure, Job, Outcome, Priority, State, decode, is_newer
 from shared.queue.client import MAX_BLOCK_MS, QueueClient, QueueComponent, translated
-from shared.queue.event_feed import progress_message
+from shared.queue.events import progress_message
 from shared.queue.records import ARTIFACTS, RANKS, Claim, ProgressReport, Renewal
 from shared.queue.scripts import ClaimRow
 
 log = structlog.get_logger()
 
 Models: TypeAlias = Sequence[str] | Mapping[str, int]
-"""Models of a worker; in a mapping each with the ms that loading it takes, 0 where it is in memory. Those in memory go
-first, and those that another worker holds are left to it, both for as long as a load makes worth it. Negative where the
-last load failed: nothing is left to who claims it."""
+"""Models of a worker, or a mapping to the ms of loading each: 0 in memory, negative when the last load failed.
+
+Loaded models are claimed first. A model that only another worker holds is left to that worker for about one load."""
 
 WAKEUPS_KEPT = 16
-"""How many entries the wake-up stream holds, as `line.lua` trims it."""
+"""Length of the wake-up stream, as trimmed in `lib/queue.lua`."""
 
 
 class Claims(QueueComponent):
     def __init__(self, client: QueueClient) -> None:
         super().__init__(client)
         self.outdated = False
-        """Set once a job of a newer version was claimed: this worker must stop, so that a newer one runs the job."""
-        self._woken_at: str | None = None
+        """Set when a job of a newer version was claimed: this worker must stop, so that a newer one runs it."""
         self.unfinished: set[asyncio.Future[None]] = set()
+        """Releases of canceled claims; `close` waits for them."""
+        self._wakeup_id: str | None = None
 
     async def claim(
         self,
         worker: str,
         models: Models,
-        seats: int,
+        slots: int,
         *,
         lowest: Priority = Priority.BULK,
-        accompanied: bool = False,
+        has_other_jobs: bool = False,
     ) -> list[Claim]:
-        """Start a batch: claim jobs of one ripe signature of `models`, up to `seats` seats; [] when there are none.
+        """Start a batch: claim jobs of one ready signature of `models`, up to `slots` slots and down to `lowest`.
 
-        `lowest` is the least urgent priority to take. A job that was lost comes alone (`Claim.alone`), and not at all
-        to a worker whose other jobs would accompany it.
+        A lost job is claimed solo (`Claim.solo`), and never by a worker that has other jobs.
         """
-        if seats < 1 or not models:
+        if slots < 1 or not models:
             return []
-        reply = self._scripts.claim(worker, seats, RANKS.index(lowest), accompanied, *_pairs_of(models))
+        reply = self._scripts.claim(worker, slots, RANKS.index(lowest), has_other_jobs, *_pairs(_load_times(models)))
         return await self._claimed(worker, reply) or []
 
     async def join(
         self,
         worker: str,
         signature: str,
-        seats: int,
+        slots: int,
         *,
         models: Models = (),
         lowest: Priority = Priority.BULK,
         held_back: Callable[[str], None] = lambda _signature: None,
     ) -> list[Claim]:
-        """Claim more jobs of a running batch's signature, ripe or not, up to `seats` seats.
+        """Claim more jobs of a running batch's signature, ready or not; never a job that must run solo.
 
-        While another signature of `models` is overdue, only jobs more urgent than its own are given; `held_back` is
-        called where that leaves none. Never gives a job that is to run alone.
+        While another signature of `models` is overdue, only jobs of a higher priority than its own are claimed;
+        `held_back` is called when that leaves none.
         """
-        if seats < 1:
+        if slots < 1:
             return []
-        reply = self._scripts.join(worker, signature, seats, RANKS.index(lowest), *_pairs_of(models))
+        reply = self._scripts.join(worker, signature, slots, RANKS.index(lowest), *_pairs(_load_times(models)))
         claims = await self._claimed(worker, reply)
         if claims is None:
             held_back(signature)
         return claims or []
 
     async def _claimed(self, worker: str, reply: Coroutine[Any, Any, list[ClaimRow] | None]) -> list[Claim] | None:
-        """Return what a script claimed; None: others are overdue."""
-        # A claim cut off on its way would leave jobs in nobody's hands until their lease ends: it runs to its end, and
-        # what nobody waits for any more is given back.
+        # Canceling the reply could leave claimed jobs without a worker until their leases end. So it completes in any
+        # case, and the claims of a canceled call are released.
         task = asyncio.create_task(reply)
         try:
             rows = await asyncio.shield(task)
         except asyncio.CancelledError:
-            giving_back = asyncio.ensure_future(self._give_back(worker, task))
-            self.unfinished.add(giving_back)
-            giving_back.add_done_callback(self.unfinished.discard)
+            releasing = asyncio.ensure_future(self._release_claimed(worker, task))
+            self.unfinished.add(releasing)
+            releasing.add_done_callback(self.unfinished.discard)
             raise
         if rows is None:
             return None
-        claims = []
-        for row in rows:
-            job = await self._decoded(worker, row)
-            if job is not None:
-                _, _, signature, epoch, solo, queued_ms = row
-                claims.append(Claim(job, signature, epoch, epoch, bool(solo), queued_ms))
-        return claims
+        jobs = [(row, await self._decoded(worker, row)) for row in rows]
+        return [Claim(job, row[2], row[3], row[3], bool(row[4]), row[5]) for row, job in jobs if job is not None]
 
-    async def _give_back(self, worker: str, claimed: asyncio.Future[list[ClaimRow] | None]) -> None:
+    async def _release_claimed(self, worker: str, claimed: asyncio.Future[list[ClaimRow] | None]) -> None:
         try:
             rows = await claimed
             await self.release(worker, {row[0]: row[3] for row in rows or ()})
         except RedisUnavailable as error:
-            log.warning("claims_not_given_back", worker=worker, reason=error.message)
+            log.warning("claims_not_released", worker=worker, reason=error.message)
 
     async def _decoded(self, worker: str, row: ClaimRow) -> Job | None:
         job_id, wire, _, epoch, _, _ = row
@@ -115,55 +109,52 @@ class Claims(QueueComponent):
             if is_newer(wire):
                 self.outdated = True
                 await self.release(worker, {job_id: epoch})
-                log.error("job_of_newer_version", job_id=job_id, remedy="upgrade this worker; the job is given back")
+                log.error("job_of_newer_version", job_id=job_id, remedy="upgrade this worker; the job is released")
                 return None
             log.error("job_undecodable", job_id=job_id, faults=error.error_count())
-            failure = Failure(code="undecodable", message="the job's record cannot be read by this version")
+            failure = Failure(code="undecodable", message="this version cannot read the job's record")
             if await self.settle(worker, job_id, epoch, Outcome(state=State.FAILED, error=failure)):
                 await self._scripts.bury_job(job_id, "undecodable", failure.message)
             return None
 
     async def next_ready_ms(self, models: Models, *, lowest: Priority = Priority.BULK, worker: str = "") -> int | None:
-        """Return ms until something of `models` may be started: 0 when it may now, None when nothing waits.
+        """Return ms until jobs of `models` are ready for `worker`: 0 when they are, None when none is queued.
 
-        Jobs less urgent than `lowest` do not count. `worker` is who would start it.
-
-        0 is no promise of a claim: another worker may be faster, or what is ripe may need more seats than are free.
+        0 does not promise a claim: another worker can be faster, or a job can need more slots than are free.
         """
-        return await self._scripts.next_ready_ms(worker, RANKS.index(lowest), *_pairs_of(models))
+        return await self._scripts.next_ready_ms(worker, RANKS.index(lowest), *_pairs(_load_times(models)))
 
     async def wait_wakeup(self, timeout_s: float) -> Priority | None:
-        """Wait until jobs come that may change what can be claimed, for at most `timeout_s` and at most 2 s.
+        """Wait up to `timeout_s`, at most 2 s, for new jobs; return their highest possible priority, or None.
 
-        Returns the most urgent priority that they may be of, None where nothing came. No wake-up since the last call
-        is missed; the first call returns at once.
+        Wake-ups between two calls count for the second one; the first call returns at once.
         """
         with translated():
-            if self._woken_at is None:
+            if self._wakeup_id is None:
                 last = await self._blocking.xrevrange(self._keys.wakeup, count=1)
-                self._woken_at = last[0][0] if last else "0-0"
+                self._wakeup_id = last[0][0] if last else "0-0"
                 return RANKS[0]
             block_ms = max(1, min(MAX_BLOCK_MS, round(timeout_s * 1000)))
-            reply = await self._blocking.xread({self._keys.wakeup: self._woken_at}, block=block_ms)
-        woken = [entry for _, entries in reply or () for entry in entries]
-        if not woken:
+            reply = await self._blocking.xread({self._keys.wakeup: self._wakeup_id}, block=block_ms)
+        entries = [entry for _, rows in reply or () for entry in rows]
+        if not entries:
             return None
-        self._woken_at = woken[-1][0]
-        # As many as the stream holds: there may have been more, of any priority.
-        return RANKS[0] if len(woken) >= WAKEUPS_KEPT else RANKS[min(_rank(fields) for _, fields in woken)]
+        self._wakeup_id = entries[-1][0]
+        # A full stream can have dropped wake-ups of any priority.
+        return RANKS[0] if len(entries) >= WAKEUPS_KEPT else RANKS[min(_rank(fields) for _, fields in entries)]
 
     async def renew(self, worker: str, claims: Mapping[str, int]) -> Renewal:
         """Renew the leases of `claims` (job id to epoch) that are still this worker's."""
-        answers = [await self._scripts.renew(worker, *pairs) for pairs in _pairs(claims)]
+        replies = [await self._scripts.renew(worker, *pairs) for pairs in _chunks(claims)]
         return Renewal(
-            lost=frozenset(job_id for lost, _ in answers for job_id in lost),
-            cancel=frozenset(job_id for _, cancel in answers for job_id in cancel),
+            lost=frozenset(job_id for lost, _ in replies for job_id in lost),
+            cancel=frozenset(job_id for _, canceled in replies for job_id in canceled),
         )
 
     async def settle(self, worker: str, job_id: str, epoch: int, outcome: Outcome, *, token: str | None = None) -> bool:
-        """End a job with its outcome. False, and nothing is written: the claim is not ours, or the job has ended.
+        """End a job with its outcome; False if the claim is not this worker's or the job has ended.
 
-        A caller that repeats a call passes the same `token` each time: then it is told what became of the first.
+        A caller that repeats a call passes the same `token`, and gets the reply of the first call.
         """
         return await self._scripts.settle(
             worker,
@@ -181,43 +172,39 @@ class Claims(QueueComponent):
         )
 
     async def report_progress(self, *reports: ProgressReport) -> int:
-        """Tell all who listen how far jobs are, in one message; returns how many records it was written to.
-
-        It is written where the report says so and its claim is current.
-        """
-        rows = [
-            part
-            for one in reports
-            if one.store
-            for part in (one.job_id, one.epoch, one.phase.value, one.progress.step, one.progress.total)
-        ]
-        return await self._scripts.report_progress(progress_message(reports), *rows)
+        """Publish progress in one message, and store it for current claims with `store`; return how many."""
+        stored = [report for report in reports if report.store]
+        rows = [(one.job_id, one.epoch, one.phase.value, one.progress.step, one.progress.total) for one in stored]
+        return await self._scripts.report_progress(progress_message(reports), *(value for row in rows for value in row))
 
     async def release(self, worker: str, claims: Mapping[str, int]) -> int:
-        """Give unfinished jobs back to the front of their line, no loss counted; returns how many were still ours."""
-        return sum([await self._scripts.release(worker, *pairs) for pairs in _pairs(claims)])
+        """Return jobs to the front of the queue without counting a loss; return how many were still claimed."""
+        return sum([await self._scripts.release(worker, *pairs) for pairs in _chunks(claims)])
 
-    async def learn_efficient_rows(self, signature: str, seats: int) -> None:
-        """Remember for a day that more than `seats` seats of `signature` do not pay: as many make it ripe at once."""
+    async def learn_efficient_rows(self, signature: str, rows: int) -> None:
+        """Store for a day that `rows` rows fill a forward of `signature` efficiently: so many make it ready at once."""
         with translated():
-            await self._redis.set(self._keys.efficient_rows(signature), max(1, seats), ex=86_400)
+            await self._redis.set(self._keys.efficient_rows(signature), max(1, rows), ex=86_400)
 
     async def close(self) -> None:
         """Finish releasing the jobs of canceled claims."""
         await asyncio.gather(*self.unfinished)
 
 
-def _pairs_of(models: Models) -> list[str | int]:
-    loads = models if isinstance(models, Mapping) else dict.fromkeys(models, 0)
-    return [part for pair in loads.items() for part in pair]
+def _load_times(models: Models) -> Mapping[str, int]:
+    return models if isinstance(models, Mapping) else dict.fromkeys(models, 0)
+
+
+def _pairs(values: Mapping[str, int]) -> list[str | int]:
+    return [part for pair in values.items() for part in pair]
+
+
+def _chunks(claims: Mapping[str, int]) -> list[list[str | int]]:
+    """Return job ids and epochs for at most 100 jobs per script."""
+    flat = _pairs(claims)
+    return [flat[first : first + 200] for first in range(0, len(flat), 200)]
 
 
 def _rank(wakeup: Mapping[str, str]) -> int:
-    told = wakeup.get("rank", "")
-    return int(told) if told.isdecimal() and int(told) < len(RANKS) else 0
-
-
-def _pairs(claims: Mapping[str, int]) -> list[list[str | int]]:
-    """Return job ids and epochs as scripts take them, at most 100 jobs a script."""
-    flat = [part for pair in claims.items() for part in pair]
-    return [flat[first : first + 200] for first in range(0, len(flat), 200)]
+    rank = wakeup.get("rank", "")
+    return int(rank) if rank.isdecimal() and int(rank) < len(RANKS) else 0

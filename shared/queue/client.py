@@ -1,4 +1,4 @@
-"""Connections to the queue's Redis, its scripts, and the one place where its errors become ours."""
+"""Connections to the queue's Redis, and the conversion of its errors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 COMMAND_TIMEOUT_S = 5.0
-"""Bound on one command or script: far above what any takes, so that only a lost server reaches it."""
+"""Timeout of a command or script: far above their durations, so that only a lost server reaches it."""
 
 CONNECTIONS = 32
-"""Of one process, for commands. In a burst callers wait for one to come free: redis-py's own pool would refuse them."""
+"""Connections for commands, per process. In a burst callers wait for one; redis-py's default pool raises an error."""
 
 MAX_BLOCK_MS = 2000
 """Longest blocking read."""
 
 BLOCK_MARGIN_S = 3.0
-"""What the socket waits beyond a blocking read, so that the read always ends first."""
+"""Socket timeout beyond the duration of a blocking read, so that the read always ends first."""
 
 
 def schema_remedy(version: int) -> str:
@@ -48,7 +48,7 @@ def schema_remedy(version: int) -> str:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn every error of the Redis client into `RedisUnavailable`."""
+    """Convert all errors of the Redis client to `RedisUnavailable`."""
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:
@@ -56,11 +56,11 @@ def translated() -> Iterator[None]:
 
 
 def _unavailable(error: Exception) -> RedisUnavailable:
-    return RedisUnavailable(f"the queue's Redis does not serve: {error!s}")
+    return RedisUnavailable(f"cannot reach Redis: {error!s}")
 
 
 def connect_commands(url: str) -> Redis:
-    """Return a client for commands and those scripts that may be sent twice: short timeout, one retry."""
+    """Return a client for commands and idempotent scripts: short timeout, one retry."""
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=CONNECTIONS,
@@ -77,7 +77,7 @@ def connect_commands(url: str) -> Redis:
 
 
 def connect_blocking(url: str) -> Redis:
-    """Return a client for blocking reads and for claims: what it sends is sent once."""
+    """Return a client for blocking reads and claims, without retries."""
     return Redis.from_url(
         url,
         decode_responses=True,
@@ -109,7 +109,7 @@ class QueueClient:
         return cls(redis, namespace=settings.namespace, settings=settings, blocking=blocking)
 
     async def run(self, name: str, *args: str | float, once: bool = False) -> Any:
-        """Run the script `name`. `once`: a script that must not be sent twice goes by the client that never retries."""
+        """Run the script `name`; with `once` through the client that never retries."""
         script = self._loaded.get(name)
         if script is None:
             script = self._loaded[name] = self.redis.register_script(script_text(name, self.settings))
@@ -141,7 +141,7 @@ class QueueClient:
     async def _eviction_policy(self) -> str:
         try:
             memory = await self.redis.info("memory")
-        except ResponseError as error:  # refused to this user, as some services do
+        except ResponseError as error:  # some services do not allow INFO
             log.warning("eviction_policy_unknown", reason=str(error))
             return "noeviction"
         except (RedisError, OSError, TimeoutError) as error:

@@ -1,4 +1,4 @@
-"""Jobs in the queue: submitting, reading, canceling and forgetting them, and their input images."""
+"""Jobs: submitting, reading, canceling and deleting them, their input images, and synchronous calls."""
 
 from __future__ import annotations
 
@@ -15,28 +15,33 @@ from shared.queue.scripts import SubmittedJob
 from shared.runtime.clock import id_time_ms
 
 MAX_SUBMISSIONS = 500
-"""Jobs a script: more would keep Redis from others for longer than some 5 ms."""
+"""Jobs per script: more would block Redis for over 5 ms."""
 
 MAX_LISTED = 1000
 _LIST_ROUNDS = 5
 
+MAX_CALLS = 1_000
+"""Jobs per request body: so many equal requests can run and be retried at once."""
+
+_MARGIN_MS = 60_000
+
 
 class Jobs(QueueComponent):
     async def submit(self, submissions: Sequence[Submission]) -> list[Submitted | FusequeueError]:
-        """Put 1 to 500 jobs in line by one script, and return what became of each, in order.
+        """Queue 1 to `MAX_SUBMISSIONS` jobs in one script; return the outcome of each, in order.
 
-        An outcome may be `QueueFull` or `IdempotencyMismatch`. A job is in line whole or not at all. Sending the same
-        jobs again is safe: a job that is known by its id is not put in line a second time.
+        An outcome can be a `QueueFull` or `IdempotencyMismatch`. Submitting is idempotent by job id; a job is queued
+        completely or not at all.
         """
         if not 1 <= len(submissions) <= MAX_SUBMISSIONS:
             raise ValueError(f"submit takes 1 to {MAX_SUBMISSIONS} jobs, not {len(submissions)}")
-        answers = await self._scripts.submit(*map(_submitted_job, submissions))
-        return [self._outcome(answer, submission) for answer, submission in zip(answers, submissions, strict=True)]
+        replies = await self._scripts.submit(*map(_submitted_job, submissions))
+        return [self._outcome(reply, submission) for reply, submission in zip(replies, submissions, strict=True)]
 
     async def submitted_before(self, tenant: str, idempotency_key: str, fingerprint: str | None) -> Submitted | None:
-        """Return the job that the tenant's key stands for, or raise `IdempotencyMismatch`; None: `submit` decides.
+        """Return the job of the tenant's idempotency key, or None; raises `IdempotencyMismatch`.
 
-        Asked before work that a replay does not need, such as fetching a picture.
+        Saves a replay from work such as fetching images; `submit` decides again.
         """
         with translated():
             known = await self._redis.get(self._keys.idempotency(tenant, _digest(idempotency_key)))
@@ -47,22 +52,24 @@ class Jobs(QueueComponent):
             raise _mismatch()
         return Submitted(job_id=job_id, replayed=True)
 
-    def _outcome(self, answer: tuple[str, str], submission: Submission) -> Submitted | FusequeueError:
-        code, detail = answer
+    def _outcome(self, reply: tuple[str, str], submission: Submission) -> Submitted | FusequeueError:
+        code, detail = reply
         if code in ("ok", "replayed"):
             return Submitted(job_id=str(detail), replayed=code == "replayed")
         if code == "mismatch":
             return _mismatch()
-        whose = f"tenant {submission.job.tenant!r}" if code == "tenant_full" else "the queue"
-        return QueueFull(f"{whose} has as many jobs waiting as are allowed", retry_after_s=-(-int(detail) // 1000))
+        scope = f"tenant {submission.job.tenant!r}" if code == "tenant_full" else "the service"
+        return QueueFull(
+            f"queue full: {scope} has the maximum of queued jobs; retry later", retry_after_s=-(-int(detail) // 1000)
+        )
 
     async def get(self, job_id: str) -> JobRecord | None:
-        """Return what is known of a job: one read."""
+        """Return a job's record."""
         with translated():
             return record(await self._redis.hgetall(self._keys.job(job_id)))
 
     async def get_many(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
-        """Return what is known of each job, in one round trip."""
+        """Return the records of jobs, in one round trip."""
         if not job_ids:
             return []
         with translated():
@@ -72,15 +79,15 @@ class Jobs(QueueComponent):
                 return [record(fields) for fields in await pipe.execute()]
 
     async def position(self, job_id: str) -> QueuePosition | None:
-        """Return where a waiting job stands among those of its signature; None when it does not wait.
+        """Return a queued job's position among the jobs of its signature; None if it is not queued.
 
-        Exact up to 500 jobs ahead in its lane, estimated from arrival times beyond. `eta_s` supposes that jobs go on
-        ending at the signature's pace of late; None where none has ended within the hour.
+        Exact up to 500 jobs ahead in its lane, estimated from arrival times beyond. `eta_s` assumes the signature's
+        recent rate of completions; None when no job has ended within the hour.
         """
-        answer = await self._scripts.queue_position(job_id)
-        if not answer:
+        reply = await self._scripts.queue_position(job_id)
+        if not reply:
             return None
-        position, eta_ms = answer
+        position, eta_ms = reply
         return QueuePosition(position=position, eta_s=None if eta_ms < 0 else eta_ms / 1000)
 
     async def page(
@@ -93,9 +100,9 @@ class Jobs(QueueComponent):
         created_after_ms: int | None = None,
         created_before_ms: int | None = None,
     ) -> tuple[list[JobRecord], str | None]:
-        """Return up to `limit` of a tenant's jobs, newest first, and what to pass as `after` for more; None: no more.
+        """Return up to `limit` jobs of a tenant, newest first, and the cursor `after` of the next page, if any.
 
-        `after` is the id of the last job seen, which may have been deleted since. `created_after_ms` is inclusive,
+        `after` is the id of the last job seen, which can have been deleted. `created_after_ms` is inclusive,
         `created_before_ms` exclusive.
         """
         index = self._keys.jobs(tenant) if batch_id is None else self._keys.batch_jobs(tenant, batch_id)
@@ -124,14 +131,16 @@ class Jobs(QueueComponent):
                 return max(skipped, int(rank) + 1)
             at_ms = id_time_ms(after)
             if at_ms is None:
-                raise InvalidRequest("after: it must be the `next_cursor` of a page of this list", param="after")
-            # Deleted since: where it stood, by its time, and among those of the same millisecond by its id.
+                raise InvalidRequest(
+                    "after: not a cursor of this list; pass the `next_cursor` of a page", param="after"
+                )
+            # A deleted job: its rank follows from its time, and within the same millisecond from its id.
             later = int(await self._redis.zcount(index, f"({at_ms}", "+inf"))
-            beside = await self._redis.zrange(index, at_ms, at_ms, byscore=True, offset=0, num=MAX_LISTED)
-            return max(skipped, later + sum(str(one) > after for one in beside))
+            same_ms = await self._redis.zrange(index, at_ms, at_ms, byscore=True, offset=0, num=MAX_LISTED)
+            return max(skipped, later + sum(str(other) > after for other in same_ms))
 
     async def nth_newer(self, tenant: str, job_id: str, count: int) -> str | None:
-        """Return the job that was put in line `count` later than one of a tenant's; None where there is none."""
+        """Return the job that a tenant submitted `count` jobs after `job_id`, or None."""
         index = self._keys.jobs(tenant)
         with translated():
             rank = await self._redis.zrevrank(index, job_id)
@@ -143,39 +152,37 @@ class Jobs(QueueComponent):
     async def video_page(
         self, tenant: str, after: str | None, limit: int, newest_first: bool
     ) -> tuple[list[JobRecord], bool]:
-        """Return up to `limit` of a tenant's video jobs, and whether there are more; `after` is the last job seen."""
+        """Return up to `limit` video jobs of a tenant, and whether there are more; `after` is the last job seen."""
         index = self._keys.videos(tenant)
         with translated():
             rank = -1
             if after is not None:
                 found = await (self._redis.zrevrank if newest_first else self._redis.zrank)(index, after)
                 if found is None:
-                    raise InvalidRequest("after: there is no such video, or no longer", param="after")
+                    raise InvalidRequest("after: no such video; it may have been deleted", param="after")
                 rank = int(found)
             ids = await self._redis.zrange(index, rank + 1, rank + 1 + limit, desc=newest_first)
         records = await self.get_many([str(one) for one in ids[:limit]])
         return [one for one in records if one is not None], len(ids) > limit
 
     async def cancel(self, job_id: str) -> JobRecord | None:
-        """Cancel a job and return it as it is then; None when there is no such job.
+        """Cancel a job and return its record, or None.
 
-        A waiting job is canceled at once. A running one is marked: its worker is told when it renews its lease, and
-        settles it. A job that has ended stays as it is.
+        A queued job ends at once. A running one is marked; its worker learns of it when it renews the lease.
         """
         return record(paired(await self._scripts.cancel_job(job_id)))
 
     async def forget(self, job_id: str) -> bool:
-        """Delete a job that has ended, whose pictures the caller has removed. False: no such job, or it has not ended.
+        """Delete a job that has ended and whose files the caller has deleted; False if there is none.
 
-        A sweep looks for more a minute after the last lease can have ended: an upload may have been under way.
+        A later sweep deletes files that a worker without a lease was still uploading.
         """
         return await self._scripts.forget_job(job_id)
 
     async def put_input(self, tenant: str, ref: InputRef, ttl_s: int) -> InputRef:
-        """Remember a picture for `ttl_s`, and for as long as a job that has not ended uses it.
+        """Store an input image's record for `ttl_s`, and as long as an unfinished job uses it; return the current one.
 
-        Returns the one to use: that which is known under its id already, if there is one. From here on its object is
-        removed when its time is over, so that one that is stored next cannot be forgotten.
+        Its object is deleted when both have ended, so that an image stored again is not lost.
         """
         name = ref.key.removeprefix(f"inputs/{tenant}/{ref.id}").strip("/")
         wire = await self._scripts.put_input(tenant, ref.id, ref.model_dump_json(), ttl_s * 1000, name)
@@ -187,10 +194,49 @@ class Jobs(QueueComponent):
         return _input(wire)
 
 
+class SyncCalls(QueueComponent):
+    """Per tenant and request digest, a sorted set of the jobs whose response is not delivered.
+
+    Score: 1000 per retry plus 1 per waiting request. A retry joins the lowest score: the job with the fewest retries,
+    then without a waiting request, then the oldest. An unchanged score shows that no request has joined or left.
+    """
+
+    async def start(self, tenant: str, digest: str, job_id: str) -> None:
+        """Record that a request waits for the job it has created."""
+        name = self._keys.sync_calls(tenant, digest)
+        with translated():
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.zadd(name, {job_id: 1})
+                pipe.zremrangebyrank(name, MAX_CALLS, -1)
+                pipe.pexpire(name, self._keep_ms)
+                await pipe.execute()
+
+    async def join(self, tenant: str, digest: str) -> str | None:
+        """Return the job for a retry to wait for."""
+        return await self._scripts.join_sync_call(tenant, digest, self._keep_ms)
+
+    async def leave(self, tenant: str, digest: str, job_id: str) -> int | None:
+        """Record that a request no longer waits, and return the score for `abandon`; None: delivered."""
+        with translated():
+            score = await self._redis.zadd(self._keys.sync_calls(tenant, digest), {job_id: -1}, xx=True, incr=True)
+        return None if score is None else int(score)
+
+    async def abandon(self, tenant: str, digest: str, job_id: str, score: int) -> bool:
+        """Remove a job without waiting requests; False if its score has changed since `leave`."""
+        return await self._scripts.abandon_sync_call(tenant, digest, job_id, score)
+
+    async def delivered(self, tenant: str, digest: str, job_id: str) -> None:
+        """Remove a job whose response was delivered: an equal request then creates a new one."""
+        with translated():
+            await self._redis.zrem(self._keys.sync_calls(tenant, digest), job_id)
+
+    @property
+    def _keep_ms(self) -> int:
+        return self._settings.sync_wait_s * 1000 + _MARGIN_MS
+
+
 def _mismatch() -> IdempotencyMismatch:
-    return IdempotencyMismatch(
-        "this Idempotency-Key came with another body before; use a new key", param="Idempotency-Key"
-    )
+    return IdempotencyMismatch("Idempotency-Key was used with another body; use a new key", param="Idempotency-Key")
 
 
 def _digest(idempotency_key: str) -> str:

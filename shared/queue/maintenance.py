@@ -1,56 +1,55 @@
-"""Maintenance: lost workers, deadlines, retention, and repair after a failover."""
+"""Maintenance: lost workers, deadlines, retention, dead letters, and repair after a failover."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 from shared.protocols.openai import files
 from shared.queue.client import QueueComponent, translated
-from shared.queue.records import ExpiredItem
+from shared.queue.records import DeadLetter, ExpiredItem, record
 
 _SCAN_COUNT = 1000
-_REPAIRED_AT_ONCE = 50
+_REPAIR_CHUNK = 50
 
 
 class Maintenance(QueueComponent):
     async def reclaim(self, limit: int = 100) -> list[str]:
-        """Take back up to `limit` jobs whose lease ran out, and return their ids.
+        """Requeue up to `limit` jobs whose lease has expired, to run solo; return their ids.
 
-        Each goes to the front of its line, to run alone. A loss while alone counts as the job's own; at `max_attempts`
-        of these the job fails with code `worker_lost` and goes to the dead letters.
+        A loss while solo counts as the job's own; after `max_attempts` of them the job fails with code `worker_lost`
+        and becomes a dead letter.
         """
         return await self._scripts.reclaim(limit)
 
     async def expire(self, limit: int = 100) -> int:
-        """End up to `limit` waiting jobs whose deadline has passed; returns how many."""
+        """End up to `limit` queued jobs whose deadline has passed; return how many."""
         return await self._scripts.expire(limit)
 
     async def pending_work(self) -> tuple[bool, bool]:
-        """Return whether there are webhooks to deliver, now or later, and whether batches are under way."""
+        """Return whether webhook deliveries are pending, and whether batches are active."""
         with translated():
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.exists(self._keys.webhook_outbox, self._keys.webhook_hosts)
                 pipe.exists(self._keys.active_batches)
-                hooks, batches = await pipe.execute()
-        return bool(hooks), bool(batches)
+                webhooks, batches = await pipe.execute()
+        return bool(webhooks), bool(batches)
 
     async def expired_items(self, limit: int = 100) -> list[ExpiredItem]:
-        """Return what has outlived its retention. Remove it from storage, then hand it to `retained`."""
-        rows = await self._scripts.expired_items(limit)
-        return [_doomed(row) for row in rows]
+        """Return items whose retention has ended; remove each from storage, then call `forget_item`."""
+        return [_expired_item(row) for row in await self._scripts.expired_items(limit)]
 
-    async def forget_item(self, doomed: ExpiredItem) -> None:
-        """Forget what storage does not hold any more: its row, record and indexes."""
-        await self._scripts.forget_item(doomed.row)
+    async def forget_item(self, item: ExpiredItem) -> None:
+        """Delete the record and indexes of an item that storage no longer holds."""
+        await self._scripts.forget_item(item.row)
 
     async def reconcile(self) -> int:
-        """Bring jobs, lanes and counters into agreement again, as after a failover; returns how much was put right.
+        """Repair disagreements between jobs, lanes and counters, as after a failover; return how many.
 
-        Meant for a chore. It walks all keys of the namespace in small scripts, while others work on; where several do
-        so at once, one does it and the others return 0.
+        It scans all keys of the namespace in small scripts, concurrently with other work; only one caller at a time
+        does so, the others return 0.
         """
         token = secrets.token_hex(8)
         with translated():
@@ -75,17 +74,58 @@ class Maintenance(QueueComponent):
             with translated():
                 cursor, names = await self._redis.scan(cursor, match=pattern, count=_SCAN_COUNT)
             ids = [name.removeprefix(prefix) for name in names]
-            for first in range(0, len(ids), _REPAIRED_AT_ONCE):
-                repaired += await script(*ids[first : first + _REPAIRED_AT_ONCE])
+            for first in range(0, len(ids), _REPAIR_CHUNK):
+                repaired += await script(*ids[first : first + _REPAIR_CHUNK])
                 await asyncio.sleep(0)
             if int(cursor) == 0:
                 return repaired
 
 
-def _doomed(row: str) -> ExpiredItem:
-    kind, tenant, name, rest = row.split("|", 3)
+class DeadLetters(QueueComponent):
+    async def page(self, after: str | None = None, limit: int = 100) -> tuple[list[DeadLetter], str | None]:
+        """Return dead letters, newest first, and the cursor `after` of the next page, if any."""
+        with translated():
+            rank = None if after is None else await self._redis.zrevrank(self._keys.dead_letters, after)
+            start = 0 if rank is None else rank + 1
+            ids = await self._redis.zrange(self._keys.dead_letters, start, start + limit, desc=True)
+            letters = await self._read(ids[:limit])
+        return letters, ids[limit - 1] if len(ids) > limit else None
+
+    async def count(self) -> int:
+        with translated():
+            return int(await self._redis.zcard(self._keys.dead_letters))
+
+    async def get(self, letter_id: str) -> DeadLetter | None:
+        with translated():
+            return next(iter(await self._read([letter_id])), None)
+
+    async def _read(self, ids: Sequence[str]) -> list[DeadLetter]:
+        if not ids:
+            return []
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for letter_id in ids:
+                pipe.hgetall(self._keys.dead_letter(letter_id))
+                pipe.hgetall(self._keys.job(letter_id))
+            rows = await pipe.execute()
+        return [
+            DeadLetter(letter_id, int(row.get("at", 0)), row.get("reason", ""), row.get("detail", ""), record(job))
+            for letter_id, row, job in zip(ids, rows[0::2], rows[1::2], strict=True)
+            if row
+        ]
+
+    async def redrive(self, job_id: str) -> bool:
+        """Requeue the job of a dead letter without its attempts and losses; False if there is none."""
+        return await self._scripts.redrive_dead_letter(job_id)
+
+    async def purge(self, job_id: str) -> bool:
+        """Delete a dead letter and its job's record; False if there is none."""
+        return await self._scripts.purge_dead_letter(job_id)
+
+
+def _expired_item(row: str) -> ExpiredItem:
+    kind, tenant, item_id, rest = row.split("|", 3)
     if kind == "input":
-        return ExpiredItem(kind="input", tenant=tenant, id=name, prefix=f"inputs/{tenant}/{name}/{rest}", row=row)
+        return ExpiredItem("input", tenant, item_id, f"inputs/{tenant}/{item_id}/{rest}", row)
     if kind == "file":
-        return ExpiredItem(kind="file", tenant=tenant, id=name, prefix=files.prefix(tenant, name), row=row)
-    return ExpiredItem(kind="job", tenant=tenant, id=name, prefix=f"jobs/{name}/", row=row)
+        return ExpiredItem("file", tenant, item_id, files.prefix(tenant, item_id), row)
+    return ExpiredItem("job", tenant, item_id, f"jobs/{item_id}/", row)

@@ -25,15 +25,15 @@ from shared.job import (
 Part = TypeVar("Part", bound=BaseModel)
 ARTIFACTS = TypeAdapter(tuple[Artifact, ...])
 RANKS = tuple(Priority)
-"""Priorities by rank: the scripts know them as 0, 1, 2."""
+"""Priorities by rank: 0, 1, 2 in the scripts."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A job to put in line.
+    """A job to be queued.
 
-    `window_ms` is how long it may wait for company; `max_batch` the seats that make its signature ripe at once, unless
-    the workers have learned that fewer pay. `fingerprint` is of the raw body that came with `idempotency_key`.
+    `window_ms` is how long it can wait for batch mates; `max_batch` slots make its signature ready at once, or fewer
+    when the workers have learned efficient rows. `fingerprint` identifies the body sent with `idempotency_key`.
     """
 
     job: Job
@@ -46,7 +46,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job in line; `job_id` is that of the first submission when this one only repeats it."""
+    """A queued job; when `replayed`, the job of the first submission."""
 
     job_id: str
     replayed: bool
@@ -54,10 +54,10 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Claim:
-    """A job in this worker's hands until its lease ends.
+    """A job claimed by a worker until its lease ends.
 
-    `attempt` counts every claim from 1, so that object keys made of it never collide. `alone`: it was lost once and
-    is to run without company.
+    `attempt` counts all claims from 1, so that object keys made with it never collide. A `solo` job was lost before
+    and runs without batch mates.
     """
 
     job: Job
@@ -70,7 +70,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Renewal:
-    """What a worker is told when it renews: jobs that are not its own any more, and jobs to stop."""
+    """Reply to a renewal: jobs that are no longer this worker's, and jobs to cancel."""
 
     lost: frozenset[str]
     cancel: frozenset[str]
@@ -78,7 +78,7 @@ class Renewal:
 
 @dataclass(frozen=True)
 class QueuePosition:
-    """Where a waiting job stands among its signature's: 0 is next. `eta_s` estimates its end; None: not known."""
+    """Position of a queued job among its signature's jobs, 0 is next; `eta_s` until its end, None if unknown."""
 
     position: int
     eta_s: float | None
@@ -86,7 +86,7 @@ class QueuePosition:
 
 @dataclass(frozen=True)
 class QueueDepth:
-    """What waits and runs of one signature. `eta_s` estimates when the line as it stands is done; None: not known."""
+    """Queued and running jobs of one signature; `eta_s` until all have ended, None if unknown."""
 
     signature: str
     model: str
@@ -107,14 +107,11 @@ class QueueDepth:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What a worker tells of itself at each heartbeat. `beat_at_ms` is set by the queue, by Redis time.
+    """State of a worker at its last heartbeat; the queue sets `beat_at_ms` in Redis time.
 
-    `ready_at_ms` is when it had loaded its models, 0 until then. `running` are jobs, `running_slots` their pictures in
-    the engine or on their way into it. `memory_bytes` is what its device has, `models_bytes` what its models take.
-
-    `forwards` counts denoiser forwards since the start, `forward_rows` the pictures in them, each counted in each;
-    `busy_s` is for how long its GPU thread had pictures to go on with, `idle_while_queued_s` for how long it had none
-    while jobs that it then got stood in line.
+    `ready_at_ms` is 0 until the models are loaded. `running_slots` are images in the engine or about to enter it.
+    `forwards` counts denoiser forwards since the start, `forward_rows` their images. `busy_s` is the GPU thread's time
+    with work, `idle_while_queued_s` without work while a job was queued that it then claimed.
     """
 
     id: str
@@ -142,7 +139,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A job that was given up, or an entry that stood for none (`record` is None)."""
+    """A job that failed permanently, or a lane entry without a job (`record` is None)."""
 
     id: str
     at_ms: int
@@ -153,7 +150,7 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class ExpiredItem:
-    """Something whose time is over: remove all below `prefix` in storage, then hand it to `retained`."""
+    """An item whose retention has ended: delete all objects below `prefix`, then call `forget_item`."""
 
     kind: Literal["job", "input", "file"]
     tenant: str
@@ -164,7 +161,7 @@ class ExpiredItem:
 
 @dataclass(frozen=True)
 class ProgressReport:
-    """How far a running job is. It is told to all who listen; `store`: and written to its record."""
+    """Progress of a running job, published to subscribers and, with `store`, written to its record."""
 
     job_id: str
     epoch: int
@@ -175,7 +172,7 @@ class ProgressReport:
 
 @dataclass(frozen=True)
 class JobEvent:
-    """A change of a job's state, or progress within one. `id` orders a job's changes; progress bears the last one's."""
+    """A state change or progress of a job. `id` orders state changes; progress has the id of the last one."""
 
     id: str
     job_id: str
@@ -187,7 +184,7 @@ class JobEvent:
 
 
 def record(fields: Mapping[str, str]) -> JobRecord | None:
-    """Return what a job's hash tells; None when there is none, or when it cannot be read as one of ours."""
+    """Return the record in a job's hash; None if it is missing or unreadable."""
     if "job" not in fields:
         return None
     try:
@@ -197,7 +194,7 @@ def record(fields: Mapping[str, str]) -> JobRecord | None:
 
 
 def paired(flat: Sequence[str]) -> dict[str, str]:
-    """Return the fields of a hash that a script answered as a flat list."""
+    """Return a hash that a script returned as a flat list."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What an operator should know of the queue's Redis."""
+"""Checks of the queue's Redis for an operator: version, settings, memory, clock and schema."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shared.runtime.clock import now_ms
 LEAST_VERSION = (6, 2)
 MOST_SKEW_MS = 5_000
 FULL_MEMORY = 0.9
-"""Of maxmemory; beyond it a submit may be refused at any moment."""
+"""Fraction of maxmemory above which a submit can fail at any moment."""
 
 
 @dataclass(frozen=True)
 class RedisTrait:
-    """One thing seen: `remedy` is empty when it is as it should be; `fatal` says that nothing works so."""
+    """One finding: `remedy` is empty if it is good; `fatal` if nothing works without it."""
 
     name: str
     seen: str
@@ -42,11 +42,9 @@ async def examine(client: QueueClient) -> list[RedisTrait]:
 
 
 def traits(info: Mapping[str, Any]) -> list[RedisTrait]:
-    """Return what Redis' own INFO tells; empty where it was refused."""
+    """Return the findings in Redis' INFO, which is empty if it is not allowed."""
     if not info:
-        return [
-            RedisTrait("redis settings", "INFO is refused to this user", "allow the user INFO, to see the settings")
-        ]
+        return [RedisTrait("redis settings", "INFO is not allowed for this user", "allow INFO, to see the settings")]
     return [_version(info), _policy(info), _durability(info), _memory(info)]
 
 
@@ -59,16 +57,18 @@ def _version(info: Mapping[str, Any]) -> RedisTrait:
 
 def _policy(info: Mapping[str, Any]) -> RedisTrait:
     policy = str(info.get("maxmemory_policy", "noeviction"))
-    remedy = "redis-cli CONFIG SET maxmemory-policy noeviction, and set it in redis.conf: an evicted key is a lost job"
+    remedy = "redis-cli CONFIG SET maxmemory-policy noeviction, and set it in redis.conf: eviction loses jobs"
     return RedisTrait("redis eviction", policy, "" if policy == "noeviction" else remedy, fatal=True)
 
 
 def _durability(info: Mapping[str, Any]) -> RedisTrait:
     if not int(info.get("aof_enabled", 0)):
-        remedy = "redis-cli CONFIG SET appendonly yes, and set it in redis.conf: a restart forgets the jobs"
+        remedy = "redis-cli CONFIG SET appendonly yes, and set it in redis.conf: a restart loses the jobs"
         return RedisTrait("redis durability", "appendonly no", remedy)
     if info.get("aof_last_write_status", "ok") != "ok":
-        return RedisTrait("redis durability", "the last write to disk failed", "free disk space, and read Redis' log")
+        return RedisTrait(
+            "redis durability", "the last write to disk failed", "free disk space, and read the Redis log"
+        )
     return RedisTrait("redis durability", "appendonly yes")
 
 
@@ -80,8 +80,8 @@ def _memory(info: Mapping[str, Any]) -> RedisTrait:
 
 
 def _clock(skew_ms: int) -> RedisTrait:
-    remedy = "synchronise the clocks of both machines (NTP)" if abs(skew_ms) > MOST_SKEW_MS else ""
-    return RedisTrait("redis clock", f"{skew_ms / 1000:+.1f} s from ours", remedy)
+    remedy = "synchronize the clocks of both machines (NTP)" if abs(skew_ms) > MOST_SKEW_MS else ""
+    return RedisTrait("redis clock", f"{skew_ms / 1000:+.1f} s from this machine", remedy)
 
 
 def _schema(version: int) -> RedisTrait:

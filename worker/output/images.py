@@ -15,7 +15,7 @@ from PIL import Image, PngImagePlugin
 from shared.errors import RedisUnavailable
 from shared.job import Job, OutputFormat
 from shared.queue import Queue
-from shared.queue.previews import MAX_PREVIEW_BYTES
+from shared.queue.events import MAX_PREVIEW_BYTES
 from worker.engine import Pixels
 
 log = structlog.get_logger()

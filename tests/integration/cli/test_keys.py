@@ -121,7 +121,7 @@ def test_unreachable_redis_is_reported(command: Command, monkeypatch: pytest.Mon
     monkeypatch.setenv("FUSEQUEUE_REDIS_URL", "redis://127.0.0.1:1/0")
     result = command("keys", "list")
     assert (result.status, result.out) == (1, "")
-    assert "Redis does not serve" in result.err
+    assert "cannot reach Redis" in result.err
 
 
 def test_redis_of_a_running_up_is_found_in_its_folder(tmp_path: Path) -> None:

@@ -201,8 +201,8 @@ async def test_a_worker_with_other_jobs_is_given_no_lost_one(queue: Queue, make_
     await lose(queue, lost)
     await queue.maintenance.reclaim()
     urgent = {"lowest": Priority.INTERACTIVE}
-    assert await claim_ids(queue, accompanied=True, **urgent) == [other]
-    assert await claim_ids(queue, accompanied=True, **urgent) == []
+    assert await claim_ids(queue, has_other_jobs=True, **urgent) == [other]
+    assert await claim_ids(queue, has_other_jobs=True, **urgent) == []
     assert await claim_ids(queue, worker="w2") == [lost]
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from shared.job import Job, OutputFormat
 from shared.queue import Claim, Queue
-from shared.queue.previews import MAX_PREVIEW_BYTES, PREVIEWS_KEPT_S
+from shared.queue.events import MAX_PREVIEW_BYTES, PREVIEWS_KEPT_S
 from worker.job_runner import ClaimedJob
 from worker.output.images import PreviewPublisher, encode_preview
 

@@ -1,20 +1,22 @@
-"""Events of the queue, read once a process and handed to any number of subscribers."""
+"""Events and previews of jobs: one reader per process for any number of subscribers."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import random
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 
 from shared.errors import NotFound, RedisUnavailable
 from shared.job import JobRecord, Phase, Progress, State
-from shared.queue.client import MAX_BLOCK_MS, translated
+from shared.queue.client import MAX_BLOCK_MS, QueueComponent, translated
 from shared.queue.records import JobEvent, ProgressReport
 from shared.runtime import metrics
 from shared.runtime.cancellation import cancel_and_wait
@@ -26,27 +28,31 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 STATES_KEPT = 64
-"""Changes of state kept for a subscriber that does not read; a job has a handful, so only a broken one passes it."""
+"""State changes kept for a subscriber that does not read; a job has only a few."""
 
 REPLAY_READ = 1000
-"""Entries of the stream read to replay one job's past; where they do not reach, its present state is given."""
+"""Stream entries read to replay one job's changes; if they are too few, the subscriber gets the present state."""
 
 RESYNC_AT_ONCE = 500
 _LARGEST_NUMBER = 2**64 - 1  # of a stream id's second part; Redis refuses to read after a larger one
 MAX_BACKOFF_S = 5.0
 
 
+MAX_PREVIEW_BYTES = 64 * 1000
+PREVIEWS_KEPT_S = 60
+
+
 def progress_message(reports: Sequence[ProgressReport]) -> str:
-    """Return what those who listen are told, in one message for all jobs: each wakes every process that listens."""
-    told = [
+    """Return one message for all reports: each message wakes every subscribed process."""
+    rows = [
         {"job": one.job_id, "phase": one.phase.value, "step": one.progress.step, "total": one.progress.total}
         for one in reports
     ]
-    return json.dumps(told, separators=(",", ":"))
+    return json.dumps(rows, separators=(",", ":"))
 
 
 def _order(event_id: str) -> tuple[int, int]:
-    """Return a stream id as a value that sorts; what is not one sorts before all."""
+    """Return a stream id as a sortable value; an invalid id sorts before all others."""
     time, _, number = event_id.partition("-")
     if not (event_id.isascii() and time.isdecimal() and (number or "0").isdecimal()):
         return (-1, -1)
@@ -66,9 +72,9 @@ def _present(record: JobRecord) -> JobEvent:
 
 
 class _Subscription:
-    """What one subscriber has not read yet: changes of state in order, and the latest progress only.
+    """A subscriber's unread events: state changes in order, and only the latest progress.
 
-    `end_only`: nothing but the terminal state, so that nothing else wakes who waits for it.
+    `end_only` keeps only the terminal state, so that nothing else wakes the subscriber.
     """
 
     def __init__(self, job_id: str, *, end_only: bool) -> None:
@@ -83,7 +89,7 @@ class _Subscription:
         self._early: deque[JobEvent] | None = deque(maxlen=STATES_KEPT)
 
     def begin(self, past: Sequence[JobEvent]) -> None:
-        """Take up what has been until now, then what came in meanwhile."""
+        """Add the past changes, then those received in the meantime."""
         early, self._early = self._early or (), None
         for event in (*past, *early):
             self.change(event)
@@ -134,7 +140,7 @@ class _Subscription:
 
 
 class EventFeed:
-    """One a process: `async with EventFeed(queue) as feed`. It reads the event stream and the progress channel once."""
+    """Reads the event stream and the progress channel once per process: `async with EventFeed(queue) as feed`."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -143,9 +149,10 @@ class EventFeed:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begin to read. A Redis that is away does not matter: what was missed is made up for when it is back."""
+        """Start reading. After a Redis outage subscribers get the present state of their jobs."""
         if not self._tasks:
-            self._tasks = [asyncio.create_task(self._read_forever()), asyncio.create_task(self._listen_forever())]
+            readers = {"events": self._read, "progress": self._listen}
+            self._tasks = [asyncio.create_task(self._forever(name, read)) for name, read in readers.items()]
 
     async def close(self) -> None:
         await cancel_and_wait(self._tasks)
@@ -165,14 +172,13 @@ class EventFeed:
     async def subscribe(
         self, job_id: str, after: str | None = None, *, end_only: bool = False
     ) -> AsyncIterator[AsyncIterator[JobEvent]]:
-        """Give the job's changes and progress, and end with its terminal state, or when the feed is closed.
+        """Yield the job's state changes and progress until its terminal state, or until the feed is closed.
 
-        Without `after`, the present state comes first. With it (the id of the last event seen), the changes since then
-        do, or the present state where they cannot be told any more. `end_only`: the terminal state and nothing before
-        it. Raises `NotFound`.
+        The first event is the present state or, with `after` (the id of the last event seen), the changes since, as far
+        as the stream still has them. `end_only` yields only the terminal state. Raises `NotFound`.
         """
         subscription = _Subscription(job_id, end_only=end_only)
-        self._subscriptions[job_id].add(subscription)  # registered first: no change falls between
+        self._subscriptions[job_id].add(subscription)  # registered first, so that no change is missed
         try:
             await self._catch_up(subscription, after)
             yield subscription.events()
@@ -184,19 +190,19 @@ class EventFeed:
     async def _catch_up(self, subscription: _Subscription, after: str | None) -> None:
         record = await self._queue.jobs.get(subscription.job_id)
         if record is None:
-            raise NotFound(f"no job {subscription.job_id}")
+            raise NotFound(f"no such job: {subscription.job_id}")
         missed = None if after is None else await self._missed(record, after)
         if missed is None:
             subscription.begin([_present(record)])
             return
         subscription.skip_to(after or "")
         subscription.begin(missed)
-        if record.state.terminal:  # one that has seen all is to end as well
+        if record.state.terminal:  # a subscriber that has seen all changes ends as well
             subscription.end()
 
     async def _missed(self, record: JobRecord, after: str) -> list[JobEvent] | None:
-        """Return the job's changes later than `after`, or None where the stream cannot tell all of them."""
-        if not (0, 0) <= _order(after) <= _order(record.event_id):  # later than the last: no event of this Redis
+        """Return the job's changes after `after`; None if the stream does not have all of them."""
+        if not (0, 0) <= _order(after) <= _order(record.event_id):  # later than the last event: not of this Redis
             return None
         if _order(after) == _order(record.event_id):
             return []
@@ -210,24 +216,18 @@ class EventFeed:
             return None
         return [_event(event_id, fields) for event_id, fields in rows if fields.get("job") == record.job.id]
 
-    async def _read_forever(self) -> None:
-        await self._forever("events", self._read)
-
-    async def _listen_forever(self) -> None:
-        await self._forever("progress", self._listen)
-
-    async def _forever(self, what: str, reading: Any) -> None:
+    async def _forever(self, name: str, read: Callable[[], Awaitable[None]]) -> None:
         failures = 0
         while True:
-            began = asyncio.get_running_loop().time()
+            started_s = asyncio.get_running_loop().time()
             try:
-                await reading()
+                await read()
             except RedisUnavailable as error:
-                log.warning("feed_interrupted", reading=what, reason=error.message)
+                log.warning("feed_interrupted", stream=name, reason=error.message)
             except Exception:
-                log.exception("feed_failed", reading=what)
-            lasted = asyncio.get_running_loop().time() - began
-            failures = 0 if lasted > MAX_BACKOFF_S else min(failures + 1, 8)
+                log.exception("feed_failed", stream=name)
+            lasted_s = asyncio.get_running_loop().time() - started_s
+            failures = 0 if lasted_s > MAX_BACKOFF_S else min(failures + 1, 8)
             await asyncio.sleep(random.uniform(0.5, 1) * min(MAX_BACKOFF_S, 0.05 * 2**failures))
 
     async def _read(self) -> None:
@@ -245,16 +245,14 @@ class EventFeed:
             for _, rows in reply or ():
                 for event_id, fields in rows:
                     self._last = event_id
-                    # A stream's id begins with the time of Redis; that of a second machine may be a little behind.
+                    # A stream id begins with Redis time, which can differ from this machine's clock.
                     metrics.event_lag_seconds.observe(max(0.0, (now_ms() - _order(event_id)[0]) / 1000))
-                    self._hand_out(_event(event_id, fields))
-
-    def _hand_out(self, event: JobEvent) -> None:
-        for subscription in self._subscriptions.get(event.job_id, ()):
-            subscription.change(event)
+                    event = _event(event_id, fields)
+                    for subscription in self._subscriptions.get(event.job_id, ()):
+                        subscription.change(event)
 
     async def _resync(self) -> None:
-        """Give every subscriber its job's present state: changes may have gone by unread."""
+        """Give every subscriber its job's present state, after a gap in reading."""
         job_ids = list(self._subscriptions)
         for first in range(0, len(job_ids), RESYNC_AT_ONCE):
             some = job_ids[first : first + RESYNC_AT_ONCE]
@@ -275,11 +273,54 @@ class EventFeed:
                         self._advance(message["data"])
 
     def _advance(self, message: str) -> None:
-        for told in json.loads(message):
-            for subscription in self._subscriptions.get(told["job"], ()):
-                subscription.advance(Phase(told["phase"]), Progress(step=told["step"], total=told["total"]))
+        for row in json.loads(message):
+            for subscription in self._subscriptions.get(row["job"], ()):
+                subscription.advance(Phase(row["phase"]), Progress(step=row["step"], total=row["total"]))
 
 
 def _event(event_id: str, fields: dict[str, str]) -> JobEvent:
     state = State(fields["state"])
     return JobEvent(id=event_id, job_id=fields["job"], tenant=fields["tenant"], kind="state", state=state)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """Preview `number` of image `index`, both from 0; `b64` is a file of the format `OutputFormat.preview_format`."""
+
+    index: int
+    number: int
+    b64: str
+
+    @property
+    def name(self) -> str:
+        return _name(self.index, self.number)
+
+
+class Previews(QueueComponent):
+    async def put(self, job_id: str, index: int, number: int, data: bytes) -> None:
+        """Store a preview for `PREVIEWS_KEPT_S`; raises `ValueError` above `MAX_PREVIEW_BYTES`."""
+        if len(data) > MAX_PREVIEW_BYTES:
+            raise ValueError(f"preview too large: {len(data)} bytes; at most {MAX_PREVIEW_BYTES}")
+        name = self._keys.previews(job_id)
+        with translated():
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.hset(name, _name(index, number), base64.b64encode(data).decode("ascii"))
+                pipe.expire(name, PREVIEWS_KEPT_S)
+                await pipe.execute()
+
+    async def get(self, job_id: str, known: Collection[str] = ()) -> list[Preview]:
+        """Return the job's previews except those named in `known`, ordered by number."""
+        name = self._keys.previews(job_id)
+        with translated():
+            new = [field for field in await self._redis.hkeys(name) if field not in known]
+            files = await self._redis.hmget(name, new) if new else []
+        previews = [
+            Preview(int(field.partition("|")[0]), int(field.partition("|")[2]), file)
+            for field, file in zip(new, files, strict=True)
+            if file is not None
+        ]
+        return sorted(previews, key=lambda preview: (preview.number, preview.index))
+
+
+def _name(index: int, number: int) -> str:
+    return f"{index}|{number}"
