@@ -36,75 +36,61 @@ class JobRequest(BaseModel):
         },
     )
 
-    model: Annotated[str, Field(max_length=128, description="A model of `GET /v1/models`.")]
-    prompt: Annotated[str, Field(min_length=1, max_length=100_000)]
-    negative_prompt: Annotated[str | None, Field(max_length=100_000)] = None
-    width: Annotated[int | None, Field(strict=True, ge=1, description="Pixels.")] = None
-    height: Annotated[int | None, Field(strict=True, ge=1, description="Pixels.")] = None
-    n: Annotated[int, Field(strict=True, ge=1, description="Number of images; image i uses seed + i.")] = 1
-    seed: Annotated[
-        int | None, Field(strict=True, ge=0, le=MAX_SEED, description="Unset: a random one, returned with the job.")
-    ] = None
-    steps: Annotated[
-        int | None, Field(strict=True, ge=1, validation_alias=AliasChoices("steps", "num_inference_steps"))
-    ] = None
-    guidance_scale: Annotated[float | None, Field(strict=True, ge=0)] = None
-    guidance_scale_2: Annotated[
-        float | None,
-        Field(strict=True, ge=0, description="For the model's second denoiser, which does the less noisy steps."),
-    ] = None
-    scheduler: Annotated[str | None, Field(max_length=64)] = None
-    adapters: Annotated[
-        tuple[AdapterChoice, ...], Field(max_length=MAX_ADAPTERS, description="LoRA adapters to apply.")
-    ] = ()
-    task: Annotated[
-        Task | None, Field(description="Required only if the model has several tasks that match the other fields.")
-    ] = None
-    image: Annotated[
-        str | None, Field(description="Start from this image: an id of `POST /v1/inputs`, a data URL or an https URL.")
-    ] = None
-    images: Annotated[
-        tuple[str, ...] | None,
-        Field(min_length=1, max_length=MAX_INPUT_IMAGES, description="Several images to edit, instead of `image`."),
-    ] = None
-    mask: Annotated[
-        str | None,
-        Field(description="Repaint `image` where this is white or transparent. Same proportions as `image`."),
-    ] = None
-    last_image: Annotated[str | None, Field(description="Last frame of a video that starts from `image`.")] = None
-    strength: Annotated[
-        float | None,
-        Field(strict=True, gt=0, le=1, description="How much to change `image`; with a mask, the default is 1."),
-    ] = None
-    frames: Annotated[int | None, Field(strict=True, ge=1, description="Length of a video.")] = None
-    fps: Annotated[int | None, Field(strict=True, ge=1, le=MAX_FPS, description="Frames per second of a video.")] = None
-    layers: Annotated[
-        int | None, Field(strict=True, ge=1, description="Images that a layered model splits each result into.")
-    ] = None
-    reproducible: Annotated[
-        bool, Field(strict=True, description="Identical bits whatever other jobs are in the batch.")
-    ] = False
-    output_format: Annotated[
-        OutputFormat | None, Field(description="Unset: png for images; videos are always mp4.")
-    ] = None
-    output_quality: Annotated[int, Field(strict=True, ge=1, le=100, description="JPEG, WebP and MP4.")] = 90
-    embed_parameters: Annotated[
-        bool, Field(strict=True, description="Write the prompt, seed and other parameters into the image's metadata.")
-    ] = False
+    model: str = Field(max_length=128, description="A model of `GET /v1/models`.")
+    prompt: str = Field(min_length=1, max_length=100_000)
+    negative_prompt: str | None = Field(None, max_length=100_000)
+    width: int | None = Field(None, strict=True, ge=1, description="Pixels.")
+    height: int | None = Field(None, strict=True, ge=1, description="Pixels.")
+    n: int = Field(1, strict=True, ge=1, description="Number of images; image i uses seed + i.")
+    seed: int | None = Field(
+        None, strict=True, ge=0, le=MAX_SEED, description="Unset: a random one, returned with the job."
+    )
+    steps: int | None = Field(None, strict=True, ge=1, validation_alias=AliasChoices("steps", "num_inference_steps"))
+    guidance_scale: float | None = Field(None, strict=True, ge=0)
+    guidance_scale_2: float | None = Field(
+        None, strict=True, ge=0, description="For the model's second denoiser, which does the less noisy steps."
+    )
+    scheduler: str | None = Field(None, max_length=64)
+    adapters: tuple[AdapterChoice, ...] = Field((), max_length=MAX_ADAPTERS, description="LoRA adapters to apply.")
+    task: Task | None = Field(
+        None, description="Required only if the model has several tasks that match the other fields."
+    )
+    image: str | None = Field(
+        None, description="Start from this image: an id of `POST /v1/inputs`, a data URL or an https URL."
+    )
+    images: tuple[str, ...] | None = Field(
+        None, min_length=1, max_length=MAX_INPUT_IMAGES, description="Several images to edit, instead of `image`."
+    )
+    mask: str | None = Field(
+        None, description="Repaint `image` where this is white or transparent. Same proportions as `image`."
+    )
+    last_image: str | None = Field(None, description="Last frame of a video that starts from `image`.")
+    strength: float | None = Field(
+        None, strict=True, gt=0, le=1, description="How much to change `image`; with a mask, the default is 1."
+    )
+    frames: int | None = Field(None, strict=True, ge=1, description="Length of a video.")
+    fps: int | None = Field(None, strict=True, ge=1, le=MAX_FPS, description="Frames per second of a video.")
+    layers: int | None = Field(
+        None, strict=True, ge=1, description="Images that a layered model splits each result into."
+    )
+    reproducible: bool = Field(False, strict=True, description="Identical bits whatever other jobs are in the batch.")
+    output_format: OutputFormat | None = Field(None, description="Unset: png for images; videos are always mp4.")
+    output_quality: int = Field(90, strict=True, ge=1, le=100, description="JPEG, WebP and MP4.")
+    embed_parameters: bool = Field(
+        False, strict=True, description="Write the prompt, seed and other parameters into the image's metadata."
+    )
     priority: Priority = Priority.STANDARD
-    deadline_s: Annotated[
-        float | None,
-        Field(strict=True, gt=0, le=MAX_DEADLINE_S, description="Expire the job this many seconds from now."),
-    ] = None
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = Field(default_factory=dict)
-    batch_id: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = None
-    webhook: Annotated[
-        str | None, Field(max_length=2048, description="An https URL that receives a signed POST when the job ends.")
-    ] = None
-    webhook_events: Annotated[
-        tuple[JobEvent, ...] | None,
-        Field(min_length=1, description="Events sent to `webhook`. Unset: those that end the job."),
-    ] = None
+    deadline_s: float | None = Field(
+        None, strict=True, gt=0, le=MAX_DEADLINE_S, description="Expire the job this many seconds from now."
+    )
+    metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
+    batch_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    webhook: str | None = Field(
+        None, max_length=2048, description="An https URL that receives a signed POST when the job ends."
+    )
+    webhook_events: tuple[JobEvent, ...] | None = Field(
+        None, min_length=1, description="Events sent to `webhook`. Unset: those that end the job."
+    )
 
     @property
     def image_values(self) -> dict[str, str]:
