@@ -9,8 +9,16 @@ from typing import Any
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.job import Job
-from worker.engine import EngineEvent, EngineRequest, ForwardDone, JobFinished, JobProgress, OutputReady, Pixels
 from worker.engine.engine import Engine
+from worker.engine.protocol import (
+    EngineEvent,
+    EngineRequest,
+    ForwardDone,
+    JobFinished,
+    JobProgress,
+    OutputReady,
+    Pixels,
+)
 
 GUIDANCE = 5.0
 TIMEOUT_S = 600.0

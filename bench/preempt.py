@@ -21,7 +21,7 @@ from bench import record, shapes
 from bench.engine_runner import EngineRunner, bench_job, prompt
 from shared.config.models_file import Limits, ModelSpec
 from shared.job import Job, Priority
-from worker.engine import Pixels
+from worker.engine.protocol import Pixels
 
 # Priority of the job that arrives during the batch; None: no job.
 SCENARIOS = {"solo": None, "preempt": Priority.INTERACTIVE, "queue": Priority.BULK}

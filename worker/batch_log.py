@@ -13,7 +13,7 @@ from shared.job import Job
 from shared.queue import Claim
 from shared.runtime import metrics
 from shared.signature import mismatched_fields
-from worker.engine import ForwardDone
+from worker.engine.protocol import ForwardDone
 from worker.job_runner import ClaimedJob
 
 log = structlog.get_logger()

@@ -17,7 +17,7 @@ from shared.queue import Claim, Queue
 from shared.runtime.retries import retry_while_unavailable
 from worker.batch_log import BatchLog
 from worker.cost_curves import CostCurves
-from worker.engine import EngineInterface, allowed_rows
+from worker.engine.protocol import EngineInterface, allowed_rows
 from worker.job_runner import ClaimedJob
 from worker.output.upload import Uploader
 

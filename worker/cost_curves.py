@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cachetools import LRUCache
 
 from shared.queue import Queue
-from worker.engine import ForwardDone
+from worker.engine.protocol import ForwardDone
 
 EFFICIENT_GAIN = 0.05
 """Minimal saving per row. The published 1024² curve, which gains 2% from rows, stays below it; small shapes on a CPU,

@@ -7,21 +7,8 @@ from collections import deque
 from collections.abc import Callable
 
 from shared.job import Phase, Progress
-from worker.engine import (
-    EngineEvent,
-    ForwardDone,
-    ForwardRetried,
-    JobDecoding,
-    JobEvent,
-    JobFinished,
-    JobLoading,
-    JobProgress,
-    MemoryExhausted,
-    ModelLoaded,
-    ModelLoadFailed,
-    OutputReady,
-    PreviewReady,
-)
+from worker.engine import protocol
+from worker.engine.protocol import EngineEvent, ForwardDone, JobEvent
 from worker.job_runner import ClaimedJob
 from worker.metrics import collectors
 from worker.output.images import PreviewPublisher
@@ -62,31 +49,28 @@ class EngineEventHandler:
             self._loop.call_soon(self._handle, self._events.popleft())
 
     def _handle(self, event: EngineEvent) -> None:
-        match event:
-            case ForwardDone():
-                self._on_forward(event)
-            case ModelLoaded() | ModelLoadFailed() | MemoryExhausted() | ForwardRetried():
-                collectors.model_event(event)
-            case _:
-                job = self._jobs.get(event.claim_key)
-                if job is not None:
-                    self._handle_job_event(job, event)
+        if isinstance(event, JobEvent):
+            job = self._jobs.get(event.claim_key)
+            if job is not None:
+                self._handle_job_event(job, event)
+        elif isinstance(event, ForwardDone):
+            self._on_forward(event)
+        else:
+            collectors.model_event(event)
 
     def _handle_job_event(self, job: ClaimedJob, event: JobEvent) -> None:
         match event:
-            case PreviewReady(index=index, pixels=pixels):
+            case protocol.PreviewReady(index=index, pixels=pixels):
                 job.publish_preview(self._previews, index, pixels)
                 return
-            case OutputReady(index=index, output=output):
+            case protocol.OutputReady(index=index, output=output):
                 job.upload(self._uploader, index, output)
                 return
-            case JobLoading():
-                job.advance(Phase.LOADING)
-            case JobProgress(step=step, total=total):
+            case protocol.JobPhaseChanged(phase=phase):
+                job.advance(phase)
+            case protocol.JobProgress(step=step, total=total):
                 job.advance(Phase.DENOISING, Progress(step=step, total=total))
-            case JobDecoding():
-                job.advance(Phase.DECODING)
-            case JobFinished():
+            case protocol.JobFinished():
                 if job.engine_done.done():
                     return
                 job.engine_done.set_result(event)

@@ -16,7 +16,7 @@ from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timin
 from shared.queue import Claim, Queue
 from shared.runtime.retries import retry_while_unavailable
 from shared.storage import Storage
-from worker.engine import EngineInterface, EngineRequest, InputFiles, JobFinished, Output, Pixels
+from worker.engine.protocol import EngineInterface, EngineRequest, InputFiles, JobFinished, Output, Pixels
 from worker.metrics import collectors
 from worker.output.images import PreviewPublisher
 from worker.output.upload import Uploader, attempt_prefix

@@ -15,7 +15,7 @@ from shared.errors import RedisUnavailable
 from shared.queue import Queue
 from shared.runtime import metrics
 from shared.runtime.clock import now_ms
-from worker.engine import Activity, EngineInterface
+from worker.engine.protocol import Activity, EngineInterface
 from worker.job_runner import ClaimedJob, StopReason
 
 log = structlog.get_logger()

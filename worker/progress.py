@@ -18,7 +18,7 @@ from shared.job import Phase
 from shared.queue import ProgressReport, Queue, WorkerInfo
 from shared.runtime.clock import VERSION, now_ms
 from worker.cost_curves import CostCurves
-from worker.engine import EngineInterface, EngineStatus, ForwardDone
+from worker.engine.protocol import EngineInterface, EngineStatus, ForwardDone
 from worker.job_runner import ClaimedJob
 
 log = structlog.get_logger()

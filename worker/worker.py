@@ -21,7 +21,7 @@ from shared.storage import Storage
 from worker.batch_log import BatchLog
 from worker.claiming import ClaimLoop
 from worker.cost_curves import CostCurves
-from worker.engine import EngineFactory, ForwardDone
+from worker.engine.protocol import EngineFactory, ForwardDone
 from worker.engine.remote import RemoteEngine
 from worker.engine_events import EngineEventHandler
 from worker.job_runner import ClaimedJob, JobRunner, StopReason

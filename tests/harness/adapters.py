@@ -16,9 +16,9 @@ from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from shared.config.adapters import AdapterSpec
 from shared.config.models_file import ModelSpec
 from shared.job import Adapter, Job
-from worker.engine import EngineEvent, JobFinished
 from worker.engine.pipelines.call_arguments import arguments_for, make_results, set_guidance
 from worker.engine.pipelines.input_images import InputImages
+from worker.engine.protocol import EngineEvent, JobFinished
 
 
 def load_pipeline(folder: Path) -> Any:

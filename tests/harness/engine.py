@@ -16,20 +16,19 @@ from PIL import Image
 from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec
 from shared.config.settings import Settings
 from shared.job import InputRef, Job, Task
-from worker.engine import (
+from worker.engine.engine import Engine
+from worker.engine.protocol import (
     EngineEvent,
     EngineRequest,
     ForwardDone,
     InputFiles,
-    JobDecoding,
     JobFinished,
-    JobLoading,
+    JobPhaseChanged,
     JobProgress,
     Output,
     OutputReady,
     PreviewReady,
 )
-from worker.engine.engine import Engine
 
 SIDE = 64
 TIMEOUT_S = 60.0
@@ -122,12 +121,10 @@ class EventRecorder:
 
     def on_event(self, event: EngineEvent) -> None:
         match event:
-            case JobLoading(key):
-                self.log.append(("loading", key))
+            case JobPhaseChanged(key, phase):
+                self.log.append((phase.value, key))
             case JobProgress(key, step, total):
                 self.log.append(("progress", key, step, total))
-            case JobDecoding(key):
-                self.log.append(("decoding", key))
             case PreviewReady(key, index, pixels):
                 self.log.append(("preview", key, index))
                 self.previews.append(pixels)

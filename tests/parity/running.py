@@ -16,10 +16,10 @@ from harness.engine import EngineHarness, EventRecorder, a_job, a_spec, input_fi
 from parity.cells import Cell
 
 from shared.job import Job
-from worker.engine import EngineEvent, ForwardDone, Output
 from worker.engine.pipelines.call_arguments import arguments_for, make_results, make_scheduler, set_guidance
 from worker.engine.pipelines.input_images import prepare_inputs
 from worker.engine.pipelines.task_pipelines import pipeline_for
+from worker.engine.protocol import EngineEvent, ForwardDone, Output
 
 TOLERANCE = 1e-4  # of the image's range, before conversion to 8 bits
 ALIKE = 5e-3  # a comparison of images that differ by less proves nothing

@@ -27,7 +27,7 @@ from shared.runtime import log
 from worker.engine.channel import Channel
 from worker.engine.device import device_facts
 from worker.engine.engine import Engine
-from worker.engine.protocol import EngineEvent, EngineStatus, ForwardDone, JobDecoding, OutputReady, WarmUpDone
+from worker.engine.protocol import EngineEvent, EngineStatus, ForwardDone, JobPhaseChanged, OutputReady, WarmUpDone
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread can hold Python's lock. The engine's thread releases it in every torch operation, and with
@@ -37,7 +37,7 @@ STATUS_INTERVAL_S = 0.1
 MAX_EVENTS_PER_MESSAGE = 64
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
-DEFERRED = (JobDecoding, OutputReady, ForwardDone)  # another event usually follows at once
+DEFERRED = (JobPhaseChanged, OutputReady, ForwardDone)  # another event usually follows at once
 
 
 class EventSender:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError
-from shared.job import BatchingStats, Job
+from shared.job import BatchingStats, Job, Phase
 from shared.signature import shape
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3 or 4] of an image, [frames, height, width, 3] of a video
@@ -72,10 +72,11 @@ class EngineRequest:
 
 
 @dataclass(frozen=True)
-class JobLoading:
-    """A job waits for its model or its adapters to be loaded."""
+class JobPhaseChanged:
+    """A job waits for its model or adapters to be loaded, or its first image is decoded."""
 
     claim_key: str
+    phase: Phase
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,6 @@ class JobProgress:
     claim_key: str
     step: int
     total: int
-
-
-@dataclass(frozen=True)
-class JobDecoding:
-    """The first image of a job is decoded."""
-
-    claim_key: str
 
 
 @dataclass(frozen=True)
@@ -168,7 +162,7 @@ class ForwardRetried:
     retries: int
 
 
-JobEvent: TypeAlias = JobLoading | JobProgress | JobDecoding | PreviewReady | OutputReady | JobFinished
+JobEvent: TypeAlias = JobPhaseChanged | JobProgress | PreviewReady | OutputReady | JobFinished
 ModelEvent: TypeAlias = ModelLoaded | ModelLoadFailed | MemoryExhausted | ForwardRetried
 EngineEvent: TypeAlias = JobEvent | ForwardDone | ModelEvent
 

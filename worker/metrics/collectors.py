@@ -11,7 +11,7 @@ import structlog
 from shared.job import Outcome, State
 from shared.queue import Claim
 from shared.runtime import metrics
-from worker.engine import (
+from worker.engine.protocol import (
     EngineStatus,
     ForwardRetried,
     MemoryExhausted,

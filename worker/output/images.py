@@ -16,7 +16,7 @@ from shared.errors import RedisUnavailable
 from shared.job import Job, OutputFormat
 from shared.queue import Queue
 from shared.queue.events import MAX_PREVIEW_BYTES
-from worker.engine import Pixels
+from worker.engine.protocol import Pixels
 
 log = structlog.get_logger()
 

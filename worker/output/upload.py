@@ -14,7 +14,7 @@ from shared.queue import Claim
 from shared.runtime import metrics
 from shared.runtime.retries import retry_while_unavailable
 from shared.storage import Storage
-from worker.engine import Output
+from worker.engine.protocol import Output
 from worker.output.images import encode
 from worker.output.videos import encode_video
 

@@ -22,7 +22,7 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from shared.job import Job
-from worker.engine import Audio, Output
+from worker.engine.protocol import Audio, Output
 from worker.output.images import parameters_json
 
 ENCODER_THREADS = 2  # per video: the GPU's host has other work

@@ -27,7 +27,7 @@ from shared.queue import Claim, Queue
 from shared.storage import Storage, connect
 from worker.chores.batch_files import BatchContext
 from worker.chores.batches import BatchRunner
-from worker.engine import Output
+from worker.engine.protocol import Output
 from worker.output.videos import encode_video
 
 # The SDK warns about the end of OpenAI's service.

@@ -31,9 +31,9 @@ from safetensors.torch import load_file, save_file
 from tiny import lora
 
 from shared.errors import AdapterUnavailable
-from worker.engine import EngineEvent, JobProgress
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.lora import adapter_loader as adapters_module
+from worker.engine.protocol import EngineEvent, JobProgress
 
 pytestmark = pytest.mark.filterwarnings(
     DIFFUSERS_AND_NUMPY, "ignore:Already found a `peft_config`", "ignore:.*number of unique parameters mappings"

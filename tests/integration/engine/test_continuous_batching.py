@@ -18,9 +18,8 @@ from harness.waiting import wait_until
 
 from shared.config.models_file import ModelSpec
 from shared.job import Job, Priority
-from worker.engine import EngineEvent, JobProgress
 from worker.engine.fusion.image_task import ImageTask
-from worker.engine.protocol import Activity
+from worker.engine.protocol import Activity, EngineEvent, JobProgress
 from worker.engine.scheduling.selection import CallSelector, TaskCall
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"

@@ -13,8 +13,8 @@ from harness.engine import TIMEOUT_S, EngineHarness, EventRecorder, a_job, a_spe
 
 from shared.errors import InferenceFailed, NonFiniteLatents, OutOfMemory
 from shared.job import Job
-from worker.engine import allowed_rows
 from worker.engine.fusion.module_proxy import SharedMethod
+from worker.engine.protocol import allowed_rows
 
 Before = Callable[[SharedMethod, dict[str, Any]], None]
 

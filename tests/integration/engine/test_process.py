@@ -19,8 +19,9 @@ from tiny import registry
 from shared.config.models_file import Limits
 from shared.errors import ConfigurationError
 from shared.job import Task
-from worker.engine import ModelLoadFailed, remote
+from worker.engine import remote
 from worker.engine.channel import SharedArray
+from worker.engine.protocol import ModelLoadFailed
 from worker.engine.remote import RemoteEngine
 from worker.leases import StallLimits, stalled
 

@@ -20,8 +20,8 @@ from tiny import registry
 from shared.config import models_file
 from shared.queue import Queue
 from shared.storage import connect
-from worker.engine import EngineRequest
 from worker.engine.engine import Engine
+from worker.engine.protocol import EngineRequest
 from worker.worker import Worker
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.timeout(240)]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from shared.errors import InferenceFailed
-from worker.engine import JobFinished, Output
 from worker.engine.channel import Channel, SharedArray, shared_array
+from worker.engine.protocol import JobFinished, Output
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from worker.engine import ThreadTime
+from worker.engine.protocol import ThreadTime
 from worker.engine.scheduling.timing import LEARNING_RATE, ForwardTimer, ThreadTimer
 
 

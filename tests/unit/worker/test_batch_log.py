@@ -15,7 +15,7 @@ from shared.queue import Claim
 from shared.runtime import metrics
 from shared.signature import mismatched_fields, signature
 from worker.batch_log import BatchLimits, BatchLog
-from worker.engine import ForwardDone
+from worker.engine.protocol import ForwardDone
 from worker.job_runner import ClaimedJob
 
 

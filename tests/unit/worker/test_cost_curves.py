@@ -7,7 +7,7 @@ import pytest
 from shared.queue import Queue
 from worker import cost_curves
 from worker.cost_curves import MAX_SAMPLES, MIN_SAMPLES, CostCurves, efficient_rows
-from worker.engine import ForwardDone
+from worker.engine.protocol import ForwardDone
 
 QWEN_512 = {1: 1.0, 2: 2 / 1.8, 4: 4 / 2.8, 8: 8 / 3.1}
 QWEN_1024 = {1: 1.0, 2: 2 / 1.02, 4: 4 / 1.02}

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from shared.job import Phase, Progress
-from worker.engine import (
+from worker.engine.protocol import (
     EngineEvent,
     ForwardDone,
-    JobDecoding,
     JobFinished,
-    JobLoading,
+    JobPhaseChanged,
     JobProgress,
     ModelLoadFailed,
     Output,
@@ -64,11 +63,11 @@ async def handle(*events: EngineEvent, from_thread: bool = False) -> tuple[list[
 @pytest.mark.parametrize(
     ("event", "calls"),
     [
-        pytest.param(JobLoading(KEY), [(Phase.LOADING, None), "changed"], id="loading"),
+        pytest.param(JobPhaseChanged(KEY, Phase.LOADING), [(Phase.LOADING, None), "changed"], id="loading"),
         pytest.param(
             JobProgress(KEY, 2, 5), [(Phase.DENOISING, Progress(step=2, total=5)), "changed"], id="denoising step"
         ),
-        pytest.param(JobDecoding(KEY), [(Phase.DECODING, None), "changed"], id="decoding"),
+        pytest.param(JobPhaseChanged(KEY, Phase.DECODING), [(Phase.DECODING, None), "changed"], id="decoding"),
         pytest.param(PreviewReady(KEY, 1, PIXELS), [(1, PIXELS)], id="preview"),
         pytest.param(OutputReady(KEY, 1, OUTPUT), [(1, OUTPUT)], id="output"),
         pytest.param(JobFinished(KEY), [(Phase.UPLOADING, None), "changed"], id="finished"),

@@ -17,7 +17,7 @@ from shared.errors import StorageUnavailable
 from shared.job import InputRef, State
 from shared.queue import Claim, Queue, Submission
 from shared.storage.folder import FolderStorage
-from worker.engine import EngineRequest, JobFinished, Output
+from worker.engine.protocol import EngineRequest, JobFinished, Output
 from worker.job_runner import ClaimedJob, JobRunner, StopReason
 from worker.output.upload import Uploader
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.engine import Activity
+from worker.engine.protocol import Activity
 from worker.leases import StallLimits, stalled
 
 LIMITS = StallLimits(factor=20, floor_s=60, loading_s=1800)

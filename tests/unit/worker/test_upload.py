@@ -13,7 +13,7 @@ import pytest
 from shared.errors import StorageUnavailable
 from shared.job import Job, OutputFormat, Task
 from shared.queue import Claim
-from worker.engine import Audio, Output
+from worker.engine.protocol import Audio, Output
 from worker.output import upload
 from worker.output.upload import Uploader, object_key
 

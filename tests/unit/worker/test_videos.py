@@ -14,7 +14,7 @@ from harness.engine import a_job
 from PIL import Image
 
 from shared.job import Job, OutputFormat, Task
-from worker.engine import Audio, Output
+from worker.engine.protocol import Audio, Output
 from worker.output.videos import crf, encode_video
 
 FRAMES, HEIGHT, WIDTH, FPS = 17, 64, 96, 16

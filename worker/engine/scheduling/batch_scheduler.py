@@ -9,7 +9,9 @@ import structlog
 import torch
 
 from shared.errors import JobError
+from shared.job import Phase
 from shared.signature import DENOISERS
+from worker.engine import protocol
 from worker.engine.device import device_name
 from worker.engine.fusion.fused_call import FusedCall
 from worker.engine.fusion.image_task import ImageTask
@@ -19,17 +21,7 @@ from worker.engine.pipelines.call_arguments import non_finite_error
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.model_cache import ModelCache, empty_cache
 from worker.engine.pipelines.text_cache import TextCache
-from worker.engine.protocol import (
-    EngineEvents,
-    ForwardDone,
-    ForwardRetried,
-    JobDecoding,
-    JobLoading,
-    JobProgress,
-    MemoryExhausted,
-    OutputReady,
-    PreviewReady,
-)
+from worker.engine.protocol import EngineEvents, ForwardDone
 from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.memory_limits import MemoryLimits
 from worker.engine.scheduling.selection import CallSelector, TaskCall
@@ -149,7 +141,7 @@ class BatchScheduler:
 
     def _wait_for_load(self, job: EngineJob) -> None:
         if job.wait_for_load():
-            self._events.on_event(JobLoading(job.key))
+            self._events.on_event(protocol.JobPhaseChanged(job.key, Phase.LOADING))
 
     def _finish(self, job: EngineJob, error: JobError | None = None, canceled: bool = False) -> None:
         self._jobs.pop(job.key, None)
@@ -205,7 +197,7 @@ class BatchScheduler:
             return rows
 
         def free_memory(failed: int, fits: int) -> None:
-            self._events.on_event(MemoryExhausted(kind[0]))
+            self._events.on_event(protocol.MemoryExhausted(kind[0]))
             log.warning("memory_exhausted", model=kind[0], shape=kind[1], method=kind[2], calls=failed, next_calls=fits)
             if fixed_rows is None:  # a padded forward has the same rows for any number of calls
                 self._memory.record_failure(kind, failed, fits)
@@ -221,7 +213,7 @@ class BatchScheduler:
         )
         outcomes = fused.run()
         if fused.retries:
-            self._events.on_event(ForwardRetried(kind[0], fused.retries))
+            self._events.on_event(protocol.ForwardRetried(kind[0], fused.retries))
             log.warning("forward_retried", model=kind[0], method=kind[2], calls=len(calls), failures=fused.retries)
         return outcomes
 
@@ -273,7 +265,7 @@ class BatchScheduler:
         outputs, first_index = task.result, job.tasks.index(task) * len(task.result)
         self._report_progress([job])
         for index, output in enumerate(outputs, first_index):
-            self._events.on_event(OutputReady(job.key, index, output))
+            self._events.on_event(protocol.OutputReady(job.key, index, output))
         task.result = None
         if job.done:
             self._finish(job)
@@ -282,12 +274,12 @@ class BatchScheduler:
         for job, _, call in calls:
             if call.shared_method.stage is Stage.DECODE and not (call.preview or job.decoding_reported):
                 job.decoding_reported = True
-                self._events.on_event(JobDecoding(job.key))
+                self._events.on_event(protocol.JobPhaseChanged(job.key, Phase.DECODING))
 
     def _report_progress(self, jobs: Iterable[EngineJob]) -> None:
         for job in jobs:
             if job.progressed and job.key in self._jobs:
                 job.progressed = False
                 for index, pixels in job.take_previews():
-                    self._events.on_event(PreviewReady(job.key, index, pixels))
-                self._events.on_event(JobProgress(job.key, *job.progress()))
+                    self._events.on_event(protocol.PreviewReady(job.key, index, pixels))
+                self._events.on_event(protocol.JobProgress(job.key, *job.progress()))
