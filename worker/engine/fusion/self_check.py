@@ -179,14 +179,14 @@ def _is_batch(value: Any) -> bool:
 
 def _infer_kind(values: Sequence[Any], counts: Sequence[int]) -> Kind:
     """Return the kind of one argument, from its value in each call and the rows of each call."""
-    given = [(value, count) for value, count in zip(values, counts, strict=True) if not is_omitted(value)]
-    if not given:
+    present = [(value, count) for value, count in zip(values, counts, strict=True) if not is_omitted(value)]
+    if not present:
         return Kind.EQUAL
-    if all(_is_number(value) for value, _ in given):
+    if all(_is_number(value) for value, _ in present):
         return Kind.ROWS
-    if all(_has_rows(value, count) for value, count in given):
+    if all(_has_rows(value, count) for value, count in present):
         return Kind.STACKED
-    return Kind.SAME if all(isinstance(value, torch.Tensor) for value, _ in given) else Kind.EQUAL
+    return Kind.SAME if all(isinstance(value, torch.Tensor) for value, _ in present) else Kind.EQUAL
 
 
 def _is_number(value: Any) -> bool:

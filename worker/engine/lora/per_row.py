@@ -36,7 +36,7 @@ def spans(keys: Sequence[AdapterKey], rows: Sequence[int], *, merge: bool) -> li
     """Return the spans of rows with adapters, for calls of `rows` rows each.
 
     With `merge`, adjacent calls with one key share a span. Without, each call has its own span, so that its rows are
-    bit-identical whatever the other rows of the forward.
+    bit-identical for any other rows in the forward.
     """
     result: list[Span] = []
     start = 0
