@@ -10,7 +10,7 @@ from shared.config.adapters import MAX_ADAPTERS, AdapterChoice
 from shared.config.models_file import MAX_FPS, MAX_INPUT_IMAGES
 from shared.errors import InvalidRequest
 from shared.job import OutputFormat, Priority, Task
-from shared.webhooks import JobEvent
+from shared.webhooks import JobEventName
 
 Body = TypeVar("Body", bound=BaseModel)
 MAX_SEED = 2**63 - 1
@@ -88,7 +88,7 @@ class JobRequest(BaseModel):
     webhook: str | None = Field(
         None, max_length=2048, description="An https URL that receives a signed POST when the job ends."
     )
-    webhook_events: tuple[JobEvent, ...] | None = Field(
+    webhook_events: tuple[JobEventName, ...] | None = Field(
         None, min_length=1, description="Events sent to `webhook`. Unset: those that end the job."
     )
 

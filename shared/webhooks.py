@@ -16,20 +16,20 @@ from standardwebhooks import Webhook
 
 from shared.job import Artifact, JobRecord, State
 
-JobEvent = Literal["job.queued", "job.running", "job.succeeded", "job.failed", "job.canceled", "job.expired"]
-EVENTS: dict[JobEvent, State] = {name: State(name.partition(".")[2]) for name in get_args(JobEvent)}
+JobEventName = Literal["job.queued", "job.running", "job.succeeded", "job.failed", "job.canceled", "job.expired"]
+EVENTS: dict[JobEventName, State] = {name: State(name.partition(".")[2]) for name in get_args(JobEventName)}
 
-TerminalEvent = Literal[
+OpenAIEventName = Literal[
     "batch.completed", "batch.failed", "batch.expired", "batch.cancelled", "video.completed", "video.failed"
 ]
 """OpenAI's events, for endpoints that subscribe to them."""
 
-ENDPOINT_EVENTS: dict[str, State | TerminalEvent] = {
-    **dict[str, State | TerminalEvent](EVENTS.items()),
-    **{name: name for name in get_args(TerminalEvent)},
+ENDPOINT_EVENTS: dict[str, State | OpenAIEventName] = {
+    **dict[str, State | OpenAIEventName](EVENTS.items()),
+    **{name: name for name in get_args(OpenAIEventName)},
 }
 
-TERMINAL_EVENTS: tuple[JobEvent, ...] = tuple(name for name, state in EVENTS.items() if state.terminal)
+TERMINAL_EVENTS: tuple[JobEventName, ...] = tuple(name for name, state in EVENTS.items() if state.terminal)
 MAX_BODY_BYTES = 20_000
 SECRET_BYTES = 32
 ROTATION_MS = 86_400_000
@@ -61,7 +61,7 @@ class WebhookEndpoint(BaseModel):
 
     id: str
     url: str
-    states: tuple[State | TerminalEvent, ...]
+    states: tuple[State | OpenAIEventName, ...]
     secrets: tuple[SigningSecret, ...]
     enabled: bool = True
     description: str = ""

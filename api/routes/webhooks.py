@@ -23,9 +23,9 @@ from shared.runtime.clock import new_id, now_ms
 from shared.webhooks import (
     ENDPOINT_EVENTS,
     TERMINAL_EVENTS,
-    JobEvent,
+    JobEventName,
+    OpenAIEventName,
     SigningSecret,
-    TerminalEvent,
     WebhookEndpoint,
     new_secret,
     rotate_secrets,
@@ -42,7 +42,7 @@ class EndpointRequest(BaseModel):
 
     url: Annotated[str, Field(max_length=2048, description="https, and reachable from the workers.")]
     events: Annotated[
-        tuple[JobEvent | TerminalEvent, ...], Field(min_length=1, description="Unset: those that end a job.")
+        tuple[JobEventName | OpenAIEventName, ...], Field(min_length=1, description="Unset: those that end a job.")
     ] = TERMINAL_EVENTS
     description: Annotated[str, Field(max_length=200)] = ""
 
@@ -53,7 +53,7 @@ class EndpointChange(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: Annotated[str | None, Field(max_length=2048)] = None
-    events: Annotated[tuple[JobEvent | TerminalEvent, ...] | None, Field(min_length=1)] = None
+    events: Annotated[tuple[JobEventName | OpenAIEventName, ...] | None, Field(min_length=1)] = None
     description: Annotated[str | None, Field(max_length=200)] = None
     enabled: Annotated[bool | None, Field(strict=True)] = None
 
@@ -217,7 +217,7 @@ async def _body(request: Request, model: type[Body]) -> Body:
     return validated(model, strict_json.decode(await request.body()))
 
 
-def _states(events: tuple[JobEvent | TerminalEvent, ...]) -> tuple[State | TerminalEvent, ...]:
+def _states(events: tuple[JobEventName | OpenAIEventName, ...]) -> tuple[State | OpenAIEventName, ...]:
     return tuple(ENDPOINT_EVENTS[name] for name in events)
 
 

@@ -46,9 +46,7 @@ class ApiKeys(QueueComponent):
             key_id, digest_of(token), tenant, scopes=scope_names, name=name, ttl_ms=lives_ms
         )
         if code != "ok":
-            raise Conflict(
-                f"too many: {MAX_KEYS} keys; revoked and expired ones are deleted after 30 days"
-            )
+            raise Conflict(f"too many: {MAX_KEYS} keys; revoked and expired ones are deleted after 30 days")
         created = ApiKey(key_id, tenant, scopes, name, int(at), None if lives_s is None else int(at) + lives_s * 1000)
         return token, created
 
@@ -118,9 +116,7 @@ class ApiKeys(QueueComponent):
                 raise InvalidRequest(f"{name}: {value}; it must be from 1 to 10^9", param=name)
         known = await self.tenant_limits()
         if tenant not in known and len(known) >= MAX_LIMITED_TENANTS:
-            raise Conflict(
-                f"too many limited tenants: {MAX_LIMITED_TENANTS}; change the settings instead"
-            )
+            raise Conflict(f"too many limited tenants: {MAX_LIMITED_TENANTS}; change the settings instead")
         with translated():
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.hdel(self._keys.tenant_limits, *values)

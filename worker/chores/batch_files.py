@@ -106,14 +106,10 @@ class BatchWriter:
                 break
         parts = await store_part(context, batch, batch.output_file_id, self._results)
         parts += await store_part(context, batch, batch.error_file_id, self._errors)
-        fields: dict[str, str | int] = {"written_offset": self._offset}
-        if self._results:
-            fields["has_output"] = 1
-        if self._errors:
-            fields["has_errors"] = 1
         counts = {"written": self._lines, "succeeded": len(self._results)}
         again_ms = WAIT_MS if self._waiting else STALE_MS
-        committed = await self._queue.batches.commit(batch, BatchUpdate(fields, counts, parts=parts), again_ms)
+        update = BatchUpdate({"written_offset": self._offset}, counts, parts=parts)
+        committed = await self._queue.batches.commit(batch, update, again_ms)
         return committed and not self._waiting
 
     async def _write_group(self, group: Sequence[LineAt]) -> None:

@@ -193,13 +193,11 @@ class BatchRunner:
                 rejected.append(batch_lines.rejected_line(batch, line, item))
             else:
                 accepted.append(line.ordinal)
-        fields: dict[str, str | int] = {"read_offset": offset}
         parts = await store_part(self._context, batch, batch.error_file_id, rejected)
-        if rejected:
-            fields["has_errors"] = 1
         counts = {"read": len(accepted) + len(rejected), "accepted": len(accepted), "failed": len(rejected)}
         again_ms = min(STALE_MS, *(1000 * full.retry_after_s for full in refused.values())) if refused else STALE_MS
-        return await self._commit(BatchUpdate(fields, counts, accepted, parts), again_ms) and not refused
+        update = BatchUpdate({"read_offset": offset}, counts, accepted, parts)
+        return await self._commit(update, again_ms) and not refused
 
     async def _check_lines(self, chunk: Sequence[LineAt]) -> list[Submission | FusequeueError | None]:
         """Return the job of each line, its error, or None for an existing job; stops early after `STEP_S`."""

@@ -29,7 +29,7 @@ from shared.protocols.replicate.prediction_inputs import parse_input
 from shared.protocols.replicate.predictions import PREFIX, logs, prediction, progress_line
 from shared.request import MAX_DEADLINE_S, validated
 from shared.runtime import strict_json
-from shared.webhooks import TERMINAL_EVENTS, JobEvent
+from shared.webhooks import TERMINAL_EVENTS, JobEventName
 
 router = APIRouter(prefix=PREFIX, tags=["Replicate"])
 
@@ -45,7 +45,7 @@ MAX_INLINE_BYTES = 8 * 1024 * 1024
 
 PAGE = 100
 _DURATION = re.compile(r"(?=\d)(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s?)?")
-_EVENTS: dict[str, tuple[JobEvent, ...]] = {
+_EVENTS: dict[str, tuple[JobEventName, ...]] = {
     "start": ("job.running",),
     "output": ("job.succeeded",),  # the whole output arrives at the end
     "completed": TERMINAL_EVENTS,

@@ -82,8 +82,6 @@ class Batch(BaseModel):
     written: int = 0
     written_offset: int = 0
     succeeded: int = 0
-    has_output: bool = False
-    has_errors: bool = False
     errors: tuple[BatchError, ...] = ()
     in_progress_at: int | None = None
     finalizing_at: int | None = None
@@ -97,6 +95,16 @@ class Batch(BaseModel):
     def possibly_submitted(self) -> int:
         """Lines that can be jobs, including a chunk that was submitted without being committed."""
         return min(self.total, self.read + CHUNK_LINES)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether an ended batch has an output file."""
+        return self.succeeded > 0
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether an ended batch has an error file: each line has a result or an error."""
+        return self.succeeded < self.total
 
     @property
     def open_jobs(self) -> int:
