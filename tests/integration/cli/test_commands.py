@@ -92,7 +92,7 @@ async def test_a_job_is_listed_watched_and_canceled(run: Run) -> None:
         (("submit", "x", "-s", "steps=900"), 2, "steps must be 1 to 100, not 900"),
         (("submit", "x", "-s", "steps"), 2, "NAME=VALUE"),
         (("submit", "x", "--image", "none.png"), 2, "none.png"),
-        (("submit", "x", "--model", "none"), 4, "there are: demo"),
+        (("submit", "x", "--model", "none"), 4, "available: demo"),
         (("watch", "job_1"), 4, "there is no job job_1"),
         (("dead", "redrive", "job_1"), 4, "there is no dead letter job_1"),
         (("jobs", "--url", "http://127.0.0.1:9"), 3, "fusequeue up"),
