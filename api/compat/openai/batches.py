@@ -17,7 +17,7 @@ from api.compat.sync_calls import created_response, earlier_attempt, request_dig
 from api.context import Context, RequestContext
 from api.http.body_limits import JSON_TYPES, require_type
 from api.http.openapi import problems
-from api.http.streaming import sse_response
+from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from shared.errors import NotFound, Unauthenticated, Unavailable
 from shared.protocols.openai.batches import WINDOW_S, Batch, BatchStatus
 from shared.request import MetadataKey, MetadataValue, validated
@@ -128,12 +128,12 @@ async def _events(batch_id: str, context: RequestContext, key: list[str]) -> Asy
         while not services.closing.is_set():
             await services.authenticator.caller(key)  # ends the stream of a revoked key
             batch = await services.queue.batches.get(context.tenant, batch_id)
-            message = f"event: batch\ndata: {json.dumps(batch_object(batch), separators=(',', ':'))}\n\n".encode()
+            message = sse_message("batch", json.dumps(batch_object(batch), separators=(",", ":")))
             if message != last:
                 yield message
                 last, silent_s = message, 0.0
             elif silent_s >= services.settings.sse_keepalive_s:
-                yield b": keep-alive\n\n"
+                yield SSE_KEEPALIVE
                 silent_s = 0.0
             if batch.status.terminal:
                 return

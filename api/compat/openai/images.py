@@ -27,7 +27,7 @@ from api.context import Context, RequestContext
 from api.errors import STATUSES, problem
 from api.http.body_limits import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import problems
-from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, sse_response
+from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, sse_message, sse_response
 from shared.config.adapters import AdapterChoice
 from shared.config.models_file import MAX_INPUT_IMAGES
 from shared.errors import InvalidRequest, NotFound, Unavailable
@@ -264,10 +264,8 @@ class ImageStream:
 
 
 def _event(kind: str, fields: Mapping[str, Any]) -> bytes:
-    data = json.dumps({"type": kind, **fields}, separators=(",", ":"))
-    return f"event: {kind}\ndata: {data}\n\n".encode()
+    return sse_message(kind, json.dumps({"type": kind, **fields}, separators=(",", ":")))
 
 
 def _error_event(response: Response) -> bytes:
-    data = json.dumps(json.loads(bytes(response.body)), separators=(",", ":"))
-    return f"event: error\ndata: {data}\n\n".encode()
+    return sse_message("error", json.dumps(json.loads(bytes(response.body)), separators=(",", ":")))

@@ -18,7 +18,7 @@ from api.compat.openai.images import read_base64
 from api.context import Context, RequestContext, ServicesDep, Tenant
 from api.http.body_limits import JSON_TYPES, require_type
 from api.http.openapi import problems
-from api.http.streaming import StreamedResponse
+from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.responses import existing_job
 from api.routes.jobs import Prefer
 from shared.config.models_file import ModelSpec
@@ -157,11 +157,7 @@ async def stream_prediction(request: Request, prediction_id: str, context: Conte
     """Stream a prediction with server-sent events: `logs` with its progress, `output` per image, then `done`."""
     record = await context.find_job(prediction_id)
     context.services.waiters.check()
-    return StreamedResponse(
-        _events(record, context, request.headers.getlist("authorization")),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-    )
+    return sse_response(_events(record, context, request.headers.getlist("authorization")))
 
 
 @router.get("/webhooks/default/secret", responses=problems(503))
@@ -240,47 +236,41 @@ async def _outputs(record: JobRecord, context: RequestContext) -> list[str]:
 async def _events(record: JobRecord, context: RequestContext, key: list[str]) -> AsyncGenerator[bytes]:
     """Yield the events of a job: its logs, keep-alives, then its images and `done`, or one `error`.
 
-    `key` has the authorization headers; the stream ends when the key is revoked.
+    Every event has an id: clients ignore events without one. `key` has the authorization headers; the stream ends when the key is revoked.
     """
     job, services, last = record.job, context.services, Progress()
-    yield _event("logs", logs(job, last), "seed")
+    yield sse_message("logs", logs(job, last), "seed")
     try:
         async with contextlib.aclosing(services.waiters.events(job.id)) as events:
             async for event in events:
                 with contextlib.suppress(Unavailable):
                     await services.authenticator.caller(key)
                 if event is None:
-                    yield b": keep-alive\n\n"
+                    yield SSE_KEEPALIVE
                     continue
                 if event.state is not None and event.state.terminal:
                     break
                 if event.progress is not None and event.progress.step > last.step:
                     last = event.progress
-                    yield _event("logs", f"{progress_line(last)}\n", str(last.step))
+                    yield sse_message("logs", f"{progress_line(last)}\n", str(last.step))
         ended = await services.queue.jobs.get(job.id)
         if ended is None or not ended.state.terminal:
             raise Unavailable("the stream was interrupted; read the prediction")
         async for message in _final_events(ended, context):
             yield message
     except (Unavailable, NotFound, Unauthenticated) as error:  # the response status was sent already
-        yield _event("error", error.message, "interrupted")
+        yield sse_message("error", error.message, "interrupted")
 
 
 async def _final_events(record: JobRecord, context: RequestContext) -> AsyncGenerator[bytes]:
     if record.state is State.SUCCEEDED:
         for index, url in enumerate(await _outputs(record, context)):
-            yield _event("output", url, f"output:{index}")
+            yield sse_message("output", url, f"output:{index}")
     elif record.state is not State.CANCELED:
-        yield _event("error", prediction(record, context.base_url, "")["error"], "error")
+        yield sse_message("error", prediction(record, context.base_url, "")["error"], "error")
         return
     reason = {"reason": "canceled"} if record.state is State.CANCELED else {}
-    yield _event("done", json.dumps(reason), "done")
-
-
-def _event(kind: str, text: str, event_id: str) -> bytes:
-    """Return one event; clients ignore events without an id."""
-    data = "".join(f"data: {line}\n" for line in text.split("\n"))
-    return f"event: {kind}\nid: {event_id}\n{data}\n".encode()
+    yield sse_message("done", json.dumps(reason), "done")
 
 
 def webhook_fields(body: PredictionRequest) -> dict[str, Any]:
