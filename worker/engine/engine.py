@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 
 class Engine:
-    """Runs jobs in fused forwards on its own thread.
+    """The `EngineInterface` on a thread of this process.
 
     Public methods can be called from any thread; only `stop`, `join` and `warm_up` block. An error that no job causes
     (a lost device, a bug in the engine) ends the thread, and `status` then reports a hang.
@@ -72,7 +72,6 @@ class Engine:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop the thread after its present forward and cancel unfinished jobs; waits up to `timeout_s`."""
         self._inbox.put(self._begin_stop)
         self._thread.join(timeout_s)
         self._input_executor.shutdown(wait=False, cancel_futures=True)
@@ -84,7 +83,6 @@ class Engine:
         return not self._thread.is_alive()
 
     def submit(self, *requests: EngineRequest) -> None:
-        """Add jobs, which start together; `JobFinished` is the last event of each."""
         with self._lock:
             arrivals = range(self._arrivals + 1, self._arrivals + 1 + len(requests))
             self._arrivals += len(requests)
@@ -96,12 +94,10 @@ class Engine:
             self._input_executor.submit(self._prepare_and_admit, numbered)
 
     def cancel(self, claim_key: str) -> None:
-        """Remove a job at its next step; ignores unknown keys."""
         self._forget(claim_key)
         self._inbox.put(lambda: self._scheduler.cancel(claim_key))
 
     def release_all(self) -> None:
-        """Cancel all unfinished jobs."""
         with self._lock:
             self._unfinished.clear()
         self._inbox.put(self._scheduler.cancel_all)

@@ -1,4 +1,4 @@
-"""The engine in a process of its own, so that its thread does not share Python's lock with the worker's event loop.
+"""The engine in a separate process, so that its thread does not share Python's lock with the worker's event loop.
 
 Two threads here read and write messages; `worker.engine.process` is the other end.
 """
