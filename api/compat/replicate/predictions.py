@@ -236,7 +236,8 @@ async def _outputs(record: JobRecord, context: RequestContext) -> list[str]:
 async def _events(record: JobRecord, context: RequestContext, key: list[str]) -> AsyncGenerator[bytes]:
     """Yield the events of a job: its logs, keep-alives, then its images and `done`, or one `error`.
 
-    Every event has an id: clients ignore events without one. `key` has the authorization headers; the stream ends when the key is revoked.
+    Every event has an id: clients ignore events without one. `key` has the authorization headers; the stream
+    ends when the key is revoked.
     """
     job, services, last = record.job, context.services, Progress()
     yield sse_message("logs", logs(job, last), "seed")
