@@ -17,7 +17,7 @@ READ = frozenset({Scope.JOBS_READ})
 
 
 async def test_only_a_digest_is_kept(queue: Queue) -> None:
-    """Whoever reads all of Redis holds no key afterwards."""
+    """The content of Redis reveals no key."""
     token, key = await queue.api_keys.create("acme", READ, name="laptop")
     for name in await names_left(queue):
         kept = await queue.client.redis.eval(
@@ -30,8 +30,8 @@ async def test_only_a_digest_is_kept(queue: Queue) -> None:
     assert (known.tenant, known.scopes, known.name, known.last_used_at_ms) == ("acme", READ, "laptop", None)
 
 
-async def test_from_the_first_key_on_keys_are_asked_for_for_good(queue: Queue) -> None:
-    """Revoking the last key must not open the door."""
+async def test_keys_are_required_from_the_first_key_on(queue: Queue) -> None:
+    """Revoking the last key does not disable authentication."""
     assert not await queue.api_keys.any_created()
     assert not (await queue.api_keys.identify(None, "default")).keys_made
     _, key = await queue.api_keys.create("acme", READ)
@@ -42,8 +42,8 @@ async def test_from_the_first_key_on_keys_are_asked_for_for_good(queue: Queue) -
     assert (await queue.api_keys.identify(None, "default")).keys_made
 
 
-async def test_a_key_ends_by_redis_time(queue: Queue) -> None:
-    """Expired keys are told apart from unknown ones for 30 days, then they are gone."""
+async def test_a_key_expires_in_redis_time(queue: Queue) -> None:
+    """Expired keys differ from unknown ones for 30 days, then they are deleted."""
     _, key = await queue.api_keys.create("acme", READ, lives_s=3600)
     assert key.expires_at_ms == key.created_at_ms + 3_600_000
     fresh = (await queue.api_keys.identify(key.id, "default")).key
@@ -59,7 +59,7 @@ async def test_a_key_ends_by_redis_time(queue: Queue) -> None:
     )
 
 
-async def test_a_revoked_key_says_so_for_a_while(queue: Queue) -> None:
+async def test_a_revoked_key_is_kept_for_a_while(queue: Queue) -> None:
     _, key = await queue.api_keys.create("acme", READ)
     assert await queue.api_keys.revoke(key.id)
     first = (await queue.api_keys.all())[0].revoked_at_ms
@@ -84,7 +84,7 @@ async def test_use_is_written_once_a_minute(queue: Queue) -> None:
     assert len(await queue.api_keys.all()) == 1
 
 
-async def test_keys_are_bounded_and_the_rows_of_gone_ones_make_room(queue: Queue) -> None:
+async def test_the_number_of_keys_is_limited_and_deleted_ones_do_not_count(queue: Queue) -> None:
     """10,000 rows: the next key is refused, until one of them is gone."""
     rows = {f"k{at}": at for at in range(10_000)}
     await queue.client.redis.zadd(queue.client.redis_keys.api_keys, rows)
@@ -105,11 +105,11 @@ async def test_keys_are_bounded_and_the_rows_of_gone_ones_make_room(queue: Queue
 async def test_a_tenants_requests_are_counted_by_redis_time_over_all_processes(
     queue: Queue, queue_with: Callable[..., Queue], eventually: Eventually
 ) -> None:
-    """All of the limit at once, then one more each as time allows; another tenant has a limit of its own."""
+    """The full limit at once, then one request at a time; another tenant has its own limit."""
     other = queue_with(namespace=queue.client.settings.namespace)
-    told = [await one.api_keys.admit("acme", 120) for _ in range(60) for one in (queue, other)]
-    assert sum(rate.allowed for rate in told) >= 120
-    assert (told[0].limit, told[0].remaining, told[0].reset_ms) == (120, 119, 500)
+    rates = [await one.api_keys.admit("acme", 120) for _ in range(60) for one in (queue, other)]
+    assert sum(rate.allowed for rate in rates) >= 120
+    assert (rates[0].limit, rates[0].remaining, rates[0].reset_ms) == (120, 119, 500)
     refused = await _until_refused(queue)
     assert (refused.remaining, refused.limit) == (0, 120)
     assert 1 <= refused.retry_ms <= 500
@@ -130,7 +130,7 @@ async def _until_refused(queue: Queue) -> Rate:
     raise AssertionError("200 more requests were allowed at once")
 
 
-async def test_limits_of_a_tenant_go_before_those_of_the_settings(
+async def test_limits_of_a_tenant_override_the_settings(
     queue_with: Callable[..., Queue], make_submission: Callable[..., Submission]
 ) -> None:
     """And back again: `default` in the command line is None here."""

@@ -1,4 +1,4 @@
-"""What a pool wants, from real costs in a real Redis."""
+"""Autoscaling from measured costs in a real Redis."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from shared.job import BatchingStats, Outcome, State
 from shared.queue import Queue, WorkerInfo
 
 
-async def test_the_scale_follows_what_jobs_cost_in_company(queue: Queue, make_submission: Any, tmp_path: Path) -> None:
-    """A job that cost 40 GPU-seconds alone costs ten where four share: eight that wait are 80 s, not 320.
+async def test_the_scale_follows_the_cost_of_jobs_in_a_batch(
+    queue: Queue, make_submission: Any, tmp_path: Path
+) -> None:
+    """A job that cost 40 GPU-seconds solo costs ten if four share a batch: eight queued ones are 80 s, not 320.
 
     Two workers start them all at once, four each."""
     async with serving(queue, tmp_path, target_wait_s=20.0) as api:
@@ -29,12 +31,12 @@ async def test_the_scale_follows_what_jobs_cost_in_company(queue: Queue, make_su
         for rows, seconds in ((1, 1.0), (4, 1.0)):
             await queue.workers.learn_cost("cpu", job.model, f"{job.width}x{job.height}", rows, seconds)
         await put(queue, *(make_submission() for _ in range(8)))
-        told = (await api.get(f"/v1/scale/{queue.client.settings.namespace}")).json()
-        assert (told["backlog_s"], told["wanted"]) == (pytest.approx(80.0), 2)
+        scale = (await api.get(f"/v1/scale/{queue.client.settings.namespace}")).json()
+        assert (scale["backlog_s"], scale["wanted"]) == (pytest.approx(80.0), 2)
         await queue.workers.heartbeat(WorkerInfo(id="w1", models=(job.model,), running_jobs=2))
-        told = (await api.get(f"/v1/scale/{queue.client.settings.namespace}")).json()
-        assert (told["alive"], told["busy"]) == (1, 1)
+        scale = (await api.get(f"/v1/scale/{queue.client.settings.namespace}")).json()
+        assert (scale["alive"], scale["busy"]) == (1, 1)
         await queue.workers.learn_start_time(70.0)
         await queue.workers.learn_start_time(80.0)
-        told = (await api.get(f"/v1/scale/{queue.client.settings.namespace}")).json()
-        assert (told["start_s"], told["wanted"]) == (pytest.approx(73.0), 1), "a second one would load for too long"
+        scale = (await api.get(f"/v1/scale/{queue.client.settings.namespace}")).json()
+        assert (scale["start_s"], scale["wanted"]) == (pytest.approx(73.0), 1), "a second one would load for too long"

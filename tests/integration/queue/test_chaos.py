@@ -1,4 +1,4 @@
-"""Many workers that die, stall, drain and cancel: every job ends exactly once."""
+"""Workers that die, stall, drain and cancel: every job ends exactly once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ JOBS = 300
 WORKERS = 5
 
 
-class Crew:
-    """Workers that do to their jobs whatever can happen to jobs, and note what they were told."""
+class ChaosWorkers:
+    """Workers that treat their jobs in every possible way, and record the outcomes."""
 
-    def __init__(self, queue: Queue, chance: random.Random) -> None:
+    def __init__(self, queue: Queue, random_numbers: random.Random) -> None:
         self.queue = queue
-        self.chance = chance
+        self.random_numbers = random_numbers
         self.settled: list[str] = []
         self.stale: list[tuple[str, Claim]] = []
         self.done = False
@@ -34,8 +34,8 @@ class Crew:
         while not self.done:
             lives += 1
             worker = f"w{number}.{lives}"
-            claims = await self.queue.claims.claim(worker, MODELS, self.chance.randint(1, 8))
-            if claims and not claims[0].solo and self.chance.random() < 0.3:
+            claims = await self.queue.claims.claim(worker, MODELS, self.random_numbers.randint(1, 8))
+            if claims and not claims[0].solo and self.random_numbers.random() < 0.3:
                 claims += await self.queue.claims.join(worker, claims[0].signature, 4, models=MODELS)
             assert len({one.signature for one in claims}) <= 1
             assert not any(one.solo for one in claims) or len(claims) == 1
@@ -44,7 +44,7 @@ class Crew:
             await asyncio.sleep(0.001 if claims else 0.005)
 
     async def treat(self, worker: str, one: Claim) -> None:
-        fate = self.chance.random()
+        fate = self.random_numbers.random()
         if fate < 0.15:
             self.stale.append((worker, one))  # dies with it, or wakes up too late
         elif fate < 0.25:
@@ -55,10 +55,10 @@ class Crew:
             if one.job.id in renewal.cancel:
                 await self.settle(worker, one, State.CANCELED)
         else:
-            await self.settle(worker, one, self.chance.choice([State.SUCCEEDED, State.SUCCEEDED, State.FAILED]))
+            await self.settle(worker, one, self.random_numbers.choice([State.SUCCEEDED, State.SUCCEEDED, State.FAILED]))
 
     async def settle(self, worker: str, one: Claim, state: State) -> None:
-        if await end(self.queue, one, worker=worker, state=state, gpu_seconds=self.chance.random()):
+        if await end(self.queue, one, worker=worker, state=state, gpu_seconds=self.random_numbers.random()):
             self.settled.append(one.job.id)
 
     async def keep_up(self) -> None:
@@ -70,47 +70,47 @@ class Crew:
     async def wake_too_late(self) -> None:
         while not self.done:
             if self.stale:
-                worker, one = self.stale.pop(self.chance.randrange(len(self.stale)))
+                worker, one = self.stale.pop(self.random_numbers.randrange(len(self.stale)))
                 await self.settle(worker, one, State.SUCCEEDED)
             await asyncio.sleep(0.01)
 
     async def cancel_some(self, job_ids: list[str]) -> None:
-        for job_id in self.chance.sample(job_ids, len(job_ids) // 10):
+        for job_id in self.random_numbers.sample(job_ids, len(job_ids) // 10):
             await self.queue.jobs.cancel(job_id)
             await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_every_job_ends_exactly_once(queue_with: Callable[..., Queue], make_submission: Make, seed: int) -> None:
-    """Whatever befalls its workers: one terminal event a job, the state it tells, and nothing left in line."""
+    """Whatever its workers do: one terminal event per job, with its state, and an empty queue."""
     queue = queue_with(lease_ms=40, overdue_ms=50, max_attempts=5)
-    chance = random.Random(seed)
+    random_numbers = random.Random(seed)
     submissions = [
         make_submission(
-            window_ms=chance.choice([0, 5, 20]),
-            n=chance.choice([1, 1, 1, 2, 4]),
-            width=chance.choice([64, 128, 192]),
-            tenant=chance.choice(["a", "b", "c"]),
-            priority=chance.choice(list(Priority)),
-            deadline_at_ms=now_ms() + 50 if chance.random() < 0.05 else None,
+            window_ms=random_numbers.choice([0, 5, 20]),
+            n=random_numbers.choice([1, 1, 1, 2, 4]),
+            width=random_numbers.choice([64, 128, 192]),
+            tenant=random_numbers.choice(["a", "b", "c"]),
+            priority=random_numbers.choice(list(Priority)),
+            deadline_at_ms=now_ms() + 50 if random_numbers.random() < 0.05 else None,
         )
         for _ in range(JOBS)
     ]
-    crew = Crew(queue, chance)
+    workers = ChaosWorkers(queue, random_numbers)
     ids, repaired = [], 0
     async with asyncio.timeout(110), asyncio.TaskGroup() as group:
         for number in range(WORKERS):
-            group.create_task(crew.work(number))
-        group.create_task(crew.keep_up())
-        group.create_task(crew.wake_too_late())
+            group.create_task(workers.work(number))
+        group.create_task(workers.keep_up())
+        group.create_task(workers.wake_too_late())
         for first in range(0, JOBS, 20):
             ids += await put(queue, *submissions[first : first + 20])
             await asyncio.sleep(0.005)
-        group.create_task(crew.cancel_some(ids))
+        group.create_task(workers.cancel_some(ids))
         while await queue.workers.queue_depths():
             repaired += await queue.maintenance.reconcile()
             await asyncio.sleep(0.02)
-        crew.done = True
+        workers.done = True
     assert repaired == 0  # what is on its way is not astray
     terminal = Counter(
         (fields["job"], fields["state"])
@@ -122,7 +122,7 @@ async def test_every_job_ends_exactly_once(queue_with: Callable[..., Queue], mak
     assert set(terminal.values()) == {1}
     for job_id, state in terminal:
         assert await state_of(queue, job_id) == state
-    assert max(Counter(crew.settled).values()) == 1
+    assert max(Counter(workers.settled).values()) == 1
     assert await queue.maintenance.reconcile() == 0
     keys = queue.client.redis_keys
     assert (

@@ -1,4 +1,4 @@
-"""Claiming: which signature, whose jobs, how many, and when."""
+"""Claiming: which signature, which jobs, how many, and when."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Make = Callable[..., Submission]
 LONG_MS = 60_000
 
 
-async def test_a_claim_says_all_a_worker_needs(queue: Queue, make_submission: Make) -> None:
-    """Job, signature, epoch and attempt; and the record says who runs it."""
+async def test_a_claim_has_all_that_a_worker_needs(queue: Queue, make_submission: Make) -> None:
+    """Job, signature, epoch and attempt; and the record names the worker."""
     one = make_submission()
     await put(queue, one)
     (claimed,) = await claim(queue, worker="w7")
@@ -28,15 +28,15 @@ async def test_a_claim_says_all_a_worker_needs(queue: Queue, make_submission: Ma
 
 
 async def test_the_lease_starts_at_the_claim(queue: Queue, make_submission: Make) -> None:
-    """A claim that its worker never starts comes back as soon as any other."""
+    """A claim that its worker never starts expires like any other."""
     (job_id,) = await put(queue, make_submission())
     await claim(queue)
     left = await queue.client.redis.zscore(queue.client.redis_keys.leases, job_id) - await redis_ms(queue)
     assert queue.client.settings.lease_ms / 2 < left <= queue.client.settings.lease_ms
 
 
-async def test_nothing_waits_nothing_is_claimed(queue: Queue, make_submission: Make) -> None:
-    """No jobs, no seats, no models, or another model's jobs: nothing, and no error."""
+async def test_without_queued_jobs_nothing_is_claimed(queue: Queue, make_submission: Make) -> None:
+    """No jobs, no slots, no models, or another model's jobs: no claim and no error."""
     assert await claim(queue) == []
     await put(queue, make_submission(model="other"))
     assert await claim(queue) == []
@@ -46,7 +46,7 @@ async def test_nothing_waits_nothing_is_claimed(queue: Queue, make_submission: M
 
 
 async def test_one_signature_a_batch(queue: Queue, make_submission: Make) -> None:
-    """COUNT would be per stream: a claim over many lanes still keeps to one signature and to its seats."""
+    """COUNT would be per stream: a claim over many lanes keeps to one signature and to its slots."""
     for width in (64, 128, 192):
         await put(queue, *[make_submission(width=width, tenant=f"t{at}") for at in range(5)])
     claimed = await claim(queue, 4)
@@ -55,7 +55,7 @@ async def test_one_signature_a_batch(queue: Queue, make_submission: Make) -> Non
 
 
 async def test_a_batch_is_filled_by_priority(queue: Queue, make_submission: Make) -> None:
-    """Interactive, then standard, then bulk, within one batch; bulk fills the seats left over."""
+    """Interactive, then standard, then bulk, within one batch; bulk fills the remaining slots."""
     order = [Priority.BULK, Priority.STANDARD, Priority.INTERACTIVE]
     ids = {}
     for priority in order:
@@ -64,14 +64,14 @@ async def test_a_batch_is_filled_by_priority(queue: Queue, make_submission: Make
 
 
 async def test_the_most_urgent_signature_is_chosen(queue: Queue, make_submission: Make) -> None:
-    """A signature with an interactive job goes before one that has waited longer for less urgent ones."""
+    """A signature with an interactive job goes before an older one of a lower priority."""
     await put(queue, make_submission(width=64, priority=Priority.STANDARD))
     await a_moment(3)
     (urgent,) = await put(queue, make_submission(width=128, priority=Priority.INTERACTIVE))
     assert await claim_ids(queue) == [urgent]
 
 
-async def test_among_equals_the_earliest_ripe_goes_first(queue: Queue, make_submission: Make) -> None:
+async def test_within_a_priority_the_earliest_ready_goes_first(queue: Queue, make_submission: Make) -> None:
     """Age decides between signatures of one priority."""
     ids = []
     for width in (256, 64, 128):
@@ -88,28 +88,28 @@ async def test_lower_priorities_can_be_left_out(queue: Queue, make_submission: M
     assert await claim_ids(queue, lowest=Priority.INTERACTIVE) == [urgent]
 
 
-async def test_a_lone_job_waits_for_nothing(queue: Queue, make_submission: Make) -> None:
-    """However long the window: where nobody is known to come, nobody is waited for."""
+async def test_a_solo_job_does_not_wait(queue: Queue, make_submission: Make) -> None:
+    """However long the window: without an expected arrival there is no wait."""
     (job_id,) = await put(queue, make_submission(window_ms=LONG_MS))
     assert await queue.claims.next_ready_ms(MODELS) == 0
     assert await claim_ids(queue) == [job_id]
 
 
-async def test_jobs_of_one_request_are_no_sign_of_more(queue: Queue, make_submission: Make) -> None:
+async def test_jobs_of_one_request_predict_no_more_arrivals(queue: Queue, make_submission: Make) -> None:
     """Three jobs sent together arrive once: they do not wait for a fourth."""
     await put(queue, *[make_submission(window_ms=LONG_MS) for _ in range(3)])
     assert len(await claim(queue)) == 3
 
 
-async def test_jobs_wait_for_likely_company(queue: Queue, make_submission: Make) -> None:
-    """Arrivals close to each other: the next one waits, in nobody's hands, until its seats are full."""
+async def test_jobs_wait_for_likely_batch_mates(queue: Queue, make_submission: Make) -> None:
+    """Arrivals close to each other: the next one stays queued until its slots are full."""
     await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
     assert len(await claim(queue)) == 1
     await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
     assert await claim(queue) == []
-    ripening = await queue.claims.next_ready_ms(MODELS)
-    assert ripening is not None
-    assert LONG_MS / 2 < ripening <= LONG_MS
+    ready_in_ms = await queue.claims.next_ready_ms(MODELS)
+    assert ready_in_ms is not None
+    assert LONG_MS / 2 < ready_in_ms <= LONG_MS
     await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
     assert await claim(queue) == []
     await put(queue, make_submission(window_ms=LONG_MS, max_batch=3))
@@ -118,7 +118,7 @@ async def test_jobs_wait_for_likely_company(queue: Queue, make_submission: Make)
 
 
 async def test_the_window_counts_from_the_arrival(queue: Queue, make_submission: Make) -> None:
-    """Company that does not come keeps a job for its window and no longer."""
+    """A job waits for batch mates for its window and no longer."""
     for width in range(64, 64 + 30 * 16, 16):
         before_ms = await redis_ms(queue)
         await put(queue, make_submission(window_ms=80, width=width))
@@ -138,16 +138,16 @@ async def test_the_window_counts_from_the_arrival(queue: Queue, make_submission:
     assert await redis_ms(queue) >= int(earliest_ms) + 80
 
 
-async def test_the_window_ripens_all_that_waits(queue: Queue, make_submission: Make) -> None:
-    """Ripeness is the line's: whoever waits when it ripens goes along."""
+async def test_the_window_makes_all_queued_jobs_ready(queue: Queue, make_submission: Make) -> None:
+    """Readiness belongs to the signature: all its queued jobs are claimed."""
     first = make_submission(window_ms=LONG_MS, max_batch=8)
     await put(queue, first)
     await put(queue, *[make_submission(window_ms=LONG_MS) for _ in range(2)])
-    assert len(await claim(queue)) == 3  # the first was ripe at its arrival, and nobody was there
+    assert len(await claim(queue)) == 3  # the first was ready at its arrival, without a worker
 
 
-async def test_what_the_workers_learned_decides_how_many_pay(queue: Queue, make_submission: Make) -> None:
-    """Fewer seats than the model's largest batch may be all that pays."""
+async def test_learned_efficient_rows_decide_readiness(queue: Queue, make_submission: Make) -> None:
+    """The efficient rows can be fewer than the model's largest batch."""
     one = make_submission(window_ms=LONG_MS, max_batch=64)
     await queue.claims.learn_efficient_rows(one.signature, 2)
     await put(queue, one)
@@ -158,8 +158,8 @@ async def test_what_the_workers_learned_decides_how_many_pay(queue: Queue, make_
     assert len(await claim(queue)) == 2
 
 
-async def test_a_job_may_need_several_seats(queue: Queue, make_submission: Make) -> None:
-    """Seats are counted, not jobs."""
+async def test_a_job_can_need_several_slots(queue: Queue, make_submission: Make) -> None:
+    """Slots are counted, not jobs."""
     ids = await put(queue, make_submission(n=3), make_submission(n=2), make_submission(n=1))
     assert await claim_ids(queue, 6) == ids
     depth = (await queue.workers.queue_depths())[0]
@@ -167,7 +167,7 @@ async def test_a_job_may_need_several_seats(queue: Queue, make_submission: Make)
 
 
 async def test_what_is_not_claimed_stays_in_its_lane(queue: Queue, make_submission: Make) -> None:
-    """A claim reads no further than it can take."""
+    """A claim reads no more than it can claim."""
     await put(queue, *[make_submission(n=2) for _ in range(10)])
     assert len(await claim(queue, 4)) == 2
     lane = queue.client.redis_keys.lane(make_submission().signature, "standard", "default")
@@ -175,8 +175,8 @@ async def test_what_is_not_claimed_stays_in_its_lane(queue: Queue, make_submissi
     assert await queue.client.redis.exists(queue.client.redis_keys.front(make_submission().signature)) == 0
 
 
-async def test_what_does_not_fit_is_left_and_leads_the_next_batch(queue: Queue, make_submission: Make) -> None:
-    """Smaller jobs behind a large one fill the seats; the large one is first as soon as it fits."""
+async def test_a_job_that_does_not_fit_leads_the_next_batch(queue: Queue, make_submission: Make) -> None:
+    """Smaller jobs behind a large one fill the slots; the large one is first as soon as it fits."""
     small, large, other = await put(queue, make_submission(), make_submission(n=4), make_submission())
     assert await claim_ids(queue, 3) == [small, other]
     later = await put(queue, make_submission(), make_submission())
@@ -184,7 +184,7 @@ async def test_what_does_not_fit_is_left_and_leads_the_next_batch(queue: Queue, 
 
 
 async def test_a_large_job_at_the_head_of_an_empty_batch_is_taken(queue: Queue, make_submission: Make) -> None:
-    """As many seats as it needs are enough."""
+    """Exactly the slots it needs are enough."""
     large, _ = await put(queue, make_submission(n=4), make_submission())
     assert await claim_ids(queue, 4) == [large]
 
@@ -192,7 +192,7 @@ async def test_a_large_job_at_the_head_of_an_empty_batch_is_taken(queue: Queue, 
 async def test_a_large_job_is_not_starved_by_small_ones(
     queue_with: Callable[..., Queue], make_submission: Make
 ) -> None:
-    """Passed over for longer than overdue_ms, it holds the seats of a busy worker free until it fits."""
+    """Skipped for longer than overdue_ms, it reserves the slots of a busy worker until it fits."""
     queue = queue_with(overdue_ms=LONG_MS)
     later = queue_with(namespace=queue.client.settings.namespace, overdue_ms=1)
     (small,) = await put(queue, make_submission())
@@ -213,7 +213,7 @@ async def test_a_large_job_is_not_starved_by_small_ones(
 async def test_a_worker_too_small_for_a_job_serves_the_others(
     queue_with: Callable[..., Queue], make_submission: Make
 ) -> None:
-    """An idle worker that could never take the large job is not stopped by it."""
+    """An idle worker that can never claim the large job claims others."""
     queue = queue_with(overdue_ms=20)
     large, small = await put(queue, make_submission(n=4), make_submission())
     assert await claim_ids(queue, 1, "small") == [small]
@@ -225,22 +225,22 @@ async def test_a_worker_too_small_for_a_job_serves_the_others(
 
 
 async def _running(queue: Queue, job_id: str) -> Claim:
-    """Return the claim that a job is held by, from its record."""
+    """Return the claim of a running job, from its record."""
     record = await queue.jobs.get(job_id)
     assert record is not None
     return Claim(record.job, "", record.epoch, record.epoch, False, 0)
 
 
 async def test_a_signature_that_does_not_fit_does_not_hide_the_next(queue: Queue, make_submission: Make) -> None:
-    """A worker with few free seats starts what fits."""
+    """A worker with few free slots starts what fits."""
     await put(queue, make_submission(n=4, width=64))
     await a_moment(3)
     (other,) = await put(queue, make_submission(width=128))
     assert await claim_ids(queue, 2) == [other]
 
 
-async def test_a_line_whose_group_is_lost_is_found_again(queue: Queue, make_submission: Make) -> None:
-    """A failover may lose the group: made again from 0, it skips nothing and runs nothing twice."""
+async def test_a_lane_whose_group_is_lost_is_found_again(queue: Queue, make_submission: Make) -> None:
+    """A failover can lose the group: created from 0, it skips nothing and repeats nothing."""
     ids = await put(queue, *[make_submission() for _ in range(3)])
     (running,) = await claim(queue, 1)
     lane = queue.client.redis_keys.lane(running.signature, "standard", "default")
@@ -249,8 +249,8 @@ async def test_a_line_whose_group_is_lost_is_found_again(queue: Queue, make_subm
     assert await end(queue, running)
 
 
-async def test_rubbish_in_a_lane_goes_to_the_dead_letters(queue: Queue, make_submission: Make) -> None:
-    """An entry without a record, or none of ours, is dropped and told of; the line goes on."""
+async def test_an_invalid_entry_becomes_a_dead_letter(queue: Queue, make_submission: Make) -> None:
+    """An entry without a readable record is removed and becomes a dead letter; the others are claimed."""
     gone, good = await put(queue, make_submission(), make_submission())
     lane = queue.client.redis_keys.lane(make_submission().signature, "standard", "default")
     await queue.client.redis.delete(queue.client.redis_keys.job(gone))
@@ -266,7 +266,7 @@ async def test_rubbish_in_a_lane_goes_to_the_dead_letters(queue: Queue, make_sub
 
 
 async def test_an_unreadable_job_fails_and_the_others_run(queue: Queue, make_submission: Make) -> None:
-    """A wire form that is none ends in the dead letters, with a word to its client."""
+    """An invalid wire form becomes a dead letter, with an error for its client."""
     bad, good = await put(queue, make_submission(), make_submission())
     await queue.client.redis.hset(queue.client.redis_keys.job(bad), "job", '{"schema_version": 1}')
     assert await claim_ids(queue) == [good]
@@ -275,28 +275,28 @@ async def test_an_unreadable_job_fails_and_the_others_run(queue: Queue, make_sub
     assert [(letter.id, letter.reason) for letter in letters] == [(bad, "undecodable")]
 
 
-async def test_bytes_that_are_no_text_do_not_stop_a_claim(queue: Queue, make_submission: Make) -> None:
-    """Whatever lies in a hash, the claim answers."""
+async def test_invalid_text_does_not_stop_a_claim(queue: Queue, make_submission: Make) -> None:
+    """A claim replies whatever a hash contains."""
     bad, good = await put(queue, make_submission(), make_submission())
     await queue.client.redis.hset(queue.client.redis_keys.job(bad), "job", b"\xff\xfe{")
     assert await claim_ids(queue) == [good]
 
 
 async def test_a_passed_deadline_is_not_run(queue: Queue, make_submission: Make) -> None:
-    """It expires instead, and the seats go to the next."""
+    """It expires instead, and the next job gets the slots."""
     late, good = await put(queue, make_submission(deadline_at_ms=1), make_submission())
     assert await claim_ids(queue) == [good]
     assert await state_of(queue, late) is State.EXPIRED
 
 
-async def test_a_batch_starts_with_no_more_than_its_model_takes(queue: Queue, make_submission: Make) -> None:
-    """A worker of several models offers the seats of the largest; each signature takes what its own model allows."""
+async def test_a_batch_starts_with_at_most_its_models_maximum(queue: Queue, make_submission: Make) -> None:
+    """A worker of several models offers the slots of the largest; each signature gets what its model allows."""
     await put(queue, *[make_submission(max_batch=3) for _ in range(5)])
     assert len(await claim(queue, 8)) == 3
 
 
-async def test_a_batch_starts_with_no_more_than_pays(queue: Queue, make_submission: Make) -> None:
-    """What workers have learned bounds a start; a job of several pictures still gets the seats it needs."""
+async def test_a_batch_starts_with_at_most_the_efficient_rows(queue: Queue, make_submission: Make) -> None:
+    """Learned rows limit a start; a job of several images still gets the slots it needs."""
     many = [make_submission() for _ in range(5)]
     await put(queue, *many)
     await queue.claims.learn_efficient_rows(many[0].signature, 2)

@@ -1,4 +1,4 @@
-"""Connections: bounded waits, nothing sent twice that must not be, nothing lost that was cut off."""
+"""Connections: bounded waits, no unsafe repetition, no lost claims."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Eventually = Callable[..., Awaitable[None]]
 
 @pytest.fixture
 async def own_queue(durable_server: Any, settings_for: Callable[..., Settings]) -> AsyncIterator[Queue]:
-    """A queue on a server of its own, which may be paused."""
+    """A queue on its own server, which can be paused."""
     queue = Queue.connect(settings_for(durable_server.url))
     yield queue
     await queue.close()
@@ -35,7 +35,7 @@ async def test_a_good_redis_passes(queue: Queue) -> None:
 
 
 async def test_a_redis_that_evicts_is_refused(own_queue: Queue) -> None:
-    """It would lose jobs without a word; the error names the command that helps."""
+    """It could lose jobs; the error names the command that helps."""
     await own_queue.client.redis.config_set("maxmemory-policy", "allkeys-lru")
     with pytest.raises(IncompatibleRedis, match="CONFIG SET maxmemory-policy noeviction"):
         await own_queue.check()
@@ -43,15 +43,15 @@ async def test_a_redis_that_evicts_is_refused(own_queue: Queue) -> None:
     await own_queue.check()
 
 
-async def test_a_redis_that_does_not_tell_its_policy_is_taken(own_queue: Queue) -> None:
-    """Some services refuse INFO to their users."""
+async def test_a_redis_without_info_is_accepted(own_queue: Queue) -> None:
+    """Some services do not allow INFO."""
     await own_queue.client.redis.execute_command("ACL", "SETUSER", "default", "-info")
     await own_queue.check()
     await own_queue.client.redis.execute_command("ACL", "SETUSER", "default", "+info")
 
 
-async def test_a_redis_that_is_not_there(settings_for: Callable[..., Settings], make_submission: Make) -> None:
-    """Every call says so, soon."""
+async def test_an_unreachable_redis_is_reported(settings_for: Callable[..., Settings], make_submission: Make) -> None:
+    """Every call raises `RedisUnavailable` soon."""
     queue = Queue.connect(settings_for("redis://127.0.0.1:1/0"))
     calls: list[Awaitable[Any]] = [
         queue.ping(),
@@ -73,7 +73,7 @@ async def test_a_redis_that_is_not_there(settings_for: Callable[..., Settings], 
 
 
 async def test_a_burst_waits_for_connections(own_queue: Queue, make_submission: Make) -> None:
-    """More calls at once than connections are no lost Redis: each is served, by a bounded number of connections."""
+    """More concurrent calls than connections are no outage: each is served in turn."""
     one = make_submission()
     await own_queue.jobs.submit([one])
     answers = await asyncio.gather(*(own_queue.jobs.get(one.job.id) for _ in range(8 * client.CONNECTIONS)))
@@ -81,14 +81,14 @@ async def test_a_burst_waits_for_connections(own_queue: Queue, make_submission: 
     assert len(await own_queue.client.redis.client_list()) <= client.CONNECTIONS + 1
 
 
-async def test_a_redis_that_hangs_is_given_up(
+async def test_a_hung_redis_times_out(
     own_queue: Queue,
     durable_server: Any,
     make_submission: Make,
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A server that answers nothing holds a caller for two timeouts at most, and a submit cut off is safe to repeat."""
+    """A hung server holds a caller for two timeouts at most, and a canceled submit is safe to repeat."""
     monkeypatch.setattr(client, "COMMAND_TIMEOUT_S", 0.2)
     impatient = Queue.connect(own_queue.client.settings)
 
@@ -111,8 +111,8 @@ async def test_a_redis_that_hangs_is_given_up(
     await impatient.close()
 
 
-async def test_claims_go_by_the_client_that_never_retries(queue: Queue, make_submission: Make) -> None:
-    """Sent again after a timeout, a claim would take other jobs and leave the first to their leases."""
+async def test_claims_use_the_client_that_never_retries(queue: Queue, make_submission: Make) -> None:
+    """Repeated after a timeout, a claim would claim other jobs and leave the first to their leases."""
     ids = await put(queue, make_submission(), make_submission())
     dead = client.connect_commands("redis://127.0.0.1:1/0")
     settings = queue.client.settings
@@ -126,7 +126,7 @@ async def test_claims_go_by_the_client_that_never_retries(queue: Queue, make_sub
 
 
 async def test_clients_are_set_as_measured(settings_for: Callable[..., Settings]) -> None:
-    """The blocking read ends before its socket gives up; retries and health checks are told, never the defaults."""
+    """The blocking read ends before its socket times out; retries and health checks are set, not defaults."""
     queue = Queue.connect(settings_for("redis://127.0.0.1:1/0"))
     commands = queue.client.redis.connection_pool.connection_kwargs
     blocking = queue.client.blocking.connection_pool.connection_kwargs
@@ -139,9 +139,7 @@ async def test_clients_are_set_as_measured(settings_for: Callable[..., Settings]
     await queue.close()
 
 
-async def test_a_claim_that_nobody_waits_for_is_given_back(
-    queue: Queue, make_submission: Make, eventually: Eventually
-) -> None:
+async def test_a_canceled_claim_is_released(queue: Queue, make_submission: Make, eventually: Eventually) -> None:
     """Canceled at any moment, a claim leaves no job stranded until its lease ends."""
     (job_id,) = await put(queue, make_submission())
     other = Queue.connect(queue.client.settings)
@@ -160,7 +158,7 @@ async def test_a_claim_that_nobody_waits_for_is_given_back(
             record = await other.jobs.get(job_id)
             return record is not None and record.state == "queued" and not queue.claims.unfinished
 
-        await eventually(waiting, "the job is back in line")
+        await eventually(waiting, "the job is queued again")
     assert await claim_ids(other) == [job_id]
     await other.close()
 
@@ -175,7 +173,7 @@ async def test_scripts_that_redis_forgot_are_loaded_again(own_queue: Queue, make
 
 
 async def test_a_wait_survives_a_flush(queue: Queue, make_submission: Make) -> None:
-    """The wake-up stream may vanish under a reader."""
+    """The wake-up stream can disappear under a reader."""
     await put(queue, make_submission())
     await queue.claims.wait_wakeup(1)
     waiting = asyncio.create_task(queue.claims.wait_wakeup(0.2))
@@ -185,7 +183,7 @@ async def test_a_wait_survives_a_flush(queue: Queue, make_submission: Make) -> N
 
 
 async def test_another_clients_settings_do_not_matter(queue: Queue, make_submission: Make) -> None:
-    """What we read is text, whatever bytes lie there."""
+    """Replies are text, whatever bytes Redis holds."""
     raw = Redis.from_url(queue.client.settings.redis_url)
     await raw.hset(queue.client.redis_keys.job("job_odd"), mapping={"job": b"\xff", "state": b"\xfe"})
     await raw.pexpire(queue.client.redis_keys.job("job_odd"), 60_000)

@@ -1,4 +1,4 @@
-"""Cancel, deadlines, forgetting, dead letters and retention."""
+"""Canceling, deadlines, deletion, dead letters and retention."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shared.runtime.clock import now_ms
 Make = Callable[..., Submission]
 
 
-async def test_a_waiting_job_is_canceled_at_once(queue: Queue, make_submission: Make) -> None:
-    """Its entry is gone with it; though XDEL of an unread entry makes a group's lag nil, the depth is right."""
+async def test_a_queued_job_is_canceled_at_once(queue: Queue, make_submission: Make) -> None:
+    """Its entry is deleted; though XDEL of an unread entry makes a group's lag nil, the depth is right."""
     first, second, third = await put(queue, *[make_submission(n=2) for _ in range(3)])
     record = await queue.jobs.cancel(second)
     assert record is not None
@@ -26,17 +26,19 @@ async def test_a_waiting_job_is_canceled_at_once(queue: Queue, make_submission: 
     assert await claim_ids(queue) == [first, third]
 
 
-async def test_canceling_the_last_waiting_job_leaves_no_line(queue: Queue, make_submission: Make) -> None:
-    """Lane, group and signature go."""
+async def test_canceling_the_last_queued_job_deletes_its_lane(queue: Queue, make_submission: Make) -> None:
+    """Lane, group and signature are deleted."""
     ids = await put(queue, make_submission(), make_submission())
     for job_id in ids:
         await queue.jobs.cancel(job_id)
     assert await queue.workers.queue_depths() == []
-    assert not {name for name in await names_left(queue) if name.startswith(("lane", "sig", "ripe", "waiting"))}
+    assert not {
+        name for name in await names_left(queue) if name.startswith(("lane", "signature", "ready", "queued_jobs"))
+    }
 
 
-async def test_canceling_the_head_moves_the_lines_age(queue: Queue, make_submission: Make) -> None:
-    """The oldest that waits is the next one then."""
+async def test_canceling_the_oldest_job_changes_the_age(queue: Queue, make_submission: Make) -> None:
+    """Then the next job is the oldest."""
     old, young = await put(queue, make_submission()), await put(queue, make_submission())
     lanes = queue.client.redis_keys.lanes(make_submission().signature, "standard")
     await queue.jobs.cancel(old[0])
@@ -45,7 +47,7 @@ async def test_canceling_the_head_moves_the_lines_age(queue: Queue, make_submiss
 
 
 async def test_a_running_job_is_marked(queue: Queue, make_submission: Make) -> None:
-    """Its worker is told when it renews, and settles it."""
+    """Its worker learns of it when it renews the lease, and settles the job."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
     record = await queue.jobs.cancel(job_id)
@@ -59,8 +61,10 @@ async def test_a_running_job_is_marked(queue: Queue, make_submission: Make) -> N
 
 
 @pytest.mark.parametrize("way", ["lost", "released"])
-async def test_a_canceled_job_whose_worker_goes_is_not_run_again(queue: Queue, make_submission: Make, way: str) -> None:
-    """Lost or given back, the cancel holds."""
+async def test_a_canceled_job_of_a_lost_worker_does_not_run_again(
+    queue: Queue, make_submission: Make, way: str
+) -> None:
+    """Lost or released, it stays canceled."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
     await queue.jobs.cancel(job_id)
@@ -74,7 +78,7 @@ async def test_a_canceled_job_whose_worker_goes_is_not_run_again(queue: Queue, m
 
 
 async def test_a_job_that_has_ended_stays_as_it_is(queue: Queue, make_submission: Make) -> None:
-    """A late cancel answers with what is; one of an unknown job with nothing."""
+    """A late cancel returns the record; for an unknown job it returns None."""
     (job_id,) = await put(queue, make_submission())
     await end(queue, (await claim(queue))[0])
     record = await queue.jobs.cancel(job_id)
@@ -83,12 +87,12 @@ async def test_a_job_that_has_ended_stays_as_it_is(queue: Queue, make_submission
     assert await queue.jobs.cancel("job_unknown") is None
 
 
-@pytest.mark.parametrize("where", ["front", "alone"])
-async def test_a_job_that_came_back_can_be_canceled(queue: Queue, make_submission: Make, where: str) -> None:
-    """Wherever it stands in line."""
+@pytest.mark.parametrize("where", ["front", "solo"])
+async def test_a_requeued_job_can_be_canceled(queue: Queue, make_submission: Make, where: str) -> None:
+    """Lost and released jobs are canceled like others."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
-    if where == "alone":
+    if where == "solo":
         await lose(queue, job_id)
         await queue.maintenance.reclaim()
     else:
@@ -98,8 +102,8 @@ async def test_a_job_that_came_back_can_be_canceled(queue: Queue, make_submissio
     assert await queue.workers.queue_depths() == []
 
 
-async def test_waiting_jobs_expire(queue: Queue, make_submission: Make) -> None:
-    """Past its deadline a job ends, one without or with a later one waits on; a running one is its worker's matter."""
+async def test_queued_jobs_expire(queue: Queue, make_submission: Make) -> None:
+    """After its deadline a queued job ends; jobs without or with a later one stay queued; a running one continues."""
     running, *_ = await put(queue, make_submission(deadline_at_ms=1))
     await queue.client.redis.hdel(queue.client.redis_keys.job(running), "deadline")
     await claim(queue)
@@ -116,8 +120,8 @@ async def test_waiting_jobs_expire(queue: Queue, make_submission: Make) -> None:
     assert await state_of(queue, running) is State.RUNNING
 
 
-async def test_only_waiting_jobs_are_watched(queue: Queue, make_submission: Make) -> None:
-    """Claimed or ended, a job leaves the deadlines."""
+async def test_only_queued_jobs_have_deadlines(queue: Queue, make_submission: Make) -> None:
+    """Claimed or ended, a job has no row among the deadlines."""
     soon = now_ms() + 60_000
     _, waiting = await put(queue, make_submission(deadline_at_ms=soon), make_submission(deadline_at_ms=soon))
     await claim(queue, 1)
@@ -126,8 +130,8 @@ async def test_only_waiting_jobs_are_watched(queue: Queue, make_submission: Make
     assert await queue.client.redis.exists(queue.client.redis_keys.deadlines) == 0
 
 
-async def test_a_job_given_back_past_its_deadline_expires(queue: Queue, make_submission: Make) -> None:
-    """Its deadline is watched again once it waits again."""
+async def test_a_job_released_after_its_deadline_expires(queue: Queue, make_submission: Make) -> None:
+    """A released job has a deadline again."""
     (job_id,) = await put(queue, make_submission(deadline_at_ms=now_ms() + 60_000))
     (one,) = await claim(queue)
     await queue.client.redis.hset(queue.client.redis_keys.job(job_id), "deadline", 1)
@@ -136,8 +140,8 @@ async def test_a_job_given_back_past_its_deadline_expires(queue: Queue, make_sub
     assert await state_of(queue, job_id) is State.EXPIRED
 
 
-async def test_only_what_has_ended_can_be_forgotten(queue: Queue, make_submission: Make) -> None:
-    """Record and indexes go at once; storage is looked at once more when no upload can be under way."""
+async def test_only_ended_jobs_can_be_deleted(queue: Queue, make_submission: Make) -> None:
+    """Record and indexes are deleted at once; storage is checked again when no upload can be in progress."""
     (job_id,) = await put(queue, make_submission(batch_id="b"))
     assert not await queue.jobs.forget(job_id)
     (one,) = await claim(queue)
@@ -157,8 +161,8 @@ async def test_only_what_has_ended_can_be_forgotten(queue: Queue, make_submissio
     assert await queue.maintenance.expired_items() == []
 
 
-async def test_retention_comes_when_it_is_due(queue: Queue, make_submission: Make) -> None:
-    """Storage first, then the row: a sweep that dies between finds it again."""
+async def test_items_expire_after_their_retention(queue: Queue, make_submission: Make) -> None:
+    """Storage first, then the row: an interrupted sweep finds it again."""
     (job_id,) = await put(queue, make_submission())
     await end(queue, (await claim(queue))[0])
     assert await queue.maintenance.expired_items() == []
@@ -172,8 +176,8 @@ async def test_retention_comes_when_it_is_due(queue: Queue, make_submission: Mak
     assert await queue.jobs.page("default") == ([], None)
 
 
-async def test_what_is_kept_anew_is_not_forgotten(queue: Queue, make_submission: Make) -> None:
-    """A sweep that was slow finds the time of a row moved on, and leaves it."""
+async def test_an_item_that_is_stored_again_is_kept(queue: Queue, make_submission: Make) -> None:
+    """A slow sweep finds the row's new expiry, and leaves it."""
     (job_id,) = await put(queue, make_submission())
     await end(queue, (await claim(queue))[0])
     (row,) = await queue.client.redis.zrange(queue.client.redis_keys.retention, 0, -1)
@@ -193,7 +197,7 @@ async def _die(queue: Queue, job_id: str) -> None:
 
 
 async def test_a_dead_letter_can_be_read_and_redriven(queue: Queue, make_submission: Make) -> None:
-    """Its record says why; redriven, it runs again, alone, with its count of losses begun anew."""
+    """Its record has the error; redriven, it runs again, solo, with a new count of losses."""
     (job_id,) = await put(queue, make_submission(deadline_at_ms=now_ms() + 60_000))
     await _die(queue, job_id)
     (letter,), _ = await queue.dead_letters.page()
@@ -216,7 +220,7 @@ async def test_a_dead_letter_can_be_read_and_redriven(queue: Queue, make_submiss
 
 
 async def test_a_dead_letter_can_be_purged(queue: Queue, make_submission: Make) -> None:
-    """The letter and its job's record go."""
+    """The letter and its job's record are deleted."""
     (job_id,) = await put(queue, make_submission())
     await _die(queue, job_id)
     assert await queue.dead_letters.purge(job_id)
@@ -226,7 +230,7 @@ async def test_a_dead_letter_can_be_purged(queue: Queue, make_submission: Make) 
     assert await queue.dead_letters.page() == ([], None)
 
 
-async def test_dead_letters_come_in_pages_and_are_capped(
+async def test_dead_letters_are_paged_and_capped(
     queue_with: Callable[..., Queue], make_submission: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Newest first, never more than the cap."""

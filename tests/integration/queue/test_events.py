@@ -1,4 +1,4 @@
-"""Events: every subscriber is told its job's changes, in order, whatever happens to the connection."""
+"""Events: every subscriber gets its job's changes, in order, whatever happens to the connection."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ async def collect(events: AsyncIterator[JobEvent], into: list[JobEvent]) -> None
 async def test_a_subscriber_sees_it_all(
     queue: Queue, feed: EventFeed, make_submission: Make, eventually: Eventually
 ) -> None:
-    """The present state first, then each change and the progress, and the end by itself."""
+    """The present state first, then each change and the progress, and the end."""
     (job_id,) = await put(queue, make_submission())
     seen: list[JobEvent] = []
     async with feed.subscribe(job_id) as events:
         reader = asyncio.create_task(collect(events, seen))
         (one,) = await claim(queue)
-        await eventually(lambda: State.RUNNING in states(seen), "it is told that the job runs")
+        await eventually(lambda: State.RUNNING in states(seen), "the job runs")
         await queue.claims.report_progress(
             ProgressReport(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8))
         )
-        await eventually(lambda: seen[-1].kind == "progress", "it is told of progress")
+        await eventually(lambda: seen[-1].kind == "progress", "progress arrives")
         await queue.claims.report_progress(
             ProgressReport(job_id, 0, Phase.DENOISING, Progress(step=2, total=8), store=False)
         )
-        await eventually(lambda: seen[-1].progress == Progress(step=2, total=8), "it is told of more")
+        await eventually(lambda: seen[-1].progress == Progress(step=2, total=8), "more progress arrives")
         await end(queue, one)
         await reader
     assert states(seen) == [State.QUEUED, State.RUNNING, State.SUCCEEDED]
@@ -63,7 +63,7 @@ async def test_a_subscriber_sees_it_all(
 
 
 async def test_many_subscribers_of_one_job(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
-    """Each gets all, and others' jobs are none of theirs."""
+    """Each gets all events of its job, and none of others."""
     mine, other = await put(queue, make_submission(), make_submission())
     logs: list[list[JobEvent]] = [[], [], []]
     async with feed.subscribe(mine) as a, feed.subscribe(mine) as b, feed.subscribe(other) as c:
@@ -77,7 +77,7 @@ async def test_many_subscribers_of_one_job(queue: Queue, feed: EventFeed, make_s
         assert len({event.id for event in log}) == len(log)
 
 
-async def test_one_message_tells_of_many_jobs(
+async def test_one_message_has_the_progress_of_many_jobs(
     queue: Queue, feed: EventFeed, make_submission: Make, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Progress of a whole batch wakes a process once; it is written only where the report says so."""
@@ -98,7 +98,7 @@ async def test_one_message_tells_of_many_jobs(
             ProgressReport(mine, first.epoch, Phase.DENOISING, Progress(step=1, total=8)),
             ProgressReport(other, second.epoch, Phase.DENOISING, Progress(step=2, total=8), store=False),
         )
-        await eventually(lambda: all(log and log[-1].kind == "progress" for log in seen.values()), "both are told")
+        await eventually(lambda: all(log and log[-1].kind == "progress" for log in seen.values()), "both get progress")
         for one in (first, second):
             await end(queue, one)
         await asyncio.gather(*readers)
@@ -110,20 +110,20 @@ async def test_one_message_tells_of_many_jobs(
     assert steps == {mine: [1], other: [2]}
 
 
-async def test_who_waits_for_the_end_is_told_of_nothing_else(
+async def test_a_waiter_gets_only_the_terminal_state(
     queue: Queue, feed: EventFeed, make_submission: Make, eventually: Eventually
 ) -> None:
     """A request that waits is not woken by each step of its job."""
     (job_id,) = await put(queue, make_submission())
     seen: list[JobEvent] = []
-    told: list[JobEvent] = []
+    all_seen: list[JobEvent] = []
     async with feed.subscribe(job_id, end_only=True) as events, feed.subscribe(job_id) as all_events:
-        readers = [asyncio.create_task(collect(*pair)) for pair in ((events, seen), (all_events, told))]
+        readers = [asyncio.create_task(collect(*pair)) for pair in ((events, seen), (all_events, all_seen))]
         (one,) = await claim(queue)
         await queue.claims.report_progress(
             ProgressReport(job_id, one.epoch, Phase.DENOISING, Progress(step=1, total=8))
         )
-        await eventually(lambda: bool(told) and told[-1].kind == "progress", "the other is told of progress")
+        await eventually(lambda: bool(all_seen) and all_seen[-1].kind == "progress", "the other gets progress")
         await end(queue, one)
         await asyncio.gather(*readers)
     assert [event.state for event in seen] == [State.SUCCEEDED]
@@ -133,7 +133,7 @@ async def test_who_waits_for_the_end_is_told_of_nothing_else(
     assert [event.state for event in seen] == [State.SUCCEEDED], "one that has ended says so at once"
 
 
-async def test_a_job_that_has_ended_tells_so_and_ends(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
+async def test_an_ended_job_gives_its_state_and_ends(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
     """Who comes late gets the present state."""
     (job_id,) = await put(queue, make_submission())
     await end(queue, (await claim(queue))[0])
@@ -161,7 +161,7 @@ async def test_what_was_missed_is_replayed(queue: Queue, feed: EventFeed, make_s
 
 
 @pytest.mark.parametrize(
-    "after", ["1-0", "rubbish", "", "99-99-99", "99999999999999-0", "٣-0", "{}-99999999999999999999"]
+    "after", ["1-0", "garbage", "", "99-99-99", "99999999999999-0", "٣-0", "{}-99999999999999999999"]
 )
 async def test_what_cannot_be_replayed_gives_the_present_state(
     queue: Queue, feed: EventFeed, make_submission: Make, after: str
@@ -178,7 +178,7 @@ async def test_what_cannot_be_replayed_gives_the_present_state(
 
 
 async def test_one_who_has_seen_all_waits_for_the_next(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
-    """Nothing is told twice, and the next change comes."""
+    """No event is repeated, and the next change follows."""
     (job_id,) = await put(queue, make_submission())
     record = await queue.jobs.get(job_id)
     assert record is not None
@@ -191,7 +191,7 @@ async def test_one_who_has_seen_all_waits_for_the_next(queue: Queue, feed: Event
 
 
 async def test_an_id_from_the_future_hides_nothing(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
-    """As after Redis lost its events: the client is told how its job stands, and of all that follows."""
+    """As after Redis lost its events: the client gets the present state and all later changes."""
     (job_id,) = await put(queue, make_submission())
     seen: list[JobEvent] = []
     async with feed.subscribe(job_id, after="99999999999999-0") as events:
@@ -251,7 +251,7 @@ async def test_closing_the_feed_ends_its_subscribers(queue: Queue, make_submissi
     assert states(seen) == [State.QUEUED]
 
 
-async def test_rubbish_in_the_stream_does_not_stop_the_feed(
+async def test_garbage_in_the_stream_does_not_stop_the_feed(
     queue: Queue, feed: EventFeed, make_submission: Make
 ) -> None:
     """An event of a newer version is passed by."""

@@ -1,4 +1,4 @@
-"""Tenants share a batch, and whoever was served least leads."""
+"""Tenants share a batch; the least served one is first."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from shared.queue import Queue, Submission
 Make = Callable[..., Submission]
 
 
-async def served(queue: Queue, seats: int) -> list[str]:
+async def served(queue: Queue, slots: int) -> list[str]:
     """Return the tenants of one claim, in order."""
-    return [one.job.tenant for one in await claim(queue, seats)]
+    return [one.job.tenant for one in await claim(queue, slots)]
 
 
 async def charge(queue: Queue, make_submission: Make, tenant: str, gpu_seconds: float) -> None:
@@ -37,7 +37,7 @@ async def test_the_least_served_leads(queue: Queue, make_submission: Make) -> No
     for tenant in "abc":
         await put(queue, *[make_submission(tenant=tenant) for _ in range(3)])
     assert await served(queue, 1) == ["c"]
-    assert await served(queue, 5) == ["c", "b", "a", "c", "b"]  # seats are shared, the rest goes to who leads
+    assert await served(queue, 5) == ["c", "b", "a", "c", "b"]  # slots are shared, the rest goes to who leads
 
 
 async def test_charges_add_up(queue: Queue, make_submission: Make) -> None:

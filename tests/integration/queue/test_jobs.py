@@ -165,7 +165,7 @@ async def test_a_place_far_behind_is_estimated(queue: Queue, make_submission: Ma
 
 
 async def test_an_estimate_follows_the_pace_of_late(queue: Queue, make_submission: Make) -> None:
-    """Once jobs have ended, a waiting one is told when."""
+    """After the first completions, a queued job has an estimate."""
     ids = await put(queue, *[make_submission() for _ in range(6)])
     for one in await claim(queue, 3):
         await end(queue, one)
@@ -177,7 +177,7 @@ async def test_an_estimate_follows_the_pace_of_late(queue: Queue, make_submissio
 
 
 async def test_depths_by_signature(queue: Queue, make_submission: Make) -> None:
-    """Jobs and seats by priority, what runs, and the age of the oldest; the longest line first."""
+    """Jobs and slots by priority, what runs, and the age of the oldest; the longest line first."""
     await put(queue, make_submission(width=128, n=2))
     await put(queue, *[make_submission() for _ in range(3)], make_submission(priority=Priority.BULK, n=4))
     await claim(queue, 1)
@@ -192,7 +192,7 @@ async def test_depths_by_signature(queue: Queue, make_submission: Make) -> None:
     assert first.queued_slots > second.queued_slots
 
 
-async def test_what_only_runs_has_no_age(queue: Queue, make_submission: Make) -> None:
+async def test_running_jobs_have_no_age(queue: Queue, make_submission: Make) -> None:
     """Depth counts what waits."""
     await put(queue, make_submission())
     await claim(queue)
@@ -200,8 +200,8 @@ async def test_what_only_runs_has_no_age(queue: Queue, make_submission: Make) ->
     assert (depth.queued_jobs, depth.running_jobs, depth.oldest_age_ms) == (0, 1, None)
 
 
-async def test_workers_are_seen_while_they_beat(queue: Queue) -> None:
-    """A worker is forgotten after its last beat; what it tells comes back as told."""
+async def test_workers_are_listed_while_alive(queue: Queue) -> None:
+    """A worker is forgotten after its last heartbeat; its info is returned unchanged."""
     info = WorkerInfo(
         id="w1", models=("demo",), state="draining", slots=8, free_slots=3, device="cpu", loaded=("demo",)
     )

@@ -1,4 +1,4 @@
-"""Company for a running batch, jobs that are to have none, and waking up."""
+"""Batch mates for a running batch, solo jobs, and wake-ups."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ LONG_MS = 60_000
 
 
 async def woken(queue: Queue) -> Priority:
-    """Wait to be told of jobs; a wait that a pause of this machine outlasted is begun again."""
+    """Wait for a wake-up; repeat a wait that a pause of this machine has outlasted."""
     async with asyncio.timeout(60):
-        while (told := await queue.claims.wait_wakeup(2)) is None:
+        while (priority := await queue.claims.wait_wakeup(2)) is None:
             pass
-    return told
+    return priority
 
 
-async def test_a_running_batch_takes_jobs_ripe_or_not(queue: Queue, make_submission: Make) -> None:
-    """Ripeness gates the start only."""
+async def test_a_running_batch_takes_jobs_ready_or_not(queue: Queue, make_submission: Make) -> None:
+    """Readiness only gates the start."""
     await put(queue, make_submission(window_ms=LONG_MS))
     (running,) = await claim(queue)
     ids = await put(queue, make_submission(window_ms=LONG_MS), make_submission(window_ms=LONG_MS))
@@ -79,8 +79,8 @@ async def test_another_models_overdue_jobs_are_not_this_workers_matter(
     assert len(await queue.claims.join("w1", running.signature, 8, models=MODELS)) == 1
 
 
-async def test_a_lost_job_comes_alone(queue_with: Callable[..., Queue], make_submission: Make) -> None:
-    """It has no company from its own claim, and joins no batch."""
+async def test_a_lost_job_comes_solo(queue_with: Callable[..., Queue], make_submission: Make) -> None:
+    """It runs solo from its claim on, and joins no batch."""
     queue = queue_with(overdue_ms=LONG_MS)
     ids = await put(queue, *[make_submission() for _ in range(3)])
     await claim(queue, 1)
@@ -97,7 +97,7 @@ async def test_a_lost_job_comes_alone(queue_with: Callable[..., Queue], make_sub
 async def test_a_lost_job_is_not_kept_waiting_by_joiners(
     queue_with: Callable[..., Queue], make_submission: Make
 ) -> None:
-    """It joins no batch: so after overdue_ms nobody else joins either, and the batch comes to its end."""
+    """It joins no batch: after overdue_ms no other job joins either, and the batch ends."""
     queue = queue_with(overdue_ms=LONG_MS)
     later = queue_with(namespace=queue.client.settings.namespace, overdue_ms=1)
     lost, _ = await put(queue, make_submission(), make_submission())
@@ -128,7 +128,7 @@ async def test_a_lost_bulk_job_lets_urgent_ones_pass_for_a_while(
 
 
 async def test_a_worker_waits_for_the_next_wakeup(queue: Queue, make_submission: Make) -> None:
-    """A blocked worker is told of a submit at once, and none between two waits is missed."""
+    """A submit wakes a blocked worker at once, and no wake-up between two waits is missed."""
     await queue.claims.wait_wakeup(2)  # the first returns at once
     waiting = asyncio.create_task(woken(queue))
     await a_moment(20)
@@ -140,28 +140,28 @@ async def test_a_worker_waits_for_the_next_wakeup(queue: Queue, make_submission:
     assert await queue.claims.wait_wakeup(2) is not None
 
 
-async def test_a_wakeup_tells_the_most_urgent_priority(queue: Queue, make_submission: Make) -> None:
+async def test_a_wakeup_has_the_highest_priority(queue: Queue, make_submission: Make) -> None:
     """So that a full worker need not ask whenever a job comes; where it is not known, any may have come."""
     await queue.claims.wait_wakeup(1)
     width = iter(range(64, 4096, 16))
 
-    async def told(*priorities: Priority) -> Priority | None:
+    async def woken_by(*priorities: Priority) -> Priority | None:
         await put(queue, *[make_submission(width=next(width), priority=priority) for priority in priorities])
         return await queue.claims.wait_wakeup(2)
 
-    assert await told(Priority.BULK) is Priority.BULK
-    assert await told(Priority.BULK, Priority.STANDARD) is Priority.STANDARD
-    assert await told(Priority.INTERACTIVE, Priority.BULK) is Priority.INTERACTIVE
+    assert await woken_by(Priority.BULK) is Priority.BULK
+    assert await woken_by(Priority.BULK, Priority.STANDARD) is Priority.STANDARD
+    assert await woken_by(Priority.INTERACTIVE, Priority.BULK) is Priority.INTERACTIVE
     assert await queue.claims.wait_wakeup(0.05) is None
     for _ in range(40):
         await put(queue, make_submission(width=next(width), priority=Priority.BULK))
     assert await queue.claims.wait_wakeup(2) is Priority.INTERACTIVE, "more wake-ups than are kept"
     await queue.client.redis.xadd(queue.client.redis_keys.wakeup, {"w": "1"})
-    assert await queue.claims.wait_wakeup(2) is Priority.INTERACTIVE, "of a version that does not tell"
+    assert await queue.claims.wait_wakeup(2) is Priority.INTERACTIVE, "of a version without a rank"
 
 
 async def test_a_job_that_may_join_wakes_the_worker(queue: Queue, make_submission: Make) -> None:
-    """One more job of a running signature ripens no sooner than the last, and yet its worker has a seat for it."""
+    """One more job of a running signature is ready no earlier than the last, and still its worker has a slot for it."""
     first = make_submission(window_ms=60_000)
     await put(queue, first)
     await queue.claims.wait_wakeup(2)
@@ -173,7 +173,7 @@ async def test_a_job_that_may_join_wakes_the_worker(queue: Queue, make_submissio
 
 
 async def test_a_wait_ends_by_itself(queue: Queue) -> None:
-    """At its timeout, with nothing to tell."""
+    """At its timeout, without a wake-up."""
     await queue.claims.wait_wakeup(1)
     took_s: list[float] = []
     while not took_s or (took_s[-1] >= 1 and len(took_s) < 5):  # again where the machine paused meanwhile
@@ -183,8 +183,8 @@ async def test_a_wait_ends_by_itself(queue: Queue) -> None:
     assert 0.03 < took_s[-1] < 1
 
 
-async def test_a_submit_that_changes_nothing_wakes_nobody(queue: Queue, make_submission: Make) -> None:
-    """Workers that can do nothing more are left alone; the wake-up stream stays small."""
+async def test_a_submit_that_changes_nothing_wakes_no_worker(queue: Queue, make_submission: Make) -> None:
+    """Workers that cannot claim more are not woken; the wake-up stream stays small."""
     await put(queue, make_submission())
     before = await queue.client.redis.xrevrange(queue.client.redis_keys.wakeup, count=1)
     await put(queue, make_submission())
@@ -206,8 +206,8 @@ async def test_a_worker_with_other_jobs_is_given_no_lost_one(queue: Queue, make_
     assert await claim_ids(queue, worker="w2") == [lost]
 
 
-async def test_only_priorities_that_count_are_told_as_ripening(queue: Queue, make_submission: Make) -> None:
-    """A full worker asks when interactive jobs ripen: bulk ones would keep it asking."""
+async def test_only_claimable_priorities_count_for_readiness(queue: Queue, make_submission: Make) -> None:
+    """A full worker asks when interactive jobs are ready: bulk ones would keep it polling."""
     await put(queue, make_submission(priority=Priority.BULK))
     assert await queue.claims.next_ready_ms(MODELS) == 0
     assert await queue.claims.next_ready_ms(MODELS, lowest=Priority.INTERACTIVE) is None

@@ -13,7 +13,7 @@ from shared.queue import ProgressReport, Queue, Submission
 Make = Callable[..., Submission]
 
 
-async def test_a_settled_job_tells_its_result(queue: Queue, make_submission: Make) -> None:
+async def test_a_settled_job_has_its_result(queue: Queue, make_submission: Make) -> None:
     """Result, state, event and times in one script; the lease and the entry are gone, the record has a TTL."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
@@ -44,7 +44,7 @@ async def test_a_settled_job_tells_its_result(queue: Queue, make_submission: Mak
 
 
 async def test_a_failure_keeps_its_reason(queue: Queue, make_submission: Make) -> None:
-    """The client is told why."""
+    """The client gets the reason."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
     failure = Failure(code="out_of_memory", message="even one row does not fit", retryable=True)
@@ -134,7 +134,7 @@ async def test_the_same_worker_is_fenced_from_its_own_past(queue: Queue, make_su
 
 
 async def test_a_lease_that_is_renewed_does_not_end(queue_with: Callable[..., Queue], make_submission: Make) -> None:
-    """Renewed, it outlives its length; left alone, it ends."""
+    """Renewed, it outlives its length; otherwise it expires."""
     queue = queue_with(lease_ms=100_000)
     kept, left = await put(queue, make_submission(), make_submission())
     epochs = {one.job.id: one.epoch for one in await claim(queue)}
@@ -155,7 +155,7 @@ async def test_a_reclaim_takes_no_more_than_it_is_asked(queue: Queue, make_submi
 
 
 async def test_a_released_job_leads_its_line_and_counts_nothing(queue: Queue, make_submission: Make) -> None:
-    """A draining worker gives back: at once ripe, before all others, in company, no loss counted."""
+    """A draining worker releases jobs: ready at once, first, with batch mates, no loss counted."""
     ids = await put(queue, *[make_submission(window_ms=60_000) for _ in range(2)])
     claims = await claim(queue)
     later = await put(queue, make_submission(window_ms=60_000))
@@ -179,7 +179,7 @@ async def test_a_released_job_keeps_to_its_priority(queue: Queue, make_submissio
     assert await claim_ids(queue) == [standard, bulk]
 
 
-async def test_a_lost_job_goes_to_the_front_and_is_ripe(queue: Queue, make_submission: Make) -> None:
+async def test_a_lost_job_goes_to_the_front_and_is_ready(queue: Queue, make_submission: Make) -> None:
     """It has waited long enough."""
     (lost,) = await put(queue, make_submission(window_ms=60_000))
     await claim(queue)
@@ -190,8 +190,8 @@ async def test_a_lost_job_goes_to_the_front_and_is_ripe(queue: Queue, make_submi
     assert await claim_ids(queue, worker="w2") == [lost]
 
 
-async def test_companions_of_a_killer_are_not_counted(queue: Queue, make_submission: Make) -> None:
-    """A loss in company is nobody's fault; alone, the one that kills is found out and the other succeeds."""
+async def test_batch_mates_of_a_killer_are_not_counted(queue: Queue, make_submission: Make) -> None:
+    """With batch mates a loss counts for no job; solo, the job that kills its worker is found."""
     killer, friend = await put(queue, make_submission(), make_submission())
     assert len(await claim(queue)) == 2
     await lose(queue, killer, friend)
@@ -217,8 +217,8 @@ async def test_companions_of_a_killer_are_not_counted(queue: Queue, make_submiss
     assert [letter.id for letter in (await queue.dead_letters.page())[0]] == [killer]
 
 
-async def test_giving_back_alone_keeps_it_alone_and_counts_nothing(queue: Queue, make_submission: Make) -> None:
-    """A drain is no loss, and a suspect stays one."""
+async def test_a_released_solo_job_stays_solo_and_counts_no_loss(queue: Queue, make_submission: Make) -> None:
+    """A drain is no loss, and a suspect stays solo."""
     (job_id,) = await put(queue, make_submission())
     await claim(queue)
     await lose(queue, job_id)
@@ -233,7 +233,7 @@ async def test_giving_back_alone_keeps_it_alone_and_counts_nothing(queue: Queue,
 
 
 async def test_attempts_never_repeat(queue: Queue, make_submission: Make) -> None:
-    """Whatever happens to a job, each claim's object keys are its own."""
+    """Whatever happens to a job, each claim's object keys are unique."""
     (job_id,) = await put(queue, make_submission())
     attempts = []
     for lost in (True, False, True):
@@ -249,7 +249,7 @@ async def test_attempts_never_repeat(queue: Queue, make_submission: Make) -> Non
 
 
 async def test_progress_is_on_record(queue: Queue, make_submission: Make) -> None:
-    """Phase and steps can be polled, and a job given back has none."""
+    """Phase and steps can be polled, and a released job has none."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
     assert await queue.claims.report_progress(
@@ -265,7 +265,7 @@ async def test_progress_is_on_record(queue: Queue, make_submission: Make) -> Non
 
 
 async def test_waking_up_after_a_release(queue: Queue, make_submission: Make) -> None:
-    """What is given back is taken up at once, not at the next poll."""
+    """A released job is claimed at once, not at the next poll."""
     await put(queue, make_submission())
     (one,) = await claim(queue)
     await queue.claims.wait_wakeup(0.01)

@@ -1,4 +1,4 @@
-"""Several models on several workers: who serves which, so that loads are few and none waits for ever."""
+"""Several models on several workers: few loads, and no signature waits forever."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def models(**loads_ms: int) -> dict[str, int]:
     return loads_ms
 
 
-async def claimed(queue: Queue, worker: str, loads_ms: dict[str, int], seats: int = 8) -> list[str]:
-    return [one.job.model for one in await queue.claims.claim(worker, loads_ms, seats)]
+async def claimed(queue: Queue, worker: str, loads_ms: dict[str, int], slots: int = 8) -> list[str]:
+    return [one.job.model for one in await queue.claims.claim(worker, loads_ms, slots)]
 
 
 async def holds(queue: Queue, worker: str, *names: str) -> None:
@@ -30,7 +30,7 @@ async def holds(queue: Queue, worker: str, *names: str) -> None:
 
 
 async def goes_on(queue: Queue, worker: str, model: str) -> None:
-    """Let a worker that holds a model go on telling so for a minute."""
+    """Renew for a minute that a worker holds a model."""
     later = round(await redis_ms(queue)) + 60_000
     assert (
         await queue.client.redis.zadd(queue.client.redis_keys.model_holders(model), {worker: later}, xx=True, ch=True)
@@ -38,8 +38,8 @@ async def goes_on(queue: Queue, worker: str, model: str) -> None:
     )
 
 
-async def test_what_is_in_memory_goes_first(queue: Queue, make_submission: Make) -> None:
-    """Though another model's job came before; that one follows, since a free GPU is better loaded than left."""
+async def test_loaded_models_go_first(queue: Queue, make_submission: Make) -> None:
+    """Another model's job came earlier; it follows, since an idle GPU is worth a load."""
     await put(queue, make_submission(model="there"))
     await put(queue, make_submission(model="here"))
     worker = models(here=0, there=LONG_MS)
@@ -47,22 +47,22 @@ async def test_what_is_in_memory_goes_first(queue: Queue, make_submission: Make)
     assert await claimed(queue, "w1", worker) == ["there"]
 
 
-async def test_what_waits_for_long_goes_before_what_is_in_memory(queue: Queue, make_submission: Make) -> None:
-    """It counts as younger by some loads, and by no more: a stream of jobs for one model starves no other."""
+async def test_an_old_signature_goes_before_loaded_models(queue: Queue, make_submission: Make) -> None:
+    """A signature to be loaded is ordered later by some load times only: one model's jobs starve no other."""
     await put(queue, make_submission(model="there"))
     await a_moment(20)
     await put(queue, make_submission(model="here"))
     assert await claimed(queue, "w1", models(here=0, there=1)) == ["there"]
 
 
-async def test_a_more_urgent_job_is_worth_a_load(queue: Queue, make_submission: Make) -> None:
+async def test_a_higher_priority_is_worth_a_load(queue: Queue, make_submission: Make) -> None:
     """Priorities come before memory."""
     await put(queue, make_submission(model="here"), make_submission(model="there", priority=Priority.INTERACTIVE))
     assert await claimed(queue, "w1", models(here=0, there=LONG_MS)) == ["there"]
 
 
-async def test_what_another_worker_holds_is_left_to_it(queue: Queue, make_submission: Make) -> None:
-    """An idle worker does not load what another one has; it is told when to look again."""
+async def test_a_model_of_another_worker_is_left_to_it(queue: Queue, make_submission: Make) -> None:
+    """An idle worker does not load what another one holds; it learns when to look again."""
     await put(queue, make_submission(model="there"))
     await holds(queue, "w2", "there")
     idle = models(here=0, there=LONG_MS)
@@ -73,7 +73,7 @@ async def test_what_another_worker_holds_is_left_to_it(queue: Queue, make_submis
 
 
 async def test_it_is_left_no_longer_than_a_load_takes(queue: Queue, make_submission: Make) -> None:
-    """By then the load would have paid, whatever keeps the other worker."""
+    """By then the load would have been worth it, whatever delays the other worker."""
     await put(queue, make_submission(model="there"))
     await holds(queue, "w2", "there")
     await a_moment(20)
@@ -82,7 +82,7 @@ async def test_it_is_left_no_longer_than_a_load_takes(queue: Queue, make_submiss
 
 
 async def test_a_worker_that_fell_silent_holds_nothing(queue: Queue, make_submission: Make) -> None:
-    """Dead, or without its Redis: its jobs are not left to it."""
+    """Dead, or without Redis: its jobs are not left to it."""
     await put(queue, make_submission(model="there"))
     await holds(queue, "w2", "there")
     seconds, _ = await queue.client.redis.time()
@@ -91,39 +91,39 @@ async def test_a_worker_that_fell_silent_holds_nothing(queue: Queue, make_submis
 
 
 async def test_a_claim_holds_its_model_before_it_is_loaded(queue: Queue, make_submission: Make) -> None:
-    """Else each idle worker would load it for a few jobs of the same burst."""
+    """Otherwise each idle worker would load it for a few jobs of the same burst."""
     await put(queue, *(make_submission(model="there") for _ in range(4)))
-    assert await claimed(queue, "w1", models(there=LONG_MS), seats=2) == ["there"] * 2
+    assert await claimed(queue, "w1", models(there=LONG_MS), slots=2) == ["there"] * 2
     await goes_on(queue, "w1", "there")
-    assert await claimed(queue, "w2", models(there=LONG_MS), seats=2) == []
-    assert await claimed(queue, "w1", models(there=LONG_MS), seats=2) == ["there"] * 2, "its own claim is no other's"
+    assert await claimed(queue, "w2", models(there=LONG_MS), slots=2) == []
+    assert await claimed(queue, "w1", models(there=LONG_MS), slots=2) == ["there"] * 2, "its own claim is no other's"
 
 
 async def test_nothing_is_left_to_a_worker_that_cannot_load_it(queue: Queue, make_submission: Make) -> None:
-    """Else one with a broken disk would draw a model's jobs to it, and fail them all."""
+    """Otherwise a worker with a broken disk would attract a model's jobs and fail them all."""
     await put(queue, *(make_submission(model="there") for _ in range(4)))
-    assert await claimed(queue, "w1", models(there=-LONG_MS), seats=2) == ["there"] * 2
-    assert await claimed(queue, "w2", models(there=LONG_MS), seats=1) == ["there"]
+    assert await claimed(queue, "w1", models(there=-LONG_MS), slots=2) == ["there"] * 2
+    assert await claimed(queue, "w2", models(there=LONG_MS), slots=1) == ["there"]
     await goes_on(queue, "w2", "there")
-    assert await claimed(queue, "w1", models(there=-LONG_MS), seats=1) == [], "the other one can, so it does"
+    assert await claimed(queue, "w1", models(there=-LONG_MS), slots=1) == [], "the other one can, so it does"
 
 
-async def test_a_long_line_is_worth_a_second_worker(queue: Queue, make_submission: Make) -> None:
+async def test_a_long_queue_is_worth_a_second_worker(queue: Queue, make_submission: Make) -> None:
     """Eight jobs of 60 GPU-seconds each are more than a load."""
     await put(queue, make_submission(model="there"))
     (one,) = await queue.claims.claim("w2", ["there"], 1)
     assert await end(queue, one, "w2", gpu_seconds=60.0)
     await goes_on(queue, "w2", "there")
     await put(queue, *(make_submission(model="there") for _ in range(8)))
-    assert await claimed(queue, "w1", models(there=8 * LONG_MS), seats=1) == []
-    assert await claimed(queue, "w1", models(there=8 * LONG_MS - 1), seats=1) == ["there"]
+    assert await claimed(queue, "w1", models(there=8 * LONG_MS), slots=1) == []
+    assert await claimed(queue, "w1", models(there=8 * LONG_MS - 1), slots=1) == ["there"]
 
 
 @pytest.mark.parametrize(("load_ms", "joined"), [(0, 0), (1, 0), (LONG_MS, 1)])
 async def test_a_batch_ends_for_another_model_only_when_that_is_next(
     load_ms: int, joined: int, queue_with: Callable[..., Queue], make_submission: Make
 ) -> None:
-    """Overdue in memory, overdue for as long as a load makes worth it, and not yet."""
+    """Overdue in memory, overdue by a load time, and not yet."""
     queue = queue_with(overdue_ms=20)
     await put(queue, make_submission(model="here"))
     worker = models(here=0, there=load_ms)
@@ -134,10 +134,10 @@ async def test_a_batch_ends_for_another_model_only_when_that_is_next(
     assert len(await queue.claims.join("w1", running.signature, 8, models=worker)) == joined
 
 
-async def test_a_batch_goes_on_while_its_own_line_is_older(
+async def test_a_batch_continues_while_its_own_jobs_are_older(
     queue_with: Callable[..., Queue], make_submission: Make
 ) -> None:
-    """The next claim would give its own signature: to end it would be in vain."""
+    """The next claim would choose its own signature: ending the batch would gain nothing."""
     queue = queue_with(overdue_ms=20)
     await put(queue, make_submission(model="here"))
     worker = models(here=0, there=1)

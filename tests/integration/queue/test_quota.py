@@ -1,4 +1,4 @@
-"""Seats that one tenant may have in use at once: kept at every claim, and in nobody else's way."""
+"""Running slots of a tenant: limited at every claim, without delaying other tenants."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from shared.queue import Claim, Queue, Submission
 Make = Callable[..., Submission]
 
 
-async def limit(queue: Queue, seats: int, tenant: str = "acme") -> None:
-    await queue.api_keys.set_limits(tenant, TenantLimits(running_slots=seats))
+async def limit(queue: Queue, slots: int, tenant: str = "acme") -> None:
+    await queue.api_keys.set_limits(tenant, TenantLimits(running_slots=slots))
 
 
-async def drained(queue: Queue, seats: int = 8, worker: str = "w1") -> list[Claim]:
-    """Return all that can be claimed now, batch by batch."""
+async def drained(queue: Queue, slots: int = 8, worker: str = "w1") -> list[Claim]:
+    """Return all claimable jobs, batch by batch."""
     found: list[Claim] = []
-    while batch := await claim(queue, seats, worker):
+    while batch := await claim(queue, slots, worker):
         found += batch
     return found
 
 
-async def ripens_ms(queue: Queue) -> float:
-    """Return when the next of what waits is ripe."""
+async def ready_at_ms(queue: Queue) -> float:
+    """Return when the next queued jobs are ready."""
     asleep = await queue.claims.next_ready_ms(MODELS)
     assert asleep is not None
     return asleep + await redis_ms(queue)
@@ -38,8 +38,8 @@ def tenants(claims: list[Claim]) -> Counter[str]:
     return Counter(one.job.tenant for one in claims)
 
 
-async def test_a_tenant_has_no_more_seats_than_it_may(queue: Queue, make_submission: Make) -> None:
-    """Over several workers, signatures and priorities; what another tenant wants it gets."""
+async def test_a_tenant_has_no_more_slots_than_it_may(queue: Queue, make_submission: Make) -> None:
+    """Over several workers, signatures and priorities; other tenants get what they need."""
     await limit(queue, 3)
     for width in (64, 128):
         for priority in Priority:
@@ -64,7 +64,7 @@ async def test_the_settings_limit_those_without_a_limit_of_their_own(
 
 
 @pytest.mark.parametrize("how", ["settle", "release", "lose", "cancel"])
-async def test_however_a_job_leaves_its_seat_comes_free(queue: Queue, make_submission: Make, how: str) -> None:
+async def test_however_a_job_leaves_its_slot_comes_free(queue: Queue, make_submission: Make, how: str) -> None:
     await limit(queue, 1)
     await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme"))
     (first,) = await claim(queue)
@@ -83,8 +83,8 @@ async def test_however_a_job_leaves_its_seat_comes_free(queue: Queue, make_submi
     assert len(await drained(queue)) == 1
 
 
-async def test_what_is_put_off_keeps_nobody_waiting_and_no_worker_turning(queue: Queue, make_submission: Make) -> None:
-    """A tenant's signatures stand before another's by age; without seats they are passed, and a worker sleeps on."""
+async def test_deferred_signatures_delay_no_tenant_and_wake_no_worker(queue: Queue, make_submission: Make) -> None:
+    """Older signatures of a tenant without slots are skipped, and idle workers sleep."""
     await limit(queue, 1)
     await put(queue, make_submission(tenant="acme", width=64))
     (running,) = await claim(queue)
@@ -97,13 +97,13 @@ async def test_what_is_put_off_keeps_nobody_waiting_and_no_worker_turning(queue:
     assert found == [other]
     for _ in range(4):
         assert await claim(queue) == []
-    assert await ripens_ms(queue) - began_ms > 500
+    assert await ready_at_ms(queue) - began_ms > 500
     await end(queue, running)
     assert await queue.claims.next_ready_ms(MODELS) == 0
     assert len(await drained(queue)) == 1
 
 
-async def test_a_freed_seat_wakes_the_workers(queue: Queue, make_submission: Make) -> None:
+async def test_a_freed_slot_wakes_the_workers(queue: Queue, make_submission: Make) -> None:
     await limit(queue, 1)
     await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme", width=128))
     (running,) = await claim(queue)
@@ -115,22 +115,24 @@ async def test_a_freed_seat_wakes_the_workers(queue: Queue, make_submission: Mak
     assert not await queue.client.redis.exists(queue.client.redis_keys.deferred("acme"))
 
 
-async def test_only_arrivals_of_others_ripen_what_is_put_off(queue: Queue, make_submission: Make) -> None:
-    """A flood of the tenant that has its seats wakes nobody; one job of another is claimed at once."""
+async def test_only_arrivals_of_other_tenants_make_a_deferred_signature_ready(
+    queue: Queue, make_submission: Make
+) -> None:
+    """Arrivals of a tenant without slots wake no worker; one job of another tenant is claimed at once."""
     await limit(queue, 1)
     await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme"))
     assert len(await claim(queue, 1)) == 1
     began_ms = await redis_ms(queue)
     assert await claim(queue) == []
     await put(queue, *[make_submission(tenant="acme") for _ in range(5)])
-    assert await ripens_ms(queue) - began_ms > 500
+    assert await ready_at_ms(queue) - began_ms > 500
     (other,) = await put(queue, make_submission(tenant="other"))
     assert await queue.claims.next_ready_ms(MODELS) == 0
     assert await claim_ids(queue) == [other]
 
 
-async def test_a_signature_that_was_put_off_and_emptied_can_be_used_again(queue: Queue, make_submission: Make) -> None:
-    """That it was put off is no reason to leave a new job unripe for good."""
+async def test_a_deferred_signature_can_be_used_again(queue: Queue, make_submission: Make) -> None:
+    """A deferred signature does not delay later jobs indefinitely."""
     await limit(queue, 1)
     await put(queue, make_submission(tenant="acme"))
     (running,) = await claim(queue)
@@ -143,8 +145,8 @@ async def test_a_signature_that_was_put_off_and_emptied_can_be_used_again(queue:
     assert len(await claim(queue)) == 1
 
 
-async def test_jobs_of_several_seats_keep_to_the_limit_and_to_their_place(queue: Queue, make_submission: Make) -> None:
-    """What does not fit stays in its lane: it has not been passed over, and starts in its turn."""
+async def test_jobs_of_several_slots_keep_to_the_limit_and_to_their_place(queue: Queue, make_submission: Make) -> None:
+    """A job above the limit stays in its lane: it is not skipped, and starts in its turn."""
     await limit(queue, 4)
     ids = await put(queue, *[make_submission(tenant="acme", n=3) for _ in range(3)])
     first = await drained(queue)
@@ -167,8 +169,8 @@ async def test_a_job_larger_than_the_limit_runs_while_nothing_else_of_its_tenant
     assert await claim_ids(queue) == [large]
 
 
-async def test_jobs_given_back_or_lost_wait_for_seats_and_let_others_by(queue: Queue, make_submission: Make) -> None:
-    """Before the lanes too, a tenant that has its seats is stepped over, however many of its jobs stand there."""
+async def test_jobs_given_back_or_lost_wait_for_slots_and_let_others_by(queue: Queue, make_submission: Make) -> None:
+    """Before the lanes, too, a tenant without slots is skipped, however many of its jobs are there."""
     await put(queue, *[make_submission(tenant="acme") for _ in range(72)])
     mine = await drained(queue)
     await put(queue, *[make_submission(tenant="other") for _ in range(3)])
@@ -195,8 +197,8 @@ async def test_a_running_batch_is_joined_within_the_limit(queue: Queue, make_sub
     assert tenants(joined) == {"acme": 1, "other": 1}
 
 
-async def test_a_wrong_count_is_put_right(queue: Queue, make_submission: Make) -> None:
-    """As after a failover: seats that nobody uses would keep a tenant out for good."""
+async def test_a_wrong_counter_is_repaired(queue: Queue, make_submission: Make) -> None:
+    """As after a failover: leaked slots would block a tenant permanently."""
     await limit(queue, 2)
     ids = await put(queue, make_submission(tenant="acme"), make_submission(tenant="acme"))
     (running,) = await claim(queue, 1)

@@ -1,4 +1,4 @@
-"""What a killed server, a failover or a stray hand leaves behind, put right again."""
+"""Repair after a killed server, a failover or manual changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Eventually = Callable[..., Awaitable[None]]
 async def test_acknowledged_jobs_survive_a_killed_server(
     durable_server: Any, settings_for: Callable[..., Settings], make_submission: Make
 ) -> None:
-    """kill -9 in the midst of submits: every job that was acknowledged is in line after the restart, once."""
+    """kill -9 during submits: every acknowledged job is queued after the restart, once."""
     queue = Queue.connect(settings_for(durable_server.url))
     acknowledged: list[str] = []
 
@@ -49,7 +49,7 @@ async def test_acknowledged_jobs_survive_a_killed_server(
 async def test_a_running_job_outlives_its_server(
     durable_server: Any, settings_for: Callable[..., Settings], make_submission: Make
 ) -> None:
-    """Claimed before, settled after: the lease and the fence are where they were."""
+    """Claimed before, settled after: lease and epoch are unchanged."""
     queue = Queue.connect(settings_for(durable_server.url))
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
@@ -63,10 +63,10 @@ async def test_a_running_job_outlives_its_server(
     await queue.close()
 
 
-async def test_the_feed_makes_up_for_what_it_missed(
+async def test_the_feed_catches_up_after_an_outage(
     durable_server: Any, settings_for: Callable[..., Settings], make_submission: Make, eventually: Eventually
 ) -> None:
-    """A server that was away: its subscribers are told the state, and end."""
+    """After an outage subscribers get the state, and end."""
     queue = Queue.connect(settings_for(durable_server.url))
     (job_id,) = await put(queue, make_submission())
     seen: list[JobEvent] = []
@@ -77,7 +77,7 @@ async def test_the_feed_makes_up_for_what_it_missed(
 
     async with EventFeed(queue) as feed, feed.subscribe(job_id) as events:
         reader = asyncio.create_task(read(events))
-        await eventually(lambda: len(seen) == 1, "the present state is told")
+        await eventually(lambda: len(seen) == 1, "the present state arrives")
         durable_server.kill()
         durable_server.start()
         await queue.jobs.cancel(job_id)
@@ -89,7 +89,7 @@ async def test_the_feed_makes_up_for_what_it_missed(
 async def test_a_feed_may_start_before_its_redis(
     durable_server: Any, settings_for: Callable[..., Settings], make_submission: Make
 ) -> None:
-    """An API that comes up first tells of what it missed."""
+    """An API that starts first gets the missed state."""
     queue = Queue.connect(settings_for(durable_server.url))
     (job_id,) = await put(queue, make_submission())
     durable_server.kill()
@@ -105,8 +105,8 @@ async def test_a_feed_may_start_before_its_redis(
     await queue.close()
 
 
-async def test_nothing_is_put_right_where_all_is_right(queue: Queue, make_submission: Make) -> None:
-    """Jobs in every place: waiting, running, given back, lost, ended."""
+async def test_a_consistent_queue_is_not_changed(queue: Queue, make_submission: Make) -> None:
+    """Jobs in every state: queued, running, released, lost, ended."""
     ids = await put(queue, *[make_submission(tenant=f"t{at % 2}") for at in range(8)])
     claims = await claim(queue, 4)
     await end(queue, claims[0])
@@ -119,8 +119,8 @@ async def test_nothing_is_put_right_where_all_is_right(queue: Queue, make_submis
     assert sorted([*left, claims[3].job.id, claims[0].job.id]) == sorted(ids)
 
 
-async def test_a_job_without_its_entry_is_put_in_line_again(queue: Queue, make_submission: Make) -> None:
-    """The hash says queued, the stream knows nothing of it."""
+async def test_a_job_without_its_entry_is_queued_again(queue: Queue, make_submission: Make) -> None:
+    """The hash says queued, but the stream has no entry."""
     gone, stays = await put(queue, make_submission(n=2), make_submission())
     entry = await queue.client.redis.hget(queue.client.redis_keys.job(gone), "entry")
     await queue.client.redis.xdel(
@@ -133,8 +133,8 @@ async def test_a_job_without_its_entry_is_put_in_line_again(queue: Queue, make_s
     assert await claim_ids(queue) == [gone, stays]
 
 
-async def test_a_job_whose_lane_is_lost_is_put_in_line_again(queue: Queue, make_submission: Make) -> None:
-    """Stream and group gone, and all that was counted: nothing is lost, and limits count right."""
+async def test_a_job_whose_lane_is_lost_is_queued_again(queue: Queue, make_submission: Make) -> None:
+    """Stream, group and counters are lost: no job is lost, and limits count right."""
     ids = await put(queue, *[make_submission() for _ in range(3)])
     one = make_submission()
     keys = queue.client.redis_keys
@@ -153,8 +153,8 @@ async def test_a_job_whose_lane_is_lost_is_put_in_line_again(queue: Queue, make_
     assert await queue.client.redis.exists(keys.queued_jobs) == 0
 
 
-async def test_a_lane_alone_may_be_lost(queue: Queue, make_submission: Make) -> None:
-    """The stream is gone, while what was counted and listed of it is still there."""
+async def test_only_a_lane_can_be_lost(queue: Queue, make_submission: Make) -> None:
+    """The stream is lost while its counters and index remain."""
     ids = await put(queue, *[make_submission() for _ in range(3)])
     await queue.client.redis.delete(queue.client.redis_keys.lane(make_submission().signature, "standard", "default"))
     assert await queue.maintenance.reconcile() >= 3
@@ -163,7 +163,7 @@ async def test_a_lane_alone_may_be_lost(queue: Queue, make_submission: Make) -> 
 
 
 async def test_a_running_job_without_a_lease_gets_one(queue: Queue, make_submission: Make) -> None:
-    """Its worker may renew it; if there is none, it ends like any other."""
+    """Its worker can renew it; otherwise it expires."""
     (job_id,) = await put(queue, make_submission())
     (one,) = await claim(queue)
     await queue.client.redis.delete(queue.client.redis_keys.leases)
@@ -174,7 +174,7 @@ async def test_a_running_job_without_a_lease_gets_one(queue: Queue, make_submiss
 
 
 async def test_an_entry_without_its_job_is_dropped(queue: Queue, make_submission: Make) -> None:
-    """It goes to the dead letters, and no seat is counted for it."""
+    """It becomes a dead letter, and no slot is counted for it."""
     gone, stays = await put(queue, make_submission(), make_submission())
     await queue.client.redis.delete(queue.client.redis_keys.job(gone))
     assert await queue.maintenance.reconcile() >= 1
@@ -186,7 +186,7 @@ async def test_an_entry_without_its_job_is_dropped(queue: Queue, make_submission
 
 
 async def test_a_lost_group_is_made_again_from_the_beginning(queue: Queue, make_submission: Make) -> None:
-    """$ would skip what waits."""
+    """$ would skip queued jobs."""
     ids = await put(queue, *[make_submission() for _ in range(2)])
     await queue.client.redis.xgroup_destroy(
         queue.client.redis_keys.lane(make_submission().signature, "standard", "default"), "workers"
@@ -195,11 +195,11 @@ async def test_a_lost_group_is_made_again_from_the_beginning(queue: Queue, make_
     assert await claim_ids(queue) == ids
 
 
-async def test_counters_that_went_astray_are_put_right(queue: Queue, make_submission: Make) -> None:
-    """What waits is what stands in line."""
+async def test_wrong_counters_are_repaired(queue: Queue, make_submission: Make) -> None:
+    """The counters equal the number of queued jobs."""
     await put(queue, *[make_submission(tenant=tenant) for tenant in "aab"])
     signature = make_submission().signature
-    await queue.client.redis.hset(queue.client.redis_keys.signature(signature), mapping={"jobs:1": 99, "seats:1": 99})
+    await queue.client.redis.hset(queue.client.redis_keys.signature(signature), mapping={"jobs:1": 99, "slots:1": 99})
     await queue.client.redis.hset(queue.client.redis_keys.queued_jobs, mapping={"a": 50, "ghost": 3})
     assert await queue.maintenance.reconcile() == 2
     (depth,) = await queue.workers.queue_depths()
@@ -208,7 +208,7 @@ async def test_counters_that_went_astray_are_put_right(queue: Queue, make_submis
 
 
 async def test_one_of_several_that_start_reconciles(queue: Queue, make_submission: Make) -> None:
-    """The others do not do it again."""
+    """The others return 0."""
     await put(queue, make_submission())
     await queue.client.redis.delete(queue.client.redis_keys.lanes(make_submission().signature, "standard"))
     repaired = await asyncio.gather(*[queue.maintenance.reconcile() for _ in range(4)])

@@ -1,4 +1,4 @@
-"""Putting jobs in line."""
+"""Submitting jobs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shared.queue import Queue, Submission, Submitted
 Make = Callable[..., Submission]
 
 
-async def test_a_job_is_on_record_as_it_was_sent(queue: Queue, make_submission: Make) -> None:
-    """What the API resolved is what everyone reads."""
+async def test_a_record_has_the_submitted_job(queue: Queue, make_submission: Make) -> None:
+    """Readers get what the API resolved."""
     one = make_submission(prompt="größer \u2764 'quoted' \"twice\"", metadata={"k": "v"}, seed=2**62)
     assert await queue.jobs.submit([one]) == [Submitted(one.job.id, replayed=False)]
     record = await queue.jobs.get(one.job.id)
@@ -25,16 +25,16 @@ async def test_a_job_is_on_record_as_it_was_sent(queue: Queue, make_submission: 
     assert record.event_id != "0-0"
 
 
-async def test_many_jobs_go_by_one_script(queue: Queue, make_submission: Make) -> None:
-    """Five hundred at once, each of them in line once, in order."""
+async def test_one_script_queues_many_jobs(queue: Queue, make_submission: Make) -> None:
+    """Five hundred at once, each queued once, in order."""
     ids = await put(queue, *[make_submission(max_batch=500) for _ in range(500)])
     depth = (await queue.workers.queue_depths())[0]
     assert (depth.queued_jobs, depth.queued_slots) == (500, 500)
     assert await claim_ids(queue, 500) == ids
 
 
-async def test_more_or_less_than_a_script_takes_is_refused(queue: Queue, make_submission: Make) -> None:
-    """A script of any length would keep Redis from others."""
+async def test_the_number_of_submitted_jobs_is_limited(queue: Queue, make_submission: Make) -> None:
+    """A long script would block Redis."""
     with pytest.raises(ValueError, match="1 to 500"):
         await queue.jobs.submit([])
     with pytest.raises(ValueError, match="1 to 500"):
@@ -42,7 +42,7 @@ async def test_more_or_less_than_a_script_takes_is_refused(queue: Queue, make_su
 
 
 async def test_a_submit_sent_twice_is_one_job(queue: Queue, make_submission: Make) -> None:
-    """redis-py re-sends after a timeout: the second landing changes nothing."""
+    """redis-py retries after a timeout: the second submit changes nothing."""
     one = make_submission()
     first, second = await put(queue, one), await put(queue, one)
     assert first == second
@@ -51,7 +51,7 @@ async def test_a_submit_sent_twice_is_one_job(queue: Queue, make_submission: Mak
 
 
 async def test_a_submit_sent_again_after_its_end_does_not_run_again(queue: Queue, make_submission: Make) -> None:
-    """A retry may arrive late."""
+    """A retry can arrive late."""
     one = make_submission()
     await put(queue, one)
     assert await end(queue, (await claim(queue))[0])
@@ -61,7 +61,7 @@ async def test_a_submit_sent_again_after_its_end_does_not_run_again(queue: Queue
 
 
 async def test_the_same_key_and_body_give_the_same_job(queue: Queue, make_submission: Make) -> None:
-    """A client that asks again gets its first job, and nothing runs twice."""
+    """A client that repeats a request gets its first job, and nothing runs twice."""
     one = make_submission(idempotency_key="k", fingerprint="f")
     two = make_submission(idempotency_key="k", fingerprint="f")
     assert await queue.jobs.submit([one]) == [Submitted(one.job.id, replayed=False)]
@@ -71,7 +71,7 @@ async def test_the_same_key_and_body_give_the_same_job(queue: Queue, make_submis
 
 
 async def test_the_same_key_with_another_body_is_refused(queue: Queue, make_submission: Make) -> None:
-    """A key names one request; nothing is put in line."""
+    """A key names one request; nothing is queued."""
     await put(queue, make_submission(idempotency_key="k", fingerprint="f"))
     (outcome,) = await queue.jobs.submit([make_submission(idempotency_key="k", fingerprint="g")])
     assert isinstance(outcome, IdempotencyMismatch)
@@ -79,14 +79,14 @@ async def test_the_same_key_with_another_body_is_refused(queue: Queue, make_subm
 
 
 async def test_a_key_is_its_tenants_own(queue: Queue, make_submission: Make) -> None:
-    """Two tenants may use the same key."""
+    """Two tenants can use the same key."""
     one = make_submission(idempotency_key="k", fingerprint="f", tenant="a")
     two = make_submission(idempotency_key="k", fingerprint="g", tenant="b")
     assert await put(queue, one, two) == [one.job.id, two.job.id]
 
 
 async def test_keys_are_kept_apart_in_one_script(queue: Queue, make_submission: Make) -> None:
-    """Lines of one bulk request that repeat a key are seen as well."""
+    """Lines of one bulk request that repeat a key are detected."""
     sent = [make_submission(idempotency_key=key, fingerprint="f") for key in ("a b", "a", "a b")]
     outcomes = await queue.jobs.submit(sent)
     assert outcomes == [
@@ -97,7 +97,7 @@ async def test_keys_are_kept_apart_in_one_script(queue: Queue, make_submission: 
 
 
 async def test_a_key_whose_job_is_forgotten_is_free_again(queue: Queue, make_submission: Make) -> None:
-    """A replay must not point at nothing."""
+    """A replay never points at a deleted job."""
     one = make_submission(idempotency_key="k", fingerprint="f")
     await put(queue, one)
     await queue.jobs.cancel(one.job.id)
@@ -106,8 +106,8 @@ async def test_a_key_whose_job_is_forgotten_is_free_again(queue: Queue, make_sub
     assert await queue.jobs.submit([two]) == [Submitted(two.job.id, replayed=False)]
 
 
-async def test_a_full_queue_says_when_to_come_again(queue_with: Callable[..., Queue], make_submission: Make) -> None:
-    """Each job gets its own answer: what fits is in line."""
+async def test_a_full_queue_gives_a_retry_time(queue_with: Callable[..., Queue], make_submission: Make) -> None:
+    """Each job has its own outcome: what fits is queued."""
     queue = queue_with(max_queued_jobs=2)
     outcomes = await queue.jobs.submit([make_submission() for _ in range(3)])
     assert [type(outcome) for outcome in outcomes] == [Submitted, Submitted, QueueFull]
@@ -118,7 +118,7 @@ async def test_a_full_queue_says_when_to_come_again(queue_with: Callable[..., Qu
 
 
 async def test_one_tenant_cannot_fill_the_queue(queue_with: Callable[..., Queue], make_submission: Make) -> None:
-    """The limit of a tenant is its own, whatever the others do."""
+    """Each tenant has its own limit."""
     queue = queue_with(max_queued_jobs_per_tenant=1)
     outcomes = await queue.jobs.submit(
         [make_submission(tenant="a"), make_submission(tenant="a"), make_submission(tenant="b")]
@@ -127,10 +127,10 @@ async def test_one_tenant_cannot_fill_the_queue(queue_with: Callable[..., Queue]
     assert "tenant 'a'" in str(outcomes[1])
 
 
-async def test_a_replay_is_answered_when_the_queue_is_full(
+async def test_a_replay_succeeds_when_the_queue_is_full(
     queue_with: Callable[..., Queue], make_submission: Make
 ) -> None:
-    """A client that lost its answer gets it, however long the line."""
+    """A client that lost its response gets it, however long the queue."""
     queue = queue_with(max_queued_jobs=1)
     one = make_submission(idempotency_key="k", fingerprint="f")
     await put(queue, one)
@@ -141,7 +141,7 @@ async def test_a_replay_is_answered_when_the_queue_is_full(
 async def test_an_input_lives_as_long_as_a_job_uses_it(
     queue: Queue, make_job: Callable[..., Job], make_submission: Make
 ) -> None:
-    """The sweep takes no picture away from a waiting job; unused, it has its own retention."""
+    """The sweep keeps the image of a queued job; unused, it has its own retention."""
     ref = InputRef(id="in_1", key="inputs/default/in_1/p.png", content_type="image/png", bytes=3, width=8, height=8)
     await queue.jobs.put_input("default", ref, 100)
     assert await queue.jobs.get_input("default", "in_1") == ref
@@ -161,7 +161,7 @@ async def test_an_input_lives_as_long_as_a_job_uses_it(
 
 
 async def test_all_inputs_of_a_job_live_as_long_as_it_uses_them(queue: Queue, make_submission: Make) -> None:
-    """Those to edit, the mask, the last picture; one that two jobs use outlives the first of them."""
+    """Images to edit, the mask, the last image; one that two jobs use outlives the first job."""
     refs = {
         name: InputRef(
             id=f"in_{name}", key=f"inputs/default/in_{name}/p.png", content_type="image/png", bytes=3, width=8, height=8
@@ -186,7 +186,7 @@ async def test_all_inputs_of_a_job_live_as_long_as_it_uses_them(queue: Queue, ma
     assert await held() == set()
 
 
-async def test_an_idle_queue_holds_nothing_of_its_lines(queue: Queue, make_submission: Make) -> None:
+async def test_an_idle_queue_has_no_lanes(queue: Queue, make_submission: Make) -> None:
     """When all jobs have ended, no lane, group, index of lanes or signature is left."""
     await put(queue, *[make_submission(priority=priority, width=width) for priority in Priority for width in (64, 128)])
     while claims := await claim(queue):
@@ -197,7 +197,7 @@ async def test_an_idle_queue_holds_nothing_of_its_lines(queue: Queue, make_submi
 
 
 async def test_the_index_drops_rows_of_jobs_that_are_gone(queue: Queue, make_submission: Make) -> None:
-    """Where no sweep runs, the index stays bounded all the same."""
+    """Without a sweep the index stays bounded, too."""
     ids = await put(queue, make_submission(), make_submission())
     for one in await claim(queue):
         await end(queue, one)
@@ -207,7 +207,7 @@ async def test_the_index_drops_rows_of_jobs_that_are_gone(queue: Queue, make_sub
 
 
 async def test_all_keys_share_one_hash_tag(queue: Queue, make_submission: Make) -> None:
-    """Cluster-mode services run a script only where all its keys lie in one slot."""
+    """Cluster-mode services run a script only if all its keys are in one slot."""
     before = {name async for name in queue.client.redis.scan_iter(count=1000)}
     await put(queue, make_submission(deadline_at_ms=2**41, batch_id="b"))
     await end(queue, (await claim(queue))[0])
@@ -217,7 +217,7 @@ async def test_all_keys_share_one_hash_tag(queue: Queue, make_submission: Make) 
 
 
 async def test_namespaces_do_not_see_each_other(queue_with: Callable[..., Queue], make_submission: Make) -> None:
-    """Pools share a Redis and nothing else."""
+    """Pools share only the Redis server."""
     one, two = queue_with(), queue_with()
     (job_id,) = await put(one, make_submission())
     assert await claim(two) == []

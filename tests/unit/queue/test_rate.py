@@ -37,9 +37,9 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("why", "limit", "asked", "told"), TABLE, ids=[row[0] for row in TABLE])
+@pytest.mark.parametrize(("why", "limit", "requests", "expected"), TABLE, ids=[row[0] for row in TABLE])
 async def test_rate(
-    redis: FakeAsyncRedis, why: str, limit: int, asked: list[tuple[int, int]], told: tuple[int, int, int, int]
+    redis: FakeAsyncRedis, why: str, limit: int, requests: list[tuple[int, int]], expected: tuple[int, int, int, int]
 ) -> None:
     """The state between two requests is kept as the script keeps it: as text with three decimals."""
     script = f"""{RATE}
@@ -51,5 +51,5 @@ async def test_rate(
       end
     end
     return {{last.spent and 1 or 0, last.remaining, last.reset, last.retry}}"""
-    args = [part for pair in asked for part in pair]
-    assert tuple(await redis.eval(script, 0, limit, *args)) == told, why
+    args = [part for pair in requests for part in pair]
+    assert tuple(await redis.eval(script, 0, limit, *args)) == expected, why

@@ -88,7 +88,7 @@ def test_each_method_has_a_script() -> None:
 
 
 def test_script_names_are_unique() -> None:
-    """Scripts are found by name alone, whatever their folder."""
+    """Scripts are found only by name, whatever their folder."""
     assert len(script_files()) == len(list(FOLDER.glob("*/*.lua")))
     assert not list(FOLDER.glob("*.lua"))
 
@@ -116,7 +116,7 @@ READINESS = [
         1000,
     ),
     ("a released job has been ready since its release", {"oldest": 995, "slots": 2, "gap": 1, "returned": 980}, 980),
-    ("released jobs alone need no lane", {"slots": 1, "gap": 1, "returned": 980}, 980),
+    ("released jobs need no lane", {"slots": 1, "gap": 1, "returned": 980}, 980),
     ("without a window jobs are ready at their arrival", {"oldest": 990, "slots": 1, "window": 0, "gap": 0}, 990),
 ]
 

@@ -1,8 +1,8 @@
 -- NEEDS rate_limit
--- Count one request of a tenant, where its limit allows it.
+-- Count a request of a tenant, if its limit allows it.
 -- KEYS[1]  prefix
 -- ARGV     tenant, requests_per_minute
--- Returns  {1 if allowed, remaining, ms until all of the limit is free again, ms to wait when refused}
+-- Returns  {1 if admitted, remaining, ms until the full limit is available, ms to wait when refused}
 local name, now = key.request_rate(ARGV[1]), clock_ms()
 local outcome = rate_limit.admit(tonumber(redis.call('GET', name) or nil), now, tonumber(ARGV[2]))
 if outcome.spent then redis.call('SET', name, string.format('%.3f', outcome.spent), 'PX', math.max(1, math.ceil(outcome.reset))) end

@@ -1,12 +1,12 @@
--- Keep a new API key. From the first one on, keys are asked for: that stays so when all of them are gone again.
+-- Store a new API key. From the first key on the namespace requires keys, even after all are deleted.
 -- KEYS[1]  prefix
 -- ARGV     key_id, digest, tenant, scopes, name, ttl_ms
 --          `ttl_ms`: '' for a key without an end
--- Returns  {'ok' | 'full', ms when it was made}
+-- Returns  {'ok' | 'full', ms of its creation}
 local MOST, KEPT_MS = 10000, 2592000000
 local now = clock_ms()
 if redis.call('ZCARD', key.api_keys) >= MOST then
-  -- The oldest come first, and are the likeliest to be gone.
+  -- The oldest keys are first, and are the most likely to have expired.
   for _, id in ipairs(redis.call('ZRANGE', key.api_keys, 0, 999)) do
     if redis.call('EXISTS', key.api_key(id)) == 0 then redis.call('ZREM', key.api_keys, id) end
   end

@@ -1,9 +1,9 @@
--- What is known of an API key, and how much its tenant may.
+-- An API key and the limits of its tenant.
 -- KEYS[1]  prefix
 -- ARGV     key_id, default_tenant
 --          `key_id`: '' without a key
--- Returns  {1 once a key has been made, fields and values of the key, 1 if it has expired,
---          {requests a minute, waiting jobs, running slots; each '' where nothing is set for this tenant}}
+-- Returns  {1 if a key has ever been created, fields and values of the key, 1 if it has expired,
+--          {requests per minute, queued jobs, running slots; '' without a limit of this tenant}}
 local fields = ARGV[1] ~= '' and redis.call('HGETALL', key.api_key(ARGV[1])) or {}
 local tenant, expired = ARGV[2], 0
 for at = 1, #fields, 2 do

@@ -1,7 +1,7 @@
--- Note that an API key is in use, once a minute at most.
+-- Record the use of an API key, at most once a minute.
 -- KEYS[1]  prefix
 -- ARGV     key_id
--- Returns  1 where it was noted, else 0
+-- Returns  1 if it was recorded, else 0
 local EVERY_MS = 60000
 local name, now = key.api_key(ARGV[1]), clock_ms()
 local known = redis.call('HMGET', name, 'digest', 'used')

@@ -1,7 +1,7 @@
--- Let an API key be good for nothing from now on. Its record stays for a while, so that people see what became of it.
+-- Revoke an API key. Its record is kept for a while, for operators.
 -- KEYS[1]  prefix
 -- ARGV     key_id
--- Returns  1, or 0 when there is no such key
+-- Returns  1, or 0 for an unknown key
 local KEPT_MS = 2592000000
 local name = key.api_key(ARGV[1])
 if redis.call('EXISTS', name) == 0 then return 0 end

@@ -1,16 +1,16 @@
 -- NEEDS fill model_loads
--- Start a batch: choose one ready signature and claim up to some slots of it.
+-- Start a batch: choose one ready signature and claim up to `slots` of its slots.
 -- KEYS[1]  prefix
 -- ARGV     worker, slots, lowest_rank, has_other_jobs, models...
 --          `models`: each with the ms that loading it takes: 0 if in memory, negative if its last load failed
--- Returns  for each claim {job id, wire form, signature, epoch, 1 if alone, waited ms}
+-- Returns  for each claim {job id, wire form, signature, epoch, 1 if solo, ms queued}
 local worker, slots, lowest = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local models = model_loads.models(5)
 local now = clock_ms()
 local TRIES, EACH = 16, 4
 
--- Ripe signatures: by priority, then by how long they have been ready; those whose model must be loaded count as younger,
--- and those that another worker has in memory are left to it for a while.
+-- Ready signatures by priority, then by turn: models to be loaded come later, and models that other workers hold are left
+-- to them for a while.
 local function candidates()
   local order, seen = {}, {}
   for rank = 0, lowest do
@@ -38,10 +38,10 @@ end
 for try, one in ipairs(candidates()) do
   if try > TRIES then break end
   local b = {sig = one.sig, worker = worker, left = slots, lowest = lowest, now = now, starting = true,
-    accompanied = ARGV[4] == '1'}
+    has_other_jobs = ARGV[4] == '1'}
   local claims = fill.fill(b)
   if claims[1] and not one.model.failed then model_loads.hold(one.model.name, worker, now) end
-  -- Held: slots of this worker are to come free for a large job of that signature.
+  -- Held: slots of this worker will become free for a large job of that signature.
   if claims[1] or b.held then return claims end
 end
 return {}

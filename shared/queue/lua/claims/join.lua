@@ -1,14 +1,14 @@
 -- NEEDS fill model_loads
--- Let a running batch take jobs of its signature, ready or not, where no other signature is overdue.
+-- Let a running batch claim more jobs of its signature, ready or not, while no other signature is overdue.
 -- KEYS[1]  prefix
 -- ARGV     worker, signature, slots, lowest_rank, models...
 --          `models`: as in claim
--- Returns  as claim; a single {'overdue'} where jobs wait that were not given for another signature's sake
+-- Returns  as claim; a single {'overdue'} if queued jobs were held back for another signature
 local worker, sig, slots, lowest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local models = model_loads.models(5)
 local now = clock_ms()
 
--- Whether the next claim would give another signature: for one whose model must be loaded first, its turn has to have come.
+-- Whether the next claim would choose another signature; if its model must be loaded first, its turn must have come.
 local function overdue(other, model, rank)
   if other.sig == sig or other.turn > now - conf.overdue_ms then return false end
   if model.load == 0 then return true end
@@ -16,8 +16,7 @@ local function overdue(other, model, rank)
   return other.free <= now and not (own and own <= other.turn)
 end
 
--- The most urgent rank in which another signature, or a lost job of this one, is overdue: only more urgent jobs than that
--- may still join.
+-- The first rank in which another signature, or a lost job of this one, is overdue: only higher priorities can join.
 local function overdue_rank()
   for rank = 0, lowest do
     local lost = queue.first(key.solo(sig), rank)
@@ -32,7 +31,7 @@ local function overdue_rank()
   return 3
 end
 
--- The answer where nothing is given: whether anything less urgent than `rank` would have been, is outcome.
+-- The reply without claims, which says whether jobs of a lower priority than `rank` were held back.
 local function held_back(rank)
   for below = math.max(0, rank + 1), lowest do
     if (tonumber(redis.call('HGET', key.signature(sig), 'jobs:' .. below) or nil) or 0) > 0 then return {{'overdue'}} end

@@ -1,9 +1,9 @@
 -- NEEDS model_loads
--- How long until something of these models may be started by a worker.
+-- How long until jobs of these models are ready for a worker.
 -- KEYS[1]  prefix
 -- ARGV     worker, lowest_rank, models...
 --          `models`: as in claim
--- Returns  ms, 0 when something is ready, nil when nothing waits
+-- Returns  ms, 0 when jobs are ready, nil when none is queued
 local worker, now = ARGV[1], clock_ms()
 local first = nil
 for _, model in ipairs(model_loads.models(3)) do

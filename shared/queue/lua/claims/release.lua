@@ -1,5 +1,5 @@
 -- NEEDS job_state
--- Give unfinished jobs back to the front of their line, no loss counted.
+-- Return unfinished jobs to the front of the queue without counting a loss.
 -- KEYS[1]  prefix
 -- ARGV     worker, claims...
 --          `claims`: pairs of job id and epoch
@@ -8,7 +8,7 @@ local worker, now, count, touched = ARGV[1], clock_ms(), 0, {}
 for at = 2, #ARGV, 2 do
   local job = job_state.load(ARGV[at])
   if job and job.state == 'running' and job.worker == worker and job.epoch == ARGV[at + 1] then
-    job_state.given_back(ARGV[at], job, now)
+    job_state.release(ARGV[at], job, now)
     touched[job.sig] = true
     count = count + 1
   end

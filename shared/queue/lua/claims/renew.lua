@@ -3,7 +3,7 @@
 -- KEYS[1]  prefix
 -- ARGV     worker, claims...
 --          `claims`: pairs of job id and epoch
--- Returns  {ids that are no longer its own, ids whose client wants them canceled}
+-- Returns  {ids that are no longer this worker's, ids to cancel}
 local worker = ARGV[1]
 local until_ms = whole(clock_ms() + conf.lease_ms)
 local lost, cancel = {}, {}

@@ -1,8 +1,8 @@
--- Tell all who listen how far jobs are, and write it to the records of those whose epoch is still current.
+-- Publish progress, and store it in the records of jobs whose epoch is current.
 -- KEYS[1]  prefix
 -- ARGV     message, reports...
 --          `reports`: job id, epoch, phase, step and total of each to be stored
--- Returns  how many were written
+-- Returns  how many were stored
 local written = 0
 for i = 2, #ARGV, 5 do
   local name = key.job(ARGV[i])

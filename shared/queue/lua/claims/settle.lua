@@ -1,15 +1,15 @@
 -- NEEDS job_state
--- Write a job's result and end it, if the claim is still this worker's: result first, then state, then acknowledgement.
+-- End a job with its result, if the claim is still this worker's: result first, then state, then acknowledgement.
 -- KEYS[1]  prefix
 -- ARGV     worker, job_id, epoch, token, state, artifacts, error, batching, timings, gpu_seconds, step, total
 --          `token`: the same token settles once; `error`: '' for none
--- Returns  1, or 0 when the claim is somebody else's by now or the job has ended
+-- Returns  1, or 0 if the claim is no longer this worker's or the job has ended
 local worker, id, epoch, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local now = clock_ms()
 local HALF_LIFE_MS = 300000
 
--- GPU-seconds of a tenant, decayed, kept as log2 on a scale that moves with time: one number that never overflows and
--- orders tenants whenever it is read.
+-- Add to a tenant's decayed GPU-seconds, stored as log2 on a moving time scale: one number that never overflows and orders
+-- tenants at any time.
 local function charge(tenant, seconds)
   if seconds <= 0 then return end
   local scale = now / HALF_LIFE_MS
@@ -24,7 +24,7 @@ local function charge(tenant, seconds)
   redis.call('PEXPIRE', key.gpu_usage, 86400000)
 end
 
--- The mean time between ends of jobs, idle time left out.
+-- Update the mean time between completions, without idle time.
 local function keep_pace(name, started)
   local known = redis.call('HMGET', name, 'done_gap', 'done')
   local gap = math.max(0, now - math.max(started, tonumber(known[2] or 0) or 0))
@@ -34,7 +34,7 @@ local function keep_pace(name, started)
   redis.call('PEXPIRE', name, 3600000)
 end
 
--- What a seat costs, and in forwards of how many rows: moving means, of a signature and of its model.
+-- Update the mean cost of a slot and the mean rows of its forwards, of a signature and of its model.
 local function learn_cost(name, seconds, rows)
   local known = redis.call('HMGET', key.slot_cost(name), 'slot_s', 'rows')
   local mean, mean_rows = tonumber(known[1] or nil), tonumber(known[2] or nil)
@@ -51,7 +51,7 @@ redis.call('HSET', key.job(id), 'settled', token, 'artifacts', ARGV[6], 'batchin
   'step', ARGV[11], 'total', ARGV[12])
 if ARGV[7] ~= '' then redis.call('HSET', key.job(id), 'error', ARGV[7]) else redis.call('HDEL', key.job(id), 'error') end
 job_state.finish(id, job, ARGV[5], now)
-job_state.take_back(id, job, now)
+job_state.unclaim(id, job, now)
 charge(job.tenant, tonumber(ARGV[10]))
 if ARGV[5] == 'succeeded' and tonumber(ARGV[10]) > 0 then
   local each, rows = tonumber(ARGV[10]) / job.slots, tonumber(cjson.decode(ARGV[8]).mean_rows) or 1

@@ -1,8 +1,8 @@
 -- NEEDS job_state
--- Cancel a job: at once while it waits; a running one is marked and leaves at its next step.
+-- Cancel a job: a queued one at once; a running one is marked and leaves at its next step.
 -- KEYS[1]  prefix
 -- ARGV     job_id
--- Returns  the job's fields and values, empty when there is no such job
+-- Returns  the job's fields and values, empty if unknown
 local id, now = ARGV[1], clock_ms()
 local job = job_state.load(id)
 if job and job.state == 'queued' then

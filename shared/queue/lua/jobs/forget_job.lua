@@ -1,9 +1,9 @@
 -- NEEDS job_state
--- Delete the record of a job that has ended. Its pictures were removed by the caller; once no upload of a worker that lost
--- or left it can be under way any more, a sweep looks again.
+-- Delete the record of a job that has ended and whose objects are deleted. A sweep looks again when no upload of a worker
+-- without a lease can still be in progress.
 -- KEYS[1]  prefix
 -- ARGV     job_id
--- Returns  1, or 0 when there is no such job or it has not ended
+-- Returns  1, or 0 for an unknown or unfinished job
 local id = ARGV[1]
 local job = job_state.load(id)
 if not job or job.state == 'queued' or job.state == 'running' then return 0 end

@@ -1,8 +1,8 @@
 -- NEEDS job_state
--- Where a waiting job stands in its signature's line.
+-- The position of a queued job among its signature's jobs.
 -- KEYS[1]  prefix
 -- ARGV     job_id
--- Returns  {jobs before it, ms until its end | -1}, or {} when it does not wait
+-- Returns  {jobs before it, ms until its end | -1}, or {} if it is not queued
 local READ = 500
 local id, now = ARGV[1], clock_ms()
 local job = job_state.load(id)
@@ -12,12 +12,12 @@ local function waiting(rank)
   return math.max(0, tonumber(redis.call('HGET', key.signature(job.sig), 'jobs:' .. rank) or 0) or 0)
 end
 
--- Jobs of this priority that were given back, passed over or lost: they go first.
+-- Released, skipped and lost jobs of this priority go first.
 local function front_of(name)
   return redis.call('ZCOUNT', name, queue.score(job.rank, 0), '(' .. queue.score(job.rank + 1, 0))
 end
 
--- How many entries of its lane go before its own, and how many entries wait there.
+-- How many entries of its lane precede its own, and how many are queued there.
 local function ahead_in_lane(lane)
   local head = queue.head(lane)
   if not head then return 0, 1 end
@@ -39,7 +39,7 @@ if job.src == 'lane' then
   local front = front_of(key.front(job.sig)) + front_of(key.solo(job.sig))
   local others = math.max(0, waiting(job.rank) - front - mine)
   local lanes = math.max(0, redis.call('ZCARD', key.lanes(job.sig, job.rank)) - 1)
-  -- Tenants take turns, so each other one goes before it at most as often as its own tenant does.
+  -- Tenants take turns: another tenant precedes it at most as often as its own tenant does.
   before = before + front + ahead + math.min(others, ahead * lanes)
 else
   local name = job.src == 'solo' and key.solo(job.sig) or key.front(job.sig)

@@ -1,10 +1,10 @@
 -- NEEDS job_state
--- Put jobs in line, each of them whole or not at all; sending the same job again changes nothing.
+-- Queue jobs, each completely or not at all; idempotent by job id.
 -- KEYS[1]  prefix
 -- ARGV     jobs...
 --          `jobs`: the FIELDS of each. `input`: ids separated by spaces; `idempotency`: 'digest fingerprint';
 --          `webhook`: '|state|state| url'; '' for none in all from `deadline` on
--- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full', job id | ms until it may fit}
+-- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full', job id | ms until a retry}
 local FIELDS = {'id', 'tenant', 'rank', 'slots', 'sig', 'model', 'window', 'max_batch', 'wire', 'created', 'deadline',
   'batch', 'input', 'idempotency', 'webhook', 'video'}
 local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video'}
@@ -24,14 +24,14 @@ local function limit_of(tenant)
   return most_of[tenant]
 end
 
--- Time until a hundredth of a full queue has been served, at the pace of late.
+-- Time until a hundredth of a full queue has ended, at the recent rate.
 local function retry_ms(limit)
   local gap = tonumber(redis.call('HGET', key.completions, 'done_gap') or nil)
   if not gap then return 5000 end
   return math.ceil(math.min(60000, math.max(1000, gap * limit / 100)))
 end
 
--- Milliseconds, and thousandths that tell jobs of one script apart: a score in front:<sig> has room for no more.
+-- Milliseconds, with thousandths to order the jobs of one script: a score in front:<sig> has no more digits.
 local function arrived_at(entry)
   local ms, number = string.match(entry, '^(%d+)-(%d+)$')
   return string.format('%s.%03d', ms, math.min(999, 2 * tonumber(number)))
@@ -110,14 +110,14 @@ end
 for index, rows in pairs(indexed) do queue.add_all(index, rows) end
 for _, job in ipairs(arrivals) do
   redis.call('HSET', key.signature(job.sig), 'model', job.model, 'window', job.window, 'batch', job.max_batch)
-  queue.arrive(job.sig, tonumber(job.window), now)
+  queue.record_arrival(job.sig, tonumber(job.window), now)
 end
 local urgent = 2
 for _, group in ipairs(added) do
   urgent = math.min(urgent, group.rank)
   queue.count(group.sig, group.rank, group.tenant, group.jobs, group.slots)
   redis.call('ZADD', key.lanes(group.sig, group.rank), 'NX', whole(stream_ms(group.first)), group.tenant)
-  -- Rows of jobs whose record is gone leave the index even where no sweep runs.
+  -- Remove expired jobs from the index even if no sweep runs.
   for _, old in ipairs(redis.call('ZRANGE', key.jobs(group.tenant), 0, 3)) do
     if redis.call('EXISTS', key.job(old)) == 0 then redis.call('ZREM', key.jobs(group.tenant), old) end
   end

@@ -1,5 +1,5 @@
 -- NEEDS job_state quota
--- Part of claim and join: filling the slots of a batch from one signature's line.
+-- Part of claim and join: claim jobs of one signature for a batch.
 
 local fill = {}
 local LANES_READ = 64
@@ -10,7 +10,7 @@ local SOLO_READ = 16
 local LANE_PAGES = 4
 local HOLD_BACK_MS = 60000
 
--- Move a job to its worker, b.worker. What is counted is noted, and written once a batch.
+-- Claim a job for the worker b.worker. Counters are collected in `b` and written once per batch.
 function fill.take(b, id, job)
   local name = key.job(id)
   local epoch = (tonumber(job.epoch) or 0) + 1
@@ -30,7 +30,7 @@ function fill.take(b, id, job)
   table.insert(b.claims, {id, job.job or '', job.sig, epoch, job.solo and 1 or 0, waited})
 end
 
--- Write what the claims of a batch changed in the counters.
+-- Write the counters that the claims of a batch have changed.
 local function count(b)
   if not b.claims[1] then return end
   for _, group in pairs(b.taken) do
@@ -42,36 +42,36 @@ local function count(b)
   queue.add_all(key.leases, b.leases)
 end
 
--- A job left over because it needs more slots than there are: it leads the next batch.
-function fill.pass_over(b, id)
+-- Skip a job that needs more slots than are left: it leads the next batch.
+function fill.skip(b, id)
   b.more = true
   redis.call('HSETNX', key.job(id), 'passed', whole(b.now))
   redis.call('HSETNX', key.job(id), 'returned', whole(b.now))
 end
 
--- Whether slots are to be left free for a job that was passed over: it waits for longer than overdue_ms, this worker has
--- slots in use that will come free, and it has not held others back for long.
-function fill.holds_back(id, worker, now)
+-- Whether to keep slots free for a skipped job: it is overdue, slots of this worker will become free, and it has not held
+-- others back for HOLD_BACK_MS.
+function fill.reserves_slots(id, worker, now)
   local passed = tonumber(redis.call('HGET', key.job(id), 'passed') or nil)
   if not passed or now - passed < conf.overdue_ms or now - passed > conf.overdue_ms + HOLD_BACK_MS then return false end
   return (tonumber(redis.call('HGET', key.claimed_jobs, worker) or 0) or 0) > 0
 end
 
--- Drop what stands in line and can no longer be run.
-function fill.past(id, job, now)
+-- Expire a queued job whose deadline has passed; returns whether it has.
+function fill.expired(id, job, now)
   if not (job.deadline and tonumber(job.deadline) <= now) then return false end
   job_state.leave_queue(id, job)
   job_state.finish(id, job, 'expired', now)
   return true
 end
 
--- The jobs of front:<sig> or alone:<sig> with that rank, `count` of them after `skipped`.
+-- `count` jobs of front:<sig> or solo:<sig> with that rank, after the first `skipped`.
 local function standing(name, rank, skipped, count)
   return redis.call('ZRANGEBYSCORE', name, whole(rank * PRIORITY_SPAN), '(' .. whole((rank + 1) * PRIORITY_SPAN),
     'LIMIT', skipped, count)
 end
 
--- Take what fits of some jobs given back or passed over. Returns how many were left since their tenants have their slots.
+-- Claim the released or skipped jobs that fit. Returns how many do not because of their tenant's quota.
 local function from_standing(b, waiting)
   local short = 0
   for _, id in ipairs(waiting) do
@@ -79,22 +79,22 @@ local function from_standing(b, waiting)
     local job = job_state.load(id)
     if not job or job.state ~= 'queued' then
       redis.call('ZREM', key.front(b.sig), id)
-    elseif not fill.past(id, job, b.now) then
+    elseif not fill.expired(id, job, b.now) then
       if not quota.allows(b, job.tenant, job.slots) then
         short = short + 1
       elseif job.slots <= b.left then
         redis.call('ZREM', key.front(b.sig), id)
         fill.take(b, id, job)
       else
-        fill.pass_over(b, id)
-        b.held = fill.holds_back(id, b.worker, b.now)
+        fill.skip(b, id)
+        b.held = fill.reserves_slots(id, b.worker, b.now)
       end
     end
   end
   return short
 end
 
--- Take what fits of the jobs given back or passed over. b: the batch in the making.
+-- Claim from front:<sig> what fits into the batch `b`.
 function fill.from_front(b, rank)
   local skipped = 0
   for _ = 1, FRONT_PAGES do
@@ -104,12 +104,12 @@ function fill.from_front(b, rank)
   end
 end
 
--- Read the next entries of a lane into the group's hands.
+-- Read the next entries of a lane through its group.
 local function read_entries(lane, count)
   local reply = redis.pcall('XREADGROUP', 'GROUP', 'workers', 'workers', 'COUNT', count, 'STREAMS', lane, '>')
   if type(reply) == 'table' and reply.err then
     if not string.find(reply.err, 'NOGROUP', 1, true) then return {} end
-    -- The group was lost. From 0, so that what waits is found again; entries of running jobs are outcome by their hash.
+    -- The group was lost. Read from 0, to find queued jobs again; entries of running jobs are known by the job's hash.
     if redis.call('EXISTS', lane) == 0 then return {} end
     redis.call('XGROUP', 'CREATE', lane, 'workers', '0')
     reply = redis.call('XREADGROUP', 'GROUP', 'workers', 'workers', 'COUNT', count, 'STREAMS', lane, '>')
@@ -123,32 +123,32 @@ local function read_entries(lane, count)
   return entries
 end
 
--- An entry that no job stands behind goes to the dead letters.
-local function drop_stray(b, rank, lane, tenant, entry)
+-- Move an entry without a job to the dead letters.
+local function bury_entry(b, rank, lane, tenant, entry)
   queue.acknowledge(lane, entry.id)
   queue.count(b.sig, rank, tenant, -1, -(tonumber(entry.slots) or 1))
   job_state.bury(entry.job or (b.sig .. '|' .. RANKS[rank] .. '|' .. tenant .. '|' .. entry.id), 'no_record',
-    'an entry of ' .. b.sig .. ' stands for no job on record', b.now)
+    'entry without a job: ' .. b.sig, b.now)
 end
 
--- Claim the job of one entry, or move it to where it belongs.
-local function treat(b, rank, lane, turn, entry)
+-- Claim the job of an entry, or move it to front:<sig> if it does not fit.
+local function claim_entry(b, rank, lane, turn, entry)
   local job = entry.job and job_state.load(entry.job) or nil
   if not job then
-    drop_stray(b, rank, lane, turn.tenant, entry)
+    bury_entry(b, rank, lane, turn.tenant, entry)
   elseif job.entry ~= entry.id then
     queue.acknowledge(lane, entry.id)
-  elseif job.state == 'queued' and not fill.past(entry.job, job, b.now) then
+  elseif job.state == 'queued' and not fill.expired(entry.job, job, b.now) then
     if job.slots <= b.left then return fill.take(b, entry.job, job) end
     queue.acknowledge(lane, entry.id)
     redis.call('HSET', key.job(entry.job), 'src', 'front', 'entry', '')
     redis.call('ZADD', key.front(b.sig), queue.score(rank, tonumber(job.arrived) or b.now), entry.job)
-    fill.pass_over(b, entry.job)
+    fill.skip(b, entry.job)
     turn.passes = turn.passes + 1
   end
 end
 
--- The slots that the next entry of a lane needs, nil when there is none or the lane's group was lost.
+-- The slots that the next entry of a lane needs; nil without one or when the lane's group was lost.
 local function next_slots(lane, last)
   local head = last and '(' .. last or queue.head(lane)
   local row = head and redis.call('XRANGE', lane, head, '+', 'COUNT', 1)[1]
@@ -157,14 +157,14 @@ local function next_slots(lane, last)
   end
 end
 
--- Take up to `count` jobs of one lane. Returns whether there may be more.
+-- Claim up to `count` jobs of a lane. Returns whether there can be more.
 local function from_lane(b, rank, turn, count)
   local lane = key.lane(b.sig, rank, turn.tenant)
   local enough = #b.claims + count
   while #b.claims < enough and b.left > 0 do
     local at_once = enough - #b.claims
     if quota.bound(b, turn.tenant) then
-      -- Looked at before it is read: what was read has left the line.
+      -- Check before reading: an entry that was read has left the queue.
       local slots = next_slots(lane, turn.last)
       if slots and not quota.allows(b, turn.tenant, slots) then return false end
       at_once = 1
@@ -174,7 +174,7 @@ local function from_lane(b, rank, turn, count)
       turn.drained = true
       return false
     end
-    for _, entry in ipairs(entries) do treat(b, rank, lane, turn, entry) end
+    for _, entry in ipairs(entries) do claim_entry(b, rank, lane, turn, entry) end
     turn.last = entries[#entries].id
     turn.reads = turn.reads + #entries
     if turn.passes >= PASSES or turn.reads >= READS then
@@ -185,7 +185,7 @@ local function from_lane(b, rank, turn, count)
   return b.left > 0
 end
 
--- The tenants that wait longest and may have a seat.
+-- The longest-waiting tenants whose quota allows another slot.
 local function eligible(b, rank)
   for page = 0, LANE_PAGES - 1 do
     local tenants = redis.call('ZRANGE', key.lanes(b.sig, rank), page * LANES_READ, (page + 1) * LANES_READ - 1)
@@ -202,7 +202,7 @@ local function eligible(b, rank)
   return {}
 end
 
--- Tenants in the order in which they are served: the least served first, among equals the one that waits longest.
+-- Tenants in serving order: the least GPU usage first, then the longest wait.
 local function turns(b, rank)
   local tenants = eligible(b, rank)
   if not tenants[1] then return {} end
@@ -218,11 +218,11 @@ local function turns(b, rank)
   return order
 end
 
--- Share the slots among the tenants that wait, until they are taken or nothing waits.
+-- Share the slots among the tenants with queued jobs.
 function fill.from_lanes(b, rank)
   local order = turns(b, rank)
   local active = order
-  -- Where every job needs one seat, as many as slots can be read at once; else one by one.
+  -- If every job needs one slot, as many entries as slots can be read at once; otherwise one by one.
   local counted = redis.call('HMGET', key.signature(b.sig), 'jobs:' .. rank, 'slots:' .. rank)
   local single = counted[1] == counted[2]
   while b.left > 0 and active[1] do
@@ -239,24 +239,24 @@ function fill.from_lanes(b, rank)
       local lane = key.lane(b.sig, rank, turn.tenant)
       local next_entry = nil
       if turn.last then next_entry = redis.call('XRANGE', lane, '(' .. turn.last, '+', 'COUNT', 1)[1] end
-      queue.settle_head(b.sig, rank, turn.tenant, next_entry and next_entry[1] or nil)
+      queue.update_lane(b.sig, rank, turn.tenant, next_entry and next_entry[1] or nil)
     end
   end
 end
 
--- The first lost job whose tenant may have its slots.
+-- The first lost job whose tenant's quota allows its slots.
 local function first_solo(b, rank)
   for _, id in ipairs(standing(key.solo(b.sig), rank, 0, SOLO_READ)) do
     local job = job_state.load(id)
     if not job or job.state ~= 'queued' then
       redis.call('ZREM', key.solo(b.sig), id)
-    elseif not fill.past(id, job, b.now) and quota.allows(b, job.tenant, job.slots) then
+    elseif not fill.expired(id, job, b.now) and quota.allows(b, job.tenant, job.slots) then
       return id, job
     end
   end
 end
 
--- Claim the job that was lost and is first in line, if it is its turn. Returns whether the batch is decided by that.
+-- Claim the first lost job, if it is next. Returns whether that decides the batch.
 function fill.solo(b)
   for rank = 0, b.lowest do
     local id, job = first_solo(b, rank)
@@ -266,18 +266,18 @@ function fill.solo(b)
         fill.take(b, id, job)
         return true
       end
-      fill.pass_over(b, id)
-      b.held = fill.holds_back(id, b.worker, b.now)
+      fill.skip(b, id)
+      b.held = fill.reserves_slots(id, b.worker, b.now)
       return b.held
     end
-    -- A more urgent job goes first, unless the lost one was put off for long.
+    -- Jobs of a higher priority go first, unless the lost job is overdue.
     local jobs = tonumber(redis.call('HGET', key.signature(b.sig), 'jobs:' .. rank) or 0) or 0
-    if jobs > 0 and not fill.put_off(b, rank) then return false end
+    if jobs > 0 and not fill.overdue_below(b, rank) then return false end
   end
   return false
 end
 
-function fill.put_off(b, above)
+function fill.overdue_below(b, above)
   for rank = above + 1, b.lowest do
     local id = queue.first(key.solo(b.sig), rank)
     local since = id and tonumber(redis.call('HGET', key.job(id), 'returned') or nil)
@@ -286,8 +286,8 @@ function fill.put_off(b, above)
   return false
 end
 
--- The slots of a batch that starts: no more than its model takes, nor than pay. Where a job needs several slots, those
--- that pay are no bound: it could never start.
+-- The slots of a new batch: at most the model's maximum and the efficient rows. If a job needs several slots, efficient
+-- rows are no limit: the job could never start.
 local function slots_to_start(b)
   local names = {'batch'}
   for rank = 0, b.lowest do
@@ -302,12 +302,12 @@ local function slots_to_start(b)
   return math.min(most, tonumber(redis.call('GET', key.efficient_rows(b.sig)) or nil) or most)
 end
 
--- Fill a batch of b.sig with up to b.left slots, priorities no lower than b.lowest; b.starting: it may be one lost job,
--- unless it is accompanied by other jobs of its worker.
+-- Claim up to b.left slots of b.sig with ranks up to b.lowest. With b.starting the batch can be one lost job, unless its
+-- worker has other jobs (b.has_other_jobs).
 function fill.fill(b)
   if b.starting then b.left = slots_to_start(b) end
   b.claims, b.taken, b.leases, b.quotas, b.short = {}, {}, {}, {}, {}
-  local solo = b.starting and not b.accompanied and fill.solo(b)
+  local solo = b.starting and not b.has_other_jobs and fill.solo(b)
   if not solo then
     for rank = 0, b.lowest do
       if b.left <= 0 or b.held then break end
@@ -317,6 +317,6 @@ function fill.fill(b)
   end
   count(b)
   queue.refresh(b.sig, b.now)
-  if not solo then quota.put_off(b) end
+  if not solo then quota.defer(b) end
   return b.claims
 end

@@ -1,11 +1,11 @@
 -- NEEDS queue
--- Part of the scripts that end jobs or give them back.
+-- Part of the scripts that change the state of jobs.
 
 local job_state = {}
 local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'slots', 'src', 'entry', 'batch', 'input', 'solo', 'cancel',
   'losses', 'webhook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job', 'video'}
 
--- What the scripts need to know of a job, or nil when there is none.
+-- The fields of a job that scripts need, or nil.
 function job_state.load(id)
   local values = redis.call('HMGET', key.job(id), unpack(FACTS))
   if not values[1] or not values[2] or not values[3] then return nil end
@@ -15,8 +15,8 @@ function job_state.load(id)
   return job
 end
 
--- Tell a change of state to all who listen; returns the event's id. `hook` is '|state|state| url' of the job's own webhook;
--- the states that the tenant's endpoints want are in `hooks:<tenant>`. What is wanted goes to the outbox with the event.
+-- Publish a state change; returns the event id. `hook` is '|state|state| url' of the job's own webhook; the states that the
+-- tenant's endpoints want are in `webhook_endpoints:<tenant>`. Wanted events also go to the outbox.
 function job_state.event(id, tenant, state, hook)
   local event = redis.call('XADD', key.events, 'MAXLEN', '~', 100000, '*', 'job', id, 'tenant', tenant, 'state', state)
   local states, url = string.match(hook or '', '^(%S+) (%S+)$')
@@ -32,19 +32,19 @@ end
 
 function job_state.row(tenant, id, batch) return 'job|' .. tenant .. '|' .. id .. '|' .. (batch or '') end
 
--- Let go of one of a job's input pictures: unused from now on, it is kept for its own retention.
+-- Release one input image of a job; unused, it is kept for its own retention.
 local function release_input(tenant, input, now)
   local name = key.input(tenant, input)
   if redis.call('HINCRBY', name, 'live', -1) > 0 then return end
   redis.call('HSET', name, 'live', 0)
   redis.call('PEXPIRE', name, conf.input_retention_ms)
   local object = redis.call('HGET', name, 'object')
-  if not object then return end -- forgotten before the job came: its object has a row already, or is gone
+  if not object then return end -- deleted before the job: its object has a row already or is deleted
   redis.call('ZADD', key.retention, whole(now + conf.input_retention_ms + 60000),
     'input|' .. tenant .. '|' .. input .. '|' .. object)
 end
 
--- Keep the pictures whose ids are `inputs`, parted by spaces, for as long as a job needs them.
+-- Keep the input images with these ids (separated by spaces) as long as the job needs them.
 function job_state.hold_inputs(tenant, inputs)
   for input in string.gmatch(inputs, '%S+') do
     local name = key.input(tenant, input)
@@ -53,8 +53,8 @@ function job_state.hold_inputs(tenant, inputs)
   end
 end
 
--- Count a job of a batch as ended, once whatever becomes of it later, and look at the batch when nothing of it is left.
--- Returns the time until which such jobs are kept: their batch tells of them at its end.
+-- Count a job of a batch as ended, once, and make the batch due after its last job. Returns until when the job must be
+-- kept: the batch reads it at its end.
 local function count_in_batch(id, job, state, now)
   if not job.batch then return 0 end
   local name = key.batch(job.tenant, job.batch)
@@ -70,8 +70,8 @@ local function count_in_batch(id, job, state, now)
   return tonumber(batch[1])
 end
 
--- Tell how a video ended, in OpenAI's words, to the tenant's endpoints that want them.
-local function tell_of_video(id, job, state, event)
+-- Publish the end of a video under OpenAI's event name to the endpoints that want it.
+local function publish_video_end(id, job, state, event)
   local outcome = state == 'succeeded' and 'video.completed' or 'video.failed'
   local wanted = redis.call('HGET', key.webhook_endpoints(job.tenant), '*')
   if wanted and string.find(wanted, '|' .. outcome .. '|', 1, true) then
@@ -80,11 +80,11 @@ local function tell_of_video(id, job, state, event)
   end
 end
 
--- Make a job that is neither in line nor running any more terminal.
+-- End a job that is neither queued nor running any more.
 function job_state.finish(id, job, state, now, keep_ms)
   local keep = math.max(keep_ms or conf.retention_ms, count_in_batch(id, job, state, now) - now)
   local event = job_state.event(id, job.tenant, state, job.webhook)
-  if job.video then tell_of_video(id, job, state, event) end
+  if job.video then publish_video_end(id, job, state, event) end
   redis.call('HSET', key.job(id), 'state', state, 'finished', whole(now), 'expires', whole(now + keep), 'event', event)
   redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned')
   redis.call('PEXPIRE', key.job(id), keep)
@@ -104,7 +104,7 @@ function job_state.bury(id, reason, detail, now)
   end
 end
 
--- Put a job back in line: 'front' before its lane, 'solo' to be run without company.
+-- Queue a job again: in 'front' of the lanes, or 'solo', to run without batch mates.
 function job_state.requeue(id, job, src, now)
   local arrived = tonumber(job.arrived) or now
   redis.call('HSET', key.job(id), 'state', 'queued', 'src', src, 'entry', '', 'returned', whole(now),
@@ -117,8 +117,8 @@ function job_state.requeue(id, job, src, now)
   queue.count(job.sig, job.rank, job.tenant, 1, job.slots)
 end
 
--- Take a running job out of its worker's hands: lease, entry and counters. The caller decides what becomes of it.
-function job_state.take_back(id, job, now)
+-- Remove a running job's lease, entry and counters; the caller sets its next state.
+function job_state.unclaim(id, job, now)
   redis.call('ZREM', key.leases, id)
   if redis.call('HINCRBY', key.claimed_jobs, job.worker or '', -1) <= 0 then redis.call('HDEL', key.claimed_jobs, job.worker or '') end
   if redis.call('HINCRBY', key.signature(job.sig), 'running', -1) <= 0 then redis.call('HDEL', key.signature(job.sig), 'running') end
@@ -130,12 +130,12 @@ function job_state.take_back(id, job, now)
   end
 end
 
--- Take a waiting job out of line.
+-- Remove a queued job from the queue.
 function job_state.leave_queue(id, job)
   if job.src == 'lane' and job.entry then
     local lane = key.lane(job.sig, job.rank, job.tenant)
     queue.acknowledge(lane, job.entry)
-    queue.settle_head(job.sig, job.rank, job.tenant, queue.head(lane))
+    queue.update_lane(job.sig, job.rank, job.tenant, queue.head(lane))
   else
     redis.call('ZREM', key.front(job.sig), id)
     redis.call('ZREM', key.solo(job.sig), id)
@@ -143,14 +143,14 @@ function job_state.leave_queue(id, job)
   queue.count(job.sig, job.rank, job.tenant, -1, -job.slots)
 end
 
--- A worker lost this job (its lease ran out). Only a loss while alone counts as the job's own fault.
+-- A worker lost this job: its lease expired. Only a loss while solo counts as the job's own.
 function job_state.lost(id, job, now)
-  job_state.take_back(id, job, now)
+  job_state.unclaim(id, job, now)
   if job.cancel then return job_state.finish(id, job, 'canceled', now) end
   if job.solo then
     local losses = redis.call('HINCRBY', key.job(id), 'losses', 1)
     if losses >= conf.max_attempts then
-      local outcome = 'the worker was lost ' .. losses .. ' times while it ran this job alone'
+      local outcome = 'the worker was lost ' .. losses .. ' times while it ran this job solo'
       redis.call('HSET', key.job(id), 'error',
         cjson.encode({code = 'worker_lost', message = outcome, retryable = false}))
       job_state.finish(id, job, 'failed', now, math.max(conf.retention_ms, conf.dead_ms))
@@ -161,8 +161,8 @@ function job_state.lost(id, job, now)
   job_state.requeue(id, job, 'solo', now)
 end
 
-function job_state.given_back(id, job, now)
-  job_state.take_back(id, job, now)
+function job_state.release(id, job, now)
+  job_state.unclaim(id, job, now)
   if job.cancel then return job_state.finish(id, job, 'canceled', now) end
   job_state.requeue(id, job, job.solo and 'solo' or 'front', now)
 end

@@ -1,25 +1,25 @@
 -- Part of the scripts that choose a signature for a worker: models in its memory go first, within bounds.
 
 local model_loads = {}
--- While a worker has work for a model in its memory, others wait for so many times as long as their load takes.
+-- While a worker has work for a loaded model, other models wait for this many times their load time.
 local LOADS_WAITED = 3
--- A worker that has not said for so long that it holds a model counts as one that does not: six heartbeats.
+-- A worker holds a model for this long after a heartbeat that named it: six heartbeats.
 local HELD_MS = 3000
 
--- When a signature takes its turn, as if it had became ready then (ms). s.ready: since when it is; s.load: how long loading its
--- model takes here, 0 where it is in memory; s.holders: other workers that have it.
+-- The time (ms) that orders a signature among others. s.ready: since when it is ready; s.load: ms to load its model on this
+-- worker, 0 if loaded; s.holders: other workers that hold it.
 function model_loads.turn_at(s)
   return s.ready + LOADS_WAITED * s.load * (s.holders > 0 and 2 or 1)
 end
 
--- From when on a worker without other work may take it (ms). What others hold is left to them for as long as a load
--- takes, by when it would have paid; at once where there is more work (s.work, ms) for each than a load takes.
+-- From when an idle worker can claim it (ms). A model held by others is left to them for one load time, after which loading
+-- it would have been worth it; at once if each holder has more than one load time of work (s.work, ms).
 function model_loads.free_at(s)
   if s.holders == 0 or s.work > s.load * s.holders then return s.ready end
   return s.ready + s.load
 end
 
--- Models from that place of ARGV on, each followed by how long it takes to load, negative where its last load failed.
+-- Models in ARGV from index `from`, each followed by the ms to load it, negative if its last load failed.
 function model_loads.models(from)
   local models = {}
   for at = from, #ARGV, 2 do
@@ -29,7 +29,7 @@ function model_loads.models(from)
   return models
 end
 
--- Note that a worker has a model in its memory, or loads it.
+-- Record that a worker holds a model or loads it.
 function model_loads.hold(model, worker, now)
   redis.call('ZADD', key.model_holders(model), whole(now), worker)
   redis.call('ZREMRANGEBYSCORE', key.model_holders(model), '-inf', whole(now - 30000))
@@ -42,7 +42,7 @@ local function others_holding(model, worker, now)
   return own and own >= now - HELD_MS and all - 1 or all
 end
 
--- Milliseconds of one GPU that wait of a signature; 0 where no job of its model has outcome what it costs.
+-- Queued work of a signature in ms of one GPU; 0 if its cost is unknown.
 local function work_of(sig, model)
   local cost = redis.call('HGET', key.slot_cost(sig), 'slot_s') or redis.call('HGET', key.slot_cost('model|' .. model), 'slot_s')
   if not cost then return 0 end
@@ -53,8 +53,7 @@ local function work_of(sig, model)
   return 1000 * slots * tonumber(cost)
 end
 
--- The first `most` signatures of a model and priority in line that are ready by `before`: when each became ready, takes its
--- turn on a worker, and may be taken by it.
+-- The first `most` signatures of a model and priority that are ready by `before`, each with its ready, turn and free times.
 function model_loads.candidates(worker, model, rank, before, most, now)
   local rows, found, work = {}, nil, 0
   found = redis.call('ZRANGEBYSCORE', key.ready(model.name, rank), '-inf', before, 'WITHSCORES', 'LIMIT', 0, most)

@@ -1,15 +1,14 @@
 -- NEEDS readiness
--- Part of the scripts that move jobs in and out of line: what waits, its counters, and when it becomes ready.
+-- Part of the scripts that queue jobs or remove them: counters, lanes and readiness.
 
 local queue = {}
--- A stream has no front. What comes back (given back, lost) or was passed over stands in a sorted set beside the lanes,
--- which is read before them: front:<sig>, or alone:<sig> for what is to run without company. Both sort by priority, then
--- by arrival.
+-- A stream has no front. Released and skipped jobs are in front:<sig>, lost ones in solo:<sig>, which are read before the
+-- lanes. Both sort by priority, then by arrival.
 local PRIORITY_SPAN = 4398046511104
 
 function queue.score(rank, arrived) return string.format('%.3f', rank * PRIORITY_SPAN + arrived) end
 
--- Count `jobs` and `slots` more (or, negative, fewer) as waiting.
+-- Add `jobs` and `slots`, which can be negative, to the queued ones.
 function queue.count(sig, rank, tenant, jobs, slots)
   redis.call('HINCRBY', key.signature(sig), 'jobs:' .. rank, jobs)
   redis.call('HINCRBY', key.signature(sig), 'slots:' .. rank, slots)
@@ -17,8 +16,8 @@ function queue.count(sig, rank, tenant, jobs, slots)
   if redis.call('HINCRBY', key.queued_jobs, '*', jobs) <= 0 then redis.call('HDEL', key.queued_jobs, '*') end
 end
 
--- Count `slots` more (or, negative, fewer) as in use by a tenant. Where some come free, signatures that were put off for want
--- of them becomes ready again.
+-- Add `slots`, which can be negative, to a tenant's running slots. Freed slots make the signatures deferred by its quota
+-- ready again.
 function queue.count_running(tenant, slots, now)
   if redis.call('HINCRBY', key.running_slots, tenant, slots) <= 0 then redis.call('HDEL', key.running_slots, tenant) end
   if slots >= 0 then return end
@@ -34,8 +33,8 @@ function queue.add_all(name, rows)
   end
 end
 
--- Note one arrival of a signature. The jobs of one submit arrive together and are no sign of more to come.
-function queue.arrive(sig, window, now)
+-- Record an arrival of a signature. The jobs of one submit count once: they do not predict more.
+function queue.record_arrival(sig, window, now)
   local name = key.arrivals(sig)
   local known = redis.call('HMGET', name, 'gap', 'last')
   local since = known[2] and now - tonumber(known[2]) or nil
@@ -45,14 +44,14 @@ function queue.arrive(sig, window, now)
   redis.call('PEXPIRE', name, 3600000)
 end
 
--- The first waiting member of front:<sig> or alone:<sig> with that rank, or nil.
+-- The first member of front:<sig> or solo:<sig> with that rank, or nil.
 function queue.first(name, rank)
   local found = redis.call('ZRANGEBYSCORE', name, whole(rank * PRIORITY_SPAN),
     '(' .. whole((rank + 1) * PRIORITY_SPAN), 'LIMIT', 0, 1)
   return found[1]
 end
 
--- Since when a job given back or lost waits in that rank, or nil.
+-- Since when a released or lost job of that rank is queued, or nil.
 function queue.returned_at(sig, rank)
   local at = nil
   for _, name in ipairs({key.front(sig), key.solo(sig)}) do
@@ -65,10 +64,9 @@ function queue.returned_at(sig, rank)
   return at
 end
 
--- Set when the waiting jobs of a signature becomes ready; forget the signature when nothing of it waits or runs.
--- `arrived`: called for arrivals only, which never put off what is ready already; nor, where `held`, do they becomes ready what was
--- put off for want of the tenant's slots. Returns whether a worker may want to know:
--- something becomes ready sooner, or arrived while its signature runs and may join.
+-- Update the readiness of a signature, and delete the signature when nothing of it is queued or running. `arrived`: an
+-- arrival never delays what is ready and, if `held`, does not make ready what a quota deferred. Returns whether to wake
+-- workers: jobs are ready earlier, or have arrived while their signature runs.
 function queue.refresh(sig, now, arrived, held)
   local state = redis.call('HMGET', key.signature(sig), 'model', 'window', 'batch', 'running', 'jobs:0', 'jobs:1', 'jobs:2',
     'slots:0', 'slots:1', 'slots:2')
@@ -97,7 +95,7 @@ function queue.refresh(sig, now, arrived, held)
           returned = returned, window = tonumber(state[2] or 0) or 0,
           efficient_rows = shared_facts.efficient_rows, gap = shared_facts.gap})
       else
-        -- Counted, but nowhere in line: an entry that was not ours left. What is not there does not wait.
+        -- Counted, but in no lane or set: the entry was removed by another program.
         redis.call('HDEL', key.signature(sig), 'jobs:' .. rank, 'slots:' .. rank)
         jobs = jobs - tonumber(state[5 + rank])
       end
@@ -120,12 +118,12 @@ function queue.refresh(sig, now, arrived, held)
   return sooner or (arrived and (tonumber(state[4]) or 0) > 0)
 end
 
--- Wake the workers: `rank` is that of the most urgent jobs that came, the first where it is not known.
+-- Wake the workers; `rank` is the highest priority of the new jobs, 0 if unknown.
 function queue.wake(rank)
   redis.call('XADD', key.wakeup, 'MAXLEN', '=', 16, '*', 'rank', rank or 0)
 end
 
--- Delete a lane stream with its group when it holds nothing, neither waiting nor running.
+-- Delete a lane and its group when it has no entries.
 function queue.sweep_lane(lane)
   if redis.call('XLEN', lane) == 0 then
     redis.call('DEL', lane)
@@ -134,7 +132,7 @@ function queue.sweep_lane(lane)
   return false
 end
 
--- Take an entry off its lane for good.
+-- Remove an entry from its lane.
 function queue.acknowledge(lane, entry)
   redis.call('XACK', lane, 'workers', entry)
   redis.call('XDEL', lane, entry)
@@ -152,8 +150,8 @@ function queue.head(lane)
   return first[1] and first[1][1] or nil
 end
 
--- Set the place of a lane among its signature's non-empty lanes, after entries of it left.
-function queue.settle_head(sig, rank, tenant, head)
+-- Update a lane's score among its signature's lanes after entries were removed.
+function queue.update_lane(sig, rank, tenant, head)
   if head then
     redis.call('ZADD', key.lanes(sig, rank), whole(stream_ms(head)), tenant)
   else
@@ -162,20 +160,20 @@ function queue.settle_head(sig, rank, tenant, head)
   end
 end
 
--- How many entries of a lane wait; a lane or group that was lost holds none that could be claimed as it is.
-function queue.waiting_in(lane)
+-- The number of queued entries of a lane; 0 if the lane or its group was lost.
+function queue.queued_in(lane)
   local pending = redis.pcall('XPENDING', lane, 'workers')
   if pending.err then return 0 end
   return redis.call('XLEN', lane) - pending[1]
 end
 
--- Count anew what stands in a signature's line. Returns how many counters were wrong.
+-- Count a signature's queued jobs again. Returns how many counters were wrong.
 function queue.recount(sig)
   local wrong = 0
   for rank = 0, 2 do
     local standing = 0
     for _, tenant in ipairs(redis.call('ZRANGE', key.lanes(sig, rank), 0, 999)) do
-      standing = standing + queue.waiting_in(key.lane(sig, rank, tenant))
+      standing = standing + queue.queued_in(key.lane(sig, rank, tenant))
     end
     for _, name in ipairs({key.front(sig), key.solo(sig)}) do
       standing = standing + redis.call('ZCOUNT', name, queue.score(rank, 0), '(' .. queue.score(rank + 1, 0))
@@ -183,7 +181,7 @@ function queue.recount(sig)
     local counted = redis.call('HMGET', key.signature(sig), 'jobs:' .. rank, 'slots:' .. rank)
     local jobs, slots = tonumber(counted[1] or 0) or 0, tonumber(counted[2] or 0) or 0
     if standing ~= jobs then
-      -- Seats by the mean of what was counted: they only decide how soon a batch is full.
+      -- Slots by the mean of the old counters: they only decide how soon a batch is full.
       local mean = jobs > 0 and math.max(1, slots / jobs) or 1
       redis.call('HSET', key.signature(sig), 'jobs:' .. rank, standing, 'slots:' .. rank, whole(standing * mean))
       wrong = wrong + 1

@@ -1,10 +1,10 @@
--- Part of claim and join: how many slots a tenant may have in use at once.
+-- Part of claim and join: the limit of a tenant's running slots.
 
 local quota = {}
-local PUT_OFF_MS = 2000
+local DEFER_MS = 2000
 local HELD_MS = 60000
 
--- Read what tenants may and what they use, where the batch does not know it yet.
+-- Read limits and running slots of the tenants that the batch does not know yet.
 function quota.learn(b, tenants)
   local unknown, fields = {}, {}
   for _, tenant in ipairs(tenants) do
@@ -21,8 +21,8 @@ function quota.learn(b, tenants)
   end
 end
 
--- Whether a tenant may have `slots` more. A job that needs more than its tenant may ever have starts while nothing else of
--- it runs: else it would wait for ever.
+-- Whether a tenant can have `slots` more. A job above its tenant's limit starts while no other job of the tenant runs;
+-- otherwise it would never start.
 function quota.allows(b, tenant, slots)
   quota.learn(b, {tenant})
   local own = b.quotas[tenant]
@@ -37,14 +37,14 @@ function quota.take(b, tenant, slots)
   if b.quotas[tenant] then b.quotas[tenant].used = b.quotas[tenant].used + slots end
 end
 
--- Where slots were left over and all that waits is of tenants that have theirs: the signature becomes ready when these come free,
--- or after a while, and does not stand before others until then.
-function quota.put_off(b)
+-- If slots are left and all queued jobs are over their tenants' quotas, defer the signature until slots of the tenants
+-- become free, or for DEFER_MS.
+function quota.defer(b)
   if b.left <= 0 or b.held or b.more or not next(b.short) then return end
   local model = redis.call('HGET', key.signature(b.sig), 'model')
   if not model then return end
   for rank = 0, b.lowest do
-    redis.call('ZADD', key.ready(model, rank), 'XX', 'GT', whole(b.now + PUT_OFF_MS), b.sig)
+    redis.call('ZADD', key.ready(model, rank), 'XX', 'GT', whole(b.now + DEFER_MS), b.sig)
   end
   for tenant in pairs(b.short) do
     redis.call('SADD', key.deferred(tenant), b.sig)

@@ -1,18 +1,18 @@
--- When the queued jobs of a signature may start a batch. Pure functions; bench/simulate.py runs this file too.
+-- When the queued jobs of a signature can start a batch. Pure functions; bench/simulate.py runs this file too.
 
 local readiness = {}
 
--- The expected gap between arrivals of a signature, given the one expected so far and the time since the last arrival.
--- nil: nothing is known (a first arrival), or a long silence made what was known stale.
+-- The expected gap between arrivals, from the previous estimate and the time since the last arrival; nil if unknown: after
+-- a first arrival or a long silence.
 function readiness.next_gap(gap, since, window)
   if not since or since > 10 * window then return nil end
   if not gap then return since end
   return gap + 0.3 * (since - gap)
 end
 
--- When the waiting jobs of one signature and priority may start a batch (ms).
--- s.now; s.oldest: arrival of the oldest; s.returned: since when one was given back, or nil; s.slots: waiting in all
--- priorities; s.efficient_rows: slots that pay at once; s.window: ms a job may wait for company; s.gap: as next_gap tells it.
+-- When the queued jobs of one signature and priority are ready (ms). s.oldest: arrival of the oldest; s.returned: since when
+-- one was released, or nil; s.slots: queued in all priorities; s.efficient_rows: slots that are ready at once; s.window: ms to
+-- wait for batch mates; s.gap: from next_gap.
 function readiness.ready_at(s)
   local at = math.huge
   if s.oldest then

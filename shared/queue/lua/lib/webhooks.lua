@@ -4,7 +4,7 @@ local webhooks = {}
 local DELIVERY_MS = 7 * 86400000
 local LOG_CAP = 10000
 
--- Store the states to which a tenant's enabled endpoints subscribe; ending.event reads them.
+-- Store the states to which a tenant's enabled endpoints subscribe; job_state.event reads them.
 function webhooks.refresh(tenant)
   local name, subscribed = key.webhook_endpoints(tenant), {}
   local fields = redis.call('HGETALL', name)

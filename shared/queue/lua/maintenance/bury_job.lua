@@ -1,5 +1,5 @@
 -- NEEDS job_state
--- List a job that has ended among the dead letters.
+-- Add a job that has ended to the dead letters.
 -- KEYS[1]  prefix
 -- ARGV     job_id, reason, detail
 -- Returns  1

@@ -1,5 +1,5 @@
 -- NEEDS job_state
--- End waiting jobs whose deadline has passed.
+-- End queued jobs whose deadline has passed.
 -- KEYS[1]  prefix
 -- ARGV     limit
 -- Returns  how many ended

@@ -1,5 +1,5 @@
--- What has outlived its retention. Inputs that a job still uses, and files that a batch still reads, are put off; of an
--- input that was stored anew in the meantime, the old object goes alone.
+-- Items whose retention has ended. Inputs that a job uses and files that a batch reads are postponed; of an input that was
+-- stored again, only the old object is returned.
 -- KEYS[1]  prefix
 -- ARGV     limit
 -- Returns  rows 'job|tenant|id|batch', 'input|tenant|id|object' and 'file|tenant|id|'
@@ -12,7 +12,7 @@ for _, row in ipairs(redis.call('ZRANGEBYSCORE', key.retention, '-inf', whole(no
   if tenant then
     local known = redis.call('HMGET', key.input(tenant, id), 'live', 'object')
     live, current = tonumber(known[1] or nil) or 0, known[2] or object
-    if object == '' then object = current end -- a row that names no object stands for all of the input
+    if object == '' then object = current end -- a row without an object stands for the whole input
     if current ~= object then live = 0 end
   end
   if live > 0 then

@@ -1,4 +1,4 @@
--- Forget what storage does not hold any more.
+-- Delete the record and indexes of an item that storage no longer holds.
 -- KEYS[1]  prefix
 -- ARGV     row
 --          `row`: of expired_items
@@ -6,7 +6,7 @@
 local row = ARGV[1]
 local kind, tenant, id, batch = string.match(row, '^(%a+)|([^|]*)|([^|]*)|(.*)$')
 local due = tonumber(redis.call('ZSCORE', key.retention, row) or nil)
--- Stored anew in the meantime: then there is a new row, with a time of its own.
+-- Stored again in the meantime: a new row has its own time.
 if not due or due > clock_ms() then return 0 end
 redis.call('ZREM', key.retention, row)
 if kind == 'job' then

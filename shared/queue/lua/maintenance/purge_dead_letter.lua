@@ -1,8 +1,8 @@
 -- NEEDS job_state
--- Delete a dead letter and its job's record; the job's pictures are due for removal at once.
+-- Delete a dead letter and its job's record; the job's objects are due for deletion at once.
 -- KEYS[1]  prefix
 -- ARGV     letter_id
--- Returns  1, or 0 when there is no such dead letter
+-- Returns  1, or 0 for an unknown dead letter
 local id = ARGV[1]
 if redis.call('ZREM', key.dead_letters, id) == 0 then return 0 end
 redis.call('DEL', key.dead_letter(id))

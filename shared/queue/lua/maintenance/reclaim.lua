@@ -1,5 +1,5 @@
 -- NEEDS job_state
--- Take back the jobs whose lease ran out: to the front of their line, to run alone, or to the dead letters.
+-- Requeue the jobs whose lease has expired, to run solo, or move them to the dead letters.
 -- KEYS[1]  prefix
 -- ARGV     limit
 -- Returns  their ids

@@ -1,16 +1,16 @@
 -- NEEDS job_state
--- Put right what disagrees between jobs and the places they say they are in.
+-- Repair jobs that are not where their state says.
 -- KEYS[1]  prefix
 -- ARGV     job_ids...
--- Returns  how many were put right
+-- Returns  how many were repaired
 local now, repaired, touched = clock_ms(), 0, {}
 
-local function stands_in_line(id, job)
+local function is_queued(id, job)
   if job.src == 'lane' then
     local lane = key.lane(job.sig, job.rank, job.tenant)
     if not job.entry or not redis.call('XRANGE', lane, job.entry, job.entry)[1] then return false end
     local pending = redis.pcall('XPENDING', lane, 'workers', job.entry, job.entry, 1)
-    if pending.err then return true end -- no group: a claim makes it again, from the beginning
+    if pending.err then return true end -- no group: the next claim creates it and reads from the beginning
     return not pending[1]
   end
   return redis.call('ZSCORE', job.src == 'solo' and key.solo(job.sig) or key.front(job.sig), id) and true or false
@@ -27,12 +27,12 @@ end
 for _, id in ipairs(ARGV) do
   local job = job_state.load(id)
   if job and job.state == 'queued' then
-    if not stands_in_line(id, job) then
+    if not is_queued(id, job) then
       requeue(id, job)
       repaired = repaired + 1
     end
   elseif job and job.state == 'running' then
-    -- Its worker may live: a lease that is renewed says so, one that is not ends.
+    -- Its worker can be alive: then it renews this lease; otherwise the lease expires.
     if redis.call('ZADD', key.leases, 'NX', whole(now + conf.lease_ms), id) == 1 then repaired = repaired + 1 end
   elseif redis.call('PTTL', key.job(id)) == -1 then
     redis.call('PEXPIRE', key.job(id), conf.retention_ms)

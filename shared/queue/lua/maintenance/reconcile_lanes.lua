@@ -1,9 +1,9 @@
 -- NEEDS job_state
--- Put right the lanes: entries that stand for no job go to the dead letters, groups and indexes are made again.
+-- Repair lanes: entries without a job become dead letters, missing groups and index rows are created.
 -- KEYS[1]  prefix
 -- ARGV     lanes...
 --          `lanes`: 'signature|priority|tenant'
--- Returns  how much was put right
+-- Returns  how much was repaired
 local READ = 2000
 local now, repaired = clock_ms(), 0
 
@@ -16,7 +16,7 @@ for _, name in ipairs(ARGV) do
   local rank = rank_of(priority)
   if rank then
     local lane = key.lane(sig, rank, tenant)
-    -- A lane may have emptied, and gone, since its name was read.
+    -- The lane can have been emptied and deleted since the scan.
     if redis.call('EXISTS', lane) == 1 and not redis.pcall('XINFO', 'GROUPS', lane)[1] then
       redis.call('XGROUP', 'CREATE', lane, 'workers', '0')
       repaired = repaired + 1
@@ -28,7 +28,7 @@ for _, name in ipairs(ARGV) do
       if known[2] ~= row[1] then
         queue.acknowledge(lane, row[1])
         if not known[1] then
-          job_state.bury(id or (name .. '|' .. row[1]), 'no_record', 'an entry of ' .. sig .. ' stands for no job on record', now)
+          job_state.bury(id or (name .. '|' .. row[1]), 'no_record', 'entry without a job: ' .. sig, now)
         end
         repaired = repaired + 1
       end
@@ -36,7 +36,7 @@ for _, name in ipairs(ARGV) do
     local head = queue.head(lane)
     local place = redis.call('ZSCORE', key.lanes(sig, rank), tenant)
     if (head and true or false) ~= (place and true or false) then repaired = repaired + 1 end
-    queue.settle_head(sig, rank, tenant, head)
+    queue.update_lane(sig, rank, tenant, head)
   end
 end
 return repaired

@@ -1,7 +1,7 @@
 -- NEEDS job_state
--- Put right how many jobs wait in all and of each tenant, where that disagrees with the signatures' lines.
+-- Repair the counters of queued jobs, in total and by tenant.
 -- KEYS[1]  prefix
--- Returns  1 when it was put right, else 0
+-- Returns  1 if they were wrong, else 0
 local MANY = 1000
 local total, outcome = 0, 0
 local signatures = redis.call('ZRANGE', key.signatures, 0, MANY - 1)
@@ -17,7 +17,7 @@ local function add(tenant, jobs) tenants[tenant] = (tenants[tenant] or 0) + jobs
 for _, sig in ipairs(signatures) do
   for rank = 0, 2 do
     for _, tenant in ipairs(redis.call('ZRANGE', key.lanes(sig, rank), 0, MANY - 1)) do
-      add(tenant, queue.waiting_in(key.lane(sig, rank, tenant)))
+      add(tenant, queue.queued_in(key.lane(sig, rank, tenant)))
     end
   end
   for _, name in ipairs({key.front(sig), key.solo(sig)}) do

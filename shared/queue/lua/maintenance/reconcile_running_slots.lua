@@ -1,6 +1,6 @@
--- Put right how many slots each tenant has in use, where that disagrees with the jobs that have a lease.
+-- Repair the counters of running slots by tenant, from the jobs with a lease.
 -- KEYS[1]  prefix
--- Returns  1 when it was put right, else 0
+-- Returns  1 if they were wrong, else 0
 local MANY = 5000
 local ids = redis.call('ZRANGE', key.leases, 0, MANY - 1)
 if #ids == MANY then return 0 end

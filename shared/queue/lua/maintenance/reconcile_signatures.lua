@@ -1,8 +1,8 @@
 -- NEEDS job_state
--- Put right the counters of signatures: what waits is what stands in line.
+-- Repair the counters of signatures.
 -- KEYS[1]  prefix
 -- ARGV     signatures...
--- Returns  how many counters were put right
+-- Returns  how many counters were wrong
 local now, repaired = clock_ms(), 0
 for _, sig in ipairs(ARGV) do
   repaired = repaired + queue.recount(sig)

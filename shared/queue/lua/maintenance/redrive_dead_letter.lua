@@ -1,8 +1,8 @@
 -- NEEDS job_state
--- Put a dead letter's job back in line, to run alone. Its epoch goes on, so that object keys never collide.
+-- Queue a dead letter's job again, to run solo. Its epoch continues, so that object keys never collide.
 -- KEYS[1]  prefix
 -- ARGV     letter_id
--- Returns  1, or 0 when there is no such dead letter or its record is gone
+-- Returns  1, or 0 for an unknown dead letter or a deleted record
 local id, now = ARGV[1], clock_ms()
 if not redis.call('ZSCORE', key.dead_letters, id) then return 0 end
 local job = job_state.load(id)

@@ -1,5 +1,5 @@
 -- NEEDS model_loads
--- Note that a worker lives, and forget those that do not.
+-- Record a worker's heartbeat, and forget workers without one.
 -- KEYS[1]  prefix
 -- ARGV     worker, info, ttl_ms, models...
 --          `models`: those that the worker holds or loads

@@ -1,4 +1,4 @@
--- Take one measured forward into a learned curve, and note on which device the shape was measured last.
+-- Add a measured forward to a cost curve, and store which device measured the shape last.
 -- KEYS[1]  prefix
 -- ARGV     device, model, shape, rows, seconds
 -- Returns  1

@@ -1,4 +1,4 @@
--- Take how long one worker took to start into a moving mean, kept for a week.
+-- Add a worker's start time to a moving mean, kept for a week.
 -- KEYS[1]  prefix
 -- ARGV     seconds
 -- Returns  1

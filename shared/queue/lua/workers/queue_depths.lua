@@ -1,9 +1,9 @@
 -- NEEDS queue
--- Tell what waits and runs, signature by signature.
+-- Queued and running jobs by signature.
 -- KEYS[1]  prefix
 -- ARGV     signatures...
--- Returns  for each {signature, model, waiting jobs and slots by rank (6 numbers), running, oldest age ms | -1,
---          mean ms between ends of jobs | -1}
+-- Returns  for each {signature, model, queued jobs and slots by rank (6 numbers), running jobs, oldest age ms | -1,
+--          mean ms between completions | -1}
 local now, out = clock_ms(), {}
 local function number(value) return math.max(0, tonumber(value or 0) or 0) end
 for _, sig in ipairs(ARGV) do
