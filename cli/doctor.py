@@ -189,7 +189,7 @@ def _reason(error: Exception) -> str:
 
 def _device() -> list[Finding]:
     """Check the device in a separate process, which imports torch."""
-    module = "worker.device_check"
+    module = "worker.engine.device"
     if importlib.util.find_spec("torch") is None:
         return [_warning("device", "torch is not installed", "on a worker: pip install 'fusequeue[worker]'")]
     try:

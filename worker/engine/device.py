@@ -1,16 +1,25 @@
-"""The engine's device, and the system settings of the engine's thread."""
+"""The engine's device, and the system settings of the engine's thread.
+
+`python -m worker.engine.device` checks the device; `fusequeue doctor` starts it and reads its JSON.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import platform
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+
+from shared.config import settings
+from shared.errors import FusequeueError
 
 # From glibc's malloc.h.
 M_TRIM_THRESHOLD = -1
@@ -99,3 +108,37 @@ def raise_thread_priority(device: str, torch_threads: int | None) -> None:
         return
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), THREAD_NICENESS)
+
+
+class DeviceVerdict(NamedTuple):
+    """`verdict` is ok, warning or failed; `remedy` is empty if nothing is wrong."""
+
+    verdict: str
+    seen: str
+    remedy: str = ""
+
+
+def check(name: str | None) -> DeviceVerdict:
+    """Check the chosen device."""
+    try:
+        return judge(device_facts(name), gpu_present=shutil.which("nvidia-smi") is not None)
+    except ValueError as error:
+        return DeviceVerdict("failed", str(error), "set FUSEQUEUE_DEVICE to cuda, cuda:N or cpu, or unset it")
+
+
+def judge(facts: DeviceFacts, *, gpu_present: bool) -> DeviceVerdict:
+    """Return the verdict on a usable device."""
+    if facts.kind == "cpu":
+        if gpu_present:
+            remedy = "install a torch build for CUDA, or check the driver: nvidia-smi is installed"
+            return DeviceVerdict("warning", "cpu, although there is a GPU", remedy)
+        return DeviceVerdict("warning", "cpu", "for real models use a GPU: install a torch build for it")
+    seen = f"{facts.name}, {facts.free_bytes / 2**30:.1f} of {facts.total_bytes / 2**30:.1f} GiB free"
+    if facts.free_bytes < 0.5 * facts.total_bytes:
+        return DeviceVerdict("warning", seen, "another process uses its memory: nvidia-smi shows it")
+    return DeviceVerdict("ok", seen)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(FusequeueError):  # wrong settings, which `fusequeue doctor` itself reports
+        print(json.dumps(check(settings.load().device)._asdict()), flush=True)

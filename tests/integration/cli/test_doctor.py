@@ -149,8 +149,7 @@ def test_missing_bucket_is_reported(
     ],
 )
 def test_device_verdict(device: str | None, gpu_present: bool, verdict: str, remedy: str) -> None:
-    from worker.device_check import check, judge
-    from worker.engine.device import DeviceFacts
+    from worker.engine.device import DeviceFacts, check, judge
 
     cpu = DeviceFacts("cpu", "cpu")
     result = judge(cpu, gpu_present=gpu_present) if device in (None, "cpu") else check(device)
@@ -159,8 +158,7 @@ def test_device_verdict(device: str | None, gpu_present: bool, verdict: str, rem
 
 
 def test_gpu_memory_used_by_other_processes_is_reported() -> None:
-    from worker.device_check import judge
-    from worker.engine.device import DeviceFacts
+    from worker.engine.device import DeviceFacts, judge
 
     result = judge(DeviceFacts("cuda", "Some GPU", free_bytes=2**30, total_bytes=2**33), gpu_present=True)
     assert (result.verdict, "nvidia-smi" in result.remedy) == ("warning", True)

@@ -17,8 +17,8 @@ from shared.job import Task
 from shared.queue import Queue
 from worker import probe as command
 from worker.cost_curves import CostCurves
-from worker.engine.model_probe import Measured, Probed, probe
 from worker.engine.protocol import ForwardDone
+from worker.probe import Measured, Probed, probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 ON_CPU = Settings(device="cpu", torch_threads=1)

@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 
 from shared.config.models_file import Limits, ModelSpec
-from worker.engine.model_probe import Measured, Probed
 from worker.engine.warm_up import row_counts
-from worker.probe import memory_notes, table
+from worker.probe import Measured, Probed, memory_notes, table
 
 MIB = 2**20
 
