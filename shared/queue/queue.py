@@ -6,11 +6,10 @@ from shared.config.settings import Settings
 from shared.queue.api_keys import ApiKeys
 from shared.queue.batches import Batches, Files
 from shared.queue.claims import Claims
-from shared.queue.client import QueueClient
+from shared.queue.client import QueueClient, RedisTrait, examine
 from shared.queue.events import Previews
 from shared.queue.jobs import Jobs, SyncCalls
 from shared.queue.maintenance import DeadLetters, Maintenance
-from shared.queue.redis_check import RedisTrait, examine
 from shared.queue.webhooks import Webhooks
 from shared.queue.workers import Workers
 

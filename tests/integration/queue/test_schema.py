@@ -17,7 +17,7 @@ from redis import Redis
 from shared.errors import IncompatibleRedis
 from shared.job import SCHEMA_VERSION
 from shared.queue import Queue
-from shared.queue.redis_check import examine
+from shared.queue.client import examine
 
 OLD_DATA = {"schema": str(SCHEMA_VERSION - 1), "auth": "keys", "paying:demo:64x64": "4"}
 
