@@ -36,7 +36,7 @@ class Queue:
 
     @classmethod
     def connect(cls, settings: Settings) -> Queue:
-        """Return a queue with connections of its own; `close` closes them."""
+        """Return a queue with its own connections; `close` closes them."""
         return cls(QueueClient.connect(settings))
 
     async def ping(self) -> None:

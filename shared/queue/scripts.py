@@ -109,7 +109,7 @@ class Scripts:
 
     @classmethod
     def argv(cls, name: str) -> list[str]:
-        """Return a script's parameters; the last one ends with `...` when it takes any number of values."""
+        """Return a script's parameters; the last one ends with `...` if it is variadic."""
         parameters = list(signature(getattr(cls, name)).parameters.values())[1:]
         return [f"{one.name}..." if one.kind is Parameter.VAR_POSITIONAL else one.name for one in parameters]
 
@@ -140,7 +140,7 @@ class Scripts:
     async def join(
         self, worker: str, signature: str, slots: int, lowest_rank: int, *models: str | int
     ) -> list[ClaimRow] | None:
-        """Return the claims; None when nothing is given because another signature is overdue."""
+        """Return the claims; None if jobs are held back for an overdue signature."""
         rows = await self._run("join", worker, signature, slots, lowest_rank, *models, once=True)
         return None if rows == [["overdue"]] else list(rows)
 

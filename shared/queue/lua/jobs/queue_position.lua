@@ -8,7 +8,7 @@ local id, now = ARGV[1], clock_ms()
 local job = job_state.load(id)
 if not job or job.state ~= 'queued' then return {} end
 
-local function waiting(rank)
+local function queued(rank)
   return math.max(0, tonumber(redis.call('HGET', key.signature(job.sig), 'jobs:' .. rank) or 0) or 0)
 end
 
@@ -32,12 +32,12 @@ local function ahead_in_lane(lane)
 end
 
 local before = 0
-for rank = 0, job.rank - 1 do before = before + waiting(rank) end
+for rank = 0, job.rank - 1 do before = before + queued(rank) end
 if job.src == 'lane' then
   local lane = key.lane(job.sig, job.rank, job.tenant)
   local ahead, mine = ahead_in_lane(lane)
   local front = front_of(key.front(job.sig)) + front_of(key.solo(job.sig))
-  local others = math.max(0, waiting(job.rank) - front - mine)
+  local others = math.max(0, queued(job.rank) - front - mine)
   local lanes = math.max(0, redis.call('ZCARD', key.lanes(job.sig, job.rank)) - 1)
   -- Tenants take turns: another tenant precedes it at most as often as its own tenant does.
   before = before + front + ahead + math.min(others, ahead * lanes)

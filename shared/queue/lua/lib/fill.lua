@@ -11,7 +11,7 @@ local LANE_PAGES = 4
 local HOLD_BACK_MS = 60000
 
 -- Claim a job for the worker b.worker. Counters are collected in `b` and written once per batch.
-function fill.take(b, id, job)
+function fill.claim_job(b, id, job)
   local name = key.job(id)
   local epoch = (tonumber(job.epoch) or 0) + 1
   redis.call('HSET', name, 'state', 'running', 'worker', b.worker, 'started', whole(b.now), 'epoch', epoch,
@@ -25,7 +25,7 @@ function fill.take(b, id, job)
   b.taken[group].jobs = b.taken[group].jobs + 1
   b.taken[group].slots = b.taken[group].slots + job.slots
   b.left = b.left - job.slots
-  quota.take(b, job.tenant, job.slots)
+  quota.use(b, job.tenant, job.slots)
   local waited = math.max(0, math.floor(b.now - (tonumber(job.arrived) or b.now)))
   table.insert(b.claims, {id, job.job or '', job.sig, epoch, job.solo and 1 or 0, waited})
 end
@@ -72,9 +72,9 @@ local function standing(name, rank, skipped, count)
 end
 
 -- Claim the released or skipped jobs that fit. Returns how many do not because of their tenant's quota.
-local function from_standing(b, waiting)
+local function from_standing(b, ids)
   local short = 0
-  for _, id in ipairs(waiting) do
+  for _, id in ipairs(ids) do
     if b.left <= 0 or b.held then return 0 end
     local job = job_state.load(id)
     if not job or job.state ~= 'queued' then
@@ -84,7 +84,7 @@ local function from_standing(b, waiting)
         short = short + 1
       elseif job.slots <= b.left then
         redis.call('ZREM', key.front(b.sig), id)
-        fill.take(b, id, job)
+        fill.claim_job(b, id, job)
       else
         fill.skip(b, id)
         b.held = fill.reserves_slots(id, b.worker, b.now)
@@ -139,7 +139,7 @@ local function claim_entry(b, rank, lane, turn, entry)
   elseif job.entry ~= entry.id then
     queue.acknowledge(lane, entry.id)
   elseif job.state == 'queued' and not fill.expired(entry.job, job, b.now) then
-    if job.slots <= b.left then return fill.take(b, entry.job, job) end
+    if job.slots <= b.left then return fill.claim_job(b, entry.job, job) end
     queue.acknowledge(lane, entry.id)
     redis.call('HSET', key.job(entry.job), 'src', 'front', 'entry', '')
     redis.call('ZADD', key.front(b.sig), queue.score(rank, tonumber(job.arrived) or b.now), entry.job)
@@ -263,7 +263,7 @@ function fill.solo(b)
     if id then
       if job.slots <= b.left then
         redis.call('ZREM', key.solo(b.sig), id)
-        fill.take(b, id, job)
+        fill.claim_job(b, id, job)
         return true
       end
       fill.skip(b, id)

@@ -33,7 +33,7 @@ end
 
 function quota.bound(b, tenant) return b.quotas[tenant] and true or false end
 
-function quota.take(b, tenant, slots)
+function quota.use(b, tenant, slots)
   if b.quotas[tenant] then b.quotas[tenant].used = b.quotas[tenant].used + slots end
 end
 
