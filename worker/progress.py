@@ -1,4 +1,4 @@
-"""Progress of jobs, and heartbeats of the worker, published through Redis."""
+"""Events of the engine; progress of jobs and heartbeats of the worker, published through Redis."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import structlog
 
 from shared.config.models_file import Catalog
 from shared.errors import RedisUnavailable
-from shared.job import Phase
+from shared.job import Phase, Progress
 from shared.queue import ProgressReport, Queue, WorkerInfo
 from shared.runtime.clock import VERSION, now_ms
 from worker.cost_curves import CostCurves
-from worker.engine.protocol import EngineInterface, EngineStatus, ForwardDone
+from worker.engine import protocol
+from worker.engine.protocol import EngineEvent, EngineInterface, EngineStatus, ForwardDone, JobEvent
 from worker.job_runner import ClaimedJob
+from worker.metrics import collectors
+from worker.output.images import PreviewPublisher
+from worker.output.upload import Uploader
 
 log = structlog.get_logger()
 
@@ -28,6 +33,61 @@ STORE_EVERY_S = 1.0
 HEARTBEAT_EVERY_S = 0.5
 SAVE_CURVES_EVERY_S = 5.0
 HEARTBEAT_TIMEOUT_S = 3.0  # several heartbeats: a late one is no outage
+
+
+@dataclass(eq=False)
+class EngineEventHandler:
+    """Carries the engine's events to the event loop. Events of claims that are not in `jobs` any more are dropped."""
+
+    jobs: dict[str, ClaimedJob]  # read on the loop only
+    uploader: Uploader
+    previews: PreviewPublisher
+    on_change: Callable[[ClaimedJob], None]
+    on_forward: Callable[[ForwardDone], None]
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[EngineEvent] = deque()
+        self._wake_scheduled = False
+
+    def on_event(self, event: EngineEvent) -> None:
+        # Waking the loop is a system call, and a forward has events for each of its jobs: one call serves all of them.
+        self._events.append(event)
+        if not self._wake_scheduled and not self._loop.is_closed():  # closed: the process is ending
+            self._wake_scheduled = True
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._wake_scheduled = False  # before reading the events: those appended from now on schedule another call
+        while self._events:
+            self._loop.call_soon(self._handle, self._events.popleft())
+
+    def _handle(self, event: EngineEvent) -> None:
+        if isinstance(event, ForwardDone):
+            self.on_forward(event)
+        elif not isinstance(event, JobEvent):
+            collectors.model_event(event)
+        elif job := self.jobs.get(event.claim_key):
+            self._handle_job_event(job, event)
+
+    def _handle_job_event(self, job: ClaimedJob, event: JobEvent) -> None:
+        match event:
+            case protocol.PreviewReady(index=index, pixels=pixels):
+                job.publish_preview(self.previews, index, pixels)
+                return
+            case protocol.OutputReady(index=index, output=output):
+                job.upload(self.uploader, index, output)
+                return
+            case protocol.JobPhaseChanged(phase=phase):
+                job.advance(phase)
+            case protocol.JobProgress(step=step, total=total):
+                job.advance(Phase.DENOISING, Progress(step=step, total=total))
+            case protocol.JobFinished():
+                if job.engine_done.done():
+                    return
+                job.engine_done.set_result(event)
+                job.advance(Phase.UPLOADING)
+        self.on_change(job)
 
 
 class ProgressReporter:
@@ -42,8 +102,7 @@ class ProgressReporter:
         self._queue = queue
         self._claimed_jobs = claimed_jobs
         self._cost_curves = cost_curves
-        self._slots = max(spec.max_batch for spec in catalog)
-        self._last_heartbeat_s: float | None = None  # time.monotonic() of the last one that Redis accepted
+        self._last_heartbeat_s = float("-inf")  # time.monotonic() of the last one that Redis accepted
         self._changed: set[str] = set()
         self._stored: dict[str, tuple[Phase, float]] = {}  # phase and time.monotonic()
         self._unstored: set[str] = set()
@@ -53,6 +112,7 @@ class ProgressReporter:
             state="starting",
             host=socket.gethostname(),
             pid=os.getpid(),
+            slots=max(spec.max_batch for spec in catalog),
             version=VERSION,
             started_at_ms=now_ms(),
         )
@@ -66,16 +126,14 @@ class ProgressReporter:
         self._info = replace(self._info, forwards=forwards, forward_rows=rows)
 
     def set_state(self, state: Literal["starting", "ready", "draining"]) -> None:
-        self._info = replace(self._info, state=state)
-        if state == "ready":
-            self._info = replace(self._info, ready_at_ms=now_ms())
+        ready_at_ms = now_ms() if state == "ready" else self._info.ready_at_ms
+        self._info = replace(self._info, state=state, ready_at_ms=ready_at_ms)
 
     def unready(self) -> str | None:
         """Return why no jobs are claimed now; None when they are."""
         if self._info.state != "ready":
             return f"the worker is {self._info.state}"
-        last_s = self._last_heartbeat_s
-        if last_s is None or time.monotonic() - last_s > HEARTBEAT_TIMEOUT_S:
+        if time.monotonic() - self._last_heartbeat_s > HEARTBEAT_TIMEOUT_S:
             return f"Redis has accepted no heartbeat for {HEARTBEAT_TIMEOUT_S:g} s"
         return None
 
@@ -96,7 +154,7 @@ class ProgressReporter:
     async def _report(self, claimed_jobs: Sequence[ClaimedJob], changed: set[str]) -> None:
         """Publish progress; store it for a new phase, or when it was last stored a second ago."""
         now = time.monotonic()
-        reports: dict[str, ProgressReport] = {}
+        reports = {}
         for claimed in claimed_jobs:
             phase, stored_at = self._stored.get(claimed.key, (None, 0.0))
             store = phase is not claimed.phase or now - stored_at >= STORE_EVERY_S
@@ -138,8 +196,7 @@ class ProgressReporter:
             loaded=engine.loaded_models,
             running_jobs=len(claimed_jobs),
             running_slots=running_slots,
-            slots=self._slots,
-            free_slots=max(0, self._slots - running_slots),
+            free_slots=max(0, self._info.slots - running_slots),
             memory_bytes=engine.memory_bytes,
             models_bytes=engine.models_bytes,
             busy_s=round(engine.thread_time.busy_s, 3),

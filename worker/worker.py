@@ -23,13 +23,12 @@ from worker.claiming import ClaimLoop
 from worker.cost_curves import CostCurves
 from worker.engine.protocol import EngineFactory, ForwardDone
 from worker.engine.remote import RemoteEngine
-from worker.engine_events import EngineEventHandler
 from worker.job_runner import ClaimedJob, JobRunner, StopReason
 from worker.leases import Leases
 from worker.metrics import collectors
 from worker.output.images import PreviewPublisher
 from worker.output.upload import Uploader
-from worker.progress import ProgressReporter
+from worker.progress import EngineEventHandler, ProgressReporter
 
 log = structlog.get_logger()
 
@@ -64,12 +63,9 @@ class Worker:
         self._batch_log = BatchLog(catalog)
         self._scrape_metrics = collectors.ScrapeMetrics()
         self._progress = ProgressReporter(queue, self._claimed_jobs, self._cost_curves, self.name, catalog)
+        previews = PreviewPublisher(queue)
         events = EngineEventHandler(
-            self._claimed_jobs,
-            self._uploader,
-            PreviewPublisher(queue),
-            on_change=self._job_changed,
-            on_forward=self._forward_done,
+            self._claimed_jobs, self._uploader, previews, on_change=self._job_changed, on_forward=self._forward_done
         )
         self._engine = engine(catalog, events, settings)
         self._runner = JobRunner(queue, storage, self._engine, self.name)
