@@ -20,8 +20,7 @@ from api.compat.replicate import models as replicate_models
 from api.compat.replicate import predictions as replicate_predictions
 from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
 from api.http import openapi
-from api.http.body_limits import BodyLimits
-from api.http.middleware import RequestLog
+from api.http.middleware import BodyLimits, RequestLog
 from api.responses import QueuePositions
 from api.routes import artifacts, bulk, dead_letters, events, health, inputs, jobs, models, queues, webhooks
 from api.waiting import Waiters

@@ -11,9 +11,8 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
-from api.auth import Authenticator, Caller, check_host, rate_headers
+from api.auth import Authenticator, Caller, Signer, check_host, rate_headers
 from api.responses import QueuePositions
-from api.signed_urls import Signer
 from api.waiting import Waiters
 from shared.auth import Scope
 from shared.config.models_file import Catalog

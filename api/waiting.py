@@ -11,7 +11,7 @@ from typing import Any
 from api.errors import TooManyStreams
 from shared.queue import EventFeed, JobEvent
 from shared.runtime import metrics
-from shared.runtime.cancellation import cancel_and_wait
+from shared.runtime.asyncio_tools import cancel_and_wait
 
 # Each waiter holds a connection and a bounded queue; many more would exhaust the process's file descriptors.
 MAX_WAITERS = 5_000

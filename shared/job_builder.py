@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from shared.config.adapters import choose
-from shared.config.models_file import Catalog, ModelSpec, References
+from shared.config.models_file import AdapterSpec, Catalog, ModelSpec, References
 from shared.config.settings import Settings
 from shared.errors import FetchRefused, InvalidRequest
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.inputs.store import InputStore
-from shared.job import InputRef, Job, OutputFormat, Task, Webhook
+from shared.job import Adapter, InputRef, Job, OutputFormat, Task, Webhook
 from shared.queue import Queue, Submission
-from shared.request import MAX_SEED, JobRequest
+from shared.request import MAX_SEED, AdapterChoice, JobRequest, task_of
 from shared.runtime.clock import new_id, now_ms
 from shared.signature import signature
 from shared.storage import Storage
-from shared.tasks import task_of
 from shared.webhooks import EVENTS, TERMINAL_EVENTS
 
 T = TypeVar("T")
@@ -275,6 +274,29 @@ def _task_fields(request: JobRequest, spec: ModelSpec, task: Task, inputs: Input
     else:
         values["layers"] = _or(request.layers, defaults.layers)
     return values
+
+
+def choose(choices: Sequence[AdapterChoice], allowed: Sequence[AdapterSpec], limit: int) -> tuple[Adapter, ...]:
+    """Return the adapters of a job, or raise `InvalidRequest` for the first that is not allowed."""
+    if len(choices) > limit:
+        raise InvalidRequest(f"too many adapters: {len(choices)}; at most {limit} are allowed", param="adapters")
+    specs = {spec.id: spec for spec in allowed}
+    chosen: dict[str, Adapter] = {}
+    for at, choice in enumerate(choices):
+        spec, param = specs.get(choice.id), f"adapters.{at}"
+        if spec is None:
+            known = ", ".join(specs) or "none"
+            raise InvalidRequest(f"unknown adapter: {choice.id!r}; available: {known}", param=f"{param}.id")
+        if choice.id in chosen:
+            raise InvalidRequest(f"duplicate adapter: {choice.id!r}", param=f"{param}.id")
+        scale = spec.scale if choice.scale is None else choice.scale
+        if abs(scale) > spec.max_scale:
+            raise InvalidRequest(
+                f"invalid scale of adapter {choice.id!r}: {scale}; use {-spec.max_scale} to {spec.max_scale}",
+                param=f"{param}.scale",
+            )
+        chosen[choice.id] = Adapter(id=choice.id, scale=scale)
+    return tuple(chosen.values())
 
 
 def _or(value: T | None, default: T) -> T:

@@ -14,7 +14,7 @@ from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.job import Priority
 from shared.queue import Claim, Queue
-from shared.runtime.retries import retry_while_unavailable
+from shared.runtime.asyncio_tools import retry_while_unavailable
 from worker.batch_log import BatchLog
 from worker.cost_curves import CostCurves
 from worker.engine.protocol import EngineInterface, allowed_rows

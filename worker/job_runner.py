@@ -14,7 +14,7 @@ from shared.config.models_file import ModelSpec
 from shared.errors import FusequeueError, JobError, NotFound, Unavailable
 from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
 from shared.queue import Claim, Queue
-from shared.runtime.retries import retry_while_unavailable
+from shared.runtime.asyncio_tools import retry_while_unavailable
 from shared.storage import Storage
 from worker.engine.protocol import EngineInterface, EngineRequest, InputFiles, JobFinished, Output, Pixels
 from worker.metrics import collectors

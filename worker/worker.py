@@ -13,10 +13,9 @@ from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.queue import Claim, Queue
-from shared.runtime.cancellation import cancel_and_wait
+from shared.runtime.asyncio_tools import cancel_and_wait, retry_while_unavailable
 from shared.runtime.clock import new_id
 from shared.runtime.log import announce
-from shared.runtime.retries import retry_while_unavailable
 from shared.storage import Storage
 from worker.batch_log import BatchLog
 from worker.claiming import ClaimLoop

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from api.compat.sync_calls import SyncCall, request_digest, submit
 from api.context import Context
 from api.errors import for_error
-from api.http.body_limits import JSON_TYPES, require_type
+from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse, with_first_read
 from shared.config.models_file import Catalog

@@ -26,7 +26,7 @@ from api.http.streaming import StreamedResponse
 from shared.errors import FusequeueError, Unavailable
 from shared.job import Job, JobRecord, State
 from shared.request import JobRequest
-from shared.runtime.cancellation import cancel_and_wait
+from shared.runtime.asyncio_tools import cancel_and_wait
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from shared.errors import NotFound
-from shared.runtime.cancellation import cancel_and_wait
+from shared.runtime.asyncio_tools import cancel_and_wait
 
 SEND_TIMEOUT_S = 60.0
 SSE_KEEPALIVE = b": keep-alive\n\n"

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.context import Context, RequestContext
 from api.errors import RequestTimeout, TooManyLines, describe
-from api.http.body_limits import NDJSON_TYPES, require_type
+from api.http.middleware import NDJSON_TYPES, require_type
 from api.http.ndjson import Line, Splitter, Spool
 from api.http.openapi import ndjson_body, problems
 from api.http.streaming import SEND_TIMEOUT_S
@@ -25,7 +25,7 @@ from shared.errors import FusequeueError, PayloadTooLarge
 from shared.queue import Submission, Submitted
 from shared.request import parse
 from shared.runtime import metrics, strict_json
-from shared.runtime.cancellation import cancel_and_wait
+from shared.runtime.asyncio_tools import cancel_and_wait
 
 log = structlog.get_logger()
 

@@ -8,7 +8,7 @@ from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
 from api.context import Context
-from api.http.body_limits import UPLOAD_TYPES, require_type
+from api.http.middleware import UPLOAD_TYPES, require_type
 from api.http.openapi import problems, upload_body
 from shared.errors import InputRejected, InvalidRequest
 from shared.protocols.native import iso

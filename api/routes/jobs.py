@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from api.context import Context, RequestContext, Services
-from api.http.body_limits import JSON_TYPES, require_type
+from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import job_responses, json_body, problems
 from api.responses import existing_job, job_response
 from api.submission import IdempotencyKey, idempotency, submit

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from api.context import Services, ServicesDep, Tenant
-from api.http.body_limits import JSON_TYPES, require_type
+from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems
 from shared.errors import FetchFailed, FetchRefused, InvalidRequest
 from shared.inputs.fetch_guard import FetchGuard, FetchRules

@@ -19,14 +19,14 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from shared.config.adapters import MAX_ADAPTERS, AdapterSpec
 from shared.errors import ConfigurationError, UnknownModel
 from shared.job import Task
 from shared.signature import Mixable, denoisers_of, mixable_fields
 
-ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 MAX_INPUT_IMAGES = 16
 MAX_FPS = 120
+MAX_ADAPTERS = 16
 Dimension = Annotated[int, Field(ge=16, le=8192)]
 
 
@@ -117,6 +117,43 @@ class References(_Table):
         return columns * step, rows * step
 
 
+class AdapterSpec(BaseModel):
+    """An allowed adapter. `source` is a folder, a file or a hub id.
+
+    `weight_name` is the file in it, optional for a folder with a single one. `component` is the denoiser of the weights
+    if the model has two and the file does not name one. `scale` is the default; |scale| is at most `max_scale`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    id: Identifier
+    source: str
+    revision: str | None = None
+    weight_name: Annotated[str | None, Field(pattern=r"^[^/\\]+\.safetensors$")] = None
+    component: str | None = None
+    scale: float = 1.0
+    max_scale: Annotated[float, Field(gt=0)] = 2.0
+
+    @model_validator(mode="after")
+    def _scale_is_allowed(self) -> AdapterSpec:
+        if abs(self.scale) > self.max_scale:
+            raise ValueError(f"scale {self.scale} is above max_scale {self.max_scale}")
+        return self
+
+    @property
+    def is_local(self) -> bool:
+        return Path(self.source).is_absolute()
+
+    def resolve_path(self, folder: Path) -> AdapterSpec:
+        """Return the spec with an absolute `source` if it exists in `folder`; raises `ValueError` if it is nowhere."""
+        path = (folder / self.source).resolve()
+        if path.exists():
+            return self.model_copy(update={"source": str(path)})
+        if not self.is_local and self.weight_name is None:
+            raise ValueError(f"adapter {self.id!r}: no such folder: {self.source!r}; a hub id needs a weight_name")
+        return self
+
+
 class ModelSpec(_Table):
     """One model. `source` is a hub id or a folder; `max_batch` limits the rows of a fused forward.
 
@@ -124,7 +161,7 @@ class ModelSpec(_Table):
     fields that can differ within a batch; for a folder they default to those of its architecture.
     """
 
-    id: ModelId
+    id: Identifier
     source: str
     revision: str | None = None
     variant: str | None = None

@@ -19,7 +19,7 @@ from shared.job import JobRecord, Phase, Progress, State
 from shared.queue.client import MAX_BLOCK_MS, QueueComponent, translated
 from shared.queue.records import JobEvent, ProgressReport
 from shared.runtime import metrics
-from shared.runtime.cancellation import cancel_and_wait
+from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.clock import now_ms
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from shared.job import Artifact, Job, Thumbnail
 from shared.queue import Claim
 from shared.runtime import metrics
-from shared.runtime.retries import retry_while_unavailable
+from shared.runtime.asyncio_tools import retry_while_unavailable
 from shared.storage import Storage
 from worker.engine.protocol import Output
 from worker.output.images import encode

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from api.compat.openai.request_bodies import ListParams, list_page
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
-from api.http.body_limits import JSON_TYPES, require_type
+from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from shared.errors import NotFound, Unauthenticated, Unavailable

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from api.compat.openai.request_bodies import ListParams, list_page
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
-from api.http.body_limits import UPLOAD_TYPES, require_type
+from api.http.middleware import UPLOAD_TYPES, require_type
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse, with_first_read
 from shared.errors import FusequeueError, InvalidRequest, NotFound, PayloadTooLarge, Unavailable

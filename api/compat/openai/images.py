@@ -25,10 +25,9 @@ from api.compat.openai.request_bodies import (
 from api.compat.sync_calls import SyncCall, earlier_attempt, failed_response, request_digest, submit
 from api.context import Context, RequestContext
 from api.errors import STATUSES, problem
-from api.http.body_limits import JSON_TYPES, UPLOAD_TYPES, require_type
+from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import problems
 from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, sse_message, sse_response
-from shared.config.adapters import AdapterChoice
 from shared.config.models_file import MAX_INPUT_IMAGES
 from shared.errors import InvalidRequest, NotFound, Unavailable
 from shared.job import Job, JobRecord, State
@@ -42,7 +41,7 @@ from shared.protocols.openai.images import (
     response_fields,
     usage,
 )
-from shared.request import JobRequest
+from shared.request import AdapterChoice, JobRequest
 from shared.runtime import strict_json
 from shared.runtime.clock import now_ms
 

@@ -11,7 +11,7 @@ from starlette.datastructures import UploadFile
 from starlette.responses import JSONResponse, Response
 
 from api.context import Context
-from api.http.body_limits import UPLOAD_TYPES, require_type
+from api.http.middleware import UPLOAD_TYPES, require_type
 from api.http.openapi import problems
 from api.routes.inputs import OVERHEAD_BYTES
 from shared.errors import InputRejected, InvalidRequest

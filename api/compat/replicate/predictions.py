@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from api import submission, waiting
 from api.compat.openai.images import read_base64
 from api.context import Context, RequestContext, ServicesDep, Tenant
-from api.http.body_limits import JSON_TYPES, require_type
+from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.responses import existing_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.runtime.cancellation import cancel_and_wait
+from shared.runtime.asyncio_tools import cancel_and_wait
 
 
 async def swallow_once(swallowed: list[str]) -> None:

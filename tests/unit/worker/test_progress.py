@@ -10,7 +10,7 @@ from typing import Any
 from shared.errors import RedisUnavailable
 from shared.job import Phase, Progress
 from shared.queue import ProgressReport
-from shared.runtime.cancellation import cancel_and_wait
+from shared.runtime.asyncio_tools import cancel_and_wait
 from worker.cost_curves import CostCurves
 from worker.progress import ProgressReporter
 

@@ -1,9 +1,10 @@
-"""Retries during an outage of Redis or object storage."""
+"""Retries during an outage of Redis or object storage, and reliable cancellation of tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 import stamina
 import stamina.instrumentation
@@ -14,6 +15,7 @@ from shared.errors import Unavailable
 log = structlog.get_logger()
 
 T = TypeVar("T")
+CANCEL_AGAIN_S = 0.2
 
 stamina.instrumentation.set_on_retry_hooks(())  # the events below name what is retried
 
@@ -48,3 +50,20 @@ async def retry_while_unavailable(
     except Unavailable:
         pass
     return None
+
+
+async def cancel_and_wait(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks repeatedly until all have ended; their exceptions are dropped.
+
+    Up to Python 3.11 `asyncio.wait_for`, which the Redis client uses for every command, swallows a cancellation in the
+    loop iteration in which its awaitable ends.
+    """
+    all_tasks = tuple(tasks)
+    pending: set[asyncio.Future[Any]] = {task for task in all_tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+    for task in all_tasks:
+        if not task.cancelled():
+            task.exception()  # otherwise asyncio logs that it was never retrieved
