@@ -19,7 +19,7 @@ from fusequeue.errors import (
     Unreachable,
     WaitTimeout,
 )
-from fusequeue.models import (
+from fusequeue.resources import (
     Artifact,
     BatchingStats,
     DeadLetter,

@@ -17,7 +17,7 @@ import httpx
 from httpx_sse import aconnect_sse
 
 from fusequeue.errors import Unreachable, WaitTimeout
-from fusequeue.models import DeadLetter, Event, Job, LineResult, Scale, event
+from fusequeue.resources import DeadLetter, Event, Job, LineResult, Scale, event
 from fusequeue.transport import UNAVAILABLE, Transport, refusal, unreachable
 
 ImageSource: TypeAlias = str | Path | bytes

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fusequeue.models import Job
+    from fusequeue.resources import Job
 
 
 class ClientError(Exception):

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from anyio.from_thread import start_blocking_portal
 
 from fusequeue.aio import AsyncClient
-from fusequeue.models import DeadLetter, Event, Job, LineResult, Scale
+from fusequeue.resources import DeadLetter, Event, Job, LineResult, Scale
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from shared.runtime.asyncio_tools import retry_while_unavailable
 from shared.storage import Storage
 from worker.engine.protocol import EngineInterface, EngineRequest, InputFiles, JobFinished, Output, Pixels
 from worker.metrics import collectors
-from worker.output.images import PreviewPublisher
+from worker.output.image_encoding import PreviewPublisher
 from worker.output.upload import Uploader, attempt_prefix
 
 log = structlog.get_logger()

@@ -23,7 +23,7 @@ from worker.engine import protocol
 from worker.engine.protocol import EngineEvent, EngineInterface, EngineStatus, ForwardDone, JobEvent
 from worker.job_runner import ClaimedJob
 from worker.metrics import collectors
-from worker.output.images import PreviewPublisher
+from worker.output.image_encoding import PreviewPublisher
 from worker.output.upload import Uploader
 
 log = structlog.get_logger()

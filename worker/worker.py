@@ -25,7 +25,7 @@ from worker.engine.remote import RemoteEngine
 from worker.job_runner import ClaimedJob, JobRunner, StopReason
 from worker.leases import Leases
 from worker.metrics import collectors
-from worker.output.images import PreviewPublisher
+from worker.output.image_encoding import PreviewPublisher
 from worker.output.upload import Uploader
 from worker.progress import EngineEventHandler, ProgressReporter
 

@@ -20,7 +20,7 @@ from cli.pool.decisions import PoolBounds
 from cli.pool.pool import Pool, PoolProcesses, PoolStatus
 from cli.up import command as up_command
 from cli.up import environment
-from cli.up.process import BoundedLog
+from cli.up.child_process import BoundedLog
 from fusequeue import AsyncClient
 from shared.config import models_file, settings
 from shared.errors import FusequeueError

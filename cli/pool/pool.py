@@ -22,8 +22,8 @@ from cli.pool.decisions import (
     recent_wants,
     target_workers,
 )
+from cli.up.child_process import BoundedLog
 from cli.up.command import logged_ready
-from cli.up.process import BoundedLog
 from cli.up.supervisor import ProcessRunner, ProcessSpec, RestartBackoff, StatusPrinter
 from fusequeue import AsyncClient, Busy, ClientError, Scale, Unreachable
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 from cli.up import environment, redis_server
-from cli.up.process import Process
+from cli.up.child_process import Process
 from cli.up.supervisor import ProcessSpec, StartFailed, Supervisor
 from shared.config import models_file
 from shared.config.settings import Settings

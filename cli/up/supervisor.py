@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from cli.up.process import BoundedLog, Process
+from cli.up.child_process import BoundedLog, Process
 
 READY_POLL_S = 0.1
 STARTUP_MESSAGE_S = 10.0  # between messages while processes are still starting

@@ -15,8 +15,8 @@ from shared.runtime import metrics
 from shared.runtime.asyncio_tools import retry_while_unavailable
 from shared.storage import Storage
 from worker.engine.protocol import Output
-from worker.output.images import encode
-from worker.output.videos import encode_video
+from worker.output.image_encoding import encode
+from worker.output.video_encoding import encode_video
 
 T = TypeVar("T")
 Files = dict[str, tuple[bytes, str]]  # content and content type, by key

@@ -28,7 +28,7 @@ from shared.storage import Storage, connect
 from worker.chores.batch_files import BatchContext
 from worker.chores.batches import BatchRunner
 from worker.engine.protocol import Output
-from worker.output.videos import encode_video
+from worker.output.video_encoding import encode_video
 
 # The SDK warns about the end of OpenAI's service.
 pytestmark = pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")

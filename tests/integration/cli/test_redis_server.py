@@ -9,7 +9,7 @@ from harness.ports import free_port
 from redis.asyncio import Redis
 
 from cli.up import redis_server
-from cli.up.process import BoundedLog, Process
+from cli.up.child_process import BoundedLog, Process
 from cli.up.redis_server import RedisServer
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.up.process import BoundedLog, Process
+from cli.up.child_process import BoundedLog, Process
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -98,7 +98,7 @@ def test_a_child_is_killed_with_its_parent(tmp_path):
     code = f"""
 import asyncio, os, sys
 from pathlib import Path
-from cli.up.process import BoundedLog, Process
+from cli.up.child_process import BoundedLog, Process
 async def main():
     log = BoundedLog(Path({str(tmp_path)!r}) / "a.log")
     process = await Process.start(("sleep", "600"), env=dict(os.environ), log=log)

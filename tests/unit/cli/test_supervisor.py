@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.up.process import Process
+from cli.up.child_process import Process
 from cli.up.supervisor import ProcessSpec, RestartBackoff, StartFailed, Supervisor
 
 QUICK = RestartBackoff(first_s=0.01, max_s=0.05, reset_after_s=60.0, start_attempts=3)

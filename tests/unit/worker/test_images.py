@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from shared.job import Adapter, Job, OutputFormat
-from worker.output.images import encode
+from worker.output.image_encoding import encode
 
 PROMPT = 'a "red" circle — 🎨 on blue'
 Pixels = np.ndarray

@@ -17,7 +17,7 @@ from shared.job import Job, OutputFormat
 from shared.queue import Claim, Queue
 from shared.queue.events import MAX_PREVIEW_BYTES, PREVIEWS_KEPT_S
 from worker.job_runner import ClaimedJob
-from worker.output.images import PreviewPublisher, encode_preview
+from worker.output.image_encoding import PreviewPublisher, encode_preview
 
 NOISE = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
 
@@ -66,7 +66,7 @@ async def test_previews_are_published_in_order(
         encoded.append(int(pixels.max()))
         return encode_preview(pixels, output_format)
 
-    monkeypatch.setattr("worker.output.images.encode_preview", encode)
+    monkeypatch.setattr("worker.output.image_encoding.encode_preview", encode)
     job = make_job()
     claimed = ClaimedJob(Claim(job, "s", epoch=1, attempt=1, solo=False, queued_ms=0), a_spec(Path("none")))
     for shade in (0, 1, 2):

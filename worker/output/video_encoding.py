@@ -23,7 +23,7 @@ from PIL import Image
 
 from shared.job import Job
 from worker.engine.protocol import Audio, Output
-from worker.output.images import parameters_json
+from worker.output.image_encoding import parameters_json
 
 ENCODER_THREADS = 2  # per video: the GPU's host has other work
 PRESET = "fast"

@@ -1,6 +1,6 @@
 """A child process in its own process group, with its output in a bounded log file.
 
-`python -m cli.up.process PARENT SIGNAL COMMAND...` is the parent watch: it becomes COMMAND, which receives SIGNAL when
+`python -m cli.up.child_process PARENT SIGNAL COMMAND...` is the parent watch: it becomes COMMAND, which receives SIGNAL when
 process PARENT dies. Only Linux supports this; elsewhere COMMAND runs without it.
 """
 
@@ -80,7 +80,7 @@ class Process:
         cls, command: Sequence[str], *, env: Mapping[str, str], log: BoundedLog, orphan_signal: int = signal.SIGKILL
     ) -> Process:
         """Start `command`, which receives `orphan_signal` if this process dies without stopping it."""
-        parent_watch = (sys.executable, "-P", "-m", "cli.up.process", str(os.getpid()), str(int(orphan_signal)))
+        parent_watch = (sys.executable, "-P", "-m", "cli.up.child_process", str(os.getpid()), str(int(orphan_signal)))
         log.begin()
         # Not asyncio's own pipe: its `wait` does not return while a grandchild holds the child's output open.
         reader_fd, writer_fd = os.pipe()
