@@ -1,7 +1,7 @@
 """A child process in its own process group, with its output in a bounded log file.
 
-`python -m cli.up.child_process PARENT SIGNAL COMMAND...` is the parent watch: it becomes COMMAND, which receives SIGNAL when
-process PARENT dies. Only Linux supports this; elsewhere COMMAND runs without it.
+`python -m cli.up.child_process PARENT SIGNAL COMMAND...` is the parent watch: it becomes COMMAND, which receives
+SIGNAL when process PARENT dies. Only Linux supports this; elsewhere COMMAND runs without it.
 """
 
 from __future__ import annotations
