@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
 
 from shared.config.models_file import Catalog
 from shared.job import Job
-from shared.queue import Claim
 from shared.runtime import metrics
 from shared.signature import mismatched_fields
 from worker.engine.protocol import ForwardDone
@@ -25,11 +23,11 @@ class BatchLimits:
     `rule_rows` a batch rule's, `memory_rows` what memory holds, `efficient_rows` where one more is not efficient.
     """
 
-    peak_slots: int
     max_batch: int
     rule_rows: int
     memory_rows: int
     efficient_rows: int
+    peak_slots: int = 0
     solo: bool = False
     overdue: bool = False
     queued_ms: int = 0
@@ -84,18 +82,15 @@ class _Batch:
 class BatchLog:
     """Records the batches of one worker. Used on the event loop only."""
 
-    def __init__(self, catalog: Catalog, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._clock = clock
         self._running: dict[str, _Batch] = {}  # by signature
         self._latest: _Batch | None = None
 
     def admit(self, claimed: ClaimedJob) -> None:
         """Add a claimed job; the first of its signature starts a batch."""
         claim = claimed.claim
-        batch = self._running.get(claim.signature)
-        if batch is None:
-            batch = self._start(claimed, claim)
+        batch = self._running.get(claim.signature) or self._start(claimed)
         batch.jobs += 1
         batch.slots[claimed.key] = claim.job.slots
         batch.limits.peak_slots = max(batch.limits.peak_slots, sum(batch.slots.values()))
@@ -113,12 +108,12 @@ class BatchLog:
     def count_forward(self, forward: ForwardDone) -> None:
         metrics.forward_rows.labels(forward.model).observe(forward.rows)
         metrics.forward_seconds.labels(forward.model, metrics.rows_label(forward.rows)).observe(forward.seconds)
-        batch = next((batch for batch in self._running.values() if forward.claim_key in batch.slots), None)
-        if batch is not None:
-            batch.forwards += 1
-            batch.rows += forward.rows
-            batch.max_rows = max(batch.max_rows, forward.rows)
-            batch.forward_s += forward.seconds
+        for batch in self._running.values():
+            if forward.claim_key in batch.slots:
+                batch.forwards += 1
+                batch.rows += forward.rows
+                batch.max_rows = max(batch.max_rows, forward.rows)
+                batch.forward_s += forward.seconds
 
     def remove(self, claimed: ClaimedJob) -> None:
         """Remove a job that left the engine; the last of its signature ends the batch. Safe to repeat."""
@@ -126,35 +121,7 @@ class BatchLog:
         if batch is None or batch.slots.pop(claimed.key, None) is None or batch.slots:
             return
         del self._running[batch.signature]
-        batch.ended_s = self._clock()
-        self._report(batch)
-
-    @property
-    def running_slots(self) -> int:
-        """Images in the engine, or on their way to it."""
-        return sum(sum(batch.slots.values()) for batch in self._running.values())
-
-    def _start(self, claimed: ClaimedJob, claim: Claim) -> _Batch:
-        rule_rows = claimed.spec.max_batch
-        limits = BatchLimits(
-            peak_slots=0,
-            max_batch=self._catalog.get(claim.job.model).max_batch,
-            rule_rows=rule_rows,
-            memory_rows=rule_rows,
-            efficient_rows=rule_rows,
-            solo=claim.solo,
-            queued_ms=claim.queued_ms,
-            window_ms=claimed.spec.window_ms,
-        )
-        batch = _Batch(claim.signature, claim.job, limits, self._clock())
-        if self._latest is not None and not claim.solo and self._latest.had_room_for(claimed):
-            batch.mismatched_fields = mismatched_fields(self._latest.first_job, claim.job)
-            for name in batch.mismatched_fields:
-                metrics.batch_mismatches.labels(name).inc()
-        self._running[claim.signature] = self._latest = batch
-        return batch
-
-    def _report(self, batch: _Batch) -> None:
+        batch.ended_s = time.monotonic()
         reason = batch.limits.stopped_by()
         metrics.batches.labels(batch.first_job.model, reason).inc()
         log.info(
@@ -170,5 +137,29 @@ class BatchLog:
             mismatched_fields=batch.mismatched_fields,
             max_wait_ms=batch.max_wait_ms,
             forward_ms=round(1000 * batch.forward_s),
-            duration_ms=round(1000 * ((batch.ended_s or batch.started_s) - batch.started_s)),
+            duration_ms=round(1000 * (batch.ended_s - batch.started_s)),
         )
+
+    @property
+    def running_slots(self) -> int:
+        """Images in the engine, or on their way to it."""
+        return sum(sum(batch.slots.values()) for batch in self._running.values())
+
+    def _start(self, claimed: ClaimedJob) -> _Batch:
+        claim, rule_rows = claimed.claim, claimed.spec.max_batch
+        limits = BatchLimits(
+            max_batch=self._catalog.get(claim.job.model).max_batch,
+            rule_rows=rule_rows,
+            memory_rows=rule_rows,
+            efficient_rows=rule_rows,
+            solo=claim.solo,
+            queued_ms=claim.queued_ms,
+            window_ms=claimed.spec.window_ms,
+        )
+        batch = _Batch(claim.signature, claim.job, limits, time.monotonic())
+        if self._latest is not None and not claim.solo and self._latest.had_room_for(claimed):
+            batch.mismatched_fields = mismatched_fields(self._latest.first_job, claim.job)
+            for name in batch.mismatched_fields:
+                metrics.batch_mismatches.labels(name).inc()
+        self._running[claim.signature] = self._latest = batch
+        return batch

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from enum import StrEnum
+from itertools import chain
 
 import structlog
 from structlog.contextvars import bind_contextvars
@@ -14,7 +15,8 @@ from shared.config.models_file import ModelSpec
 from shared.errors import FusequeueError, JobError, NotFound, Unavailable
 from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
 from shared.queue import Claim, Queue
-from shared.runtime.asyncio_tools import retry_while_unavailable
+from shared.runtime import metrics
+from shared.runtime.asyncio_tools import cancel_and_wait, retry_while_unavailable
 from shared.storage import Storage
 from worker.engine.protocol import EngineInterface, EngineRequest, InputFiles, JobFinished, Output, Pixels
 from worker.metrics import collectors
@@ -42,7 +44,7 @@ class JobRunner:
             outcome = await self._generate(claimed)
             if claimed.abandoned:
                 log.info("claim_abandoned", reason=claimed.stop_reason)
-                collectors.claim_abandoned(str(claimed.stop_reason))
+                metrics.claims_abandoned.labels(claimed.stop_reason).inc()
             elif await self._settle(claimed, outcome):
                 return
             await self._remove_uploads(claimed)
@@ -97,7 +99,7 @@ class JobRunner:
         if settled:
             collectors.settled(claimed.claim, outcome)
         else:
-            collectors.claim_abandoned(StopReason.LOST.value)
+            metrics.claims_abandoned.labels(StopReason.LOST).inc()
         log.info(
             "job" if settled else "job_lost_before_settle",
             signature=claimed.claim.signature,
@@ -195,7 +197,7 @@ class ClaimedJob:
 
     async def previews_published(self) -> None:
         """Wait until every preview is published or dropped."""
-        await asyncio.gather(*(task for tasks in self._previews.values() for task in tasks))
+        await asyncio.gather(*chain.from_iterable(self._previews.values()))
 
     async def artifacts(self) -> tuple[Artifact, ...]:
         """Wait for the uploads and return their artifacts in order; empty when the job is stopped first."""
@@ -205,16 +207,14 @@ class ClaimedJob:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             return tuple(task.result() for task in tasks) if all(task.done() for task in tasks) else ()
         finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            await cancel_and_wait(waits)
 
     async def uploads_finished(self) -> None:
         if self._uploads:
             await asyncio.wait(self._uploads.values())
 
     def cancel_uploads(self) -> None:
-        for task in (*self._uploads.values(), *(task for tasks in self._previews.values() for task in tasks)):
+        for task in chain(self._uploads.values(), *self._previews.values()):
             task.cancel()
 
     def outcome(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 
 import structlog
@@ -44,70 +44,63 @@ def stalled(activity: Activity, now_s: float, limits: StallLimits) -> bool:
     return silence_s > max(limits.floor_s, limits.factor * (activity.expected_s or 0.0))
 
 
+@dataclass(eq=False)
 class Leases:
     """Renews leases while the engine makes progress, and stops claimed jobs that are canceled, expired or lost."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        engine: EngineInterface,
-        claimed_jobs: dict[str, ClaimedJob],
-        worker: str,
-        settings: Settings,
-    ) -> None:
-        self._queue = queue
-        self._engine = engine
-        self._claimed_jobs = claimed_jobs
-        self._worker = worker
-        self._lease_s = settings.lease_ms / 1000
-        self._limits = StallLimits(settings.stall_factor, settings.stall_floor_s)
+    queue: Queue
+    engine: EngineInterface
+    claimed_jobs: dict[str, ClaimedJob]
+    worker: str
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        self._limits = StallLimits(self.settings.stall_factor, self.settings.stall_floor_s)
         self.hung = asyncio.Event()
 
-    async def renew_leases(self) -> None:
-        """Renew periodically until the GPU thread hangs; then set `hung` and let the leases expire."""
-        await self._every(min(self._lease_s / 3, RENEW_EVERY_S), self.renew)
+    def loops(self) -> tuple[Coroutine[None, None, None], ...]:
+        """Return the periodic work, to be run until canceled."""
+        lease_s = self.settings.lease_ms / 1000
+        return (
+            self._every(min(lease_s / 3, RENEW_EVERY_S), self._renew),
+            self._every(lease_s / 8, self._reclaim),
+            self._every(CHECK_DEADLINES_EVERY_S, self._stop_expired),
+        )
 
-    async def reclaim_lost_jobs(self) -> None:
-        """Periodically requeue jobs whose lease expired, and settle queued jobs past their deadline."""
-        await self._every(self._lease_s / 8, self._reclaim)
-
-    async def stop_expired_jobs(self) -> None:
-        """Periodically stop claimed jobs past their deadline."""
-        while True:
-            await asyncio.sleep(CHECK_DEADLINES_EVERY_S)
-            now = now_ms()
-            for claimed in tuple(self._claimed_jobs.values()):
-                deadline = claimed.job.deadline_at_ms
-                if deadline is not None and deadline <= now:
-                    self._stop(claimed, StopReason.EXPIRED)
-
-    async def renew(self) -> None:
-        """Renew every lease once; stop jobs that are lost or canceled."""
-        if stalled(self._engine.status().activity, time.monotonic(), self._limits):
-            log.error("gpu_thread_hung", running=len(self._claimed_jobs))
+    async def _renew(self) -> None:
+        """Renew every lease; stop jobs that are lost or canceled. A hung GPU thread sets `hung`: its leases expire."""
+        if stalled(self.engine.status().activity, time.monotonic(), self._limits):
+            log.error("gpu_thread_hung", running=len(self.claimed_jobs))
             self.hung.set()
             return
-        claimed_jobs = {claimed.job.id: claimed for claimed in self._claimed_jobs.values()}
+        claimed_jobs = {claimed.job.id: claimed for claimed in self.claimed_jobs.values()}
         if not claimed_jobs:
             return
         epochs = {job_id: claimed.claim.epoch for job_id, claimed in claimed_jobs.items()}
-        renewal = await self._queue.claims.renew(self._worker, epochs)
+        renewal = await self.queue.claims.renew(self.worker, epochs)
         for job_id in renewal.lost:
             self._stop(claimed_jobs[job_id], StopReason.LOST)
         for job_id in renewal.cancel:
             self._stop(claimed_jobs[job_id], StopReason.CANCELED)
 
     async def _reclaim(self) -> None:
-        reclaimed = await self._queue.maintenance.reclaim()
-        if reclaimed:
+        """Requeue jobs whose lease expired, and settle queued jobs past their deadline."""
+        if reclaimed := await self.queue.maintenance.reclaim():
             metrics.leases_expired.inc(len(reclaimed))
             log.warning("leases_expired", jobs=reclaimed)
-        await self._queue.maintenance.expire()
+        await self.queue.maintenance.expire()
+
+    async def _stop_expired(self) -> None:
+        """Stop claimed jobs past their deadline."""
+        now = now_ms()
+        for claimed in tuple(self.claimed_jobs.values()):
+            if claimed.job.deadline_at_ms is not None and claimed.job.deadline_at_ms <= now:
+                self._stop(claimed, StopReason.EXPIRED)
 
     def _stop(self, claimed: ClaimedJob, reason: StopReason) -> None:
         if claimed.stop_reason is None:
             claimed.stop(reason)
-            self._engine.cancel(claimed.key)
+            self.engine.cancel(claimed.key)
 
     async def _every(self, period_s: float, action: Callable[[], Awaitable[None]]) -> None:
         while True:

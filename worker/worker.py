@@ -13,6 +13,7 @@ from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.queue import Claim, Queue
+from shared.runtime import metrics
 from shared.runtime.asyncio_tools import cancel_and_wait, retry_while_unavailable
 from shared.runtime.clock import new_id
 from shared.runtime.log import announce
@@ -34,11 +35,6 @@ log = structlog.get_logger()
 EXIT_HUNG = 70
 
 
-def worker_name() -> str:
-    """Return a name of host and process that is unique to this start."""
-    return f"{socket.gethostname()[:40]}-{os.getpid()}-{new_id('w')[-6:]}"
-
-
 class Worker:
     """Serves the catalog's models until `drain` is called.
 
@@ -49,7 +45,7 @@ class Worker:
     def __init__(
         self, catalog: Catalog, queue: Queue, storage: Storage, settings: Settings, engine: EngineFactory = RemoteEngine
     ) -> None:
-        self.name = worker_name()
+        self.name = f"{socket.gethostname()[:40]}-{os.getpid()}-{new_id('w')[-6:]}"  # unique to this start
         self._catalog = catalog
         self._queue = queue
         self._drain_timeout_s = settings.drain_timeout_s
@@ -89,17 +85,9 @@ class Worker:
         if self._draining.is_set():
             return 0
         self._engine.start()
-        background = [
-            asyncio.create_task(duty)
-            for duty in (
-                self._leases.renew_leases(),
-                self._leases.reclaim_lost_jobs(),
-                self._leases.stop_expired_jobs(),
-                self._progress.report_progress(),
-                self._progress.send_heartbeats(self._engine),
-                self._claim_loop.listen(),
-            )
-        ]
+        progress = self._progress.report_progress(), self._progress.send_heartbeats(self._engine)
+        loops = (*self._leases.loops(), *progress, self._claim_loop.listen())
+        background = [asyncio.create_task(loop) for loop in loops]
         try:
             await asyncio.to_thread(self._engine.warm_up)
             if not self._draining.is_set():
@@ -125,13 +113,11 @@ class Worker:
 
     async def refresh_metrics(self) -> None:
         """Bring the metrics of this process up to date."""
-        await self._scrape_metrics.refresh(
-            self._engine.status(),
-            spool_bytes=self._uploader.held_bytes,
-            spool_limit_bytes=self._uploader.spool_bytes,
-            running_slots=self._batch_log.running_slots,
-            ready=self.unready() is None,
-        )
+        metrics.spool_bytes.set(self._uploader.held_bytes)
+        metrics.spool_limit_bytes.set(self._uploader.spool_bytes)
+        metrics.running_slots.set(self._batch_log.running_slots)
+        metrics.worker_ready.set(self.unready() is None)
+        await self._scrape_metrics.refresh(self._engine.status())
 
     @property
     def slots_in_use(self) -> int:
@@ -204,8 +190,7 @@ class Worker:
         """Wait for running jobs up to the drain timeout; release the rest, to be claimed elsewhere at once."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=self._drain_timeout_s)
-        unfinished = list(self._claimed_jobs.values())
-        if not unfinished:
+        if not (unfinished := list(self._claimed_jobs.values())):
             return
         for claimed in unfinished:
             claimed.stop(StopReason.RELEASED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -41,14 +42,11 @@ async def retry_while_unavailable(
         log.warning(event, code=error.code, error=error.message, **context)
         return not until()
 
-    try:
-        async for attempt in stamina.retry_context(
-            retriable, attempts=None, timeout=None, wait_initial=first_s, wait_max=max_s, wait_jitter=first_s
-        ):
-            with attempt:
-                return await action()
-    except Unavailable:
-        pass
+    retry = stamina.AsyncRetryingCaller(
+        attempts=None, timeout=None, wait_initial=first_s, wait_max=max_s, wait_jitter=first_s
+    )
+    with contextlib.suppress(Unavailable):
+        return await retry(retriable, action)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Metrics of claims, jobs and the engine, and those read at each scrape (spool, GPU thread, GPU)."""
+"""Metrics of claims, jobs and the engine, and those read at each scrape (GPU thread, GPU)."""
 
 from __future__ import annotations
 
@@ -43,11 +43,6 @@ def settled(claim: Claim, outcome: Outcome) -> None:
         metrics.step_seconds.labels(claim.job.model).observe(inference_ms / 1000 / steps)
 
 
-def claim_abandoned(reason: str) -> None:
-    """Count a claim that this worker does not settle."""
-    metrics.claims_abandoned.labels(reason).inc()
-
-
 def model_event(event: ModelEvent) -> None:
     """Count a model load, a lack of memory, or forwards that were retried."""
     match event:
@@ -69,19 +64,13 @@ class ScrapeMetrics:
         self._gpu: NvmlGpu | None = None
         self._gpu_searched = False
 
-    async def refresh(
-        self, engine: EngineStatus, *, spool_bytes: int, spool_limit_bytes: int, running_slots: int, ready: bool
-    ) -> None:
-        """Set the gauges, and advance the counters of the GPU thread's time to its totals."""
+    async def refresh(self, engine: EngineStatus) -> None:
+        """Advance the counters of the GPU thread's time to its totals, and set the GPU's gauges."""
         time = engine.thread_time
         metrics.gpu_busy_seconds.inc(max(0.0, time.busy_s - self._reported.busy_s))
         idle_s = time.idle_while_queued_s - self._reported.idle_while_queued_s
         metrics.gpu_idle_while_queued_seconds.inc(max(0.0, idle_s))
         self._reported = time
-        metrics.spool_bytes.set(spool_bytes)
-        metrics.spool_limit_bytes.set(spool_limit_bytes)
-        metrics.running_slots.set(running_slots)
-        metrics.worker_ready.set(ready)
         if engine.device_uuid is not None and not self._gpu_searched:
             self._gpu_searched = True
             self._gpu = NvmlGpu.find(engine.device_uuid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import uvicorn
 from starlette.applications import Starlette
@@ -25,21 +25,20 @@ MAX_HEAD_BYTES = 16 * 1024
 SHUTDOWN_TIMEOUT_S = 2
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to the worker, which is still scraped during its drain."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @contextlib.asynccontextmanager
 async def http_port(settings: Settings, worker: Worker) -> AsyncIterator[None]:
     """Serve `worker_port`, if set, during the block; raises `ConfigurationError` when the port is not free."""
     if settings.worker_port is None:
         yield
         return
-    listening = _listen(settings.worker_host, settings.worker_port)
+    host, port = settings.worker_host, settings.worker_port
+    try:
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on FUSEQUEUE_WORKER_HOST {host}, FUSEQUEUE_WORKER_PORT {port}: "
+            f"{error.strerror or error}; give each worker of a machine another port"
+        ) from error
     config = uvicorn.Config(
         application(worker),
         http="h11",
@@ -53,9 +52,11 @@ async def http_port(settings: Settings, worker: Worker) -> AsyncIterator[None]:
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
-    server = _Server(config)
+    server = uvicorn.Server(config)
+    # The worker handles signals: it is still scraped during its drain.
+    server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
     serving = asyncio.create_task(server.serve(sockets=[listening]), name="worker-port")
-    announce("worker_port", host=settings.worker_host, port=settings.worker_port)
+    announce("worker_port", host=host, port=port)
     try:
         yield
     finally:
@@ -79,14 +80,3 @@ def application(worker: Worker) -> Starlette:
         return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
 
     return Starlette(routes=[Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", prometheus)])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot listen on FUSEQUEUE_WORKER_HOST {host}, FUSEQUEUE_WORKER_PORT {port}: "
-            f"{error.strerror or error}; give each worker of a machine another port"
-        ) from error

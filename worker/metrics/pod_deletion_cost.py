@@ -13,6 +13,7 @@ import structlog
 
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
+from shared.runtime.asyncio_tools import cancel_and_wait
 from worker.worker import Worker
 
 log = structlog.get_logger()
@@ -81,8 +82,7 @@ async def pod_deletion_cost(
         try:
             yield
         finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
+            await cancel_and_wait((keeping,))
 
 
 def _api_server(environ: Mapping[str, str]) -> str:
