@@ -44,6 +44,13 @@ Positive = Annotated[int, Field(gt=0)]
 PortNumber = Annotated[int, Field(ge=1, le=65_535)]
 RedisUrl = Annotated[str, AfterValidator(_redis_url)]
 CommaSeparated = BeforeValidator(_split)
+Ports = Annotated[tuple[PortNumber, ...], CommaSeparated]
+Networks = Annotated[tuple[IPvAnyNetwork, ...], CommaSeparated]
+Origins = Annotated[tuple[Annotated[str, Field(pattern=r"^https?://[a-z0-9.\[\]:-]+$")], ...], CommaSeparated]
+
+
+def _setting(default: Any, description: str, **limits: Any) -> Any:
+    return Field(default, description=description, **limits)
 
 
 class Settings(BaseSettings):
@@ -53,151 +60,87 @@ class Settings(BaseSettings):
         env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True, enable_decoding=False
     )
 
-    redis_url: Annotated[RedisUrl, Field(description="The queue's Redis.")] = "redis://127.0.0.1:6379/0"
-    rq_redis_url: Annotated[
-        RedisUrl | None, Field(description="Redis of the chores (rq), not a cluster. Unset: redis_url.")
-    ] = None
-    namespace: Annotated[
-        str, Field(description="Pool of this process; part of every Redis key.", pattern=r"^[a-z0-9-]{1,32}$")
-    ] = "default"
-    models: Annotated[Path, Field(description="The models file.")] = Path("models.toml")
-    batch_rules: Annotated[
-        Path | None, Field(description="JSON file of rules that limit batches by model and size.")
-    ] = None
-    log_level: Annotated[
-        Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Lowest level that is logged.")
-    ] = "INFO"
+    redis_url: RedisUrl = _setting("redis://127.0.0.1:6379/0", "The queue's Redis.")
+    rq_redis_url: RedisUrl | None = _setting(None, "Redis of the chores (rq), not a cluster. Unset: redis_url.")
+    namespace: str = _setting("default", "Pool of this process; part of every Redis key.", pattern=r"^[a-z0-9-]{1,32}$")
+    models: Path = _setting(Path("models.toml"), "The models file.")
+    batch_rules: Path | None = _setting(None, "JSON file of rules that limit batches by model and size.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = _setting("INFO", "Lowest level that is logged.")
 
-    storage_dir: Annotated[Path, Field(description="Folder for inputs and results if no S3 bucket is set.")] = Path(
-        "data/storage"
+    storage_dir: Path = _setting(Path("data/storage"), "Folder for inputs and results if no S3 bucket is set.")
+    s3_bucket: str | None = _setting(None, "S3 bucket for inputs and results.")
+    s3_endpoint_url: str | None = _setting(None, "S3 endpoint, for servers other than AWS.")
+    s3_public_endpoint_url: str | None = _setting(None, "Endpoint in presigned URLs. Unset: s3_endpoint_url.")
+    s3_region: str = _setting("us-east-1", "S3 region.")
+    s3_access_key_id: str | None = _setting(None, "Access key. Unset: boto3's credential chain.")
+    s3_secret_access_key: SecretStr | None = _setting(None, "Secret of s3_access_key_id.")
+    s3_prefix: str = _setting("", "Prefix of every object key.")
+    storage_timeout_s: float = _setting(10.0, "Timeout of a storage request.", gt=0)
+    presign_expires_s: Positive = _setting(3600, "Lifetime of presigned and signed URLs.")
+
+    retention_s: Positive = _setting(86_400, "How long finished jobs and their images are kept.")
+    input_retention_s: Positive = _setting(86_400, "How long an unused input is kept.")
+    file_retention_s: Positive = _setting(7 * 86_400, "How long files and ended batches are kept.")
+    idempotency_s: Positive = _setting(86_400, "How long an Idempotency-Key is remembered.")
+    max_queued_jobs: Positive = _setting(100_000, "Limit of queued jobs; more get 429.")
+    max_queued_jobs_per_tenant: Positive = _setting(
+        50_000, "The same for one tenant. `fusequeue tenants limit` overrides it."
     )
-    s3_bucket: Annotated[str | None, Field(description="S3 bucket for inputs and results.")] = None
-    s3_endpoint_url: Annotated[str | None, Field(description="S3 endpoint, for servers other than AWS.")] = None
-    s3_public_endpoint_url: Annotated[
-        str | None, Field(description="Endpoint in presigned URLs. Unset: s3_endpoint_url.")
-    ] = None
-    s3_region: Annotated[str, Field(description="S3 region.")] = "us-east-1"
-    s3_access_key_id: Annotated[str | None, Field(description="Access key. Unset: boto3's credential chain.")] = None
-    s3_secret_access_key: Annotated[SecretStr | None, Field(description="Secret of s3_access_key_id.")] = None
-    s3_prefix: Annotated[str, Field(description="Prefix of every object key.")] = ""
-    storage_timeout_s: Annotated[float, Field(gt=0, description="Timeout of a storage request.")] = 10.0
-    presign_expires_s: Annotated[Positive, Field(description="Lifetime of presigned and signed URLs.")] = 3600
-
-    retention_s: Annotated[Positive, Field(description="How long finished jobs and their images are kept.")] = 86_400
-    input_retention_s: Annotated[Positive, Field(description="How long an unused input is kept.")] = 86_400
-    file_retention_s: Annotated[Positive, Field(description="How long files and ended batches are kept.")] = 7 * 86_400
-    idempotency_s: Annotated[Positive, Field(description="How long an Idempotency-Key is remembered.")] = 86_400
-    max_queued_jobs: Annotated[Positive, Field(description="Limit of queued jobs; more get 429.")] = 100_000
-    max_queued_jobs_per_tenant: Annotated[
-        Positive, Field(description="The same for one tenant. `fusequeue tenants limit` overrides it.")
-    ] = 50_000
-    max_running_slots_per_tenant: Annotated[
-        Positive | None, Field(description="Images generated at once for one tenant. Unset: unlimited.")
-    ] = None
-    max_requests_per_minute_per_tenant: Annotated[
-        Positive | None, Field(description="Requests of one tenant over all API processes. Unset: unlimited.")
-    ] = None
-    max_attempts: Annotated[Positive, Field(description="Losses of a solo job before it becomes a dead letter.")] = 3
-
-    lease_ms: Annotated[Positive, Field(description="Lifetime of a claim that is not renewed.")] = 30_000
-    overdue_ms: Annotated[
-        Positive, Field(description="A signature ready for longer stops admissions to other batches.")
-    ] = 2_000
-    aging_ms: Annotated[Positive, Field(description="A job preempted for this long in total gains one priority.")] = (
-        30_000
+    max_running_slots_per_tenant: Positive | None = _setting(
+        None, "Images generated at once for one tenant. Unset: unlimited."
     )
-    max_preempted_rows: Annotated[
-        int | None,
-        Field(ge=0, description="Images that interactive jobs can preempt. Unset: one forward."),
-    ] = None
-    stall_factor: Annotated[
-        float, Field(gt=1, description="Multiple of the expected time after which a forward is hung.")
-    ] = 20.0
-    stall_floor_s: Annotated[float, Field(gt=0, description="Shortest time after which a forward is hung.")] = 60.0
-    drain_timeout_s: Annotated[
-        float, Field(gt=0, description="Time for running jobs when a worker stops; others are released.")
-    ] = 25.0
-    spool_bytes: Annotated[Positive, Field(description="Finished images a worker holds while storage is down.")] = (
-        512 * 1024 * 1024
+    max_requests_per_minute_per_tenant: Positive | None = _setting(
+        None, "Requests of one tenant over all API processes. Unset: unlimited."
     )
-    gpu_memory_bytes: Annotated[
-        int | None, Field(description="Memory for loaded models on one device. Unset: 70 %.")
-    ] = None
-    adapter_memory_bytes: Annotated[
-        Positive, Field(description="Memory for LoRA adapters of a loaded model, exceeded only by running jobs.")
-    ] = 1024**3
-    device: Annotated[str | None, Field(description="Torch device. Unset: cuda if there is one, else cpu.")] = None
-    torch_threads: Annotated[int | None, Field(description="CPU threads of torch. Unset: torch's choice.")] = None
+    max_attempts: Positive = _setting(3, "Losses of a solo job before it becomes a dead letter.")
 
-    worker_port: Annotated[
-        PortNumber | None, Field(description="Port of a worker's /healthz, /readyz and /metrics. Unset: none.")
-    ] = None
-    worker_host: Annotated[str, Field(description="Address of that port, which needs no API key.")] = "127.0.0.1"
-    pod_name: Annotated[
-        str | None,
-        Field(description="Kubernetes pod of a worker, which updates its deletion cost. Unset: none."),
-    ] = None
-    pod_namespace: Annotated[str, Field(description="Kubernetes namespace of the pod.")] = "default"
-
-    target_wait_s: Annotated[
-        float, Field(gt=0, description="Queue wait that the wanted number of workers aims at (GET /v1/scale).")
-    ] = 30.0
-
-    auth: Annotated[
-        Literal["auto", "keys", "insecure-no-keys"],
-        Field(description="When API keys are required: once one exists, always, or never."),
-    ] = "auto"
-    cors_origins: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^https?://[a-z0-9.\[\]:-]+$")], ...],
-        CommaSeparated,
-        Field(description="Origins allowed to call the API from a browser, comma-separated."),
-    ] = ()
-    max_body_bytes: Annotated[
-        Positive, Field(description="Largest request body, except uploads and bulk requests.")
-    ] = 1_048_576
-    max_input_bytes: Annotated[Positive, Field(description="Largest input image file.")] = 20 * 1024 * 1024
-    max_input_pixels: Annotated[Positive, Field(description="Largest decoded input image.")] = 40_000_000
-    max_file_bytes: Annotated[Positive, Field(description="Largest file of `POST /v1/files`.")] = 200 * 1024 * 1024
-    fetch_timeout_s: Annotated[float, Field(gt=0, description="Timeout for fetching an image URL.")] = 15.0
-    fetch_allow_networks: Annotated[
-        tuple[IPvAnyNetwork, ...],
-        CommaSeparated,
-        Field(description="Private networks (CIDR) allowed in image URLs, comma-separated."),
-    ] = ()
-    fetch_allow_http: Annotated[bool, Field(description="Allow plain http in image URLs.")] = False
-    fetch_ports: Annotated[
-        tuple[PortNumber, ...], CommaSeparated, Field(description="Ports allowed in image URLs, comma-separated.")
-    ] = (443, 8443)
-    webhook_timeout_s: Annotated[float, Field(gt=0, le=30, description="Timeout of one webhook delivery attempt.")] = (
-        20.0
+    lease_ms: Positive = _setting(30_000, "Lifetime of a claim that is not renewed.")
+    overdue_ms: Positive = _setting(2_000, "A signature ready for longer stops admissions to other batches.")
+    aging_ms: Positive = _setting(30_000, "A job preempted for this long in total gains one priority.")
+    max_preempted_rows: int | None = _setting(
+        None, "Images that interactive jobs can preempt. Unset: one forward.", ge=0
     )
-    webhook_allow_networks: Annotated[
-        tuple[IPvAnyNetwork, ...],
-        CommaSeparated,
-        Field(description="Private networks (CIDR) allowed for webhooks, comma-separated."),
-    ] = ()
-    webhook_allow_http: Annotated[bool, Field(description="Allow plain http for webhooks.")] = False
-    webhook_ports: Annotated[
-        tuple[PortNumber, ...], CommaSeparated, Field(description="Ports allowed for webhooks, comma-separated.")
-    ] = (443, 8443)
-    max_wait_s: Annotated[Positive, Field(description="Longest `wait` of a request.")] = 60
-    sync_wait_s: Annotated[
-        Positive,
-        Field(description="Longest wait of a synchronous OpenAI or Hugging Face call."),
-    ] = 540
-    disconnect_grace_s: Annotated[
-        float, Field(ge=0, description="Time for a retry after a disconnect, before the job is canceled.")
-    ] = 15.0
-    max_bulk_lines: Annotated[Positive, Field(description="Most lines of a bulk request.")] = 100_000
-    public_url: Annotated[
-        str | None, Field(description="Base of the URLs in responses. Unset: that of the request.")
-    ] = None
-    trusted_proxies: Annotated[
-        str | None, Field(description="Proxies whose X-Forwarded-* headers are trusted, comma-separated.")
-    ] = None
-    sse_keepalive_s: Annotated[float, Field(gt=0, description="Interval of keep-alive comments on event streams.")] = (
-        15.0
+    stall_factor: float = _setting(20.0, "Multiple of the expected time after which a forward is hung.", gt=1)
+    stall_floor_s: float = _setting(60.0, "Shortest time after which a forward is hung.", gt=0)
+    drain_timeout_s: float = _setting(25.0, "Time for running jobs when a worker stops; others are released.", gt=0)
+    spool_bytes: Positive = _setting(512 * 1024 * 1024, "Finished images a worker holds while storage is down.")
+    gpu_memory_bytes: int | None = _setting(None, "Memory for loaded models on one device. Unset: 70 %.")
+    adapter_memory_bytes: Positive = _setting(
+        1024**3, "Memory for LoRA adapters of a loaded model, exceeded only by running jobs."
     )
+    device: str | None = _setting(None, "Torch device. Unset: cuda if there is one, else cpu.")
+    torch_threads: int | None = _setting(None, "CPU threads of torch. Unset: torch's choice.")
+
+    worker_port: PortNumber | None = _setting(None, "Port of a worker's /healthz, /readyz and /metrics. Unset: none.")
+    worker_host: str = _setting("127.0.0.1", "Address of that port, which needs no API key.")
+    pod_name: str | None = _setting(None, "Kubernetes pod of a worker, which updates its deletion cost. Unset: none.")
+    pod_namespace: str = _setting("default", "Kubernetes namespace of the pod.")
+
+    target_wait_s: float = _setting(30.0, "Queue wait that the wanted number of workers aims at (GET /v1/scale).", gt=0)
+
+    auth: Literal["auto", "keys", "insecure-no-keys"] = _setting(
+        "auto", "When API keys are required: once one exists, always, or never."
+    )
+    cors_origins: Origins = _setting((), "Origins allowed to call the API from a browser, comma-separated.")
+    max_body_bytes: Positive = _setting(1_048_576, "Largest request body, except uploads and bulk requests.")
+    max_input_bytes: Positive = _setting(20 * 1024 * 1024, "Largest input image file.")
+    max_input_pixels: Positive = _setting(40_000_000, "Largest decoded input image.")
+    max_file_bytes: Positive = _setting(200 * 1024 * 1024, "Largest file of `POST /v1/files`.")
+    fetch_timeout_s: float = _setting(15.0, "Timeout for fetching an image URL.", gt=0)
+    fetch_allow_networks: Networks = _setting((), "Private networks (CIDR) allowed in image URLs, comma-separated.")
+    fetch_allow_http: bool = _setting(False, "Allow plain http in image URLs.")
+    fetch_ports: Ports = _setting((443, 8443), "Ports allowed in image URLs, comma-separated.")
+    webhook_timeout_s: float = _setting(20.0, "Timeout of one webhook delivery attempt.", gt=0, le=30)
+    webhook_allow_networks: Networks = _setting((), "Private networks (CIDR) allowed for webhooks, comma-separated.")
+    webhook_allow_http: bool = _setting(False, "Allow plain http for webhooks.")
+    webhook_ports: Ports = _setting((443, 8443), "Ports allowed for webhooks, comma-separated.")
+    max_wait_s: Positive = _setting(60, "Longest `wait` of a request.")
+    sync_wait_s: Positive = _setting(540, "Longest wait of a synchronous OpenAI or Hugging Face call.")
+    disconnect_grace_s: float = _setting(15.0, "Time for a retry after a disconnect, before the job is canceled.", ge=0)
+    max_bulk_lines: Positive = _setting(100_000, "Most lines of a bulk request.")
+    public_url: str | None = _setting(None, "Base of the URLs in responses. Unset: that of the request.")
+    trusted_proxies: str | None = _setting(None, "Proxies whose X-Forwarded-* headers are trusted, comma-separated.")
+    sse_keepalive_s: float = _setting(15.0, "Interval of keep-alive comments on event streams.", gt=0)
 
 
 def load() -> Settings:

@@ -36,9 +36,7 @@ http_requests = _counter("fusequeue_http_requests_total", "HTTP responses.", ("m
 http_request_seconds = _times("fusequeue_http_request_seconds", "Time to the end of the response.", ("route",))
 http_in_flight = _gauge("fusequeue_http_requests_in_flight", "HTTP requests in flight.")
 submits = _counter(
-    "fusequeue_submits_total",
-    "Submitted jobs by outcome: accepted, replayed, or an error code.",
-    ("model", "outcome"),
+    "fusequeue_submits_total", "Submitted jobs by outcome: accepted, replayed, or an error code.", ("model", "outcome")
 )
 bulk_lines = _counter("fusequeue_bulk_lines_total", "Lines of bulk requests.", ("outcome",))
 event_subscribers = _gauge("fusequeue_event_subscribers", "Clients subscribed to events of a job.")
@@ -81,9 +79,7 @@ batch_mismatches = _counter(
 )
 queue_wait_seconds = _long_times("fusequeue_queue_wait_seconds", "Time from submission to claim.", ("priority",))
 claims = _counter(
-    "fusequeue_claims_total",
-    "Claims by attempt: first, again, or solo (after the job was lost).",
-    ("attempt",),
+    "fusequeue_claims_total", "Claims by attempt: first, again, or solo (after the job was lost).", ("attempt",)
 )
 jobs_ended = _counter("fusequeue_jobs_ended_total", "Settled jobs.", ("model", "state"))
 job_failures = _counter("fusequeue_job_failures_total", "Jobs settled with an error.", ("code",))
