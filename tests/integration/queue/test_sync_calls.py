@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shared.queue import Queue
 
 CALL = ("acme", "d" * 40)
@@ -58,3 +60,28 @@ async def test_a_job_is_not_abandoned_while_another_request_waits(queue: Queue) 
     score = await queue.sync_calls.leave(*CALL, "job_a")
     assert score is not None
     assert not await queue.sync_calls.abandon(*CALL, "job_a", score)
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2])
+async def test_a_job_is_abandoned_after_a_leave_that_was_sent_twice(queue: Queue, retries: int) -> None:
+    """The Redis client sends a command again after a lost connection. Each attempt leaves before the next one joins."""
+    await queue.sync_calls.start(*CALL, "job_a")
+    for _ in range(retries):
+        await queue.sync_calls.leave(*CALL, "job_a")
+        assert await queue.sync_calls.join(*CALL) == "job_a"
+    await queue.sync_calls.leave(*CALL, "job_a")
+    score = await queue.sync_calls.leave(*CALL, "job_a")
+    assert score is not None
+    assert await queue.sync_calls.abandon(*CALL, "job_a", score)
+
+
+async def test_a_retry_keeps_a_job_after_a_leave_that_was_sent_twice(queue: Queue) -> None:
+    await queue.sync_calls.start(*CALL, "job_a")
+    await queue.sync_calls.leave(*CALL, "job_a")
+    first = await queue.sync_calls.leave(*CALL, "job_a")
+    assert await queue.sync_calls.join(*CALL) == "job_a"
+    assert first is not None
+    assert not await queue.sync_calls.abandon(*CALL, "job_a", first)
+    second = await queue.sync_calls.leave(*CALL, "job_a")
+    assert second is not None
+    assert await queue.sync_calls.abandon(*CALL, "job_a", second)
