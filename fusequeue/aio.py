@@ -69,7 +69,7 @@ class AsyncClient:
 
     # Submitting.
 
-    async def submit(self, model: str, prompt: str, *, idempotency_key: str | None = None, **fields: Any) -> Job:
+    async def submit(self, /, model: str, prompt: str, *, idempotency_key: str | None = None, **fields: Any) -> Job:
         """Submit a job; `fields` are those of `POST /v1/jobs`. Files and bytes of images are uploaded."""
         body = {"model": model, "prompt": prompt, **await self._with_image_ids(fields)}
         key = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
@@ -123,10 +123,7 @@ class AsyncClient:
         return str(stored["id"])
 
     async def _with_image_ids(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        body = dict(fields)
-        for name in IMAGE_FIELDS:
-            if name in body:
-                body[name] = await self._image_id(body[name])
+        body = {name: await self._image_id(value) if name in IMAGE_FIELDS else value for name, value in fields.items()}
         if "images" in body:
             body["images"] = [await self._image_id(image) for image in body["images"]]
         return body
@@ -194,7 +191,7 @@ class AsyncClient:
         except httpx.TransportError as error:
             raise unreachable(client.base_url, error) from error
 
-    async def jobs(self, *, limit: int | None = None, **filters: Any) -> AsyncGenerator[Job]:
+    async def jobs(self, /, *, limit: int | None = None, **filters: Any) -> AsyncGenerator[Job]:
         """Yield jobs, newest first, up to `limit`; `filters` are those of `GET /v1/jobs`, e.g. `status="failed"`."""
         async with aclosing(self._pages("/v1/jobs", limit, filters)) as rows:
             async for row in rows:
@@ -232,18 +229,14 @@ class AsyncClient:
         for artifact in job.artifacts:
             extension = artifact.content_type.rpartition("/")[2].replace("jpeg", "jpg")
             path = folder / f"{name or job.id}-{artifact.index}.{extension}"
-            await self._save(artifact.url, path)
+            part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+            await asyncio.to_thread(_write, part, path, await self.read(artifact.url))
             files.append(path)
         return files
 
     async def read(self, url: str) -> bytes:
         """Return the bytes of an artifact."""
         return (await self._http.send("GET", url)).content
-
-    async def _save(self, url: str, path: Path) -> None:
-        data = await self.read(url)
-        part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-        await asyncio.to_thread(_write, part, path, data)
 
     # Service.
 

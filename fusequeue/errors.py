@@ -74,34 +74,24 @@ class WaitTimeout(ClientError):
 
 
 _BY_STATUS: dict[int, type[RefusedError]] = {
-    400: Invalid,
-    401: Unauthorized,
-    403: Unauthorized,
+    **dict.fromkeys((400, 413, 415, 422), Invalid),
+    **dict.fromkeys((401, 403), Unauthorized),
     404: NotFound,
-    413: Invalid,
-    415: Invalid,
-    422: Invalid,
-    429: Busy,
-    503: Busy,
+    **dict.fromkeys((429, 503), Busy),
 }
 
 
 def refused(status: int, body: object, *, request_id: str | None, retry_after_s: float | None) -> RefusedError:
     """Return the exception for an error response; `body` is its decoded JSON, or anything else."""
     problem = body if isinstance(body, dict) else {}
-    kind = _BY_STATUS.get(status, RefusedError)
-    error = kind(
+    details = problem.get("error")
+    param = details.get("param") if isinstance(details, dict) else None
+    error = _BY_STATUS.get(status, RefusedError)(
         str(problem.get("detail") or f"HTTP status {status}"),
         status=status,
         code=str(problem.get("code") or f"http_{status}"),
-        param=_param(problem),
+        param=param if isinstance(param, str) else None,
         request_id=request_id,
     )
     error.retry_after_s = retry_after_s
     return error
-
-
-def _param(problem: dict[str, object]) -> str | None:
-    error = problem.get("error")
-    param = error.get("param") if isinstance(error, dict) else None
-    return param if isinstance(param, str) else None

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from functools import wraps
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
 from fusequeue.aio import AsyncClient
-from fusequeue.resources import DeadLetter, Event, Job, LineResult, Scale
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _blocking(method: Callable[Concatenate[AsyncClient, P], Awaitable[T]]) -> Callable[Concatenate[Client, P], T]:
+    @wraps(method)
+    def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return client._portal.call(lambda: method(client._client, *args, **kwargs))
+
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[AsyncClient, P], AsyncIterator[T]],
+) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    @wraps(method)
+    def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        items, end = method(client._client, *args, **kwargs), object()
+
+        async def next_item() -> T | object:
+            return await anext(items, end)
+
+        while (item := client._portal.call(next_item)) is not end:
+            yield item  # type: ignore[misc]  # anything but the sentinel is a T
+
+    return call
 
 
 class Client:
     """A fusequeue service. The methods are those of `AsyncClient`; safe to use from several threads."""
 
     def __init__(
-        self,
-        base_url: str | None = None,
-        *,
-        api_key: str | None = None,
-        timeout_s: float = 60.0,
-        retries: int = 5,
+        self, base_url: str | None = None, *, api_key: str | None = None, timeout_s: float = 60.0, retries: int = 5
     ) -> None:
         self._open = ExitStack()
         self._portal = self._open.enter_context(start_blocking_portal())
@@ -41,73 +60,22 @@ class Client:
         """Close the connections and stop the thread."""
         self._open.close()
 
-    def submit(self, model: str, prompt: str, *, idempotency_key: str | None = None, **fields: Any) -> Job:
-        return self._run(lambda: self._client.submit(model, prompt, idempotency_key=idempotency_key, **fields))
-
-    def submit_many(
-        self, bodies: Iterable[Mapping[str, Any] | None], *, idempotency_key: str | None = None
-    ) -> Iterator[LineResult]:
-        return self._iterate(self._client.submit_many(bodies, idempotency_key=idempotency_key))
-
-    def upload(self, image: Path | bytes) -> str:
-        return self._run(lambda: self._client.upload(image))
-
-    def get(self, job_id: str, *, wait_s: float | None = None) -> Job:
-        return self._run(lambda: self._client.get(job_id, wait_s=wait_s))
-
-    def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
-        return self._run(lambda: self._client.wait(job_id, timeout_s=timeout_s))
-
-    def events(self, job_id: str) -> Iterator[Event]:
-        return self._iterate(self._client.events(job_id))
-
-    def jobs(self, *, limit: int | None = None, **filters: Any) -> Iterator[Job]:
-        return self._iterate(self._client.jobs(limit=limit, **filters))
-
-    def cancel(self, job_id: str) -> Job:
-        return self._run(lambda: self._client.cancel(job_id))
-
-    def delete(self, job_id: str) -> None:
-        self._run(lambda: self._client.delete(job_id))
-
-    def download(self, job: Job, folder: Path, *, name: str | None = None) -> list[Path]:
-        return self._run(lambda: self._client.download(job, folder, name=name))
-
-    def read(self, url: str) -> bytes:
-        return self._run(lambda: self._client.read(url))
-
-    def models(self) -> list[dict[str, Any]]:
-        return self._run(self._client.models)
-
-    def queues(self) -> list[dict[str, Any]]:
-        return self._run(self._client.queues)
-
-    def workers(self) -> list[dict[str, Any]]:
-        return self._run(self._client.workers)
-
-    def scale(self, pool: str = "default") -> Scale:
-        return self._run(lambda: self._client.scale(pool))
-
-    def dead_letters(self, *, limit: int | None = None) -> Iterator[DeadLetter]:
-        return self._iterate(self._client.dead_letters(limit=limit))
-
-    def dead_letter(self, letter_id: str) -> DeadLetter:
-        return self._run(lambda: self._client.dead_letter(letter_id))
-
-    def redrive(self, letter_id: str) -> None:
-        self._run(lambda: self._client.redrive(letter_id))
-
-    def purge(self, letter_id: str) -> None:
-        self._run(lambda: self._client.purge(letter_id))
-
-    def _run(self, call: Callable[[], Awaitable[T]]) -> T:
-        return self._portal.call(call)
-
-    def _iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        done = object()
-
-        async def next_item() -> T | object:
-            return await anext(items, done)
-
-        while (item := self._portal.call(next_item)) is not done:
-            yield item  # type: ignore[misc]  # anything but the sentinel is a T
+    submit = _blocking(AsyncClient.submit)
+    submit_many = _iterating(AsyncClient.submit_many)
+    upload = _blocking(AsyncClient.upload)
+    get = _blocking(AsyncClient.get)
+    wait = _blocking(AsyncClient.wait)
+    events = _iterating(AsyncClient.events)
+    jobs = _iterating(AsyncClient.jobs)
+    cancel = _blocking(AsyncClient.cancel)
+    delete = _blocking(AsyncClient.delete)
+    download = _blocking(AsyncClient.download)
+    read = _blocking(AsyncClient.read)
+    models = _blocking(AsyncClient.models)
+    queues = _blocking(AsyncClient.queues)
+    workers = _blocking(AsyncClient.workers)
+    scale = _blocking(AsyncClient.scale)
+    dead_letters = _iterating(AsyncClient.dead_letters)
+    dead_letter = _blocking(AsyncClient.dead_letter)
+    redrive = _blocking(AsyncClient.redrive)
+    purge = _blocking(AsyncClient.purge)

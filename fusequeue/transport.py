@@ -113,12 +113,8 @@ def refusal(response: httpx.Response) -> Exception:
         body: object = response.json()
     except (json.JSONDecodeError, UnicodeDecodeError):
         body = None
-    return refused(
-        response.status_code,
-        body,
-        request_id=response.headers.get("x-request-id"),
-        retry_after_s=retry_after_s(response.headers),
-    )
+    request_id, delay = response.headers.get("x-request-id"), retry_after_s(response.headers)
+    return refused(response.status_code, body, request_id=request_id, retry_after_s=delay)
 
 
 def unreachable(base_url: httpx.URL, error: httpx.TransportError) -> Unreachable:
