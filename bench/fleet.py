@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from bench.fleet_loads import LARGE, LOADS, SMALL, VIDEO, FleetLoad, JobKind
 from bench.simulate import seconds_at
-from cli.pool.decisions import PoolBounds, PoolWorker, WantedWorkers, plan_changes, recent_wants, target_workers
+from cli.pool.pool import PoolBounds, PoolWorker, WantedWorkers, plan_changes, recent_wants, target_workers
 from shared.autoscaling import Fleet, SignatureLoad, wanted_workers
 from worker.cost_curves import efficient_rows
 

@@ -119,11 +119,7 @@ def limit(
     as_json: Json = False,
 ) -> None:
     """Change the given limits of a tenant, and show all of them."""
-    texts = {
-        "requests_per_minute": requests_per_minute,
-        "queued_jobs": queued_jobs,
-        "running_slots": running_slots,
-    }
+    texts = {"requests_per_minute": requests_per_minute, "queued_jobs": queued_jobs, "running_slots": running_slots}
 
     async def run(queue: Queue) -> dict[str, Any]:
         name = auth.tenant_name(tenant)

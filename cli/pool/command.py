@@ -16,8 +16,7 @@ import typer
 
 from cli.client_options import CommandConsole, Exit, Json, Key, Url, exit_on_error
 from cli.keys import find_redis
-from cli.pool.decisions import PoolBounds
-from cli.pool.pool import Pool, PoolProcesses, PoolStatus
+from cli.pool.pool import Pool, PoolBounds, PoolProcesses, PoolStatus
 from cli.up import command as up_command
 from cli.up import environment
 from cli.up.child_process import BoundedLog

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from cli.client_options import CommandConsole
 from cli.main import app
 from cli.pool.command import PoolReport, summary
-from cli.pool.decisions import (
+from cli.pool.pool import (
     PoolBounds,
+    PoolStatus,
     PoolWorker,
     WantedWorkers,
     WorkerChanges,
@@ -21,7 +22,6 @@ from cli.pool.decisions import (
     recent_wants,
     target_workers,
 )
-from cli.pool.pool import PoolStatus
 
 STATUS = PoolStatus(
     queued=5, running=2, wanted=2, target=2, ready=1, starting=1, busy=1, draining=0, failing=0, reasons=("so",)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.pool.decisions import WorkerState
-from cli.pool.pool import PoolProcesses
+from cli.pool.pool import PoolProcesses, WorkerState
 
 GRACEFUL = """
 import os, signal, sys, time
