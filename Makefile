@@ -36,9 +36,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
 
 bench: $(READY)
-	$(BIN)/python -m bench
+	for name in simulate swaps fleet engine preempt interactive over_http pool; do $(BIN)/python -m bench.$$name || exit; done
 
 bench-engine: $(READY)
 	$(BIN)/python -m bench.engine

@@ -1,1 +1,1 @@
-"""The contract between the API and the workers: what a job is, where it waits, where its pictures go."""
+"""The contract between the API and the workers: what a job is, where it waits, where its images go."""
