@@ -23,8 +23,7 @@ from worker.worker import Worker
 async def run_worker(configured: Settings) -> int:
     """Work until SIGTERM or SIGINT, then drain; return the exit status."""
     models = models_file.load(configured.models, configured.batch_rules)
-    queue = Queue.connect(configured)
-    storage = connect(configured)
+    queue, storage = Queue.connect(configured), connect(configured)
     try:
         worker = Worker(models, queue, storage, configured)
         loop = asyncio.get_running_loop()

@@ -222,21 +222,16 @@ def run(options: argparse.Namespace, configured: Settings, console: Console) -> 
     return status
 
 
-def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="fusequeue probe", description=__doc__)
     parser.add_argument("--model", action="append", help="measure only this model; repeat it for several")
     parser.add_argument("--plot", type=Path, help="write the curves as an SVG image")
     parser.add_argument("--keep", action=argparse.BooleanOptionalAction, default=True, help="save them in Redis")
-    return parser.parse_args(argv)
-
-
-def main() -> int:
-    options = arguments()
+    options = parser.parse_args()
     console = Console()
     try:
-        configured = settings.load()
         log.configure("ERROR")
-        return run(options, configured, console)
+        return run(options, settings.load(), console)
     except FusequeueError as error:
         console.print(f"fusequeue: {error.message}", highlight=False)
         return 1

@@ -11,15 +11,8 @@ import structlog
 from shared.job import Outcome, State
 from shared.queue import Claim
 from shared.runtime import metrics
-from worker.engine.protocol import (
-    EngineStatus,
-    ForwardRetried,
-    MemoryExhausted,
-    ModelEvent,
-    ModelLoaded,
-    ModelLoadFailed,
-    ThreadTime,
-)
+from worker.engine import protocol
+from worker.engine.protocol import EngineStatus, ModelEvent, ThreadTime
 
 log = structlog.get_logger()
 
@@ -46,13 +39,13 @@ def settled(claim: Claim, outcome: Outcome) -> None:
 def model_event(event: ModelEvent) -> None:
     """Count a model load, a lack of memory, or forwards that were retried."""
     match event:
-        case ModelLoaded(model, seconds):
+        case protocol.ModelLoaded(model, seconds):
             metrics.model_load_seconds.labels(model).observe(seconds)
-        case ModelLoadFailed(model):
+        case protocol.ModelLoadFailed(model):
             metrics.model_loads_failed.labels(model).inc()
-        case MemoryExhausted(model):
+        case protocol.MemoryExhausted(model):
             metrics.out_of_memory.labels(model).inc()
-        case ForwardRetried(model, retries):
+        case protocol.ForwardRetried(model, retries):
             metrics.forwards_retried.labels(model).inc(retries)
 
 
@@ -66,21 +59,18 @@ class ScrapeMetrics:
 
     async def refresh(self, engine: EngineStatus) -> None:
         """Advance the counters of the GPU thread's time to its totals, and set the GPU's gauges."""
-        time = engine.thread_time
-        metrics.gpu_busy_seconds.inc(max(0.0, time.busy_s - self._reported.busy_s))
-        idle_s = time.idle_while_queued_s - self._reported.idle_while_queued_s
-        metrics.gpu_idle_while_queued_seconds.inc(max(0.0, idle_s))
+        time, reported = engine.thread_time, self._reported
+        metrics.gpu_busy_seconds.inc(max(0.0, time.busy_s - reported.busy_s))
+        metrics.gpu_idle_while_queued_seconds.inc(max(0.0, time.idle_while_queued_s - reported.idle_while_queued_s))
         self._reported = time
         if engine.device_uuid is not None and not self._gpu_searched:
             self._gpu_searched = True
             self._gpu = NvmlGpu.find(engine.device_uuid)
-        if self._gpu is not None:
-            await self._read(self._gpu)
-
-    async def _read(self, gpu: NvmlGpu) -> None:
+        if self._gpu is None:
+            return
         try:
             async with asyncio.timeout(NVML_TIMEOUT_S):
-                usage = await asyncio.to_thread(gpu.read)
+                usage = await asyncio.to_thread(self._gpu.read)
         except TimeoutError:
             log.warning("nvml_timed_out", timeout_s=NVML_TIMEOUT_S, remedy="GPU metrics stay off until a restart")
             self._gpu = None

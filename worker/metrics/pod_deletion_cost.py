@@ -74,31 +74,23 @@ async def pod_deletion_cost(
     if settings.pod_name is None:
         yield
         return
-    async with httpx.AsyncClient(
-        base_url=_api_server(environ), verify=_ssl_context(account), timeout=TIMEOUT_S, trust_env=False
-    ) as client:
+    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise ConfigurationError(
+            "FUSEQUEUE_POD_NAME is set outside of Kubernetes: KUBERNETES_SERVICE_HOST is missing; unset it"
+        )
+    url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    try:
+        tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read {account / 'ca.crt'}: {error.strerror or error}; "
+            "FUSEQUEUE_POD_NAME needs automountServiceAccountToken"
+        ) from error
+    async with httpx.AsyncClient(base_url=url, verify=tls, timeout=TIMEOUT_S, trust_env=False) as client:
         cost = DeletionCost(client, settings.pod_namespace, settings.pod_name, account / "token")
         keeping = asyncio.create_task(cost.keep_current(worker), name="pod-deletion-cost")
         try:
             yield
         finally:
             await cancel_and_wait((keeping,))
-
-
-def _api_server(environ: Mapping[str, str]) -> str:
-    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host:
-        raise ConfigurationError(
-            "FUSEQUEUE_POD_NAME is set outside of Kubernetes: KUBERNETES_SERVICE_HOST is missing; unset it"
-        )
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-
-
-def _ssl_context(account: Path) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=str(account / "ca.crt"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot read {account / 'ca.crt'}: {error.strerror or error}; "
-            "FUSEQUEUE_POD_NAME needs automountServiceAccountToken"
-        ) from error

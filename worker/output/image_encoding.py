@@ -6,7 +6,6 @@ import asyncio
 import json
 import zlib
 from io import BytesIO
-from typing import Any
 
 import numpy as np
 import structlog
@@ -31,7 +30,7 @@ _MAX_TEXT = 7000
 _PREVIEW_QUALITIES = (80, 60, 40, 20)
 
 
-def encode(pixels: np.ndarray[Any, np.dtype[np.uint8]], job: Job, index: int) -> tuple[bytes, str]:
+def encode(pixels: Pixels, job: Job, index: int) -> tuple[bytes, str]:
     """Return image `index` of `job` as a file, and its content type.
 
     `pixels` is [height, width, 3], or [height, width, 4] with transparency, which a JPEG shows on white. Metadata is
@@ -91,7 +90,7 @@ class PreviewPublisher:
         self._queue = queue
 
     async def publish(self, job: Job, index: int, number: int, pixels: Pixels) -> None:
-        """Encode and store preview `number` of image `index`."""
+        """Store preview `number` of image `index`."""
         data = await asyncio.to_thread(encode_preview, pixels, job.output_format.preview_format)
         try:
             await self._queue.previews.put(job.id, index, number, data)

@@ -53,14 +53,21 @@ class Uploader:
         artifact, files = await encoding
         with self._holding(sum(len(data) for data, _ in files.values())), metrics.upload_seconds.time():
             for key, (data, content_type) in files.items():
-                await self._put(key, data, content_type)
+                await retry_while_unavailable(
+                    partial(self._storage.put, key, data, content_type),
+                    "upload_failed",
+                    first_s=FIRST_RETRY_S,
+                    max_s=MAX_RETRY_S,
+                    key=key,
+                    held_bytes=self.held_bytes,
+                )
         return artifact
 
     async def _encode(self, claim: Claim, index: int, output: Output) -> tuple[Artifact, Files]:
         job, key = claim.job, object_key(claim.job, claim.attempt, index)
         content_type = job.output_format.content_type
-        common: dict[str, Any] = {"index": index, "key": key, "content_type": content_type, "flagged": output.flagged}
-        common["seed"] = job.seed_of(index)
+        common: dict[str, Any] = {"index": index, "key": key, "content_type": content_type, "seed": job.seed_of(index)}
+        common["flagged"] = output.flagged
         with self._holding(output.nbytes):
             if not output.is_video:
                 data, _ = await self._in_thread(partial(encode, output.pixels, job, index))
@@ -68,12 +75,9 @@ class Uploader:
                 return Artifact(**common, bytes=len(data), width=width, height=height), {key: (data, content_type)}
             video = await self._in_thread(partial(encode_video, output, job, index))
         width, height = video.thumbnail_size
+        stem, size = key.rpartition(".")[0], len(video.thumbnail)
         thumbnail = Thumbnail(
-            key=f"{key.rpartition('.')[0]}-thumbnail.jpg",
-            content_type="image/jpeg",
-            bytes=len(video.thumbnail),
-            width=width,
-            height=height,
+            key=f"{stem}-thumbnail.jpg", content_type="image/jpeg", bytes=size, width=width, height=height
         )
         artifact = Artifact(
             **common,
@@ -87,8 +91,7 @@ class Uploader:
             has_audio=video.has_audio,
             thumbnail=thumbnail,
         )
-        files = {key: (video.data, content_type), thumbnail.key: (video.thumbnail, thumbnail.content_type)}
-        return artifact, files
+        return artifact, {key: (video.data, content_type), thumbnail.key: (video.thumbnail, thumbnail.content_type)}
 
     async def _in_thread(self, encode: Callable[[], T]) -> T:
         def timed() -> T:
@@ -104,16 +107,6 @@ class Uploader:
             yield
         finally:
             self.held_bytes -= size
-
-    async def _put(self, key: str, data: bytes, content_type: str) -> None:
-        await retry_while_unavailable(
-            lambda: self._storage.put(key, data, content_type),
-            "upload_failed",
-            first_s=FIRST_RETRY_S,
-            max_s=MAX_RETRY_S,
-            key=key,
-            held_bytes=self.held_bytes,
-        )
 
 
 def object_key(job: Job, attempt: int, index: int) -> str:

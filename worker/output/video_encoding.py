@@ -13,7 +13,6 @@ from typing import Any
 
 import av
 import numpy as np
-import numpy.typing as npt
 from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container import OutputContainer
@@ -22,7 +21,7 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from shared.job import Job
-from worker.engine.protocol import Audio, Output
+from worker.engine.protocol import Audio, Output, Pixels
 from worker.output.image_encoding import parameters_json
 
 ENCODER_THREADS = 2  # per video: the GPU's host has other work
@@ -34,8 +33,6 @@ _AAC_FRAME = 1024  # samples per packet
 # The index has at most 40 bytes per packet (size, offset, order, key frame), and about 2 kB of headers.
 _INDEX_BYTES_PER_PACKET = 64
 _INDEX_HEADER_BYTES = 8192
-
-Frame = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -62,32 +59,33 @@ def encode_video(output: Output, job: Job, index: int) -> Video:
     An odd last row or column is cut off, since yuv420p halves the colour resolution. Frames are converted one at a
     time, so that memory holds only the frames and their packets.
     """
-    frames, fps = output.pixels, job.fps or 1
-    count, height, width = len(frames), output.pixels.shape[1] // 2 * 2, output.pixels.shape[2] // 2 * 2
+    fps = job.fps or 1
+    height, width = output.pixels.shape[1] // 2 * 2, output.pixels.shape[2] // 2 * 2
+    frames = output.pixels[:, :height, :width]
+    comment = parameters_json(job, index) if job.embed_parameters else ""
     file = BytesIO()
-    with av.open(file, "w", format="mp4", options={"moov_size": str(_index_bytes(output, job, index))}) as container:
-        if job.embed_parameters:
-            container.metadata["comment"] = parameters_json(job, index)
+    with av.open(file, "w", format="mp4", options={"moov_size": str(_index_bytes(output, comment))}) as container:
+        if comment:
+            container.metadata["comment"] = comment
         stream = _video_stream(container, fps, (width, height), job.output_quality)
         audio = None if output.audio is None else _Audio(container, output.audio)
-        for number in range(count):
-            container.mux(stream.encode(_frame(frames[number, :height, :width], number)))
+        for number, pixels in enumerate(frames):
+            container.mux(stream.encode(_frame(pixels, number)))
             if audio is not None:  # in step with the frames, so that the muxer buffers nothing
                 audio.encode_until((number + 1) / fps)
         container.mux(stream.encode())
         if audio is not None:
             audio.finish()
-    thumbnail, size = _thumbnail(frames[0, :height, :width])
-    return Video(file.getvalue(), thumbnail, size, width, height, count, fps, audio is not None)
+    thumbnail, size = _thumbnail(frames[0])
+    return Video(file.getvalue(), thumbnail, size, width, height, len(frames), fps, audio is not None)
 
 
-def _index_bytes(output: Output, job: Job, index: int) -> int:
+def _index_bytes(output: Output, comment: str) -> int:
     packets = len(output.pixels)
     if output.audio is not None:
         seconds = output.audio.samples.shape[-1] / output.audio.rate
         packets += round(seconds * max(_AAC_RATES)) // _AAC_FRAME + 8
-    text_bytes = len(parameters_json(job, index).encode()) if job.embed_parameters else 0
-    return _INDEX_HEADER_BYTES + _INDEX_BYTES_PER_PACKET * packets + text_bytes
+    return _INDEX_HEADER_BYTES + _INDEX_BYTES_PER_PACKET * packets + len(comment.encode())
 
 
 def _video_stream(container: OutputContainer, fps: int, size: tuple[int, int], quality: int) -> VideoStream:
@@ -107,19 +105,15 @@ def crf(quality: int) -> int:
     return round(51 - 0.37 * quality)
 
 
-def _frame(pixels: Frame, number: int) -> av.VideoFrame:
-    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
-    frame = frame.reformat(
-        format="yuv420p",
-        src_color_range=ColorRange.JPEG,
-        dst_color_range=ColorRange.MPEG,
-        dst_colorspace=Colorspace.ITU709,
-    )
+def _frame(pixels: Pixels, number: int) -> av.VideoFrame:
+    rgb = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+    ranges = {"src_color_range": ColorRange.JPEG, "dst_color_range": ColorRange.MPEG}
+    frame = rgb.reformat(format="yuv420p", dst_colorspace=Colorspace.ITU709, **ranges)
     frame.pts = number
     return frame
 
 
-def _thumbnail(frame: Frame) -> tuple[bytes, tuple[int, int]]:
+def _thumbnail(frame: Pixels) -> tuple[bytes, tuple[int, int]]:
     image = Image.fromarray(np.ascontiguousarray(frame))
     image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     file = BytesIO()
@@ -145,7 +139,12 @@ class _Audio:
     def encode_until(self, seconds: float) -> None:
         end = min(self._samples.shape[-1], round(seconds * self._rate))
         if end > self._encoded:
-            self._encode(self._samples[:, self._encoded : end])
+            samples = np.ascontiguousarray(self._samples[:, self._encoded : end])
+            frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=self._layout)
+            frame.sample_rate = self._rate
+            frame.pts = self._encoded
+            frame.time_base = Fraction(1, self._rate)
+            self._mux(self._resampler.resample(frame))
             self._encoded = end
 
     def finish(self) -> None:
@@ -153,13 +152,6 @@ class _Audio:
         self.encode_until(self._samples.shape[-1] / self._rate)
         self._mux(self._resampler.resample(None))
         self._container.mux(self._stream.encode(None))
-
-    def _encode(self, samples: npt.NDArray[np.float32]) -> None:
-        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples), format="fltp", layout=self._layout)
-        frame.sample_rate = self._rate
-        frame.pts = self._encoded
-        frame.time_base = Fraction(1, self._rate)
-        self._mux(self._resampler.resample(frame))
 
     def _mux(self, frames: list[Any]) -> None:
         for frame in frames:
