@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import structlog
 import torch
@@ -19,7 +21,6 @@ from shared.errors import JobError
 from worker.engine.device import choose_device, device_uuid, keep_freed_memory, raise_thread_priority
 from worker.engine.fusion.self_check import run_self_check
 from worker.engine.lora.adapter_loader import AdapterLoader
-from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.input_images import InputImages, prepare_inputs
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.model_cache import ModelCache, ModelCacheFull
@@ -45,22 +46,27 @@ class Engine:
         self._torch_threads = settings.torch_threads
         self.device = choose_device(settings.device)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        adapters = AdapterLoader(self.device, settings.adapter_memory_bytes, self._inbox.put, self._adapters_loaded)
+        self._arrivals = itertools.count(1)
+        # Several threads change these two, by single operations, which are atomic.
+        self._unfinished: set[str] = set()
+        self._load_waiters: dict[str, threading.Event] = {}
+        adapters = AdapterLoader(
+            self.device,
+            settings.adapter_memory_bytes,
+            self._inbox.put,
+            lambda *outcome: self._scheduler.adapters_loaded(*outcome),
+        )
         self._models = ModelCache(self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_loaded, adapters)
         self._forward_timer = ForwardTimer(self.device)
         self._thread_timer = ThreadTimer(time.monotonic())
         self._scheduler = BatchScheduler(
-            self.device, self._models, self._forward_timer, events, self._forget, settings.aging_ms / 1000
+            self.device, self._models, self._forward_timer, events, self._unfinished.discard, settings.aging_ms / 1000
         )
         self._input_executor = ThreadPoolExecutor(1, thread_name_prefix="prepare-input")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._lock = threading.Lock()
-        self._unfinished: set[str] = set()
-        self._arrivals = 0
         self._stopping = False
         self._failed = False
         self._preparing_model = False
-        self._load_waiters: dict[str, threading.Event] = {}
         self._load_seconds: dict[str, float] = {}
         self._unavailable: dict[str, str] = {}
 
@@ -83,23 +89,19 @@ class Engine:
         return not self._thread.is_alive()
 
     def submit(self, *requests: EngineRequest) -> None:
-        with self._lock:
-            arrivals = range(self._arrivals + 1, self._arrivals + 1 + len(requests))
-            self._arrivals += len(requests)
-            self._unfinished.update(request.claim_key for request in requests)
-        numbered = list(zip(requests, arrivals, strict=True))
+        self._unfinished.update([request.claim_key for request in requests])
+        numbered = [(request, next(self._arrivals)) for request in requests]
         if all(request.inputs.empty for request in requests):
             self._prepare_and_admit(numbered)
         else:
             self._input_executor.submit(self._prepare_and_admit, numbered)
 
     def cancel(self, claim_key: str) -> None:
-        self._forget(claim_key)
-        self._inbox.put(lambda: self._scheduler.cancel(claim_key))
+        self._unfinished.discard(claim_key)
+        self._inbox.put(partial(self._scheduler.cancel, claim_key))
 
     def release_all(self) -> None:
-        with self._lock:
-            self._unfinished.clear()
+        self._unfinished.clear()
         self._inbox.put(self._scheduler.cancel_all)
 
     def status(self) -> EngineStatus:
@@ -130,20 +132,15 @@ class Engine:
             expected_s=self._forward_timer.expected_s,
         )
 
-    def warm_up(self, specs: Sequence[ModelSpec] | None = None) -> None:
-        """Load models, by default the catalog's, and wait until each has loaded or failed.
-
-        A model that does not fit into the rest of the memory budget is skipped, so the first of the catalog stay
-        loaded.
-        """
-        for spec in self._catalog if specs is None else specs:
-            with self._lock:
-                done = self._load_waiters.setdefault(spec.id, threading.Event())
-            self._inbox.put(lambda spec=spec: self._request_model(spec))  # type: ignore[misc]
+    def warm_up(self) -> None:
+        """Load the catalog's models; skips those that do not fit into the rest of the memory budget."""
+        for spec in self._catalog:
+            done = self._load_waiters.setdefault(spec.id, threading.Event())
+            self._inbox.put(partial(self._request_model, spec))
             while self._thread.is_alive() and not done.wait(0.1):
                 pass
 
-    # All methods below run on the engine's thread, except `_prepare_and_admit` and `_forget`.
+    # All methods below run on the engine's thread, except `_prepare_and_admit`.
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)
@@ -161,7 +158,7 @@ class Engine:
             self._failed = True
             log.exception("engine_thread_failed", jobs=len(self._unfinished))
         finally:
-            for done in self._load_waiters.values():
+            for done in list(self._load_waiters.values()):
                 done.set()
 
     def _run_messages(self, wait: bool) -> None:
@@ -178,32 +175,27 @@ class Engine:
         self._stopping = True
         self._scheduler.cancel_all()
 
-    def _prepare_and_admit(self, numbered: Sequence[tuple[EngineRequest, int]]) -> None:
+    def _prepare_and_admit(self, numbered: list[tuple[EngineRequest, int]]) -> None:
         """Decode the input images of jobs on the calling thread, then admit all of them at once."""
-        prepared = [(request, arrival, _prepare(request)) for request, arrival in numbered]
+        jobs: list[tuple[EngineJob, JobError | None]] = []
+        for request, arrival in numbered:
+            try:
+                jobs.append((EngineJob(request, arrival, prepare_inputs(request.job, request.inputs)), None))
+            except JobError as error:
+                jobs.append((EngineJob(request, arrival, InputImages()), error))
+        self._inbox.put(partial(self._admit, jobs))
 
-        def admit_all() -> None:
-            for request, arrival, inputs in prepared:
-                self._admit(request, arrival, inputs)
-
-        self._inbox.put(admit_all)
-
-    def _admit(self, request: EngineRequest, arrival: int, inputs: InputImages | JobError) -> None:
-        if isinstance(inputs, JobError):
-            self._scheduler.refuse(EngineJob(request, arrival, InputImages()), inputs)
-            return
-        job, now = EngineJob(request, arrival, inputs), time.monotonic()
-        self._thread_timer.note_job(now, now if request.queued_since_s is None else request.queued_since_s)
-        with self._lock:
-            wanted = job.key in self._unfinished
-        if not wanted:  # canceled while its inputs were decoded
-            self._scheduler.refuse(job, None)
-        elif self._scheduler.admit(job):
-            self._models.request(request.spec)
-
-    def _forget(self, claim_key: str) -> None:
-        with self._lock:
-            self._unfinished.discard(claim_key)
+    def _admit(self, jobs: list[tuple[EngineJob, JobError | None]]) -> None:
+        for job, error in jobs:
+            if error is not None:
+                self._scheduler.finish(job, error)
+                continue
+            now, queued_since_s = time.monotonic(), job.request.queued_since_s
+            self._thread_timer.note_job(now, now if queued_since_s is None else queued_since_s)
+            if job.key not in self._unfinished:  # canceled while its inputs were decoded
+                self._scheduler.finish(job, canceled=True)
+            elif self._scheduler.admit(job):
+                self._models.request(job.spec)
 
     def _request_model(self, spec: ModelSpec) -> None:
         if self._models.get(spec.id) is not None:
@@ -234,19 +226,5 @@ class Engine:
         self._unavailable.pop(model, None)
 
     def _wake_load_waiter(self, model: str) -> None:
-        with self._lock:
-            done = self._load_waiters.pop(model, None)
-        if done is not None:
+        if done := self._load_waiters.pop(model, None):
             done.set()
-
-    def _adapters_loaded(self, model: LoadedModel, key: AdapterKey, error: JobError | None) -> None:
-        self._scheduler.adapters_loaded(model, key, error)
-
-
-def _prepare(request: EngineRequest) -> InputImages | JobError:
-    if request.inputs.empty:
-        return InputImages()
-    try:
-        return prepare_inputs(request.job, request.inputs)
-    except JobError as error:
-        return error

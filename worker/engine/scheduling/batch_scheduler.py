@@ -69,17 +69,17 @@ class BatchScheduler:
         """Add a job; True if its model must be loaded first."""
         self._jobs[job.key] = job
         model = self._models.get(job.spec.id)
-        if model is not None:
+        if model is None:
+            self._wait_for_load(job)
+        else:
             self._start(job, model)
-            return False
-        self._wait_for_load(job)
-        return True
+        return model is None
 
     def model_loaded(self, model: str, outcome: LoadedModel | JobError) -> None:
         """Start the jobs that wait for a model, or fail them if it did not load."""
         for job in [job for job in self._jobs.values() if job.spec.id == model and not job.started]:
             if isinstance(outcome, JobError):
-                self._finish(job, error=outcome)
+                self.finish(job, outcome)
             else:
                 self._start(job, outcome)
 
@@ -87,20 +87,15 @@ class BatchScheduler:
         """Start the jobs that wait for adapters of a model, or fail them if these did not load."""
         for job in [job for job in self._jobs.values() if job.waits_for_adapters_of is model and job.adapter == key]:
             if error is not None:
-                self._finish(job, error=error)
+                self.finish(job, error)
             else:
                 self._start(job, model)
         self._trim_adapters(model)
 
-    def refuse(self, job: EngineJob, error: JobError | None) -> None:
-        """Finish a job that was not admitted: with an error, or as canceled."""
-        self._finish(job, error=error, canceled=error is None)
-
     def cancel(self, key: str) -> None:
         """Remove a job; ignores unknown keys."""
-        job = self._jobs.get(key)
-        if job is not None:
-            self._finish(job, canceled=True)
+        if job := self._jobs.get(key):
+            self.finish(job, canceled=True)
 
     def cancel_all(self) -> None:
         for key in list(self._jobs):
@@ -140,20 +135,23 @@ class BatchScheduler:
                 self._after_resume(job, task)
 
     def _wait_for_load(self, job: EngineJob) -> None:
-        if job.wait_for_load():
+        if not job.waited_for_load:
+            job.waited_for_load = True
             self._events.on_event(protocol.JobPhaseChanged(job.key, Phase.LOADING))
 
-    def _finish(self, job: EngineJob, error: JobError | None = None, canceled: bool = False) -> None:
+    def finish(self, job: EngineJob, error: JobError | None = None, canceled: bool = False) -> None:
+        """Remove a job and report its end; it need not have been admitted."""
         self._jobs.pop(job.key, None)
-        job.abort()
+        for task in job.tasks:
+            task.abort()
         self._timer.await_all()
         self._on_finished(job.key)
         self._events.on_event(job.finished(error, canceled))
-        model = self._models.get(job.spec.id)
-        if model is not None and model.spec.id not in self.models_in_use():
-            model.release_tensors()
-        if model is not None and job.adapter:
-            self._trim_adapters(model)
+        if model := self._models.get(job.spec.id):
+            if model.spec.id not in self.models_in_use():
+                model.release_tensors()
+            if job.adapter:
+                self._trim_adapters(model)
 
     def _trim_adapters(self, model: LoadedModel, keep_unused: bool = True) -> None:
         in_use = {job.adapter for job in self._jobs.values() if job.started and job.spec.id == model.spec.id}
@@ -249,26 +247,23 @@ class BatchScheduler:
         empty_cache(self._device)
 
     def _after_resume(self, job: EngineJob, task: ImageTask) -> None:
-        """Resume a task with cached outcomes; once it is done report its outputs, and finish a job that is done or
-        failed.
-        """
+        """Resume a task with cached outcomes; report the outputs of one that is done, and finish a job that ends."""
         while task.call is not None and (outcome := self._cached(job, task.call)) is not None:
             task.resume(self._device, outcome)
         self._timer.note_progress()  # a pipeline's own code can be slow: GLM-Image generates tokens for a whole image
         if task.call is not None and job.request.job.previews:
-            task.call.preview = job.is_previewing(task)
+            task.call.preview = job.steps[job.tasks.index(task)].previewing
         if not task.done or job.key not in self._jobs:
             return
         if task.error is not None:
-            self._finish(job, error=task.error)
-            return
+            return self.finish(job, task.error)
         outputs, first_index = task.result, job.tasks.index(task) * len(task.result)
         self._report_progress([job])
         for index, output in enumerate(outputs, first_index):
             self._events.on_event(protocol.OutputReady(job.key, index, output))
         task.result = None
-        if job.done:
-            self._finish(job)
+        if all(task.done for task in job.tasks):
+            self.finish(job)
 
     def _report_decoding(self, calls: Sequence[TaskCall]) -> None:
         for job, _, call in calls:

@@ -42,15 +42,15 @@ class EngineJob:
         self.adapter = adapter_key(request.job.adapters)
         self.waits_for_adapters_of: LoadedModel | None = None
         self.tasks: list[ImageTask] = []
+        self.steps: list[StepCounter] = []  # of each task
         self.progressed = False
         self.mismatched = False
         self.excluded_bulk = False
         self.decoding_reported = False
+        self.waited_for_load = False
         self.gpu_seconds = 0.0
-        self._steps: list[StepCounter] = []
         self._arrived_s = time.monotonic()
         self._started_s: float | None = None
-        self._waited_for_load = False
         self._preempted_s = 0.0
         self._preempted_since_s: float | None = None
         self._model_solo_reason: str | None = None
@@ -81,10 +81,6 @@ class EngineJob:
     def started(self) -> bool:
         return bool(self.tasks)
 
-    @property
-    def done(self) -> bool:
-        return self.started and all(task.done for task in self.tasks)
-
     def preempted_s(self, now_s: float) -> float:
         """Return for how long jobs of higher priority have preempted this one in total."""
         return self._preempted_s + (0.0 if self._preempted_since_s is None else now_s - self._preempted_since_s)
@@ -99,18 +95,13 @@ class EngineJob:
         self._preempted_s = self.preempted_s(now_s)
         self._preempted_since_s = None
 
-    def wait_for_load(self) -> bool:
-        """Record that the model or the adapters are being loaded; True the first time."""
-        first, self._waited_for_load = not self._waited_for_load, True
-        return first
-
     def create_tasks(self, model: LoadedModel) -> None:
         """Create an image task for each image of the job, without starting it."""
         self._started_s = time.monotonic()
         self._model_solo_reason = model.solo_reason
         for index in range(self.request.job.n):
             steps = StepCounter(self._note_progress)
-            self._steps.append(steps)
+            self.steps.append(steps)
             self.tasks.append(model.image_task(self.request.job, index, self.inputs, steps))
 
     def _note_progress(self) -> None:
@@ -118,17 +109,13 @@ class EngineJob:
 
     def progress(self) -> tuple[int, int]:
         """Return the steps done and all steps, over all images; an image that has not begun counts like the longest."""
-        longest = max((steps.total for steps in self._steps), default=0)
-        return sum(steps.step for steps in self._steps), sum(steps.total or longest for steps in self._steps)
-
-    def is_previewing(self, task: ImageTask) -> bool:
-        """Return whether the parked call of a task is for a preview."""
-        return self._steps[self.tasks.index(task)].previewing
+        longest = max((steps.total for steps in self.steps), default=0)
+        return sum(steps.step for steps in self.steps), sum(steps.total or longest for steps in self.steps)
 
     def take_previews(self) -> list[tuple[int, Pixels]]:
         """Return the previews since the last call, each with the index of its image."""
-        previews = [(index, pixels) for index, steps in enumerate(self._steps) for pixels in steps.previews]
-        for steps in self._steps:
+        previews = [(index, pixels) for index, steps in enumerate(self.steps) for pixels in steps.previews]
+        for steps in self.steps:
             steps.previews.clear()
         return previews
 
@@ -138,30 +125,23 @@ class EngineJob:
         self._rows += rows
         self._max_jobs = max(self._max_jobs, jobs)
 
-    def abort(self) -> None:
-        for task in self.tasks:
-            task.abort()
-
-    def finished(self, error: JobError | None = None, canceled: bool = False) -> JobFinished:
+    def finished(self, error: JobError | None, canceled: bool) -> JobFinished:
         """Return the last event of the job."""
-        now = time.monotonic()
-        started = self._started_s
-        return JobFinished(
-            claim_key=self.key,
-            error=error,
-            canceled=canceled,
-            batching=self._batching(),
-            load_ms=round(1000 * ((started or now) - self._arrived_s)) if self._waited_for_load else None,
-            inference_ms=None if started is None else round(1000 * (now - started)),
-            gpu_seconds=self.gpu_seconds,
-        )
-
-    def _batching(self) -> BatchingStats:
-        return BatchingStats(
+        now, started = time.monotonic(), self._started_s
+        batching = BatchingStats(
             forwards=self._forwards,
             max_jobs=self._max_jobs,
             mean_rows=round(self._rows / self._forwards, 2) if self._forwards else 1.0,
             solo_reason=None if self._max_jobs > 1 else self._solo_reason(),
+        )
+        return JobFinished(
+            claim_key=self.key,
+            error=error,
+            canceled=canceled,
+            batching=batching,
+            load_ms=round(1000 * ((started or now) - self._arrived_s)) if self.waited_for_load else None,
+            inference_ms=None if started is None else round(1000 * (now - started)),
+            gpu_seconds=self.gpu_seconds,
         )
 
     def _solo_reason(self) -> str:

@@ -81,9 +81,7 @@ class MemoryLimits:
         return None if cap is None else cap.fits
 
     def record_success(self, kind: ForwardKind, calls: int) -> None:
-        """Record a forward that succeeded."""
-        cap = self._caps.get(kind)
-        if cap is not None:
+        if cap := self._caps.get(kind):
             self._caps[kind] = after_success(cap, calls, self._clock())
 
     def record_failure(self, kind: ForwardKind, calls: int, fits: int) -> None:

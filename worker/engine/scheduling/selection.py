@@ -92,13 +92,12 @@ def free_fillers(own: int, fillers: int, seconds: Callable[[int], float | None])
 
 
 def _one_per_position(candidates: Sequence[Candidate], indexes: Sequence[int]) -> list[int]:
-    taken: set[int] = set()
+    taken: set[int | None] = set()
     selected = []
     for at in indexes:
         position = candidates[at].position
         if position is None or position not in taken:
             selected.append(at)
-        if position is not None:
             taken.add(position)
     return selected
 
@@ -120,7 +119,7 @@ class TaskCall(NamedTuple):
     def fixed_rows(self) -> int | None:
         """The number of calls that the forward is padded to, None for no padding."""
         rows = self.job.fixed_rows
-        return None if rows is None else min(rows, self._decode_limit or rows)
+        return None if rows is None else min(rows, self.decode_limit or rows)
 
     @property
     def position(self) -> int | None:
@@ -129,13 +128,9 @@ class TaskCall(NamedTuple):
             return None
         return fixed_position(self.job.request.job, self.job.tasks.index(self.task), self.fixed_rows)
 
-    def limit(self, memory: MemoryLimits) -> int:
-        """Return how many calls of this kind can run together."""
-        limit = memory.allowed(self.kind, self.job.spec.max_batch)
-        return min(limit, self._decode_limit or limit)
-
     @property
-    def _decode_limit(self) -> int | None:
+    def decode_limit(self) -> int | None:
+        """How many images can be decoded together, None for another call."""
         return self.job.decode_limit if self.call.shared_method.component == "vae" else None
 
 
@@ -171,7 +166,8 @@ class CallSelector:
         first = calls[0]
         if first.fixed_rows is not None:
             return first.fixed_rows
-        limit = min(first.limit(self._memory), len(calls))
+        limit = min(self._memory.allowed(first.kind, first.job.spec.max_batch), len(calls))
+        limit = min(limit, first.decode_limit or limit)
         if own >= limit:
             return limit
         return own + free_fillers(own, limit - own, lambda rows: self._timer.learned_s((*first.kind, rows)))

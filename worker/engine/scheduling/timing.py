@@ -49,17 +49,15 @@ class ForwardTimer:
             self.last_progress_s = time.monotonic()
             on_done(seconds)
 
-        if self._uses_events:
-            return self._run_with_events(run, learn)
-        started = time.perf_counter()
-        result = run()
-        learn(time.perf_counter() - started)
-        return result
-
-    def _run_with_events(self, run: Callable[[], T], learn: OnDone) -> T:
+        if not self._uses_events:
+            started = time.perf_counter()
+            result = run()
+            learn(time.perf_counter() - started)
+            return result
         while len(self._running) > 1:
             self._await_oldest()
-        start, end = _cuda_event(), _cuda_event()
+        event: Any = torch.cuda.Event
+        start, end = event(enable_timing=True), event(enable_timing=True)
         start.record()
         result = run()
         end.record()
@@ -75,11 +73,6 @@ class ForwardTimer:
         """Wait for all running forwards and report their times."""
         while self._running:
             self._await_oldest()
-
-
-def _cuda_event() -> Any:
-    event: Any = torch.cuda.Event
-    return event(enable_timing=True)
 
 
 class ThreadTimer:
