@@ -84,11 +84,8 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if name == _SharedArrayMarker.__name__ and module == __name__:
-            return self._array
+            return lambda at, shape, dtype: _array(self._memories[at], shape, dtype)
         return super().find_class(module, name)
-
-    def _array(self, at: int, shape: Sequence[int], dtype: str) -> SharedArray:
-        return _array(self._memories[at], shape, dtype)
 
 
 class Channel:

@@ -15,8 +15,6 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any
 
 import structlog
 
@@ -52,12 +50,10 @@ class EventSender:
         self._events: deque[EngineEvent | WarmUpDone] = deque()
         self._wake = threading.Event()
         self._finishing = False
-        self._thread = threading.Thread(target=self._send, name="event-sender", daemon=True)
         self._status_sent_at_s = float("-inf")
-        self._engine: Engine | None = None
 
     def start(self, engine: Engine) -> None:
-        self._engine = engine
+        self._thread = threading.Thread(target=self._send, args=(engine,), name="event-sender", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
@@ -77,7 +73,7 @@ class EventSender:
         self._events.append(WarmUpDone())
         self._wake.set()
 
-    def _send(self) -> None:
+    def _send(self, engine: Engine) -> None:
         try:
             while not self._finishing or self._events:
                 self._wake.wait(STATUS_INTERVAL_S)
@@ -85,7 +81,7 @@ class EventSender:
                 while True:
                     count = min(MAX_EVENTS_PER_MESSAGE, len(self._events))
                     events = [self._events.popleft() for _ in range(count)]
-                    self._channel.send((events, self._due_status()))
+                    self._channel.send((events, self._due_status(engine)))
                     if not self._events:
                         break
         except Exception as error:  # exit, because an engine that sends nothing would go unnoticed
@@ -93,17 +89,20 @@ class EventSender:
                 structlog.get_logger().exception("event_sender_failed")
             os._exit(1)
 
-    def _due_status(self) -> EngineStatus | None:
+    def _due_status(self, engine: Engine) -> EngineStatus | None:
         now = time.monotonic()
-        if self._engine is None or now - self._status_sent_at_s < STATUS_INTERVAL_S:
+        if now - self._status_sent_at_s < STATUS_INTERVAL_S:
             return None
         self._status_sent_at_s = now
-        return self._engine.status()
+        return engine.status()
 
 
 def main(descriptor: int) -> int:
     """Run until the worker sends `stop` or its process ends."""
-    _ignore_signals_and_exit_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the worker handles them
+    if sys.platform == "linux":  # end with the worker even if this process hangs
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     channel = Channel(socket.socket(fileno=descriptor))
     catalog: Catalog
@@ -119,29 +118,18 @@ def main(descriptor: int) -> int:
         return 1
     engine.start()
     sender.start(engine)
-    try:
-        while _execute(engine, sender, *channel.receive()):
-            pass
-    except (EOFError, OSError):
-        os._exit(1)  # the worker is gone, and the engine's thread may hang
+    command = ""
+    while command != "stop":
+        try:
+            command, *arguments = channel.receive()
+        except (EOFError, OSError):
+            os._exit(1)  # the worker is gone, and the engine's thread may hang
+        if command == "warm_up":
+            threading.Thread(target=_warm_up, args=(engine, sender), name="warm-up", daemon=True).start()
+        else:
+            getattr(engine, command)(*arguments)
     sender.finish()
     return 0
-
-
-def _execute(engine: Engine, sender: EventSender, command: str, *arguments: Any) -> bool:
-    """Execute a command of the worker; False after `stop`."""
-    match command:
-        case "warm_up":
-            threading.Thread(target=_warm_up, args=(engine, sender), name="warm-up", daemon=True).start()
-        case "stop":
-            engine.stop(*arguments)
-            return False
-        case "submit" | "cancel" | "release_all":
-            method: Callable[..., None] = getattr(engine, command)
-            method(*arguments)
-        case _:
-            structlog.get_logger().error("engine_command_unknown", command=command)
-    return True
 
 
 def _warm_up(engine: Engine, sender: EventSender) -> None:
@@ -150,14 +138,6 @@ def _warm_up(engine: Engine, sender: EventSender) -> None:
     # which no forward starts.
     gc.freeze()
     sender.warm_up_done()
-
-
-def _ignore_signals_and_exit_with_parent() -> None:
-    """Leave signals to the worker, and end with it even if this process hangs."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ Two threads here read and write messages; `worker.engine.process` is the other e
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,15 +21,7 @@ from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FusequeueError
 from worker.engine.channel import Channel
-from worker.engine.protocol import (
-    Activity,
-    EngineEvent,
-    EngineEvents,
-    EngineRequest,
-    EngineStatus,
-    JobFinished,
-    WarmUpDone,
-)
+from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, JobFinished, WarmUpDone
 
 log = structlog.get_logger()
 
@@ -113,21 +105,14 @@ class RemoteEngine:
         return replace(status, activity=replace(status.activity, busy=True, since_s=self._silent_since_s))
 
     def _write(self, channel: Channel) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the reading thread gets the same error and handles it
             while (message := self._outbox.get()) is not None:
                 channel.send(message)
-        except OSError:
-            pass  # the reading thread gets the same error and handles it
 
     def _read(self, channel: Channel) -> None:
         try:
             while True:
-                message = channel.receive()
-                self._received_at_s = time.monotonic()
-                if isinstance(message, FusequeueError):
-                    self._failure = message
-                else:
-                    self._receive(*message)
+                self._handle(channel.receive())
         except (EOFError, OSError):
             if not self._stopping:
                 log.error("engine_process_ended", status=self._exit_status(), jobs=len(self._unfinished))
@@ -136,9 +121,13 @@ class RemoteEngine:
             self._outbox.put(None)
             channel.close()
 
-    def _receive(self, events: Sequence[EngineEvent | WarmUpDone], status: EngineStatus | None) -> None:
-        if status is not None:
-            self._status = status
+    def _handle(self, message: Any) -> None:
+        self._received_at_s = time.monotonic()
+        if isinstance(message, FusequeueError):
+            self._failure = message
+            return
+        events, status = message
+        self._status = status or self._status
         for event in events:
             if isinstance(event, WarmUpDone):
                 self._warm.set()

@@ -57,29 +57,22 @@ def _run_row_counts(model: LoadedModel, device: torch.device, note_progress: Cal
     # Largest first: what is set up for many rows also serves fewer, and memory is allocated once.
     for rows in reversed(row_counts(model.spec.max_batch) if fuses else [1]):
         try:
-            error = _run_rows(model, rows, device, note_progress)
+            _run_rows(model, rows, device, note_progress)
         except torch.OutOfMemoryError:
             gc.collect()
             empty_cache(device)
-            continue
-        except Exception as failure:  # compilers fail in many ways, and the model can run uncompiled
-            message = f"{type(failure).__name__}: {failure}"[:500]
+        except Exception as error:  # compilers fail in many ways, and the model can run uncompiled
+            message = f"{type(error).__name__}: {error}"[:500]
             log.warning("warm_up_failed", model=model.spec.id, rows=rows, error=message)
-            return False
-        if error is not None:
-            log.warning("warm_up_failed", model=model.spec.id, rows=rows, error=error.message)
-            return True
+            return isinstance(error, JobError)
     return True
 
 
-def _run_rows(
-    model: LoadedModel, rows: int, device: torch.device, note_progress: Callable[[], None]
-) -> JobError | None:
-    """Generate `rows` images in fused forwards; returns the error of an image task that failed by itself."""
-    spec = model.spec
-    tasks: list[ImageTask] = []
+def _run_rows(model: LoadedModel, rows: int, device: torch.device, note_progress: Callable[[], None]) -> None:
+    """Generate `rows` images in fused forwards; raises the `JobError` of an image task that failed by itself."""
+    spec, tasks = model.spec, list[ImageTask]()
+    size = (spec.defaults.width, spec.defaults.height)
     for at in range(rows):
-        size = (spec.defaults.width, spec.defaults.height)
         job = sample_job(spec, next(iter(model.templates)), at, "a lighthouse", size)
         if job.task.makes_video:
             job = job.model_copy(update={"frames": spec.usual_frames})
@@ -93,7 +86,8 @@ def _run_rows(
             note_progress()
             for (task, _), outcome in zip(group, outcomes, strict=True):
                 task.resume(device, outcome)
+                if task.error is not None:
+                    raise task.error
     finally:
         for task in tasks:
             task.abort()
-    return next((task.error for task in tasks if task.error is not None), None)
