@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import structlog
@@ -41,7 +41,12 @@ EXPOSED_HEADERS = (
     *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
 )
 
-_REQUEST_HEADERS = ("Authorization", "Content-Type", "Idempotency-Key", "If-None-Match", "Last-Event-ID", "Prefer")
+_CORS: dict[str, Any] = {
+    "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
+    "allow_headers": ["Authorization", "Content-Type", "Idempotency-Key", "If-None-Match", "Last-Event-ID", "Prefer"],
+    "expose_headers": EXPOSED_HEADERS,
+    "max_age": 600,
+}
 
 _DESCRIPTION = """
 Generate images and videos. Submit with `POST /v1/jobs`, then poll `GET /v1/jobs/{id}` or subscribe to its events.
@@ -71,14 +76,14 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
+        exception_handlers=errors.HANDLERS,
     )
-    errors.install(app)
     _include_routes(app)
     openapi.install(app, JobObject)
     # The last one added is the outermost: it receives all requests and errors.
     app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=_body_caps(settings, catalog))
     if settings.cors_origins:
-        app.add_middleware(CORSMiddleware, **_cors(settings.cors_origins))
+        app.add_middleware(CORSMiddleware, allow_origins=settings.cors_origins, **_CORS)
     app.add_middleware(RequestLog)
     return app
 
@@ -108,17 +113,6 @@ def _body_caps(settings: Settings, catalog: Catalog) -> dict[str, int | None]:
         "/v1/images/edits": images_per_edit * settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
         "/v1/videos": settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
         **{f"{huggingface.PREFIX}/{spec.id}": base64_image + huggingface.OVERHEAD_BYTES for spec in catalog},
-    }
-
-
-def _cors(origins: Sequence[str]) -> dict[str, Any]:
-    """Return the CORS options of pages of `origins`."""
-    return {
-        "allow_origins": list(origins),
-        "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
-        "allow_headers": [*_REQUEST_HEADERS],
-        "expose_headers": list(EXPOSED_HEADERS),
-        "max_age": 600,
     }
 
 

@@ -78,7 +78,10 @@ class Authenticator:
         token = _token(authorization)
         key_id = id_of(token)
         if key_id is None:
-            raise InvalidApiKey(_malformed_key(token), param="Authorization")
+            # The message does not repeat the token.
+            mistyped = "the API key is mistyped or cut off: its checksum does not match"
+            reason = mistyped if token.startswith(PREFIX) else f"not a key of fusequeue: keys begin with {PREFIX}"
+            raise InvalidApiKey(reason, param="Authorization")
         identity = await self._identity(key_id)
         key = identity.key
         if key is None or not key.matches(token):
@@ -184,13 +187,6 @@ def _token(authorization: Sequence[str]) -> str:
     if len(authorization) > 1 or scheme.lower() not in SCHEMES or not token.strip():
         raise InvalidApiKey("send one header `Authorization: Bearer fq_...` (or Key, or Token)", param="Authorization")
     return token.strip()
-
-
-def _malformed_key(token: str) -> str:
-    """Return what is wrong with a malformed key, without repeating it."""
-    if not token.startswith(PREFIX):
-        return f"not a key of fusequeue: keys begin with {PREFIX}"
-    return "the API key is mistyped or cut off: its checksum does not match"
 
 
 def rate_headers(rate: Rate) -> dict[str, str]:

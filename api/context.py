@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -27,8 +26,6 @@ from shared.storage import Storage
 
 _JOB_ID = re.compile(r"job_[0-9a-hjkmnp-tv-z]{26}")
 _READ_METHODS = frozenset(("GET", "HEAD"))
-
-Sign = Callable[[str, int], str]
 
 
 @dataclass(frozen=True)
@@ -100,14 +97,13 @@ class RequestContext:
     """Tenant, base URL and services of one request.
 
     `base_url` is `scheme://host[:port]` without a trailing slash: the configured one, else the one the client used.
-    Forwarded headers count only from trusted proxies (the server applies them). `sign` returns the query that lets
-    the artifact of a job and index be fetched without a key.
+    Forwarded headers count only from trusted proxies (the server applies them).
     """
 
     tenant: str
     base_url: str
     services: Services
-    sign: Sign
+    signer: Signer | None
 
     async def find_job(self, job_id: str) -> JobRecord:
         """Return the tenant's job in one round trip, or raise `NotFound`."""
@@ -139,6 +135,10 @@ class RequestContext:
             param=param,
         )
 
+    def sign(self, job_id: str, index: int) -> str:
+        """Return the query that lets an artifact be fetched without a key; "" where no keys are required."""
+        return "" if self.signer is None else self.signer.query(job_id, index, now_ms())
+
     def job_url(self, job_id: str) -> str:
         """Return the URL of a job."""
         return f"{self.base_url}/v1/jobs/{job_id}"
@@ -147,7 +147,7 @@ class RequestContext:
 async def request_context(request: Request, caller: CallerDep, services: ServicesDep) -> RequestContext:
     """Return the context of an authenticated request."""
     signer = await services.authenticator.signer() if caller.has_key else None
-    return RequestContext(caller.tenant, _base_url(request, services), services, _sign(signer))
+    return RequestContext(caller.tenant, _base_url(request, services), services, signer)
 
 
 async def signed_url_context(
@@ -167,7 +167,7 @@ async def signed_url_context(
     signer.check(job_id, index, expires=expires or 0, signature=signature, now_ms=now_ms())
     record = await services.queue.jobs.get(job_id)
     tenant = "" if record is None else record.job.tenant
-    return RequestContext(tenant, _base_url(request, services), services, _sign(signer))
+    return RequestContext(tenant, _base_url(request, services), services, signer)
 
 
 Context = Annotated[RequestContext, Depends(request_context)]
@@ -176,9 +176,3 @@ SignedUrlContext = Annotated[RequestContext, Depends(signed_url_context)]
 
 def _base_url(request: Request, services: Services) -> str:
     return (services.settings.public_url or str(request.base_url)).rstrip("/")
-
-
-def _sign(signer: Signer | None) -> Sign:
-    if signer is None:
-        return lambda job_id, index: ""
-    return lambda job_id, index: signer.query(job_id, index, now_ms())

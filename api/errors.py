@@ -5,11 +5,11 @@ Every error of every path is `application/problem+json` (RFC 9457), with an `err
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
@@ -170,17 +170,17 @@ def problem(
     if code not in STATUSES:
         code, detail, param = "internal_error", "an internal error occurred", None
     status, title = STATUSES[code]
-    detail = detail[:MAX_DETAIL_CHARS]
-    param = None if param is None else param[:MAX_PARAM_CHARS]
+    detail = _printable(detail[:MAX_DETAIL_CHARS])
+    param = None if param is None else _printable(param[:MAX_PARAM_CHARS])
     kind = _TYPES_BY_STATUS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     body = Problem(
         type=f"urn:fusequeue:error:{code}",
         title=title,
         status=status,
-        detail=_printable(detail),
+        detail=detail,
         code=code,
         request_id=str(scope.get("request_id", "")),
-        error=ErrorObject(message=_printable(detail), type=kind, param=param and _printable(param), code=code),
+        error=ErrorObject(message=detail, type=kind, param=param, code=code),
     )
     return Response(
         body.model_dump_json(),
@@ -210,21 +210,11 @@ def for_error(scope: Mapping[str, Any], error: FusequeueError) -> Response:
     return problem(scope, error.code, error.message, param=error.param, headers=headers)
 
 
-def install(app: FastAPI) -> None:
-    """Return every error of `app` as a problem."""
-    app.add_exception_handler(FusequeueError, _fusequeue_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(HTTPException, _http_exception)
-    app.add_exception_handler(ClientDisconnect, _disconnected)
-
-
-async def _fusequeue_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, FusequeueError)
+async def _fusequeue_error(request: Request, error: FusequeueError) -> Response:
     return for_error(request.scope, error)
 
 
-async def _validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+async def _validation_error(request: Request, error: RequestValidationError) -> Response:
     first = error.errors()[0]
     param = str(first["loc"][-1]) if first["loc"] else None
     if first["loc"][:1] == ("path",):
@@ -232,8 +222,7 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     return for_error(request.scope, InvalidRequest(f"{param}: {first['msg']}", param=param))
 
 
-async def _http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+async def _http_exception(request: Request, error: HTTPException) -> Response:
     code = _CODES_BY_STATUS.get(error.status_code, "internal_error" if error.status_code >= 500 else "bad_request")
     detail = error.detail
     if code == "not_found":
@@ -251,7 +240,7 @@ def _allow_header(request: Request) -> dict[str, str]:
     return {"Allow": ", ".join(sorted(method.upper() for method in methods))} if methods else {}
 
 
-async def _disconnected(request: Request, error: Exception) -> Response:
+async def _disconnected(request: Request, error: ClientDisconnect) -> Response:
     """The client disconnected while its body was read; this response is not received."""
     return problem(request.scope, "bad_request", "the client disconnected")
 
@@ -259,3 +248,11 @@ async def _disconnected(request: Request, error: Exception) -> Response:
 def _printable(text: str) -> str:
     """Replace lone surrogates, which a client's text can contain and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
+    FusequeueError: _fusequeue_error,
+    RequestValidationError: _validation_error,
+    HTTPException: _http_exception,
+    ClientDisconnect: _disconnected,
+}

@@ -19,6 +19,9 @@ _WITH_IMAGE = (Task.IMAGE_TO_IMAGE, Task.EDIT, Task.IMAGE_TO_VIDEO)
 _FROM_TEXT = (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
 _MESSAGES = {"extra_forbidden": "there is no such field", "model_type": "it must be a JSON object"}
 
+Count = Annotated[int, Field(strict=True, ge=1)]
+Seed = Annotated[int, Field(strict=True, ge=0, le=MAX_SEED)]
+Guidance = Annotated[float, Field(strict=True, ge=0)]
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 
@@ -50,16 +53,14 @@ class JobRequest(BaseModel):
     model: str = Field(max_length=128, description="A model of `GET /v1/models`.")
     prompt: str = Field(min_length=1, max_length=100_000)
     negative_prompt: str | None = Field(None, max_length=100_000)
-    width: int | None = Field(None, strict=True, ge=1, description="Pixels.")
-    height: int | None = Field(None, strict=True, ge=1, description="Pixels.")
-    n: int = Field(1, strict=True, ge=1, description="Number of images; image i uses seed + i.")
-    seed: int | None = Field(
-        None, strict=True, ge=0, le=MAX_SEED, description="Unset: a random one, returned with the job."
-    )
-    steps: int | None = Field(None, strict=True, ge=1, validation_alias=AliasChoices("steps", "num_inference_steps"))
-    guidance_scale: float | None = Field(None, strict=True, ge=0)
-    guidance_scale_2: float | None = Field(
-        None, strict=True, ge=0, description="For the model's second denoiser, which does the less noisy steps."
+    width: Count | None = Field(None, description="Pixels.")
+    height: Count | None = Field(None, description="Pixels.")
+    n: Count = Field(1, description="Number of images; image i uses seed + i.")
+    seed: Seed | None = Field(None, description="Unset: a random one, returned with the job.")
+    steps: Count | None = Field(None, validation_alias=AliasChoices("steps", "num_inference_steps"))
+    guidance_scale: Guidance | None = None
+    guidance_scale_2: Guidance | None = Field(
+        None, description="For the model's second denoiser, which does the less noisy steps."
     )
     scheduler: str | None = Field(None, max_length=64)
     adapters: tuple[AdapterChoice, ...] = Field((), max_length=MAX_ADAPTERS, description="LoRA adapters to apply.")
@@ -79,11 +80,9 @@ class JobRequest(BaseModel):
     strength: float | None = Field(
         None, strict=True, gt=0, le=1, description="How much to change `image`; with a mask, the default is 1."
     )
-    frames: int | None = Field(None, strict=True, ge=1, description="Length of a video.")
-    fps: int | None = Field(None, strict=True, ge=1, le=MAX_FPS, description="Frames per second of a video.")
-    layers: int | None = Field(
-        None, strict=True, ge=1, description="Images that a layered model splits each result into."
-    )
+    frames: Count | None = Field(None, description="Length of a video.")
+    fps: Count | None = Field(None, le=MAX_FPS, description="Frames per second of a video.")
+    layers: Count | None = Field(None, description="Images that a layered model splits each result into.")
     reproducible: bool = Field(False, strict=True, description="Identical bits whatever other jobs are in the batch.")
     output_format: OutputFormat | None = Field(None, description="Unset: png for images; videos are always mp4.")
     output_quality: int = Field(90, strict=True, ge=1, le=100, description="JPEG, WebP and MP4.")

@@ -61,19 +61,18 @@ async def _error(service: str, check: Awaitable[None]) -> str | None:
 
 async def _read_queue(services: Services) -> None:
     """Set the metrics of queue and workers; they are empty while Redis is unavailable, and the scrape succeeds."""
+    queue = services.queue
     depths: list[QueueDepth] = []
     workers: list[WorkerInfo] = []
     scale: Scale | None = None
     dead: int | None = None
     with contextlib.suppress(FusequeueError, TimeoutError):
         async with asyncio.timeout(CHECK_TIMEOUT_S):
-            depths = await services.queue.workers.queue_depths()
-            workers = await services.queue.workers.all()
-            fleet = fleet_of(workers, await services.queue.workers.mean_start_s())
-            scale = wanted_workers(
-                await services.queue.workers.signature_loads(), fleet, services.settings.target_wait_s
-            )
-            dead = await services.queue.dead_letters.count()
+            depths = await queue.workers.queue_depths()
+            workers = await queue.workers.all()
+            fleet = fleet_of(workers, await queue.workers.mean_start_s())
+            scale = wanted_workers(await queue.workers.signature_loads(), fleet, services.settings.target_wait_s)
+            dead = await queue.dead_letters.count()
     metrics.show_depths(depths)
     metrics.show_workers(workers)
     metrics.show_scale(scale, dead)

@@ -73,10 +73,9 @@ async def scale(pool: str, services: ServicesDep) -> ScaleObject:
     """Return the number of workers that the pool wants now. A pool is a namespace; this API serves one."""
     if pool != services.settings.namespace:
         raise NotFound(f"this API serves the pool {services.settings.namespace!r}", param="pool")
-    fleet = fleet_of(await services.queue.workers.all(), await services.queue.workers.mean_start_s())
-    target_s = services.settings.target_wait_s
-    loads = await services.queue.workers.signature_loads()
-    wanted = wanted_workers(loads, fleet, target_s)
+    workers = services.queue.workers
+    fleet, loads = fleet_of(await workers.all(), await workers.mean_start_s()), await workers.signature_loads()
+    wanted = wanted_workers(loads, fleet, services.settings.target_wait_s)
     return ScaleObject(
         pool=pool,
         wanted=wanted.wanted,
@@ -84,7 +83,7 @@ async def scale(pool: str, services: ServicesDep) -> ScaleObject:
         busy=fleet.busy,
         starting=fleet.starting,
         start_s=round(fleet.start_s, 3),
-        target_wait_s=target_s,
+        target_wait_s=services.settings.target_wait_s,
         oldest_wait_s=round(wanted.oldest_wait_s, 3),
         backlog_s=round(wanted.queued_s + wanted.running_s, 3),
         queued_s=round(wanted.queued_s, 3),
@@ -98,13 +97,11 @@ async def scale(pool: str, services: ServicesDep) -> ScaleObject:
 def fleet_of(workers: Sequence[WorkerInfo], start_s: float) -> Fleet:
     """Return the figures of a pool's workers; those that drain do not count."""
     alive = [worker for worker in workers if worker.state != "draining"]
-    now = now_ms()
+    ready_at = [worker.ready_at_ms for worker in alive if worker.ready_at_ms]
     return Fleet(
         alive=len(alive),
         busy=sum(worker.running_jobs > 0 for worker in alive),
         starting=sum(worker.state == "starting" for worker in alive),
-        settled_s=min(
-            (max(0, now - worker.ready_at_ms) / 1000 for worker in alive if worker.ready_at_ms), default=None
-        ),
+        settled_s=None if not ready_at else max(0, now_ms() - max(ready_at)) / 1000,
         start_s=start_s,
     )

@@ -180,41 +180,27 @@ class ModelSpec(_Table):
     references: References = References()
 
     @model_validator(mode="after")
-    def _images_fit(self) -> ModelSpec:
-        if self.limits.max_images > self.max_batch:
-            raise ValueError(f"limits.max_images {self.limits.max_images} is above max_batch {self.max_batch}")
-        return self
-
-    @model_validator(mode="after")
-    def _defaults_are_allowed(self) -> ModelSpec:
-        frames, layers = self.usual_frames, self.defaults.layers
-        if self.limits.max_frames == 1 and any(task.makes_video for task in self.tasks):
+    def _is_consistent(self) -> ModelSpec:
+        limits, frames, layers = self.limits, self.usual_frames, self.defaults.layers
+        if limits.max_images > self.max_batch:
+            raise ValueError(f"limits.max_images {limits.max_images} is above max_batch {self.max_batch}")
+        if limits.max_frames == 1 and any(task.makes_video for task in self.tasks):
             raise ValueError("a video model needs limits.max_frames")
-        if not self.limits.allows_frames(frames):
+        if not limits.allows_frames(frames):
             raise ValueError(
-                f"defaults.frames {frames} is not a multiple of limits.frames_multiple {self.limits.frames_multiple} "
-                f"plus one, up to limits.max_frames {self.limits.max_frames}"
+                f"defaults.frames {frames} is not a multiple of limits.frames_multiple {limits.frames_multiple} "
+                f"plus one, up to limits.max_frames {limits.max_frames}"
             )
-        if layers > self.limits.max_layers or (self.limits.max_layers and not layers):
-            raise ValueError(f"defaults.layers {layers} is not 1 to limits.max_layers {self.limits.max_layers}")
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_compiled(self) -> ModelSpec:
+        if layers > limits.max_layers or (limits.max_layers and not layers):
+            raise ValueError(f"defaults.layers {layers} is not 1 to limits.max_layers {limits.max_layers}")
         if self.compile and (self.offload != "none" or self.adapter):
             raise ValueError('compile needs offload = "none" and no adapters: both change the compiled forward')
-        return self
-
-    @model_validator(mode="after")
-    def _adapter_ids_are_unique(self) -> ModelSpec:
-        names = [adapter.id for adapter in self.adapter]
-        if duplicates := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"duplicate adapter ids: {', '.join(duplicates)}")
+        if duplicates := _duplicates([adapter.id for adapter in self.adapter]):
+            raise ValueError(f"duplicate adapter ids: {duplicates}")
         return self
 
     @property
     def usual_frames(self) -> int:
-        """Default number of frames."""
         return self.defaults.frames or self.limits.most_frames
 
     @property
@@ -245,10 +231,8 @@ class BatchRules(BaseModel):
 
     def max_batch(self, spec: ModelSpec, width: int, height: int) -> int:
         """Return the most rows of a forward."""
-        names = (spec.id, spec.source)
-        return min(
-            [spec.max_batch, *(rule.max_batch_size for rule in self.rules if rule.matches(names, width, height))]
-        )
+        matching = [rule for rule in self.rules if rule.matches((spec.id, spec.source), width, height)]
+        return min([spec.max_batch, *(rule.max_batch_size for rule in matching)])
 
 
 class Catalog:
@@ -299,9 +283,8 @@ def load(path: Path, rules: Path | None = None) -> Catalog:
         # Invalid models are dropped, so that an error of the `model` array itself only repeats theirs.
         faults = [fault for fault in error.errors() if fault["loc"] != ("model",)] or error.errors()
         raise ConfigurationError(f"{path}: {'; '.join(map(_message, faults))}") from error
-    ids = [spec.id for spec in specs]
-    if duplicates := sorted({name for name in ids if ids.count(name) > 1}):
-        raise ConfigurationError(f"{path}: duplicate model ids: {', '.join(duplicates)}")
+    if duplicates := _duplicates([spec.id for spec in specs]):
+        raise ConfigurationError(f"{path}: duplicate model ids: {duplicates}")
     try:
         return Catalog(tuple(_resolve_paths(spec, path.parent) for spec in specs), batch_rules)
     except ValueError as error:
@@ -316,6 +299,10 @@ def load_batch_rules(path: Path) -> BatchRules:
         raise ConfigurationError(f"{path}: {error.strerror}; set FUSEQUEUE_BATCH_RULES to a file of rules") from error
     except ValidationError as error:
         raise ConfigurationError(f"{path}: {'; '.join(map(_message, error.errors()))}") from error
+
+
+def _duplicates(names: list[str]) -> str:
+    return ", ".join(sorted({name for name in names if names.count(name) > 1}))
 
 
 def _message(fault: ErrorDetails) -> str:

@@ -21,93 +21,79 @@ REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY)
 
-_counter = partial(Counter, registry=REGISTRY)
-_gauge = partial(Gauge, registry=REGISTRY)
-_times = partial(
-    Histogram, buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60), registry=REGISTRY
-)
-_long_times = partial(
-    Histogram, buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600), registry=REGISTRY
-)
-_rows = partial(Histogram, buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128), registry=REGISTRY)
+_counter = partial(Counter, namespace="fusequeue", registry=REGISTRY)
+_gauge = partial(Gauge, namespace="fusequeue", registry=REGISTRY)
+_histogram = partial(Histogram, namespace="fusequeue", registry=REGISTRY)
+_times = partial(_histogram, buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60))
+_long_times = partial(_histogram, buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600))
+_rows = partial(_histogram, buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128))
 
 # API
-http_requests = _counter("fusequeue_http_requests_total", "HTTP responses.", ("method", "route", "status"))
-http_request_seconds = _times("fusequeue_http_request_seconds", "Time to the end of the response.", ("route",))
-http_in_flight = _gauge("fusequeue_http_requests_in_flight", "HTTP requests in flight.")
+http_requests = _counter("http_requests_total", "HTTP responses.", ("method", "route", "status"))
+http_request_seconds = _times("http_request_seconds", "Time to the end of the response.", ("route",))
+http_in_flight = _gauge("http_requests_in_flight", "HTTP requests in flight.")
 submits = _counter(
-    "fusequeue_submits_total", "Submitted jobs by outcome: accepted, replayed, or an error code.", ("model", "outcome")
+    "submits_total", "Submitted jobs by outcome: accepted, replayed, or an error code.", ("model", "outcome")
 )
-bulk_lines = _counter("fusequeue_bulk_lines_total", "Lines of bulk requests.", ("outcome",))
-event_subscribers = _gauge("fusequeue_event_subscribers", "Clients subscribed to events of a job.")
+bulk_lines = _counter("bulk_lines_total", "Lines of bulk requests.", ("outcome",))
+event_subscribers = _gauge("event_subscribers", "Clients subscribed to events of a job.")
 event_lag_seconds = _times(
-    "fusequeue_event_lag_seconds", "Time from a state change (Redis clock) until this API sends its event."
+    "event_lag_seconds", "Time from a state change (Redis clock) until this API sends its event."
 )
 
 # API: queue and workers, read from Redis at each scrape
-queued_jobs = _gauge("fusequeue_queued_jobs", "Queued jobs.", ("model", "priority"))
-running_jobs = _gauge("fusequeue_running_jobs", "Running jobs.", ("model",))
-oldest_queued_seconds = _gauge("fusequeue_oldest_queued_seconds", "Age of the oldest queued job.", ("model",))
-dead_letters = _gauge("fusequeue_dead_letters", "Dead letters.")
-workers_wanted = _gauge("fusequeue_workers_wanted", "Workers that the pool needs.")
-workers_alive = _gauge("fusequeue_workers", "Live workers by reported state.", ("state",))
-backlog_seconds = _gauge("fusequeue_backlog_seconds", "GPU-seconds of queued and running jobs, when fused.")
-worker_busy_seconds = _gauge("fusequeue_worker_busy_seconds", "Time a worker's GPU thread had work.", ("worker",))
+queued_jobs = _gauge("queued_jobs", "Queued jobs.", ("model", "priority"))
+running_jobs = _gauge("running_jobs", "Running jobs.", ("model",))
+oldest_queued_seconds = _gauge("oldest_queued_seconds", "Age of the oldest queued job.", ("model",))
+dead_letters = _gauge("dead_letters", "Dead letters.")
+workers_wanted = _gauge("workers_wanted", "Workers that the pool needs.")
+workers_alive = _gauge("workers", "Live workers by reported state.", ("state",))
+backlog_seconds = _gauge("backlog_seconds", "GPU-seconds of queued and running jobs, when fused.")
+worker_busy_seconds = _gauge("worker_busy_seconds", "Time a worker's GPU thread had work.", ("worker",))
 worker_idle_while_queued_seconds = _gauge(
-    "fusequeue_worker_idle_while_queued_seconds",
+    "worker_idle_while_queued_seconds",
     "Time a worker's GPU thread had no work while jobs it later ran were queued.",
     ("worker",),
 )
 
 # Worker
-forward_rows = _rows("fusequeue_forward_rows", "Images in a denoiser forward, before guidance doubling.", ("model",))
-forward_seconds = _times("fusequeue_forward_seconds", "Time of a denoiser forward, by its images.", ("model", "rows"))
+forward_rows = _rows("forward_rows", "Images in a denoiser forward, before guidance doubling.", ("model",))
+forward_seconds = _times("forward_seconds", "Time of a denoiser forward, by its images.", ("model", "rows"))
 step_seconds = _times(
-    "fusequeue_step_seconds",
-    "Time in the engine per step of a succeeded job, including preemption and decoding.",
-    ("model",),
+    "step_seconds", "Time in the engine per step of a succeeded job, including preemption and decoding.", ("model",)
 )
 batches = _counter(
-    "fusequeue_batches_total",
+    "batches_total",
     "Batches by what limited them. A batch lasts from the first job of a signature to the end of its last.",
     ("model", "stopped_by"),
 )
 batch_mismatches = _counter(
-    "fusequeue_batch_mismatches_total",
+    "batch_mismatches_total",
     "Batches whose first job waited while another batch had free slots, by the fields that differ.",
     ("field",),
 )
-queue_wait_seconds = _long_times("fusequeue_queue_wait_seconds", "Time from submission to claim.", ("priority",))
-claims = _counter(
-    "fusequeue_claims_total", "Claims by attempt: first, again, or solo (after the job was lost).", ("attempt",)
-)
-jobs_ended = _counter("fusequeue_jobs_ended_total", "Settled jobs.", ("model", "state"))
-job_failures = _counter("fusequeue_job_failures_total", "Jobs settled with an error.", ("code",))
-claims_abandoned = _counter(
-    "fusequeue_claims_abandoned_total", "Claims that ended unsettled: lost or released.", ("reason",)
-)
-leases_expired = _counter("fusequeue_leases_expired_total", "Jobs requeued by this worker after their lease expired.")
-encode_seconds = _times("fusequeue_encode_seconds", "Time to encode an image or video.")
-upload_seconds = _times("fusequeue_upload_seconds", "Time to store an image or video, including retries.")
-spool_bytes = _gauge("fusequeue_spool_bytes", "Finished images waiting for storage.")
-spool_limit_bytes = _gauge("fusequeue_spool_limit_bytes", "Spool size at which claiming stops.")
-out_of_memory = _counter(
-    "fusequeue_out_of_memory_total", "Forwards retried in parts after running out of memory.", ("model",)
-)
-forwards_retried = _counter("fusequeue_forwards_retried_total", "Failed forwards retried in parts.", ("model",))
-gpu_busy_seconds = _counter("fusequeue_gpu_busy_seconds_total", "Time the GPU thread had work.")
+queue_wait_seconds = _long_times("queue_wait_seconds", "Time from submission to claim.", ("priority",))
+claims = _counter("claims_total", "Claims by attempt: first, again, or solo (after the job was lost).", ("attempt",))
+jobs_ended = _counter("jobs_ended_total", "Settled jobs.", ("model", "state"))
+job_failures = _counter("job_failures_total", "Jobs settled with an error.", ("code",))
+claims_abandoned = _counter("claims_abandoned_total", "Claims that ended unsettled: lost or released.", ("reason",))
+leases_expired = _counter("leases_expired_total", "Jobs requeued by this worker after their lease expired.")
+encode_seconds = _times("encode_seconds", "Time to encode an image or video.")
+upload_seconds = _times("upload_seconds", "Time to store an image or video, including retries.")
+spool_bytes = _gauge("spool_bytes", "Finished images waiting for storage.")
+spool_limit_bytes = _gauge("spool_limit_bytes", "Spool size at which claiming stops.")
+out_of_memory = _counter("out_of_memory_total", "Forwards retried in parts after running out of memory.", ("model",))
+forwards_retried = _counter("forwards_retried_total", "Failed forwards retried in parts.", ("model",))
+gpu_busy_seconds = _counter("gpu_busy_seconds_total", "Time the GPU thread had work.")
 gpu_idle_while_queued_seconds = _counter(
-    "fusequeue_gpu_idle_while_queued_seconds_total",
-    "Time the GPU thread had no work while jobs it later ran were queued.",
+    "gpu_idle_while_queued_seconds_total", "Time the GPU thread had no work while jobs it later ran were queued."
 )
-model_load_seconds = _long_times(
-    "fusequeue_model_load_seconds", "Time to load a model, until it can run jobs.", ("model",)
-)
-model_loads_failed = _counter("fusequeue_model_loads_failed_total", "Failed model loads.", ("model",))
-running_slots = _gauge("fusequeue_running_slots", "Images in the engine.")
-worker_ready = _gauge("fusequeue_worker_ready", "1 while the worker is warm, claims jobs and reaches Redis.")
-gpu_memory_bytes = _gauge("fusequeue_gpu_memory_bytes", "GPU memory, from NVML.", ("kind",))
-gpu_utilisation = _gauge("fusequeue_gpu_utilisation_ratio", "Share of time with a running kernel, from NVML.")
+model_load_seconds = _long_times("model_load_seconds", "Time to load a model, until it can run jobs.", ("model",))
+model_loads_failed = _counter("model_loads_failed_total", "Failed model loads.", ("model",))
+running_slots = _gauge("running_slots", "Images in the engine.")
+worker_ready = _gauge("worker_ready", "1 while the worker is warm, claims jobs and reaches Redis.")
+gpu_memory_bytes = _gauge("gpu_memory_bytes", "GPU memory, from NVML.", ("kind",))
+gpu_utilisation = _gauge("gpu_utilisation_ratio", "Share of time with a running kernel, from NVML.")
 
 _ROWS_LABELS = ((1, "1"), (2, "2"), (4, "3-4"), (8, "5-8"), (16, "9-16"), (32, "17-32"))
 
