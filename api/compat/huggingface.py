@@ -15,7 +15,7 @@ from api.compat.sync_calls import SyncCall, request_digest, submit
 from api.context import Context
 from api.errors import for_error
 from api.http.middleware import JSON_TYPES, require_type
-from api.http.openapi import problems
+from api.http.openapi import problems, request_body
 from api.http.streaming import StreamedResponse, with_first_read
 from shared.config.models_file import Catalog
 from shared.errors import FusequeueError, InvalidRequest
@@ -76,11 +76,8 @@ def parse_inference_request(body: Any, model: str, accept: str, catalog: Catalog
 
 def output_format(accept: str) -> OutputFormat:
     """Return the first supported image format of the header `Accept`; default: PNG."""
-    for part in accept.lower().split(","):
-        kind = _FORMATS.get(part.partition(";")[0].strip())
-        if kind is not None:
-            return kind
-    return OutputFormat.PNG
+    types = (part.partition(";")[0].strip() for part in accept.lower().split(","))
+    return next((_FORMATS[kind] for kind in types if kind in _FORMATS), OutputFormat.PNG)
 
 
 class TextErrorRoute(APIRoute):
@@ -94,30 +91,19 @@ class TextErrorRoute(APIRoute):
                 response = await handler(request)
             except FusequeueError as error:
                 response = for_error(request.scope, error)
-            return _with_text_error(response) if response.media_type == "application/problem+json" else response
+            if response.media_type == "application/problem+json":
+                problem = json.loads(bytes(response.body))
+                response.body = json.dumps({**problem, "error": problem["detail"]}).encode()
+                response.headers["content-length"] = str(len(response.body))
+            return response
 
         return handle
 
 
-def _with_text_error(response: Response) -> Response:
-    body = json.loads(bytes(response.body))
-    skipped = ("content-length", "content-type")
-    headers = {name: value for name, value in response.headers.items() if name not in skipped}
-    content = json.dumps({**body, "error": body["detail"]})
-    return Response(content, response.status_code, headers, media_type="application/problem+json")
-
-
 router = APIRouter(prefix=PREFIX, tags=["Hugging Face"], route_class=TextErrorRoute)
 
-_BODY = {
-    "required": True,
-    "content": {
-        "application/json": {
-            "schema": InferenceRequest.model_json_schema(),
-            "example": {"inputs": "a red circle on a blue ground, left", "parameters": {"seed": 7}},
-        }
-    },
-}
+_EXAMPLE = {"inputs": "a red circle on a blue ground, left", "parameters": {"seed": 7}}
+_BODY = request_body("application/json", {"schema": InferenceRequest.model_json_schema(), "example": _EXAMPLE})
 _RESPONSES = problems(400, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504) | {
     200: {
         "description": "The image, in the format of `Accept`.",
@@ -126,7 +112,7 @@ _RESPONSES = problems(400, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504) | {
 }
 
 
-@router.post("/{model:path}", openapi_extra={"requestBody": _BODY}, responses=_RESPONSES)
+@router.post("/{model:path}", openapi_extra=_BODY, responses=_RESPONSES)
 async def make_image(request: Request, model: str, context: Context) -> Response:
     """Generate or edit one image and wait for it: `text_to_image` and `image_to_image` of `InferenceClient(model=URL)`.
     The headers `x-job-id` and `x-seed` identify the job."""

@@ -1,8 +1,7 @@
 """Calls that wait for their job, and retries of calls whose response was lost.
 
 OpenAI's SDKs send no Idempotency-Key; the only sign of a retry is the header `x-stainless-retry-count`. A retry waits
-for the job of its earlier attempt, unless that response was delivered. A retry that creates a video, a file or a batch
-finds it in the same way.
+for the job of its earlier attempt, or finds its video, file or batch, unless that response was delivered.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from starlette.responses import Response
 from api import submission
 from api.context import RequestContext, Services
 from api.errors import STATUSES, WaitTimeout, problem
-from api.http.streaming import StreamedResponse
+from api.http.streaming import StreamedResponse, disconnected
 from shared.errors import FusequeueError, Unavailable
 from shared.job import Job, JobRecord, State
 from shared.request import JobRequest
@@ -30,7 +29,6 @@ from shared.runtime.asyncio_tools import cancel_and_wait
 
 log = structlog.get_logger()
 
-RETRY_COUNT = "x-stainless-retry-count"
 _abandoning: set[asyncio.Task[None]] = set()
 
 
@@ -52,7 +50,7 @@ async def submit(job_request: JobRequest, context: RequestContext, digest: str, 
 
 async def earlier_attempt(request: Request, context: RequestContext, digest: str) -> str | None:
     """Return the id of the object that an earlier attempt created without a delivered response, if this is a retry."""
-    count = request.headers.get(RETRY_COUNT, "0")
+    count = request.headers.get("x-stainless-retry-count", "0")
     is_retry = count.isdecimal() and len(count) < 9 and int(count) > 0
     return await context.services.queue.sync_calls.join(context.tenant, digest) if is_retry else None
 
@@ -106,23 +104,21 @@ class SyncCall:
                 return Response(status_code=499)  # the client has disconnected
             record = await self._ended_record(ended)
             if record.state is not State.SUCCEEDED:
-                await self._delivered()
+                await self.services.queue.sync_calls.delivered(self.tenant, self.digest, self.job_id)
                 return failed_response(request.scope, record)
             response = await build(record)
-        except WaitTimeout:
-            raise
-        except FusequeueError:
-            self.abandon()
+        except FusequeueError as error:
+            if not isinstance(error, WaitTimeout):
+                self.abandon()
             raise
         response.pieces = self.track(response.pieces)
         return response
 
     async def _wait(self, request: Request) -> bool | None:
         """Return True when the job has ended, False after `sync_wait_s`, None when the client has disconnected."""
-        job_end = asyncio.ensure_future(
-            self.services.waiters.until_terminal(self.job_id, self.services.settings.sync_wait_s)
-        )
-        disconnect = asyncio.ensure_future(_disconnected(request))
+        wait_s = self.services.settings.sync_wait_s
+        job_end = asyncio.ensure_future(self.services.waiters.until_terminal(self.job_id, wait_s))
+        disconnect = asyncio.ensure_future(disconnected(request.receive))
         try:
             await asyncio.wait({job_end, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             return job_end.result() if job_end.done() else None
@@ -153,10 +149,7 @@ class SyncCall:
             if not complete:
                 self.abandon()
         with contextlib.suppress(Unavailable):
-            await self._delivered()
-
-    async def _delivered(self) -> None:
-        await self.services.queue.sync_calls.delivered(self.tenant, self.digest, self.job_id)
+            await self.services.queue.sync_calls.delivered(self.tenant, self.digest, self.job_id)
 
     def abandon(self) -> None:
         """Stop waiting; the job is canceled unless a retry joins it within `disconnect_grace_s`."""
@@ -179,8 +172,3 @@ class SyncCall:
                 await queue.jobs.cancel(self.job_id)
         except Unavailable as error:
             log.warning("job_abandon_failed", job_id=self.job_id, reason=error.message)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

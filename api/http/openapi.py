@@ -35,23 +35,24 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
 def json_body() -> dict[str, Any]:
     """Return the OpenAPI of a body with one job request."""
     examples = {name: {"value": {"model": "demo", **value}} for name, value in _EXAMPLES.items()}
-    return _body("application/json", {"schema": {"$ref": f"{_REF}JobRequest"}, "examples": examples})
+    return request_body("application/json", {"schema": {"$ref": f"{_REF}JobRequest"}, "examples": examples})
 
 
 def ndjson_body() -> dict[str, Any]:
     """Return the OpenAPI of a body with one job request per line."""
     lines = '{"model":"demo","prompt":"a red circle"}\n{"model":"demo","prompt":"a blue square"}\n'
-    return _body("application/x-ndjson", {"schema": {"type": "string"}, "example": lines})
+    return request_body("application/x-ndjson", {"schema": {"type": "string"}, "example": lines})
 
 
-def upload_body() -> dict[str, Any]:
+def upload_body(field: str = "file") -> dict[str, Any]:
     """Return the OpenAPI of a body with one uploaded image."""
     file = {"type": "string", "format": "binary", "description": "PNG, JPEG or WebP."}
-    schema = {"type": "object", "required": ["file"], "properties": {"file": file}}
-    return _body("multipart/form-data", {"schema": schema})
+    schema = {"type": "object", "required": [field], "properties": {field: file}}
+    return request_body("multipart/form-data", {"schema": schema})
 
 
-def _body(media_type: str, content: dict[str, Any]) -> dict[str, Any]:
+def request_body(media_type: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the OpenAPI of a body with one media type."""
     return {"requestBody": {"required": True, "content": {media_type: content}}}
 
 

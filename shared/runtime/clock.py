@@ -19,6 +19,11 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def epoch_s(at_ms: int | None) -> int | None:
+    """Return whole seconds of a time in ms."""
+    return None if at_ms is None else at_ms // 1000
+
+
 def new_id(prefix: str, at_ms: int | None = None) -> str:
     """Return `prefix_` and a random ULID in lower case; ids sort by time."""
     return make_id(prefix, now_ms() if at_ms is None else at_ms, secrets.randbits(80))

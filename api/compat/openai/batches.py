@@ -16,22 +16,20 @@ from api.compat.openai.request_bodies import ListParams, list_page
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
 from api.http.middleware import JSON_TYPES, require_type
-from api.http.openapi import problems
+from api.http.openapi import problems, request_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from shared.errors import NotFound, Unauthenticated, Unavailable
 from shared.protocols.openai.batches import WINDOW_S, Batch, BatchStatus
 from shared.request import MetadataKey, MetadataValue, validated
 from shared.runtime import strict_json
-from shared.runtime.clock import new_id, now_ms
+from shared.runtime.clock import epoch_s, new_id, now_ms
 
 router = APIRouter(prefix="/v1/batches", tags=["files and batches"])
 
 POLL_S = 1.0
 """Interval at which an event stream reads its batch."""
 
-_TIMES = (
-    *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at"),
-)
+_TIMES = ("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at")
 
 
 class BatchRequest(BaseModel):
@@ -45,10 +43,10 @@ class BatchRequest(BaseModel):
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
 
 
-_BODY = {"content": {"application/json": {"schema": BatchRequest.model_json_schema()}}, "required": True}
+_BODY = request_body("application/json", {"schema": BatchRequest.model_json_schema()})
 
 
-@router.post("", openapi_extra={"requestBody": _BODY}, responses=problems(400, 404, 408, 409, 413, 415, 422, 503))
+@router.post("", openapi_extra=_BODY, responses=problems(400, 404, 408, 409, 413, 415, 422, 503))
 async def create_batch(request: Request, context: Context) -> Response:
     """Create a batch from a JSONL file. Its lines become jobs of priority `bulk`, which use the free slots."""
     require_type(request, JSON_TYPES)
@@ -105,16 +103,13 @@ async def cancel_batch(batch_id: str, context: Context) -> Response:
     return await get_batch(batch_id, context)
 
 
-@router.get(
-    "/{batch_id}/events",
-    responses=problems(404, 503)
-    | {
-        200: {
-            "description": "An event `batch` with the whole batch, at the start and at every change, until its end.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        }
-    },
-)
+_EVENTS = {
+    "description": "An event `batch` with the whole batch, at the start and at every change, until its end.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
+
+
+@router.get("/{batch_id}/events", responses=problems(404, 503) | {200: _EVENTS})
 async def batch_events(request: Request, batch_id: str, context: Context) -> Response:
     """Subscribe to a batch."""
     await context.services.queue.batches.get(context.tenant, batch_id)
@@ -158,11 +153,7 @@ def batch_object(batch: Batch) -> dict[str, Any]:
         "error_file_id": batch.error_file_id if has_files and batch.has_errors else None,
         "created_at": batch.created_at_ms // 1000,
         "expires_at": batch.expires_at_ms // 1000,
-        **{name: _epoch_s(getattr(batch, name)) for name in _TIMES},
+        **{name: epoch_s(getattr(batch, name)) for name in _TIMES},
         "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
         "metadata": batch.metadata,
     }
-
-
-def _epoch_s(at_ms: int | None) -> int | None:
-    return None if at_ms is None else at_ms // 1000

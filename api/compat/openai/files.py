@@ -17,7 +17,7 @@ from api.compat.openai.request_bodies import ListParams, list_page
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
 from api.http.middleware import UPLOAD_TYPES, require_type
-from api.http.openapi import problems
+from api.http.openapi import problems, request_body
 from api.http.streaming import StreamedResponse, with_first_read
 from shared.errors import FusequeueError, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.protocols.openai import files
@@ -29,29 +29,21 @@ router = APIRouter(prefix="/v1/files", tags=["files and batches"])
 OVERHEAD_BYTES = 64 * 1024
 """Allowance of a multipart body next to its file."""
 
-MAX_NAME_CHARS = 255
 UPLOAD_WAIT_S = 30.0
 """How long a retry waits for the upload of its first attempt before it stores its own."""
 
 _READ_BYTES = 1024 * 1024
 _POLL_S = 0.1
-_FILE = {"type": "string", "format": "binary"}
-_SCHEMA = {
-    "type": "object",
-    "required": ["file", "purpose"],
-    "properties": {"file": _FILE, "purpose": {"type": "string", "enum": ["batch"]}},
-}
+_FIELDS = {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string", "enum": ["batch"]}}
+_SCHEMA = {"type": "object", "required": ["file", "purpose"], "properties": _FIELDS}
+_BODY = request_body("multipart/form-data", {"schema": _SCHEMA})
 
 
 class FileListParams(ListParams):
     purpose: str | None = None
 
 
-@router.post(
-    "",
-    openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}},
-    responses=problems(400, 408, 409, 413, 415, 422, 503),
-)
+@router.post("", openapi_extra=_BODY, responses=problems(400, 408, 409, 413, 415, 422, 503))
 async def upload(request: Request, context: Context) -> Response:
     """Upload the JSONL file of a batch: multipart fields `file` and `purpose`, which is `batch`."""
     require_type(request, UPLOAD_TYPES)
@@ -103,7 +95,7 @@ async def _store(content: UploadFile, size: int, context: RequestContext, digest
     file = File(
         id=new_id("file", now),
         tenant=context.tenant,
-        filename=(content.filename or "upload.jsonl")[:MAX_NAME_CHARS],
+        filename=(content.filename or "upload.jsonl")[:255],
         purpose="batch",
         bytes=size,
         created_at_ms=now,
@@ -146,10 +138,9 @@ async def get_file(file_id: str, context: Context) -> Response:
 @router.get("/{file_id}/content", responses=problems(404, 503))
 async def get_content(file_id: str, context: Context) -> Response:
     """Get the content of a file."""
-    queue, storage, tenant = context.services.queue, context.services.storage, context.tenant
-    file = await queue.files.get(tenant, file_id)
-    parts = await queue.files.parts(tenant, file_id)
-    chunks = await with_first_read(files.content(storage, tenant, file_id, parts), param="id")
+    stored, tenant = context.services.queue.files, context.tenant
+    file, parts = await stored.get(tenant, file_id), await stored.parts(tenant, file_id)
+    chunks = await with_first_read(files.content(context.services.storage, tenant, file_id, parts), param="id")
     headers = {
         "Content-Type": files.CONTENT_TYPE,
         "Content-Length": str(file.bytes),

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from api.context import Context
 from api.http.middleware import UPLOAD_TYPES, require_type
-from api.http.openapi import problems
+from api.http.openapi import problems, upload_body
 from api.routes.inputs import OVERHEAD_BYTES
 from shared.errors import InputRejected, InvalidRequest
 from shared.protocols.native import iso
@@ -22,19 +22,9 @@ from shared.runtime.clock import now_ms
 
 router = APIRouter(prefix=f"{PREFIX}/files", tags=["Replicate"])
 
-_FILE = {"type": "string", "format": "binary", "description": "PNG, JPEG or WebP."}
-_BODY = {
-    "required": True,
-    "content": {
-        "multipart/form-data": {
-            "schema": {"type": "object", "required": ["content"], "properties": {"content": _FILE}},
-        }
-    },
-}
-
 
 @router.post(
-    "", status_code=201, openapi_extra={"requestBody": _BODY}, responses=problems(400, 408, 413, 415, 422, 429, 503)
+    "", status_code=201, openapi_extra=upload_body("content"), responses=problems(400, 408, 413, 415, 422, 429, 503)
 )
 async def create_file(request: Request, context: Context) -> Response:
     """Upload an image; its `urls.get` is accepted in an input."""
@@ -48,7 +38,6 @@ async def create_file(request: Request, context: Context) -> Response:
         data, name = await file.read(), file.filename or "file"
     text = metadata_text.encode("utf-8", "replace") if isinstance(metadata_text, str) else b"{}"
     metadata = strict_json.decode(text)
-    services = context.services
     ref = await context.store_input(data, "content")
     digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
     at_ms = now_ms()
@@ -61,7 +50,7 @@ async def create_file(request: Request, context: Context) -> Response:
         "checksums": {"sha256": digest},
         "metadata": metadata if isinstance(metadata, dict) else {},
         "created_at": iso(at_ms),
-        "expires_at": iso(at_ms + services.settings.input_retention_s * 1000),
+        "expires_at": iso(at_ms + context.services.settings.input_retention_s * 1000),
         "urls": {"get": f"{context.base_url}{PREFIX}/files/{ref.id}"},
     }
     return JSONResponse(body, 201)

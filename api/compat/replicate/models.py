@@ -18,9 +18,6 @@ from shared.request import JobRequest
 
 router = APIRouter(prefix=f"{PREFIX}/models", tags=["Replicate"])
 
-_COG = "0.9.0"  # from 0.3.9 on, a list of images is a list and not an iterator
-_NEVER = "1970-01-01T00:00:00.000Z"  # clients require a time
-
 
 @router.get("", responses=problems(503))
 async def list_models(context: Context) -> Response:
@@ -47,9 +44,8 @@ async def get_version(owner: str, name: str, version: str, context: Context) -> 
     """Get a version of a model."""
     spec = find_model(owner, name, context.services.catalog)
     if version != model_version(spec):
-        raise NotFound(
-            f"no such version of {owner}/{name}: {version[:64]}; it is {model_version(spec)}", param="version"
-        )
+        message = f"no such version of {owner}/{name}: {version[:64]}; it is {model_version(spec)}"
+        raise NotFound(message, param="version")
     return JSONResponse(version_object(spec))
 
 
@@ -62,12 +58,8 @@ def model_object(spec: ModelSpec, base_url: str) -> dict[str, Any]:
         "name": name,
         "description": ", ".join(task.value for task in spec.tasks),
         "visibility": "private",
-        "github_url": None,
-        "paper_url": None,
-        "license_url": None,
         "run_count": 0,
-        "cover_image_url": None,
-        "default_example": None,
+        **dict.fromkeys(("github_url", "paper_url", "license_url", "cover_image_url", "default_example")),
         "latest_version": version_object(spec),
     }
 
@@ -81,8 +73,8 @@ def version_object(spec: ModelSpec) -> dict[str, Any]:
     openapi = {"openapi": "3.1.0", "info": {"title": spec.id, "version": "1"}, "paths": {}}
     return {
         "id": model_version(spec),
-        "created_at": _NEVER,
-        "cog_version": _COG,
+        "created_at": "1970-01-01T00:00:00.000Z",  # clients require a time
+        "cog_version": "0.9.0",  # from 0.3.9 on, a list of images is a list and not an iterator
         "openapi_schema": {**openapi, "components": {"schemas": schemas}},
     }
 

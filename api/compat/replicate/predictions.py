@@ -17,7 +17,7 @@ from api import submission, waiting
 from api.compat.openai.images import read_base64
 from api.context import Context, RequestContext, ServicesDep, Tenant
 from api.http.middleware import JSON_TYPES, require_type
-from api.http.openapi import problems
+from api.http.openapi import problems, request_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.responses import existing_job
 from api.routes.jobs import Prefer
@@ -62,28 +62,23 @@ class PredictionRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Annotated[
-        str | None, Field(max_length=256, description="A version of `GET /v1/models`, `owner/name`, or a model's id.")
-    ] = None
-    input: Annotated[dict[str, Any], Field(examples=[{"prompt": "a red circle", "num_outputs": 2, "seed": 7}])] = {}
-    webhook: Annotated[str | None, Field(max_length=2048, description="An https URL that receives predictions.")] = None
-    webhook_completed: Annotated[str | None, Field(max_length=2048, description="Like `webhook`, only at the end.")] = (
-        None
+    version: str | None = Field(
+        None, max_length=256, description="A version of `GET /v1/models`, `owner/name`, or a model's id."
     )
-    webhook_events_filter: Annotated[
-        tuple[Literal["start", "output", "logs", "completed"], ...] | None,
-        Field(min_length=1, description="Default: start and completed. `logs` is not supported."),
-    ] = None
-    stream: Annotated[bool | None, Field(description="Accepted: every prediction has a stream.")] = None
+    input: dict[str, Any] = Field({}, examples=[{"prompt": "a red circle", "num_outputs": 2, "seed": 7}])
+    webhook: str | None = Field(None, max_length=2048, description="An https URL that receives predictions.")
+    webhook_completed: str | None = Field(None, max_length=2048, description="Like `webhook`, only at the end.")
+    webhook_events_filter: tuple[Literal["start", "output", "logs", "completed"], ...] | None = Field(
+        None, min_length=1, description="Default: start and completed. `logs` is not supported."
+    )
+    stream: bool | None = Field(None, description="Accepted: every prediction has a stream.")
 
 
-_BODY = {
-    "required": True,
-    "content": {"application/json": {"schema": {**PredictionRequest.model_json_schema(), "title": "Prediction"}}},
-}
+_SCHEMA = {**PredictionRequest.model_json_schema(), "title": "Prediction"}
+_BODY = request_body("application/json", {"schema": _SCHEMA})
 
 
-@router.post("/predictions", status_code=201, openapi_extra={"requestBody": _BODY}, responses=_CREATED)
+@router.post("/predictions", status_code=201, openapi_extra=_BODY, responses=_CREATED)
 async def create_prediction(
     request: Request, context: Context, prefer: Prefer = None, cancel_after: CancelAfter = None
 ) -> Response:
@@ -96,9 +91,7 @@ async def create_prediction(
     return await _create(body, spec, context, prefer, cancel_after)
 
 
-@router.post(
-    "/models/{owner}/{name}/predictions", status_code=201, openapi_extra={"requestBody": _BODY}, responses=_CREATED
-)
+@router.post("/models/{owner}/{name}/predictions", status_code=201, openapi_extra=_BODY, responses=_CREATED)
 async def create_model_prediction(
     request: Request, owner: str, name: str, context: Context, prefer: Prefer = None, cancel_after: CancelAfter = None
 ) -> Response:
@@ -116,14 +109,14 @@ async def list_predictions(
     cursor: Annotated[str | None, Query(max_length=128, description="From `next` or `previous`.")] = None,
 ) -> Response:
     """List predictions, newest first, 100 per page."""
-    queue, url = context.services.queue, f"{context.base_url}{PREFIX}/predictions"
+    jobs, url = context.services.queue.jobs, f"{context.base_url}{PREFIX}/predictions"
     try:
-        records, next_cursor = await queue.jobs.page(context.tenant, after=cursor, limit=PAGE)
+        records, next_cursor = await jobs.page(context.tenant, after=cursor, limit=PAGE)
     except InvalidRequest as error:
         raise InvalidRequest("cursor: it must be from `next` or `previous`", param="cursor") from error
     previous = None
     if cursor is not None:
-        before = await queue.jobs.nth_newer(context.tenant, cursor, PAGE)
+        before = await jobs.nth_newer(context.tenant, cursor, PAGE)
         previous = url if before is None else f"{url}?cursor={before}"
     page = {
         "previous": previous,
@@ -225,10 +218,8 @@ async def _outputs(record: JobRecord, context: RequestContext) -> list[str]:
     if context.base_url.startswith("https:") or not small:
         return _urls(record, context)
     try:
-        return [
-            f"data:{artifact.content_type};base64,{await read_base64(artifact.key, context)}"
-            for artifact in record.artifacts
-        ]
+        images = [(image.content_type, await read_base64(image.key, context)) for image in record.artifacts]
+        return [f"data:{content_type};base64,{data}" for content_type, data in images]
     except NotFound:  # just deleted: the URL responds with 404
         return _urls(record, context)
 
@@ -257,21 +248,16 @@ async def _events(record: JobRecord, context: RequestContext, key: list[str]) ->
         ended = await services.queue.jobs.get(job.id)
         if ended is None or not ended.state.terminal:
             raise Unavailable("the stream was interrupted; read the prediction")
-        async for message in _final_events(ended, context):
-            yield message
+        if ended.state is State.SUCCEEDED:
+            for index, output in enumerate(await _outputs(ended, context)):
+                yield sse_message("output", output, f"output:{index}")
+        elif ended.state is not State.CANCELED:
+            yield sse_message("error", prediction(ended, context.base_url, "")["error"], "error")
+            return
+        reason = {"reason": "canceled"} if ended.state is State.CANCELED else {}
+        yield sse_message("done", json.dumps(reason), "done")
     except (Unavailable, NotFound, Unauthenticated) as error:  # the response status was sent already
         yield sse_message("error", error.message, "interrupted")
-
-
-async def _final_events(record: JobRecord, context: RequestContext) -> AsyncGenerator[bytes]:
-    if record.state is State.SUCCEEDED:
-        for index, url in enumerate(await _outputs(record, context)):
-            yield sse_message("output", url, f"output:{index}")
-    elif record.state is not State.CANCELED:
-        yield sse_message("error", prediction(record, context.base_url, "")["error"], "error")
-        return
-    reason = {"reason": "canceled"} if record.state is State.CANCELED else {}
-    yield sse_message("done", json.dumps(reason), "done")
 
 
 def webhook_fields(body: PredictionRequest) -> dict[str, Any]:
@@ -280,15 +266,12 @@ def webhook_fields(body: PredictionRequest) -> dict[str, Any]:
     if chosen is not None and body.webhook is None:
         raise InvalidRequest("webhook_events_filter: it needs a webhook", param="webhook_events_filter")
     if chosen is not None and "logs" in chosen:
-        raise InvalidRequest(
-            "webhook_events_filter: logs are not supported; read them from the prediction or its stream",
-            param="webhook_events_filter",
-        )
+        message = "webhook_events_filter: logs are not supported; read them from the prediction or its stream"
+        raise InvalidRequest(message, param="webhook_events_filter")
     if body.webhook_completed is not None:
         if body.webhook is not None:
-            raise InvalidRequest(
-                "webhook_completed: send either webhook or webhook_completed", param="webhook_completed"
-            )
+            message = "webhook_completed: send either webhook or webhook_completed"
+            raise InvalidRequest(message, param="webhook_completed")
         return {"webhook": body.webhook_completed, "webhook_events": TERMINAL_EVENTS}
     if body.webhook is None:
         return {}

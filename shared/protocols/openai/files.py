@@ -15,8 +15,6 @@ PART_BYTES = 8 * 1024 * 1024
 
 CONTENT_TYPE = "application/jsonl"
 
-Purpose = Literal["batch", "batch_output"]
-
 
 @dataclass(frozen=True)
 class Part:
@@ -34,7 +32,7 @@ class File(BaseModel):
     id: str
     tenant: str
     filename: str
-    purpose: Purpose
+    purpose: Literal["batch", "batch_output"]
     bytes: int
     created_at_ms: int
     expires_at_ms: int

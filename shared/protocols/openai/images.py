@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,8 +19,6 @@ Fields = TypeVar("Fields", bound=BaseModel)
 Kind = Literal["image_generation", "image_edit"]
 
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
-_Ignored = Annotated[str | None, Field(max_length=64)]
-MAX_PARTIAL_IMAGES = 3
 
 
 class ImageFields(BaseModel):
@@ -28,22 +26,20 @@ class ImageFields(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    size: Annotated[str | None, Field(description="`WxH` in pixels; `auto`: the model's default.")] = None
-    response_format: Annotated[
-        Literal["url", "b64_json"] | None, Field(description="Default: b64_json. A URL is signed and needs no key.")
-    ] = None
+    size: str | None = Field(None, description="`WxH` in pixels; `auto`: the model's default.")
+    response_format: Literal["url", "b64_json"] | None = Field(
+        None, description="Default: b64_json. A URL is signed and needs no key."
+    )
     output_format: Literal["png", "webp", "jpeg"] | None = None
-    output_compression: Annotated[int | None, Field(strict=True, ge=0, le=100, description="Not for PNG.")] = None
-    stream: Annotated[bool, Field(strict=True, description="Respond with server-sent events.")] = False
-    partial_images: Annotated[
-        int, Field(strict=True, ge=0, le=MAX_PARTIAL_IMAGES, description="Previews per image, with `stream`.")
-    ] = 0
-    quality: Annotated[_Ignored, Field(description="Accepted and echoed; use `steps` instead.")] = None
-    background: Annotated[_Ignored, Field(description="Accepted and ignored; images are opaque.")] = None
-    moderation: Annotated[_Ignored, Field(description="Accepted and ignored.")] = None
-    style: Annotated[_Ignored, Field(description="Accepted and ignored.")] = None
-    input_fidelity: Annotated[_Ignored, Field(description="Accepted and ignored; use `strength` instead.")] = None
-    user: Annotated[str | None, Field(max_length=512, description="Accepted and not stored.")] = None
+    output_compression: int | None = Field(None, strict=True, ge=0, le=100, description="Not for PNG.")
+    stream: bool = Field(False, strict=True, description="Respond with server-sent events.")
+    partial_images: int = Field(0, strict=True, ge=0, le=3, description="Previews per image, with `stream`.")
+    quality: str | None = Field(None, max_length=64, description="Accepted and echoed; use `steps` instead.")
+    background: str | None = Field(None, max_length=64, description="Accepted and ignored; images are opaque.")
+    moderation: str | None = Field(None, max_length=64, description="Accepted and ignored.")
+    style: str | None = Field(None, max_length=64, description="Accepted and ignored.")
+    input_fidelity: str | None = Field(None, max_length=64, description="Accepted and ignored; use `strength` instead.")
+    user: str | None = Field(None, max_length=512, description="Accepted and not stored.")
 
 
 @dataclass(frozen=True)
@@ -118,11 +114,11 @@ def image_reference(value: Any) -> Any:
 
 def set_size(values: dict[str, Any], size: str | None) -> None:
     """Set `width` and `height` from `size`, or raise `InvalidRequest`."""
-    if size in (None, "auto"):
+    if size is None or size == "auto":
         return
-    match = _SIZE.fullmatch(size or "")
+    match = _SIZE.fullmatch(size)
     if match is None:
-        raise InvalidRequest(f"size: invalid: {str(size)[:32]}; use WxH, such as 1024x1024, or auto", param="size")
+        raise InvalidRequest(f"size: invalid: {size[:32]}; use WxH, such as 1024x1024, or auto", param="size")
     if "width" in values or "height" in values:
         raise InvalidRequest("size: send either size or width and height", param="size")
     values["width"], values["height"] = int(match[1]), int(match[2])

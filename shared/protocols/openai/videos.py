@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import InvalidRequest
-from shared.job import Job, JobRecord, State, Task
+from shared.job import JobRecord, State, Task
 from shared.protocols.openai.images import check_size, image_reference, set_size, split_fields
 from shared.request import JobRequest, parse
+from shared.runtime.clock import epoch_s
 
-MAX_SECONDS = 600.0
 _STATUS = {State.QUEUED: "queued", State.RUNNING: "in_progress", State.SUCCEEDED: "completed"}
 _DEFAULT_ERRORS = {
     State.CANCELED: ("video_canceled", "the job was canceled"),
@@ -26,12 +26,10 @@ class VideoFields(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    size: Annotated[str | None, Field(description="`WxH` in pixels; default: the model's.")] = None
-    seconds: Annotated[
-        float | None, Field(gt=0, le=MAX_SECONDS, description="Length; rounded to the nearest the model supports.")
-    ] = None
-    num_frames: Annotated[int | None, Field(strict=True, ge=1, description="Alias of `frames`.")] = None
-    user: Annotated[str | None, Field(max_length=512, description="Accepted and not stored.")] = None
+    size: str | None = Field(None, description="`WxH` in pixels; default: the model's.")
+    seconds: float | None = Field(None, gt=0, le=600, description="Length; rounded to the nearest the model supports.")
+    num_frames: int | None = Field(None, strict=True, ge=1, description="Alias of `frames`.")
+    user: str | None = Field(None, max_length=512, description="Accepted and not stored.")
 
 
 def parse_video_request(body: Any, catalog: Catalog) -> JobRequest:
@@ -47,7 +45,10 @@ def parse_video_request(body: Any, catalog: Catalog) -> JobRequest:
     if "input_reference" in values:
         values["image"] = image_reference(values.pop("input_reference"))
     if "model" not in values:
-        values["model"] = _first_video_model(catalog).id
+        model = next((spec.id for spec in catalog if any(task.makes_video for task in spec.tasks)), None)
+        if model is None:
+            raise InvalidRequest("model: no configured model makes videos", param="model")
+        values["model"] = model
     values.setdefault("task", (Task.IMAGE_TO_VIDEO if "image" in values else Task.TEXT_TO_VIDEO).value)
     set_size(values, fields.size)
     if fields.num_frames is not None:
@@ -62,13 +63,6 @@ def parse_video_request(body: Any, catalog: Catalog) -> JobRequest:
         raise InvalidRequest("task: it must make a video", param="task")
     check_size(request, spec, fields.size)
     return request
-
-
-def _first_video_model(catalog: Catalog) -> ModelSpec:
-    for spec in catalog:
-        if any(task.makes_video for task in spec.tasks):
-            return spec
-    raise InvalidRequest("model: no configured model makes videos", param="model")
 
 
 def _frames(seconds: float, request: JobRequest, spec: ModelSpec) -> int:
@@ -103,10 +97,10 @@ def video_object(record: JobRecord) -> dict[str, Any]:
         "status": status,
         "progress": 100 if status == "completed" else min(99, record.progress.percent),
         "created_at": job.created_at_ms // 1000,
-        "completed_at": _epoch_s(record.finished_at_ms) if status == "completed" else None,
-        "expires_at": _epoch_s(record.expires_at_ms),
+        "completed_at": epoch_s(record.finished_at_ms) if status == "completed" else None,
+        "expires_at": epoch_s(record.expires_at_ms),
         "prompt": job.prompt,
-        "seconds": _seconds_text(job),
+        "seconds": f"{job.frames / (job.fps or 1):.2f}".rstrip("0").rstrip("."),
         "size": f"{job.width}x{job.height}",
         "seed": job.seed,
         "remixed_from_video_id": None,
@@ -114,16 +108,8 @@ def video_object(record: JobRecord) -> dict[str, Any]:
     }
 
 
-def _seconds_text(job: Job) -> str:
-    return f"{job.frames / (job.fps or 1):.2f}".rstrip("0").rstrip(".")
-
-
-def _epoch_s(at_ms: int | None) -> int | None:
-    return None if at_ms is None else at_ms // 1000
-
-
 def _error(record: JobRecord) -> dict[str, Any]:
-    code, message = _DEFAULT_ERRORS[record.state]
     if record.error is not None:
-        return {"code": record.error.code, "message": record.error.message, "param": record.error.param}
+        return record.error.model_dump(mode="json", include={"code", "message", "param"})
+    code, message = _DEFAULT_ERRORS[record.state]
     return {"code": code, "message": message, "param": None}
