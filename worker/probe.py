@@ -6,11 +6,11 @@ import argparse
 import asyncio
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from rich.console import Console
 from rich.table import Table
@@ -68,83 +68,65 @@ class Probed:
         return round((last.peak_bytes - first.peak_bytes) / (last.rows - first.rows))
 
 
+class _EventQueue(SimpleQueue[EngineEvent]):
+    def on_event(self, event: EngineEvent) -> None:
+        self.put(event)
+
+
 def probe(spec: ModelSpec, configured: Settings) -> Probed:
-    """Measure a model in a new engine; raises the error of its first job."""
-    recorder = _ForwardRecorder()
-    engine = Engine(Catalog((spec,)), recorder, configured)
+    """Measure a model in a new engine; raises the error of its first failed job."""
+    events = _EventQueue()
+    engine = Engine(Catalog((spec,)), events, configured)
     device = choose_device(configured.device)
+    measured: list[Measured] = []
     engine.start()
     try:
         engine.warm_up()
-        measured: list[Measured] = []
         for rows in row_counts(spec.max_batch):
             peak_bytes = measure_peak_memory(device)
-            seconds = _measure(engine, recorder, spec, rows)
-            if seconds is None:
+            forwards = _run_jobs(engine, events, spec, rows)
+            if not forwards:  # so many rows do not fit into memory
                 break
-            measured.append(Measured(rows, seconds, peak_bytes()))
+            last, seconds = forwards[-1], [forward.seconds for forward in forwards]
+            # The first forward of a kind includes its set-up.
+            measured.append(Measured(rows, statistics.median(seconds[1:] or seconds), peak_bytes()))
     finally:
         engine.stop(TIMEOUT_S)
-    if not measured or recorder.last is None:
+    if not measured:
         raise InferenceFailed(f"model {spec.id!r}: its jobs ran no denoiser forward")
-    return Probed(spec.id, recorder.last.device, recorder.last.shape, tuple(measured))
+    return Probed(spec.id, last.device, last.shape, tuple(measured))
 
 
-def _measure(engine: Engine, recorder: _ForwardRecorder, spec: ModelSpec, rows: int) -> float | None:
-    """Return the median seconds of forwards of `rows` rows, None if so many do not fit into memory."""
-    recorder.seconds.clear()
+def _run_jobs(engine: Engine, events: _EventQueue, spec: ModelSpec, rows: int) -> list[ForwardDone]:
+    """Run `rows` jobs at a time until they have had enough forwards of `rows` rows, or none; return these forwards."""
+    forwards: list[ForwardDone] = []
     for repeat in range(MAX_REPEATS):
-        recorder.expect(rows)
         jobs = [_job(spec, repeat * rows + at) for at in range(rows)]
         engine.submit(*(EngineRequest(f"{job.id}-of-{rows}", job, spec, sample_files(job)) for job in jobs))
-        recorder.wait(engine)
-        samples = recorder.seconds.get(rows, [])
-        if not samples:
-            return None
-        if len(samples) > SAMPLES:
+        unfinished, deadline = rows, time.monotonic() + TIMEOUT_S
+        while unfinished:
+            try:
+                event = events.get(timeout=POLL_S)
+            except Empty:
+                if engine.join(0) or time.monotonic() > deadline:
+                    message = f"the engine failed, or its jobs took over {TIMEOUT_S:g} s; see the log"
+                    raise InferenceFailed(message) from None
+                continue
+            if isinstance(event, ForwardDone) and event.rows + event.padding == rows:
+                forwards.append(event)
+            elif isinstance(event, JobFinished):
+                if event.error is not None:
+                    raise event.error
+                unfinished -= 1
+        if not forwards or len(forwards) > SAMPLES:
             break
-    return statistics.median(samples[1:] or samples)  # the first forward of a kind includes its set-up
+    return forwards
 
 
 def _job(spec: ModelSpec, at: int) -> Job:
     job = sample_job(spec, spec.tasks[0], at, f"a lighthouse, number {at}", (spec.defaults.width, spec.defaults.height))
     steps = max(spec.limits.min_steps, min(STEPS, spec.limits.max_steps))
     return job.model_copy(update={"steps": steps, "frames": spec.usual_frames if job.task.makes_video else 1})
-
-
-class _ForwardRecorder:
-    """The engine's `EngineEvents`: records seconds of forwards by rows, and waits for jobs to finish."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[int, list[float]] = {}
-        self.last: ForwardDone | None = None
-        self._unfinished = 0
-        self._error: FusequeueError | None = None
-        self._finished = threading.Event()
-
-    def expect(self, jobs: int) -> None:
-        self._unfinished = jobs
-        self._finished.clear()
-
-    def wait(self, engine: Engine) -> None:
-        """Wait for all jobs; raises the error of a failed one."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while not self._finished.wait(POLL_S):
-            if engine.join(0) or time.monotonic() > deadline:
-                raise InferenceFailed(f"the engine failed, or its jobs took over {TIMEOUT_S:g} s; see the log")
-        if self._error is not None:
-            raise self._error
-
-    def on_event(self, event: EngineEvent) -> None:
-        match event:
-            case ForwardDone():
-                self.last = event
-                self.seconds.setdefault(event.rows + event.padding, []).append(event.seconds)
-            case JobFinished(error=error):
-                self._error = self._error or error
-                self._unfinished -= 1
-                if not self._unfinished:
-                    self._finished.set()
 
 
 def table(results: Sequence[Probed], specs: Sequence[ModelSpec]) -> Table:
