@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from fusequeue import (
-    Busy,
-    Client,
-    ClientError,
-    JobFailed,
-    NotFound,
-    RefusedError,
-    Unauthorized,
-    Unreachable,
-    WaitTimeout,
-)
+from fusequeue import Client, ClientError, RefusedError, errors
 
 Url = Annotated[
-    str | None,
-    typer.Option(envvar="FUSEQUEUE_URL", help="URL of the service. Default: http://127.0.0.1:8000", show_default=False),
+    str | None, typer.Option(envvar="FUSEQUEUE_URL", help="URL of the service. Default: http://127.0.0.1:8000")
 ]
-Key = Annotated[
-    str | None,
-    typer.Option("--api-key", envvar="FUSEQUEUE_API_KEY", help="API key of the service.", show_default=False),
-]
+Key = Annotated[str | None, typer.Option("--api-key", envvar="FUSEQUEUE_API_KEY", help="API key of the service.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: one object per line.")]
+Fields = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any request field, e.g. -s steps=20 -s seed=7."),
+]
+Object: TypeAlias = BaseModel | Mapping[str, Any]
+T = TypeVar("T", bound=Object)
 
 
 class Exit(IntEnum):
@@ -62,7 +54,7 @@ class CommandConsole:
         if not self.as_json:
             self.out.print(text, markup=False)
 
-    def record(self, value: BaseModel | Mapping[str, Any], lines: Iterable[tuple[str, object]]) -> None:
+    def record(self, value: Object, lines: Iterable[tuple[str, object]]) -> None:
         """Print one object: its (name, value) `lines`, or all of it as JSON."""
         if self.as_json:
             self._json(value)
@@ -72,20 +64,19 @@ class CommandConsole:
             grid.add_row(name, _cell(cell))
         self.out.print(grid)
 
-    def table(
-        self, rows: Iterable[tuple[BaseModel | Mapping[str, Any], Sequence[object]]], columns: Sequence[str]
-    ) -> None:
-        """Print (object, cells) rows as a table, or each object as a line of JSON as it arrives."""
-        if self.as_json:
-            for value, _ in rows:
-                self._json(value)
-            return
+    def table(self, values: Iterable[T], columns: Sequence[str], cells: Callable[[T], Sequence[object]]) -> None:
+        """Print objects as rows of `cells`, or each as a line of JSON as it arrives."""
         table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-        for _, cells in rows:
-            table.add_row(*map(_cell, cells))
+        for value in values:
+            if self.as_json:
+                self._json(value)
+            else:
+                table.add_row(*map(_cell, cells(value)))
+        if self.as_json:
+            return
         self.out.print(table if table.row_count else "none", markup=False)
 
-    def _json(self, value: BaseModel | Mapping[str, Any]) -> None:
+    def _json(self, value: Object) -> None:
         data = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
         self.out.print(json.dumps(data, ensure_ascii=False), markup=False, soft_wrap=True)
 
@@ -96,15 +87,14 @@ def _cell(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-_STATUSES: tuple[tuple[type[ClientError], Exit], ...] = (
-    (JobFailed, Exit.FAILED),
-    (WaitTimeout, Exit.TIMEOUT),
-    (Unreachable, Exit.UNREACHABLE),
-    (Busy, Exit.UNREACHABLE),
-    (NotFound, Exit.NOT_FOUND),
-    (Unauthorized, Exit.DENIED),
-    (RefusedError, Exit.USAGE),
-)
+_STATUSES: dict[type[ClientError], Exit] = {  # the base class after its subclasses
+    errors.WaitTimeout: Exit.TIMEOUT,
+    errors.Unreachable: Exit.UNREACHABLE,
+    errors.Busy: Exit.UNREACHABLE,
+    errors.NotFound: Exit.NOT_FOUND,
+    errors.Unauthorized: Exit.DENIED,
+    RefusedError: Exit.USAGE,
+}
 
 
 @contextmanager
@@ -116,7 +106,7 @@ def exit_on_error() -> Iterator[None]:
         field = f"{error.param}: " if isinstance(error, RefusedError) and error.param not in (None, "") else ""
         message = str(error)
         print(f"fusequeue: {'' if message.startswith(field) else field}{message}", file=sys.stderr)
-        status = next((status for kind, status in _STATUSES if isinstance(error, kind)), Exit.FAILED)
+        status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), Exit.FAILED)
         raise typer.Exit(status) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

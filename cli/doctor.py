@@ -110,9 +110,8 @@ def _source(spec: ModelSpec) -> Finding:
             return _failed(name, f"{spec.source}: no such folder, and not a hub id", "set `source` to a folder")
         if spec.revision:
             return _ok(name, f"{spec.source} of the hub at {spec.revision}")
-        return _warning(
-            name, f"{spec.source} of the hub", "pin a `revision`, so that every worker loads the same weights"
-        )
+        remedy = "pin a `revision`, so that every worker loads the same weights"
+        return _warning(name, f"{spec.source} of the hub", remedy)
     folder = Path(spec.source)
     if not (folder / "model_index.json").is_file():
         return _failed(name, f"{folder} has no model_index.json", "set `source` to a folder of save_pretrained")
@@ -138,15 +137,12 @@ async def _redis(config: Settings) -> list[Finding]:
         return [_failed("redis", _reason(error), "start Redis, or set FUSEQUEUE_REDIS_URL; `fusequeue up` starts one")]
     finally:
         await queue.close()
-    findings = [
-        Finding(trait.name, Verdict.FAILED if trait.fatal else Verdict.WARNING, trait.seen, trait.remedy)
-        if trait.remedy
-        else _ok(trait.name, trait.seen)
-        for trait in traits
-    ]
-    if workers:
-        return [*findings, _ok("workers", f"{len(workers)} alive")]
-    return [*findings, _warning("workers", "none alive", "start one: fusequeue worker")]
+    findings = []
+    for trait in traits:
+        verdict = Verdict.OK if not trait.remedy else Verdict.FAILED if trait.fatal else Verdict.WARNING
+        findings.append(Finding(trait.name, verdict, trait.seen, trait.remedy))
+    alive = _ok("workers", f"{len(workers)} alive")
+    return [*findings, alive if workers else _warning("workers", "none alive", "start one: fusequeue worker")]
 
 
 async def _storage(config: Settings) -> list[Finding]:
@@ -162,12 +158,8 @@ async def _storage(config: Settings) -> list[Finding]:
         return [_failed("storage", _reason(error), f"make {name} writable, or change {variable}")]
     finally:
         await storage.close()
-    if config.s3_bucket is None:
-        free = shutil.disk_usage(config.storage_dir).free
-        if free < MIN_FREE_BYTES:
-            return [
-                _warning("storage", f"{name}: {free / 2**30:.1f} GiB free", "free disk space, or shorten retention")
-            ]
+    if config.s3_bucket is None and (free := shutil.disk_usage(config.storage_dir).free) < MIN_FREE_BYTES:
+        return [_warning("storage", f"{name}: {free / 2**30:.1f} GiB free", "free disk space, or shorten retention")]
     return [_ok("storage", f"{name} is writable")]
 
 

@@ -11,14 +11,14 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli.backfill.prompts import parse_field
-from cli.client_options import CommandConsole, Json, Key, Url, connected
-from fusequeue import Client, Event, Job
+from cli.client_options import CommandConsole, Fields, Json, Key, Url, connected
+from fusequeue import Client, DeadLetter, Job
 
-dead = typer.Typer(
-    no_args_is_help=True, help="Dead letters, the jobs that failed permanently: list, show, redrive, purge."
-)
+DEAD_HELP = "Dead letters, the jobs that failed permanently: list, show, redrive, purge."
+dead = typer.Typer(no_args_is_help=True, help=DEAD_HELP)
 
 JobId = Annotated[str, typer.Argument(help="Job id.")]
+JobIds = Annotated[list[str], typer.Argument(help="Jobs to cancel.")]
 LetterIds = Annotated[list[str], typer.Argument(help="Job ids of dead letters.")]
 Limit = Annotated[int, typer.Option(min=1, help="How many, newest first.")]
 
@@ -33,16 +33,11 @@ def submit(
     mask: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Mask: white where the image is repainted.")
     ] = None,
-    field: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any request field, e.g. -s steps=20 -s seed=7."),
-    ] = None,
+    field: Fields = None,
     output: Annotated[Path, typer.Option("--output", "-o", file_okay=False, help="Folder for the images.")] = Path("."),
     wait: Annotated[bool, typer.Option(help="Wait for the result and save it.")] = True,
     show: Annotated[bool, typer.Option("--show", help="Open the result.")] = False,
-    timeout_s: Annotated[
-        float | None, typer.Option("--timeout", min=0, help="Stop waiting after this many seconds.")
-    ] = None,
+    timeout_s: Annotated[float | None, typer.Option("--timeout", min=0, help="Most seconds to wait.")] = None,
     url: Url = None,
     api_key: Key = None,
     as_json: Json = False,
@@ -86,49 +81,38 @@ def jobs(
     """List jobs, newest first."""
     with connected(url, api_key, as_json) as (client, console):
         listed = client.jobs(limit=limit, status=status, model=model, batch_id=batch)
-        columns = ("id", "status", "model", "progress", "created", "prompt")
-        console.table(((job, _row(job)) for job in listed), columns)
+        console.table(listed, ("id", "status", "model", "progress", "created", "prompt"), _row)
 
 
-def cancel(
-    job_ids: Annotated[list[str], typer.Argument(help="Jobs to cancel.")],
-    url: Url = None,
-    api_key: Key = None,
-    as_json: Json = False,
-) -> None:
+def cancel(job_ids: JobIds, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """Cancel jobs: queued ones at once, running ones at their next step."""
     with connected(url, api_key, as_json) as (client, console):
-        console.table(((job, (job.id, job.status)) for job in map(client.cancel, job_ids)), ("id", "status"))
+        console.table(map(client.cancel, job_ids), ("id", "status"), lambda job: (job.id, job.status))
 
 
 def models(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """List the models of the service."""
     with connected(url, api_key, as_json) as (client, console):
-        columns = ("id", "tasks", "size", "steps", "max batch")
-        console.table(((model, _model_row(model)) for model in client.models()), columns)
+        console.table(client.models(), ("id", "tasks", "size", "steps", "max batch"), _model_row)
 
 
 def queues(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """List queued and running jobs by signature, the longest queue first."""
     with connected(url, api_key, as_json) as (client, console):
-        columns = ("signature", "model", "queued", "running", "oldest")
-        console.table(((queue, _queue_row(queue)) for queue in client.queues()), columns)
+        console.table(client.queues(), ("signature", "model", "queued", "running", "oldest"), _queue_row)
 
 
 def workers(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """List the workers that are alive."""
     with connected(url, api_key, as_json) as (client, console):
-        columns = ("id", "device", "models", "rows per forward")
-        console.table(((worker, _worker_row(worker)) for worker in client.workers()), columns)
+        console.table(client.workers(), ("id", "device", "models", "rows per forward"), _worker_row)
 
 
 @dead.command("list")
 def list_dead(limit: Limit = 20, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """List dead letters, newest first."""
     with connected(url, api_key, as_json) as (client, console):
-        letters = client.dead_letters(limit=limit)
-        rows = ((one, (one.id, one.reason, one.at and f"{one.at:%Y-%m-%d %H:%M:%S}", one.detail)) for one in letters)
-        console.table(rows, ("id", "reason", "at", "detail"))
+        console.table(client.dead_letters(limit=limit), ("id", "reason", "at", "detail"), _letter_row)
 
 
 @dead.command()
@@ -189,40 +173,33 @@ def _wait(client: Client, console: CommandConsole, job_id: str, timeout_s: float
         for event in client.events(job_id):
             if console.as_json and event.job is None:
                 console.record(event, ())
-            bar.update(task, **_bar_fields(event))
+            step, total = event.progress.step, event.progress.total
+            steps = f"{step}/{total}" if total else ""
+            bar.update(task, description=event.phase or event.status, completed=step, total=total or None, steps=steps)
             if event.job is not None:
                 return event.job
     raise AssertionError("the event stream ends with the job's final event")
 
 
-def _bar_fields(event: Event) -> dict[str, Any]:
-    progress = event.progress
-    return {
-        "description": event.phase or event.status,
-        "completed": progress.step,
-        "total": progress.total or None,
-        "steps": f"{progress.step}/{progress.total}" if progress.total else "",
-    }
-
-
 def _print_job(console: CommandConsole, job: Job, files: Sequence[Path] = ()) -> None:
-    error = None if job.error is None else f"{job.error.message} ({job.error.code})"
-    lines = (
-        ("job", job.id),
-        ("status", job.status),
-        ("seed", job.seed),
-        ("error", error),
-        ("solo", None if job.batching is None else job.batching.solo_reason),
-        *(("saved", file) for file in files),
-    )
+    lines: list[tuple[str, object]] = [("job", job.id), ("status", job.status), ("seed", job.seed)]
+    if job.error is not None:
+        lines.append(("error", f"{job.error.message} ({job.error.code})"))
+    if job.batching is not None and job.batching.solo_reason:
+        lines.append(("solo", job.batching.solo_reason))
+    lines += [("saved", file) for file in files]
     value = {**job.model_dump(mode="json"), "files": [str(file) for file in files]} if files else job
-    console.record(value, [line for line in lines if line[1] not in (None, "")])
+    console.record(value, lines)
 
 
 def _row(job: Job) -> tuple[object, ...]:
     prompt = job.prompt if len(job.prompt) <= 60 else f"{job.prompt[:59]}…"
     percent = f"{job.progress.percent}%" if job.status == "running" else ""
     return job.id, job.status, job.model, percent, f"{job.created_at:%Y-%m-%d %H:%M:%S}", prompt
+
+
+def _letter_row(letter: DeadLetter) -> tuple[object, ...]:
+    return letter.id, letter.reason, letter.at and f"{letter.at:%Y-%m-%d %H:%M:%S}", letter.detail
 
 
 def _model_row(model: dict[str, Any]) -> tuple[object, ...]:

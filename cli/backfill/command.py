@@ -27,7 +27,7 @@ from rich.text import Text
 
 from cli.backfill.ledger import Entry, EntryState, Ledger, LedgerError
 from cli.backfill.prompts import PromptsError, file_name, read
-from cli.client_options import CommandConsole, Exit, Json, Key, Url, exit_on_error
+from cli.client_options import CommandConsole, Exit, Fields, Json, Key, Url, exit_on_error
 from cli.jobs import parse_fields
 from fusequeue import AsyncClient, Job, NotFound
 
@@ -50,10 +50,7 @@ def backfill(
     prompts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A .txt, .csv or .jsonl file.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the results and the manifest.")],
     model: Annotated[str, typer.Option(help="Model of lines that set none.")] = "demo",
-    field: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="NAME=VALUE", help="Request field of all lines, e.g. -s steps=20."),
-    ] = None,
+    field: Fields = None,
     in_flight: Annotated[int, typer.Option(min=1, max=100_000, help="Most jobs queued or running at a time.")] = 1_000,
     attempts: Annotated[int, typer.Option(min=1, max=10, help="Most jobs submitted for one line.")] = 3,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Retry lines that failed before.")] = False,

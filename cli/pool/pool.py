@@ -9,7 +9,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,33 +121,21 @@ class _StartedWorker:
         return "ready" if self.runner.ready.is_set() else "starting"
 
 
+@dataclass
 class PoolProcesses:
     """Starts and drains workers by index; `workers_env` has the variables of each, in addition to `env`.
 
     A drained worker has `grace_s` to exit.
     """
 
-    def __init__(
-        self,
-        workers_env: Sequence[Mapping[str, str]],
-        env: Mapping[str, str],
-        log_dir: Path,
-        print_status: StatusPrinter,
-        grace_s: float,
-        command: tuple[str, ...] = WORKER,
-    ) -> None:
-        self._workers_env = workers_env
-        self._env = env
-        self._log_dir = log_dir
-        self._print_status = print_status
-        self._grace_s = grace_s
-        self._command = command
-        self._started: dict[int, _StartedWorker] = {}
-        self._pids: deque[int] = deque(maxlen=REMEMBERED_PIDS)
-
-    @property
-    def max_workers(self) -> int:
-        return len(self._workers_env)
+    workers_env: Sequence[Mapping[str, str]]
+    env: Mapping[str, str]
+    log_dir: Path
+    print_status: StatusPrinter
+    grace_s: float
+    command: tuple[str, ...] = WORKER
+    _started: dict[int, _StartedWorker] = field(default_factory=dict, init=False)
+    _pids: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_PIDS), init=False)
 
     def is_ours(self, pid: int) -> bool:
         """Return whether a process is or was a worker of this pool: the service lists a killed one for a while."""
@@ -160,15 +149,15 @@ class PoolProcesses:
         name = f"worker-{index + 1}"
         spec = ProcessSpec(
             name=name,
-            command=self._command,
+            command=self.command,
             ready=logged_ready,
             stop_rank=0,
-            stop_grace_s=self._grace_s,
-            env=self._workers_env[index],
+            stop_grace_s=self.grace_s,
+            env=self.workers_env[index],
             orphan_signal=signal.SIGTERM,  # Redis still runs: the worker can finish its jobs
         )
-        log = BoundedLog(self._log_dir / f"{name}.log")
-        runner = ProcessRunner(spec, env=self._env, log=log, print_status=self._print_status, backoff=BACKOFF)
+        log = BoundedLog(self.log_dir / f"{name}.log")
+        runner = ProcessRunner(spec, self.env, log, self.print_status, BACKOFF)
         self._started[index] = _StartedWorker(runner, asyncio.create_task(runner.run(None)), log, time.monotonic())
 
     def drain(self, index: int) -> None:
@@ -227,34 +216,26 @@ class PoolStatus:
     reasons: tuple[str, ...]
 
 
+@dataclass
 class Pool:
     """Keeps as many workers on this machine as the service wants, within bounds, until it is stopped."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        name: str,
-        processes: PoolProcesses,
-        bounds: PoolBounds,
-        poll_interval_s: float,
-        print_status: StatusPrinter,
-    ) -> None:
-        self._client = client
-        self._name = name
-        self._processes = processes
-        self._bounds = bounds
-        self._poll_interval_s = poll_interval_s
-        self._print_status = print_status
-        self._host = socket.gethostname()
-        self._wants: tuple[WantedWorkers, ...] = ()
-        self._stopping = asyncio.Event()
-        self._connected_once = False
-        self._disconnected = False
+    client: AsyncClient
+    name: str
+    processes: PoolProcesses
+    bounds: PoolBounds
+    poll_interval_s: float
+    print_status: StatusPrinter
+    _host: str = field(default_factory=socket.gethostname, init=False)
+    _wants: tuple[WantedWorkers, ...] = field(default=(), init=False)
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _connected_once: bool = field(default=False, init=False)
+    _disconnected: bool = field(default=False, init=False)
 
     def stop(self) -> None:
         """Begin to drain; a second call kills."""
         if self._stopping.is_set():
-            self._processes.kill()
+            self.processes.kill()
         self._stopping.set()
 
     async def run(self, on_status: Callable[[PoolStatus], None]) -> None:
@@ -265,38 +246,37 @@ class Pool:
         try:
             while not self._stopping.is_set():
                 on_status(await self._adjust())
-                await self._pause()
-            self._print_status("draining all workers; a second signal kills them")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), self.poll_interval_s)
+            self.print_status("draining all workers; a second signal kills them")
         finally:
-            await self._processes.finish()
+            await self.processes.finish()
         on_status(self._status(None, {}, 0))
 
     async def _adjust(self) -> PoolStatus:
         scale, listed = await self._poll()
         running = {one["pid"]: one["running_jobs"] for one in listed if one["host"] == self._host}
-        workers = self._processes.workers(running)
+        workers = self.processes.workers(running)
         if scale is None:  # keep the present workers while the service is unreachable
             present = sum(worker.state in ("starting", "ready") for worker in workers)
-            target = max(self._bounds.min_workers, present)
+            target = max(self.bounds.min_workers, present)
         else:
             latest = WantedWorkers(time.monotonic(), scale.wanted)
-            self._wants = recent_wants(self._wants, latest, self._bounds.cool_down_s)
-            target = target_workers(self._wants, self._count_others(listed), self._bounds)
-        changes = plan_changes(workers, target, self._processes.max_workers)
+            self._wants = recent_wants(self._wants, latest, self.bounds.cool_down_s)
+            others = sum(one["state"] != "draining" and not self._is_ours(one) for one in listed)
+            target = target_workers(self._wants, others, self.bounds)
+        changes = plan_changes(workers, target, self.bounds.max_workers)
         for index in changes.start:
-            self._processes.start(index)
+            self.processes.start(index)
         for index in changes.drain:
-            self._processes.drain(index)
+            self.processes.drain(index)
         return self._status(scale, running, target)
 
-    def _count_others(self, listed: Sequence[Mapping[str, Any]]) -> int:
-        return sum(
-            one["state"] != "draining" and not (one["host"] == self._host and self._processes.is_ours(one["pid"]))
-            for one in listed
-        )
+    def _is_ours(self, worker: Mapping[str, Any]) -> bool:
+        return worker["host"] == self._host and self.processes.is_ours(worker["pid"])
 
     def _status(self, scale: Scale | None, running: Mapping[int, int], target: int) -> PoolStatus:
-        workers = self._processes.workers(running)
+        workers = self.processes.workers(running)
         states = [worker.state for worker in workers]
         return PoolStatus(
             queued=0 if scale is None else scale.queued,
@@ -313,22 +293,15 @@ class Pool:
 
     async def _poll(self) -> tuple[Scale | None, list[dict[str, Any]]]:
         try:
-            scale, listed = await asyncio.gather(self._client.scale(self._name), self._client.workers())
+            scale, listed = await asyncio.gather(self.client.scale(self.name), self.client.workers())
         except ClientError as error:
             if not self._connected_once and not isinstance(error, Unreachable | Busy):
                 raise
             if not self._disconnected:
-                self._print_status(f"{error}; running workers continue, retrying")
+                self.print_status(f"{error}; running workers continue, retrying")
             self._disconnected = True
             return None, []
         if self._disconnected:
-            self._print_status("the service responds again")
+            self.print_status("the service responds again")
         self._connected_once, self._disconnected = True, False
         return scale, listed
-
-    async def _pause(self) -> None:
-        try:
-            async with asyncio.timeout(self._poll_interval_s):
-                await self._stopping.wait()
-        except TimeoutError:
-            pass

@@ -56,30 +56,22 @@ class StartFailed(Exception):
     """A process never became ready; the message names it and contains the end of its log."""
 
 
+@dataclass(eq=False)
 class ProcessRunner:
     """Keeps one process running until it is stopped."""
 
-    def __init__(
-        self,
-        spec: ProcessSpec,
-        *,
-        env: Mapping[str, str],
-        log: BoundedLog,
-        print_status: StatusPrinter,
-        backoff: RestartBackoff,
-    ) -> None:
-        self.spec = spec
-        self.ready = asyncio.Event()
-        self._env = {**env, **spec.env}
-        self._log = log
-        self._print_status = print_status
-        self._backoff = backoff
-        self._process: Process | None = None
-        self._stopping = asyncio.Event()
-        self._ended = asyncio.Event()
-        self._killing = False
-        self._was_ready = False
-        self._failures = 0
+    spec: ProcessSpec
+    env: Mapping[str, str]
+    log: BoundedLog
+    print_status: StatusPrinter
+    backoff: RestartBackoff
+    ready: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _process: Process | None = field(default=None, init=False)
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _killing: bool = field(default=False, init=False)
+    _was_ready: bool = field(default=False, init=False)
+    _failures: int = field(default=0, init=False)
 
     @property
     def pid(self) -> int | None:
@@ -108,7 +100,7 @@ class ProcessRunner:
             async with asyncio.timeout(self.spec.stop_grace_s):
                 await self._ended.wait()
         except TimeoutError:
-            self._print_status(f"{self.spec.name}: killed; it did not exit within {self.spec.stop_grace_s:.0f} s")
+            self.print_status(f"{self.spec.name}: killed; it did not exit within {self.spec.stop_grace_s:.0f} s")
             self.kill()
             await self._ended.wait()
 
@@ -121,7 +113,7 @@ class ProcessRunner:
 
     async def _wait_to_start(self, needed: asyncio.Event | None) -> bool:
         """Wait for the restart delay and for `needed`; False when stopped meanwhile."""
-        await self._until_stopping(asyncio.sleep(self._backoff.delay_s(self._failures)))
+        await self._until_stopping(asyncio.sleep(self.backoff.delay_s(self._failures)))
         if needed is not None:
             await self._until_stopping(needed.wait())
         return not self._stopping.is_set()
@@ -130,7 +122,10 @@ class ProcessRunner:
         loop = asyncio.get_running_loop()
         started = loop.time()
         self._process = process = await Process.start(
-            self.spec.command, env=self._env, log=self._log, orphan_signal=self.spec.orphan_signal
+            self.spec.command,
+            env={**self.env, **self.spec.env},
+            log=self.log,
+            orphan_signal=self.spec.orphan_signal,
         )
         if self._stopping.is_set():
             # `stop` or `kill` was called while the process was being created, and could not signal it.
@@ -152,19 +147,19 @@ class ProcessRunner:
     async def _watch(self, process: Process, started: float) -> None:
         while not await self.spec.ready(process):  # noqa: ASYNC110 - another process; no event to wait for
             await asyncio.sleep(READY_POLL_S)
-        self._print_status(f"{self.spec.name}: ready after {asyncio.get_running_loop().time() - started:.1f} s")
+        self.print_status(f"{self.spec.name}: ready after {asyncio.get_running_loop().time() - started:.1f} s")
         self._was_ready = True
         self.ready.set()
 
     def _on_exit(self, status: int, uptime_s: float) -> None:
-        self._failures = 1 if uptime_s > self._backoff.reset_after_s else self._failures + 1
-        tail = "\n".join(f"    {line}" for line in self._log.tail())
-        message = f"{self.spec.name}: ended with {_status(status)}; the end of {self._log.path}:\n{tail}"
-        attempts = self._backoff.start_attempts
+        self._failures = 1 if uptime_s > self.backoff.reset_after_s else self._failures + 1
+        tail = "\n".join(f"    {line}" for line in self.log.tail())
+        message = f"{self.spec.name}: ended with {_status(status)}; the end of {self.log.path}:\n{tail}"
+        attempts = self.backoff.start_attempts
         if attempts is not None and not self._was_ready and self._failures >= attempts:
             raise StartFailed(f"{message}\n{self.spec.name}: ended {self._failures} times before it was ready")
-        delay_s = self._backoff.delay_s(self._failures)
-        self._print_status(f"{message}\n{self.spec.name}: restarting" + (f" in {delay_s:.1f} s" if delay_s else ""))
+        delay_s = self.backoff.delay_s(self._failures)
+        self.print_status(f"{message}\n{self.spec.name}: restarting" + (f" in {delay_s:.1f} s" if delay_s else ""))
 
     async def _until_stopping(self, waiting: Awaitable[object]) -> None:
         tasks = {asyncio.ensure_future(waiting), asyncio.ensure_future(self._stopping.wait())}
@@ -192,7 +187,7 @@ class Supervisor:
         self._log_dir = log_dir
         self._logs = [BoundedLog(log_dir / f"{spec.name}.log") for spec in specs]
         self._runners = {
-            spec.name: ProcessRunner(spec, env=env, log=log, print_status=print_status, backoff=backoff)
+            spec.name: ProcessRunner(spec, env, log, print_status, backoff)
             for spec, log in zip(specs, self._logs, strict=True)
         }
         self._stopping = asyncio.Event()
@@ -208,7 +203,9 @@ class Supervisor:
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Start all, call `on_ready` once all are ready, and return when all have stopped; raises `StartFailed`."""
-        running = [asyncio.create_task(runner.run(self._needed(runner))) for runner in self._runners.values()]
+        ready: dict[str | None, asyncio.Event | None] = {None: None}
+        ready |= {name: runner.ready for name, runner in self._runners.items()}
+        running = [asyncio.create_task(runner.run(ready[runner.spec.needs])) for runner in self._runners.values()]
         starting = asyncio.create_task(self._wait_ready(on_ready))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -224,9 +221,6 @@ class Supervisor:
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
-
-    def _needed(self, runner: ProcessRunner) -> asyncio.Event | None:
-        return None if runner.spec.needs is None else self._runners[runner.spec.needs].ready
 
     async def _wait_ready(self, on_ready: Callable[[], None]) -> None:
         while starting := self._starting():
