@@ -6,13 +6,14 @@ import asyncio
 import secrets
 import time
 from enum import StrEnum
+from functools import partial
 from itertools import chain
 
 import structlog
 from structlog.contextvars import bind_contextvars
 
 from shared.config.models_file import ModelSpec
-from shared.errors import FusequeueError, JobError, NotFound, Unavailable
+from shared.errors import JobError, NotFound, Unavailable
 from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
 from shared.queue import Claim, Queue
 from shared.runtime import metrics
@@ -55,8 +56,7 @@ class JobRunner:
         try:
             inputs = await self._fetch_inputs(claimed)
         except _InputMissing as missing:
-            timings = Timings(queue_ms=claimed.claim.queued_ms)
-            return Outcome(state=State.FAILED, error=_failure(missing), timings=timings)
+            return claimed.outcome(JobFinished(claimed.key, missing))
         if claimed.stop_reason is not None:
             return claimed.outcome(JobFinished(claimed.key))
         self._engine.submit(
@@ -73,20 +73,19 @@ class JobRunner:
 
     async def _fetch_inputs(self, claimed: ClaimedJob) -> InputFiles:
         """Read the job's input images; incomplete when the job is stopped first."""
-        files = {name: await self._fetch(claimed, name, ref.key) for name, ref in claimed.job.inputs.items()}
+        files: dict[str, bytes | None] = {}
+        for name, ref in claimed.job.inputs.items():
+            try:
+                files[name] = await retry_while_unavailable(
+                    partial(self._storage.read, ref.key), "input_read_failed", until=claimed.stopped.is_set
+                )
+            except NotFound:
+                raise _InputMissing("the input image is no longer stored", param=name) from None
         return InputFiles(
             images=tuple(data or b"" for name, data in files.items() if name.partition(".")[0] in ("image", "images")),
             mask=files.get("mask"),
             last_image=files.get("last_image"),
         )
-
-    async def _fetch(self, claimed: ClaimedJob, name: str, key: str) -> bytes | None:
-        try:
-            return await retry_while_unavailable(
-                lambda: self._storage.read(key), "input_read_failed", until=lambda: claimed.stop_reason is not None
-            )
-        except NotFound:
-            raise _InputMissing("the input image is no longer stored", param=name) from None
 
     async def _settle(self, claimed: ClaimedJob, outcome: Outcome) -> bool:
         """Write the outcome, log and count it; False when the claim is no longer current."""
@@ -153,7 +152,7 @@ class ClaimedJob:
         self.progress = Progress()
         self.engine_done: asyncio.Future[JobFinished] = asyncio.get_running_loop().create_future()
         self.stop_reason: StopReason | None = None
-        self._stopped = asyncio.Event()
+        self.stopped = asyncio.Event()
         self._uploads: dict[int, asyncio.Task[Artifact]] = {}
         self._previews: dict[int, list[asyncio.Task[None]]] = {}
 
@@ -177,7 +176,7 @@ class ClaimedJob:
         """Request an early end; the first reason is kept."""
         if self.stop_reason is None:
             self.stop_reason = reason
-            self._stopped.set()
+            self.stopped.set()
 
     def upload(self, uploader: Uploader, index: int, output: Output) -> None:
         """Start encoding and uploading output `index`."""
@@ -202,7 +201,7 @@ class ClaimedJob:
     async def artifacts(self) -> tuple[Artifact, ...]:
         """Wait for the uploads and return their artifacts in order; empty when the job is stopped first."""
         tasks = [self._uploads[index] for index in sorted(self._uploads)]
-        waits = {asyncio.ensure_future(self.uploads_finished()), asyncio.ensure_future(self._stopped.wait())}
+        waits = {asyncio.ensure_future(self.uploads_finished()), asyncio.ensure_future(self.stopped.wait())}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             return tuple(task.result() for task in tasks) if all(task.done() for task in tasks) else ()
@@ -228,7 +227,8 @@ class ClaimedJob:
         elif self.stop_reason is StopReason.CANCELED:
             state = State.CANCELED
         elif finished.error is not None:
-            state, error = State.FAILED, _failure(finished.error)
+            state, cause = State.FAILED, finished.error
+            error = Failure(code=cause.code, message=cause.message, param=cause.param, retryable=cause.retryable)
         return Outcome(
             state=state,
             artifacts=artifacts if state is State.SUCCEEDED else (),
@@ -247,7 +247,3 @@ class ClaimedJob:
 
 class _InputMissing(JobError):
     code = "input_missing"
-
-
-def _failure(error: FusequeueError) -> Failure:
-    return Failure(code=error.code, message=error.message, param=error.param, retryable=error.retryable)
