@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 import httpx
 from httpx_sse import aconnect_sse
@@ -27,6 +27,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 LINES_PER_REQUEST = 1_000
 MAX_WAIT_S = 30.0  # of one request
 IMAGE_FIELDS = ("image", "mask", "last_image")
+
+R = TypeVar("R", Job, DeadLetter)
 
 
 class AsyncClient:
@@ -107,7 +109,8 @@ class AsyncClient:
             response = await self._http.send("POST", "/v1/jobs:bulk", content=content.encode(), headers=headers)
             rows = [json.loads(line) for line in response.text.splitlines()]
             results |= {row["line"]: LineResult.model_validate(row) for row in rows if row["line"] is not None}
-            pending = {line: text for line, text in pending.items() if line not in results or _retryable(results[line])}
+            done = {line for line, result in results.items() if not (result.error and result.error.retryable)}
+            pending = {line: text for line, text in pending.items() if line not in done}
             retry_after_s = max((row["error"].get("retry_after_s", 0) for row in rows if "error" in row), default=0)
             if not pending or not await self._http.pause(attempt, retry_after_s or None):
                 break
@@ -191,22 +194,20 @@ class AsyncClient:
         except httpx.TransportError as error:
             raise unreachable(client.base_url, error) from error
 
-    async def jobs(self, /, *, limit: int | None = None, **filters: Any) -> AsyncGenerator[Job]:
+    def jobs(self, /, *, limit: int | None = None, **filters: Any) -> AsyncGenerator[Job]:
         """Yield jobs, newest first, up to `limit`; `filters` are those of `GET /v1/jobs`, e.g. `status="failed"`."""
-        async with aclosing(self._pages("/v1/jobs", limit, filters)) as rows:
-            async for row in rows:
-                yield Job.model_validate(row)
+        return self._pages(Job, "/v1/jobs", limit, filters)
 
     async def _pages(
-        self, path: str, limit: int | None, filters: Mapping[str, Any] | None = None
-    ) -> AsyncGenerator[dict[str, Any]]:
-        query = {name: value for name, value in (filters or {}).items() if value is not None}
+        self, kind: type[R], path: str, limit: int | None, filters: Mapping[str, Any]
+    ) -> AsyncGenerator[R]:
+        query = {name: value for name, value in filters.items() if value is not None}
         yielded = 0
         while limit is None or yielded < limit:
             size = 100 if limit is None else min(100, limit - yielded)
             page = await self._http.json("GET", path, params={**query, "limit": size})
             for row in page["data"]:
-                yield row
+                yield kind.model_validate(row)
             yielded += len(page["data"])
             if not page["has_more"]:
                 return
@@ -256,11 +257,9 @@ class AsyncClient:
         """Return how many workers the service wants; `pool` is its namespace."""
         return Scale.model_validate(await self._http.json("GET", f"/v1/scale/{pool}"))
 
-    async def dead_letters(self, *, limit: int | None = None) -> AsyncGenerator[DeadLetter]:
+    def dead_letters(self, *, limit: int | None = None) -> AsyncGenerator[DeadLetter]:
         """Yield dead letters, newest first, up to `limit`."""
-        async with aclosing(self._pages("/v1/dead-letters", limit)) as rows:
-            async for row in rows:
-                yield DeadLetter.model_validate(row)
+        return self._pages(DeadLetter, "/v1/dead-letters", limit, {})
 
     async def dead_letter(self, letter_id: str) -> DeadLetter:
         """Return one dead letter by its job's id."""
@@ -273,10 +272,6 @@ class AsyncClient:
     async def purge(self, letter_id: str) -> None:
         """Delete a dead letter and the record of its job."""
         await self._http.send("DELETE", f"/v1/dead-letters/{letter_id}")
-
-
-def _retryable(result: LineResult) -> bool:
-    return result.error is not None and result.error.retryable
 
 
 def _write(part: Path, path: Path, data: bytes) -> None:

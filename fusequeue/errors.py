@@ -1,15 +1,4 @@
-"""Exceptions of the client.
-
-ClientError
-├── Unreachable      no response after all retries
-├── RefusedError     error response: status, code, param, request_id
-│   ├── Unauthorized     401, 403
-│   ├── NotFound         404
-│   ├── Invalid          400, 413, 415, 422: `param` names the field
-│   └── Busy             429, 503, after all retries: retry after `retry_after_s`
-├── JobFailed        the job ended without a result
-└── WaitTimeout      the job has not ended in time; it continues
-"""
+"""Exceptions of the client."""
 
 from __future__ import annotations
 
@@ -24,7 +13,7 @@ class ClientError(Exception):
 
 
 class Unreachable(ClientError):
-    """The service did not respond."""
+    """The service did not respond, also after the retries."""
 
 
 class RefusedError(ClientError):
@@ -41,19 +30,19 @@ class RefusedError(ClientError):
 
 
 class Unauthorized(RefusedError):
-    """The API key is missing, unknown, expired, or lacks the scope."""
+    """401, 403: the API key is missing, unknown, expired, or lacks the scope."""
 
 
 class NotFound(RefusedError):
-    """The job, model or image does not exist, or belongs to another tenant."""
+    """404: the job, model or image does not exist, or belongs to another tenant."""
 
 
 class Invalid(RefusedError):
-    """The request is invalid; `param` names the field."""
+    """400, 413, 415, 422: the request is invalid; `param` names the field."""
 
 
 class Busy(RefusedError):
-    """The service is full or unavailable, also after the retries."""
+    """429, 503: the service is full or unavailable, also after the retries; retry after `retry_after_s`."""
 
 
 class JobFailed(ClientError):

@@ -67,7 +67,8 @@ class Transport:
                 down_since = down_since or time.monotonic()
             else:
                 self.responded, down_since = True, None
-            last = attempt >= self.retries and not self.may_restart(down_since)
+            restarting = down_since is not None and self.responded and time.monotonic() - down_since < RESTART_S
+            last = attempt >= self.retries and not (restarting and self.retries)
             if failure is not None:
                 if last:
                     raise unreachable(self.client.base_url, failure) from failure
@@ -77,12 +78,6 @@ class Transport:
             elif last or not is_retryable(response) or not await self.pause(attempt, retry_after_s(response.headers)):
                 raise refusal(response)
         raise AssertionError("the last attempt returns or raises")
-
-    def may_restart(self, down_since: float | None) -> bool:
-        """Return whether a service that is down since `down_since` (`time.monotonic`) may still be restarting."""
-        if down_since is None or not self.responded or not self.retries:
-            return False
-        return time.monotonic() - down_since < RESTART_S
 
     async def pause(self, attempt: int, retry_after_s: float | None) -> bool:
         """Wait before the next attempt; False, without waiting, if the delay would be too long."""

@@ -12,17 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich import progress
 from rich.text import Text
 
 from cli.backfill.ledger import Entry, EntryState, Ledger, LedgerError
@@ -91,7 +81,16 @@ async def _run(
     ledger: Ledger, options: BackfillOptions, console: CommandConsole, service: tuple[str | None, str | None]
 ) -> None:
     url, key = service
-    with _progress_bar(console.err, console.as_json) as bar:
+    columns = (
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("{task.fields[status]}"),
+        _Speed(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    quiet = console.as_json or not console.err.is_terminal
+    with progress.Progress(*columns, console=console.err, disable=quiet) as bar:
         task = bar.add_task("backfill", total=sum(ledger.counts().values()), status="")
 
         def update() -> None:
@@ -105,23 +104,10 @@ async def _run(
             await Backfill(client, ledger, options, update).run()
 
 
-def _progress_bar(console: Console, quiet: bool) -> Progress:
-    return Progress(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[status]}"),
-        _Speed(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=quiet or not console.is_terminal,
-    )
-
-
-class _Speed(ProgressColumn):
+class _Speed(progress.ProgressColumn):
     """Recent lines per second."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: progress.Task) -> Text:
         return Text(f"{task.speed:.1f}/s" if task.speed else "")
 
 

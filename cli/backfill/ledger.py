@@ -6,7 +6,7 @@ import hashlib
 import json
 import sqlite3
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
@@ -136,13 +136,10 @@ class Ledger:
     def write_manifest(self, path: Path) -> None:
         """Write one JSON object per line (number, body fields, state, job, files, error), atomically."""
         part = path.with_suffix(".part")
-        with part.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in self._manifest())
-        part.replace(path)
-
-    def _manifest(self) -> Iterator[dict[str, Any]]:
         query = "SELECT number, body, state, job, files, error FROM line ORDER BY number"
-        with closing(self._db.execute(query)) as rows:
+        with part.open("w", encoding="utf-8") as file, closing(self._db.execute(query)) as rows:
             for number, body, state, job, files, error in rows:
                 row = {"line": number, **json.loads(body), "state": state, "job": job}
-                yield {**row, "files": json.loads(files or "[]"), "error": error}
+                row |= {"files": json.loads(files or "[]"), "error": error}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        part.replace(path)

@@ -6,8 +6,9 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -28,17 +29,6 @@ from shared.runtime import plots
 REQUEST_TIMEOUT_S = 5.0
 
 Row: TypeAlias = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class PoolOptions:
-    """Command line options of `fusequeue pool`."""
-
-    bounds: PoolBounds
-    poll_interval_s: float
-    data_dir: Path
-    models: Path | None
-    service: tuple[str | None, str | None]
 
 
 def pool(
@@ -70,13 +60,13 @@ def pool(
     if min_workers > max_workers:
         raise typer.BadParameter(f"must not exceed --max, which is {max_workers}", param_hint="--min")
     bounds = PoolBounds(min_workers, max_workers, cool_down_s)
-    options = PoolOptions(bounds, poll_interval_s, data_dir.resolve(), models, (url, api_key))
+    service = AsyncClient(url, api_key=api_key, timeout_s=REQUEST_TIMEOUT_S, retries=0)
     with exit_on_error():
         try:
             if plot is not None:
                 plots.require_matplotlib()
             report = PoolReport(CommandConsole(as_json), log)
-            asyncio.run(_run(options, report, environ))
+            asyncio.run(_run(service, bounds, poll_interval_s, data_dir.resolve(), models, report, environ))
             if plot is not None:
                 report.plot(plot)
         except (FusequeueError, OSError) as error:
@@ -84,28 +74,29 @@ def pool(
             raise typer.Exit(Exit.USAGE) from None
 
 
-async def _run(options: PoolOptions, report: PoolReport, environ: Mapping[str, str]) -> None:
+async def _run(
+    service: AsyncClient,
+    bounds: PoolBounds,
+    poll_interval_s: float,
+    data_dir: Path,
+    models: Path | None,
+    report: PoolReport,
+    environ: dict[str, str],
+) -> None:
     loaded = settings.load()
-    find_redis(options.data_dir, pool_environ := dict(environ))
-    models = environment.models_path(options.models, pool_environ)
+    find_redis(data_dir, environ)
+    models = environment.models_path(models, environ)
     models_file.load(models, loaded.batch_rules)
-    max_workers = options.bounds.max_workers
-    env = environment.child_environment(options.data_dir, max_workers, models, loaded, pool_environ)
-    workers_env = environment.worker_environments(max_workers, env)
+    env = environment.child_environment(data_dir, bounds.max_workers, models, loaded, environ)
+    workers_env = environment.worker_environments(bounds.max_workers, env)
     grace_s = loaded.drain_timeout_s + up_command.AFTER_DRAIN_S
-    url, key = options.service
-    folder = options.data_dir / "pool"
-    with up_command.locked(folder):
-        processes = PoolProcesses(workers_env, env, folder, up_command.print_status, grace_s)
-        async with AsyncClient(url, api_key=key, timeout_s=REQUEST_TIMEOUT_S, retries=0) as client:
-            pool = Pool(
-                client, loaded.namespace, processes, options.bounds, options.poll_interval_s, up_command.print_status
-            )
+    folder, print_status = data_dir / "pool", up_command.print_status
+    with up_command.locked(folder), closing(report):
+        processes = PoolProcesses(workers_env, env, folder, print_status, grace_s)
+        async with service:
+            pool = Pool(service, loaded.namespace, processes, bounds, poll_interval_s, print_status)
             with up_command.on_stop_signal(pool.stop):
-                try:
-                    await pool.run(report.update)
-                finally:
-                    report.close()
+                await pool.run(report.update)
 
 
 class PoolReport:
@@ -134,7 +125,8 @@ class PoolReport:
         """Plot the log of this run."""
         if self._log is not None:
             rotated = self._log.path.with_name(self._log.path.name + ".1")
-            rows = [row for file in (rotated, self._log.path) if file.exists() for row in _rows(file)]
+            texts = [file.read_text("utf-8") for file in (rotated, self._log.path) if file.exists()]
+            rows = [json.loads(line) for text in texts for line in text.splitlines()]
             path.write_text(plot_svg([row for row in rows if row["at"] >= self._started_s]), "utf-8")
 
     def close(self) -> None:
@@ -160,12 +152,6 @@ def plot_svg(rows: Sequence[Row]) -> str:
     jobs = plots.Panel("images queued, jobs running", {name: series(name) for name in ("queued", "running")})
     workers = plots.Panel("workers", {name: series(name) for name in ("target", "ready", "busy")})
     return plots.timeline_svg("fusequeue pool", [jobs, workers])
-
-
-def _rows(path: Path) -> Iterable[Row]:
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
 
 
 def _workers(status: PoolStatus) -> tuple[int, ...]:

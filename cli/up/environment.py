@@ -36,7 +36,8 @@ def child_environment(
         folder = settings.storage_dir if "FUSEQUEUE_STORAGE_DIR" in environ else data_dir / "storage"
         env["FUSEQUEUE_STORAGE_DIR"] = str(folder.resolve())
     if settings.torch_threads is None and not any(Path(device).exists() for device in GPU_DEVICES):
-        env["FUSEQUEUE_TORCH_THREADS"] = str(torch_threads(_cores(), workers))
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        env["FUSEQUEUE_TORCH_THREADS"] = str(torch_threads(cores, workers))
     return env
 
 
@@ -74,37 +75,22 @@ def worker_environments(workers: int, environ: Mapping[str, str]) -> list[dict[s
     return [worker_environment(number, available, environ) for number in range(1, workers + 1)]
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def port_is_free(host: str, port: int) -> bool:
-    """Return whether a server can listen on `host` and `port`; raises OSError for an address of another machine."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with socket.socket(family, kind, protocol) as probe:
-        # Servers set this too: a port with old connections in TIME_WAIT counts as free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-            probe.listen(1)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return False
-            raise
-    return True
-
-
 def first_free_port(host: str, port: int, print_status: Callable[[str], None], user: str) -> int:
     """Return `port` or the next free one; prints which one `user` gets if it is another."""
     for candidate in range(port, min(port + PORT_ATTEMPTS, 65_536)):
         try:
-            free = port_is_free(host, candidate)
+            infos = socket.getaddrinfo(host, candidate, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, kind, protocol, _, address = infos[0]
+            with socket.socket(family, kind, protocol) as probe:
+                # Servers set this too: a port with old connections in TIME_WAIT counts as free.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                probe.listen(1)
         except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                continue
             raise ConfigurationError(f"cannot listen on {host} port {candidate}: {error.strerror}") from error
-        if free:
-            if candidate != port:
-                print_status(f"port {port} is taken; {user} uses {candidate}")
-            return candidate
+        if candidate != port:
+            print_status(f"port {port} is taken; {user} uses {candidate}")
+        return candidate
     raise ConfigurationError(f"ports {port} to {candidate} are all taken; choose another with --port")

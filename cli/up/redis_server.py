@@ -73,12 +73,13 @@ def configure(server: RedisServer, folder: Path, port: int, password: str) -> tu
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     _check_version(server, folder / VERSION_FILE)
+    quoted_folder = str(folder.resolve()).replace("\\", "\\\\").replace('"', '\\"')
     lines = (
         f"bind {HOST}",
         f"port {port}",
         "protected-mode yes",
         f"requirepass {password}",
-        f'dir "{_quoted(folder.resolve())}"',
+        f'dir "{quoted_folder}"',
         "daemonize no",
         'logfile ""',
         # The queue relies on these: every acknowledged job is in the file, and none is evicted.
@@ -114,10 +115,6 @@ def _check_version(server: RedisServer, path: Path) -> None:
                 "read; put the newer one on the PATH, or choose another --data-dir"
             )
     path.write_text(".".join(map(str, server.version)), "ascii")
-
-
-def _quoted(path: Path) -> str:
-    return str(path).replace("\\", "\\\\").replace('"', '\\"')
 
 
 async def responds(port: int, password: str) -> bool:

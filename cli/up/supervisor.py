@@ -122,10 +122,7 @@ class ProcessRunner:
         loop = asyncio.get_running_loop()
         started = loop.time()
         self._process = process = await Process.start(
-            self.spec.command,
-            env={**self.env, **self.spec.env},
-            log=self.log,
-            orphan_signal=self.spec.orphan_signal,
+            self.spec.command, env={**self.env, **self.spec.env}, log=self.log, orphan_signal=self.spec.orphan_signal
         )
         if self._stopping.is_set():
             # `stop` or `kill` was called while the process was being created, and could not signal it.
