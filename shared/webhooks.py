@@ -31,7 +31,6 @@ ENDPOINT_EVENTS: dict[str, State | OpenAIEventName] = {
 
 TERMINAL_EVENTS: tuple[JobEventName, ...] = tuple(name for name, state in EVENTS.items() if state.terminal)
 MAX_BODY_BYTES = 20_000
-SECRET_BYTES = 32
 ROTATION_MS = 86_400_000
 """How long a replaced secret still signs."""
 
@@ -104,7 +103,7 @@ def attempt_outcome(attempts: int, status: int | None, retry_after_s: float | No
 
 
 def new_secret() -> str:
-    return "whsec_" + b64encode(token_bytes(SECRET_BYTES)).decode()
+    return "whsec_" + b64encode(token_bytes(32)).decode()
 
 
 def rotate_secrets(secrets: Sequence[SigningSecret], now_ms: int) -> tuple[SigningSecret, ...]:
@@ -132,16 +131,20 @@ def body(event: str, at_ms: int, job_id: str, record: JobRecord | None, base_url
 
     `record` is None for a deleted job: the body has only its id. `job_id` can be the id of a batch.
     """
-    at = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if event.startswith(("batch.", "video.")):
         return _openai_event(event, at_ms, job_id, base_url)
     data: dict[str, Any] = {"id": job_id, "object": "job", "status": event.partition(".")[2]}
     if record is not None:
-        data |= _job_fields(record, f"{base_url}/v1/jobs/{job_id}")
-    encoded = _encode({"type": event, "timestamp": at, "data": data})
+        url = f"{base_url}/v1/jobs/{job_id}"
+        data |= record.job.model_dump(mode="json", include={"model", "task", "batch_id", "metadata", "seed"})
+        data["url"] = url
+        data["artifacts"] = [_artifact(artifact, url) for artifact in record.artifacts]
+        data["error"] = None if record.error is None else record.error.model_dump(mode="json")
+    at = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    encoded = encode({"type": event, "timestamp": at, "data": data})
     if len(encoded) > MAX_BODY_BYTES:  # many images or a long error: clients read the rest at `url`
         data = {key: data[key] for key in ("id", "object", "status", "url", "model", "batch_id")}
-        encoded = _encode({"type": event, "timestamp": at, "data": data})
+        encoded = encode({"type": event, "timestamp": at, "data": data})
     return encoded
 
 
@@ -151,21 +154,7 @@ def _openai_event(event: str, at_ms: int, job_id: str, base_url: str) -> bytes:
     number = job_id.partition("_")[2]
     object_id, path = f"{kind}_{number}", {"batch": "batches", "video": "videos"}[kind]
     data = {"id": object_id, "object": kind, "status": status, "url": f"{base_url}/v1/{path}/{object_id}"}
-    return _encode({"id": f"evt_{number}", "object": "event", "created_at": at_ms // 1000, "type": event, "data": data})
-
-
-def _job_fields(record: JobRecord, url: str) -> dict[str, Any]:
-    job, error = record.job, record.error
-    return {
-        "url": url,
-        "model": job.model,
-        "task": job.task.value,
-        "batch_id": job.batch_id,
-        "metadata": job.metadata,
-        "seed": job.seed,
-        "artifacts": [_artifact(artifact, url) for artifact in record.artifacts],
-        "error": None if error is None else error.model_dump(mode="json"),
-    }
+    return encode({"id": f"evt_{number}", "object": "event", "created_at": at_ms // 1000, "type": event, "data": data})
 
 
 def _artifact(artifact: Artifact, url: str) -> dict[str, Any]:
@@ -173,5 +162,6 @@ def _artifact(artifact: Artifact, url: str) -> dict[str, Any]:
     return {**fields, "url": f"{url}/artifacts/{artifact.index}"}
 
 
-def _encode(message: dict[str, Any]) -> bytes:
+def encode(message: dict[str, Any]) -> bytes:
+    """Return a message as compact JSON."""
     return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode()

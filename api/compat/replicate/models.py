@@ -11,9 +11,8 @@ from api.context import Context
 from api.http.openapi import problems
 from shared.config.models_file import ModelSpec
 from shared.errors import NotFound
-from shared.protocols.replicate.models import find_model, model_version, owner_and_name
 from shared.protocols.replicate.prediction_inputs import EXCLUDED, REPLICATE_NAMES, ReplicateFields
-from shared.protocols.replicate.predictions import PREFIX
+from shared.protocols.replicate.predictions import PREFIX, find_model, model_version, owner_and_name
 from shared.request import JobRequest
 
 router = APIRouter(prefix=f"{PREFIX}/models", tags=["Replicate"])

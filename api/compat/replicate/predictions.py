@@ -24,9 +24,16 @@ from api.routes.jobs import Prefer
 from shared.config.models_file import ModelSpec
 from shared.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable, UnknownModel
 from shared.job import JobRecord, Priority, Progress, State
-from shared.protocols.replicate.models import find_model, model_of_version, model_version
 from shared.protocols.replicate.prediction_inputs import parse_input
-from shared.protocols.replicate.predictions import PREFIX, logs, prediction, progress_line
+from shared.protocols.replicate.predictions import (
+    PREFIX,
+    find_model,
+    logs,
+    model_of_version,
+    model_version,
+    prediction,
+    progress_line,
+)
 from shared.request import MAX_DEADLINE_S, validated
 from shared.runtime import strict_json
 from shared.webhooks import TERMINAL_EVENTS, JobEventName

@@ -1,34 +1,80 @@
-"""Jobs as Replicate's predictions."""
+"""Model names of Replicate's clients, `owner/name` and a version, and jobs as predictions."""
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from shared.config.models_file import Catalog, ModelSpec
+from shared.errors import InvalidRequest, UnknownModel
 from shared.job import Job, JobRecord, Progress, State
 from shared.protocols.native import iso
-from shared.protocols.replicate.models import owner_and_name
-from shared.webhooks import MAX_BODY_BYTES
+from shared.webhooks import MAX_BODY_BYTES, encode
 
 PREFIX = "/compat/replicate/v1"
+OWNER = "fusequeue"
+"""Owner of a model whose id in the models file has none."""
 _STATUS = {
     State.QUEUED: "starting",
     State.RUNNING: "processing",
     State.SUCCEEDED: "succeeded",
     State.CANCELED: "canceled",
 }
-_BAR = 20
-_MAX_ERROR_CHARS = 1_000
+
+
+def owner_and_name(model: str) -> tuple[str, str]:
+    """Return owner and name of a model id, which can contain the owner."""
+    owner, slash, name = model.partition("/")
+    return (owner, name) if slash else (OWNER, model)
+
+
+def find_model(owner: str, name: str, catalog: Catalog) -> ModelSpec:
+    """Return the model `owner/name`, or `name` with any owner; raises `UnknownModel`."""
+    ids = [spec.id for spec in catalog]
+    for model in (f"{owner}/{name}", name):
+        if model in ids:
+            return catalog.get(model)
+    known = ", ".join("/".join(owner_and_name(model)) for model in sorted(ids))
+    raise UnknownModel(f"unknown model: '{owner}/{name}'; available: {known}", param="model")
+
+
+def model_version(spec: ModelSpec) -> str:
+    """Return the hash of a model's id, hub source, revision and variant.
+
+    The path of a folder is excluded, because it can differ between machines.
+    """
+    facts = (spec.id, "" if spec.is_folder else spec.source, spec.revision or "", spec.variant or "")
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+
+
+def model_of_version(version: str, catalog: Catalog) -> ModelSpec:
+    """Return the model of a request's `version`: a version, `owner/name`, `owner/name:version` or a model id.
+
+    Raises `InvalidRequest` for a version that is not served: other weights would be used silently.
+    """
+    name, colon, number = version.rpartition(":")
+    if colon:
+        spec = _by_name(name, catalog)
+        if spec is not None and model_version(spec) == number:
+            return spec
+    else:
+        match = next((spec for spec in catalog if model_version(spec) == version), None) or _by_name(version, catalog)
+        if match is not None:
+            return match
+    raise InvalidRequest(f"version: not served: {version[:160]!r}; GET /v1/models lists the versions", param="version")
+
+
+def _by_name(name: str, catalog: Catalog) -> ModelSpec | None:
+    owner, slash, rest = name.partition("/")
+    try:
+        return find_model(owner, rest, catalog) if slash else catalog.get(name)
+    except UnknownModel:
+        return None
 
 
 def prediction(
-    record: JobRecord,
-    base_url: str,
-    version: str,
-    *,
-    outputs: Sequence[str] = (),
-    state: State | None = None,
+    record: JobRecord, base_url: str, version: str, *, outputs: Sequence[str] = (), state: State | None = None
 ) -> dict[str, Any]:
     """Return a job as a prediction; `outputs` are the URLs of its images, in order.
 
@@ -36,7 +82,7 @@ def prediction(
     which clients raise.
     """
     job, state = record.job, state or record.state
-    succeeded = state is State.SUCCEEDED
+    output = next(iter(outputs), None) if job.task.makes_video else list(outputs)
     get = f"{base_url}{PREFIX}/predictions/{job.id}"
     return {
         "id": job.id,
@@ -44,7 +90,7 @@ def prediction(
         "version": version,
         "status": _STATUS.get(state, "failed"),
         "input": input_of(job),
-        "output": _output(job, outputs) if succeeded else None,
+        "output": output if state is State.SUCCEEDED else None,
         "logs": logs(job, record.progress),
         "error": _error(record) if state in (State.FAILED, State.EXPIRED) else None,
         "metrics": _metrics(record) if state.terminal else {},
@@ -98,28 +144,20 @@ def logs(job: Job, progress: Progress) -> str:
 def progress_line(progress: Progress) -> str:
     """Return a line such as ` 50%|##########          | 6/12`."""
     percent = min(100, progress.percent)
-    return f"{percent:3d}%|{'#' * (_BAR * percent // 100):<{_BAR}}| {progress.step}/{progress.total}"
+    return f"{percent:3d}%|{'#' * (percent // 5):<20}| {progress.step}/{progress.total}"
 
 
 def webhook_body(record: JobRecord, version: str, event: str, base_url: str) -> bytes:
     """Return the body of a webhook: the prediction at the event, with URLs; without its input above 20 kB."""
     urls = [f"{base_url}/v1/jobs/{record.job.id}/artifacts/{artifact.index}" for artifact in record.artifacts]
     body = prediction(record, base_url, version, outputs=urls, state=State(event.partition(".")[2]))
-    encoded = _encode(body)
-    return encoded if len(encoded) <= MAX_BODY_BYTES else _encode({**body, "input": {}})
-
-
-def _encode(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def _output(job: Job, outputs: Sequence[str]) -> Any:
-    return next(iter(outputs), None) if job.task.makes_video else list(outputs)
+    encoded = encode(body)
+    return encoded if len(encoded) <= MAX_BODY_BYTES else encode({**body, "input": {}})
 
 
 def _error(record: JobRecord) -> str:
     if record.error is not None:
-        return record.error.message[:_MAX_ERROR_CHARS]
+        return record.error.message[:1_000]
     return "the deadline passed" if record.state is State.EXPIRED else "the job failed"
 
 
