@@ -118,7 +118,6 @@ class ProgressReporter:
         )
 
     def mark_changed(self, claimed: ClaimedJob) -> None:
-        """Include a job in the next progress report."""
         self._changed.add(claimed.key)
 
     def count_forward(self, forward: ForwardDone) -> None:

@@ -20,14 +20,12 @@ NVML_TIMEOUT_S = 2.0
 
 
 def claimed(claim: Claim) -> None:
-    """Count a claim and its time in the queue."""
     attempt = "solo" if claim.solo else "first" if claim.attempt == 1 else "again"
     metrics.claims.labels(attempt).inc()
     metrics.queue_wait_seconds.labels(claim.job.priority.value).observe(claim.queued_ms / 1000)
 
 
 def settled(claim: Claim, outcome: Outcome) -> None:
-    """Count a settled job."""
     metrics.jobs_ended.labels(claim.job.model, outcome.state.value).inc()
     if outcome.error is not None:
         metrics.job_failures.labels(outcome.error.code).inc()
@@ -37,7 +35,6 @@ def settled(claim: Claim, outcome: Outcome) -> None:
 
 
 def model_event(event: ModelEvent) -> None:
-    """Count a model load, a lack of memory, or forwards that were retried."""
     match event:
         case protocol.ModelLoaded(model, seconds):
             metrics.model_load_seconds.labels(model).observe(seconds)

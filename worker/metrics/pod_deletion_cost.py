@@ -27,40 +27,33 @@ RETRY_AFTER_S = 30.0
 TIMEOUT_S = 5.0
 
 
-class DeletionCost:
-    """The annotation of one pod. The token is read for each write, since Kubernetes renews it."""
+async def keep_current(
+    client: httpx.AsyncClient, pod_path: str, token: Path, worker: Worker, write_every_s: float = WRITE_EVERY_S
+) -> None:
+    """Write the worker's slots in use to the pod's annotation whenever they change, until canceled.
 
-    def __init__(self, client: httpx.AsyncClient, namespace: str, pod: str, token: Path) -> None:
-        self._client = client
-        self._path = f"/api/v1/namespaces/{namespace}/pods/{pod}"
-        self._token = token
-
-    async def keep_current(self, worker: Worker, *, write_every_s: float = WRITE_EVERY_S) -> None:
-        """Write the worker's slots in use whenever they change, at most every `write_every_s`, until canceled."""
-        written: int | None = None
-        while True:
-            cost = worker.slots_in_use
-            if cost == written:
-                await asyncio.sleep(CHECK_EVERY_S)
-                continue
-            try:
-                await self.write(cost)
-            except (httpx.HTTPError, OSError) as error:
-                log.warning("deletion_cost_write_failed", error=str(error) or type(error).__name__)
-                await asyncio.sleep(RETRY_AFTER_S)
-            else:
-                written = cost
-                await asyncio.sleep(write_every_s)
-
-    async def write(self, cost: int) -> None:
-        """Set the annotation; raises `httpx.HTTPError`, or `OSError` when there is no token."""
-        token = (await asyncio.to_thread(self._token.read_text, "ascii")).strip()
-        response = await self._client.patch(
-            self._path,
-            json={"metadata": {"annotations": {ANNOTATION: str(cost)}}},
-            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json"},
-        )
-        response.raise_for_status()
+    The token is read for each write, since Kubernetes renews it.
+    """
+    written: int | None = None
+    while True:
+        cost = worker.slots_in_use
+        if cost == written:
+            await asyncio.sleep(CHECK_EVERY_S)
+            continue
+        try:
+            bearer = (await asyncio.to_thread(token.read_text, "ascii")).strip()
+            response = await client.patch(
+                pod_path,
+                json={"metadata": {"annotations": {ANNOTATION: str(cost)}}},
+                headers={"Authorization": f"Bearer {bearer}", "Content-Type": "application/merge-patch+json"},
+            )
+            response.raise_for_status()
+        except (httpx.HTTPError, OSError) as error:
+            log.warning("deletion_cost_write_failed", error=str(error) or type(error).__name__)
+            await asyncio.sleep(RETRY_AFTER_S)
+        else:
+            written = cost
+            await asyncio.sleep(write_every_s)
 
 
 @contextlib.asynccontextmanager
@@ -88,8 +81,8 @@ async def pod_deletion_cost(
             "FUSEQUEUE_POD_NAME needs automountServiceAccountToken"
         ) from error
     async with httpx.AsyncClient(base_url=url, verify=tls, timeout=TIMEOUT_S, trust_env=False) as client:
-        cost = DeletionCost(client, settings.pod_namespace, settings.pod_name, account / "token")
-        keeping = asyncio.create_task(cost.keep_current(worker), name="pod-deletion-cost")
+        path = f"/api/v1/namespaces/{settings.pod_namespace}/pods/{settings.pod_name}"
+        keeping = asyncio.create_task(keep_current(client, path, account / "token", worker), name="pod-deletion-cost")
         try:
             yield
         finally:

@@ -30,8 +30,8 @@ _MAX_TEXT = 7000
 _PREVIEW_QUALITIES = (80, 60, 40, 20)
 
 
-def encode(pixels: Pixels, job: Job, index: int) -> tuple[bytes, str]:
-    """Return image `index` of `job` as a file, and its content type.
+def encode(pixels: Pixels, job: Job, index: int) -> bytes:
+    """Return image `index` of `job` as a file.
 
     `pixels` is [height, width, 3], or [height, width, 4] with transparency, which a JPEG shows on white. Metadata is
     written only when `job.embed_parameters` is set.
@@ -48,7 +48,7 @@ def encode(pixels: Pixels, job: Job, index: int) -> tuple[bytes, str]:
             image.save(file, "JPEG", quality=job.output_quality, exif=_exif(parameters))
         case OutputFormat.WEBP:
             image.save(file, "WEBP", quality=job.output_quality, method=_WEBP_METHOD, exif=_exif(parameters))
-    return file.getvalue(), job.output_format.content_type
+    return file.getvalue()
 
 
 def parameters_json(job: Job, index: int) -> str:

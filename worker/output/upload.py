@@ -70,7 +70,7 @@ class Uploader:
         common["flagged"] = output.flagged
         with self._holding(output.nbytes):
             if not output.is_video:
-                data, _ = await self._in_thread(partial(encode, output.pixels, job, index))
+                data = await self._in_thread(partial(encode, output.pixels, job, index))
                 height, width = output.pixels.shape[:2]
                 return Artifact(**common, bytes=len(data), width=width, height=height), {key: (data, content_type)}
             video = await self._in_thread(partial(encode_video, output, job, index))

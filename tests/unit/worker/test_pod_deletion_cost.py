@@ -18,9 +18,11 @@ from starlette.routing import Route
 
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
-from worker.metrics.pod_deletion_cost import ANNOTATION, DeletionCost, pod_deletion_cost
+from worker.metrics.pod_deletion_cost import ANNOTATION, keep_current, pod_deletion_cost
 
 Eventually = Callable[..., Awaitable[None]]
+
+POD_PATH = "/api/v1/namespaces/gpus/pods/worker-1"
 
 
 class ApiServer:
@@ -56,7 +58,7 @@ class WorkerStub:
 @pytest.fixture
 async def api_server(eventually: Eventually) -> AsyncIterator[ApiServer]:
     server_stub = ApiServer()
-    app = Starlette(routes=[Route("/api/v1/namespaces/gpus/pods/worker-1", server_stub.patch, methods=["PATCH"])])
+    app = Starlette(routes=[Route(POD_PATH, server_stub.patch, methods=["PATCH"])])
     server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None, access_log=False))
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
     serving = asyncio.create_task(server.serve())
@@ -70,7 +72,7 @@ async def api_server(eventually: Eventually) -> AsyncIterator[ApiServer]:
 @contextlib.asynccontextmanager
 async def keeping(api_server: ApiServer, worker: WorkerStub, token: Path, **options: float) -> AsyncIterator[None]:
     async with httpx.AsyncClient(base_url=api_server.url, timeout=5, trust_env=False) as client:
-        task = asyncio.create_task(DeletionCost(client, "gpus", "worker-1", token).keep_current(worker, **options))
+        task = asyncio.create_task(keep_current(client, POD_PATH, token, worker, **options))
         yield
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
