@@ -22,13 +22,12 @@ from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
 from api.http import openapi
 from api.http.middleware import BodyLimits, RequestLog
 from api.responses import QueuePositions
-from api.routes import artifacts, bulk, dead_letters, events, health, inputs, jobs, models, queues, webhooks
+from api.routes import artifacts, bulk, events, health, inputs, jobs, models, operations, webhooks
 from api.waiting import Waiters
 from shared.config import models_file
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
-from shared.protocols.native import JobObject
 from shared.queue import EventFeed, Queue
 from shared.storage import Storage, connect
 
@@ -79,7 +78,7 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
         exception_handlers=errors.HANDLERS,
     )
     _include_routes(app)
-    openapi.install(app, JobObject)
+    openapi.install(app)
     # The last one added is the outermost: it receives all requests and errors.
     app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=_body_caps(settings, catalog))
     if settings.cors_origins:
@@ -93,8 +92,7 @@ def _include_routes(app: FastAPI) -> None:
     replicate = (replicate_predictions, replicate_models, replicate_files)
     for module in (*native, files, images, batches, videos, huggingface, *replicate):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
-    for operator_module in (queues, dead_letters):
-        app.include_router(operator_module.router, dependencies=[ADMIN_SCOPE])
+    app.include_router(operations.router, dependencies=[ADMIN_SCOPE])
     # No scope for all of these: URLs of artifacts can be signed, health is open, and metrics require their own scope.
     for open_module in (artifacts, health):
         app.include_router(open_module.router)

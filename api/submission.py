@@ -98,21 +98,21 @@ async def prepare(
 async def submit_prepared(
     items: Sequence[Prepared | FusequeueError], services: Services
 ) -> list[Submitted | FusequeueError]:
-    """Put the prepared jobs into the queue by one script, and return the outcome of each item, in order."""
+    """Put the prepared jobs into the queue by one script, and return the outcome of each item, in order.
+
+    The script runs to its end even if the client disconnects: all jobs are queued or none.
+    """
     submissions = [item for item in items if isinstance(item, Submission)]
-    outcomes = iter(await _enqueue(submissions, services) if submissions else ())
-    return [next(outcomes) if isinstance(item, Submission) else item for item in items]
-
-
-async def _enqueue(submissions: Sequence[Submission], services: Services) -> list[Submitted | FusequeueError]:
-    """Run the script to its end even if the client disconnects: all jobs are queued or none."""
+    if not submissions:
+        return [item for item in items if not isinstance(item, Submission)]
     task = asyncio.ensure_future(services.queue.jobs.submit(submissions))
     _running.add(task)
     task.add_done_callback(_running.discard)
     outcomes = await asyncio.shield(task)
     for submission, outcome in zip(submissions, outcomes, strict=True):
         metrics.submits.labels(submission.job.model, outcome_label(outcome)).inc()
-    return outcomes
+    remaining = iter(outcomes)
+    return [next(remaining) if isinstance(item, Submission) else item for item in items]
 
 
 def outcome_label(outcome: Submitted | FusequeueError) -> str:

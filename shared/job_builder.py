@@ -113,7 +113,10 @@ def check_limits(request: JobRequest, spec: ModelSpec) -> Task:
     if count > most:
         raise InvalidRequest(f"images: model {spec.id!r} takes at most {most}, not {count}", param="images")
     if task is Task.IMAGE_TO_VIDEO:
-        _check_last_image(request, spec)
+        if spec.limits.last_image == "refused" and request.last_image is not None:
+            raise InvalidRequest(f"last_image: model {spec.id!r} takes none", param="last_image")
+        if spec.limits.last_image == "needed" and request.last_image is None:
+            raise InvalidRequest(f"last_image: model {spec.id!r} needs one", param="last_image")
     _check_size(request, spec)
     _check_numbers(request, spec)
     choose(request.adapters, spec.adapter, spec.limits.max_adapters)
@@ -122,13 +125,6 @@ def check_limits(request: JobRequest, spec: ModelSpec) -> Task:
     if request.webhook_events is not None and request.webhook is None:
         raise InvalidRequest("webhook_events needs a webhook", param="webhook_events")
     return task
-
-
-def _check_last_image(request: JobRequest, spec: ModelSpec) -> None:
-    if spec.limits.last_image == "refused" and request.last_image is not None:
-        raise InvalidRequest(f"last_image: model {spec.id!r} takes none", param="last_image")
-    if spec.limits.last_image == "needed" and request.last_image is None:
-        raise InvalidRequest(f"last_image: model {spec.id!r} needs one", param="last_image")
 
 
 def _check_size(request: JobRequest, spec: ModelSpec) -> None:

@@ -38,7 +38,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["request_id"] = _request_id(scope)
+        client_id = Headers(scope=scope).get("x-request-id", "")
+        scope["request_id"] = client_id if _REQUEST_ID.fullmatch(client_id) else new_id("req")
         response = _Response(send, scope)
         started = time.perf_counter()
         with (
@@ -71,11 +72,6 @@ class _Response:
             encoded = [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
             message["headers"] = [*message.get("headers", ()), *encoded]
         await self._send(message)
-
-
-def _request_id(scope: Scope) -> str:
-    client_id = Headers(scope=scope).get("x-request-id", "")
-    return client_id if _REQUEST_ID.fullmatch(client_id) else new_id("req")
 
 
 def _record(scope: Scope, status: int | None, seconds: float) -> None:

@@ -8,10 +8,10 @@ from html import escape
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel
 from starlette.responses import HTMLResponse
 
 from api.errors import STATUSES, Problem
+from shared.protocols.native import JobObject
 from shared.request import JobRequest
 
 _REF = "#/components/schemas/"
@@ -76,7 +76,7 @@ def job_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def install(app: FastAPI, *models: type[BaseModel]) -> None:
+def install(app: FastAPI) -> None:
     """Add the schemas that bodies and responses refer to, and the key, to the OpenAPI of `app`; serve it as `/docs`."""
     generate = app.openapi
 
@@ -84,8 +84,7 @@ def install(app: FastAPI, *models: type[BaseModel]) -> None:
         document = generate()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         _add_security(document)
-        added: tuple[type[BaseModel], ...] = (JobRequest, Problem, *models)
-        for model in added:
+        for model in (JobRequest, Problem, JobObject):
             schema = model.model_json_schema(
                 ref_template=f"{_REF}{{model}}", mode="validation" if model is JobRequest else "serialization"
             )

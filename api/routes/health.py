@@ -12,7 +12,7 @@ from starlette.responses import Response
 from api.context import ADMIN_SCOPE, Services, ServicesDep
 from api.errors import NotReady
 from api.http.openapi import problems
-from api.routes.queues import fleet_of
+from api.routes.operations import fleet_of
 from shared.autoscaling import Scale, wanted_workers
 from shared.errors import FusequeueError
 from shared.queue import QueueDepth, WorkerInfo

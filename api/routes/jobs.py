@@ -11,7 +11,7 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from api.context import Context, RequestContext, Services
+from api.context import Context, RequestContext
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import job_responses, json_body, problems
 from api.responses import existing_job, job_response
@@ -55,18 +55,12 @@ async def submit_job(request: Request, context: Context, key: IdempotencyKey = N
     wait_s = preferred_wait_s(prefer, context.services.settings.max_wait_s)
     if wait_s is not None:
         headers["Preference-Applied"] = f"wait={wait_s:.0f}"
-        record = await _wait(record, wait_s, context.services)
+        with contextlib.suppress(Unavailable):  # the job is accepted: an unavailable service is no error now
+            if wait_s and not record.state.terminal:
+                await context.services.waiters.until_terminal(record.job.id, wait_s)
+                record = await context.services.queue.jobs.get(record.job.id) or record
     status = 200 if record.state.terminal else 202
     return job_response(await context.job_object(record), status=status, headers=headers)
-
-
-async def _wait(record: JobRecord, wait_s: float, services: Services) -> JobRecord:
-    """Return a submitted job after the wait. It is accepted: an unavailable service is no error now."""
-    if wait_s and not record.state.terminal:
-        with contextlib.suppress(Unavailable):
-            await services.waiters.until_terminal(record.job.id, wait_s)
-            return await services.queue.jobs.get(record.job.id) or record
-    return record
 
 
 @router.get("/{job_id}", responses=job_responses(200, 304) | problems(404, 422, 503))

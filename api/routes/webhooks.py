@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from secrets import token_hex
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,7 +17,7 @@ from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State
 from shared.protocols.native import iso
 from shared.queue import WebhookDelivery
-from shared.request import validated
+from shared.request import Body, validated
 from shared.runtime import strict_json
 from shared.runtime.clock import new_id, now_ms
 from shared.webhooks import (
@@ -32,7 +32,6 @@ from shared.webhooks import (
 )
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
-Body = TypeVar("Body", bound=BaseModel)
 
 
 class EndpointRequest(BaseModel):
@@ -232,12 +231,8 @@ async def _check_url(url: str, services: Services) -> None:
 def _endpoint(endpoint: WebhookEndpoint, *, show_secret: bool = False) -> EndpointObject:
     failing = endpoint.failing_since
     return EndpointObject(
-        id=endpoint.id,
-        url=endpoint.url,
+        **endpoint.model_dump(include={"id", "url", "description", "enabled", "disabled_reason"}),
         events=[f"job.{state.value}" if isinstance(state, State) else state for state in endpoint.states],
-        description=endpoint.description,
-        enabled=endpoint.enabled,
-        disabled_reason=endpoint.disabled_reason,
         failing_since=None if failing is None else iso(round(failing)),
         created_at=iso(endpoint.created_at_ms) or "",
         secret=endpoint.secrets[0].secret if show_secret else None,
@@ -260,9 +255,7 @@ def _delivery(delivery: WebhookDelivery) -> DeliveryObject:
         attempts=delivery.attempts,
         next_attempt_at=iso(delivery.next_at_ms),
         log=[
-            AttemptObject(
-                at=iso(attempt.at_ms) or "", status=attempt.status, error=attempt.error, duration_ms=attempt.duration_ms
-            )
+            AttemptObject(at=iso(attempt.at_ms) or "", **attempt.model_dump(exclude={"at_ms"}))
             for attempt in delivery.log
         ],
     )

@@ -11,8 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.job import Adapter, Artifact, InputRef, Job, JobRecord, OutputFormat, Phase, Priority, State, Task
 from shared.queue import QueuePosition
 
-_EXAMPLE_ID = "job_01ja3v5c8zq3m7x2r4t6w8y0ab"
-
 
 class ProgressObject(BaseModel):
     """Denoising steps done and in total, over all images of the job."""
@@ -99,7 +97,7 @@ class JobObject(BaseModel):
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
-    id: str = Field(examples=[_EXAMPLE_ID])
+    id: str = Field(examples=["job_01ja3v5c8zq3m7x2r4t6w8y0ab"])
     object: Literal["job"] = "job"
     status: State
     phase: Phase | None = Field(description="What a running job is doing.")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from harness.kubernetes_schemas import faults
 
-from api.routes.queues import ScaleObject
+from api.routes.operations import ScaleObject
 from cli.main import app
 from shared.config import models_file, settings
 from shared.config.settings import Settings
