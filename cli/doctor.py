@@ -121,8 +121,7 @@ def _source(spec: ModelSpec) -> Finding:
 
 
 async def _services(config: Settings) -> list[Finding]:
-    url = os.environ.get("FUSEQUEUE_URL") or "http://127.0.0.1:8000"
-    results = await asyncio.gather(_redis(config), _storage(config), _api(url))
+    results = await asyncio.gather(_redis(config), _storage(config), _api())
     return [finding for findings in results for finding in findings]
 
 
@@ -163,7 +162,8 @@ async def _storage(config: Settings) -> list[Finding]:
     return [_ok("storage", f"{name} is writable")]
 
 
-async def _api(url: str) -> list[Finding]:
+async def _api() -> list[Finding]:
+    url = os.environ.get("FUSEQUEUE_URL") or "http://127.0.0.1:8000"
     try:
         async with httpx.AsyncClient(timeout=5) as client:
             response = await client.get(f"{url.rstrip('/')}/readyz")

@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,12 +48,9 @@ def create(
     """Create a key and print it; it is shown once. Once a key exists, the API requires keys."""
 
     async def run(queue: Queue) -> dict[str, Any]:
-        token, key = await queue.api_keys.create(
-            auth.tenant_name(tenant),
-            auth.parse_scopes(scopes),
-            name=name,
-            lives_s=None if expires is None else auth.parse_duration(expires),
-        )
+        owner, granted = auth.tenant_name(tenant), auth.parse_scopes(scopes)
+        lives_s = None if expires is None else auth.parse_duration(expires)
+        token, key = await queue.api_keys.create(owner, granted, name=name, lives_s=lives_s)
         return {"key": token, **_key_row(key)}
 
     row = _run(run, data_dir)
@@ -192,21 +189,16 @@ def _iso(at_ms: int | None) -> str | None:
 
 
 def _print(result: Any, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(result, indent=2))
-        return
+    """Print objects as JSON, or as aligned columns, in which an unset limit or time is a dash."""
     rows = result if isinstance(result, list) else [result]
-    print(_table(rows) if rows else "none")
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows as aligned columns; an unset limit or time is a dash."""
+    if as_json or not rows:
+        print(json.dumps(result, indent=2) if as_json else "none")
+        return
     heads = [name for name in rows[0] if name != "id"]
-    cells = [heads, *([_cell(row[name]) for name in heads] for row in rows)]
-    widths = [max(len(line[at]) for line in cells) for at in range(len(heads))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
-    )
+    lines = [heads, *([_cell(row[name]) for name in heads] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(map(str.ljust, line, widths)).rstrip())
 
 
 def _cell(value: Any) -> str:

@@ -92,18 +92,8 @@ def version() -> None:
     print(VERSION)
 
 
-for command in (
-    jobs.submit,
-    backfill,
-    pool,
-    jobs.watch,
-    jobs.jobs,
-    jobs.cancel,
-    jobs.models,
-    jobs.queues,
-    jobs.workers,
-    doctor,
-):
+service_commands = (jobs.watch, jobs.jobs, jobs.cancel, jobs.models, jobs.queues, jobs.workers)
+for command in (jobs.submit, backfill, pool, *service_commands, doctor):
     app.command()(command)
 app.add_typer(jobs.dead, name="dead")
 

@@ -69,8 +69,6 @@ class AsyncClient:
         """Close the connections."""
         await self._http.client.aclose()
 
-    # Submitting.
-
     async def submit(self, /, model: str, prompt: str, *, idempotency_key: str | None = None, **fields: Any) -> Job:
         """Submit a job; `fields` are those of `POST /v1/jobs`. Files and bytes of images are uploaded."""
         body = {"model": model, "prompt": prompt, **await self._with_image_ids(fields)}
@@ -120,10 +118,8 @@ class AsyncClient:
 
     async def upload(self, image: Path | bytes) -> str:
         """Upload an image as an input for jobs and return its id."""
-        data = image if isinstance(image, bytes) else await asyncio.to_thread(image.read_bytes)
-        name = "image" if isinstance(image, bytes) else image.name
-        stored = await self._http.json("POST", "/v1/inputs", files={"file": (name, data)})
-        return str(stored["id"])
+        file = ("image", image) if isinstance(image, bytes) else (image.name, await asyncio.to_thread(image.read_bytes))
+        return str((await self._http.json("POST", "/v1/inputs", files={"file": file}))["id"])
 
     async def _with_image_ids(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         body = {name: await self._image_id(value) if name in IMAGE_FIELDS else value for name, value in fields.items()}
@@ -133,8 +129,6 @@ class AsyncClient:
 
     async def _image_id(self, image: ImageSource) -> str:
         return image if isinstance(image, str) else await self.upload(image)
-
-    # Waiting and events.
 
     async def get(self, job_id: str, *, wait_s: float | None = None) -> Job:
         """Return a job; with `wait_s`, when it has ended or after that time."""
@@ -221,8 +215,6 @@ class AsyncClient:
         """Delete an ended job and its images."""
         await self._http.send("DELETE", f"/v1/jobs/{job_id}")
 
-    # Results.
-
     async def download(self, job: Job, folder: Path, *, name: str | None = None) -> list[Path]:
         """Save results as `folder/name-index.ext`, atomically, and return the files; `name` defaults to the job id."""
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
@@ -238,8 +230,6 @@ class AsyncClient:
     async def read(self, url: str) -> bytes:
         """Return the bytes of an artifact."""
         return (await self._http.send("GET", url)).content
-
-    # Service.
 
     async def models(self) -> list[dict[str, Any]]:
         """Return the models with their defaults and limits."""

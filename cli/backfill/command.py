@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -119,27 +119,25 @@ def _print_summary(console: CommandConsole, counts: dict[EntryState, int], out: 
     console.record({**{state.value: count for state, count in counts.items()}, "manifest": str(out / MANIFEST)}, lines)
 
 
+@dataclass(frozen=True)
 class Backfill:
     """Submits and saves all lines of a ledger; calls `on_change` after each change."""
 
-    def __init__(
-        self, client: AsyncClient, ledger: Ledger, options: BackfillOptions, on_change: Callable[[], None]
-    ) -> None:
-        self._client = client
-        self._ledger = ledger
-        self._options = options
-        self._on_change = on_change
-        self._downloads = asyncio.Semaphore(DOWNLOADS)
+    client: AsyncClient
+    ledger: Ledger
+    options: BackfillOptions
+    on_change: Callable[[], None]
+    _downloads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(DOWNLOADS))
 
     async def run(self) -> None:
         """Run until every line is done or failed."""
         pause_s = MIN_PAUSE_S
         while True:
-            counts = self._ledger.counts()
+            counts = self.ledger.counts()
             if not counts[EntryState.NEW] and not counts[EntryState.SUBMITTED]:
                 return
-            capacity = self._options.in_flight - counts[EntryState.SUBMITTED]
-            enough = capacity >= min(CHUNK_LINES, self._options.in_flight)
+            capacity = self.options.in_flight - counts[EntryState.SUBMITTED]
+            enough = capacity >= min(CHUNK_LINES, self.options.in_flight)
             if counts[EntryState.NEW] and enough and await self._submit(min(capacity, CHUNK_LINES)):
                 continue
             started = time.monotonic()
@@ -154,17 +152,15 @@ class Backfill:
         Idempotency keys are the same after a crash. Lines without a failed job are submitted together; a retried line
         needs a new key for each attempt and is submitted separately.
         """
-        entries = self._ledger.entries(EntryState.NEW, limit)
+        entries = self.ledger.entries(EntryState.NEW, limit)
         first_attempts = [entry for entry in entries if not entry.failed_attempts]
-        results: list[tuple[int, str | None, str | None]] = []
-        if first_attempts:
-            results += await self._submit_chunks(first_attempts)
+        results = await self._submit_chunks(first_attempts)
         for entry in entries[len(first_attempts) :]:
-            key = f"{self._ledger.run_id}-{entry.number}-{entry.failed_attempts}"
-            job = await self._client.submit(**self._body(entry), idempotency_key=key)
+            key = f"{self.ledger.run_id}-{entry.number}-{entry.failed_attempts}"
+            job = await self.client.submit(**self._body(entry), idempotency_key=key)
             results.append((entry.number, job.id, None))
-        self._ledger.submitted(results)
-        self._on_change()
+        self.ledger.submitted(results)
+        self.on_change()
         return len(results)
 
     async def _submit_chunks(self, entries: Sequence[Entry]) -> list[tuple[int, str | None, str | None]]:
@@ -174,8 +170,8 @@ class Backfill:
             bodies: list[dict[str, Any] | None] = [None] * CHUNK_LINES
             for entry in lines:
                 bodies[entry.number % CHUNK_LINES] = self._body(entry)
-            key = f"{self._ledger.run_id}-{chunk}"
-            async for result in self._client.submit_many(bodies, idempotency_key=key):
+            key = f"{self.ledger.run_id}-{chunk}"
+            async for result in self.client.submit_many(bodies, idempotency_key=key):
                 error = result.error
                 if error is None or not error.retryable:  # a line refused temporarily stays NEW
                     message = None if error is None else f"{error.message} ({error.code})"
@@ -183,17 +179,17 @@ class Backfill:
         return results
 
     def _body(self, entry: Entry) -> dict[str, Any]:
-        return {"priority": "bulk", **entry.body, "batch_id": self._ledger.run_id}
+        return {"priority": "bulk", **entry.body, "batch_id": self.ledger.run_id}
 
     async def _collect(self) -> int:
         """Save the results of jobs that have ended; return how many lines that concerns."""
-        entries = self._ledger.entries(EntryState.SUBMITTED, self._options.in_flight)
+        entries = self.ledger.entries(EntryState.SUBMITTED, self.options.in_flight)
         submitted = {entry.job: entry for entry in entries}
         if not submitted:
             return 0
         unlisted = set(submitted)
         ended: list[Job] = []
-        async with aclosing(self._client.jobs(batch_id=self._ledger.run_id)) as jobs:
+        async with aclosing(self.client.jobs(batch_id=self.ledger.run_id)) as jobs:
             async for job in jobs:
                 if job.id in unlisted and job.ended:
                     ended.append(job)
@@ -208,22 +204,22 @@ class Backfill:
     async def _save(self, entry: Entry, job: Job) -> None:
         if job.status != "succeeded":
             failure = f"{job.error.message} ({job.error.code})" if job.error else job.status
-            retry = bool(job.error and job.error.retryable) and entry.failed_attempts + 1 < self._options.attempts
-            self._ledger.failed(entry.number, failure, retry=retry)
+            retry = bool(job.error and job.error.retryable) and entry.failed_attempts + 1 < self.options.attempts
+            self.ledger.failed(entry.number, failure, retry=retry)
         else:
             async with self._downloads:
                 name = file_name(entry.number, job.prompt)
-                files = await self._client.download(job, self._options.folder, name=name)
-            self._ledger.done(entry.number, [file.name for file in files])
-        self._on_change()
+                files = await self.client.download(job, self.options.folder, name=name)
+            self.ledger.done(entry.number, [file.name for file in files])
+        self.on_change()
 
     async def _save_unlisted(self, entry: Entry) -> None:
         """Handle a line whose job is not listed: it was deleted, or its retention has ended."""
         try:
-            job = await self._client.get(entry.job or "")
+            job = await self.client.get(entry.job or "")
         except NotFound:
-            self._ledger.failed(entry.number, "the job no longer exists: deleted, or past its retention", retry=False)
-            self._on_change()
+            self.ledger.failed(entry.number, "the job no longer exists: deleted, or past its retention", retry=False)
+            self.on_change()
             return
         if job.ended:
             await self._save(entry, job)

@@ -44,9 +44,7 @@ def pool(
     ] = Path("data"),
     models: Annotated[Path | None, typer.Option(help="Models file. Default: ./models.toml, else the demo's.")] = None,
     log: Annotated[Path | None, typer.Option(dir_okay=False, help="Append a line of JSON for each change.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Plot this run's log at its end, as SVG; needs --log.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Plot this run's log as SVG; needs --log.")] = None,
     url: Url = None,
     api_key: Key = None,
     as_json: Json = False,

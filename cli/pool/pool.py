@@ -104,7 +104,6 @@ def plan_changes(workers: Sequence[PoolWorker], target: int, max_workers: int) -
 class _StartedWorker:
     runner: ProcessRunner
     running: asyncio.Task[None]
-    log: BoundedLog
     started_s: float
     draining: asyncio.Task[None] | None = None
 
@@ -156,9 +155,8 @@ class PoolProcesses:
             env=self.workers_env[index],
             orphan_signal=signal.SIGTERM,  # Redis still runs: the worker can finish its jobs
         )
-        log = BoundedLog(self.log_dir / f"{name}.log")
-        runner = ProcessRunner(spec, self.env, log, self.print_status, BACKOFF)
-        self._started[index] = _StartedWorker(runner, asyncio.create_task(runner.run(None)), log, time.monotonic())
+        runner = ProcessRunner(spec, self.env, BoundedLog(self.log_dir / f"{name}.log"), self.print_status, BACKOFF)
+        self._started[index] = _StartedWorker(runner, asyncio.create_task(runner.run(None)), time.monotonic())
 
     def drain(self, index: int) -> None:
         """Let a worker finish its jobs and exit."""
@@ -167,7 +165,6 @@ class PoolProcesses:
             worker.draining = asyncio.create_task(worker.runner.stop())
 
     def kill(self) -> None:
-        """Kill all workers."""
         for worker in self._started.values():
             worker.runner.kill()
 
@@ -178,7 +175,7 @@ class PoolProcesses:
         """
         for index in [index for index, worker in self._started.items() if worker.ended]:
             worker = self._started.pop(index)
-            worker.log.close()
+            worker.runner.log.close()
             worker.running.result()
         return [
             PoolWorker(index, worker.state, worker.started_s, running.get(worker.runner.pid or 0))
@@ -189,11 +186,11 @@ class PoolProcesses:
         """Drain all workers and return when they have exited."""
         for index in self._started:
             self.drain(index)
-        draining = [worker.draining for worker in self._started.values() if worker.draining is not None]
-        await asyncio.gather(*draining)
-        await asyncio.gather(*(worker.running for worker in self._started.values()), return_exceptions=True)
-        for worker in self._started.values():
-            worker.log.close()
+        workers = self._started.values()
+        await asyncio.gather(*(worker.draining for worker in workers if worker.draining is not None))
+        await asyncio.gather(*(worker.running for worker in workers), return_exceptions=True)
+        for worker in workers:
+            worker.runner.log.close()
         self._started.clear()
 
 

@@ -182,10 +182,9 @@ class Supervisor:
     ) -> None:
         self._print_status = print_status
         self._log_dir = log_dir
-        self._logs = [BoundedLog(log_dir / f"{spec.name}.log") for spec in specs]
         self._runners = {
-            spec.name: ProcessRunner(spec, env, log, print_status, backoff)
-            for spec, log in zip(specs, self._logs, strict=True)
+            spec.name: ProcessRunner(spec, env, BoundedLog(log_dir / f"{spec.name}.log"), print_status, backoff)
+            for spec in specs
         }
         self._stopping = asyncio.Event()
         self._killing = False
@@ -213,8 +212,8 @@ class Supervisor:
             await self._stop_all()
             # Collects a `StartFailed` after all other processes have ended.
             outcomes = await asyncio.gather(*running, starting, stopping, return_exceptions=True)
-            for log in self._logs:
-                log.close()
+            for runner in self._runners.values():
+                runner.log.close()
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
