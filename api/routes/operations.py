@@ -13,7 +13,7 @@ from api.context import Context, ServicesDep
 from api.http.openapi import problems
 from shared.autoscaling import Fleet, wanted_workers
 from shared.errors import NotFound
-from shared.protocols.native import JobObject, iso
+from shared.protocols.native import JobObject, iso, job_object
 from shared.queue import DeadLetter, QueueDepth, WorkerInfo
 from shared.runtime.clock import now_ms
 
