@@ -21,7 +21,6 @@ from shared.errors import FusequeueError, RedisUnavailable
 from shared.queue import Queue
 from shared.runtime import log as logging
 from worker.chores import rq_queue
-from worker.chores.schedule import Schedule
 
 log = structlog.get_logger()
 
@@ -50,7 +49,7 @@ class ChoresWorker:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._stop)
         with rq_queue.connect(self._settings) as connection:
-            schedule = Schedule(self._settings, connection)
+            schedule = rq_queue.Schedule(self._settings, connection)
             schedule.start()
             try:
                 while not self._stopping.is_set():

@@ -67,9 +67,7 @@ async def read_chunk(context: BatchContext, batch: Batch, offset: int, before: i
     return chunk
 
 
-async def store_part(
-    context: BatchContext, batch: Batch, file_id: str, lines: Sequence[bytes]
-) -> list[tuple[str, Part]]:
+async def store_part(context: BatchContext, batch: Batch, file_id: str, lines: list[bytes]) -> list[tuple[str, Part]]:
     """Store lines as the next part of a file; the part counts once it is committed."""
     if not lines:
         return []
@@ -109,8 +107,7 @@ class BatchWriter:
         counts = {"written": self._lines, "succeeded": len(self._results)}
         again_ms = WAIT_MS if self._waiting else STALE_MS
         update = BatchUpdate({"written_offset": self._offset}, counts, parts=parts)
-        committed = await self._queue.batches.commit(batch, update, again_ms)
-        return committed and not self._waiting
+        return await self._queue.batches.commit(batch, update, again_ms) and not self._waiting
 
     async def _write_group(self, group: Sequence[LineAt]) -> None:
         """Write lines until one whose job has not ended, or until the chunk is full."""
@@ -132,11 +129,10 @@ class BatchWriter:
 
     async def _write_line(self, line: BatchLine, is_job: bool, record: JobRecord | None) -> None:
         batch = self._batch
-        if line.ordinal > batch.read:
-            if batch.status is BatchStatus.CANCELLING:
-                self._add_error(line, "batch_cancelled", "the batch was canceled before this line was submitted")
-            else:
-                self._add_error(line, "batch_expired", "the batch expired before this line was submitted")
+        if line.ordinal > batch.read and batch.status is BatchStatus.CANCELLING:
+            self._add_error(line, "batch_cancelled", "the batch was canceled before this line was submitted")
+        elif line.ordinal > batch.read:
+            self._add_error(line, "batch_expired", "the batch expired before this line was submitted")
         elif not is_job:
             return  # rejected when it was submitted: already in the error file
         elif record is None:

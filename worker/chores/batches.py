@@ -49,8 +49,6 @@ from worker.chores.batch_files import (
 
 log = structlog.get_logger()
 
-ADVANCE_DUE = "worker.chores.batches.advance_due"
-ADVANCE = "worker.chores.batches.advance"
 MAX_DUE = 100
 _CONCURRENT_LINES = 8  # each can hold an image in memory
 
@@ -81,7 +79,9 @@ def _enqueue(configured: Settings, steps: Sequence[tuple[str, str, int]]) -> Non
         queue = rq_queue.rq_queue(configured, connection)
         for tenant, batch_id, rev in steps:
             chore_id = f"{batch_id}-{rev}-{secrets.token_hex(4)}"
-            rq_queue.enqueue(queue, ADVANCE, tenant, batch_id, chore_id=chore_id, start_within_s=60)
+            rq_queue.enqueue(
+                queue, "worker.chores.batches.advance", tenant, batch_id, chore_id=chore_id, start_within_s=60
+            )
 
 
 async def _due(configured: Settings) -> list[Batch]:
@@ -228,13 +228,10 @@ class BatchRunner:
         task = job_builder.check_request(request, context)
         fields = {"priority": Priority.BULK, "batch_id": batch.id}
         job = await job_builder.build_job(request.model_copy(update=fields), task, batch.tenant, context)
-        times = {
-            "created_at_ms": batch.created_at_ms,
-            "deadline_at_ms": min(job.deadline_at_ms or batch.expires_at_ms, batch.expires_at_ms),
-        }
-        return job_builder.queue_submission(
-            job.model_copy(update={"id": line_job_id(batch, line.ordinal), **times}), context.catalog
-        )
+        deadline_at_ms = min(job.deadline_at_ms or batch.expires_at_ms, batch.expires_at_ms)
+        times = {"created_at_ms": batch.created_at_ms, "deadline_at_ms": deadline_at_ms}
+        job = job.model_copy(update={"id": line_job_id(batch, line.ordinal), **times})
+        return job_builder.queue_submission(job, context.catalog)
 
     async def _submit(self, submissions: Sequence[Submission]) -> dict[str, QueueFull]:
         """Submit jobs, and return the errors of those for which the queue is full."""

@@ -21,9 +21,6 @@ from worker.chores import rq_queue
 
 log = structlog.get_logger()
 
-SWEEP = "worker.chores.maintenance.sweep"
-MOVE_ON = "worker.chores.maintenance.move_on"
-RECONCILE = "worker.chores.maintenance.reconcile"
 CHUNK_ROWS = 100
 CONCURRENCY = 8
 
@@ -47,7 +44,7 @@ def sweep(chain: str, chunk: int, until_s: float) -> int:
     if result.more and time.time() < until_s:
         with rq_queue.connect(configured) as connection:
             queue, chore_id = rq_queue.rq_queue(configured, connection), f"{chain}-{chunk + 1}"
-            rq_queue.enqueue(queue, SWEEP, chain, chunk + 1, until_s, chore_id=chore_id, start_within_s=60)
+            rq_queue.enqueue(queue, rq_queue.SWEEP, chain, chunk + 1, until_s, chore_id=chore_id, start_within_s=60)
     return result.removed
 
 
@@ -86,8 +83,7 @@ async def _remove(queue: Queue, storage: Storage, item: ExpiredItem) -> None:
     try:
         await storage.delete_prefix(item.prefix)
     except ValueError:
-        # An invalid key cannot hold objects; the row is dropped, or it would be retried forever.
-        log.exception("retention_row_invalid", row=item.row)
+        log.exception("retention_row_invalid", row=item.row)  # the key cannot hold objects: not retried forever
     await queue.maintenance.forget_item(item)
 
 

@@ -13,16 +13,14 @@ from shared.config import settings
 from shared.config.settings import Settings
 from shared.errors import FusequeueError
 from shared.inputs.fetch_guard import FetchGuard, FetchResponse, FetchRules
-from shared.job import JobRecord
 from shared.protocols.replicate.predictions import webhook_body
-from shared.queue import DeliveryAttempt, DueDelivery, Queue, WebhookDelivery
+from shared.queue import DeliveryAttempt, DueDelivery, Queue
 from shared.runtime.clock import now_ms
 from shared.webhooks import AttemptOutcome, DeliveryState, attempt_outcome, body, headers
 from worker.chores import rq_queue
 
 log = structlog.get_logger()
 
-DELIVER = "worker.chores.webhooks.deliver"
 MAX_CONCURRENT = 64
 MAX_CONCURRENT_PER_HOST = 4
 OUTBOX_CHUNK = 100
@@ -74,7 +72,7 @@ class DeliveryPass:
 
     async def _claim(self) -> list[DueDelivery]:
         free = MAX_CONCURRENT - len(self._hosts)
-        if free <= 0:
+        if not free:
             return []
         running = Counter(self._hosts.values())
         return await self._queue.webhooks.claim_deliveries(free, MAX_CONCURRENT_PER_HOST, running, self._reclaim_ms)
@@ -115,19 +113,16 @@ class DeliveryPass:
     async def _send(self, due: DueDelivery) -> tuple[FetchResponse | None, str | None]:
         delivery = due.delivery
         record = await self._queue.jobs.get(delivery.job_id) if delivery.job_id else None
-        content = self._content(delivery, record)
+        webhook = record.job.webhook if record is not None and delivery.endpoint == "job" else None
+        if record is not None and webhook is not None and webhook.version is not None:  # of a Replicate request
+            content = webhook_body(record, webhook.version, delivery.type, self._base_url)
+        else:
+            content = body(delivery.type, delivery.at_ms, delivery.job_id, record, self._base_url)
         signed = headers(f"msg_{delivery.event_id}", content, due.secrets, now_ms())
         try:
             return await self._guard.send("POST", delivery.url, headers=signed, content=content), None
         except FusequeueError as error:
             return None, error.message
-
-    def _content(self, delivery: WebhookDelivery, record: JobRecord | None) -> bytes:
-        """Return the body: a Replicate prediction to the URL of a Replicate request, else the event."""
-        webhook = record.job.webhook if record is not None and delivery.endpoint == "job" else None
-        if record is not None and webhook is not None and webhook.version is not None:
-            return webhook_body(record, webhook.version, delivery.type, self._base_url)
-        return body(delivery.type, delivery.at_ms, delivery.job_id, record, self._base_url)
 
 
 def _retry_after_s(reply: FetchResponse | None) -> float | None:

@@ -126,10 +126,8 @@ def _image_fields(names: list[str], ids: list[str]) -> dict[str, object]:
     """Return the fields of a job for images with these names."""
     fields: dict[str, object] = {name: image for name, image in zip(names, ids, strict=True) if name == "mask"}
     images = tuple(image for name, image in zip(names, ids, strict=True) if name == "image")
-    if len(images) == 1:
-        fields["image"] = images[0]
-    elif images:
-        fields["images"] = images
+    if images:
+        fields |= {"image": images[0]} if len(images) == 1 else {"images": images}
     return fields
 
 
@@ -142,8 +140,7 @@ async def _respond(request: Request, context: RequestContext, parsed: ImageReque
         job_id = (await submit(parsed.request, context, digest, parsed.previews)).id
     call = SyncCall(job_id, context.tenant, digest, services)
     if parsed.fields.stream:
-        events = ImageStream(job_id, parsed, context, request.scope).events()
-        return sse_response(call.track(events))
+        return sse_response(call.track(ImageStream(job_id, parsed, context, request.scope).events()))
 
     async def build(record: JobRecord) -> StreamedResponse:
         body = images_object(record, await _data(record, parsed, context), parsed.fields.quality)

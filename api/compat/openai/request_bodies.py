@@ -17,7 +17,6 @@ OVERHEAD_BYTES = 1024 * 1024
 """Allowance of a multipart body for prompt and part headers, next to its files."""
 
 MAX_FIELDS = 128
-MAX_DEPTH = 3
 MAX_LIMIT = 100
 PLACEHOLDER = "in_" + 32 * "0"
 """Input id of an image that is not stored yet."""
@@ -25,7 +24,6 @@ PLACEHOLDER = "in_" + 32 * "0"
 _NAME = re.compile(r"(\w{1,64})((?:\[[^\[\]]{0,64}\])*)")
 _PART = re.compile(r"\[([^\[\]]*)\]")
 _NUMBER = re.compile(r"-?\d{1,20}(\.\d{1,20})?([eE][+-]?\d{1,3})?")
-_BOOLEANS = {"true": True, "false": False}
 _EXAMPLE = {"model": "demo", "prompt": "a red circle on a blue ground, left", "n": 2, "size": "64x64", "steps": 12}
 
 
@@ -72,7 +70,7 @@ def parse_form(items: Iterable[tuple[str, str]], numeric: Collection[str]) -> di
     for key, text in items:
         match = _NAME.fullmatch(key)
         parts = _PART.findall(match[2]) if match else []
-        if match is None or len(parts) > MAX_DEPTH:
+        if match is None or len(parts) > 3:
             raise InvalidRequest(f"unknown field: {key[:64]}", param=key)
         path = [match[1], *parts]
         leaf = next(part for part in reversed(path) if part)
@@ -82,8 +80,8 @@ def parse_form(items: Iterable[tuple[str, str]], numeric: Collection[str]) -> di
 
 
 def _number(text: str) -> Any:
-    if text in _BOOLEANS:
-        return _BOOLEANS[text]
+    if text in ("true", "false"):
+        return text == "true"
     if not _NUMBER.fullmatch(text):
         return text
     return int(text) if text.lstrip("-").isdecimal() else float(text)

@@ -24,7 +24,6 @@ JOBS = "/v1/jobs"
 GENERATIONS = "/v1/images/generations"
 EDITS = "/v1/images/edits"
 VIDEOS = "/v1/videos"
-MAX_CUSTOM_ID_CHARS = 512
 MAX_ERRORS = 100
 """Reported errors of one file: the first ones."""
 
@@ -65,8 +64,8 @@ class LineChecker:
         if not isinstance(line, dict):
             return "invalid_json_line", "a line must be a JSON object", None
         custom_id = line.get("custom_id")
-        if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS:
-            message = f"custom_id must be a string of 1 to {MAX_CUSTOM_ID_CHARS} characters"
+        if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512:
+            message = "custom_id must be a string of 1 to 512 characters"
             return "missing_required_parameter", message, "custom_id"
         if line.get("method") != "POST":
             return "invalid_method", "method must be POST", "method"
@@ -114,8 +113,7 @@ def rejected_line(batch: Batch, line: BatchLine, error: FusequeueError) -> bytes
 def failed_line(batch: Batch, line: BatchLine, record: JobRecord) -> bytes:
     """Return the error line of a job that ended without success."""
     if record.error is not None:
-        error = record.error.model_dump(mode="json")
-        return error_line(batch, line, error["code"], error["message"], error["param"])
+        return error_line(batch, line, record.error.code, record.error.message, record.error.param)
     if record.state is State.EXPIRED:
         return error_line(batch, line, "batch_expired", "the job did not start before the batch expired")
     return error_line(batch, line, f"job_{record.state.value}", f"job {record.job.id} was {record.state.value}")
@@ -138,11 +136,10 @@ async def result_line(batch: Batch, line: BatchLine, record: JobRecord, storage:
 
 
 async def _image_data(batch: Batch, line: BatchLine, record: JobRecord, storage: Storage) -> list[dict[str, Any]]:
-    inline = line.body.get("response_format") == "b64_json"
     data = []
     for artifact in record.artifacts:
         entry: dict[str, Any] = {"revised_prompt": None, "seed": artifact.seed, "flagged": artifact.flagged}
-        if inline:
+        if line.body.get("response_format") == "b64_json":
             entry["b64_json"] = base64.b64encode(await storage.read(artifact.key)).decode("ascii")
         else:
             entry["url"] = f"{batch.base_url}/v1/jobs/{record.job.id}/artifacts/{artifact.index}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -53,7 +53,6 @@ _SCHEDULERS = {
 }
 _FILE_URL = re.compile(r"https?://[^/]+(?:/[^?#]*)?/compat/replicate/v1/files/(in_[0-9a-f]{32})")
 _UNTYPED = "data:application/octet-stream;"
-MEGAPIXEL = 1024 * 1024
 
 
 class ReplicateFields(BaseModel):
@@ -61,23 +60,19 @@ class ReplicateFields(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    aspect_ratio: Annotated[
-        str | None,
-        Field(
-            pattern=r"^([1-9]\d?:[1-9]\d?|custom|match_input_image)$",
-            description="Such as 16:9, with about the pixels of the model's default size; `custom`: width and height.",
-        ),
-    ] = None
-    megapixels: Annotated[float | None, Field(gt=0, le=64, description="1 is 1024x1024 pixels.")] = None
-    output_format: Literal["png", "jpg", "jpeg", "webp", "mp4"] | None = None
-    output_quality: Annotated[int | None, Field(strict=True, ge=0, le=100)] = None
-    lora_weights: Annotated[str | None, Field(max_length=128, description="Id of an adapter of the model.")] = None
-    lora_scale: Annotated[float | None, Field(strict=True)] = None
-    go_fast: Annotated[bool, Field(strict=True, description="Accepted and ignored.")] = False
-    disable_safety_checker: Annotated[bool, Field(strict=True, description="Allowed only for models without one.")] = (
-        False
+    aspect_ratio: str | None = Field(
+        None,
+        pattern=r"^([1-9]\d?:[1-9]\d?|custom|match_input_image)$",
+        description="Such as 16:9, with about the pixels of the model's default size; `custom`: width and height.",
     )
-    apply_watermark: Annotated[bool, Field(strict=True, description="Must be false.")] = False
+    megapixels: float | None = Field(None, gt=0, le=64, description="1 is 1024x1024 pixels.")
+    output_format: Literal["png", "jpg", "jpeg", "webp", "mp4"] | None = None
+    output_quality: int | None = Field(None, strict=True, ge=0, le=100)
+    lora_weights: str | None = Field(None, max_length=128, description="Id of an adapter of the model.")
+    lora_scale: float | None = Field(None, strict=True)
+    go_fast: bool = Field(False, strict=True, description="Accepted and ignored.")
+    disable_safety_checker: bool = Field(False, strict=True, description="Allowed only for models without one.")
+    apply_watermark: bool = Field(False, strict=True, description="Must be false.")
 
 
 @dataclass(frozen=True)
@@ -131,26 +126,21 @@ def parse_input(
                 body[name] = _image_values(body[name])
         if isinstance(body.get("scheduler"), str):
             body["scheduler"] = _SCHEDULERS.get(body["scheduler"], body["scheduler"])
-    names = FieldNames({**names.names, **_sources(fields, body.keys() - values.keys())})
+    size = "megapixels" if fields.aspect_ratio is None else "aspect_ratio"
+    sources = {"width": size, "height": size, "adapters": "lora_weights"}
+    converted = body.keys() - values.keys()
+    names = FieldNames({**names.names, **{field: name for field, name in sources.items() if field in converted}})
     with names.in_errors():
         request = parse({**defaults, **body, "model": spec.id})
         check_limits(request, spec)
     return request, names
 
 
-def _sources(fields: ReplicateFields, converted: Set[str]) -> dict[str, str]:
-    """Return for each converted job field the Replicate field it was made from."""
-    size = "aspect_ratio" if fields.aspect_ratio is not None else "megapixels"
-    sources = {"width": size, "height": size, "adapters": "lora_weights"}
-    return {field: name for field, name in sources.items() if field in converted}
-
-
 def _job_fields(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the job field of each aliased input field; raises when two mean the same."""
     fields: dict[str, str] = {}
     for name in values:
-        field = JOB_FIELDS.get(name)
-        if field is None:
+        if (field := JOB_FIELDS.get(name)) is None:
             continue
         first = next((other for other in fields if fields[other] == field), field if field in values else None)
         if first is not None:
@@ -174,10 +164,8 @@ def _converted(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec)
     elif other.lora_scale is not None:
         raise InvalidRequest("lora_scale: it needs lora_weights", param="lora_scale")
     if other.disable_safety_checker and spec.safety_checker:
-        raise InvalidRequest(
-            f"disable_safety_checker: only the operator can disable that of model {spec.id!r}",
-            param="disable_safety_checker",
-        )
+        message = f"disable_safety_checker: only the operator can disable that of model {spec.id!r}"
+        raise InvalidRequest(message, param="disable_safety_checker")
     if other.apply_watermark:
         raise InvalidRequest("apply_watermark: watermarks are not supported", param="apply_watermark")
     return fields | _size(other, body, spec)
@@ -195,7 +183,7 @@ def _size(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec) -> d
         raise InvalidRequest(f"{field}: send either {field} or width and height", param=field)
     default = spec.defaults
     across, down = (default.width, default.height) if ratio is None else (int(part) for part in ratio.split(":"))
-    pixels = default.width * default.height if other.megapixels is None else round(other.megapixels * MEGAPIXEL)
+    pixels = default.width * default.height if other.megapixels is None else round(other.megapixels * 1024 * 1024)
     width, height = size_for(across / down, pixels, spec)
     return {"width": width, "height": height}
 
@@ -207,9 +195,8 @@ def _check_named_ratio(ratio: str, other: ReplicateFields, body: Mapping[str, An
     if ratio == "custom" and not {"width", "height"} <= body.keys():
         raise InvalidRequest("aspect_ratio: custom needs width and height", param="aspect_ratio")
     if ratio == "match_input_image" and (Task.EDIT not in spec.tasks or not {"image", "images"} & body.keys()):
-        raise InvalidRequest(
-            f"aspect_ratio: match_input_image needs an image and a model that edits: {spec.id}", param="aspect_ratio"
-        )
+        message = f"aspect_ratio: match_input_image needs an image and a model that edits: {spec.id}"
+        raise InvalidRequest(message, param="aspect_ratio")
 
 
 def size_for(ratio: float, pixels: int, spec: ModelSpec) -> tuple[int, int]:

@@ -22,7 +22,6 @@ from shared.queue import Queue, Submission
 from shared.storage import Storage, connect
 from worker.chores import rq_queue
 from worker.chores.maintenance import sweep_chunk
-from worker.chores.schedule import Schedule
 
 ROOT = Path(__file__).parents[3]
 Make = Callable[..., Submission]
@@ -204,7 +203,7 @@ async def _store_expired(queue: Queue, storage: Storage, count: int) -> None:
 async def test_chores_without_work_are_not_enqueued(queue: Queue) -> None:
     """An idle service runs no chores for webhooks and batches."""
     with rq_queue.connect(queue.client.settings) as connection:
-        schedule = Schedule(queue.client.settings, connection)
+        schedule = rq_queue.Schedule(queue.client.settings, connection)
         enqueued = rq_queue.rq_queue(queue.client.settings, connection)
 
         async def enqueued_at(now_s: float) -> list[str]:

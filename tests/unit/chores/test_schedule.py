@@ -7,10 +7,7 @@ import sys
 
 import pytest
 
-from worker.chores.batches import ADVANCE_DUE
-from worker.chores.maintenance import MOVE_ON, RECONCILE, SWEEP
-from worker.chores.schedule import due_chores
-from worker.chores.webhooks import DELIVER
+from worker.chores.rq_queue import ADVANCE_DUE, DELIVER, MOVE_ON, RECONCILE, SWEEP, due_chores
 
 
 def test_a_start_runs_every_chore_once_with_a_unique_id() -> None:
