@@ -179,9 +179,8 @@ def run(options: argparse.Namespace, configured: Settings, console: Console) -> 
     if options.plot is not None:
         plots.require_matplotlib()
     catalog = models_file.load(configured.models)
-    selected = [catalog.get(name) for name in options.model] if options.model else list(catalog)
     results, specs, status = [], [], 0
-    for spec in selected:
+    for spec in [catalog.get(name) for name in options.model] if options.model else catalog:
         try:
             results.append(probe(spec, configured))
             specs.append(spec)

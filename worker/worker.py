@@ -180,11 +180,8 @@ class Worker:
     def _forward_done(self, forward: ForwardDone) -> None:
         self._progress.count_forward(forward)
         self._batch_log.count_forward(forward)
-        # A job that is only being uploaded can have another signature than the batch that runs now.
-        for claimed in self._claimed_jobs.values():
-            if claimed.spec.id == forward.model and not claimed.engine_done.done():
-                self._cost_curves.add(claimed.claim.signature, forward)
-                break
+        if claimed := self._claimed_jobs.get(forward.claim_key):
+            self._cost_curves.add(claimed.claim.signature, forward)
 
     async def _finish_jobs(self) -> None:
         """Wait for running jobs up to the drain timeout; release the rest, to be claimed elsewhere at once."""
