@@ -176,8 +176,8 @@ def test_a_failure_is_isolated_to_the_call_that_causes_it(doubler: Doubler, prox
     assert [task.result for task in tasks if task.error is None] == [2 * v for v in values if v != 99]
     assert isinstance(tasks[position].error, InferenceFailed)
     assert len(doubler.rows) <= 7
-    assert fused.retries == 4
-    assert fused.fitted is None
+    assert fused.failed_forwards == 4
+    assert fused.calls_tried is None
 
 
 def test_out_of_memory_frees_the_activations_of_the_failed_forward(doubler: Doubler, proxy: ModuleProxy) -> None:
@@ -199,23 +199,23 @@ def test_out_of_memory_frees_the_activations_of_the_failed_forward(doubler: Doub
     tasks = start([lambda: proxy(torch.ones(1, 1)) for _ in range(2)])
     fused = FusedCall(
         [task.call for task in tasks if task.call is not None],
-        free_memory=lambda _calls, _fits: alive.append(bool(held)),
+        free_memory=lambda _failed, _next_calls: alive.append(bool(held)),
     )
     assert [float(outcome) for outcome in fused.run()] == [2, 2]
     assert alive == [False]
-    assert fused.fitted == 1
+    assert fused.calls_tried == 1
     for task in tasks:
         task.abort()
 
 
-def test_forwards_of_fixed_rows_are_filled_with_copies(doubler: Doubler, proxy: ModuleProxy) -> None:
-    """Every forward has the same number of rows, and each call has its own position."""
+def test_padded_forwards_are_filled_with_copies(doubler: Doubler, proxy: ModuleProxy) -> None:
+    """Every forward has the same number of calls, and each call has its own position."""
     seen: list[list[float]] = []
     doubler.fails = lambda x: seen.append(x[:, 0].tolist())
     tasks = start([lambda value=value: proxy(torch.full((1, 1), value)) for value in (1.0, 2.0, 3.0)])
     calls = [task.call for task in tasks if task.call is not None]
-    assert [float(row) for row in FusedCall(calls, fixed_rows=4, positions=[2, 0, 1]).run()] == [2, 4, 6]
-    assert [float(row) for row in FusedCall(calls[1:2], fixed_rows=4, positions=[3]).run()] == [4]
+    assert [float(row) for row in FusedCall(calls, padded_calls=4, positions=[2, 0, 1]).run()] == [2, 4, 6]
+    assert [float(row) for row in FusedCall(calls[1:2], padded_calls=4, positions=[3]).run()] == [4]
     assert seen == [[2, 3, 1, 1], [2, 2, 2, 2]]
     for task in tasks:
         task.abort()

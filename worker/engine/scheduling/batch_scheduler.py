@@ -175,7 +175,7 @@ class BatchScheduler:
     def _text_cache(self, job: EngineJob, call: ParkedCall) -> TextCache | None:
         """Return the cache for the outcome of a call, None if it must not be cached."""
         # The last bits of an encoding depend on its batch mates, which reproducible jobs must not.
-        if call.shared_method.stage is not Stage.ENCODE or job.fixed_rows is not None:
+        if call.shared_method.stage is not Stage.ENCODE or job.padded_calls is not None:
             return None
         model = self._models.get(job.spec.id)
         return None if model is None else model.text_cache
@@ -185,7 +185,7 @@ class BatchScheduler:
         return None if cache is None else cache.get(call)
 
     def _run(self, calls: Sequence[TaskCall]) -> list[Any]:
-        call, kind, fixed_rows = calls[0].call, calls[0].kind, calls[0].fixed_rows
+        call, kind, padded_calls = calls[0].call, calls[0].kind, calls[0].padded_calls
         self._report_decoding(calls)
 
         def measure(run: Callable[[], list[Any]], indexes: Sequence[int]) -> list[Any]:
@@ -197,22 +197,22 @@ class BatchScheduler:
         def free_memory(failed: int, fits: int) -> None:
             self._events.on_event(protocol.MemoryExhausted(kind[0]))
             log.warning("memory_exhausted", model=kind[0], shape=kind[1], method=kind[2], calls=failed, next_calls=fits)
-            if fixed_rows is None:  # a padded forward has the same rows for any number of calls
+            if padded_calls is None:  # a padded forward has the same rows for any number of calls
                 self._memory.record_failure(kind, failed, fits)
             self._free_memory()
 
         fused = FusedCall(
             [call.call for call in calls],
-            fixed_rows=fixed_rows,
+            padded_calls=padded_calls,
             positions=[call.position for call in calls if call.position is not None],
             measure=measure,
             free_memory=free_memory,
-            known_fit=self._memory.fits(kind) if fixed_rows is None else None,
+            known_limit=self._memory.fits(kind) if padded_calls is None else None,
         )
         outcomes = fused.run()
-        if fused.retries:
-            self._events.on_event(protocol.ForwardRetried(kind[0], fused.retries))
-            log.warning("forward_retried", model=kind[0], method=kind[2], calls=len(calls), failures=fused.retries)
+        if failures := fused.failed_forwards:
+            self._events.on_event(protocol.ForwardRetried(kind[0], failures))
+            log.warning("forward_retried", model=kind[0], method=kind[2], calls=len(calls), failures=failures)
         return outcomes
 
     def _account(self, jobs: Sequence[EngineJob], call: ParkedCall, seconds: float) -> None:
@@ -233,7 +233,7 @@ class BatchScheduler:
                 seconds=seconds,
                 device=device_name(self._device),
                 shape=first.shape,
-                padding=max(0, (first.fixed_rows or 0) - len(jobs)),
+                padding=max(0, (first.padded_calls or 0) - len(jobs)),
                 claim_key=first.key,
             )
         )

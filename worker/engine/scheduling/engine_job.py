@@ -67,7 +67,7 @@ class EngineJob:
         return self.request.spec
 
     @property
-    def fixed_rows(self) -> int | None:
+    def padded_calls(self) -> int | None:
         """The number of calls that each forward of a reproducible job is padded to, None for other jobs."""
         return min(REPRODUCIBLE_ROWS, self.spec.max_batch) if self.request.job.reproducible else None
 
@@ -145,7 +145,7 @@ class EngineJob:
         )
 
     def _solo_reason(self) -> str:
-        rows = self.fixed_rows or self.spec.max_batch
+        rows = self.padded_calls or self.spec.max_batch
         if self.request.solo:
             return "ran solo because a worker was lost while running it"
         if self._model_solo_reason is not None:

@@ -116,17 +116,17 @@ class TaskCall(NamedTuple):
         return (self.job.spec.id, self.job.shape, f"{method} of previews" if self.call.preview else method)
 
     @property
-    def fixed_rows(self) -> int | None:
+    def padded_calls(self) -> int | None:
         """The number of calls that the forward is padded to, None for no padding."""
-        rows = self.job.fixed_rows
+        rows = self.job.padded_calls
         return None if rows is None else min(rows, self.decode_limit or rows)
 
     @property
     def position(self) -> int | None:
         """The call's position in a padded forward."""
-        if self.fixed_rows is None:
+        if self.padded_calls is None:
             return None
-        return fixed_position(self.job.request.job, self.job.tasks.index(self.task), self.fixed_rows)
+        return fixed_position(self.job.request.job, self.job.tasks.index(self.task), self.padded_calls)
 
     @property
     def decode_limit(self) -> int | None:
@@ -158,14 +158,14 @@ class CallSelector:
     def _candidate(self, parked: TaskCall, now: float) -> Candidate:
         job, call = parked.job, parked.call
         rank = aged_rank(job.priority_rank, job.preempted_s(now), self._aging_s)
-        key = call.batch_key if job.fixed_rows is None else call.exact_batch_key
+        key = call.batch_key if job.padded_calls is None else call.exact_batch_key
         return Candidate(job.batch_group, rank, job.arrival, call.shared_method.stage, key, parked.position)
 
     def _limit(self, calls: Sequence[TaskCall], own: int) -> int:
         """Return how many of `calls` can run together; those after the first `own` are fillers."""
         first = calls[0]
-        if first.fixed_rows is not None:
-            return first.fixed_rows
+        if first.padded_calls is not None:
+            return first.padded_calls
         limit = min(self._memory.allowed(first.kind, first.job.spec.max_batch), len(calls))
         limit = min(limit, first.decode_limit or limit)
         if own >= limit:
