@@ -49,11 +49,6 @@ class CommandConsole:
         self.out = Console(soft_wrap=True, highlight=False)
         self.err = Console(stderr=True, soft_wrap=True, highlight=False)
 
-    def message(self, text: str) -> None:
-        """Print a message, except with --json."""
-        if not self.as_json:
-            self.out.print(text, markup=False)
-
     def record(self, value: Object, lines: Iterable[tuple[str, object]]) -> None:
         """Print one object: its (name, value) `lines`, or all of it as JSON."""
         if self.as_json:

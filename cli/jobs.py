@@ -43,7 +43,10 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Submit a job, wait with a progress bar, and save its images."""
-    fields = {**_image_fields(image or [], mask), **parse_fields(field or [])}
+    fields: dict[str, Any] = {} if mask is None else {"mask": mask}
+    if image:
+        fields |= {"image": image[0]} if len(image) == 1 else {"images": image}
+    fields |= parse_fields(field or [])
     with connected(url, api_key, as_json) as (client, console):
         job = client.submit(model, prompt, **fields)
         if not wait:
@@ -151,15 +154,6 @@ def parse_fields(assignments: Sequence[str]) -> dict[str, Any]:
         if not equals or not name:
             raise typer.BadParameter(f"{assignment!r} is not NAME=VALUE", param_hint="--set")
         fields[name] = parse_field(name, text)
-    return fields
-
-
-def _image_fields(images: Sequence[Path], mask: Path | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    if images:
-        fields["image" if len(images) == 1 else "images"] = images[0] if len(images) == 1 else list(images)
-    if mask is not None:
-        fields["mask"] = mask
     return fields
 
 

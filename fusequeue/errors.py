@@ -60,27 +60,3 @@ class WaitTimeout(ClientError):
     def __init__(self, job: Job, waited_s: float) -> None:
         super().__init__(f"job {job.id} is {job.status} after {waited_s:.0f} s; it continues")
         self.job = job
-
-
-_BY_STATUS: dict[int, type[RefusedError]] = {
-    **dict.fromkeys((400, 413, 415, 422), Invalid),
-    **dict.fromkeys((401, 403), Unauthorized),
-    404: NotFound,
-    **dict.fromkeys((429, 503), Busy),
-}
-
-
-def refused(status: int, body: object, *, request_id: str | None, retry_after_s: float | None) -> RefusedError:
-    """Return the exception for an error response; `body` is its decoded JSON, or anything else."""
-    problem = body if isinstance(body, dict) else {}
-    details = problem.get("error")
-    param = details.get("param") if isinstance(details, dict) else None
-    error = _BY_STATUS.get(status, RefusedError)(
-        str(problem.get("detail") or f"HTTP status {status}"),
-        status=status,
-        code=str(problem.get("code") or f"http_{status}"),
-        param=param if isinstance(param, str) else None,
-        request_id=request_id,
-    )
-    error.retry_after_s = retry_after_s
-    return error

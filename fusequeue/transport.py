@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from fusequeue.errors import Unreachable, refused
+from fusequeue.errors import Busy, Invalid, NotFound, RefusedError, Unauthorized, Unreachable
 
 UNAVAILABLE = frozenset({502, 503, 504})  # responses of a proxy while the service behind it restarts
 RETRIED = UNAVAILABLE | {408, 429}
@@ -24,6 +24,12 @@ RESTART_S = 60.0  # a restart of the service takes less
 FIRST_DELAY_S = 0.25
 MAX_DELAY_S = 8.0
 MAX_RETRY_AFTER_S = 60.0
+ERRORS: dict[int, type[RefusedError]] = {
+    **dict.fromkeys((400, 413, 415, 422), Invalid),
+    **dict.fromkeys((401, 403), Unauthorized),
+    404: NotFound,
+    **dict.fromkeys((429, 503), Busy),
+}
 
 
 def delay_s(attempt: int, retry_after_s: float | None, jitter: float) -> float | None:
@@ -102,14 +108,24 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def refusal(response: httpx.Response) -> Exception:
+def refusal(response: httpx.Response) -> RefusedError:
     """Return the exception for an error response whose body has been read."""
     try:
-        body: object = response.json()
+        body = response.json()
     except (json.JSONDecodeError, UnicodeDecodeError):
         body = None
-    request_id, delay = response.headers.get("x-request-id"), retry_after_s(response.headers)
-    return refused(response.status_code, body, request_id=request_id, retry_after_s=delay)
+    problem = body if isinstance(body, dict) else {}  # a proxy may send anything
+    details = problem.get("error")
+    param = details.get("param") if isinstance(details, dict) else None
+    error = ERRORS.get(response.status_code, RefusedError)(
+        str(problem.get("detail") or f"HTTP status {response.status_code}"),
+        status=response.status_code,
+        code=str(problem.get("code") or f"http_{response.status_code}"),
+        param=param if isinstance(param, str) else None,
+        request_id=response.headers.get("x-request-id"),
+    )
+    error.retry_after_s = retry_after_s(response.headers)
+    return error
 
 
 def unreachable(base_url: httpx.URL, error: httpx.TransportError) -> Unreachable:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -116,7 +116,8 @@ class PoolReport:
         if self._last is None or _workers(status) != _workers(self._last):
             if self._console.as_json:
                 self._console.record(row, ())
-            self._console.message(f"{datetime.now(UTC).astimezone():%H:%M:%S}  {summary(status)}")
+            else:
+                self._console.out.print(f"{datetime.now():%H:%M:%S}  {summary(status)}", markup=False)
         self._last = status
 
     def plot(self, path: Path) -> None:

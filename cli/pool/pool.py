@@ -67,10 +67,7 @@ class WorkerChanges:
 def recent_wants(
     wants: Sequence[WantedWorkers], latest: WantedWorkers, cool_down_s: float
 ) -> tuple[WantedWorkers, ...]:
-    """Return the wants within the cool-down that exceed all later ones, the largest first.
-
-    The result has at most one entry per number of workers.
-    """
+    """Return the wants within the cool-down that exceed all later ones, the largest first."""
     kept = [want for want in wants if latest.at_s - want.at_s < cool_down_s and want.workers > latest.workers]
     return (*kept, latest)
 

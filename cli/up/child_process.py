@@ -115,7 +115,6 @@ class Process:
         return status
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process."""
         with suppress(ProcessLookupError):
             self._child.terminate()
 
@@ -128,9 +127,8 @@ class Process:
 async def _copy(reader_fd: int, log: BoundedLog) -> None:
     reader = asyncio.StreamReader()
     pipe = os.fdopen(reader_fd, "rb", 0)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), pipe
-    )
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
     try:
         while data := await reader.read(CHUNK_BYTES):
             log.write(data)

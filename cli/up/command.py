@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -133,11 +134,11 @@ def reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+@dataclass(frozen=True)
 class Probes:
     """Readiness checks of the started processes; `client` has the API's base URL."""
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self._client = client
+    client: httpx.AsyncClient
 
     async def api(self, process: Process) -> bool:
         """Return whether the API accepts jobs."""
@@ -159,7 +160,7 @@ class Probes:
 
     async def _get(self, path: str) -> httpx.Response | None:
         try:
-            response = await self._client.get(path)
+            response = await self.client.get(path)
         except httpx.HTTPError:
             return None
         return response if response.is_success or response.status_code in KEY_REQUIRED else None

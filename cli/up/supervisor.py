@@ -244,7 +244,4 @@ class Supervisor:
 def _status(status: int) -> str:
     if status >= 0:
         return f"exit status {status}"
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
+    return next((known.name for known in signal.Signals if known == -status), f"signal {-status}")
