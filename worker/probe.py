@@ -50,7 +50,7 @@ class Measured:
 class Probed:
     """One model at its default size. Larger row counts than those measured do not fit or are not allowed."""
 
-    model: str
+    spec: ModelSpec
     device: str
     shape: str
     measured: tuple[Measured, ...]
@@ -94,7 +94,7 @@ def probe(spec: ModelSpec, configured: Settings) -> Probed:
         engine.stop(TIMEOUT_S)
     if not measured:
         raise InferenceFailed(f"model {spec.id!r}: its jobs ran no denoiser forward")
-    return Probed(spec.id, last.device, last.shape, tuple(measured))
+    return Probed(spec, last.device, last.shape, tuple(measured))
 
 
 def _run_jobs(engine: Engine, events: _EventQueue, spec: ModelSpec, rows: int) -> list[ForwardDone]:
@@ -129,16 +129,16 @@ def _job(spec: ModelSpec, at: int) -> Job:
     return job.model_copy(update={"steps": steps, "frames": spec.usual_frames if job.task.makes_video else 1})
 
 
-def table(results: Sequence[Probed], specs: Sequence[ModelSpec]) -> Table:
+def table(results: Sequence[Probed]) -> Table:
     """Return a table of one row per model and row count."""
     output = Table("model", "size", "rows", "ms/forward", "ms/image", "vs. one row", "MiB", "")
-    for result, spec in zip(results, specs, strict=True):
-        efficient = efficient_rows(result.seconds, spec.max_batch)
+    for result in results:
+        efficient = efficient_rows(result.seconds, result.spec.max_batch)
         solo_s = result.measured[0].seconds
         for measured in result.measured:
             image_s = measured.seconds / measured.rows
             output.add_row(
-                result.model,
+                result.spec.id,
                 result.shape,
                 str(measured.rows),
                 f"{1000 * measured.seconds:.1f}",
@@ -151,14 +151,15 @@ def table(results: Sequence[Probed], specs: Sequence[ModelSpec]) -> Table:
     return output
 
 
-def memory_notes(results: Sequence[Probed], specs: Sequence[ModelSpec]) -> list[str]:
+def memory_notes(results: Sequence[Probed]) -> list[str]:
     """Return each model's memory per row, and a warning where `max_batch` does not fit into memory."""
     notes = []
-    for result, spec in zip(results, specs, strict=True):
+    for result in results:
+        spec = result.spec
         if result.row_bytes is not None:
-            notes.append(f"{result.model}: {result.row_bytes / MIB:.0f} MiB per additional row")
+            notes.append(f"{spec.id}: {result.row_bytes / MIB:.0f} MiB per additional row")
         if result.measured[-1].rows < spec.max_batch:
-            notes.append(f"{result.model}: {spec.max_batch} rows do not fit into memory; lower max_batch")
+            notes.append(f"{spec.id}: {spec.max_batch} rows do not fit into memory; lower max_batch")
     return notes
 
 
@@ -169,7 +170,7 @@ async def save(results: Sequence[Probed], configured: Settings) -> None:
         await queue.check()
         for result in results:
             for rows, seconds in result.seconds.items():
-                await queue.workers.learn_cost(result.device, result.model, result.shape, rows, seconds)
+                await queue.workers.learn_cost(result.device, result.spec.id, result.shape, rows, seconds)
     finally:
         await queue.close()
 
@@ -179,22 +180,21 @@ def run(options: argparse.Namespace, configured: Settings, console: Console) -> 
     if options.plot is not None:
         plots.require_matplotlib()
     catalog = models_file.load(configured.models)
-    results, specs, status = [], [], 0
+    results, status = [], 0
     for spec in [catalog.get(name) for name in options.model] if options.model else catalog:
         try:
             results.append(probe(spec, configured))
-            specs.append(spec)
         except FusequeueError as error:
             console.print(f"{spec.id}: {error.message}", highlight=False)
             status = 1
     if not results:
         return status
-    console.print(table(results, specs))
-    for note in memory_notes(results, specs):
+    console.print(table(results))
+    for note in memory_notes(results):
         console.print(note, highlight=False)
     if options.plot is not None:
         title = f"seconds by rows on {results[0].device}"
-        curves = {f"{result.model} {result.shape}": result.seconds for result in results}
+        curves = {f"{result.spec.id} {result.shape}": result.seconds for result in results}
         options.plot.write_text(plots.cost_curves_svg(title, curves), "utf-8")
         console.print(f"plot: {options.plot}", highlight=False)
     if options.keep:

@@ -27,7 +27,7 @@ ON_CPU = Settings(device="cpu", torch_threads=1)
 def test_a_model_is_measured_at_each_count(tmp_path: Path) -> None:
     spec = a_spec(factory.save("sd", tmp_path / "sd"), max_batch=3, limits=Limits(max_images=1, multiple_of=16))
     found = probe(spec, ON_CPU)
-    assert (found.model, found.device, found.shape) == ("tiny", "cpu", "64x64")
+    assert (found.spec.id, found.device, found.shape) == ("tiny", "cpu", "64x64")
     assert list(found.seconds) == [1, 2, 3]
     assert min(found.seconds.values()) > 0
     assert found.row_bytes is None  # a CPU's memory is not counted
@@ -70,7 +70,7 @@ def test_a_failed_model_does_not_hide_the_others(tmp_path: Path, capsys: pytest.
 async def test_workers_start_from_the_stored_times(queue: Queue) -> None:
     """Without them a worker takes all rows as efficient until it has measured them."""
     forward = ForwardDone("tiny", 1, 1, 1.0, "cpu", "64x64", "job_1:1")
-    one = Probed("tiny", "cpu", "64x64", (Measured(1, 1.0, None), Measured(2, 2.0, None)))
+    one = Probed(a_spec(Path("none")), "cpu", "64x64", (Measured(1, 1.0, None), Measured(2, 2.0, None)))
     await command.save([one], queue.client.settings)
     curves = CostCurves()
     curves.add("s", forward)

@@ -21,18 +21,15 @@ def test_row_counts_double_up_to_the_limit(most: int, counts: list[int]) -> None
     assert row_counts(most) == counts
 
 
-def spec(max_batch: int = 8) -> ModelSpec:
-    return ModelSpec(id="m", source="/m", max_batch=max_batch, limits=Limits(max_images=1))
-
-
-def probed(seconds: dict[int, float], peaks: dict[int, int] | None = None) -> Probed:
+def probed(seconds: dict[int, float], peaks: dict[int, int] | None = None, max_batch: int = 8) -> Probed:
     peaks = peaks or {}
-    return Probed("m", "cpu", "64x64", tuple(Measured(rows, each, peaks.get(rows)) for rows, each in seconds.items()))
+    spec = ModelSpec(id="m", source="/m", max_batch=max_batch, limits=Limits(max_images=1))
+    return Probed(spec, "cpu", "64x64", tuple(Measured(rows, each, peaks.get(rows)) for rows, each in seconds.items()))
 
 
 def rendered(result: Probed) -> str:
     out = io.StringIO()
-    Console(width=120, file=out).print(table([result], [spec()]))
+    Console(width=120, file=out).print(table([result]))
     return out.getvalue()
 
 
@@ -43,11 +40,11 @@ def test_table_marks_inefficient_rows() -> None:
 
 
 def test_memory_per_row_is_that_of_one_more_row() -> None:
-    result = probed({1: 0.1, 2: 0.1, 4: 0.1}, {1: 500 * MIB, 2: 600 * MIB, 4: 800 * MIB})
+    result = probed({1: 0.1, 2: 0.1, 4: 0.1}, {1: 500 * MIB, 2: 600 * MIB, 4: 800 * MIB}, max_batch=4)
     assert result.row_bytes == 100 * MIB
-    assert "m: 100 MiB per additional row" in memory_notes([result], [spec(4)])
+    assert "m: 100 MiB per additional row" in memory_notes([result])
 
 
 def test_rows_beyond_memory_are_reported() -> None:
-    (note,) = memory_notes([probed({1: 0.1, 2: 0.1})], [spec(8)])
+    (note,) = memory_notes([probed({1: 0.1, 2: 0.1})])
     assert "8 rows do not fit" in note
