@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from socket import socket
-from types import FrameType
 
 import structlog
 import uvicorn
@@ -83,16 +82,13 @@ def main(arguments: list[str] | None = None) -> int:
         configured = asyncio.run(secured(configured, options.host))
         server = build_server(configured, host=options.host, port=options.port)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _ignore)  # uvicorn raises the signal again after its shutdown
+            # uvicorn raises the signal again after its shutdown: ignored, so that a requested stop exits with 0.
+            signal.signal(number, lambda *_: None)
         asyncio.run(server.serve())
     except FusequeueError as error:
         structlog.get_logger().error("api_stopped", code=error.code, error=error.message)
         return 1
     return 0 if server.started else 1
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Keep the exit status at 0: a requested stop is no error."""
 
 
 if __name__ == "__main__":

@@ -124,7 +124,11 @@ async def _open_services(
     if storage is None:
         storage = connect(settings)
         stack.push_async_callback(storage.close)
-    await _check_redis(queue)
+    try:
+        async with asyncio.timeout(health.CHECK_TIMEOUT_S):
+            await queue.check()  # raises IncompatibleRedis for a Redis that could lose jobs
+    except (RedisUnavailable, TimeoutError) as error:  # it can return later
+        log.warning("redis_check_failed", reason=str(error))
     feed = await stack.enter_async_context(EventFeed(queue))
     closing = asyncio.Event()
     return Services(
@@ -137,15 +141,6 @@ async def _open_services(
         waiters=Waiters(feed, closing, settings.sse_keepalive_s),
         closing=closing,
     )
-
-
-async def _check_redis(queue: Queue) -> None:
-    """Raise `IncompatibleRedis` for a Redis that could lose jobs; an unavailable one can return later."""
-    try:
-        async with asyncio.timeout(health.CHECK_TIMEOUT_S):
-            await queue.check()
-    except (RedisUnavailable, TimeoutError) as error:
-        log.warning("redis_check_failed", reason=str(error))
 
 
 async def preflight(settings: Settings) -> None:
