@@ -15,7 +15,6 @@ from api import errors
 from api.auth import Authenticator
 from api.compat import huggingface
 from api.compat.openai import batches, files, images, request_bodies, videos
-from api.compat.replicate import files as replicate_files
 from api.compat.replicate import models as replicate_models
 from api.compat.replicate import predictions as replicate_predictions
 from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
@@ -89,8 +88,7 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
 
 def _include_routes(app: FastAPI) -> None:
     native = (jobs, bulk, events, inputs, models, webhooks)
-    replicate = (replicate_predictions, replicate_models, replicate_files)
-    for module in (*native, files, images, batches, videos, huggingface, *replicate):
+    for module in (*native, files, images, batches, videos, huggingface, replicate_predictions, replicate_models):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
     app.include_router(operations.router, dependencies=[ADMIN_SCOPE])
     # No scope for all of these: URLs of artifacts can be signed, health is open, and metrics require their own scope.
@@ -107,7 +105,7 @@ def _body_caps(settings: Settings, catalog: Catalog) -> dict[str, int | None]:
         "/v1/inputs": upload,
         "/v1/jobs:bulk": None,
         "/v1/files": settings.max_file_bytes + files.OVERHEAD_BYTES,
-        replicate_files.router.prefix: upload,
+        f"{replicate_predictions.router.prefix}/files": upload,
         "/v1/images/edits": images_per_edit * settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
         "/v1/videos": settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
         **{f"{huggingface.PREFIX}/{spec.id}": base64_image + huggingface.OVERHEAD_BYTES for spec in catalog},

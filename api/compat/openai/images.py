@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Mapping
@@ -35,8 +34,10 @@ from shared.protocols.openai.images import (
     ImageFields,
     ImageRequest,
     created_s,
+    image_data,
     images_object,
     parse_image_request,
+    read_base64,
     require_image,
     response_fields,
     usage,
@@ -143,35 +144,14 @@ async def _respond(request: Request, context: RequestContext, parsed: ImageReque
         return sse_response(call.track(ImageStream(job_id, parsed, context, request.scope).events()))
 
     async def build(record: JobRecord) -> StreamedResponse:
-        body = images_object(record, await _data(record, parsed, context), parsed.fields.quality)
+        inline = parsed.fields.response_format != "url"
+        data = await image_data(record, services.storage, context.base_url, inline=inline, sign=context.sign)
+        body = images_object(record, data, parsed.fields.quality)
         encoded = await asyncio.to_thread(lambda: json.dumps(body, separators=(",", ":")).encode())
         headers = {"Content-Length": str(len(encoded)), "Cache-Control": "no-store"}
         return StreamedResponse(_chunks(encoded), media_type="application/json", headers=headers)
 
     return await call.respond(request, build)
-
-
-async def _data(record: JobRecord, parsed: ImageRequest, context: RequestContext) -> list[dict[str, Any]]:
-    """Return each image as base64 or as a signed URL."""
-    job_id, data = record.job.id, []
-    for artifact in record.artifacts:
-        entry: dict[str, Any] = {"revised_prompt": None, "seed": artifact.seed, "flagged": artifact.flagged}
-        if parsed.fields.response_format == "url":
-            path = f"/v1/jobs/{job_id}/artifacts/{artifact.index}"
-            entry["url"] = context.base_url + path + context.sign(job_id, artifact.index)
-        else:
-            entry["b64_json"] = await read_base64(artifact.key, context)
-        data.append(entry)
-    return data
-
-
-async def read_base64(key: str, context: RequestContext) -> str:
-    """Return a stored object as base64, or raise `NotFound`."""
-    try:
-        data = await context.services.storage.read(key)
-    except NotFound:
-        raise NotFound("the image is no longer in storage") from None
-    return await asyncio.to_thread(lambda: base64.b64encode(data).decode("ascii"))
 
 
 async def _chunks(body: bytes) -> AsyncGenerator[bytes]:
@@ -248,7 +228,7 @@ class ImageStream:
         """Yield one event per image; `index` extends OpenAI's event, which has no number."""
         for artifact in record.artifacts:
             fields = {
-                "b64_json": await read_base64(artifact.key, self._context),
+                "b64_json": await read_base64(self._context.services.storage, artifact.key),
                 "created_at": created_s(record),
                 **response_fields(record.job, self._parsed.fields.quality),
                 "usage": usage(record.job),

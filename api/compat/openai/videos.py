@@ -35,8 +35,6 @@ DELETE_WAIT_S = 10.0
 """Time for a running job to leave its batch, which it does at its next step."""
 
 _NUMERIC = numeric_fields(JobRequest, VideoFields, AdapterChoice)
-_POLL_RUNNING_MS = 1_000
-_MIN_POLL_MS, _MAX_POLL_MS = 500, 10_000
 _ERRORS = problems(400, 404, 408, 409, 413, 415, 422, 429, 503)
 
 
@@ -135,12 +133,10 @@ async def _find(video_id: str, context: RequestContext) -> JobRecord:
 
 
 async def _headers(record: JobRecord, context: RequestContext) -> dict[str, str]:
-    return {} if record.state.terminal else {"openai-poll-after-ms": str(await _poll_ms(record, context))}
-
-
-async def _poll_ms(record: JobRecord, context: RequestContext) -> int:
     """Return the delay of the next poll: 1 s for a running video, half of the ETA for a queued one."""
-    position = await context.queue_position(record)
-    if position is None or position.eta_s is None:
-        return _POLL_RUNNING_MS
-    return max(_MIN_POLL_MS, min(_MAX_POLL_MS, round(500 * position.eta_s)))
+    if record.state.terminal:
+        return {}
+    position, poll_ms = await context.queue_position(record), 1_000
+    if position is not None and position.eta_s is not None:
+        poll_ms = max(500, min(10_000, round(500 * position.eta_s)))
+    return {"openai-poll-after-ms": str(poll_ms)}

@@ -1,8 +1,10 @@
-"""`/compat/replicate/v1/predictions`: jobs as predictions, with images that Replicate's SDKs can read."""
+"""`/compat/replicate/v1/predictions` and `/files`: jobs as predictions, and the upload of their input images."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hashlib
 import json
 import re
 import time
@@ -11,19 +13,22 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import UploadFile
 from starlette.responses import JSONResponse, Response
 
 from api import submission, waiting
-from api.compat.openai.images import read_base64
 from api.context import Context, RequestContext, ServicesDep, Tenant
-from api.http.middleware import JSON_TYPES, require_type
-from api.http.openapi import problems, request_body
+from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
+from api.http.openapi import problems, request_body, upload_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.responses import existing_job
+from api.routes.inputs import OVERHEAD_BYTES
 from api.routes.jobs import Prefer
 from shared.config.models_file import ModelSpec
-from shared.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable, UnknownModel
+from shared.errors import InputRejected, InvalidRequest, NotFound, Unauthenticated, Unavailable, UnknownModel
 from shared.job import JobRecord, Priority, Progress, State
+from shared.protocols.native import iso
+from shared.protocols.openai.images import read_base64
 from shared.protocols.replicate.prediction_inputs import parse_input
 from shared.protocols.replicate.predictions import (
     PREFIX,
@@ -36,6 +41,7 @@ from shared.protocols.replicate.predictions import (
 )
 from shared.request import MAX_DEADLINE_S, validated
 from shared.runtime import strict_json
+from shared.runtime.clock import now_ms
 from shared.webhooks import TERMINAL_EVENTS, JobEventName
 
 router = APIRouter(prefix=PREFIX, tags=["Replicate"])
@@ -57,6 +63,7 @@ _EVENTS: dict[str, tuple[JobEventName, ...]] = {
     "output": ("job.succeeded",),  # the whole output arrives at the end
     "completed": TERMINAL_EVENTS,
 }
+_UPLOAD_ERRORS = problems(400, 408, 413, 415, 422, 429, 503)
 _CREATED = problems(400, 404, 408, 413, 415, 422, 429, 503)
 
 CancelAfter = Annotated[
@@ -160,6 +167,37 @@ async def stream_prediction(request: Request, prediction_id: str, context: Conte
     return sse_response(_events(record, context, request.headers.getlist("authorization")))
 
 
+@router.post("/files", status_code=201, openapi_extra=upload_body("content"), responses=_UPLOAD_ERRORS)
+async def create_file(request: Request, context: Context) -> Response:
+    """Upload an image; its `urls.get` is accepted in an input."""
+    require_type(request, UPLOAD_TYPES)
+    async with request.form(max_files=1, max_fields=4, max_part_size=OVERHEAD_BYTES) as form:
+        file, metadata_text = form.get("content"), form.get("metadata")
+        if not isinstance(file, UploadFile):
+            raise InvalidRequest("content: missing; send the file as a multipart field of this name", param="content")
+        if not file.size:
+            raise InputRejected("content: it is empty", param="content")
+        data, name = await file.read(), file.filename or "file"
+    text = metadata_text.encode("utf-8", "replace") if isinstance(metadata_text, str) else b"{}"
+    metadata = strict_json.decode(text)
+    ref = await context.store_input(data, "content")
+    digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
+    at_ms = now_ms()
+    body: dict[str, Any] = {
+        "id": ref.id,
+        "name": name[:255],
+        "content_type": ref.content_type,
+        "size": ref.bytes,
+        "etag": digest,
+        "checksums": {"sha256": digest},
+        "metadata": metadata if isinstance(metadata, dict) else {},
+        "created_at": iso(at_ms),
+        "expires_at": iso(at_ms + context.services.settings.input_retention_s * 1000),
+        "urls": {"get": f"{context.base_url}{PREFIX}/files/{ref.id}"},
+    }
+    return JSONResponse(body, 201)
+
+
 @router.get("/webhooks/default/secret", responses=problems(503))
 async def webhook_secret(tenant: Tenant, services: ServicesDep) -> dict[str, str]:
     """Get the secret that signs the webhooks of predictions."""
@@ -225,7 +263,9 @@ async def _outputs(record: JobRecord, context: RequestContext) -> list[str]:
     if context.base_url.startswith("https:") or not small:
         return _urls(record, context)
     try:
-        images = [(image.content_type, await read_base64(image.key, context)) for image in record.artifacts]
+        images = [
+            (image.content_type, await read_base64(context.services.storage, image.key)) for image in record.artifacts
+        ]
         return [f"data:{content_type};base64,{data}" for content_type, data in images]
     except NotFound:  # just deleted: the URL responds with 404
         return _urls(record, context)

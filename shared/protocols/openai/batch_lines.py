@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from shared.errors import FusequeueError, InvalidRequest
 from shared.job import JobRecord, State
 from shared.protocols.native import job_object
 from shared.protocols.openai.batches import Batch, BatchError, line_job_id
-from shared.protocols.openai.images import images_object, parse_image_request, require_image
+from shared.protocols.openai.images import image_data, images_object, parse_image_request, require_image
 from shared.protocols.openai.videos import parse_video_request, video_object
 from shared.request import JobRequest, parse
 from shared.runtime import strict_json
@@ -130,21 +129,10 @@ async def result_line(batch: Batch, line: BatchLine, record: JobRecord, storage:
     elif batch.endpoint == VIDEOS:
         body = video_object(record)
     else:
-        data = await _image_data(batch, line, record, storage)
+        inline = line.body.get("response_format") == "b64_json"
+        data = await image_data(record, storage, batch.base_url, inline=inline, sign=lambda job_id, index: "")
         body = images_object(record, data, line.body.get("quality"))
     return _encode(batch, line, {"status_code": 200, "request_id": record.job.id, "body": body}, None)
-
-
-async def _image_data(batch: Batch, line: BatchLine, record: JobRecord, storage: Storage) -> list[dict[str, Any]]:
-    data = []
-    for artifact in record.artifacts:
-        entry: dict[str, Any] = {"revised_prompt": None, "seed": artifact.seed, "flagged": artifact.flagged}
-        if line.body.get("response_format") == "b64_json":
-            entry["b64_json"] = base64.b64encode(await storage.read(artifact.key)).decode("ascii")
-        else:
-            entry["url"] = f"{batch.base_url}/v1/jobs/{record.job.id}/artifacts/{artifact.index}"
-        data.append(entry)
-    return data
 
 
 def _encode(batch: Batch, line: BatchLine, response: Mapping[str, Any] | None, error: dict[str, Any] | None) -> bytes:

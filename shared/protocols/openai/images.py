@@ -1,19 +1,22 @@
-"""OpenAI image requests as job requests, and image jobs as OpenAI responses. Pure functions."""
+"""OpenAI image requests as job requests, and image jobs as OpenAI responses."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.models_file import Catalog, ModelSpec
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, NotFound
 from shared.job import Job, JobRecord, Priority, Task
 from shared.job_builder import check_limits
 from shared.request import JobRequest, parse, validated
+from shared.storage import Storage
 
 Fields = TypeVar("Fields", bound=BaseModel)
 Kind = Literal["image_generation", "image_edit"]
@@ -132,6 +135,30 @@ def check_size(request: JobRequest, spec: ModelSpec, size: str | None) -> Task:
         if size is not None and error.param in ("width", "height"):
             raise InvalidRequest(f"size: {error.message}", param="size") from None
         raise
+
+
+async def image_data(
+    record: JobRecord, storage: Storage, base_url: str, *, inline: bool, sign: Callable[[str, int], str]
+) -> list[dict[str, Any]]:
+    """Return each image as base64 or as a URL, whose query `sign` returns; raises `NotFound` for a deleted image."""
+    job_id, data = record.job.id, []
+    for artifact in record.artifacts:
+        entry: dict[str, Any] = {"revised_prompt": None, "seed": artifact.seed, "flagged": artifact.flagged}
+        if inline:
+            entry["b64_json"] = await read_base64(storage, artifact.key)
+        else:
+            entry["url"] = f"{base_url}/v1/jobs/{job_id}/artifacts/{artifact.index}{sign(job_id, artifact.index)}"
+        data.append(entry)
+    return data
+
+
+async def read_base64(storage: Storage, key: str) -> str:
+    """Return a stored object as base64, or raise `NotFound`."""
+    try:
+        data = await storage.read(key)
+    except NotFound:
+        raise NotFound("the image is no longer in storage") from None
+    return await asyncio.to_thread(lambda: base64.b64encode(data).decode("ascii"))
 
 
 def images_object(record: JobRecord, data: list[dict[str, Any]], quality: str | None) -> dict[str, Any]:
