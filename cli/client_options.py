@@ -16,9 +16,7 @@ from rich.table import Table
 
 from fusequeue import Client, ClientError, RefusedError, errors
 
-Url = Annotated[
-    str | None, typer.Option(envvar="FUSEQUEUE_URL", help="URL of the service. Default: http://127.0.0.1:8000")
-]
+Url = Annotated[str | None, typer.Option(envvar="FUSEQUEUE_URL", help="Service. Default: http://127.0.0.1:8000")]
 Key = Annotated[str | None, typer.Option("--api-key", envvar="FUSEQUEUE_API_KEY", help="API key of the service.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: one object per line.")]
 Fields = Annotated[

@@ -38,7 +38,8 @@ class Verdict(StrEnum):
     FAILED = "failed"
 
 
-_MARKS = {Verdict.OK: "[green]ok[/]", Verdict.WARNING: "[yellow]warning[/]", Verdict.FAILED: "[red]failed[/]"}
+OK, WARNING, FAILED = Verdict
+_MARKS = {OK: "[green]ok[/]", WARNING: "[yellow]warning[/]", FAILED: "[red]failed[/]"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def doctor(as_json: Json = False) -> None:
     console = CommandConsole(as_json)
     failed = False
     for finding in (*deployment_findings(), *_device()):
-        failed = failed or finding.verdict is Verdict.FAILED
+        failed = failed or finding.verdict is FAILED
         if as_json:
             console.record(asdict(finding), ())
             continue
@@ -71,24 +72,12 @@ def deployment_findings() -> Iterator[Finding]:
     try:
         config = settings.load()
     except FusequeueError as error:
-        yield _failed("settings", error.message, "correct the variable; docs/operations.md lists all settings")
+        yield Finding("settings", FAILED, error.message, "correct the variable; docs/operations.md lists all settings")
         return
     for message in settings.unknown_variables(os.environ):
-        yield _warning("settings", message, "correct its name, or unset it")
+        yield Finding("settings", WARNING, message, "correct its name, or unset it")
     yield from _models(config)
     yield from asyncio.run(_services(config))
-
-
-def _ok(name: str, seen: str) -> Finding:
-    return Finding(name, Verdict.OK, seen)
-
-
-def _failed(name: str, seen: str, remedy: str) -> Finding:
-    return Finding(name, Verdict.FAILED, seen, remedy)
-
-
-def _warning(name: str, seen: str, remedy: str) -> Finding:
-    return Finding(name, Verdict.WARNING, seen, remedy)
 
 
 def _models(config: Settings) -> Iterator[Finding]:
@@ -97,9 +86,9 @@ def _models(config: Settings) -> Iterator[Finding]:
     try:
         catalog = models_file.load(config.models, config.batch_rules)
     except FusequeueError as error:
-        yield _failed("models file", error.message, "correct the file, or set FUSEQUEUE_MODELS to another")
+        yield Finding("models file", FAILED, error.message, "correct the file, or set FUSEQUEUE_MODELS to another")
         return
-    yield _ok("models file", f"{config.models}: {', '.join(spec.id for spec in catalog)}")
+    yield Finding("models file", OK, f"{config.models}: {', '.join(spec.id for spec in catalog)}")
     yield from map(_source, catalog)
 
 
@@ -107,17 +96,17 @@ def _source(spec: ModelSpec) -> Finding:
     name = f"model {spec.id}"
     if not spec.is_folder:
         if spec.source.startswith((".", "/")) or spec.source.count("/") != 1:
-            return _failed(name, f"{spec.source}: no such folder, and not a hub id", "set `source` to a folder")
+            return Finding(name, FAILED, f"{spec.source}: no such folder, and not a hub id", "set `source` to a folder")
         if spec.revision:
-            return _ok(name, f"{spec.source} of the hub at {spec.revision}")
+            return Finding(name, OK, f"{spec.source} of the hub at {spec.revision}")
         remedy = "pin a `revision`, so that every worker loads the same weights"
-        return _warning(name, f"{spec.source} of the hub", remedy)
+        return Finding(name, WARNING, f"{spec.source} of the hub", remedy)
     folder = Path(spec.source)
     if not (folder / "model_index.json").is_file():
-        return _failed(name, f"{folder} has no model_index.json", "set `source` to a folder of save_pretrained")
+        return Finding(name, FAILED, f"{folder} has no model_index.json", "set `source` to a folder of save_pretrained")
     if not next(folder.rglob("*.safetensors"), None):
-        return _failed(name, f"{folder} has no safetensors", "save it again with safe_serialization=True")
-    return _ok(name, str(folder))
+        return Finding(name, FAILED, f"{folder} has no safetensors", "save it again with safe_serialization=True")
+    return Finding(name, OK, str(folder))
 
 
 async def _services(config: Settings) -> list[Finding]:
@@ -133,15 +122,16 @@ async def _redis(config: Settings) -> list[Finding]:
         async with asyncio.timeout(TIMEOUT_S):
             traits, workers = await queue.examine(), await queue.workers.all()
     except (FusequeueError, TimeoutError) as error:
-        return [_failed("redis", _reason(error), "start Redis, or set FUSEQUEUE_REDIS_URL; `fusequeue up` starts one")]
+        remedy = "start Redis, or set FUSEQUEUE_REDIS_URL; `fusequeue up` starts one"
+        return [Finding("redis", FAILED, _reason(error), remedy)]
     finally:
         await queue.close()
     findings = []
     for trait in traits:
-        verdict = Verdict.OK if not trait.remedy else Verdict.FAILED if trait.fatal else Verdict.WARNING
+        verdict = OK if not trait.remedy else FAILED if trait.fatal else WARNING
         findings.append(Finding(trait.name, verdict, trait.seen, trait.remedy))
-    alive = _ok("workers", f"{len(workers)} alive")
-    return [*findings, alive if workers else _warning("workers", "none alive", "start one: fusequeue worker")]
+    alive = Finding("workers", OK, f"{len(workers)} alive")
+    return [*findings, alive if workers else Finding("workers", WARNING, "none alive", "start one: fusequeue worker")]
 
 
 async def _storage(config: Settings) -> list[Finding]:
@@ -154,12 +144,13 @@ async def _storage(config: Settings) -> list[Finding]:
             await storage.check()
     except (FusequeueError, TimeoutError) as error:
         variable = "FUSEQUEUE_S3_*" if config.s3_bucket else "FUSEQUEUE_STORAGE_DIR"
-        return [_failed("storage", _reason(error), f"make {name} writable, or change {variable}")]
+        return [Finding("storage", FAILED, _reason(error), f"make {name} writable, or change {variable}")]
     finally:
         await storage.close()
     if config.s3_bucket is None and (free := shutil.disk_usage(config.storage_dir).free) < MIN_FREE_BYTES:
-        return [_warning("storage", f"{name}: {free / 2**30:.1f} GiB free", "free disk space, or shorten retention")]
-    return [_ok("storage", f"{name} is writable")]
+        seen = f"{name}: {free / 2**30:.1f} GiB free"
+        return [Finding("storage", WARNING, seen, "free disk space, or shorten retention")]
+    return [Finding("storage", OK, f"{name} is writable")]
 
 
 async def _api() -> list[Finding]:
@@ -169,10 +160,10 @@ async def _api() -> list[Finding]:
             response = await client.get(f"{url.rstrip('/')}/readyz")
     except (httpx.TransportError, httpx.InvalidURL) as error:
         seen = f"{url}: {error or type(error).__name__}"
-        return [_warning("api", seen, "start it: fusequeue api; or set FUSEQUEUE_URL to its address")]
+        return [Finding("api", WARNING, seen, "start it: fusequeue api; or set FUSEQUEUE_URL to its address")]
     if response.is_success:
-        return [_ok("api", f"{url} is ready")]
-    return [_failed("api", f"{url} responds {response.status_code}: {response.text[:300]}", "read its log")]
+        return [Finding("api", OK, f"{url} is ready")]
+    return [Finding("api", FAILED, f"{url} responds {response.status_code}: {response.text[:300]}", "read its log")]
 
 
 def _reason(error: Exception) -> str:
@@ -183,15 +174,16 @@ def _device() -> list[Finding]:
     """Check the device in a separate process, which imports torch."""
     module = "worker.engine.device"
     if importlib.util.find_spec("torch") is None:
-        return [_warning("device", "torch is not installed", "on a worker: pip install 'fusequeue[worker]'")]
+        return [Finding("device", WARNING, "torch is not installed", "on a worker: pip install 'fusequeue[worker]'")]
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", module], capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return [_failed("device", f"no result after {DEVICE_TIMEOUT_S} s", f"run: python -m {module}")]
+        return [Finding("device", FAILED, f"no result after {DEVICE_TIMEOUT_S} s", f"run: python -m {module}")]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     findings = [Finding("device", Verdict(line["verdict"]), line["seen"], line["remedy"]) for line in lines]
     if done.returncode:
-        findings.append(_failed("device", done.stderr.strip().rpartition("\n")[2][:300], f"run: python -m {module}"))
+        last_line = done.stderr.strip().rpartition("\n")[2][:300]
+        findings.append(Finding("device", FAILED, last_line, f"run: python -m {module}"))
     return findings

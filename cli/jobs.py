@@ -30,9 +30,7 @@ def submit(
         list[Path] | None,
         typer.Option(exists=True, dir_okay=False, help="Image to start from or to edit; repeat it for several."),
     ] = None,
-    mask: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Mask: white where the image is repainted.")
-    ] = None,
+    mask: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Mask: white is repainted.")] = None,
     field: Fields = None,
     output: Annotated[Path, typer.Option("--output", "-o", file_okay=False, help="Folder for the images.")] = Path("."),
     wait: Annotated[bool, typer.Option(help="Wait for the result and save it.")] = True,

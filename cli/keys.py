@@ -32,6 +32,8 @@ tenants = typer.Typer(no_args_is_help=True, help="Limits of tenants.")
 TIMEOUT_S = 20.0
 DataDir = Annotated[Path, typer.Option(help="Folder of a running `fusequeue up`; FUSEQUEUE_REDIS_URL overrides it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+KeyName = Annotated[str, typer.Argument(help="Id or prefix of the key, or the key itself.")]
+TenantFilter = Annotated[str | None, typer.Option(help="Only keys of this tenant.")]
 Limit = Annotated[str | None, typer.Option(help="A number, or `default` for that of the settings.")]
 DATA = Path("data")
 
@@ -63,11 +65,7 @@ def create(
 
 
 @keys.command("list")
-def list_keys(
-    tenant: Annotated[str | None, typer.Option(help="Only keys of this tenant.")] = None,
-    data_dir: DataDir = DATA,
-    as_json: Json = False,
-) -> None:
+def list_keys(tenant: TenantFilter = None, data_dir: DataDir = DATA, as_json: Json = False) -> None:
     """List the keys, with the time of their last use."""
 
     async def run(queue: Queue) -> list[dict[str, Any]]:
@@ -77,11 +75,7 @@ def list_keys(
 
 
 @keys.command()
-def revoke(
-    key: Annotated[str, typer.Argument(help="Id or prefix of the key, or the key itself.")],
-    data_dir: DataDir = DATA,
-    as_json: Json = False,
-) -> None:
+def revoke(key: KeyName, data_dir: DataDir = DATA, as_json: Json = False) -> None:
     """Revoke a key; every API process rejects it within two seconds."""
 
     async def run(queue: Queue) -> dict[str, Any]:

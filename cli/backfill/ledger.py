@@ -88,7 +88,6 @@ class Ledger:
             self._db.execute("INSERT INTO run VALUES (?, ?)", (source, self.run_id))
 
     def counts(self) -> dict[EntryState, int]:
-        """Return the number of lines by state."""
         counts = dict(self._db.execute("SELECT state, count(*) FROM line GROUP BY state").fetchall())
         return {state: counts.get(state, 0) for state in EntryState}
 
@@ -112,10 +111,8 @@ class Ledger:
 
     def done(self, number: int, files: Sequence[str]) -> None:
         """Record the saved files of a line."""
-        self._db.execute(
-            "UPDATE line SET state = ?, files = ?, error = NULL WHERE number = ?",
-            (EntryState.DONE, json.dumps(files), number),
-        )
+        query = "UPDATE line SET state = ?, files = ?, error = NULL WHERE number = ?"
+        self._db.execute(query, (EntryState.DONE, json.dumps(files), number))
 
     def failed(self, number: int, error: str, *, retry: bool) -> None:
         """Record that a line's job failed; with `retry` the line is submitted again."""
@@ -127,11 +124,8 @@ class Ledger:
 
     def retry_failed(self) -> int:
         """Set all failed lines to NEW and return how many."""
-        changed = self._db.execute(
-            "UPDATE line SET state = ?, job = NULL, failed_attempts = failed_attempts + 1 WHERE state = ?",
-            (EntryState.NEW, EntryState.FAILED),
-        )
-        return changed.rowcount
+        query = "UPDATE line SET state = ?, job = NULL, failed_attempts = failed_attempts + 1 WHERE state = ?"
+        return self._db.execute(query, (EntryState.NEW, EntryState.FAILED)).rowcount
 
     def write_manifest(self, path: Path) -> None:
         """Write one JSON object per line (number, body fields, state, job, files, error), atomically."""
