@@ -98,7 +98,7 @@ class ClaimLoop:
         if self.uploader.full:
             return []
         claimed_jobs = [claimed for claimed in self.claimed_jobs.values() if claimed.occupies_slots]
-        running = [_running_job(claimed) for claimed in claimed_jobs]
+        running = [_running_job(claimed.claim) for claimed in claimed_jobs]
         rows = self._max_batch
         if running:
             signature = leading_signature(running)
@@ -167,9 +167,8 @@ class ClaimRequest:
     lowest: Priority = Priority.BULK
 
 
-def _running_job(claimed: ClaimedJob) -> RunningJob:
-    job, claim = claimed.job, claimed.claim
-    return RunningJob(claim.signature, job.slots, job.priority is Priority.INTERACTIVE, claim.solo)
+def _running_job(claim: Claim) -> RunningJob:
+    return RunningJob(claim.signature, claim.job.slots, claim.job.priority is Priority.INTERACTIVE, claim.solo)
 
 
 def leading_signature(running: Sequence[RunningJob]) -> str:

@@ -168,9 +168,7 @@ class ClaimedJob:
         return self.stop_reason in (StopReason.LOST, StopReason.RELEASED)
 
     def advance(self, phase: Phase, progress: Progress | None = None) -> None:
-        self.phase = phase
-        if progress is not None:
-            self.progress = progress
+        self.phase, self.progress = phase, progress or self.progress
 
     def stop(self, reason: StopReason) -> None:
         """Request an early end; the first reason is kept."""

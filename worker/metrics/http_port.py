@@ -70,10 +70,9 @@ def application(worker: Worker) -> Starlette:
         return JSONResponse({"status": "ok"})
 
     async def readyz(_: Request) -> Response:
-        reason = worker.unready()
-        if reason is None:
-            return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
+        if reason := worker.unready():
+            return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
+        return JSONResponse({"status": "ready"})
 
     async def prometheus(_: Request) -> Response:
         await worker.refresh_metrics()
