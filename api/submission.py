@@ -1,7 +1,7 @@
 """The one way to submit a job: check the request, build its job, and put it into the queue.
 
-The native routes and every compat protocol call `submit`; bulk requests call `prepare` for each line and
-`submit_prepared` for many lines at once.
+The native routes and every other protocol call `submit`; bulk requests call `build_submission` for each line and
+`submit_entries` for many lines at once.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from api.context import RequestContext, Services
 from shared import job_builder
 from shared.errors import Conflict, FusequeueError, InvalidRequest
 from shared.job import JobRecord, State
-from shared.queue import Submission, Submitted
+from shared.queue import Submission, SubmitResult
 from shared.request import JobRequest
 from shared.runtime import metrics
 
-_KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_running: set[asyncio.Task[list[Submitted | FusequeueError]]] = set()
+_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_pending_submits: set[asyncio.Task[list[SubmitResult | FusequeueError]]] = set()
 
-Prepared = Submission | Submitted
+QueueEntry = Submission | SubmitResult
 """A job ready for the queue, or the one that an earlier request with the same Idempotency-Key submitted."""
 
 
@@ -58,27 +58,27 @@ async def submit(
     webhook_version: str | None = None,
 ) -> AcceptedJob:
     """Submit one job and return it, or raise why it was refused; see `build_job` for the options."""
-    item = await prepare(request, context, idempotency, previews=previews, webhook_version=webhook_version)
-    outcome = (await submit_prepared([item], context.services))[0]
-    if isinstance(outcome, FusequeueError):
-        raise outcome
-    if isinstance(item, Submission) and not outcome.replayed:
-        return AcceptedJob(JobRecord(job=item.job, state=State.QUEUED), replayed=False)
-    record = await context.services.queue.jobs.get(outcome.job_id)
+    entry = await build_submission(request, context, idempotency, previews=previews, webhook_version=webhook_version)
+    result = (await submit_entries([entry], context.services))[0]
+    if isinstance(result, FusequeueError):
+        raise result
+    if isinstance(entry, Submission) and not result.replayed:
+        return AcceptedJob(JobRecord(job=entry.job, state=State.QUEUED), replayed=False)
+    record = await context.services.queue.jobs.get(result.job_id)
     if record is None:
         raise Conflict("the job of this Idempotency-Key has been deleted; use another key", param="Idempotency-Key")
     return AcceptedJob(record, replayed=True)
 
 
-async def prepare(
+async def build_submission(
     request: JobRequest,
     context: RequestContext,
     idempotency: Idempotency = _NO_KEY,
     *,
     previews: int = 0,
     webhook_version: str | None = None,
-) -> Prepared:
-    """Check a request and build its job, or raise `InvalidRequest`. Its input images are stored afterwards.
+) -> QueueEntry:
+    """Check the request, store its input images and build its job, or raise `InvalidRequest`.
 
     A request with images whose Idempotency-Key is known is not built: nothing is fetched for a replay.
     """
@@ -92,34 +92,34 @@ async def prepare(
     job = await job_builder.build_job(
         request, task, context.tenant, services, previews=previews, webhook_version=webhook_version
     )
-    return job_builder.queue_submission(job, services.catalog, idempotency.key, idempotency.fingerprint)
+    return job_builder.make_submission(job, services.catalog, idempotency.key, idempotency.fingerprint)
 
 
-async def submit_prepared(
-    items: Sequence[Prepared | FusequeueError], services: Services
-) -> list[Submitted | FusequeueError]:
-    """Put the prepared jobs into the queue by one script, and return the outcome of each item, in order.
+async def submit_entries(
+    entries: Sequence[QueueEntry | FusequeueError], services: Services
+) -> list[SubmitResult | FusequeueError]:
+    """Put the submissions into the queue in one script, and return the result of each entry, in order.
 
-    The script runs to its end even if the client disconnects: all jobs are queued or none.
+    The script ends even if the client disconnects.
     """
-    submissions = [item for item in items if isinstance(item, Submission)]
+    submissions = [entry for entry in entries if isinstance(entry, Submission)]
     if not submissions:
-        return [item for item in items if not isinstance(item, Submission)]
+        return [entry for entry in entries if not isinstance(entry, Submission)]
     task = asyncio.ensure_future(services.queue.jobs.submit(submissions))
-    _running.add(task)
-    task.add_done_callback(_running.discard)
-    outcomes = await asyncio.shield(task)
-    for submission, outcome in zip(submissions, outcomes, strict=True):
-        metrics.submits.labels(submission.job.model, outcome_label(outcome)).inc()
-    remaining = iter(outcomes)
-    return [next(remaining) if isinstance(item, Submission) else item for item in items]
+    _pending_submits.add(task)
+    task.add_done_callback(_pending_submits.discard)
+    results = await asyncio.shield(task)
+    for submission, result in zip(submissions, results, strict=True):
+        metrics.submits.labels(submission.job.model, result_label(result)).inc()
+    remaining = iter(results)
+    return [next(remaining) if isinstance(entry, Submission) else entry for entry in entries]
 
 
-def outcome_label(outcome: Submitted | FusequeueError) -> str:
-    """Return the metrics label of an outcome: `accepted`, `replayed` or an error code."""
-    if isinstance(outcome, FusequeueError):
-        return outcome.code
-    return "replayed" if outcome.replayed else "accepted"
+def result_label(result: SubmitResult | FusequeueError) -> str:
+    """Return the metrics label of a result: `accepted`, `replayed` or an error code."""
+    if isinstance(result, FusequeueError):
+        return result.code
+    return "replayed" if result.replayed else "accepted"
 
 
 async def idempotency_key(
@@ -128,7 +128,7 @@ async def idempotency_key(
     ] = None,
 ) -> str | None:
     """Return the request's Idempotency-Key, or raise `InvalidRequest`."""
-    if key is not None and not _KEY.fullmatch(key):
+    if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
         raise InvalidRequest("Idempotency-Key must be 1 to 255 visible ASCII characters", param="Idempotency-Key")
     return key
 
@@ -137,7 +137,7 @@ IdempotencyKey = Annotated[str | None, Depends(idempotency_key)]
 
 
 def idempotency(key: str | None, raw: bytes, line: int | None = None) -> Idempotency:
-    """Return the idempotency of the body `raw`; each line of a bulk request has a separate key, by its number."""
+    """Return the key and fingerprint of the body `raw`; each line of a bulk request has a key with its number."""
     if key is None:
         return _NO_KEY
     return Idempotency(key if line is None else f"{key}:line:{line}", hashlib.sha256(raw).hexdigest())

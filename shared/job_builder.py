@@ -75,14 +75,14 @@ async def build_job(
     predictions of this model version.
     """
     inputs = await _store_inputs(request, tenant, services)
-    job = resolve(request, services.catalog.get(request.model), task, tenant=tenant, now_ms=now_ms(), inputs=inputs)
+    job = resolve_job(request, services.catalog.get(request.model), task, tenant=tenant, now_ms=now_ms(), inputs=inputs)
     if webhook_version is not None and job.webhook is not None:
         webhook = job.webhook.model_copy(update={"version": webhook_version})
         job = job.model_copy(update={"webhook": webhook})
     return job.model_copy(update={"previews": previews}) if previews else job
 
 
-def queue_submission(
+def make_submission(
     job: Job, catalog: Catalog, idempotency_key: str | None = None, fingerprint: str | None = None
 ) -> Submission:
     """Return the job with its queue parameters, the argument of `queue.jobs.submit`."""
@@ -119,9 +119,9 @@ def check_limits(request: JobRequest, spec: ModelSpec) -> Task:
             raise InvalidRequest(f"last_image: model {spec.id!r} needs one", param="last_image")
     _check_size(request, spec)
     _check_numbers(request, spec)
-    choose(request.adapters, spec.adapter, spec.limits.max_adapters)
-    _check_text(request, spec)
-    _check_output(request, spec, task)
+    resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters)
+    _check_text_and_sampling(request, spec)
+    _check_task_fields(request, spec, task)
     if request.webhook_events is not None and request.webhook is None:
         raise InvalidRequest("webhook_events needs a webhook", param="webhook_events")
     return task
@@ -129,7 +129,7 @@ def check_limits(request: JobRequest, spec: ModelSpec) -> Task:
 
 def _check_size(request: JobRequest, spec: ModelSpec) -> None:
     limits = spec.limits
-    width, height = _or(request.width, spec.defaults.width), _or(request.height, spec.defaults.height)
+    width, height = _default(request.width, spec.defaults.width), _default(request.height, spec.defaults.height)
     for param, side in (("width", width), ("height", height)):
         if not limits.min_side <= side <= limits.max_side:
             raise InvalidRequest(f"{param} must be {limits.min_side} to {limits.max_side}, not {side}", param=param)
@@ -141,7 +141,7 @@ def _check_size(request: JobRequest, spec: ModelSpec) -> None:
 
 
 def _check_numbers(request: JobRequest, spec: ModelSpec) -> None:
-    limits, steps = spec.limits, _or(request.steps, spec.defaults.steps)
+    limits, steps = spec.limits, _default(request.steps, spec.defaults.steps)
     if not limits.min_steps <= steps <= limits.max_steps:
         raise InvalidRequest(f"steps must be {limits.min_steps} to {limits.max_steps}, not {steps}", param="steps")
     for param, scale in (("guidance_scale", request.guidance_scale), ("guidance_scale_2", request.guidance_scale_2)):
@@ -153,7 +153,7 @@ def _check_numbers(request: JobRequest, spec: ModelSpec) -> None:
         raise InvalidRequest(f"n is at most {limits.max_images} for model {spec.id!r}", param="n")
 
 
-def _check_text(request: JobRequest, spec: ModelSpec) -> None:
+def _check_text_and_sampling(request: JobRequest, spec: ModelSpec) -> None:
     for param, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt or "")):
         if len(text) > spec.limits.max_prompt_chars:
             raise InvalidRequest(f"{param} is at most {spec.limits.max_prompt_chars} characters", param=param)
@@ -164,7 +164,7 @@ def _check_text(request: JobRequest, spec: ModelSpec) -> None:
         raise InvalidRequest(f"scheduler must be one of: {allowed}", param="scheduler")
 
 
-def _check_output(request: JobRequest, spec: ModelSpec, task: Task) -> None:
+def _check_task_fields(request: JobRequest, spec: ModelSpec, task: Task) -> None:
     limits = spec.limits
     if request.fps is not None and not task.makes_video:
         raise InvalidRequest(f"{task.value} makes no video", param="fps")
@@ -181,7 +181,7 @@ def _check_output(request: JobRequest, spec: ModelSpec, task: Task) -> None:
         raise InvalidRequest(f"layers: {rule}", param="layers")
 
 
-def resolve(
+def resolve_job(
     request: JobRequest, spec: ModelSpec, task: Task, *, tenant: str, now_ms: int, inputs: Inputs | None = None
 ) -> Job:
     """Return the job of a checked request with every default resolved; raises `InvalidRequest` for a bad mask size."""
@@ -202,14 +202,14 @@ def resolve(
         height=height,
         task=task,
         prompt=request.prompt,
-        negative_prompt=_or(request.negative_prompt, defaults.negative_prompt),
+        negative_prompt=_default(request.negative_prompt, defaults.negative_prompt),
         n=request.n,
         seed=secrets.randbelow(2**32) if request.seed is None else request.seed,
-        steps=_or(request.steps, defaults.steps),
-        guidance_scale=_or(request.guidance_scale, defaults.guidance_scale),
-        guidance_scale_2=_or(request.guidance_scale_2, defaults.guidance_scale_2),
+        steps=_default(request.steps, defaults.steps),
+        guidance_scale=_default(request.guidance_scale, defaults.guidance_scale),
+        guidance_scale_2=_default(request.guidance_scale_2, defaults.guidance_scale_2),
         scheduler=request.scheduler,
-        adapters=choose(request.adapters, spec.adapter, spec.limits.max_adapters),
+        adapters=resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters),
         mixed_fields=spec.mixed_fields,
         reproducible=request.reproducible,
         output_quality=request.output_quality,
@@ -244,7 +244,7 @@ def _size(request: JobRequest, spec: ModelSpec, task: Task, images: tuple[InputR
         width, height = area.size_for(images[0].width, images[0].height)
         if spec.limits.allows_size(width, height):
             return width, height
-    return _or(request.width, defaults.width), _or(request.height, defaults.height)
+    return _default(request.width, defaults.width), _default(request.height, defaults.height)
 
 
 def _webhook(request: JobRequest) -> Webhook | None:
@@ -259,20 +259,22 @@ def _task_fields(request: JobRequest, spec: ModelSpec, task: Task, inputs: Input
     defaults = spec.defaults
     values: dict[str, Any] = {"output_format": request.output_format or OutputFormat.PNG}
     if task.has_strength:
-        values["strength"] = _or(request.strength, 1.0 if task is Task.INPAINT else defaults.strength)
+        values["strength"] = _default(request.strength, 1.0 if task is Task.INPAINT else defaults.strength)
     if task is Task.EDIT:
         sizes = (spec.references.size_for(image.width, image.height) for image in inputs.images)
         values["reference_sizes"] = tuple(sizes)
     if task.makes_video:
-        values["frames"] = _or(request.frames, spec.usual_frames)
-        values["fps"] = _or(request.fps, defaults.fps)
+        values["frames"] = _default(request.frames, spec.usual_frames)
+        values["fps"] = _default(request.fps, defaults.fps)
         values["output_format"] = OutputFormat.MP4
     else:
-        values["layers"] = _or(request.layers, defaults.layers)
+        values["layers"] = _default(request.layers, defaults.layers)
     return values
 
 
-def choose(choices: Sequence[AdapterChoice], allowed: Sequence[AdapterSpec], limit: int) -> tuple[Adapter, ...]:
+def resolve_adapters(
+    choices: Sequence[AdapterChoice], allowed: Sequence[AdapterSpec], limit: int
+) -> tuple[Adapter, ...]:
     """Return the adapters of a job, or raise `InvalidRequest` for the first that is not allowed."""
     if len(choices) > limit:
         raise InvalidRequest(f"too many adapters: {len(choices)}; at most {limit} are allowed", param="adapters")
@@ -295,5 +297,5 @@ def choose(choices: Sequence[AdapterChoice], allowed: Sequence[AdapterSpec], lim
     return tuple(chosen.values())
 
 
-def _or(value: T | None, default: T) -> T:
+def _default(value: T | None, default: T) -> T:
     return default if value is None else value

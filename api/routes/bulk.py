@@ -20,9 +20,9 @@ from api.http.middleware import NDJSON_TYPES, require_type
 from api.http.ndjson import Line, Splitter, Spool
 from api.http.openapi import ndjson_body, problems
 from api.http.streaming import SEND_TIMEOUT_S
-from api.submission import IdempotencyKey, Prepared, idempotency, outcome_label, prepare, submit_prepared
+from api.submission import IdempotencyKey, QueueEntry, build_submission, idempotency, result_label, submit_entries
 from shared.errors import FusequeueError, PayloadTooLarge
-from shared.queue import Submission, Submitted
+from shared.queue import Submission, SubmitResult
 from shared.request import parse
 from shared.runtime import metrics, strict_json
 from shared.runtime.asyncio_tools import cancel_and_wait
@@ -140,46 +140,46 @@ class BulkSubmission:
         self.max_line_bytes = context.services.settings.max_body_bytes
 
     async def submit(self, lines: list[Line]) -> bytes:
-        """Submit up to `CHUNK_LINES` lines by one script, and return a result line for each, in order."""
-        prepared = await self._prepare_all(lines)
+        """Submit up to `CHUNK_LINES` lines in one script, and return a result line for each, in order."""
+        entries = await self._build_all(lines)
         try:
-            outcomes = await submit_prepared(prepared, self._context.services)
+            results = await submit_entries(entries, self._context.services)
         except FusequeueError as error:
-            outcomes = [error if isinstance(item, Submission) else item for item in prepared]
-        return b"".join(self._result_line(line.number, outcome) for line, outcome in zip(lines, outcomes, strict=True))
+            results = [error if isinstance(entry, Submission) else entry for entry in entries]
+        return b"".join(self._result_line(line.number, result) for line, result in zip(lines, results, strict=True))
 
-    async def _prepare_all(self, lines: list[Line]) -> list[Prepared | FusequeueError]:
-        """Prepare the lines; those with images concurrently, since their images are fetched."""
-        prepared: list[asyncio.Task[Prepared | FusequeueError] | Prepared | FusequeueError] = []
+    async def _build_all(self, lines: list[Line]) -> list[QueueEntry | FusequeueError]:
+        """Build the submissions of the lines; those with images concurrently, since their images are fetched."""
+        entries: list[asyncio.Task[QueueEntry | FusequeueError] | QueueEntry | FusequeueError] = []
         async with asyncio.TaskGroup() as tasks:
             for index, line in enumerate(lines):
                 if line.raw is not None and b'"image' in line.raw:
-                    prepared.append(tasks.create_task(self._prepare_with_image(line)))
+                    entries.append(tasks.create_task(self._build_with_image(line)))
                 else:
-                    prepared.append(await self._prepare(line))
+                    entries.append(await self._build(line))
                 if index % _LINES_PER_YIELD == _LINES_PER_YIELD - 1:
                     await asyncio.sleep(0)
-        return [item.result() if isinstance(item, asyncio.Task) else item for item in prepared]
+        return [item.result() if isinstance(item, asyncio.Task) else item for item in entries]
 
-    async def _prepare_with_image(self, line: Line) -> Prepared | FusequeueError:
+    async def _build_with_image(self, line: Line) -> QueueEntry | FusequeueError:
         async with self._images:
-            return await self._prepare(line)
+            return await self._build(line)
 
-    async def _prepare(self, line: Line) -> Prepared | FusequeueError:
+    async def _build(self, line: Line) -> QueueEntry | FusequeueError:
         if line.raw is None:
             return PayloadTooLarge(f"the line is longer than {self.max_line_bytes} bytes", param="line")
         try:
             request = parse(strict_json.decode(line.raw))
-            return await prepare(request, self._context, idempotency(self._key, line.raw, line.number))
+            return await build_submission(request, self._context, idempotency(self._key, line.raw, line.number))
         except FusequeueError as error:
             return error
 
-    def _result_line(self, number: int, outcome: Submitted | FusequeueError) -> bytes:
-        metrics.bulk_lines.labels(outcome_label(outcome)).inc()
-        if isinstance(outcome, FusequeueError):
-            return error_line(number, outcome)
-        url = self._context.job_url(outcome.job_id)
-        return _encode({"line": number, "id": outcome.job_id, "replayed": outcome.replayed, "url": url})
+    def _result_line(self, number: int, result: SubmitResult | FusequeueError) -> bytes:
+        metrics.bulk_lines.labels(result_label(result)).inc()
+        if isinstance(result, FusequeueError):
+            return error_line(number, result)
+        url = self._context.job_url(result.job_id)
+        return _encode({"line": number, "id": result.job_id, "replayed": result.replayed, "url": url})
 
 
 def error_line(number: int | None, error: FusequeueError) -> bytes:

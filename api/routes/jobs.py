@@ -26,14 +26,14 @@ from shared.runtime import strict_json
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 MAX_LIMIT = 100
-PAGE = 100  # jobs read at once for a filtered list
+SCAN_PAGE_SIZE = 100  # jobs read at once for a filtered list
 MAX_SCANNED = 1_000  # jobs read for one page of a filtered list
 _METADATA = "metadata."
 
 Prefer = Annotated[str | None, Header(description="`wait=n`: respond with 200 if the job ends within n seconds.")]
 Wait = Annotated[
     float | None,
-    Query(ge=0, allow_inf_nan=False, description="Respond when the job has ended, at the latest after these seconds."),
+    Query(ge=0, allow_inf_nan=False, description="Wait for the job to end, at most this many seconds."),
 ]
 
 
@@ -47,15 +47,15 @@ async def submit_job(request: Request, context: Context, key: IdempotencyKey = N
     """Submit a job. It is stored before the response; with `Prefer: wait=n` the response can be the finished job."""
     require_type(request, JSON_TYPES)
     raw = await request.body()
-    submitted = await submit(parse(strict_json.decode(raw)), context, idempotency(key, raw))
-    record = submitted.record
+    accepted = await submit(parse(strict_json.decode(raw)), context, idempotency(key, raw))
+    record = accepted.record
     headers = {"Location": context.job_url(record.job.id)}
-    if submitted.replayed:
+    if accepted.replayed:
         headers["Idempotent-Replayed"] = "true"
     wait_s = preferred_wait_s(prefer, context.services.settings.max_wait_s)
     if wait_s is not None:
         headers["Preference-Applied"] = f"wait={wait_s:.0f}"
-        with contextlib.suppress(Unavailable):  # the job is accepted: an unavailable service is no error now
+        with contextlib.suppress(Unavailable):  # the job is stored: without Redis only the wait ends
             if wait_s and not record.state.terminal:
                 await context.services.waiters.until_terminal(record.job.id, wait_s)
                 record = await context.services.queue.jobs.get(record.job.id) or record
@@ -152,11 +152,11 @@ async def _page(
             context.tenant,
             batch_id=query.batch_id,
             after=cursor,
-            limit=PAGE if filtered else query.limit,
+            limit=SCAN_PAGE_SIZE if filtered else query.limit,
             created_after_ms=_ms(query.created_after),
             created_before_ms=_ms(query.created_before),
         )
-        scanned += PAGE
+        scanned += SCAN_PAGE_SIZE
         for record in records:
             job = record.job
             if (

@@ -14,7 +14,7 @@ from shared.queue.records import (
     QueuePosition,
     Renewal,
     Submission,
-    Submitted,
+    SubmitResult,
     WorkerInfo,
 )
 from shared.queue.webhooks import DeliveryAttempt, DueDelivery, WebhookDelivery
@@ -35,7 +35,7 @@ __all__ = [
     "QueuePosition",
     "Renewal",
     "Submission",
-    "Submitted",
+    "SubmitResult",
     "WebhookDelivery",
     "WorkerInfo",
 ]

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from shared.errors import FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
 from shared.job import InputRef, JobRecord, encode
 from shared.queue.client import QueueComponent, translated
-from shared.queue.records import RANKS, QueuePosition, Submission, Submitted, paired, record
-from shared.queue.scripts import SubmittedJob
+from shared.queue.records import RANKS, QueuePosition, Submission, SubmitResult, paired, record
+from shared.queue.scripts import SubmitArgs
 from shared.runtime.clock import id_time_ms
 
 MAX_SUBMISSIONS = 500
@@ -21,41 +21,41 @@ MAX_LISTED = 1000
 _LIST_ROUNDS = 5
 
 MAX_CALLS = 1_000
-"""Jobs per request body: so many equal requests can run and be retried at once."""
+"""Most unfinished jobs kept per request body."""
 
-_MARGIN_MS = 60_000
+_SYNC_CALL_MARGIN_MS = 60_000
 
 
 class Jobs(QueueComponent):
-    async def submit(self, submissions: Sequence[Submission]) -> list[Submitted | FusequeueError]:
-        """Queue 1 to `MAX_SUBMISSIONS` jobs in one script; return the outcome of each, in order.
+    async def submit(self, submissions: Sequence[Submission]) -> list[SubmitResult | FusequeueError]:
+        """Queue 1 to `MAX_SUBMISSIONS` jobs in one script; return the result of each, in order.
 
-        An outcome can be a `QueueFull` or `IdempotencyMismatch`. Submitting is idempotent by job id; a job is queued
+        A result can be a `QueueFull` or `IdempotencyMismatch`. Submitting is idempotent by job id; a job is queued
         completely or not at all.
         """
         if not 1 <= len(submissions) <= MAX_SUBMISSIONS:
             raise ValueError(f"submit takes 1 to {MAX_SUBMISSIONS} jobs, not {len(submissions)}")
-        replies = await self._scripts.submit(*map(_submitted_job, submissions))
-        return [self._outcome(reply, submission) for reply, submission in zip(replies, submissions, strict=True)]
+        replies = await self._scripts.submit(*map(_submit_args, submissions))
+        return [self._result(reply, submission) for reply, submission in zip(replies, submissions, strict=True)]
 
-    async def submitted_before(self, tenant: str, idempotency_key: str, fingerprint: str | None) -> Submitted | None:
+    async def submitted_before(self, tenant: str, idempotency_key: str, fingerprint: str | None) -> SubmitResult | None:
         """Return the job of the tenant's idempotency key, or None; raises `IdempotencyMismatch`.
 
         Saves a replay from work such as fetching images; `submit` decides again.
         """
         with translated():
             known = await self._redis.get(self._keys.idempotency(tenant, _digest(idempotency_key)))
-            job_id, _, known_print = (known or "").partition(" ")
+            job_id, _, known_fingerprint = (known or "").partition(" ")
             if not job_id or not await self._redis.exists(self._keys.job(job_id)):
                 return None
-        if known_print != (fingerprint or ""):
+        if known_fingerprint != (fingerprint or ""):
             raise _mismatch()
-        return Submitted(job_id=job_id, replayed=True)
+        return SubmitResult(job_id=job_id, replayed=True)
 
-    def _outcome(self, reply: tuple[str, str], submission: Submission) -> Submitted | FusequeueError:
+    def _result(self, reply: tuple[str, str], submission: Submission) -> SubmitResult | FusequeueError:
         code, detail = reply
         if code in ("ok", "replayed"):
-            return Submitted(job_id=str(detail), replayed=code == "replayed")
+            return SubmitResult(job_id=str(detail), replayed=code == "replayed")
         if code == "mismatch":
             return _mismatch()
         scope = f"tenant {submission.job.tenant!r}" if code == "tenant_full" else "the service"
@@ -126,15 +126,15 @@ class Jobs(QueueComponent):
             skipped = 0 if before_ms is None else int(await self._redis.zcount(index, before_ms, "+inf"))
             if after is None:
                 return skipped
-            rank = await self._redis.zrevrank(index, after)
-            if rank is not None:
-                return max(skipped, int(rank) + 1)
+            offset = await self._redis.zrevrank(index, after)
+            if offset is not None:
+                return max(skipped, int(offset) + 1)
             at_ms = id_time_ms(after)
             if at_ms is None:
                 raise InvalidRequest(
                     "after: not a cursor of this list; pass the `next_cursor` of a page", param="after"
                 )
-            # A deleted job: its rank follows from its time, and within the same millisecond from its id.
+            # A deleted job: its offset follows from its time, and within the same millisecond from its id.
             later = int(await self._redis.zcount(index, f"({at_ms}", "+inf"))
             same_ms = await self._redis.zrange(index, at_ms, at_ms, byscore=True, offset=0, num=MAX_LISTED)
             return max(skipped, later + sum(str(other) > after for other in same_ms))
@@ -143,10 +143,10 @@ class Jobs(QueueComponent):
         """Return the job that a tenant submitted `count` jobs after `job_id`, or None."""
         index = self._keys.jobs(tenant)
         with translated():
-            rank = await self._redis.zrevrank(index, job_id)
-            if rank is None or int(rank) < count:
+            offset = await self._redis.zrevrank(index, job_id)
+            if offset is None or int(offset) < count:
                 return None
-            found = await self._redis.zrange(index, int(rank) - count, int(rank) - count, desc=True)
+            found = await self._redis.zrange(index, int(offset) - count, int(offset) - count, desc=True)
         return str(found[0]) if found else None
 
     async def video_page(
@@ -155,13 +155,13 @@ class Jobs(QueueComponent):
         """Return up to `limit` video jobs of a tenant, and whether there are more; `after` is the last job seen."""
         index = self._keys.videos(tenant)
         with translated():
-            rank = -1
+            offset = -1
             if after is not None:
                 found = await (self._redis.zrevrank if newest_first else self._redis.zrank)(index, after)
                 if found is None:
                     raise InvalidRequest("after: no such video; it may have been deleted", param="after")
-                rank = int(found)
-            ids = await self._redis.zrange(index, rank + 1, rank + 1 + limit, desc=newest_first)
+                offset = int(found)
+            ids = await self._redis.zrange(index, offset + 1, offset + 1 + limit, desc=newest_first)
         records = await self.get_many([str(one) for one in ids[:limit]])
         return [one for one in records if one is not None], len(ids) > limit
 
@@ -182,16 +182,16 @@ class Jobs(QueueComponent):
     async def put_input(self, tenant: str, ref: InputRef, ttl_s: int) -> InputRef:
         """Store an input image's record for `ttl_s`, and as long as an unfinished job uses it; return the current one.
 
-        Its object is deleted when both have ended, so that an image stored again is not lost.
+        Its object is deleted when both the time and the jobs have ended, so that an image stored again is not lost.
         """
         name = ref.key.removeprefix(f"inputs/{tenant}/{ref.id}").strip("/")
-        wire = await self._scripts.put_input(tenant, ref.id, ref.model_dump_json(), ttl_s * 1000, name)
-        return _input(wire) or ref
+        encoded = await self._scripts.put_input(tenant, ref.id, ref.model_dump_json(), ttl_s * 1000, name)
+        return _input(encoded) or ref
 
     async def get_input(self, tenant: str, input_id: str) -> InputRef | None:
         with translated():
-            wire = await self._redis.hget(self._keys.input(tenant, input_id), "ref")
-        return _input(wire)
+            encoded = await self._redis.hget(self._keys.input(tenant, input_id), "ref")
+        return _input(encoded)
 
 
 class SyncCalls(QueueComponent):
@@ -232,7 +232,7 @@ class SyncCalls(QueueComponent):
 
     @property
     def _keep_ms(self) -> int:
-        return self._settings.sync_wait_s * 1000 + _MARGIN_MS
+        return self._settings.sync_wait_s * 1000 + _SYNC_CALL_MARGIN_MS
 
 
 def _mismatch() -> IdempotencyMismatch:
@@ -243,19 +243,19 @@ def _digest(idempotency_key: str) -> str:
     return hashlib.sha256(idempotency_key.encode()).hexdigest()[:40]
 
 
-def _input(wire: str | None) -> InputRef | None:
+def _input(encoded: str | None) -> InputRef | None:
     try:
-        return None if wire is None else InputRef.model_validate_json(wire)
+        return None if encoded is None else InputRef.model_validate_json(encoded)
     except ValidationError:
         return None
 
 
-def _submitted_job(submission: Submission) -> SubmittedJob:
+def _submit_args(submission: Submission) -> SubmitArgs:
     job = submission.job
     idempotency = ""
     if submission.idempotency_key is not None:
         idempotency = f"{_digest(submission.idempotency_key)} {submission.fingerprint or ''}"
-    return SubmittedJob(
+    return SubmitArgs(
         id=job.id,
         tenant=job.tenant,
         rank=RANKS.index(job.priority),

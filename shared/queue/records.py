@@ -45,8 +45,8 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class Submitted:
-    """A queued job; when `replayed`, the job of the first submission."""
+class SubmitResult:
+    """The queued job of a submission; when `replayed`, that of the first one with its Idempotency-Key."""
 
     job_id: str
     replayed: bool

@@ -31,8 +31,8 @@ class ScriptRunner(Protocol):
     async def run(self, name: str, *args: str | float, once: bool = False) -> Any: ...
 
 
-class SubmittedJob(NamedTuple):
-    """What `submit` gets of each job, in this order. Empty texts stand for None."""
+class SubmitArgs(NamedTuple):
+    """The arguments of `submit` for each job, in this order. Empty texts stand for None."""
 
     id: str
     tenant: str
@@ -115,7 +115,7 @@ class Scripts:
 
     # Jobs
 
-    async def submit(self, *jobs: SubmittedJob) -> list[tuple[str, str]]:
+    async def submit(self, *jobs: SubmitArgs) -> list[tuple[str, str]]:
         return list(await self._run("submit", *(value for job in jobs for value in job)))
 
     async def cancel_job(self, job_id: str) -> list[str]:

@@ -231,7 +231,7 @@ class BatchRunner:
         deadline_at_ms = min(job.deadline_at_ms or batch.expires_at_ms, batch.expires_at_ms)
         times = {"created_at_ms": batch.created_at_ms, "deadline_at_ms": deadline_at_ms}
         job = job.model_copy(update={"id": line_job_id(batch, line.ordinal), **times})
-        return job_builder.queue_submission(job, context.catalog)
+        return job_builder.make_submission(job, context.catalog)
 
     async def _submit(self, submissions: Sequence[Submission]) -> dict[str, QueueFull]:
         """Submit jobs, and return the errors of those for which the queue is full."""

@@ -12,7 +12,7 @@ from harness.queue import MODELS, claim, claim_ids, end, put, state_of
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.job import State
-from shared.queue import EventFeed, JobEvent, Queue, Submission, Submitted
+from shared.queue import EventFeed, JobEvent, Queue, Submission, SubmitResult
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
@@ -28,7 +28,7 @@ async def test_acknowledged_jobs_survive_a_killed_server(
     async def submit_until_it_dies() -> None:
         while True:
             outcomes = await queue.jobs.submit([make_submission() for _ in range(5)])
-            acknowledged.extend(outcome.job_id for outcome in outcomes if isinstance(outcome, Submitted))
+            acknowledged.extend(outcome.job_id for outcome in outcomes if isinstance(outcome, SubmitResult))
 
     submitting = asyncio.create_task(submit_until_it_dies())
     while len(acknowledged) < 300:

@@ -9,7 +9,7 @@ from harness.queue import claim, claim_ids, end, names_left, put, state_of
 
 from shared.errors import IdempotencyMismatch, QueueFull
 from shared.job import InputRef, Job, Priority, State
-from shared.queue import Queue, Submission, Submitted
+from shared.queue import Queue, Submission, SubmitResult
 
 Make = Callable[..., Submission]
 
@@ -17,7 +17,7 @@ Make = Callable[..., Submission]
 async def test_a_record_has_the_submitted_job(queue: Queue, make_submission: Make) -> None:
     """Readers get what the API resolved."""
     one = make_submission(prompt="größer \u2764 'quoted' \"twice\"", metadata={"k": "v"}, seed=2**62)
-    assert await queue.jobs.submit([one]) == [Submitted(one.job.id, replayed=False)]
+    assert await queue.jobs.submit([one]) == [SubmitResult(one.job.id, replayed=False)]
     record = await queue.jobs.get(one.job.id)
     assert record is not None
     assert record.job == one.job
@@ -64,8 +64,8 @@ async def test_the_same_key_and_body_give_the_same_job(queue: Queue, make_submis
     """A client that repeats a request gets its first job, and nothing runs twice."""
     one = make_submission(idempotency_key="k", fingerprint="f")
     two = make_submission(idempotency_key="k", fingerprint="f")
-    assert await queue.jobs.submit([one]) == [Submitted(one.job.id, replayed=False)]
-    assert await queue.jobs.submit([two]) == [Submitted(one.job.id, replayed=True)]
+    assert await queue.jobs.submit([one]) == [SubmitResult(one.job.id, replayed=False)]
+    assert await queue.jobs.submit([two]) == [SubmitResult(one.job.id, replayed=True)]
     assert await queue.jobs.get(two.job.id) is None
     assert len(await claim(queue)) == 1
 
@@ -90,9 +90,9 @@ async def test_keys_are_kept_apart_in_one_script(queue: Queue, make_submission: 
     sent = [make_submission(idempotency_key=key, fingerprint="f") for key in ("a b", "a", "a b")]
     outcomes = await queue.jobs.submit(sent)
     assert outcomes == [
-        Submitted(sent[0].job.id, False),
-        Submitted(sent[1].job.id, False),
-        Submitted(sent[0].job.id, True),
+        SubmitResult(sent[0].job.id, False),
+        SubmitResult(sent[1].job.id, False),
+        SubmitResult(sent[0].job.id, True),
     ]
 
 
@@ -103,14 +103,14 @@ async def test_a_key_whose_job_is_forgotten_is_free_again(queue: Queue, make_sub
     await queue.jobs.cancel(one.job.id)
     await queue.jobs.forget(one.job.id)
     two = make_submission(idempotency_key="k", fingerprint="f")
-    assert await queue.jobs.submit([two]) == [Submitted(two.job.id, replayed=False)]
+    assert await queue.jobs.submit([two]) == [SubmitResult(two.job.id, replayed=False)]
 
 
 async def test_a_full_queue_gives_a_retry_time(queue_with: Callable[..., Queue], make_submission: Make) -> None:
     """Each job has its own outcome: what fits is queued."""
     queue = queue_with(max_queued_jobs=2)
     outcomes = await queue.jobs.submit([make_submission() for _ in range(3)])
-    assert [type(outcome) for outcome in outcomes] == [Submitted, Submitted, QueueFull]
+    assert [type(outcome) for outcome in outcomes] == [SubmitResult, SubmitResult, QueueFull]
     assert isinstance(outcomes[2], QueueFull)
     assert 1 <= outcomes[2].retry_after_s <= 60
     await claim(queue, 1)
@@ -123,7 +123,7 @@ async def test_one_tenant_cannot_fill_the_queue(queue_with: Callable[..., Queue]
     outcomes = await queue.jobs.submit(
         [make_submission(tenant="a"), make_submission(tenant="a"), make_submission(tenant="b")]
     )
-    assert [type(outcome) for outcome in outcomes] == [Submitted, QueueFull, Submitted]
+    assert [type(outcome) for outcome in outcomes] == [SubmitResult, QueueFull, SubmitResult]
     assert "tenant 'a'" in str(outcomes[1])
 
 
@@ -135,7 +135,7 @@ async def test_a_replay_succeeds_when_the_queue_is_full(
     one = make_submission(idempotency_key="k", fingerprint="f")
     await put(queue, one)
     again = make_submission(idempotency_key="k", fingerprint="f")
-    assert await queue.jobs.submit([again]) == [Submitted(one.job.id, replayed=True)]
+    assert await queue.jobs.submit([again]) == [SubmitResult(one.job.id, replayed=True)]
 
 
 async def test_an_input_lives_as_long_as_a_job_uses_it(

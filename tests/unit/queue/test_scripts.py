@@ -14,7 +14,7 @@ from fakeredis import FakeAsyncRedis
 from shared.config.settings import Settings
 from shared.job import Priority
 from shared.queue.redis_keys import KEYS, RedisKey, RedisKeys, lua_keys
-from shared.queue.scripts import FOLDER, Scripts, SubmittedJob, script_files, script_text
+from shared.queue.scripts import FOLDER, Scripts, SubmitArgs, script_files, script_text
 
 LIB = ("prelude", "readiness", "model_loads")
 TEXT = "\n".join(script_files()[name].read_text("utf-8") for name in LIB)
@@ -97,7 +97,7 @@ def test_submit_reads_the_fields_that_python_writes() -> None:
     """A job's values are matched by position."""
     fields = re.search(r"local FIELDS = \{(.*?)\}", script_files()["submit"].read_text("utf-8"), re.DOTALL)
     assert fields is not None
-    assert tuple(re.findall(r"'(\w+)'", fields.group(1))) == SubmittedJob._fields
+    assert tuple(re.findall(r"'(\w+)'", fields.group(1))) == SubmitArgs._fields
 
 
 # now = 1000, window = 50, efficient_rows = 8 unless the row says otherwise; the last column is when the jobs are ready.

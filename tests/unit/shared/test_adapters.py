@@ -12,7 +12,7 @@ from shared.config import models_file
 from shared.config.models_file import AdapterSpec
 from shared.errors import ConfigurationError, InvalidRequest
 from shared.job import Adapter, Job
-from shared.job_builder import check_limits, choose
+from shared.job_builder import check_limits, resolve_adapters
 from shared.request import AdapterChoice, parse
 from shared.signature import denoisers_of, mixable_fields, signature
 
@@ -33,7 +33,7 @@ source = "{adapter}"
 
 
 def test_adapters_get_their_default_scale() -> None:
-    chosen = choose([AdapterChoice(id="oil"), AdapterChoice(id="ink", scale=-1.5)], ALLOWED, limit=2)
+    chosen = resolve_adapters([AdapterChoice(id="oil"), AdapterChoice(id="ink", scale=-1.5)], ALLOWED, limit=2)
     assert chosen == (Adapter(id="oil", scale=0.6), Adapter(id="ink", scale=-1.5))
 
 

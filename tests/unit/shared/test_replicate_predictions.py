@@ -29,7 +29,7 @@ from shared.job import (
     encode,
     is_newer,
 )
-from shared.job_builder import Inputs, resolve
+from shared.job_builder import Inputs, resolve_job
 from shared.protocols.replicate.prediction_inputs import parse_input
 from shared.protocols.replicate.predictions import input_of, logs, prediction, webhook_body
 from shared.webhooks import MAX_BODY_BYTES, TERMINAL_EVENTS
@@ -111,7 +111,7 @@ def test_the_input_of_a_prediction_describes_an_equal_job(
 ) -> None:
     job = make_job(mixed_fields=CATALOG.get("demo").mixed_fields, **changes)
     request, _ = parse_input(input_of(job), CATALOG.get("demo"), {})
-    rebuilt = resolve(
+    rebuilt = resolve_job(
         request,
         CATALOG.get("demo"),
         job.task,

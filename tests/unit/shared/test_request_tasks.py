@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec, References
 from shared.errors import InvalidRequest
 from shared.job import InputRef, Job, OutputFormat, Task
-from shared.job_builder import Inputs, check_limits, resolve
+from shared.job_builder import Inputs, check_limits, resolve_job
 from shared.request import parse
 from shared.signature import signature
 
@@ -54,7 +54,7 @@ def job_of(body: dict[str, Any], *sizes: tuple[int, int], mask: tuple[int, int] 
         last_image=None if request.last_image is None else ref(),
     )
     spec = CATALOG.get(request.model)
-    return resolve(request, spec, check_limits(request, spec), tenant="t", now_ms=0, inputs=inputs)
+    return resolve_job(request, spec, check_limits(request, spec), tenant="t", now_ms=0, inputs=inputs)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_video_gets_the_length_and_rate_of_its_model() -> None:
     assert (asked.frames, asked.fps, asked.guidance_scale_2) == (81, 24, 1.5)
     most = ModelSpec(id="m", source="x", tasks=(T2V,), limits=Limits(max_frames=100, frames_multiple=8))
     request = parse({"model": "m", "prompt": "x"})
-    assert resolve(request, most, check_limits(request, most), tenant="t", now_ms=0).frames == 97
+    assert resolve_job(request, most, check_limits(request, most), tenant="t", now_ms=0).frames == 97
     image = job_of({"model": "painter"})
     assert (image.frames, image.fps, image.output_format) == (1, None, OutputFormat.PNG)
 
