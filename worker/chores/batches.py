@@ -190,7 +190,7 @@ class BatchRunner:
                 break
             offset = end
             if isinstance(item, FusequeueError):
-                rejected.append(batch_lines.rejected_line(batch, line, item))
+                rejected.append(batch_lines.error_line(batch, line, item.code, item.message, item.param))
             else:
                 accepted.append(line.ordinal)
         parts = await store_part(self._context, batch, batch.error_file_id, rejected)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -160,16 +161,16 @@ async def _chunks(body: bytes) -> AsyncGenerator[bytes]:
         yield body[start : start + _CHUNK_BYTES]
 
 
+@dataclass
 class ImageStream:
     """Server-sent events of one job: previews, then its images or one `error`."""
 
-    def __init__(self, job_id: str, parsed: ImageRequest, context: RequestContext, scope: Mapping[str, Any]) -> None:
-        self._job_id = job_id
-        self._parsed = parsed
-        self._context = context
-        self._scope = scope
-        self._sent: set[str] = set()
-        self._job: Job | None = None
+    _job_id: str
+    _parsed: ImageRequest
+    _context: RequestContext
+    _scope: Mapping[str, Any]
+    _sent: set[str] = field(default_factory=set)
+    _job: Job | None = None
 
     async def events(self) -> AsyncGenerator[bytes]:
         queue = self._context.services.queue

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.config.models_file import Catalog
-from shared.errors import FusequeueError, InvalidRequest
+from shared.errors import InvalidRequest
 from shared.job import JobRecord, State
 from shared.protocols.native import job_object
 from shared.protocols.openai.batches import Batch, BatchError, line_job_id
@@ -102,11 +102,6 @@ def line_request(endpoint: str, body: dict[str, Any], catalog: Catalog) -> JobRe
 def error_line(batch: Batch, line: BatchLine, code: str, message: str, param: str | None = None) -> bytes:
     """Return a line of the error file."""
     return _encode(batch, line, None, {"code": code, "message": message, "param": param})
-
-
-def rejected_line(batch: Batch, line: BatchLine, error: FusequeueError) -> bytes:
-    """Return the error line of a request that was not accepted."""
-    return error_line(batch, line, error.code, error.message, error.param)
 
 
 def failed_line(batch: Batch, line: BatchLine, record: JobRecord) -> bytes:
