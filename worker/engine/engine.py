@@ -18,13 +18,14 @@ from transformers.utils import logging as transformers_logging
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
 from shared.errors import JobError
+from worker.engine import protocol
 from worker.engine.device import choose_device, device_uuid, keep_freed_memory, raise_thread_priority
 from worker.engine.fusion.self_check import run_self_check
 from worker.engine.lora.adapter_loader import AdapterLoader
 from worker.engine.pipelines.input_images import InputImages, prepare_inputs
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.model_cache import ModelCache, ModelCacheFull
-from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, ModelLoaded, ModelLoadFailed
+from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, InputFiles
 from worker.engine.scheduling.batch_scheduler import BatchScheduler
 from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.timing import ForwardTimer, ThreadTimer
@@ -50,18 +51,15 @@ class Engine:
         # Several threads change these two, by single operations, which are atomic.
         self._unfinished: set[str] = set()
         self._load_waiters: dict[str, threading.Event] = {}
+        post = self._inbox.put
         adapters = AdapterLoader(
-            self.device,
-            settings.adapter_memory_bytes,
-            self._inbox.put,
-            lambda *outcome: self._scheduler.adapters_loaded(*outcome),
+            self.device, settings.adapter_memory_bytes, post, lambda *args: self._scheduler.adapters_loaded(*args)
         )
-        self._models = ModelCache(self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_loaded, adapters)
+        self._models = ModelCache(self.device, settings.gpu_memory_bytes, post, self._model_loaded, adapters)
         self._forward_timer = ForwardTimer(self.device)
         self._thread_timer = ThreadTimer(time.monotonic())
-        self._scheduler = BatchScheduler(
-            self.device, self._models, self._forward_timer, events, self._unfinished.discard, settings.aging_ms / 1000
-        )
+        aging_s = settings.aging_ms / 1000
+        self._scheduler = BatchScheduler(self._models, self._forward_timer, events, self._unfinished, aging_s)
         self._input_executor = ThreadPoolExecutor(1, thread_name_prefix="prepare-input")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
@@ -91,7 +89,7 @@ class Engine:
     def submit(self, *requests: EngineRequest) -> None:
         self._unfinished.update([request.claim_key for request in requests])
         numbered = [(request, next(self._arrivals)) for request in requests]
-        if all(request.inputs.empty for request in requests):
+        if all(request.inputs == InputFiles() for request in requests):
             self._prepare_and_admit(numbered)
         else:
             self._input_executor.submit(self._prepare_and_admit, numbered)
@@ -194,8 +192,8 @@ class Engine:
             self._thread_timer.note_job(now, now if queued_since_s is None else queued_since_s)
             if job.key not in self._unfinished:  # canceled while its inputs were decoded
                 self._scheduler.finish(job, canceled=True)
-            elif self._scheduler.admit(job):
-                self._models.request(job.spec)
+            else:
+                self._scheduler.admit(job)
 
     def _request_model(self, spec: ModelSpec) -> None:
         if self._models.get(spec.id) is not None:
@@ -205,25 +203,22 @@ class Engine:
 
     def _model_loaded(self, model: str, outcome: LoadedModel | JobError) -> None:
         if isinstance(outcome, LoadedModel):
-            self._prepare_model(model, outcome)
+            self._preparing_model = True
+            run_self_check(outcome, self.device)
+            warm_up_model(outcome, self.device, self._forward_timer.note_progress)
+            self._forward_timer.note_progress()
+            self._preparing_model = False
+            self._load_seconds[model] = time.monotonic() - outcome.began_s
+            self._events.on_event(protocol.ModelLoaded(model, self._load_seconds[model]))
+            self._unavailable.pop(model, None)
         elif isinstance(outcome, ModelCacheFull):
             log.info("model_load_skipped", model=model, reason=outcome.message)
         else:
             self._unavailable[model] = outcome.message
-            self._events.on_event(ModelLoadFailed(model))
+            self._events.on_event(protocol.ModelLoadFailed(model))
             log.error("model_unavailable", model=model, error=outcome.message)
         self._scheduler.model_loaded(model, outcome)
         self._wake_load_waiter(model)
-
-    def _prepare_model(self, model: str, loaded: LoadedModel) -> None:
-        self._preparing_model = True
-        run_self_check(loaded, self.device)
-        warm_up_model(loaded, self.device, self._forward_timer.note_progress)
-        self._forward_timer.note_progress()
-        self._preparing_model = False
-        self._load_seconds[model] = time.monotonic() - loaded.began_s
-        self._events.on_event(ModelLoaded(model, self._load_seconds[model]))
-        self._unavailable.pop(model, None)
 
     def _wake_load_waiter(self, model: str) -> None:
         if done := self._load_waiters.pop(model, None):

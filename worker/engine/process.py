@@ -18,14 +18,12 @@ from collections import deque
 
 import structlog
 
-from shared.config.models_file import Catalog
-from shared.config.settings import Settings
 from shared.errors import ConfigurationError, FusequeueError
 from shared.runtime import log
 from worker.engine.channel import Channel
 from worker.engine.device import device_facts
 from worker.engine.engine import Engine
-from worker.engine.protocol import EngineEvent, EngineStatus, ForwardDone, JobPhaseChanged, OutputReady, WarmUpDone
+from worker.engine.protocol import EngineEvent, ForwardDone, JobPhaseChanged, OutputReady, WarmUpDone
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread can hold Python's lock. The engine's thread releases it in every torch operation, and with
@@ -78,23 +76,18 @@ class EventSender:
             while not self._finishing or self._events:
                 self._wake.wait(STATUS_INTERVAL_S)
                 self._wake.clear()
-                while True:
-                    count = min(MAX_EVENTS_PER_MESSAGE, len(self._events))
-                    events = [self._events.popleft() for _ in range(count)]
-                    self._channel.send((events, self._due_status(engine)))
-                    if not self._events:
-                        break
+                count = min(MAX_EVENTS_PER_MESSAGE, len(self._events))
+                events = [self._events.popleft() for _ in range(count)]
+                status_due = time.monotonic() - self._status_sent_at_s >= STATUS_INTERVAL_S
+                if status_due:
+                    self._status_sent_at_s = time.monotonic()
+                self._channel.send((events, engine.status() if status_due else None))
+                if self._events:
+                    self._wake.set()
         except Exception as error:  # exit, because an engine that sends nothing would go unnoticed
             if not isinstance(error, OSError):
                 structlog.get_logger().exception("event_sender_failed")
             os._exit(1)
-
-    def _due_status(self, engine: Engine) -> EngineStatus | None:
-        now = time.monotonic()
-        if now - self._status_sent_at_s < STATUS_INTERVAL_S:
-            return None
-        self._status_sent_at_s = now
-        return engine.status()
 
 
 def main(descriptor: int) -> int:
@@ -105,8 +98,6 @@ def main(descriptor: int) -> int:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     channel = Channel(socket.socket(fileno=descriptor))
-    catalog: Catalog
-    settings: Settings
     catalog, settings = channel.receive()
     log.configure(settings.log_level)
     sender = EventSender(channel)

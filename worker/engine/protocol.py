@@ -26,10 +26,6 @@ class InputFiles:
     mask: bytes | None = None
     last_image: bytes | None = None
 
-    @property
-    def empty(self) -> bool:
-        return not self.images and self.mask is None and self.last_image is None
-
 
 @dataclass(frozen=True)
 class Audio:
@@ -173,8 +169,6 @@ class WarmUpDone:
 
 
 class EngineEvents(Protocol):
-    """Receiver of the engine's events."""
-
     def on_event(self, event: EngineEvent) -> None:
         """Take the next event; called on the engine's thread, so it must not block."""
 
@@ -208,8 +202,8 @@ class EngineStatus:
 
     `models_bytes` is the memory of loaded models and adapters, out of the device's `memory_bytes`. `load_seconds` is
     the time of each model's last load, from reading its files to its first job. `unavailable_models` has the reason of
-    each load that failed. `device_uuid` is the GPU's UUID in NVML. `row_limits` is how many images memory
-    holds at once, by model and shape, where it ran out.
+    each load that failed. `device_uuid` is the GPU's UUID in NVML. `row_limits` is how many images memory holds at
+    once, by model and shape, where it ran out.
     """
 
     device: str

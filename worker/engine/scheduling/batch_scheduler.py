@@ -33,22 +33,19 @@ DENOISER_METHODS = frozenset(f"{name}.forward" for name in DENOISERS)
 
 
 class BatchScheduler:
-    """The jobs of one device. Used on the engine's thread only, except `running` and `row_limits`."""
+    """The jobs of one device. Used on the engine's thread only, except `running` and `row_limits`.
+
+    A job that ends is removed from `unfinished`.
+    """
 
     def __init__(
-        self,
-        device: torch.device,
-        models: ModelCache,
-        timer: ForwardTimer,
-        events: EngineEvents,
-        on_finished: Callable[[str], None],
-        aging_s: float,
+        self, models: ModelCache, timer: ForwardTimer, events: EngineEvents, unfinished: set[str], aging_s: float
     ) -> None:
-        self._device = device
+        self._device = models.device
         self._models = models
         self._timer = timer
         self._events = events
-        self._on_finished = on_finished
+        self._unfinished = unfinished
         self._jobs: dict[str, EngineJob] = {}
         self._memory = MemoryLimits()
         self._selector = CallSelector(timer, self._memory, aging_s)
@@ -65,15 +62,15 @@ class BatchScheduler:
                 limits[model, shape] = min(limit, limits.get((model, shape), limit))
         return limits
 
-    def admit(self, job: EngineJob) -> bool:
-        """Add a job; True if its model must be loaded first."""
+    def admit(self, job: EngineJob) -> None:
+        """Start a job, or request its model."""
         self._jobs[job.key] = job
         model = self._models.get(job.spec.id)
         if model is None:
             self._wait_for_load(job)
+            self._models.request(job.spec)
         else:
             self._start(job, model)
-        return model is None
 
     def model_loaded(self, model: str, outcome: LoadedModel | JobError) -> None:
         """Start the jobs that wait for a model, or fail them if it did not load."""
@@ -85,7 +82,9 @@ class BatchScheduler:
 
     def adapters_loaded(self, model: LoadedModel, key: AdapterKey, error: JobError | None) -> None:
         """Start the jobs that wait for adapters of a model, or fail them if these did not load."""
-        for job in [job for job in self._jobs.values() if job.waits_for_adapters_of is model and job.adapter == key]:
+        for job in [
+            job for job in self._jobs.values() if job.model is model and not job.started and job.adapter == key
+        ]:
             if error is not None:
                 self.finish(job, error)
             else:
@@ -102,8 +101,7 @@ class BatchScheduler:
             self.cancel(key)
 
     def models_in_use(self) -> set[str]:
-        jobs = self._jobs.values()
-        return {job.spec.id for job in jobs if job.started or job.waits_for_adapters_of is not None}
+        return {job.spec.id for job in self._jobs.values() if job.model is not None}
 
     def can_run(self) -> bool:
         return any(task.call is not None for job in self._jobs.values() for task in job.tasks)
@@ -123,8 +121,8 @@ class BatchScheduler:
         self._report_progress({call.job.key: call.job for call in calls}.values())
 
     def _start(self, job: EngineJob, model: LoadedModel) -> None:
-        job.waits_for_adapters_of = None if model.adapters.use(job.adapter) else model
-        if job.waits_for_adapters_of is not None:
+        job.model = model
+        if not model.adapters.use(job.adapter):
             self._wait_for_load(job)
             self._models.adapters.request(model, job.adapter)
             return
@@ -145,7 +143,7 @@ class BatchScheduler:
         for task in job.tasks:
             task.abort()
         self._timer.await_all()
-        self._on_finished(job.key)
+        self._unfinished.discard(job.key)
         self._events.on_event(job.finished(error, canceled))
         if model := self._models.get(job.spec.id):
             if model.spec.id not in self.models_in_use():
@@ -175,14 +173,9 @@ class BatchScheduler:
     def _text_cache(self, job: EngineJob, call: ParkedCall) -> TextCache | None:
         """Return the cache for the outcome of a call, None if it must not be cached."""
         # The last bits of an encoding depend on its batch mates, which reproducible jobs must not.
-        if call.shared_method.stage is not Stage.ENCODE or job.padded_calls is not None:
+        if call.shared_method.stage is not Stage.ENCODE or job.fixed_rows is not None or job.model is None:
             return None
-        model = self._models.get(job.spec.id)
-        return None if model is None else model.text_cache
-
-    def _cached(self, job: EngineJob, call: ParkedCall) -> Any | None:
-        cache = self._text_cache(job, call)
-        return None if cache is None else cache.get(call)
+        return job.model.text_cache
 
     def _run(self, calls: Sequence[TaskCall]) -> list[Any]:
         call, kind, padded_calls = calls[0].call, calls[0].kind, calls[0].padded_calls
@@ -199,16 +192,16 @@ class BatchScheduler:
             log.warning("memory_exhausted", model=kind[0], shape=kind[1], method=kind[2], calls=failed, next_calls=fits)
             if padded_calls is None:  # a padded forward has the same rows for any number of calls
                 self._memory.record_failure(kind, failed, fits)
-            self._free_memory()
+            while self._models.evict_one(self.models_in_use()):
+                pass
+            for model in self._models.loaded.values():
+                self._trim_adapters(model, keep_unused=False)
+                model.text_cache.clear()
+            empty_cache(self._device)
 
-        fused = FusedCall(
-            [call.call for call in calls],
-            padded_calls=padded_calls,
-            positions=[call.position for call in calls if call.position is not None],
-            measure=measure,
-            free_memory=free_memory,
-            known_limit=self._memory.fits(kind) if padded_calls is None else None,
-        )
+        positions = [call.position for call in calls if call.position is not None]
+        known_fit = self._memory.fits(kind) if fixed_rows is None else None
+        fused = FusedCall([call.call for call in calls], fixed_rows, positions, measure, free_memory, known_fit)
         outcomes = fused.run()
         if failures := fused.failed_forwards:
             self._events.on_event(protocol.ForwardRetried(kind[0], failures))
@@ -224,31 +217,18 @@ class BatchScheduler:
             return
         for job in distinct.values():
             job.record_forward(len(jobs), len(distinct))
-        first = jobs[0]
+        first, rows = jobs[0], len(jobs)
+        padding, device = max(0, (first.fixed_rows or 0) - rows), device_name(self._device)
         self._events.on_event(
-            ForwardDone(
-                model=first.spec.id,
-                rows=len(jobs),
-                jobs=len(distinct),
-                seconds=seconds,
-                device=device_name(self._device),
-                shape=first.shape,
-                padding=max(0, (first.padded_calls or 0) - len(jobs)),
-                claim_key=first.key,
-            )
+            ForwardDone(first.spec.id, rows, len(distinct), seconds, device, first.shape, first.key, padding)
         )
-
-    def _free_memory(self) -> None:
-        while self._models.evict_one(self.models_in_use()):
-            pass
-        for model in self._models.loaded.values():
-            self._trim_adapters(model, keep_unused=False)
-            model.text_cache.clear()
-        empty_cache(self._device)
 
     def _after_resume(self, job: EngineJob, task: ImageTask) -> None:
         """Resume a task with cached outcomes; report the outputs of one that is done, and finish a job that ends."""
-        while task.call is not None and (outcome := self._cached(job, task.call)) is not None:
+        while task.call is not None and (cache := self._text_cache(job, task.call)) is not None:
+            outcome = cache.get(task.call)
+            if outcome is None:
+                break
             task.resume(self._device, outcome)
         self._timer.note_progress()  # a pipeline's own code can be slow: GLM-Image generates tokens for a whole image
         if task.call is not None and job.request.job.previews:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable
 
-from shared.config.models_file import ModelSpec
 from shared.errors import JobError
 from shared.job import BatchingStats, Priority
 from shared.signature import signature
@@ -21,26 +20,28 @@ PRIORITY_RANKS = {Priority.INTERACTIVE: 0, Priority.STANDARD: 1, Priority.BULK: 
 # Rows of a reproducible job's forwards, the same at any load. Few, so that a solo job stays cheap.
 REPRODUCIBLE_ROWS = 4
 
-# Pixels decoded together: the activations of a VAE grow with the pixels of all rows.
-MAX_DECODE_PIXELS = 4 * 1024 * 1024
-
 
 class EngineJob:
     """One job. `arrival` numbers the jobs by arrival.
 
-    Jobs of one `batch_group` can be batch mates; the batch keys of their calls decide what is fused.
-    `waits_for_adapters_of` is the loaded model whose adapters for this job are being loaded.
+    Jobs of one `batch_group` can be batch mates; the batch keys of their calls decide what is fused. Each forward of a reproducible job is padded to `fixed_rows` calls. A job that has its `model` but has not started
+    waits for adapters.
     """
 
     def __init__(self, request: EngineRequest, arrival: int, inputs: InputImages) -> None:
         self.request = request
+        self.key = request.claim_key
+        self.spec = request.spec
         self.arrival = arrival
         self.priority_rank = PRIORITY_RANKS[request.job.priority]
-        self.batch_group = _batch_group(request)
+        # Padding to the size of another job changes the last bits: reproducible jobs share batches of one size only.
+        size = (request.job.width, request.job.height) if request.job.reproducible else None
+        self.batch_group: Hashable = request.claim_key if request.solo else (signature(request.job), size)
         self.shape = shape_key(request.job)
+        self.fixed_rows = min(REPRODUCIBLE_ROWS, self.spec.max_batch) if request.job.reproducible else None
         self.inputs = inputs
         self.adapter = adapter_key(request.job.adapters)
-        self.waits_for_adapters_of: LoadedModel | None = None
+        self.model: LoadedModel | None = None
         self.tasks: list[ImageTask] = []
         self.steps: list[StepCounter] = []  # of each task
         self.progressed = False
@@ -53,29 +54,9 @@ class EngineJob:
         self._started_s: float | None = None
         self._preempted_s = 0.0
         self._preempted_since_s: float | None = None
-        self._model_solo_reason: str | None = None
         self._forwards = 0
         self._rows = 0
         self._max_jobs = 1
-
-    @property
-    def key(self) -> str:
-        return self.request.claim_key
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.request.spec
-
-    @property
-    def padded_calls(self) -> int | None:
-        """The number of calls that each forward of a reproducible job is padded to, None for other jobs."""
-        return min(REPRODUCIBLE_ROWS, self.spec.max_batch) if self.request.job.reproducible else None
-
-    @property
-    def decode_limit(self) -> int:
-        """How many images of this size can be decoded together."""
-        job = self.request.job
-        return max(1, MAX_DECODE_PIXELS // (job.width * job.height * job.frames))
 
     @property
     def started(self) -> bool:
@@ -85,20 +66,14 @@ class EngineJob:
         """Return for how long jobs of higher priority have preempted this one in total."""
         return self._preempted_s + (0.0 if self._preempted_since_s is None else now_s - self._preempted_since_s)
 
-    def preempt(self, now_s: float) -> None:
-        """Record that jobs of higher priority run instead of this one."""
-        if self._preempted_since_s is None:
-            self._preempted_since_s = now_s
-
-    def resume(self, now_s: float) -> None:
-        """Record that this job is not preempted any more."""
+    def set_preempted(self, preempted: bool, now_s: float) -> None:
+        """Record whether jobs of higher priority run instead of this one."""
         self._preempted_s = self.preempted_s(now_s)
-        self._preempted_since_s = None
+        self._preempted_since_s = now_s if preempted else None
 
     def create_tasks(self, model: LoadedModel) -> None:
         """Create an image task for each image of the job, without starting it."""
         self._started_s = time.monotonic()
-        self._model_solo_reason = model.solo_reason
         for index in range(self.request.job.n):
             steps = StepCounter(self._note_progress)
             self.steps.append(steps)
@@ -148,8 +123,8 @@ class EngineJob:
         rows = self.padded_calls or self.spec.max_batch
         if self.request.solo:
             return "ran solo because a worker was lost while running it"
-        if self._model_solo_reason is not None:
-            return self._model_solo_reason
+        if self.model is not None and self.model.solo_reason is not None:
+            return self.model.solo_reason
         if self.request.job.n >= rows:
             return f"its own images fill a forward of {rows} rows"
         if self.mismatched:
@@ -157,11 +132,3 @@ class EngineJob:
         if self.excluded_bulk:
             return "bulk jobs would have slowed its forwards down"
         return "no other job arrived in time"
-
-
-def _batch_group(request: EngineRequest) -> Hashable:
-    job = request.job
-    if request.solo:
-        return request.claim_key
-    # Padding to the size of another job changes the last bits, so reproducible jobs share batches of one size only.
-    return (signature(job), (job.width, job.height) if job.reproducible else None)

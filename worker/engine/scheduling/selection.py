@@ -17,6 +17,9 @@ from worker.engine.scheduling.timing import ForwardTimer
 MAX_SLOWDOWN = 0.05
 """The share by which bulk rows can lengthen an interactive job's forwards: by one step in total if it has 20."""
 
+# Pixels decoded together: the activations of a VAE grow with the pixels of all rows.
+MAX_DECODE_PIXELS = 4 * 1024 * 1024
+
 
 class Candidate(NamedTuple):
     """What the policy knows of one parked call.
@@ -65,9 +68,7 @@ def select_calls(candidates: Sequence[Candidate], limit: Callable[[Sequence[int]
 
 
 def is_filler(call: Candidate, first: Candidate) -> bool:
-    """Return whether a call shares a forward with the first only where that does not slow it down: bulk with
-    interactive jobs.
-    """
+    """Return whether a call is bulk and the first interactive, so that it must not slow the forward down."""
     return first.priority_rank == PRIORITY_RANKS[Priority.INTERACTIVE] and (
         call.priority_rank >= PRIORITY_RANKS[Priority.BULK]
     )
@@ -83,11 +84,11 @@ def free_fillers(own: int, fillers: int, seconds: Callable[[int], float | None])
     while own_s is not None and free < fillers:
         tried = min(fillers, 2 * free + 1)
         tried_s = seconds(own + tried)
-        if tried_s is not None and tried_s > (1 + MAX_SLOWDOWN) * own_s:
+        if tried_s is None:
+            return tried
+        if tried_s > (1 + MAX_SLOWDOWN) * own_s:
             break
         free = tried
-        if tried_s is None:
-            break
     return free
 
 
@@ -130,8 +131,10 @@ class TaskCall(NamedTuple):
 
     @property
     def decode_limit(self) -> int | None:
-        """How many images can be decoded together, None for another call."""
-        return self.job.decode_limit if self.call.shared_method.component == "vae" else None
+        """How many images of this size can be decoded together, None for another call."""
+        job = self.job.request.job
+        decodes = self.call.shared_method.component == "vae"
+        return max(1, MAX_DECODE_PIXELS // (job.width * job.height * job.frames)) if decodes else None
 
 
 class CallSelector:
@@ -177,10 +180,7 @@ def _record_preemption(jobs: Collection[EngineJob], selected: Sequence[TaskCall]
     keys = {call.job.key for call in selected}
     rank = min(call.job.priority_rank for call in selected)
     for job in jobs:
-        if job.started and job.key not in keys and job.priority_rank > rank:
-            job.preempt(now)
-        else:
-            job.resume(now)
+        job.set_preempted(job.started and job.key not in keys and job.priority_rank > rank, now)
 
 
 def _record_mismatches(
