@@ -82,9 +82,8 @@ class BatchScheduler:
 
     def adapters_loaded(self, model: LoadedModel, key: AdapterKey, error: JobError | None) -> None:
         """Start the jobs that wait for adapters of a model, or fail them if these did not load."""
-        for job in [
-            job for job in self._jobs.values() if job.model is model and not job.started and job.adapter == key
-        ]:
+        jobs = [job for job in self._jobs.values() if job.model is model and job.adapter == key and not job.started]
+        for job in jobs:
             if error is not None:
                 self.finish(job, error)
             else:
@@ -113,7 +112,12 @@ class BatchScheduler:
             calls = self._drop_non_finite(calls)
         if not calls:
             return
-        outcomes = self._outcomes(calls)
+        cache = self._text_cache(calls[0].job, calls[0].call)
+        if cache is None:
+            outcomes = self._run(calls)
+        else:
+            parked = [call.call for call in calls]
+            outcomes = cache.get_or_run(parked, lambda indexes: self._run([calls[at] for at in indexes]))
         for (job, task, _), outcome in zip(calls, outcomes, strict=True):
             if not task.done:
                 task.resume(self._device, outcome)
@@ -163,12 +167,6 @@ class BatchScheduler:
                 task.resume(self._device, non_finite_error())
                 self._after_resume(job, task)
         return [call for call, ok in zip(calls, finite, strict=True) if ok and not call.task.done]
-
-    def _outcomes(self, calls: Sequence[TaskCall]) -> list[Any]:
-        cache = self._text_cache(calls[0].job, calls[0].call)
-        if cache is None:
-            return self._run(calls)
-        return cache.get_or_run([call.call for call in calls], lambda indexes: self._run([calls[at] for at in indexes]))
 
     def _text_cache(self, job: EngineJob, call: ParkedCall) -> TextCache | None:
         """Return the cache for the outcome of a call, None if it must not be cached."""

@@ -24,8 +24,8 @@ REPRODUCIBLE_ROWS = 4
 class EngineJob:
     """One job. `arrival` numbers the jobs by arrival.
 
-    Jobs of one `batch_group` can be batch mates; the batch keys of their calls decide what is fused. Each forward of a reproducible job is padded to `fixed_rows` calls. A job that has its `model` but has not started
-    waits for adapters.
+    Jobs of one `batch_group` can be batch mates; the batch keys of their calls decide what is fused. Each forward of a
+    reproducible job is padded to `fixed_rows` calls. A job that has its `model` but has not started waits for adapters.
     """
 
     def __init__(self, request: EngineRequest, arrival: int, inputs: InputImages) -> None:
