@@ -94,7 +94,7 @@ def test_a_model_that_cannot_be_compiled_runs_uncompiled(weights: Path, monkeypa
     "fields", [{"offload": "group"}, {"adapter": (AdapterSpec(id="ink", source="/ink"),)}], ids=["offload", "adapters"]
 )
 def test_offload_and_adapters_exclude_compilation(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="compile goes with"):
+    with pytest.raises(ValidationError, match="compile needs"):
         ModelSpec(id="m", source="/m", compile=True, **fields)
 
 

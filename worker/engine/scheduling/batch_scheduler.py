@@ -171,7 +171,7 @@ class BatchScheduler:
     def _text_cache(self, job: EngineJob, call: ParkedCall) -> TextCache | None:
         """Return the cache for the outcome of a call, None if it must not be cached."""
         # The last bits of an encoding depend on its batch mates, which reproducible jobs must not.
-        if call.shared_method.stage is not Stage.ENCODE or job.fixed_rows is not None or job.model is None:
+        if call.shared_method.stage is not Stage.ENCODE or job.padded_calls is not None or job.model is None:
             return None
         return job.model.text_cache
 
@@ -198,8 +198,8 @@ class BatchScheduler:
             empty_cache(self._device)
 
         positions = [call.position for call in calls if call.position is not None]
-        known_fit = self._memory.fits(kind) if fixed_rows is None else None
-        fused = FusedCall([call.call for call in calls], fixed_rows, positions, measure, free_memory, known_fit)
+        known_limit = self._memory.fits(kind) if padded_calls is None else None
+        fused = FusedCall([call.call for call in calls], padded_calls, positions, measure, free_memory, known_limit)
         outcomes = fused.run()
         if failures := fused.failed_forwards:
             self._events.on_event(protocol.ForwardRetried(kind[0], failures))
@@ -216,7 +216,7 @@ class BatchScheduler:
         for job in distinct.values():
             job.record_forward(len(jobs), len(distinct))
         first, rows = jobs[0], len(jobs)
-        padding, device = max(0, (first.fixed_rows or 0) - rows), device_name(self._device)
+        padding, device = max(0, (first.padded_calls or 0) - rows), device_name(self._device)
         self._events.on_event(
             ForwardDone(first.spec.id, rows, len(distinct), seconds, device, first.shape, first.key, padding)
         )

@@ -25,7 +25,7 @@ class EngineJob:
     """One job. `arrival` numbers the jobs by arrival.
 
     Jobs of one `batch_group` can be batch mates; the batch keys of their calls decide what is fused. Each forward of a
-    reproducible job is padded to `fixed_rows` calls. A job that has its `model` but has not started waits for adapters.
+    reproducible job is padded to `padded_calls`. A job that has its `model` but has not started waits for adapters.
     """
 
     def __init__(self, request: EngineRequest, arrival: int, inputs: InputImages) -> None:
@@ -38,7 +38,7 @@ class EngineJob:
         size = (request.job.width, request.job.height) if request.job.reproducible else None
         self.batch_group: Hashable = request.claim_key if request.solo else (signature(request.job), size)
         self.shape = shape_key(request.job)
-        self.fixed_rows = min(REPRODUCIBLE_ROWS, self.spec.max_batch) if request.job.reproducible else None
+        self.padded_calls = min(REPRODUCIBLE_ROWS, self.spec.max_batch) if request.job.reproducible else None
         self.inputs = inputs
         self.adapter = adapter_key(request.job.adapters)
         self.model: LoadedModel | None = None
