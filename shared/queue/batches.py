@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.errors import Conflict, NotFound
@@ -20,8 +20,6 @@ MAX_FILES = 1000
 
 _UPLOAD_MS = 3_600_000  # an unfinished upload is deleted after this time
 
-Row = tuple[str, Mapping[str, str]]
-
 
 @dataclass(frozen=True)
 class BatchUpdate:
@@ -33,29 +31,19 @@ class BatchUpdate:
     parts: Sequence[tuple[str, Part]] = ()
 
 
-class _Indexed(QueueComponent):
-    async def _page(
-        self, index: str, key: Callable[[str], str], after: str | None, limit: int, *, newest_first: bool = True
-    ) -> tuple[list[Row], bool]:
-        """Return the rows of an index after the id `after`, and whether there are more; raises `KeyError`."""
-        with translated():
-            rank = -1
-            if after is not None:
-                rank = await (self._redis.zrevrank if newest_first else self._redis.zrank)(index, after)
-                if rank is None:
-                    raise KeyError(after)
-            ids = await self._redis.zrange(index, rank + 1, rank + 1 + limit, desc=newest_first)
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for row_id in ids[:limit]:
-                    pipe.hgetall(key(row_id))
-                rows = await pipe.execute() if ids else []
-        return list(zip(ids[:limit], rows, strict=True)), len(ids) > limit
-
-
-class Batches(_Indexed):
+class Batches(QueueComponent):
     async def create(self, batch: Batch) -> None:
         """Store a new batch; raises `NotFound` for its input file, `Conflict` at `MAX_BATCHES`."""
-        pairs = [item for pair in _wire(batch, self._settings.retention_s * 1000).items() for item in pair]
+        stored = {"endpoint", "base_url", "input_file_id", "output_file_id", "error_file_id", "created_at_ms"}
+        fields = {
+            **batch.model_dump(include=stored | {"expires_at_ms"}),
+            "rev": 0,
+            "accepted": 0,
+            "keep_until": batch.expires_at_ms + self._settings.retention_s * 1000,  # at least for its jobs
+            "status": batch.status.value,
+            "metadata": json.dumps(batch.metadata),
+        }
+        pairs = [item for pair in fields.items() for item in pair]
         result = await self._scripts.create_batch(
             batch.tenant, batch.id, batch.input_file_id, MAX_BATCHES, batch.created_at_ms, *pairs
         )
@@ -75,12 +63,11 @@ class Batches(_Indexed):
     async def page(self, tenant: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
         """Return up to `limit` batches of a tenant, newest first, and whether there are more."""
         try:
-            rows, more = await self._page(
-                self._keys.batches(tenant), lambda batch_id: self._keys.batch(tenant, batch_id), after, limit
-            )
+            ids, more = await self._ids_after(self._keys.batches(tenant), after, limit, newest_first=True)
         except KeyError:
             raise _no_batch(str(after)) from None
-        return [_batch(tenant, batch_id, row) for batch_id, row in rows if "status" in row], more
+        rows = await self._hashes(self._keys.batch(tenant, batch_id) for batch_id in ids)
+        return [_batch(tenant, batch_id, row) for batch_id, row in zip(ids, rows, strict=True) if "status" in row], more
 
     async def cancel(self, tenant: str, batch_id: str) -> None:
         """Request the cancellation of a batch; raises `NotFound`."""
@@ -128,7 +115,7 @@ class Batches(_Indexed):
                 return [bool(exists) for exists in await pipe.execute()]
 
 
-class Files(_Indexed):
+class Files(QueueComponent):
     async def begin(self, tenant: str, file_id: str, within_ms: int | None = None) -> None:
         """Schedule the deletion of a file's parts unless `put` follows; raises `Conflict` at `MAX_FILES`.
 
@@ -160,14 +147,12 @@ class Files(_Indexed):
 
     async def page(self, tenant: str, after: str | None, limit: int, newest_first: bool) -> tuple[list[File], bool]:
         """Return up to `limit` files of a tenant, and whether there are more."""
-        index = self._keys.files(tenant)
         try:
-            rows, more = await self._page(
-                index, lambda file_id: self._keys.file(tenant, file_id), after, limit, newest_first=newest_first
-            )
+            ids, more = await self._ids_after(self._keys.files(tenant), after, limit, newest_first=newest_first)
         except KeyError:
             raise _no_file(str(after)) from None
-        return [_file(tenant, file_id, row) for file_id, row in rows if row], more
+        rows = await self._hashes(self._keys.file(tenant, file_id) for file_id in ids)
+        return [_file(tenant, file_id, row) for file_id, row in zip(ids, rows, strict=True) if row], more
 
     async def forget(self, tenant: str, file_id: str) -> None:
         """Delete a file; the next sweep deletes its parts. Raises `NotFound`, or `Conflict` while a batch reads it."""
@@ -184,27 +169,6 @@ def _no_batch(batch_id: str) -> NotFound:
 
 def _no_file(file_id: str) -> NotFound:
     return NotFound(f"no such file: {file_id[:64]}", param="id")
-
-
-def _wire(batch: Batch, retention_ms: int) -> dict[str, str | int]:
-    """Return the hash of a new batch; its jobs are kept at least until `keep_until`."""
-    names = (
-        "endpoint",
-        "input_file_id",
-        "output_file_id",
-        "error_file_id",
-        "base_url",
-        "created_at_ms",
-        "expires_at_ms",
-    )
-    return {
-        **{name: getattr(batch, name) for name in names},
-        "rev": 0,
-        "accepted": 0,
-        "keep_until": batch.expires_at_ms + retention_ms,
-        "status": batch.status.value,
-        "metadata": json.dumps(batch.metadata),
-    }
 
 
 def _batch(tenant: str, batch_id: str, row: Mapping[str, str]) -> Batch:

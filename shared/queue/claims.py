@@ -38,13 +38,7 @@ class Claims(QueueComponent):
         self._wakeup_id: str | None = None
 
     async def claim(
-        self,
-        worker: str,
-        models: Models,
-        slots: int,
-        *,
-        lowest: Priority = Priority.BULK,
-        has_other_jobs: bool = False,
+        self, worker: str, models: Models, slots: int, *, lowest: Priority = Priority.BULK, has_other_jobs: bool = False
     ) -> list[Claim]:
         """Start a batch: claim jobs of one ready signature of `models`, up to `slots` slots and down to `lowest`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from shared.config.settings import Settings
 from shared.errors import IncompatibleRedis, RedisUnavailable
 from shared.job import SCHEMA_VERSION
 from shared.queue.redis_keys import RedisKeys
-from shared.queue.scripts import Scripts, script_text
+from shared.queue.scripts import script_methods, script_text
 from shared.runtime.clock import now_ms
 
 if TYPE_CHECKING:
@@ -54,42 +54,31 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:
-        raise _unavailable(error) from error
+        raise RedisUnavailable(f"cannot reach Redis: {error!s}") from error
 
 
-def _unavailable(error: Exception) -> RedisUnavailable:
-    return RedisUnavailable(f"cannot reach Redis: {error!s}")
+def _pool_options(timeout_s: float, retries: int) -> dict[str, Any]:
+    return {
+        "decode_responses": True,
+        "encoding_errors": "replace",
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": COMMAND_TIMEOUT_S,
+        "health_check_interval": 30,
+        "protocol": 2,
+        "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), retries),
+    }
 
 
 def connect_commands(url: str) -> Redis:
     """Return a client for commands and idempotent scripts: short timeout, one retry."""
-    pool = BlockingConnectionPool.from_url(
-        url,
-        max_connections=CONNECTIONS,
-        timeout=COMMAND_TIMEOUT_S,
-        decode_responses=True,
-        encoding_errors="replace",
-        socket_timeout=COMMAND_TIMEOUT_S,
-        socket_connect_timeout=COMMAND_TIMEOUT_S,
-        health_check_interval=30,
-        protocol=2,
-        retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 1),
-    )
+    options = _pool_options(COMMAND_TIMEOUT_S, 1)
+    pool = BlockingConnectionPool.from_url(url, max_connections=CONNECTIONS, timeout=COMMAND_TIMEOUT_S, **options)
     return Redis.from_pool(pool)
 
 
 def connect_blocking(url: str) -> Redis:
     """Return a client for blocking reads and claims, without retries."""
-    return Redis.from_url(
-        url,
-        decode_responses=True,
-        encoding_errors="replace",
-        socket_timeout=MAX_BLOCK_MS / 1000 + BLOCK_MARGIN_S,
-        socket_connect_timeout=COMMAND_TIMEOUT_S,
-        health_check_interval=30,
-        protocol=2,
-        retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 0),
-    )
+    return Redis.from_url(url, **_pool_options(MAX_BLOCK_MS / 1000 + BLOCK_MARGIN_S, 0))
 
 
 class QueueClient:
@@ -101,7 +90,7 @@ class QueueClient:
         self.blocking: Any = redis if blocking is None else blocking
         self.redis_keys = RedisKeys(namespace)
         self.settings = settings
-        self.scripts = Scripts(self)
+        self.scripts = script_methods(self)
         self._loaded: dict[str, AsyncScript] = {}
 
     @classmethod
@@ -117,10 +106,6 @@ class QueueClient:
             script = self._loaded[name] = self.redis.register_script(script_text(name, self.settings))
         with translated():
             return await script(keys=[self.redis_keys.prefix], args=args, client=self.blocking if once else self.redis)
-
-    async def ping(self) -> None:
-        with translated():
-            await self.redis.ping()
 
     async def check(self) -> None:
         """Raise `IncompatibleRedis` when this Redis could lose jobs or holds a queue of another schema."""
@@ -141,13 +126,12 @@ class QueueClient:
             )
 
     async def _eviction_policy(self) -> str:
-        try:
-            memory = await self.redis.info("memory")
-        except ResponseError as error:  # some services do not allow INFO
-            log.warning("eviction_policy_unknown", reason=str(error))
-            return "noeviction"
-        except (RedisError, OSError, TimeoutError) as error:
-            raise _unavailable(error) from error
+        with translated():
+            try:
+                memory = await self.redis.info("memory")
+            except ResponseError as error:  # some services do not allow INFO
+                log.warning("eviction_policy_unknown", reason=str(error))
+                return "noeviction"
         return str(memory.get("maxmemory_policy", "noeviction"))
 
     async def close(self) -> None:
@@ -167,6 +151,27 @@ class QueueComponent:
         self._keys = client.redis_keys
         self._settings = client.settings
         self._scripts = client.scripts
+
+    async def _hashes(self, names: Iterable[str]) -> list[dict[str, str]]:
+        """Return the hashes with these names, in one round trip."""
+        with translated():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.hgetall(name)
+                return list(await pipe.execute())
+
+    async def _ids_after(
+        self, index: str, after: str | None, limit: int, *, newest_first: bool
+    ) -> tuple[list[str], bool]:
+        """Return up to `limit` ids of an index after the id `after`, and whether there are more; raises `KeyError`."""
+        with translated():
+            rank = -1
+            if after is not None:
+                rank = await (self._redis.zrevrank if newest_first else self._redis.zrank)(index, after)
+                if rank is None:
+                    raise KeyError(after)
+            ids = await self._redis.zrange(index, rank + 1, rank + 1 + limit, desc=newest_first)
+        return ids[:limit], len(ids) > limit
 
 
 LEAST_VERSION = (6, 2)
@@ -189,33 +194,38 @@ async def examine(client: QueueClient) -> list[RedisTrait]:
     """Return version, settings, memory, clock and schema of Redis; raises `RedisUnavailable`."""
     with translated():
         seconds, micros = await client.redis.time()
-        schema = int(await client.redis.get(client.redis_keys.schema) or 0)
+        version = int(await client.redis.get(client.redis_keys.schema) or SCHEMA_VERSION)  # an empty Redis has none
         try:
             info = await client.redis.info("everything")
         except ResponseError:  # some services do not allow INFO
             info = {}
     skew_ms = now_ms() - (int(seconds) * 1000 + int(micros) // 1000)
-    return [*traits(info), _clock(skew_ms), _schema(schema)]
+    clock = "synchronize the clocks of both machines (NTP)" if abs(skew_ms) > MOST_SKEW_MS else ""
+    schema = f"{schema_remedy(version)} (this program has schema {SCHEMA_VERSION})" if version != SCHEMA_VERSION else ""
+    return [
+        *_traits(info),
+        RedisTrait("redis clock", f"{skew_ms / 1000:+.1f} s from this machine", clock),
+        RedisTrait("queue schema", str(version), schema, fatal=True),
+    ]
 
 
-def traits(info: Mapping[str, Any]) -> list[RedisTrait]:
+def _traits(info: Mapping[str, Any]) -> list[RedisTrait]:
     """Return the findings in Redis' INFO, which is empty if it is not allowed."""
     if not info:
         return [RedisTrait("redis settings", "INFO is not allowed for this user", "allow INFO, to see the settings")]
-    return [_version(info), _policy(info), _durability(info), _memory(info)]
-
-
-def _version(info: Mapping[str, Any]) -> RedisTrait:
-    version = str(info.get("redis_version", "0"))
+    version, policy = str(info.get("redis_version", "0")), str(info.get("maxmemory_policy", "noeviction"))
     known = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    remedy = "" if known >= LEAST_VERSION else "upgrade Redis to 6.2 or later"
-    return RedisTrait("redis version", version, remedy, fatal=True)
-
-
-def _policy(info: Mapping[str, Any]) -> RedisTrait:
-    policy = str(info.get("maxmemory_policy", "noeviction"))
-    remedy = "redis-cli CONFIG SET maxmemory-policy noeviction, and set it in redis.conf: eviction loses jobs"
-    return RedisTrait("redis eviction", policy, "" if policy == "noeviction" else remedy, fatal=True)
+    upgrade = "" if known >= LEAST_VERSION else "upgrade Redis to 6.2 or later"
+    keep = "redis-cli CONFIG SET maxmemory-policy noeviction, and set it in redis.conf: eviction loses jobs"
+    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    memory = f"{used / 2**20:.0f} MiB used" + (f" of {most / 2**20:.0f} MiB" if most else ", no maxmemory")
+    full = most and used > FULL_MEMORY * most
+    return [
+        RedisTrait("redis version", version, upgrade, fatal=True),
+        RedisTrait("redis eviction", policy, "" if policy == "noeviction" else keep, fatal=True),
+        _durability(info),
+        RedisTrait("redis memory", memory, "raise maxmemory, or lower FUSEQUEUE_MAX_QUEUED_JOBS" if full else ""),
+    ]
 
 
 def _durability(info: Mapping[str, Any]) -> RedisTrait:
@@ -223,26 +233,6 @@ def _durability(info: Mapping[str, Any]) -> RedisTrait:
         remedy = "redis-cli CONFIG SET appendonly yes, and set it in redis.conf: a restart loses the jobs"
         return RedisTrait("redis durability", "appendonly no", remedy)
     if info.get("aof_last_write_status", "ok") != "ok":
-        return RedisTrait(
-            "redis durability", "the last write to disk failed", "free disk space, and read the Redis log"
-        )
+        seen, remedy = "the last write to disk failed", "free disk space, and read the Redis log"
+        return RedisTrait("redis durability", seen, remedy)
     return RedisTrait("redis durability", "appendonly yes")
-
-
-def _memory(info: Mapping[str, Any]) -> RedisTrait:
-    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
-    seen = f"{used / 2**20:.0f} MiB used" + (f" of {most / 2**20:.0f} MiB" if most else ", no maxmemory")
-    full = most and used > FULL_MEMORY * most
-    return RedisTrait("redis memory", seen, "raise maxmemory, or lower FUSEQUEUE_MAX_QUEUED_JOBS" if full else "")
-
-
-def _clock(skew_ms: int) -> RedisTrait:
-    remedy = "synchronize the clocks of both machines (NTP)" if abs(skew_ms) > MOST_SKEW_MS else ""
-    return RedisTrait("redis clock", f"{skew_ms / 1000:+.1f} s from this machine", remedy)
-
-
-def _schema(version: int) -> RedisTrait:
-    version = version or SCHEMA_VERSION  # an empty Redis has none yet
-    same = version == SCHEMA_VERSION
-    remedy = "" if same else f"{schema_remedy(version)} (this program has schema {SCHEMA_VERSION})"
-    return RedisTrait("queue schema", str(version), remedy, fatal=True)

@@ -70,13 +70,7 @@ class Jobs(QueueComponent):
 
     async def get_many(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
         """Return the records of jobs, in one round trip."""
-        if not job_ids:
-            return []
-        with translated():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for job_id in job_ids:
-                    pipe.hgetall(self._keys.job(job_id))
-                return [record(fields) for fields in await pipe.execute()]
+        return [record(fields) for fields in await self._hashes(map(self._keys.job, job_ids))]
 
     async def position(self, job_id: str) -> QueuePosition | None:
         """Return a queued job's position among the jobs of its signature; None if it is not queued.
@@ -153,17 +147,11 @@ class Jobs(QueueComponent):
         self, tenant: str, after: str | None, limit: int, newest_first: bool
     ) -> tuple[list[JobRecord], bool]:
         """Return up to `limit` video jobs of a tenant, and whether there are more; `after` is the last job seen."""
-        index = self._keys.videos(tenant)
-        with translated():
-            offset = -1
-            if after is not None:
-                found = await (self._redis.zrevrank if newest_first else self._redis.zrank)(index, after)
-                if found is None:
-                    raise InvalidRequest("after: no such video; it may have been deleted", param="after")
-                offset = int(found)
-            ids = await self._redis.zrange(index, offset + 1, offset + 1 + limit, desc=newest_first)
-        records = await self.get_many([str(one) for one in ids[:limit]])
-        return [one for one in records if one is not None], len(ids) > limit
+        try:
+            ids, more = await self._ids_after(self._keys.videos(tenant), after, limit, newest_first=newest_first)
+        except KeyError:
+            raise InvalidRequest("after: no such video; it may have been deleted", param="after") from None
+        return [one for one in await self.get_many(ids) if one is not None], more
 
     async def cancel(self, job_id: str) -> JobRecord | None:
         """Cancel a job and return its record, or None.

@@ -88,25 +88,17 @@ class DeadLetters(QueueComponent):
             rank = None if after is None else await self._redis.zrevrank(self._keys.dead_letters, after)
             start = 0 if rank is None else rank + 1
             ids = await self._redis.zrange(self._keys.dead_letters, start, start + limit, desc=True)
-            letters = await self._read(ids[:limit])
-        return letters, ids[limit - 1] if len(ids) > limit else None
+        return await self._read(ids[:limit]), ids[limit - 1] if len(ids) > limit else None
 
     async def count(self) -> int:
         with translated():
             return int(await self._redis.zcard(self._keys.dead_letters))
 
     async def get(self, letter_id: str) -> DeadLetter | None:
-        with translated():
-            return next(iter(await self._read([letter_id])), None)
+        return next(iter(await self._read([letter_id])), None)
 
     async def _read(self, ids: Sequence[str]) -> list[DeadLetter]:
-        if not ids:
-            return []
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for letter_id in ids:
-                pipe.hgetall(self._keys.dead_letter(letter_id))
-                pipe.hgetall(self._keys.job(letter_id))
-            rows = await pipe.execute()
+        rows = await self._hashes(name(one) for one in ids for name in (self._keys.dead_letter, self._keys.job))
         return [
             DeadLetter(letter_id, int(row.get("at", 0)), row.get("reason", ""), row.get("detail", ""), record(job))
             for letter_id, row, job in zip(ids, rows[0::2], rows[1::2], strict=True)

@@ -39,9 +39,6 @@ class Queue:
         """Return a queue with its own connections; `close` closes them."""
         return cls(QueueClient.connect(settings))
 
-    async def ping(self) -> None:
-        await self.client.ping()
-
     async def check(self) -> None:
         """Raise `IncompatibleRedis` when this Redis could lose jobs or holds a queue of another schema."""
         await self.client.check()

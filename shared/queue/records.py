@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from shared.job import (
     Artifact,
@@ -22,8 +22,13 @@ from shared.job import (
     decode,
 )
 
-Part = TypeVar("Part", bound=BaseModel)
 ARTIFACTS = TypeAdapter(tuple[Artifact, ...])
+_RESULTS: dict[str, TypeAdapter[Any]] = {
+    "artifacts": ARTIFACTS,
+    "error": TypeAdapter(Failure),
+    "batching": TypeAdapter(BatchingStats),
+    "timings": TypeAdapter(Timings),
+}
 RANKS = tuple(Priority)
 """Priorities by rank: 0, 1, 2 in the scripts."""
 
@@ -187,8 +192,19 @@ def record(fields: Mapping[str, str]) -> JobRecord | None:
     """Return the record in a job's hash; None if it is missing or unreadable."""
     if "job" not in fields:
         return None
+    plain = ("state", "phase", "attempts", "losses", "epoch", "worker")
     try:
-        return _record(fields)
+        return JobRecord.model_validate(
+            {
+                **{name: fields[name] for name in plain if fields.get(name)},
+                **{f"{name}_at_ms": fields[name] for name in ("started", "finished", "expires") if name in fields},
+                **{name: kind.validate_json(fields[name]) for name, kind in _RESULTS.items() if name in fields},
+                "job": decode(fields["job"]),
+                "progress": {name: fields[name] for name in ("step", "total") if name in fields},
+                "cancel_requested": "cancel" in fields,
+                "event_id": fields.get("event", "0-0"),
+            }
+        )
     except ValidationError:
         return None
 
@@ -196,33 +212,3 @@ def record(fields: Mapping[str, str]) -> JobRecord | None:
 def paired(flat: Sequence[str]) -> dict[str, str]:
     """Return a hash that a script returned as a flat list."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _record(fields: Mapping[str, str]) -> JobRecord:
-    return JobRecord(
-        job=decode(fields["job"]),
-        state=State(fields["state"]),
-        phase=Phase(fields["phase"]) if fields.get("phase") else None,
-        progress=Progress(step=int(fields.get("step", 0)), total=int(fields.get("total", 0))),
-        attempts=int(fields.get("attempts", 0)),
-        losses=int(fields.get("losses", 0)),
-        epoch=int(fields.get("epoch", 0)),
-        worker=fields.get("worker"),
-        cancel_requested="cancel" in fields,
-        started_at_ms=_number(fields, "started"),
-        finished_at_ms=_number(fields, "finished"),
-        expires_at_ms=_number(fields, "expires"),
-        artifacts=ARTIFACTS.validate_json(fields.get("artifacts", "[]")),
-        error=_part(Failure, fields.get("error")),
-        batching=_part(BatchingStats, fields.get("batching")),
-        timings=_part(Timings, fields.get("timings")) or Timings(),
-        event_id=fields.get("event", "0-0"),
-    )
-
-
-def _number(fields: Mapping[str, str], name: str) -> int | None:
-    return int(fields[name]) if name in fields else None
-
-
-def _part(kind: type[Part], wire: str | None) -> Part | None:
-    return None if wire is None else kind.model_validate_json(wire)

@@ -8,17 +8,13 @@ name; `<sig>` is a signature, `<priority>` a name of `Priority` (in Lua its rank
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from shared.job import Priority
 
 GROUP = "workers"
 """The only consumer group of every lane, with one consumer of the same name: a job's hash names its worker."""
-
-
-class _BuildsName(Protocol):
-    def __call__(self, *parts: str) -> str: ...
 
 
 class RedisKey:
@@ -36,10 +32,6 @@ class RedisKey:
         """Return the key's definition in Lua."""
         return f"key.{self.name} = PREFIX .. '{self.name}'"
 
-    @property
-    def pattern(self) -> str:
-        return self.name
-
 
 class _Single(RedisKey):
     """A key of which a namespace has one."""
@@ -55,7 +47,7 @@ class _Family(RedisKey):
         super().__init__(kind, ttl=ttl, bound=bound)
         self.parts = tuple(parts.split())
 
-    def __get__(self, keys: RedisKeys, owner: type) -> _BuildsName:
+    def __get__(self, keys: RedisKeys, owner: type) -> Callable[..., str]:
         return partial(self._build, keys.prefix)
 
     def _build(self, prefix: str, *parts: str) -> str:
@@ -66,10 +58,6 @@ class _Family(RedisKey):
     def lua(self) -> str:
         values = " .. '|' .. ".join("RANKS[priority]" if part == "priority" else part for part in self.parts)
         return f"function key.{self.name}({', '.join(self.parts)}) return PREFIX .. '{self.name}:' .. {values} end"
-
-    @property
-    def pattern(self) -> str:
-        return f"{self.name}:{'|'.join(f'<{part}>' for part in self.parts)}"
 
 
 class RedisKeys:

@@ -150,10 +150,7 @@ class Webhooks(QueueComponent):
             )
             if endpoint_id is not None:
                 ids = [delivery_id for delivery_id in ids if delivery_id.endswith(f".{endpoint_id}")][:limit]
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for delivery_id in ids:
-                    pipe.hgetall(self._keys.webhook_delivery(delivery_id))
-                rows = await pipe.execute() if ids else []
+        rows = await self._hashes(map(self._keys.webhook_delivery, ids))
         return [_delivery(delivery_id, fields) for delivery_id, fields in zip(ids, rows, strict=True) if fields]
 
     async def redeliver(self, tenant: str, delivery_id: str) -> None:

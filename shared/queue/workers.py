@@ -31,7 +31,7 @@ class Workers(QueueComponent):
             async with self._redis.pipeline(transaction=False) as pipe:
                 for name in names:
                     pipe.hmget(self._keys.worker(name), "info", "beat")
-                rows = await pipe.execute() if names else []
+                rows = await pipe.execute()
         return [worker for info, beat in rows if info is not None and (worker := _worker(info, beat)) is not None]
 
     async def learn_cost(self, device: str, model: str, shape: str, rows: int, seconds: float) -> None:
@@ -71,7 +71,7 @@ class Workers(QueueComponent):
                     pipe.hmget(self._keys.slot_cost(depth.signature), "slot_s", "rows")
                     pipe.hmget(self._keys.slot_cost(f"model|{depth.model}"), "slot_s", "rows")
                     pipe.get(self._keys.cost_device(depth.model, _shape(depth)))
-                rows = await pipe.execute() if depths else []
+                rows = await pipe.execute()
         loads = []
         for depth, own, models, device in zip(depths, rows[0::3], rows[1::3], rows[2::3], strict=True):
             slot_s, mean_rows = own if own[0] is not None else models

@@ -31,7 +31,6 @@ async def test_a_good_redis_passes(queue: Queue) -> None:
     """Twice, for the second process to start."""
     await queue.check()
     await queue.check()
-    await queue.ping()
 
 
 async def test_a_redis_that_evicts_is_refused(own_queue: Queue) -> None:
@@ -54,7 +53,6 @@ async def test_an_unreachable_redis_is_reported(settings_for: Callable[..., Sett
     """Every call raises `RedisUnavailable` soon."""
     queue = Queue.connect(settings_for("redis://127.0.0.1:1/0"))
     calls: list[Awaitable[Any]] = [
-        queue.ping(),
         queue.check(),
         queue.jobs.submit([make_submission()]),
         queue.jobs.get("job_1"),
@@ -94,7 +92,7 @@ async def test_a_hung_redis_times_out(
 
     async def connected() -> bool:
         with contextlib.suppress(RedisUnavailable):
-            await impatient.ping()
+            await impatient.check()
             return True
         return False
 

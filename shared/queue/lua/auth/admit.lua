@@ -1,6 +1,5 @@
 -- NEEDS rate_limit
 -- Count a request of a tenant, if its limit allows it.
--- KEYS[1]  prefix
 -- ARGV     tenant, requests_per_minute
 -- Returns  {1 if admitted, remaining, ms until the full limit is available, ms to wait when refused}
 local name, now = key.request_rate(ARGV[1]), clock_ms()

@@ -1,5 +1,4 @@
 -- Store a new API key. From the first key on the namespace requires keys, even after all are deleted.
--- KEYS[1]  prefix
 -- ARGV     key_id, digest, tenant, scopes, name, ttl_ms
 --          `ttl_ms`: '' for a key without an end
 -- Returns  {'ok' | 'full', ms of its creation}

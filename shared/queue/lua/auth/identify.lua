@@ -1,5 +1,4 @@
 -- An API key and the limits of its tenant.
--- KEYS[1]  prefix
 -- ARGV     key_id, default_tenant
 --          `key_id`: '' without a key
 -- Returns  {1 if a key has ever been created, fields and values of the key, 1 if it has expired,

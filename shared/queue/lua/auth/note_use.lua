@@ -1,5 +1,4 @@
 -- Record the use of an API key, at most once a minute.
--- KEYS[1]  prefix
 -- ARGV     key_id
 -- Returns  1 if it was recorded, else 0
 local EVERY_MS = 60000

@@ -1,5 +1,4 @@
 -- Revoke an API key. Its record is kept for a while, for operators.
--- KEYS[1]  prefix
 -- ARGV     key_id
 -- Returns  1, or 0 for an unknown key
 local KEPT_MS = 2592000000

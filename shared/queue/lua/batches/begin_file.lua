@@ -1,5 +1,4 @@
 -- Schedule the deletion of a file's parts before they are stored; file_put cancels it.
--- KEYS[1]  prefix
 -- ARGV     tenant, file_id, max_files, remove_after_ms
 -- Returns  'ok' | 'full'
 local tenant, id = ARGV[1], ARGV[2]

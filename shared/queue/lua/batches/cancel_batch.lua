@@ -1,5 +1,4 @@
 -- Request the cancellation of a batch; one that is finalizing is not changed.
--- KEYS[1]  prefix
 -- ARGV     tenant, batch_id
 -- Returns  1, or 0 for an unknown batch
 local name, now = key.batch(ARGV[1], ARGV[2]), clock_ms()

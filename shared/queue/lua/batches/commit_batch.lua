@@ -1,5 +1,4 @@
 -- Commit one step of a batch, unless the batch has changed since the step began.
--- KEYS[1]  prefix
 -- ARGV     tenant, batch_id, revision, again_ms, keep_ms, update
 --          `again_ms`: '' at the batch's end; `update`: JSON {set = {field, value, ..}, add = {field, number, ..},
 --          accepted = {line, ..}, parts = {{file id, '<bytes> <name>'}, ..}}

@@ -1,5 +1,4 @@
 -- Create a batch.
--- KEYS[1]  prefix
 -- ARGV     tenant, batch_id, file_id, max_batches, created_at_ms, fields...
 --          `fields`: names and values of the batch
 -- Returns  'ok' | 'no_file' | 'full'

@@ -1,5 +1,4 @@
 -- Claim due batches; each is due again after the duration of a step.
--- KEYS[1]  prefix
 -- ARGV     limit, again_ms
 -- Returns  'tenant|id' for each
 local now = clock_ms()

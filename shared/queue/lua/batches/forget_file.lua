@@ -1,5 +1,4 @@
 -- Delete a file that no batch reads; its stored parts are due for deletion at once.
--- KEYS[1]  prefix
 -- ARGV     tenant, file_id
 -- Returns  'ok' | 'none' | 'live'
 local tenant, id = ARGV[1], ARGV[2]

@@ -1,5 +1,4 @@
 -- Publish a file whose parts are stored; idempotent.
--- KEYS[1]  prefix
 -- ARGV     tenant, file_id, filename, purpose, size, created_at_ms, expires_at_ms, parts...
 --          `parts`: '<bytes> <name>' each; none: they are there already
 -- Returns  1

@@ -1,6 +1,5 @@
 -- NEEDS fill model_loads
 -- Start a batch: choose one ready signature and claim up to `slots` of its slots.
--- KEYS[1]  prefix
 -- ARGV     worker, slots, lowest_rank, has_other_jobs, models...
 --          `models`: each with the ms that loading it takes: 0 if in memory, negative if its last load failed
 -- Returns  for each claim {job id, wire form, signature, epoch, 1 if solo, ms queued}

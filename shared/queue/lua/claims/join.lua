@@ -1,9 +1,8 @@
 -- NEEDS fill model_loads
 -- Let a running batch claim more jobs of its signature, ready or not, while no other signature is overdue.
--- KEYS[1]  prefix
 -- ARGV     worker, signature, slots, lowest_rank, models...
 --          `models`: as in claim
--- Returns  as claim; a single {'overdue'} if queued jobs were held back for another signature
+-- Returns  as claim; nil if queued jobs were held back for another signature
 local worker, sig, slots, lowest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local models = model_loads.models(5)
 local now = clock_ms()
@@ -31,10 +30,10 @@ local function overdue_rank()
   return 3
 end
 
--- The reply without claims, which says whether jobs of a lower priority than `rank` were held back.
+-- The reply without claims: nil if jobs of a lower priority than `rank` were held back.
 local function held_back(rank)
   for below = math.max(0, rank + 1), lowest do
-    if (tonumber(redis.call('HGET', key.signature(sig), 'jobs:' .. below) or nil) or 0) > 0 then return {{'overdue'}} end
+    if (tonumber(redis.call('HGET', key.signature(sig), 'jobs:' .. below) or nil) or 0) > 0 then return nil end
   end
   return {}
 end

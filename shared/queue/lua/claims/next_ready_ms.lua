@@ -1,6 +1,5 @@
 -- NEEDS model_loads
 -- How long until jobs of these models are ready for a worker.
--- KEYS[1]  prefix
 -- ARGV     worker, lowest_rank, models...
 --          `models`: as in claim
 -- Returns  ms, 0 when jobs are ready, nil when none is queued

@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- Return unfinished jobs to the front of the queue without counting a loss.
--- KEYS[1]  prefix
 -- ARGV     worker, claims...
 --          `claims`: pairs of job id and epoch
 -- Returns  how many were still this worker's

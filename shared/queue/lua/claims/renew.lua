@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- Renew the leases of those claims that are still this worker's.
--- KEYS[1]  prefix
 -- ARGV     worker, claims...
 --          `claims`: pairs of job id and epoch
 -- Returns  {ids that are no longer this worker's, ids to cancel}

@@ -1,5 +1,4 @@
 -- Publish progress, and store it in the records of jobs whose epoch is current.
--- KEYS[1]  prefix
 -- ARGV     message, reports...
 --          `reports`: job id, epoch, phase, step and total of each to be stored
 -- Returns  how many were stored

@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- End a job with its result, if the claim is still this worker's: result first, then state, then acknowledgement.
--- KEYS[1]  prefix
 -- ARGV     worker, job_id, epoch, token, state, artifacts, error, batching, timings, gpu_seconds, step, total
 --          `token`: the same token settles once; `error`: '' for none
 -- Returns  1, or 0 if the claim is no longer this worker's or the job has ended

@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- Cancel a job: a queued one at once; a running one is marked and leaves at its next step.
--- KEYS[1]  prefix
 -- ARGV     job_id
 -- Returns  the job's fields and values, empty if unknown
 local id, now = ARGV[1], clock_ms()

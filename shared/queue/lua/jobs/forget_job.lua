@@ -1,7 +1,6 @@
 -- NEEDS job_state
 -- Delete the record of a job that has ended and whose objects are deleted. A sweep looks again when no upload of a worker
 -- without a lease can still be in progress.
--- KEYS[1]  prefix
 -- ARGV     job_id
 -- Returns  1, or 0 for an unknown or unfinished job
 local id = ARGV[1]

@@ -1,5 +1,4 @@
 -- Store an input image's record and the expiry of its object. A known record is kept, its time starts again.
--- KEYS[1]  prefix
 -- ARGV     tenant, input_id, ref, ttl_ms, name
 --          `name`: of the object, below the input's id
 -- Returns  the stored record

@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- The position of a queued job among its signature's jobs.
--- KEYS[1]  prefix
 -- ARGV     job_id
 -- Returns  {jobs before it, ms until its end | -1}, or {} if it is not queued
 local READ = 500

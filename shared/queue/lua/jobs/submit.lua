@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- Queue jobs, each completely or not at all; idempotent by job id.
--- KEYS[1]  prefix
 -- ARGV     jobs...
 --          `jobs`: the FIELDS of each. `input`: ids separated by spaces; `idempotency`: 'digest fingerprint';
 --          `webhook`: '|state|state| url'; '' for none in all from `deadline` on

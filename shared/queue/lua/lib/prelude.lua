@@ -1,5 +1,5 @@
 -- Part of every script, after the settings (`conf`) and the key names (`PREFIX`, `RANKS`, `key`) that the loader writes.
--- KEYS[1] is the prefix of all keys; they share its hash tag, so scripts build the other names.
+-- KEYS[1] is the prefix of all keys in every script; they share its hash tag, so scripts build the other names.
 
 -- Format without an exponent: Lua would write 1.76e+12.
 local function whole(number) return string.format('%.0f', number) end

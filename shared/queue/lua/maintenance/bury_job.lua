@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- Add a job that has ended to the dead letters.
--- KEYS[1]  prefix
 -- ARGV     job_id, reason, detail
 -- Returns  1
 job_state.bury(ARGV[1], ARGV[2], ARGV[3], clock_ms())

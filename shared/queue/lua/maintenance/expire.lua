@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- End queued jobs whose deadline has passed.
--- KEYS[1]  prefix
 -- ARGV     limit
 -- Returns  how many ended
 local now, count, touched = clock_ms(), 0, {}

@@ -1,6 +1,5 @@
 -- Items whose retention has ended. Inputs that a job uses and files that a batch reads are postponed; of an input that was
 -- stored again, only the old object is returned.
--- KEYS[1]  prefix
 -- ARGV     limit
 -- Returns  rows 'job|tenant|id|batch', 'input|tenant|id|object' and 'file|tenant|id|'
 local now, out = clock_ms(), {}

@@ -1,5 +1,4 @@
 -- Delete the record and indexes of an item that storage no longer holds.
--- KEYS[1]  prefix
 -- ARGV     row
 --          `row`: of expired_items
 -- Returns  1

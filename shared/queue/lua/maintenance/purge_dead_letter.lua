@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- Delete a dead letter and its job's record; the job's objects are due for deletion at once.
--- KEYS[1]  prefix
 -- ARGV     letter_id
 -- Returns  1, or 0 for an unknown dead letter
 local id = ARGV[1]

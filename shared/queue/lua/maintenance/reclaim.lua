@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- Requeue the jobs whose lease has expired, to run solo, or move them to the dead letters.
--- KEYS[1]  prefix
 -- ARGV     limit
 -- Returns  their ids
 local now, out, touched = clock_ms(), {}, {}

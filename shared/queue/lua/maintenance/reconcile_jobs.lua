@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- Repair jobs that are not where their state says.
--- KEYS[1]  prefix
 -- ARGV     job_ids...
 -- Returns  how many were repaired
 local now, repaired, touched = clock_ms(), 0, {}

@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- Repair lanes: entries without a job become dead letters, missing groups and index rows are created.
--- KEYS[1]  prefix
 -- ARGV     lanes...
 --          `lanes`: 'signature|priority|tenant'
 -- Returns  how much was repaired

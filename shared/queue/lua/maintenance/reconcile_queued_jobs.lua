@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- Repair the counters of queued jobs, in total and by tenant.
--- KEYS[1]  prefix
 -- Returns  1 if they were wrong, else 0
 local MANY = 1000
 local total, outcome = 0, 0

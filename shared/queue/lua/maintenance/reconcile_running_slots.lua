@@ -1,5 +1,4 @@
 -- Repair the counters of running slots by tenant, from the jobs with a lease.
--- KEYS[1]  prefix
 -- Returns  1 if they were wrong, else 0
 local MANY = 5000
 local ids = redis.call('ZRANGE', key.leases, 0, MANY - 1)

@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- Repair the counters of signatures.
--- KEYS[1]  prefix
 -- ARGV     signatures...
 -- Returns  how many counters were wrong
 local now, repaired = clock_ms(), 0

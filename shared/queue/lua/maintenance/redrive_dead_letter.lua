@@ -1,6 +1,5 @@
 -- NEEDS job_state
 -- Queue a dead letter's job again, to run solo. Its epoch continues, so that object keys never collide.
--- KEYS[1]  prefix
 -- ARGV     letter_id
 -- Returns  1, or 0 for an unknown dead letter or a deleted record
 local id, now = ARGV[1], clock_ms()

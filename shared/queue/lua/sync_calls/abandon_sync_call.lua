@@ -1,5 +1,4 @@
 -- Remove a job from its synchronous calls unless a request has joined it.
--- KEYS[1]  prefix
 -- ARGV     tenant, digest, job_id, score
 -- Returns  1, or 0 when requests wait or have joined since
 local name = key.sync_calls(ARGV[1], ARGV[2])

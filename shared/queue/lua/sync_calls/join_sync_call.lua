@@ -1,5 +1,4 @@
 -- Let a retry wait for the job of an earlier attempt: the one with the lowest score (see SyncCalls).
--- KEYS[1]  prefix
 -- ARGV     tenant, digest, keep_ms
 -- Returns  the job's id, or false
 local name = key.sync_calls(ARGV[1], ARGV[2])

@@ -1,6 +1,5 @@
 -- NEEDS webhooks
 -- Claim due deliveries, a few per host; each is due again later in case its sender is killed.
--- KEYS[1]  prefix
 -- ARGV     limit, max_per_host, again_ms, in_progress...
 --          `in_progress`: pairs of host and deliveries in progress to it
 -- Returns  for each {id, fields of the delivery, endpoint or account as JSON | ''}

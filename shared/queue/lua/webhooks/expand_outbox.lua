@@ -1,6 +1,5 @@
 -- NEEDS webhooks
 -- Convert outbox entries into deliveries: one per subscribed endpoint, and one for the job's own URL.
--- KEYS[1]  prefix
 -- ARGV     limit
 -- Returns  number of entries
 local now = clock_ms()

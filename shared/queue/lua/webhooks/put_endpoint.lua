@@ -1,6 +1,5 @@
 -- NEEDS webhooks
 -- Store or delete an endpoint of a tenant.
--- KEYS[1]  prefix
 -- ARGV     tenant, endpoint_id, endpoint, max_endpoints, must_exist
 --          `endpoint`: JSON, '' to delete it
 -- Returns  'ok', 'none' or 'full'

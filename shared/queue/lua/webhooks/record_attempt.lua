@@ -1,6 +1,5 @@
 -- NEEDS webhooks
 -- Record a delivery attempt; disables an endpoint that is gone or has failed for too long.
--- KEYS[1]  prefix
 -- ARGV     delivery_id, state, retry_ms, attempt, gone, disable_after_ms
 --          `state`: 'delivered', 'pending' or 'failed'; `retry_ms`: '' without a retry; `gone`: 1 when the endpoint is gone
 -- Returns  1, or 0 for an unknown delivery

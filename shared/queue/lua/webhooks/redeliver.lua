@@ -1,6 +1,5 @@
 -- NEEDS webhooks
 -- Attempt a delivery again, or create one for a test event.
--- KEYS[1]  prefix
 -- ARGV     delivery_id, tenant, new...
 --          `new`: endpoint, url and type of a delivery to be created
 -- Returns  1, or 0 for an unknown delivery

@@ -1,6 +1,5 @@
 -- NEEDS model_loads
 -- Record a worker's heartbeat, and forget workers without one.
--- KEYS[1]  prefix
 -- ARGV     worker, info, ttl_ms, models...
 --          `models`: those that the worker holds or loads
 -- Returns  1

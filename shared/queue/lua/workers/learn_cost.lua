@@ -1,5 +1,4 @@
 -- Add a measured forward to a cost curve, and store which device measured the shape last.
--- KEYS[1]  prefix
 -- ARGV     device, model, shape, rows, seconds
 -- Returns  1
 local name = key.cost_curve(ARGV[1], ARGV[2], ARGV[3])

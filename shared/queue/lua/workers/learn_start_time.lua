@@ -1,5 +1,4 @@
 -- Add a worker's start time to a moving mean, kept for a week.
--- KEYS[1]  prefix
 -- ARGV     seconds
 -- Returns  1
 local seconds = tonumber(ARGV[1])

@@ -1,6 +1,5 @@
 -- NEEDS queue
 -- Queued and running jobs by signature.
--- KEYS[1]  prefix
 -- ARGV     signatures...
 -- Returns  for each {signature, model, queued jobs and slots by rank (6 numbers), running jobs, oldest age ms | -1,
 --          mean ms between completions | -1}
