@@ -1,3 +1,4 @@
+-- NEEDS job_state
 -- Commit one step of a batch, unless the batch has changed since the step began.
 -- ARGV     tenant, batch_id, revision, again_ms, keep_ms, update
 --          `again_ms`: '' at the batch's end; `update`: JSON {set = {field, value, ..}, add = {field, number, ..},
@@ -17,12 +18,7 @@ if ARGV[4] ~= '' then
   return 1
 end
 redis.call('ZREM', key.active_batches, row)
-local event = 'batch.' .. redis.call('HGET', name, 'status')
-local wanted = redis.call('HGET', key.webhook_endpoints(tenant), '*')
-if wanted and string.find(wanted, '|' .. event .. '|', 1, true) then
-  redis.call('XADD', key.webhook_outbox, 'MAXLEN', '~', 1000000, '*', 'event', whole(now) .. '-' .. id, 'job', id,
-    'tenant', tenant, 'state', event, 'url', '')
-end
+job_state.add_to_outbox(whole(now) .. '-' .. id, id, tenant, 'batch.' .. redis.call('HGET', name, 'status'))
 redis.call('PEXPIRE', name, ARGV[5])
 redis.call('PEXPIRE', key.batch_accepted(tenant, id), ARGV[5])
 local file = key.file(tenant, redis.call('HGET', name, 'input_file_id'))

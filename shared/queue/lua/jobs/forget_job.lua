@@ -6,10 +6,8 @@
 local id = ARGV[1]
 local job = job_state.load(id)
 if not job or job.state == 'queued' or job.state == 'running' then return 0 end
-redis.call('DEL', key.job(id), key.dead_letter(id))
+job_state.delete(id, job.tenant, job.batch)
+redis.call('DEL', key.dead_letter(id))
 redis.call('ZREM', key.dead_letters, id)
-redis.call('ZREM', key.jobs(job.tenant), id)
-redis.call('ZREM', key.videos(job.tenant), id)
-if job.batch then redis.call('ZREM', key.batch_jobs(job.tenant, job.batch), id) end
 redis.call('ZADD', key.retention, whole(clock_ms() + conf.lease_ms + 60000), job_state.row(job.tenant, id, job.batch))
 return 1

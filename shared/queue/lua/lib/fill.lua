@@ -65,12 +65,6 @@ function fill.expired(id, job, now)
   return true
 end
 
--- `count` jobs of front:<sig> or solo:<sig> with that rank, after the first `skipped`.
-local function standing(name, rank, skipped, count)
-  return redis.call('ZRANGEBYSCORE', name, whole(rank * PRIORITY_SPAN), '(' .. whole((rank + 1) * PRIORITY_SPAN),
-    'LIMIT', skipped, count)
-end
-
 -- Claim the released or skipped jobs that fit. Returns how many do not because of their tenant's quota.
 local function from_standing(b, ids)
   local short = 0
@@ -98,7 +92,7 @@ end
 function fill.from_front(b, rank)
   local skipped = 0
   for _ = 1, FRONT_PAGES do
-    local short = from_standing(b, standing(key.front(b.sig), rank, skipped, FRONT_READ))
+    local short = from_standing(b, queue.of_rank(key.front(b.sig), rank, skipped, FRONT_READ))
     if short == 0 then return end
     skipped = skipped + short
   end
@@ -246,7 +240,7 @@ end
 
 -- The first lost job whose tenant's quota allows its slots.
 local function first_solo(b, rank)
-  for _, id in ipairs(standing(key.solo(b.sig), rank, 0, SOLO_READ)) do
+  for _, id in ipairs(queue.of_rank(key.solo(b.sig), rank, 0, SOLO_READ)) do
     local job = job_state.load(id)
     if not job or job.state ~= 'queued' then
       redis.call('ZREM', key.solo(b.sig), id)

@@ -15,19 +15,30 @@ function job_state.load(id)
   return job
 end
 
--- Publish a state change; returns the event id. `hook` is '|state|state| url' of the job's own webhook; the states that the
--- tenant's endpoints want are in `webhook_endpoints:<tenant>`. Wanted events also go to the outbox.
-function job_state.event(id, tenant, state, hook)
-  local event = redis.call('XADD', key.events, 'MAXLEN', '~', 100000, '*', 'job', id, 'tenant', tenant, 'state', state)
-  local states, url = string.match(hook or '', '^(%S+) (%S+)$')
-  local word = '|' .. state .. '|'
-  if not (states and string.find(states, word, 1, true)) then url = nil end
+-- Add an event to the outbox if an endpoint of the tenant wants its state, or for the `url` of the job's own webhook.
+function job_state.add_to_outbox(event, id, tenant, state, url)
   local wanted = redis.call('HGET', key.webhook_endpoints(tenant), '*')
-  if url or (wanted and string.find(wanted, word, 1, true)) then
+  if url or (wanted and string.find(wanted, '|' .. state .. '|', 1, true)) then
     redis.call('XADD', key.webhook_outbox, 'MAXLEN', '~', 1000000, '*', 'event', event, 'job', id, 'tenant', tenant,
       'state', state, 'url', url or '')
   end
+end
+
+-- Publish a state change; returns the event id. `hook` is '|state|state| url' of the job's own webhook.
+function job_state.event(id, tenant, state, hook)
+  local event = redis.call('XADD', key.events, 'MAXLEN', '~', 100000, '*', 'job', id, 'tenant', tenant, 'state', state)
+  local states, url = string.match(hook or '', '^(%S+) (%S+)$')
+  if not (states and string.find(states, '|' .. state .. '|', 1, true)) then url = nil end
+  job_state.add_to_outbox(event, id, tenant, state, url)
   return event
+end
+
+-- Delete a job's record, and remove it from the indexes.
+function job_state.delete(id, tenant, batch)
+  redis.call('DEL', key.job(id))
+  redis.call('ZREM', key.jobs(tenant), id)
+  redis.call('ZREM', key.videos(tenant), id)
+  if batch then redis.call('ZREM', key.batch_jobs(tenant, batch), id) end
 end
 
 function job_state.row(tenant, id, batch) return 'job|' .. tenant .. '|' .. id .. '|' .. (batch or '') end
@@ -70,21 +81,13 @@ local function count_in_batch(id, job, state, now)
   return tonumber(batch[1])
 end
 
--- Publish the end of a video under OpenAI's event name to the endpoints that want it.
-local function publish_video_end(id, job, state, event)
-  local outcome = state == 'succeeded' and 'video.completed' or 'video.failed'
-  local wanted = redis.call('HGET', key.webhook_endpoints(job.tenant), '*')
-  if wanted and string.find(wanted, '|' .. outcome .. '|', 1, true) then
-    redis.call('XADD', key.webhook_outbox, 'MAXLEN', '~', 1000000, '*', 'event', event .. '-video', 'job', id,
-      'tenant', job.tenant, 'state', outcome, 'url', '')
-  end
-end
-
 -- End a job that is neither queued nor running any more.
 function job_state.finish(id, job, state, now, keep_ms)
   local keep = math.max(keep_ms or conf.retention_ms, count_in_batch(id, job, state, now) - now)
   local event = job_state.event(id, job.tenant, state, job.webhook)
-  if job.video then publish_video_end(id, job, state, event) end
+  if job.video then -- OpenAI's event name
+    job_state.add_to_outbox(event .. '-video', id, job.tenant, state == 'succeeded' and 'video.completed' or 'video.failed')
+  end
   redis.call('HSET', key.job(id), 'state', state, 'finished', whole(now), 'expires', whole(now + keep), 'event', event)
   redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned')
   redis.call('PEXPIRE', key.job(id), keep)
@@ -151,8 +154,7 @@ function job_state.lost(id, job, now)
     local losses = redis.call('HINCRBY', key.job(id), 'losses', 1)
     if losses >= conf.max_attempts then
       local outcome = 'the worker was lost ' .. losses .. ' times while it ran this job solo'
-      redis.call('HSET', key.job(id), 'error',
-        cjson.encode({code = 'worker_lost', message = outcome, retryable = false}))
+      redis.call('HSET', key.job(id), 'error', cjson.encode({code = 'worker_lost', message = outcome, retryable = false}))
       job_state.finish(id, job, 'failed', now, math.max(conf.retention_ms, conf.dead_ms))
       return job_state.bury(id, 'worker_lost', outcome, now)
     end

@@ -28,9 +28,7 @@ end
 
 -- Add many members to a sorted set. rows: score, member, score, member, ...
 function queue.add_all(name, rows)
-  for first = 1, #rows, 1000 do
-    redis.call('ZADD', name, unpack(rows, first, math.min(first + 999, #rows)))
-  end
+  for first = 1, #rows, 1000 do redis.call('ZADD', name, unpack(rows, first, math.min(first + 999, #rows))) end
 end
 
 -- Record an arrival of a signature. The jobs of one submit count once: they do not predict more.
@@ -44,11 +42,15 @@ function queue.record_arrival(sig, window, now)
   redis.call('PEXPIRE', name, 3600000)
 end
 
+-- `count` members of front:<sig> or solo:<sig> with that rank, after the first `skipped`.
+function queue.of_rank(name, rank, skipped, count)
+  return redis.call('ZRANGEBYSCORE', name, whole(rank * PRIORITY_SPAN), '(' .. whole((rank + 1) * PRIORITY_SPAN),
+    'LIMIT', skipped, count)
+end
+
 -- The first member of front:<sig> or solo:<sig> with that rank, or nil.
 function queue.first(name, rank)
-  local found = redis.call('ZRANGEBYSCORE', name, whole(rank * PRIORITY_SPAN),
-    '(' .. whole((rank + 1) * PRIORITY_SPAN), 'LIMIT', 0, 1)
-  return found[1]
+  return queue.of_rank(name, rank, 0, 1)[1]
 end
 
 -- Since when a released or lost job of that rank is queued, or nil.
@@ -56,10 +58,7 @@ function queue.returned_at(sig, rank)
   local at = nil
   for _, name in ipairs({key.front(sig), key.solo(sig)}) do
     local id = queue.first(name, rank)
-    if id then
-      local since = tonumber(redis.call('HGET', key.job(id), 'returned') or nil) or 0
-      if not at or since < at then at = since end
-    end
+    if id then at = math.min(at or math.huge, tonumber(redis.call('HGET', key.job(id), 'returned') or nil) or 0) end
   end
   return at
 end
@@ -119,17 +118,13 @@ function queue.refresh(sig, now, arrived, held)
 end
 
 -- Wake the workers; `rank` is the highest priority of the new jobs, 0 if unknown.
-function queue.wake(rank)
-  redis.call('XADD', key.wakeup, 'MAXLEN', '=', 16, '*', 'rank', rank or 0)
-end
+function queue.wake(rank) redis.call('XADD', key.wakeup, 'MAXLEN', '=', 16, '*', 'rank', rank or 0) end
 
--- Delete a lane and its group when it has no entries.
+-- Delete a lane and its group when it has no entries; returns whether it has none.
 function queue.sweep_lane(lane)
-  if redis.call('XLEN', lane) == 0 then
-    redis.call('DEL', lane)
-    return true
-  end
-  return false
+  local empty = redis.call('XLEN', lane) == 0
+  if empty then redis.call('DEL', lane) end
+  return empty
 end
 
 -- Remove an entry from its lane.

@@ -4,17 +4,24 @@ local webhooks = {}
 local DELIVERY_MS = 7 * 86400000
 local LOG_CAP = 10000
 
+-- The enabled endpoints of a tenant.
+function webhooks.enabled(tenant)
+  local endpoints, fields = {}, redis.call('HGETALL', key.webhook_endpoints(tenant))
+  for at = 1, #fields, 2 do
+    local endpoint = string.sub(fields[at], 1, 3) == 'we_' and cjson.decode(fields[at + 1])
+    if endpoint and endpoint.enabled then
+      endpoint.id = fields[at]
+      table.insert(endpoints, endpoint)
+    end
+  end
+  return endpoints
+end
+
 -- Store the states to which a tenant's enabled endpoints subscribe; job_state.event reads them.
 function webhooks.refresh(tenant)
   local name, subscribed = key.webhook_endpoints(tenant), {}
-  local fields = redis.call('HGETALL', name)
-  for at = 1, #fields, 2 do
-    if string.sub(fields[at], 1, 3) == 'we_' then
-      local endpoint = cjson.decode(fields[at + 1])
-      if endpoint.enabled then
-        for _, state in ipairs(endpoint.states) do subscribed[state] = true end
-      end
-    end
+  for _, endpoint in ipairs(webhooks.enabled(tenant)) do
+    for _, state in ipairs(endpoint.states) do subscribed[state] = true end
   end
   local states = ''
   for state in pairs(subscribed) do states = states .. '|' .. state end

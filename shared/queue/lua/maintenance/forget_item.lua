@@ -1,3 +1,4 @@
+-- NEEDS job_state
 -- Delete the record and indexes of an item that storage no longer holds.
 -- ARGV     row
 --          `row`: of expired_items
@@ -9,10 +10,7 @@ local due = tonumber(redis.call('ZSCORE', key.retention, row) or nil)
 if not due or due > clock_ms() then return 0 end
 redis.call('ZREM', key.retention, row)
 if kind == 'job' then
-  redis.call('DEL', key.job(id))
-  redis.call('ZREM', key.jobs(tenant), id)
-  redis.call('ZREM', key.videos(tenant), id)
-  if batch ~= '' then redis.call('ZREM', key.batch_jobs(tenant, batch), id) end
+  job_state.delete(id, tenant, batch ~= '' and batch)
 elseif kind == 'file' then
   redis.call('DEL', key.file(tenant, id), key.file_parts(tenant, id))
   redis.call('ZREM', key.files(tenant), id)

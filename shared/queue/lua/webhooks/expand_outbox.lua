@@ -4,28 +4,7 @@
 -- Returns  number of entries
 local now = clock_ms()
 local entries = redis.call('XRANGE', key.webhook_outbox, '-', '+', 'COUNT', ARGV[1])
-local endpoints = {}
-
-local function enabled_endpoints(tenant)
-  if endpoints[tenant] then return endpoints[tenant] end
-  local enabled, fields = {}, redis.call('HGETALL', key.webhook_endpoints(tenant))
-  for at = 1, #fields, 2 do
-    if string.sub(fields[at], 1, 3) == 'we_' then
-      local endpoint = cjson.decode(fields[at + 1])
-      endpoint.id = fields[at]
-      if endpoint.enabled then table.insert(enabled, endpoint) end
-    end
-  end
-  endpoints[tenant] = enabled
-  return enabled
-end
-
-local function subscribed(endpoint, state)
-  for _, subscription in ipairs(endpoint.states) do
-    if subscription == state then return true end
-  end
-  return false
-end
+local endpoints = {} -- by tenant
 
 for _, entry in ipairs(entries) do
   local e = {}
@@ -35,8 +14,11 @@ for _, entry in ipairs(entries) do
     webhooks.create({id = e.event .. '.' .. endpoint, event = e.event, tenant = e.tenant, endpoint = endpoint, url = url,
       host = webhooks.host_of(url), job = e.job, type = kind, at = whole(stream_ms(e.event))}, now)
   end
-  for _, endpoint in ipairs(enabled_endpoints(e.tenant)) do
-    if subscribed(endpoint, e.state) then send(endpoint.id, endpoint.url) end
+  endpoints[e.tenant] = endpoints[e.tenant] or webhooks.enabled(e.tenant)
+  for _, endpoint in ipairs(endpoints[e.tenant]) do
+    for _, state in ipairs(endpoint.states) do
+      if state == e.state then send(endpoint.id, endpoint.url) end
+    end
   end
   if e.url ~= '' then send('job', e.url) end
   redis.call('XDEL', key.webhook_outbox, entry[1])
