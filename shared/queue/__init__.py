@@ -1,6 +1,5 @@
 """The queue: the only place that speaks to its Redis."""
 
-from shared.queue.batches import BatchUpdate
 from shared.queue.client import QueueClient
 from shared.queue.events import EventFeed
 from shared.queue.queue import Queue
@@ -12,19 +11,14 @@ from shared.queue.records import (
     ProgressReport,
     QueueDepth,
     QueuePosition,
-    Renewal,
     Submission,
     SubmitResult,
     WorkerInfo,
 )
-from shared.queue.webhooks import DeliveryAttempt, DueDelivery, WebhookDelivery
 
 __all__ = [
-    "BatchUpdate",
     "Claim",
     "DeadLetter",
-    "DeliveryAttempt",
-    "DueDelivery",
     "EventFeed",
     "ExpiredItem",
     "JobEvent",
@@ -33,9 +27,7 @@ __all__ = [
     "QueueClient",
     "QueueDepth",
     "QueuePosition",
-    "Renewal",
     "Submission",
     "SubmitResult",
-    "WebhookDelivery",
     "WorkerInfo",
 ]

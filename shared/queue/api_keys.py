@@ -110,8 +110,7 @@ class ApiKeys(QueueComponent):
         """Replace a tenant's limits; None means the limit in the settings."""
         tenant_name(tenant)
         values = {f"{tenant}|{name}": getattr(limits, name) for name in _LIMITS}
-        for name in _LIMITS:
-            value = getattr(limits, name)
+        for name, value in zip(_LIMITS, values.values(), strict=True):
             if value is not None and not 1 <= value <= 10**9:
                 raise InvalidRequest(f"{name}: {value}; it must be from 1 to 10^9", param=name)
         known = await self.tenant_limits()
@@ -120,8 +119,8 @@ class ApiKeys(QueueComponent):
         with translated():
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.hdel(self._keys.tenant_limits, *values)
-                if any(value is not None for value in values.values()):
-                    pipe.hset(self._keys.tenant_limits, mapping={f: v for f, v in values.items() if v is not None})
+                if limited := {field: value for field, value in values.items() if value is not None}:
+                    pipe.hset(self._keys.tenant_limits, mapping=limited)
                 await pipe.execute()
 
 

@@ -46,7 +46,7 @@ class Claims(QueueComponent):
         """
         if slots < 1 or not models:
             return []
-        reply = self._scripts.claim(worker, slots, RANKS.index(lowest), has_other_jobs, *_pairs(_load_times(models)))
+        reply = self._scripts.claim(worker, slots, RANKS.index(lowest), has_other_jobs, *_load_times(models))
         return await self._claimed(worker, reply) or []
 
     async def join(
@@ -66,7 +66,7 @@ class Claims(QueueComponent):
         """
         if slots < 1:
             return []
-        reply = self._scripts.join(worker, signature, slots, RANKS.index(lowest), *_pairs(_load_times(models)))
+        reply = self._scripts.join(worker, signature, slots, RANKS.index(lowest), *_load_times(models))
         claims = await self._claimed(worker, reply)
         if claims is None:
             held_back(signature)
@@ -116,7 +116,7 @@ class Claims(QueueComponent):
 
         0 does not promise a claim: another worker can be faster, or a job can need more slots than are free.
         """
-        return await self._scripts.next_ready_ms(worker, RANKS.index(lowest), *_pairs(_load_times(models)))
+        return await self._scripts.next_ready_ms(worker, RANKS.index(lowest), *_load_times(models))
 
     async def wait_wakeup(self, timeout_s: float) -> Priority | None:
         """Wait up to `timeout_s`, at most 2 s, for new jobs; return their highest possible priority, or None.
@@ -185,8 +185,8 @@ class Claims(QueueComponent):
         await asyncio.gather(*self.unfinished)
 
 
-def _load_times(models: Models) -> Mapping[str, int]:
-    return models if isinstance(models, Mapping) else dict.fromkeys(models, 0)
+def _load_times(models: Models) -> list[str | int]:
+    return _pairs(models if isinstance(models, Mapping) else dict.fromkeys(models, 0))
 
 
 def _pairs(values: Mapping[str, int]) -> list[str | int]:

@@ -36,8 +36,6 @@ REPLAY_READ = 1000
 RESYNC_AT_ONCE = 500
 _LARGEST_NUMBER = 2**64 - 1  # of a stream id's second part; Redis refuses to read after a larger one
 MAX_BACKOFF_S = 5.0
-
-
 MAX_PREVIEW_BYTES = 64 * 1000
 PREVIEWS_KEPT_S = 60
 

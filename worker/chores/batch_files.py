@@ -16,7 +16,8 @@ from shared.protocols.openai import batch_lines, files
 from shared.protocols.openai.batch_lines import BatchLine
 from shared.protocols.openai.batches import CHUNK_LINES, GRACE_MS, Batch, BatchStatus, line_job_id
 from shared.protocols.openai.files import File, FileLine, Part
-from shared.queue import BatchUpdate, Queue
+from shared.queue import Queue
+from shared.queue.batches import BatchUpdate
 from shared.runtime.clock import now_ms
 from shared.storage import Storage
 

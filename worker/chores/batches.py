@@ -30,7 +30,8 @@ from shared.protocols.openai.batches import (
     line_job_id,
     next_step,
 )
-from shared.queue import BatchUpdate, Submission
+from shared.queue import Submission
+from shared.queue.batches import BatchUpdate
 from shared.runtime.clock import now_ms
 from shared.storage import connect
 from worker.chores import rq_queue

@@ -14,7 +14,8 @@ from shared.config.settings import Settings
 from shared.errors import FusequeueError
 from shared.inputs.fetch_guard import FetchGuard, FetchResponse, FetchRules
 from shared.protocols.replicate.predictions import webhook_body
-from shared.queue import DeliveryAttempt, DueDelivery, Queue
+from shared.queue import Queue
+from shared.queue.webhooks import DeliveryAttempt, DueDelivery
 from shared.runtime.clock import now_ms
 from shared.webhooks import AttemptOutcome, DeliveryState, attempt_outcome, body, headers
 from worker.chores import rq_queue
