@@ -92,7 +92,7 @@ class BatchLog:
         claim = claimed.claim
         batch = self._running.get(claim.signature) or self._start(claimed)
         batch.jobs += 1
-        batch.slots[claimed.key] = claim.job.slots
+        batch.slots[claimed.claim_key] = claim.job.slots
         batch.limits.peak_slots = max(batch.limits.peak_slots, sum(batch.slots.values()))
         batch.max_wait_ms = max(batch.max_wait_ms, claim.queued_ms)
 
@@ -118,7 +118,7 @@ class BatchLog:
     def remove(self, claimed: ClaimedJob) -> None:
         """Remove a job that left the engine; the last of its signature ends the batch. Safe to repeat."""
         batch = self._running.get(claimed.claim.signature)
-        if batch is None or batch.slots.pop(claimed.key, None) is None or batch.slots:
+        if batch is None or batch.slots.pop(claimed.claim_key, None) is None or batch.slots:
             return
         del self._running[batch.signature]
         batch.ended_s = time.monotonic()

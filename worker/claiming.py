@@ -1,4 +1,4 @@
-"""What a worker asks the queue for, and when: the claim loop and its decisions, which are pure functions."""
+"""The worker's claim loop: what to claim, and when. Pure functions decide."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ MAX_PAUSE_S = 2.0
 MIN_PAUSE_S = 0.05
 UNKNOWN_LOAD_S = 10.0
 MAX_LOAD_S = 60.0
-HINT_TRUSTED_S = 2.0
+FAILED_LOAD_MS = -round(1000 * MAX_LOAD_S)
+HINT_TTL_S = 2.0
 
 
 @dataclass(eq=False)
@@ -94,7 +95,7 @@ class ClaimLoop:
         return [], await self._pause_s(requests)
 
     def _requests(self) -> list[ClaimRequest]:
-        """Return what to ask for now; interactive jobs only while some may be queued."""
+        """Return what to claim now; interactive jobs only while some can be queued."""
         if self.uploader.full:
             return []
         claimed_jobs = [claimed for claimed in self.claimed_jobs.values() if claimed.occupies_slots]
@@ -110,20 +111,20 @@ class ClaimLoop:
         requests = claim_requests(running, rows, self._max_batch, rows if limit is None else limit)
         if self._hint.likely:
             return requests
-        return [request for request in requests if request.lowest is not Priority.INTERACTIVE]
+        return [request for request in requests if request.min_priority is not Priority.INTERACTIVE]
 
     async def _send(self, request: ClaimRequest) -> list[Claim]:
-        claims, slots, lowest = self.queue.claims, request.slots, request.lowest
+        claims, slots, min_priority = self.queue.claims, request.slots, request.min_priority
         if request.signature is not None:
             models, mark_overdue = self._load_times(), self.batch_log.mark_overdue
             return await claims.join(
-                self.worker, request.signature, slots, models=models, lowest=lowest, held_back=mark_overdue
+                self.worker, request.signature, slots, models=models, min_priority=min_priority, on_overdue=mark_overdue
             )
-        if lowest is Priority.BULK:
+        if min_priority is Priority.BULK:
             return await claims.claim(self.worker, self._load_times(), slots)
         # Only models in memory: a model cannot be loaded next to one whose jobs are preempted.
         loaded = self.engine.status().loaded_models
-        return await claims.claim(self.worker, loaded, slots, lowest=lowest, has_other_jobs=True)
+        return await claims.claim(self.worker, loaded, slots, min_priority=min_priority, has_other_jobs=True)
 
     def _load_times(self) -> dict[str, int]:
         status = self.engine.status()
@@ -134,10 +135,10 @@ class ClaimLoop:
         ready_in_ms = None
         if not any(claimed.occupies_slots for claimed in self.claimed_jobs.values()):
             ready_in_ms = await self.queue.claims.next_ready_ms(self._load_times(), worker=self.worker)
-        elif any(request.lowest is Priority.INTERACTIVE for request in requests):
+        elif any(request.min_priority is Priority.INTERACTIVE for request in requests):
             seen = self._hint.count
             loaded = self.engine.status().loaded_models
-            interactive_in_ms = await self.queue.claims.next_ready_ms(loaded, lowest=Priority.INTERACTIVE)
+            interactive_in_ms = await self.queue.claims.next_ready_ms(loaded, min_priority=Priority.INTERACTIVE)
             if interactive_in_ms is None:
                 self._hint.clear(seen)
             if any(request.signature is None for request in requests):
@@ -164,7 +165,7 @@ class ClaimRequest:
 
     signature: str | None
     slots: int
-    lowest: Priority = Priority.BULK
+    min_priority: Priority = Priority.BULK
 
 
 def _running_job(claim: Claim) -> RunningJob:
@@ -206,23 +207,23 @@ def claim_requests(running: Sequence[RunningJob], rows: int, max_batch: int, max
 def load_times_ms(
     models: Sequence[str], loaded: Collection[str], measured_s: Mapping[str, float], failed: Collection[str] = ()
 ) -> dict[str, int]:
-    """Return the load time of each model in ms: 0 for a loaded one, negative for one whose last load failed.
+    """Return the load time of each model in ms: 0 for a loaded one, `FAILED_LOAD_MS` if its last load failed.
 
     A model never loaded here counts as the mean of the measured ones, or `UNKNOWN_LOAD_S`. Times are capped at
-    `MAX_LOAD_S`, since jobs wait for as long as some loads take. A failed model counts as the cap, so that a worker
-    that can load it gets its jobs.
+    `MAX_LOAD_S`, since jobs wait for as long as some loads take. `FAILED_LOAD_MS` ranks like the cap, so that a
+    worker that can load the model gets its jobs.
     """
     unknown_s = sum(measured_s.values()) / len(measured_s) if measured_s else UNKNOWN_LOAD_S
     seconds = {model: min(MAX_LOAD_S, measured_s.get(model, unknown_s)) for model in models}
     times = {model: 0 if model in loaded else max(1, round(1000 * seconds[model])) for model in models}
-    return times | {model: -round(1000 * MAX_LOAD_S) for model in models if model in failed and times[model]}
+    return times | {model: FAILED_LOAD_MS for model in models if model in failed and times[model]}
 
 
 class InteractiveHint:
-    """Cached hint: may interactive jobs be queued? Saves a full worker most of its requests to Redis.
+    """Cached hint whether interactive jobs can be queued. Saves a full worker most of its requests to Redis.
 
-    Set by wake-ups; cleared when the queue has none, for `HINT_TRUSTED_S` only: a wake-up can be missed, and a model
-    loaded since.
+    Set by wake-ups; cleared when the queue has none, for `HINT_TTL_S` only: a wake-up can be missed, or a model
+    loaded in the meantime.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -232,13 +233,13 @@ class InteractiveHint:
 
     @property
     def likely(self) -> bool:
-        return self._clock() - self._cleared_at >= HINT_TRUSTED_S
+        return self._clock() - self._cleared_at >= HINT_TTL_S
 
     def set(self) -> None:
         self.count += 1
         self._cleared_at = float("-inf")
 
     def clear(self, seen: int) -> None:
-        """Record that the queue had none, unless a hint came after the `seen` ones known when it was asked."""
+        """Record that the queue had none, unless a hint came after the `seen` ones known at the request."""
         if seen == self.count:
             self._cleared_at = self._clock()

@@ -30,7 +30,7 @@ CLEANUP_TIMEOUT_S = 15.0  # a little longer than one storage request can take
 
 
 class JobRunner:
-    """Runs claimed jobs, each in an asyncio task of its own."""
+    """Runs claimed jobs, each in a separate asyncio task."""
 
     def __init__(self, queue: Queue, storage: Storage, engine: EngineInterface, worker: str) -> None:
         self._queue = queue
@@ -56,17 +56,16 @@ class JobRunner:
         try:
             inputs = await self._fetch_inputs(claimed)
         except _InputMissing as missing:
-            return claimed.outcome(JobFinished(claimed.key, missing))
+            return claimed.outcome(JobFinished(claimed.claim_key, missing))
         if claimed.stop_reason is not None:
-            return claimed.outcome(JobFinished(claimed.key))
-        self._engine.submit(
-            EngineRequest(claimed.key, claimed.job, claimed.spec, inputs, claimed.claim.solo, claimed.queued_since_s)
-        )
+            return claimed.outcome(JobFinished(claimed.claim_key))
+        key, solo = claimed.claim_key, claimed.claim.solo
+        self._engine.submit(EngineRequest(key, claimed.job, claimed.spec, inputs, solo, claimed.queued_since_s))
         finished = await claimed.engine_done
         if finished.error is not None or claimed.stop_reason is not None:
             return claimed.outcome(finished)
         started = time.monotonic()
-        # Uploads and previews end before the job is settled: a client that sees the end finds every file.
+        # Uploads and previews end before the job is settled: a client that sees a terminal state finds every file.
         artifacts = await claimed.artifacts()
         await claimed.previews_published()
         return claimed.outcome(finished, artifacts, round(1000 * (time.monotonic() - started)))
@@ -81,7 +80,7 @@ class JobRunner:
                 )
             except NotFound:
                 raise _InputMissing("the input image is no longer stored", param=name) from None
-        return InputFiles(
+        return InputFiles(  # `Job.inputs` names several images `images.0`, `images.1`, ...
             images=tuple(data or b"" for name, data in files.items() if name.partition(".")[0] in ("image", "images")),
             mask=files.get("mask"),
             last_image=files.get("last_image"),
@@ -146,7 +145,7 @@ class ClaimedJob:
         self.claim = claim
         self.job = claim.job
         self.spec = spec
-        self.key = f"{claim.job.id}:{claim.epoch}"
+        self.claim_key = f"{claim.job.id}:{claim.epoch}"
         self.queued_since_s = time.monotonic() - claim.queued_ms / 1000
         self.phase = Phase.LOADING
         self.progress = Progress()
@@ -164,10 +163,10 @@ class ClaimedJob:
 
     @property
     def abandoned(self) -> bool:
-        """The claim is not this worker's any more."""
+        """The claim no longer belongs to this worker."""
         return self.stop_reason in (StopReason.LOST, StopReason.RELEASED)
 
-    def advance(self, phase: Phase, progress: Progress | None = None) -> None:
+    def update_progress(self, phase: Phase, progress: Progress | None = None) -> None:
         self.phase, self.progress = phase, progress or self.progress
 
     def stop(self, reason: StopReason) -> None:

@@ -100,7 +100,7 @@ class Leases:
     def _stop(self, claimed: ClaimedJob, reason: StopReason) -> None:
         if claimed.stop_reason is None:
             claimed.stop(reason)
-            self.engine.cancel(claimed.key)
+            self.engine.cancel(claimed.claim_key)
 
     async def _every(self, period_s: float, action: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -79,14 +79,14 @@ class EngineEventHandler:
                 job.upload(self.uploader, index, output)
                 return
             case protocol.JobPhaseChanged(phase=phase):
-                job.advance(phase)
+                job.update_progress(phase)
             case protocol.JobProgress(step=step, total=total):
-                job.advance(Phase.DENOISING, Progress(step=step, total=total))
+                job.update_progress(Phase.DENOISING, Progress(step=step, total=total))
             case protocol.JobFinished():
                 if job.engine_done.done():
                     return
                 job.engine_done.set_result(event)
-                job.advance(Phase.UPLOADING)
+                job.update_progress(Phase.UPLOADING)
         self.on_change(job)
 
 
@@ -118,7 +118,7 @@ class ProgressReporter:
         )
 
     def mark_changed(self, claimed: ClaimedJob) -> None:
-        self._changed.add(claimed.key)
+        self._changed.add(claimed.claim_key)
 
     def count_forward(self, forward: ForwardDone) -> None:
         forwards, rows = self._info.forwards + 1, self._info.forward_rows + forward.rows
@@ -155,11 +155,11 @@ class ProgressReporter:
         now = time.monotonic()
         reports = {}
         for claimed in claimed_jobs:
-            phase, stored_at = self._stored.get(claimed.key, (None, 0.0))
+            key, claim = claimed.claim_key, claimed.claim
+            phase, stored_at = self._stored.get(key, (None, 0.0))
             store = phase is not claimed.phase or now - stored_at >= STORE_EVERY_S
-            if store or claimed.key in changed:
-                claim = claimed.claim
-                reports[claimed.key] = ProgressReport(claim.job.id, claim.epoch, claimed.phase, claimed.progress, store)
+            if store or key in changed:
+                reports[key] = ProgressReport(claim.job.id, claim.epoch, claimed.phase, claimed.progress, store)
         self._unstored |= reports.keys()  # until Redis accepts them
         if reports:
             await self._queue.claims.report_progress(*reports.values())

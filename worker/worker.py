@@ -152,10 +152,10 @@ class Worker:
     def _start_job(self, claim: Claim) -> None:
         job = claim.job
         claimed = ClaimedJob(claim, self._catalog.for_size(job.model, job.width, job.height))
-        self._claimed_jobs[claimed.key] = claimed
+        self._claimed_jobs[claimed.claim_key] = claimed
         collectors.claimed(claim)
         self._batch_log.admit(claimed)
-        task = asyncio.create_task(self._run_job(claimed), name=claimed.key)
+        task = asyncio.create_task(self._run_job(claimed), name=claimed.claim_key)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -166,7 +166,7 @@ class Worker:
             # The job stays unsettled: its lease expires, and it is retried solo.
             log.exception("job_runner_failed", job_id=claimed.job.id)
         finally:
-            self._claimed_jobs.pop(claimed.key, None)
+            self._claimed_jobs.pop(claimed.claim_key, None)
             self._batch_log.remove(claimed)
             self._claim_loop.wake()
 

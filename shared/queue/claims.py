@@ -38,15 +38,21 @@ class Claims(QueueComponent):
         self._wakeup_id: str | None = None
 
     async def claim(
-        self, worker: str, models: Models, slots: int, *, lowest: Priority = Priority.BULK, has_other_jobs: bool = False
+        self,
+        worker: str,
+        models: Models,
+        slots: int,
+        *,
+        min_priority: Priority = Priority.BULK,
+        has_other_jobs: bool = False,
     ) -> list[Claim]:
-        """Start a batch: claim jobs of one ready signature of `models`, up to `slots` slots and down to `lowest`.
+        """Start a batch: claim jobs of one ready signature of `models`, up to `slots` slots and down to `min_priority`.
 
         A lost job is claimed solo (`Claim.solo`), and never by a worker that has other jobs.
         """
         if slots < 1 or not models:
             return []
-        reply = self._scripts.claim(worker, slots, RANKS.index(lowest), has_other_jobs, *_load_times(models))
+        reply = self._scripts.claim(worker, slots, RANKS.index(min_priority), has_other_jobs, *_load_times(models))
         return await self._claimed(worker, reply) or []
 
     async def join(
@@ -56,20 +62,20 @@ class Claims(QueueComponent):
         slots: int,
         *,
         models: Models = (),
-        lowest: Priority = Priority.BULK,
-        held_back: Callable[[str], None] = lambda _signature: None,
+        min_priority: Priority = Priority.BULK,
+        on_overdue: Callable[[str], None] = lambda _signature: None,
     ) -> list[Claim]:
         """Claim more jobs of a running batch's signature, ready or not; never a job that must run solo.
 
         While another signature of `models` is overdue, only jobs of a higher priority than its own are claimed;
-        `held_back` is called when that leaves none.
+        `on_overdue` is called when that leaves none.
         """
         if slots < 1:
             return []
-        reply = self._scripts.join(worker, signature, slots, RANKS.index(lowest), *_load_times(models))
+        reply = self._scripts.join(worker, signature, slots, RANKS.index(min_priority), *_load_times(models))
         claims = await self._claimed(worker, reply)
         if claims is None:
-            held_back(signature)
+            on_overdue(signature)
         return claims or []
 
     async def _claimed(self, worker: str, reply: Coroutine[Any, Any, list[ClaimRow] | None]) -> list[Claim] | None:
@@ -111,12 +117,14 @@ class Claims(QueueComponent):
                 await self._scripts.bury_job(job_id, "undecodable", failure.message)
             return None
 
-    async def next_ready_ms(self, models: Models, *, lowest: Priority = Priority.BULK, worker: str = "") -> int | None:
+    async def next_ready_ms(
+        self, models: Models, *, min_priority: Priority = Priority.BULK, worker: str = ""
+    ) -> int | None:
         """Return ms until jobs of `models` are ready for `worker`: 0 when they are, None when none is queued.
 
         0 does not promise a claim: another worker can be faster, or a job can need more slots than are free.
         """
-        return await self._scripts.next_ready_ms(worker, RANKS.index(lowest), *_load_times(models))
+        return await self._scripts.next_ready_ms(worker, RANKS.index(min_priority), *_load_times(models))
 
     async def wait_wakeup(self, timeout_s: float) -> Priority | None:
         """Wait up to `timeout_s`, at most 2 s, for new jobs; return their highest possible priority, or None.

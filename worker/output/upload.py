@@ -19,7 +19,7 @@ from worker.output.image_encoding import encode
 from worker.output.video_encoding import encode_video
 
 T = TypeVar("T")
-Files = dict[str, tuple[bytes, str]]  # content and content type, by key
+Files = dict[str, tuple[bytes, str]]  # key -> (content, content type)
 
 ENCODER_THREADS = 2
 FIRST_RETRY_S = 0.2
@@ -51,7 +51,7 @@ class Uploader:
         encoding = self._encode(claim, index, output)
         del output  # frees the pixels as soon as they are encoded
         artifact, files = await encoding
-        with self._holding(sum(len(data) for data, _ in files.values())), metrics.upload_seconds.time():
+        with self._counted_in_spool(sum(len(data) for data, _ in files.values())), metrics.upload_seconds.time():
             for key, (data, content_type) in files.items():
                 await retry_while_unavailable(
                     partial(self._storage.put, key, data, content_type),
@@ -66,9 +66,9 @@ class Uploader:
     async def _encode(self, claim: Claim, index: int, output: Output) -> tuple[Artifact, Files]:
         job, key = claim.job, object_key(claim.job, claim.attempt, index)
         content_type = job.output_format.content_type
-        common: dict[str, Any] = {"index": index, "key": key, "content_type": content_type, "seed": job.seed_of(index)}
-        common["flagged"] = output.flagged
-        with self._holding(output.nbytes):
+        common: dict[str, Any] = {"index": index, "key": key, "content_type": content_type}
+        common |= {"seed": job.seed_of(index), "flagged": output.flagged}
+        with self._counted_in_spool(output.nbytes):
             if not output.is_video:
                 data = await self._in_thread(partial(encode, output.pixels, job, index))
                 height, width = output.pixels.shape[:2]
@@ -101,7 +101,7 @@ class Uploader:
         return await asyncio.get_running_loop().run_in_executor(self._encoders, timed)
 
     @contextmanager
-    def _holding(self, size: int) -> Iterator[None]:
+    def _counted_in_spool(self, size: int) -> Iterator[None]:
         self.held_bytes += size
         try:
             yield

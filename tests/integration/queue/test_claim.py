@@ -83,9 +83,9 @@ async def test_within_a_priority_the_earliest_ready_goes_first(queue: Queue, mak
 async def test_lower_priorities_can_be_left_out(queue: Queue, make_submission: Make) -> None:
     """A full worker takes interactive jobs only."""
     await put(queue, make_submission(priority=Priority.STANDARD))
-    assert await claim(queue, lowest=Priority.INTERACTIVE) == []
+    assert await claim(queue, min_priority=Priority.INTERACTIVE) == []
     (urgent,) = await put(queue, make_submission(priority=Priority.INTERACTIVE))
-    assert await claim_ids(queue, lowest=Priority.INTERACTIVE) == [urgent]
+    assert await claim_ids(queue, min_priority=Priority.INTERACTIVE) == [urgent]
 
 
 async def test_a_solo_job_does_not_wait(queue: Queue, make_submission: Make) -> None:

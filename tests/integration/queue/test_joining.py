@@ -37,10 +37,10 @@ async def test_a_running_batch_takes_jobs_ready_or_not(queue: Queue, make_submis
 async def test_joining_takes_its_own_signature_only(queue: Queue, make_submission: Make) -> None:
     """Nothing of another one, and nothing where nothing is known."""
     await put(queue, make_submission(width=128))
-    held_back: list[str] = []
-    options: Any = {"models": MODELS, "held_back": held_back.append}
+    overdue: list[str] = []
+    options: Any = {"models": MODELS, "on_overdue": overdue.append}
     assert await queue.claims.join("w1", make_submission(width=64).signature, 8, **options) == []
-    assert held_back == [], "nothing of it waits"
+    assert overdue == [], "nothing of it waits"
 
 
 async def test_joining_stops_while_another_signature_is_overdue(
@@ -56,10 +56,10 @@ async def test_joining_stops_while_another_signature_is_overdue(
     joined = await queue.claims.join("w1", running.signature, 1, models=MODELS)
     assert [one.job.id for one in joined] == ids[:1]
     await a_moment(5)
-    held_back: list[str] = []
-    options: Any = {"models": MODELS, "held_back": held_back.append}
+    overdue: list[str] = []
+    options: Any = {"models": MODELS, "on_overdue": overdue.append}
     assert await later.claims.join("w1", running.signature, 8, **options) == []
-    assert held_back == [running.signature]
+    assert overdue == [running.signature]
     (urgent,) = await put(queue, make_submission(width=64, priority=Priority.INTERACTIVE))
     joined = await later.claims.join("w1", running.signature, 8, models=MODELS)
     assert [one.job.id for one in joined] == [urgent]  # it would go first in any case
@@ -200,7 +200,7 @@ async def test_a_worker_with_other_jobs_is_given_no_lost_one(queue: Queue, make_
     await claim(queue, 1, "dies")
     await lose(queue, lost)
     await queue.maintenance.reclaim()
-    urgent = {"lowest": Priority.INTERACTIVE}
+    urgent = {"min_priority": Priority.INTERACTIVE}
     assert await claim_ids(queue, has_other_jobs=True, **urgent) == [other]
     assert await claim_ids(queue, has_other_jobs=True, **urgent) == []
     assert await claim_ids(queue, worker="w2") == [lost]
@@ -210,6 +210,6 @@ async def test_only_claimable_priorities_count_for_readiness(queue: Queue, make_
     """A full worker asks when interactive jobs are ready: bulk ones would keep it polling."""
     await put(queue, make_submission(priority=Priority.BULK))
     assert await queue.claims.next_ready_ms(MODELS) == 0
-    assert await queue.claims.next_ready_ms(MODELS, lowest=Priority.INTERACTIVE) is None
+    assert await queue.claims.next_ready_ms(MODELS, min_priority=Priority.INTERACTIVE) is None
     await put(queue, make_submission(priority=Priority.INTERACTIVE, width=128))
-    assert await queue.claims.next_ready_ms(MODELS, lowest=Priority.INTERACTIVE) == 0
+    assert await queue.claims.next_ready_ms(MODELS, min_priority=Priority.INTERACTIVE) == 0

@@ -72,8 +72,9 @@ async def test_batch_is_logged_once_when_its_last_job_leaves(make_job: Callable[
     with structlog.testing.capture_logs() as logs:
         for claimed in joined:
             batch_log.admit(claimed)
+        key = joined[0].claim_key
         for rows in (3, 2):
-            batch_log.count_forward(ForwardDone(spec.id, rows, rows, 0.2, "cpu", "64x64", claim_key=joined[0].key))
+            batch_log.count_forward(ForwardDone(spec.id, rows, rows, 0.2, "cpu", "64x64", claim_key=key))
         assert batch_log.running_slots == 3
         for claimed in (*joined, *joined):
             batch_log.remove(claimed)

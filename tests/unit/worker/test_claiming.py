@@ -6,7 +6,7 @@ import pytest
 
 from shared.job import Priority
 from worker.claiming import (
-    HINT_TRUSTED_S,
+    HINT_TTL_S,
     MAX_LOAD_S,
     UNKNOWN_LOAD_S,
     ClaimRequest,
@@ -88,7 +88,7 @@ def test_preempted_rows_stay_within_their_limit(max_preempted: int) -> None:
     running = [bulk(8)]
     while requests := claim_requests(running, rows=8, max_batch=8, max_preempted=max_preempted):
         request = requests[0]
-        running.append(RunningJob(request.signature or "b", request.slots, request.lowest is INTERACTIVE))
+        running.append(RunningJob(request.signature or "b", request.slots, request.min_priority is INTERACTIVE))
         together = sum(job.slots for job in running if job.signature == leading_signature(running))
         preempted = sum(job.slots for job in running) - min(8, together)
         assert preempted <= max_preempted
@@ -124,7 +124,7 @@ def test_hint_is_likely_until_cleared_and_again_when_set_or_expired() -> None:
     hint.set()
     assert hint.likely
     hint.clear(hint.count)
-    now[0] += HINT_TRUSTED_S
+    now[0] += HINT_TTL_S
     assert hint.likely
 
 

@@ -35,7 +35,7 @@ class Claimed:
 
     def __init__(self, calls: list[Any]) -> None:
         self.engine_done: asyncio.Future[JobFinished] = asyncio.get_running_loop().create_future()
-        self.advance = lambda phase, progress=None: calls.append((phase, progress))
+        self.update_progress = lambda phase, progress=None: calls.append((phase, progress))
         self.upload = lambda _uploader, index, output: calls.append((index, output))
         self.publish_preview = lambda _publisher, index, pixels: calls.append((index, pixels))
 

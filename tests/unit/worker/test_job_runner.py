@@ -70,7 +70,7 @@ class RunnerHarness:
 
     async def finish(self, claimed: ClaimedJob, running: asyncio.Task[None]) -> None:
         claimed.upload(self.uploader, 0, Output(np.zeros((64, 64, 3), np.uint8)))
-        claimed.engine_done.set_result(JobFinished(claimed.key))
+        claimed.engine_done.set_result(JobFinished(claimed.claim_key))
         async with asyncio.timeout(10):
             await running
 

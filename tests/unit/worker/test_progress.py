@@ -35,9 +35,10 @@ async def test_report_that_redis_refused_is_sent_again(eventually: Eventually) -
     """Otherwise a job without further progress would show an old state."""
     queue: Any = QueueWithOutage()
     claim = SimpleNamespace(job=SimpleNamespace(id="job_1"), epoch=3)
-    claimed: Any = SimpleNamespace(key="job_1:3", claim=claim, phase=Phase.DECODING, progress=Progress(step=8, total=8))
+    state = {"phase": Phase.DECODING, "progress": Progress(step=8, total=8)}
+    claimed: Any = SimpleNamespace(claim_key="job_1:3", claim=claim, **state)
     catalog: Any = [SimpleNamespace(id="demo", max_batch=8)]
-    reporter = ProgressReporter(queue, {claimed.key: claimed}, CostCurves(), "worker-1", catalog)
+    reporter = ProgressReporter(queue, {claimed.claim_key: claimed}, CostCurves(), "worker-1", catalog)
     reporter.mark_changed(claimed)
     reporting = asyncio.create_task(reporter.report_progress())
     try:
