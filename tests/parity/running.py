@@ -17,7 +17,7 @@ from parity.cells import Cell
 
 from shared.job import Job
 from worker.engine.pipelines.call_arguments import arguments_for, make_results, make_scheduler, set_guidance
-from worker.engine.pipelines.input_images import prepare_inputs
+from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.task_pipelines import pipeline_for
 from worker.engine.protocol import EngineEvent, ForwardDone, Output
 
@@ -115,7 +115,7 @@ def _solo(source: Path, jobs: list[Job]) -> dict[tuple[str, int], Output]:
         pipeline = pipeline_for(job.task, loaded)
         pipeline.set_progress_bar_config(disable=True)
         own = make_scheduler(job.scheduler or type(first_scheduler).__name__, first_scheduler)
-        inputs = prepare_inputs(job, input_files(job))
+        inputs = decode_inputs(job, input_files(job))
         set_guidance(pipeline, job)
         for index in range(job.n):
             pipeline.scheduler = type(own).from_config(own.config)

@@ -22,7 +22,7 @@ from worker.engine import protocol
 from worker.engine.device import choose_device, device_uuid, keep_freed_memory, raise_thread_priority
 from worker.engine.fusion.self_check import run_self_check
 from worker.engine.lora.adapter_loader import AdapterLoader
-from worker.engine.pipelines.input_images import InputImages, prepare_inputs
+from worker.engine.pipelines.input_images import InputImages, decode_inputs
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.model_cache import ModelCache, ModelCacheFull
 from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, InputFiles
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 class Engine:
-    """The `EngineInterface` on a thread of this process.
+    """In-process implementation of `EngineInterface`; `RemoteEngine` runs it in a child process.
 
     Public methods can be called from any thread; only `stop`, `join` and `warm_up` block. An error that no job causes
     (a lost device, a bug in the engine) ends the thread, and `status` then reports a hang.
@@ -60,16 +60,16 @@ class Engine:
         self._thread_timer = ThreadTimer(time.monotonic())
         aging_s = settings.aging_ms / 1000
         self._scheduler = BatchScheduler(self._models, self._forward_timer, events, self._unfinished, aging_s)
-        self._input_executor = ThreadPoolExecutor(1, thread_name_prefix="prepare-input")
+        self._input_executor = ThreadPoolExecutor(1, thread_name_prefix="decode-input")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
         self._failed = False
-        self._preparing_model = False
+        self._checking_model = False
         self._load_seconds: dict[str, float] = {}
         self._unavailable: dict[str, str] = {}
 
     def start(self) -> None:
-        # Their warnings about long prompts and their progress bars would clutter the log.
+        # diffusers' and transformers' warnings about long prompts and progress bars would clutter the log.
         for library in (diffusers_logging, transformers_logging):
             library.set_verbosity_error()
             library.disable_progress_bar()
@@ -90,9 +90,9 @@ class Engine:
         self._unfinished.update([request.claim_key for request in requests])
         numbered = [(request, next(self._arrivals)) for request in requests]
         if all(request.inputs == InputFiles() for request in requests):
-            self._prepare_and_admit(numbered)
+            self._decode_and_admit(numbered)
         else:
-            self._input_executor.submit(self._prepare_and_admit, numbered)
+            self._input_executor.submit(self._decode_and_admit, numbered)
 
     def cancel(self, claim_key: str) -> None:
         self._unfinished.discard(claim_key)
@@ -121,12 +121,12 @@ class Engine:
         if self._failed:
             return Activity(busy=True, since_s=float("-inf"))
         running = self._scheduler.running
-        loading = self._models.loading or self._preparing_model
+        loading = self._models.loading or self._checking_model
         return Activity(
             busy=running or loading,
             since_s=self._forward_timer.last_progress_s,
             # The thread itself compiles and checks a loaded model, also while jobs of other models wait.
-            loading=self._preparing_model or (loading and not running),
+            loading=self._checking_model or (loading and not running),
             expected_s=self._forward_timer.expected_s,
         )
 
@@ -138,7 +138,7 @@ class Engine:
             while self._thread.is_alive() and not done.wait(0.1):
                 pass
 
-    # All methods below run on the engine's thread, except `_prepare_and_admit`.
+    # All methods below run on the engine's thread, except `_decode_and_admit`.
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)
@@ -173,12 +173,12 @@ class Engine:
         self._stopping = True
         self._scheduler.cancel_all()
 
-    def _prepare_and_admit(self, numbered: list[tuple[EngineRequest, int]]) -> None:
+    def _decode_and_admit(self, numbered: list[tuple[EngineRequest, int]]) -> None:
         """Decode the input images of jobs on the calling thread, then admit all of them at once."""
         jobs: list[tuple[EngineJob, JobError | None]] = []
         for request, arrival in numbered:
             try:
-                jobs.append((EngineJob(request, arrival, prepare_inputs(request.job, request.inputs)), None))
+                jobs.append((EngineJob(request, arrival, decode_inputs(request.job, request.inputs)), None))
             except JobError as error:
                 jobs.append((EngineJob(request, arrival, InputImages()), error))
         self._inbox.put(partial(self._admit, jobs))
@@ -199,25 +199,25 @@ class Engine:
         if self._models.get(spec.id) is not None:
             self._wake_load_waiter(spec.id)
         else:
-            self._models.request(spec, evict_others=False)
+            self._models.request_load(spec, evict_others=False)
 
-    def _model_loaded(self, model: str, outcome: LoadedModel | JobError) -> None:
-        if isinstance(outcome, LoadedModel):
-            self._preparing_model = True
-            run_self_check(outcome, self.device)
-            warm_up_model(outcome, self.device, self._forward_timer.note_progress)
+    def _model_loaded(self, model: str, result: LoadedModel | JobError) -> None:
+        if isinstance(result, LoadedModel):
+            self._checking_model = True
+            run_self_check(result, self.device)
+            warm_up_model(result, self.device, self._forward_timer.note_progress)
             self._forward_timer.note_progress()
-            self._preparing_model = False
-            self._load_seconds[model] = time.monotonic() - outcome.began_s
+            self._checking_model = False
+            self._load_seconds[model] = time.monotonic() - result.load_started_s
             self._events.on_event(protocol.ModelLoaded(model, self._load_seconds[model]))
             self._unavailable.pop(model, None)
-        elif isinstance(outcome, ModelCacheFull):
-            log.info("model_load_skipped", model=model, reason=outcome.message)
+        elif isinstance(result, ModelCacheFull):
+            log.info("model_load_skipped", model=model, reason=result.message)
         else:
-            self._unavailable[model] = outcome.message
+            self._unavailable[model] = result.message
             self._events.on_event(protocol.ModelLoadFailed(model))
-            log.error("model_unavailable", model=model, error=outcome.message)
-        self._scheduler.model_loaded(model, outcome)
+            log.error("model_unavailable", model=model, error=result.message)
+        self._scheduler.model_loaded(model, result)
         self._wake_load_waiter(model)
 
     def _wake_load_waiter(self, model: str) -> None:

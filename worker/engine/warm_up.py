@@ -15,7 +15,7 @@ from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import Stage
 from worker.engine.fusion.self_check import sample_files, sample_job
 from worker.engine.pipelines.clones import StepCounter
-from worker.engine.pipelines.input_images import prepare_inputs
+from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.model_cache import empty_cache
 
@@ -76,7 +76,7 @@ def _run_rows(model: LoadedModel, rows: int, device: torch.device, note_progress
         job = sample_job(spec, next(iter(model.templates)), at, "a lighthouse", size)
         if job.task.makes_video:
             job = job.model_copy(update={"frames": spec.usual_frames})
-        tasks.append(model.image_task(job, 0, prepare_inputs(job, sample_files(job)), StepCounter(lambda: None)))
+        tasks.append(model.image_task(job, 0, decode_inputs(job, sample_files(job)), StepCounter(lambda: None)))
     try:
         for task in tasks:
             task.start(device)

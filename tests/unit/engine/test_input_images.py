@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from shared.errors import InferenceFailed
 from shared.job import Task
-from worker.engine.pipelines.input_images import fit_image, fit_mask, prepare_inputs
+from worker.engine.pipelines.input_images import decode_inputs, fit_image, fit_mask
 from worker.engine.protocol import InputFiles
 
 
@@ -77,11 +77,11 @@ def test_an_image_to_edit_keeps_its_proportions_and_with_layers_its_transparency
     halves = Image.new("RGBA", (300, 100), (255, 0, 0, 255))
     halves.paste((0, 0, 0, 0), (150, 0, 300, 100))
     job = a_job("x", task=Task.EDIT, reference_sizes=((96, 32), (64, 64)), image_count=2)
-    wide, square = prepare_inputs(job, InputFiles(images=(file_of(halves), file_of(halves)))).images
+    wide, square = decode_inputs(job, InputFiles(images=(file_of(halves), file_of(halves)))).images
     assert (wide.size, square.size, wide.mode) == ((96, 32), (64, 64), "RGB")
     assert wide.getpixel((90, 16)) == (255, 255, 255)
     layered = a_job("x", task=Task.EDIT, reference_sizes=((96, 32),), layers=3)
-    (clear,) = prepare_inputs(layered, InputFiles(images=(file_of(halves),))).images
+    (clear,) = decode_inputs(layered, InputFiles(images=(file_of(halves),))).images
     assert clear.getpixel((90, 16)) == (0, 0, 0, 0)
 
 
@@ -90,7 +90,7 @@ def test_the_error_names_the_input_that_cannot_be_decoded(param: str) -> None:
     """A job can have several inputs."""
     job = a_job("x", task=Task.IMAGE_TO_VIDEO)
     with pytest.raises(InferenceFailed) as caught:
-        prepare_inputs(job, InputFiles(images=(file_of(Image.new("RGB", (8, 8))),), **{param: b"broken"}))
+        decode_inputs(job, InputFiles(images=(file_of(Image.new("RGB", (8, 8))),), **{param: b"broken"}))
     assert caught.value.param == param
 
 

@@ -23,7 +23,7 @@ from worker.engine.fusion.fused_call import run_fused
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
 from worker.engine.pipelines.clones import StepCounter
-from worker.engine.pipelines.input_images import prepare_inputs
+from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.task_pipelines import takes_last_image
 from worker.engine.protocol import InputFiles
@@ -108,7 +108,7 @@ def _sample_tasks(model: LoadedModel, size: tuple[int, int]) -> list[ImageTask]:
         job = job.model_copy(update={"steps": 2 + at // len(tasks)})
         if job.images and takes_last_image(model.templates[task]):
             job = job.model_copy(update={"last_image": job.images[0]})
-        inputs = prepare_inputs(job, sample_files(job))
+        inputs = decode_inputs(job, sample_files(job))
         image_tasks.append(model.image_task(job, 0, inputs, StepCounter(lambda: None)))
     return image_tasks
 

@@ -39,7 +39,7 @@ class AdapterLoader:
     def loading(self) -> bool:
         return bool(self._requested)
 
-    def request(self, model: LoadedModel, key: AdapterKey) -> None:
+    def request_load(self, model: LoadedModel, key: AdapterKey) -> None:
         """Start loading the adapters of `key` for `model`, unless already requested."""
         if (id(model), key) not in self._requested:
             self._requested.add((id(model), key))

@@ -23,7 +23,7 @@ class InputImages:
     last_image: Image.Image | None = None
 
 
-def prepare_inputs(job: Job, files: InputFiles) -> InputImages:
+def decode_inputs(job: Job, files: InputFiles) -> InputImages:
     """Decode a job's input images; raises `InferenceFailed` naming the field of one that cannot be decoded.
 
     Images to edit keep their proportions; all others are cropped to the job's size.

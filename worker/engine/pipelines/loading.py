@@ -48,7 +48,7 @@ class LoadedModel:
     schedulers: dict[str, Any]
     nbytes: int
     adapters: ModelAdapters
-    began_s: float = 0.0  # time.monotonic() at the start of its load
+    load_started_s: float = 0.0  # time.monotonic() at the start of its load
     text_cache: TextCache = field(default_factory=TextCache)
     last_used: float = field(default_factory=time.monotonic)
 
@@ -166,7 +166,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
     per_row = all(denoiser.adapters.per_row for denoiser in model.denoisers)
     if spec.adapter and "adapters" in spec.mixed_fields and not per_row:
         log.warning("adapters_do_not_mix", model=spec.id, remedy="set mixed_fields = [] in the models file")
-    model.began_s = started
+    model.load_started_s = started
     log.info("model_loaded", model=spec.id, bytes=model.nbytes, seconds=round(time.monotonic() - started, 3))
     return model
 

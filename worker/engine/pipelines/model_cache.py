@@ -64,7 +64,7 @@ class ModelCache:
     def loading(self) -> bool:
         return bool(self._requested) or self.adapters.loading
 
-    def request(self, spec: ModelSpec, *, evict_others: bool = True) -> None:
+    def request_load(self, spec: ModelSpec, *, evict_others: bool = True) -> None:
         """Request a load, unless already requested; without `evict_others` the model is loaded only if it fits."""
         is_new = spec.id not in self._requested
         self._requested[spec.id] = evict_others or self._requested.get(spec.id, False)

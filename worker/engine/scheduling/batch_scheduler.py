@@ -33,9 +33,9 @@ DENOISER_METHODS = frozenset(f"{name}.forward" for name in DENOISERS)
 
 
 class BatchScheduler:
-    """The jobs of one device. Used on the engine's thread only, except `running` and `row_limits`.
+    """Runs the jobs of one device, one fused forward at a time. A job that ends is removed from `unfinished`.
 
-    A job that ends is removed from `unfinished`.
+    Used on the engine's thread only, except `running` and `row_limits`.
     """
 
     def __init__(
@@ -67,18 +67,18 @@ class BatchScheduler:
         self._jobs[job.key] = job
         model = self._models.get(job.spec.id)
         if model is None:
-            self._wait_for_load(job)
-            self._models.request(job.spec)
+            self._report_loading(job)
+            self._models.request_load(job.spec)
         else:
             self._start(job, model)
 
-    def model_loaded(self, model: str, outcome: LoadedModel | JobError) -> None:
+    def model_loaded(self, model: str, result: LoadedModel | JobError) -> None:
         """Start the jobs that wait for a model, or fail them if it did not load."""
         for job in [job for job in self._jobs.values() if job.spec.id == model and not job.started]:
-            if isinstance(outcome, JobError):
-                self.finish(job, outcome)
+            if isinstance(result, JobError):
+                self.finish(job, result)
             else:
-                self._start(job, outcome)
+                self._start(job, result)
 
     def adapters_loaded(self, model: LoadedModel, key: AdapterKey, error: JobError | None) -> None:
         """Start the jobs that wait for adapters of a model, or fail them if these did not load."""
@@ -108,27 +108,27 @@ class BatchScheduler:
     def run_forward(self) -> None:
         """Run one forward for the selected calls, and resume their tasks until the next call."""
         calls = self._selector.select(self._jobs.values())
-        if calls and calls[0].call.shared_method.method == "decode":
+        if calls and calls[0].parked.shared_method.method == "decode":
             calls = self._drop_non_finite(calls)
         if not calls:
             return
-        cache = self._text_cache(calls[0].job, calls[0].call)
+        cache = self._text_cache(calls[0].job, calls[0].parked)
         if cache is None:
-            outcomes = self._run(calls)
+            results = self._run(calls)
         else:
-            parked = [call.call for call in calls]
-            outcomes = cache.get_or_run(parked, lambda indexes: self._run([calls[at] for at in indexes]))
-        for (job, task, _), outcome in zip(calls, outcomes, strict=True):
+            parked = [call.parked for call in calls]
+            results = cache.get_or_run(parked, lambda indexes: self._run([calls[index] for index in indexes]))
+        for (job, task, _), result in zip(calls, results, strict=True):
             if not task.done:
-                task.resume(self._device, outcome)
+                task.resume(self._device, result)
                 self._after_resume(job, task)
         self._report_progress({call.job.key: call.job for call in calls}.values())
 
     def _start(self, job: EngineJob, model: LoadedModel) -> None:
         job.model = model
         if not model.adapters.use(job.adapter):
-            self._wait_for_load(job)
-            self._models.adapters.request(model, job.adapter)
+            self._report_loading(job)
+            self._models.adapters.request_load(model, job.adapter)
             return
         job.create_tasks(model)
         for task in job.tasks:
@@ -136,7 +136,7 @@ class BatchScheduler:
                 task.start(self._device)
                 self._after_resume(job, task)
 
-    def _wait_for_load(self, job: EngineJob) -> None:
+    def _report_loading(self, job: EngineJob) -> None:
         if not job.waited_for_load:
             job.waited_for_load = True
             self._events.on_event(protocol.JobPhaseChanged(job.key, Phase.LOADING))
@@ -146,7 +146,7 @@ class BatchScheduler:
         self._jobs.pop(job.key, None)
         for task in job.tasks:
             task.abort()
-        self._timer.await_all()
+        self._timer.drain()
         self._unfinished.discard(job.key)
         self._events.on_event(job.finished(error, canceled))
         if model := self._models.get(job.spec.id):
@@ -161,7 +161,7 @@ class BatchScheduler:
 
     def _drop_non_finite(self, calls: list[TaskCall]) -> list[TaskCall]:
         """Fail the jobs whose latents are not finite; waits for the device once for all of them."""
-        finite = torch.stack([call.call.finite() for call in calls]).tolist()
+        finite = torch.stack([call.parked.finite() for call in calls]).tolist()
         for (job, task, _), ok in zip(calls, finite, strict=True):
             if not ok and not task.done:
                 task.resume(self._device, non_finite_error())
@@ -169,27 +169,29 @@ class BatchScheduler:
         return [call for call, ok in zip(calls, finite, strict=True) if ok and not call.task.done]
 
     def _text_cache(self, job: EngineJob, call: ParkedCall) -> TextCache | None:
-        """Return the cache for the outcome of a call, None if it must not be cached."""
+        """Return the cache for the output of a call, None if it must not be cached."""
         # The last bits of an encoding depend on its batch mates, which reproducible jobs must not.
         if call.shared_method.stage is not Stage.ENCODE or job.padded_calls is not None or job.model is None:
             return None
         return job.model.text_cache
 
     def _run(self, calls: Sequence[TaskCall]) -> list[Any]:
-        call, kind, padded_calls = calls[0].call, calls[0].kind, calls[0].padded_calls
+        call, kind, padded_calls = calls[0].parked, calls[0].kind, calls[0].padded_calls
         self._report_decoding(calls)
 
         def measure(run: Callable[[], list[Any]], indexes: Sequence[int]) -> list[Any]:
-            jobs = [calls[at].job for at in indexes]
-            rows = self._timer.measure((*kind, len(jobs)), run, lambda seconds: self._account(jobs, call, seconds))
+            jobs = [calls[index].job for index in indexes]
+            outputs = self._timer.measure(
+                (*kind, len(jobs)), run, lambda seconds: self._record_gpu_time(jobs, call, seconds)
+            )
             self._memory.record_success(kind, len(jobs))
-            return rows
+            return outputs
 
-        def free_memory(failed: int, fits: int) -> None:
-            self._events.on_event(protocol.MemoryExhausted(kind[0]))
-            log.warning("memory_exhausted", model=kind[0], shape=kind[1], method=kind[2], calls=failed, next_calls=fits)
+        def free_memory(failed: int, next_calls: int) -> None:
+            self._events.on_event(protocol.MemoryExhausted(kind.model))
+            log.warning("memory_exhausted", **kind._asdict(), calls=failed, next_calls=next_calls)
             if padded_calls is None:  # a padded forward has the same rows for any number of calls
-                self._memory.record_failure(kind, failed, fits)
+                self._memory.record_failure(kind, failed, next_calls)
             while self._models.evict_one(self.models_in_use()):
                 pass
             for model in self._models.loaded.values():
@@ -199,15 +201,15 @@ class BatchScheduler:
 
         positions = [call.position for call in calls if call.position is not None]
         known_limit = self._memory.fits(kind) if padded_calls is None else None
-        fused = FusedCall([call.call for call in calls], padded_calls, positions, measure, free_memory, known_limit)
-        outcomes = fused.run()
+        fused = FusedCall([call.parked for call in calls], padded_calls, positions, measure, free_memory, known_limit)
+        results = fused.run()
         if failures := fused.failed_forwards:
-            self._events.on_event(protocol.ForwardRetried(kind[0], failures))
-            log.warning("forward_retried", model=kind[0], method=kind[2], calls=len(calls), failures=failures)
-        return outcomes
+            self._events.on_event(protocol.ForwardRetried(kind.model, failures))
+            log.warning("forward_retried", model=kind.model, method=kind.method, calls=len(calls), failures=failures)
+        return results
 
-    def _account(self, jobs: Sequence[EngineJob], call: ParkedCall, seconds: float) -> None:
-        """Share a forward's time among its jobs by rows, and report the forward of a denoiser."""
+    def _record_gpu_time(self, jobs: Sequence[EngineJob], call: ParkedCall, seconds: float) -> None:
+        """Share a forward's time among its jobs by images, and report the forward of a denoiser."""
         distinct = {job.key: job for job in jobs}
         for job in jobs:
             job.gpu_seconds += seconds / len(jobs)
@@ -222,12 +224,12 @@ class BatchScheduler:
         )
 
     def _after_resume(self, job: EngineJob, task: ImageTask) -> None:
-        """Resume a task with cached outcomes; report the outputs of one that is done, and finish a job that ends."""
+        """Resume a task with cached outputs. Report the outputs of a done task; finish a job that is done or failed."""
         while task.call is not None and (cache := self._text_cache(job, task.call)) is not None:
-            outcome = cache.get(task.call)
-            if outcome is None:
+            output = cache.get(task.call)
+            if output is None:
                 break
-            task.resume(self._device, outcome)
+            task.resume(self._device, output)
         self._timer.note_progress()  # a pipeline's own code can be slow: GLM-Image generates tokens for a whole image
         if task.call is not None and job.request.job.previews:
             task.call.preview = job.steps[job.tasks.index(task)].previewing

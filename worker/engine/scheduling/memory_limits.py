@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 # A failed attempt costs an extra forward, so attempts are seconds apart, and further apart after each failure.
 FIRST_RETRY_S = 10.0
@@ -54,8 +55,10 @@ def after_failure(cap: Cap | None, calls: int, fits: int, now_s: float) -> Cap:
     return Cap(fits=fits, failed=calls, at_s=now_s, retry_s=retry_s)
 
 
-ForwardKind = tuple[str, str, str]
-"""Model, shape, shared method."""
+class ForwardKind(NamedTuple):
+    model: str
+    shape: str
+    method: str
 
 
 class MemoryLimits:

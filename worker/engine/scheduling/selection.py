@@ -108,13 +108,13 @@ class TaskCall(NamedTuple):
 
     job: EngineJob
     task: ImageTask
-    call: ParkedCall
+    parked: ParkedCall
 
     @property
     def kind(self) -> ForwardKind:
         """What the time and memory of the forward depend on, apart from the number of calls."""
-        method = self.call.shared_method.name
-        return (self.job.spec.id, self.job.shape, f"{method} of previews" if self.call.preview else method)
+        method = self.parked.shared_method.name
+        return ForwardKind(self.job.spec.id, self.job.shape, f"{method} of previews" if self.parked.preview else method)
 
     @property
     def padded_calls(self) -> int | None:
@@ -133,7 +133,7 @@ class TaskCall(NamedTuple):
     def decode_limit(self) -> int | None:
         """How many images of this size can be decoded together, None for another call."""
         job = self.job.request.job
-        decodes = self.call.shared_method.component == "vae"
+        decodes = self.parked.shared_method.component == "vae"
         return max(1, MAX_DECODE_PIXELS // (job.width * job.height * job.frames)) if decodes else None
 
 
@@ -158,11 +158,11 @@ class CallSelector:
         _record_mismatches(parked, candidates, selected, candidates[indexes[0]])
         return selected
 
-    def _candidate(self, parked: TaskCall, now: float) -> Candidate:
-        job, call = parked.job, parked.call
+    def _candidate(self, task_call: TaskCall, now: float) -> Candidate:
+        job, call = task_call.job, task_call.parked
         rank = aged_rank(job.priority_rank, job.preempted_s(now), self._aging_s)
         key = call.batch_key if job.padded_calls is None else call.exact_batch_key
-        return Candidate(job.batch_group, rank, job.arrival, call.shared_method.stage, key, parked.position)
+        return Candidate(job.batch_group, rank, job.arrival, call.shared_method.stage, key, task_call.position)
 
     def _limit(self, calls: Sequence[TaskCall], own: int) -> int:
         """Return how many of `calls` can run together; those after the first `own` are fillers."""

@@ -69,7 +69,7 @@ class ForwardTimer:
         end.synchronize()
         learn(start.elapsed_time(end) / 1000)
 
-    def await_all(self) -> None:
+    def drain(self) -> None:
         """Wait for all running forwards and report their times."""
         while self._running:
             self._await_oldest()
