@@ -1,7 +1,5 @@
 """`python -m api`: one API process."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -1,7 +1,5 @@
 """The API as an ASGI application: routes, middleware, and the services it opens and closes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

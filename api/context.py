@@ -1,7 +1,5 @@
 """Dependencies of the routes: services, caller, tenant, scopes, and the context of one request."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -3,8 +3,6 @@
 Every error of every path is `application/problem+json` (RFC 9457), with an `error` object that OpenAI's SDKs read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 

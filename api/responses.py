@@ -1,7 +1,5 @@
 """HTTP responses that carry a job, and the cached queue positions in them."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections import OrderedDict

@@ -4,8 +4,6 @@ The native routes and every other protocol call `submit`; bulk requests call `bu
 `submit_entries` for many lines at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Waiting for job events. Each process has a bounded number of waiters."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

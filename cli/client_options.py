@@ -1,7 +1,5 @@
 """Options, output and exit statuses of all commands that call a service."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Commands for jobs (submit, watch, jobs, cancel) and for the service (models, queues, workers, dead letters)."""
 
-from __future__ import annotations
-
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path

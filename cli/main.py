@@ -1,7 +1,5 @@
 """The `fusequeue` command."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """The asynchronous client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

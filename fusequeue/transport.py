@@ -4,8 +4,6 @@ Not stamina: it fixes the number of attempts and the time limit when the first a
 whether the service has ever responded and since when it is unavailable, and `Retry-After` sets the delay.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -5,8 +5,6 @@ checksum detects mistyped keys without a Redis call; secret scanners match `fq_[
 key is stored: with that much entropy a slow hash would not add protection.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re

@@ -1,7 +1,5 @@
 """Number of workers a pool needs: GPU-seconds of queued and running jobs over the target wait."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -34,8 +34,6 @@ FusequeueError
 `api/errors.py` maps them to HTTP statuses.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 

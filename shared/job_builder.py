@@ -1,7 +1,5 @@
 """Builds the job of a request: checks it, stores its input images, and resolves every default."""
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Sequence

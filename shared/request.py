@@ -1,7 +1,5 @@
 """The request for a job: the body that clients send, its parsing, and its task. `shared.job_builder` builds the job."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 

@@ -3,8 +3,6 @@
 Plain data about architectures, so that no torch is needed. Parity tests prove every entry.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

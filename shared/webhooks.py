@@ -1,7 +1,5 @@
 """Webhooks after the Standard Webhooks specification (1.0.0): events, bodies, signatures, retries."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from collections.abc import Sequence

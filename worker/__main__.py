@@ -1,7 +1,5 @@
 """`python -m worker`: one worker process, for one device."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """One log event and metrics per batch: its size, and what limited it."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 

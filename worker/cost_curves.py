@@ -1,7 +1,5 @@
 """Batch cost curves: seconds per forward by rows, measured on this worker and shared through Redis."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections import deque

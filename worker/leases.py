@@ -1,7 +1,5 @@
 """Lease renewal, stop requests for claimed jobs, and reclaiming of jobs that other workers lost."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -1,7 +1,5 @@
 """`python -m worker.probe`: measure the batch cost curve of each model, show it, and save it for workers."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import statistics

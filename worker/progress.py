@@ -1,7 +1,5 @@
 """Events of the engine; progress of jobs and heartbeats of the worker, published through Redis."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """The worker's lifecycle: start, claim and run jobs, drain, stop."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

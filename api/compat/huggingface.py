@@ -1,7 +1,5 @@
 """`/compat/huggingface/{model}`: the protocol of `huggingface_hub.InferenceClient`; waits for one image as bytes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any

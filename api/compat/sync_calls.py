@@ -4,8 +4,6 @@ OpenAI's SDKs send no Idempotency-Key; the only sign of a retry is the header `x
 for the job of its earlier attempt, or finds its video, file or batch, unless that response was delivered.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

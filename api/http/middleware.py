@@ -1,7 +1,5 @@
 """Middleware: request ids, a log line and metrics for each request, errors that nothing handles, and body limits."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

@@ -1,7 +1,5 @@
 """NDJSON requests and responses: a splitter for the lines that arrive, and a spool for the lines to send."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The OpenAPI document: schemas of bodies that handlers parse themselves, errors, keys, and its HTML page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape

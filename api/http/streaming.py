@@ -1,7 +1,5 @@
 """Responses sent piece by piece, Server-Sent Events among them, to clients that can stop reading or disconnect."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping

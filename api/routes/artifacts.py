@@ -1,7 +1,5 @@
 """Routes that return artifacts, the finished images and videos of a job."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Route that streams the events of a job as Server-Sent Events."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Routes for probes and Prometheus: health, readiness and metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable

@@ -1,7 +1,5 @@
 """Route that uploads input images."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.datastructures import UploadFile

@@ -1,7 +1,5 @@
 """Routes of jobs: submit, read, list, cancel, delete."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable
 from datetime import UTC, datetime

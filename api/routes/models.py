@@ -1,7 +1,5 @@
 """Routes that list the models."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fastapi import APIRouter

@@ -1,7 +1,5 @@
 """Routes for operators: queues, workers, the number of workers wanted, and dead letters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Routes of webhooks: a tenant's endpoints, their secrets and deliveries."""
 
-from __future__ import annotations
-
 from secrets import token_hex
 from typing import Annotated, Literal
 

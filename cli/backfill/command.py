@@ -1,7 +1,5 @@
 """The command `fusequeue backfill`: submits the prompts of a file and saves the results; a rerun resumes."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """State of each line of a backfill, in a SQLite file that survives a kill at any moment."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3

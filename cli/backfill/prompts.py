@@ -1,7 +1,5 @@
 """Prompt files: JSON lines, CSV with a header, or one prompt per line."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

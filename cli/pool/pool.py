@@ -1,7 +1,5 @@
 """A pool: how many workers it aims at, its worker processes, and the loop that starts and drains them."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import socket

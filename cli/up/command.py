@@ -1,7 +1,5 @@
 """Everything of `fusequeue up`: the processes it starts, their order, and how it stops."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

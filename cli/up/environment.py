@@ -1,7 +1,5 @@
 """What the started processes use of this machine: models file, storage folder, CPU threads, GPUs and ports."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

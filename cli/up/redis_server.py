@@ -1,7 +1,5 @@
 """The embedded redis-server: finding one and configuring it as durable, without eviction, on the loopback only."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Runs a set of processes: starts each, restarts those that end, and stops all in order."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Variables are prefixed with `FUSEQUEUE_`. `None` means unlimited or unset; names
 `python -m shared.config.settings` prints the table in `docs/operations.md`.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ The type is detected from the content, and the size is checked in the header bef
 many pixels uses no memory.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from dataclasses import dataclass

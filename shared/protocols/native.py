@@ -1,7 +1,5 @@
 """Jobs as the native API returns them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal

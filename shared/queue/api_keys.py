@@ -1,7 +1,5 @@
 """API keys and tenant limits in Redis."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """State of OpenAI batches and metadata of their files in Redis; the content of files is in storage."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

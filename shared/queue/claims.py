@@ -1,7 +1,5 @@
 """Claims: a worker's side of the queue, from claiming jobs to settling them."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Jobs: submitting, reading, canceling and deleting them, their input images, and synchronous calls."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Maintenance: lost workers, deadlines, retention, dead letters, and repair after a failover."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """The queue's values: what is submitted, what is claimed, and what Redis knows of a job."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -4,8 +4,6 @@ KEYS[1] is the prefix of all keys in every script. The parameters in a script's 
 the same order; a test compares the two.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Webhook endpoints, event outbox and deliveries in Redis."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Workers: heartbeats, measured costs, and the load that decides how many workers are needed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Retries during an outage of Redis or object storage, and reliable cancellation of tasks."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable

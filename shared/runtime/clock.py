@@ -1,7 +1,5 @@
 """Wall clock, sortable ids, and the installed version."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from importlib.metadata import PackageNotFoundError, version

@@ -1,7 +1,5 @@
 """Logging with structlog: JSON, or colours on a terminal; standard library loggers use the same format."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from typing import TextIO

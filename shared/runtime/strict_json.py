@@ -1,7 +1,5 @@
 """Strict JSON: UTF-8, no duplicate keys, no NaN, no NUL; depth and number length are limited."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, NoReturn
 

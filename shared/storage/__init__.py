@@ -4,8 +4,6 @@ Keys are paths: results `jobs/{job_id}/{attempt}/{index}.{ext}`, inputs `inputs/
 `files/{tenant}/{id}/{part}.jsonl`. Errors are `NotFound`, or `StorageUnavailable` with a remedy in its message.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Storage in a folder, for one machine or a shared file system."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

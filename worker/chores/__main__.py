@@ -1,7 +1,5 @@
 """`python -m worker.chores`: one chores worker, which is an rq worker without forks and the schedule's thread."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Files of a batch: reads the input in chunks, writes results to the output and error files."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence

@@ -1,7 +1,5 @@
 """Batches, in small steps: each continues from the last committed update, and commits its own or has no effect."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets

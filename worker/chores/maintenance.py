@@ -4,8 +4,6 @@ Retention deletes from storage first, then from Redis: when a sweep is killed in
 the next sweep completes it. It deletes a job's whole prefix, including files of unfinished attempts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass

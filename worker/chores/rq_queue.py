@@ -4,8 +4,6 @@ rq's cron pickles its jobs, and rq's scheduler is a forked process that survives
 worker runs a thread; the id of a chore contains its period, so that only one worker can enqueue it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import threading

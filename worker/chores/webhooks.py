@@ -1,7 +1,5 @@
 """Webhook delivery: one pass over the due deliveries, with a limit per host so that a dead host stalls no other."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -3,8 +3,6 @@
 `python -m worker.engine.device` checks the device; `fusequeue doctor` starts it and reads its JSON.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """The engine: one thread that loads models, admits jobs, and runs the batch scheduler."""
 
-from __future__ import annotations
-
 import itertools
 import queue
 import threading

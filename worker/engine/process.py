@@ -4,8 +4,6 @@ The worker sends the catalog and the settings, then the names of engine methods 
 engine's events and, ten times a second, its status.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

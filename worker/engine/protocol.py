@@ -1,7 +1,5 @@
 """Types that cross the boundary between the worker and its engine; nothing here imports torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias

@@ -3,8 +3,6 @@
 Two threads here read and write messages; `worker.engine.process` is the other end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import socket

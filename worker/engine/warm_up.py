@@ -1,7 +1,5 @@
 """Warm-up of a loaded model: compiles it, and runs forwards at the row counts in use."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable

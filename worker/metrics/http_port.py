@@ -1,7 +1,5 @@
 """A worker's HTTP port: /healthz, /readyz and /metrics, served on its event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """The pod deletion cost of this worker: its claimed images, so that Kubernetes scales idle workers down first."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ssl

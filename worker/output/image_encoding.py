@@ -1,7 +1,5 @@
 """Image files with optional embedded job parameters, and preview files."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import zlib

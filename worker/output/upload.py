@@ -1,7 +1,5 @@
 """Encoding and uploading of outputs, in threads other than the GPU thread."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

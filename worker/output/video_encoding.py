@@ -4,8 +4,6 @@ H.264 in yuv420p plays everywhere. The index (`moov`) is placed before the frame
 space is reserved, since the file is written only once, in memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from io import BytesIO

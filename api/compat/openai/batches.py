@@ -1,7 +1,5 @@
 """`/v1/batches`: thousands of requests in one file."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

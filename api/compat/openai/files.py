@@ -1,7 +1,5 @@
 """`/v1/files`: the input and output files of batches."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """`/v1/images`: image requests that wait for their job, and stream its images with server-sent events."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

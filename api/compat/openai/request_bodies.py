@@ -1,7 +1,5 @@
 """Request bodies of OpenAI's SDKs: multipart forms as JSON, list parameters, and their OpenAPI description."""
 
-from __future__ import annotations
-
 import re
 import types
 from collections.abc import Collection, Iterable, Sequence

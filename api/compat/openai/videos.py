@@ -1,7 +1,5 @@
 """`/v1/videos`: asynchronous video requests; each is a job."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request

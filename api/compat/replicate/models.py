@@ -1,7 +1,5 @@
 """`/compat/replicate/v1/models`: the served models, each with one version."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import APIRouter

@@ -1,7 +1,5 @@
 """`/compat/replicate/v1/predictions` and `/files`: jobs as predictions, and the upload of their input images."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

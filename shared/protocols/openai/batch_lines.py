@@ -1,7 +1,5 @@
 """Lines of a batch: requests of the input file, responses of the output file, errors of the error file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

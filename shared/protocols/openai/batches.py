@@ -1,7 +1,5 @@
 """Batches: up to 50,000 requests in one file. Pure state and decisions, without I/O."""
 
-from __future__ import annotations
-
 import hashlib
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """Files of the OpenAI protocol: the input and output of batches, stored in parts."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Literal

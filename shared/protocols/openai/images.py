@@ -1,7 +1,5 @@
 """OpenAI image requests as job requests, and image jobs as OpenAI responses."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import re

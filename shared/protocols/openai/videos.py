@@ -1,7 +1,5 @@
 """OpenAI video requests as job requests, and video jobs as OpenAI videos. Pure functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -1,7 +1,5 @@
 """The `input` of a prediction as a job request, with the field names of Replicate's popular models."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -1,7 +1,5 @@
 """Model names of Replicate's clients, `owner/name` and a version, and jobs as predictions."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Plain data, without torch. Each rule is verified twice: by the parity test of it
 when a model is loaded. A denoiser that is not listed is tried with inferred rules; any other class runs unfused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -4,8 +4,6 @@ Two calls have equal batch keys exactly when they can share a forward: the same 
 shapes and dtypes, and the same values where values are not stacked.
 """
 
-from __future__ import annotations
-
 import hashlib
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Fused forwards of parked calls; a forward that fails is retried in halves."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Its greenlet runs the pipeline's unmodified call with a batch of one. At a modul
 arguments; `resume` continues it with its rows of the output.
 """
 
-from __future__ import annotations
-
 import contextvars
 import traceback
 from collections.abc import Callable

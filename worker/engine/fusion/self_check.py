@@ -4,8 +4,6 @@ Rules of architectures that have none are inferred from the calls of the check. 
 the model probe.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any

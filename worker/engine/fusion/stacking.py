@@ -1,7 +1,5 @@
 """Stacking the arguments of several calls of one method, and splitting the output by rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Runs outside the engine's thread and builds no modules: while a model loads, the
 in the whole process. Weights that cannot be applied are an error, never ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loading adapters in the background: read, combine and move them; attach them between two forwards."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Set
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """LoRA adapters per row of one forward, added to the outputs of the layers that they change."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """From a job to the pipeline call of one result, and from the call's output to pixels and audio."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any

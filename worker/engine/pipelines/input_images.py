@@ -1,7 +1,5 @@
 """Input images: decoding a job's files and scaling them to the size that its pipeline gets."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ The pipeline's callback takes them in the image task's greenlet. The VAE is a mo
 at the same step share a forward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

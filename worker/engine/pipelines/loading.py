@@ -1,7 +1,5 @@
 """Loading a diffusers pipeline: the weights' files, their size in memory, and the loaded model."""
 
-from __future__ import annotations
-
 import json
 import math
 import threading

@@ -1,7 +1,5 @@
 """LRU cache of models in memory: loaded in the background, within a memory budget."""
 
-from __future__ import annotations
-
 import gc
 import os
 import time

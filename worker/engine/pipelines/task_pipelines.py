@@ -1,7 +1,5 @@
 """The pipelines of one model: which of diffusers' classes, built of the same modules, does which task."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from functools import cache

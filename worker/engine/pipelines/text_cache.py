@@ -3,8 +3,6 @@
 Negative prompts repeat, the images of one job share a prompt, and clients try many seeds of one prompt.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any

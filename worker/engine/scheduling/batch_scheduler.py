@@ -1,7 +1,5 @@
 """Batch scheduler: holds the engine's jobs, and runs one fused forward after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A job inside the engine: its image tasks, their batching figures, and how it ends."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Hashable
 

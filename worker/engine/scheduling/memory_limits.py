@@ -1,7 +1,5 @@
 """How many calls fit into memory together: learned when memory ran out, and raised step by step."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Selects the calls of the next forward: a pure policy, and the selector that applies it to the engine's jobs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Times of forwards and of the engine's thread, measured without blocking the device."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
