@@ -68,7 +68,7 @@ def test_a_cached_text_needs_no_forward(tiny_models: Path, monkeypatch: pytest.M
 
     def record(self: CallSelector, jobs: Any) -> list[TaskCall]:
         calls = select(self, jobs)
-        selected.extend((call.job.key, call.call.shared_method.name) for call in calls)
+        selected.extend((call.job.key, call.parked.shared_method.name) for call in calls)
         return calls
 
     monkeypatch.setattr(CallSelector, "select", record)
