@@ -122,3 +122,13 @@ def test_the_links_of_a_page_lead_somewhere(page: PurePosixPath) -> None:
         if not path.exists() or (anchor and anchor not in anchors(path)):
             broken.append(target)
     assert broken == []
+
+
+def test_the_architecture_walk_names_ten_files_and_functions_that_are_there() -> None:
+    text = (ROOT / "docs/architecture.md").read_text("utf-8")
+    steps = re.findall(r"\*\*\d+\. \[`([^`]+)`\].*?Read ((?:`[^`]+`(?:, )?)+)\.", text, re.DOTALL)
+    assert len(steps) == 10
+    for name, functions in steps:
+        code = (ROOT / name).read_text("utf-8")
+        for function in re.findall(r"`([^`]+)`", functions):
+            assert re.search(rf"(def|class) {function.rpartition('.')[2]}\b", code), (name, function)
