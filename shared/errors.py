@@ -43,140 +43,108 @@ class FusequeueError(Exception):
     code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
 
+    def __init_subclass__(cls, code: str | None = None, retryable: bool | None = None) -> None:
+        cls.code = code or cls.code
+        cls.retryable = cls.retryable if retryable is None else retryable
+
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
 
 
-class InvalidRequest(FusequeueError):
-    code = "invalid_request"
+class InvalidRequest(FusequeueError, code="invalid_request"): ...
 
 
-class InvalidJson(InvalidRequest):
-    code = "invalid_json"
+class InvalidJson(InvalidRequest, code="invalid_json"): ...
 
 
-class UnknownModel(InvalidRequest):
-    code = "model_not_found"
+class UnknownModel(InvalidRequest, code="model_not_found"): ...
 
 
-class InputRejected(InvalidRequest):
-    code = "invalid_input_image"
+class InputRejected(InvalidRequest, code="invalid_input_image"): ...
 
 
-class FetchRefused(InvalidRequest):
-    code = "url_not_allowed"
+class FetchRefused(InvalidRequest, code="url_not_allowed"): ...
 
 
-class FetchFailed(InvalidRequest):
-    code = "url_not_fetched"
-    retryable = True
+class FetchFailed(InvalidRequest, code="url_not_fetched", retryable=True): ...
 
 
-class PayloadTooLarge(InvalidRequest):
-    code = "payload_too_large"
+class PayloadTooLarge(InvalidRequest, code="payload_too_large"): ...
 
 
-class Unauthenticated(FusequeueError):
-    code = "missing_api_key"
+class Unauthenticated(FusequeueError, code="missing_api_key"): ...
 
 
-class InvalidApiKey(Unauthenticated):
-    code = "invalid_api_key"
+class InvalidApiKey(Unauthenticated, code="invalid_api_key"): ...
 
 
-class ExpiredApiKey(Unauthenticated):
-    code = "expired_api_key"
+class ExpiredApiKey(Unauthenticated, code="expired_api_key"): ...
 
 
-class PermissionDenied(FusequeueError):
-    code = "permission_denied"
+class PermissionDenied(FusequeueError, code="permission_denied"): ...
 
 
-class HostRefused(FusequeueError):
-    code = "host_not_allowed"
+class HostRefused(FusequeueError, code="host_not_allowed"): ...
 
 
-class UrlRefused(FusequeueError):
-    code = "invalid_signature"
+class UrlRefused(FusequeueError, code="invalid_signature"): ...
 
 
-class NotFound(FusequeueError):
-    code = "not_found"
+class NotFound(FusequeueError, code="not_found"): ...
 
 
-class Conflict(FusequeueError):
-    code = "conflict"
+class Conflict(FusequeueError, code="conflict"): ...
 
 
-class IdempotencyMismatch(Conflict):
-    code = "idempotency_key_reused"
+class IdempotencyMismatch(Conflict, code="idempotency_key_reused"): ...
 
 
-class QueueFull(FusequeueError):
+class QueueFull(FusequeueError, code="queue_full", retryable=True):
     """The queue is full; `retry_after_s` estimates when it has room."""
-
-    code = "queue_full"
-    retryable = True
 
     def __init__(self, message: str, *, retry_after_s: int, param: str | None = None) -> None:
         super().__init__(message, param=param)
         self.retry_after_s = retry_after_s
 
 
-class RateLimited(FusequeueError):
+class RateLimited(FusequeueError, code="rate_limit_exceeded", retryable=True):
     """The tenant reached its rate limit; `retry_after_ms` is the time until one more request is allowed."""
-
-    code = "rate_limit_exceeded"
-    retryable = True
 
     def __init__(self, message: str, *, retry_after_ms: int) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
 
 
-class Unavailable(FusequeueError):
-    code = "unavailable"
-    retryable = True
+class Unavailable(FusequeueError, code="unavailable", retryable=True): ...
 
 
-class RedisUnavailable(Unavailable):
-    code = "redis_unavailable"
+class RedisUnavailable(Unavailable, code="redis_unavailable"): ...
 
 
-class StorageUnavailable(Unavailable):
-    code = "storage_unavailable"
+class StorageUnavailable(Unavailable, code="storage_unavailable"): ...
 
 
-class IncompatibleRedis(FusequeueError):
-    code = "incompatible_redis"
+class IncompatibleRedis(FusequeueError, code="incompatible_redis"): ...
 
 
-class ConfigurationError(FusequeueError):
-    code = "configuration_error"
+class ConfigurationError(FusequeueError, code="configuration_error"): ...
 
 
-class JobError(FusequeueError):
-    code = "job_failed"
+class JobError(FusequeueError, code="job_failed"): ...
 
 
-class ModelUnavailable(JobError):
-    code = "model_unavailable"
+class ModelUnavailable(JobError, code="model_unavailable"): ...
 
 
-class AdapterUnavailable(JobError):
-    code = "adapter_unavailable"
+class AdapterUnavailable(JobError, code="adapter_unavailable"): ...
 
 
-class InferenceFailed(JobError):
-    code = "inference_failed"
+class InferenceFailed(JobError, code="inference_failed"): ...
 
 
-class NonFiniteLatents(JobError):
-    code = "non_finite_latents"
+class NonFiniteLatents(JobError, code="non_finite_latents"): ...
 
 
-class OutOfMemory(JobError):
-    code = "out_of_memory"
-    retryable = True
+class OutOfMemory(JobError, code="out_of_memory", retryable=True): ...
