@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 import httpx
@@ -32,47 +32,26 @@ _CONNECT_S = 5.0
 _RESOLVE_S = 5.0
 # A separate pool: a silent name server blocks a thread far beyond our timeout.
 _resolvers = ThreadPoolExecutor(8, "resolve")
+_system_tls = cache(ssl.create_default_context)
 _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-9_-]{0,62}))*")
 _NUMERIC_END = re.compile(r"(^|\.)(0x[0-9a-f]*|[0-9]+)$")
 
-# IANA's special-purpose registries, with the description for error messages.
-_REFUSED_V4 = [
-    (ipaddress.ip_network(cidr), kind)
-    for cidr, kind in (
-        ("0.0.0.0/8", "an unspecified address"),
-        ("10.0.0.0/8", "a private address"),
-        ("100.64.0.0/10", "a carrier's private address"),
-        ("127.0.0.0/8", "a loopback address"),
-        ("168.63.129.16/32", "a cloud's metadata address"),  # Azure's, outside the reserved ranges
-        ("169.254.0.0/16", "a link-local address"),
-        ("172.16.0.0/12", "a private address"),
-        ("192.0.0.0/24", "a reserved address"),
-        ("192.0.2.0/24", "a reserved address"),
-        ("192.88.99.0/24", "a reserved address"),
-        ("192.168.0.0/16", "a private address"),
-        ("198.18.0.0/15", "a reserved address"),
-        ("198.51.100.0/24", "a reserved address"),
-        ("203.0.113.0/24", "a reserved address"),
-        ("224.0.0.0/4", "a multicast address"),
-        ("240.0.0.0/4", "a reserved address"),
-    )
-]
+# IANA's special-purpose registries, by the description for error messages.
+_REFUSED = {
+    "an unspecified address": ("0.0.0.0/8", "::/128"),
+    "a private address": ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "64:ff9b:1::/48", "fc00::/7", "fec0::/10"),
+    "a carrier's private address": ("100.64.0.0/10",),
+    "a loopback address": ("127.0.0.0/8", "::1/128"),
+    "a cloud's metadata address": ("168.63.129.16/32",),  # Azure's, outside the reserved ranges
+    "a link-local address": ("169.254.0.0/16", "fe80::/10"),
+    "a multicast address": ("224.0.0.0/4", "ff00::/8"),
+    "a reserved address": (
+        *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24"),
+        *("240.0.0.0/4", "2001::/23", "2001:db8::/32", "3fff::/20"),  # 2001::/23: Teredo and other experiments
+    ),
+}
+_REFUSED_NETWORKS = [(ipaddress.ip_network(cidr), kind) for kind, cidrs in _REFUSED.items() for cidr in cidrs]
 _GLOBAL_V6 = ipaddress.ip_network("2000::/3")
-_REFUSED_V6 = [
-    (ipaddress.ip_network(cidr), kind)
-    for cidr, kind in (
-        ("::/128", "an unspecified address"),
-        ("::1/128", "a loopback address"),
-        ("64:ff9b:1::/48", "a private address"),
-        ("2001::/23", "a reserved address"),  # Teredo and other experiments
-        ("2001:db8::/32", "a reserved address"),
-        ("3fff::/20", "a reserved address"),
-        ("fc00::/7", "a private address"),
-        ("fe80::/10", "a link-local address"),
-        ("fec0::/10", "a private address"),
-        ("ff00::/8", "a multicast address"),
-    )
-]
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -87,19 +66,12 @@ def refusal(address: str, allowed: Sequence[Network] = ()) -> str | None:
         return "not an address"
     if any(parsed in network for network in allowed):
         return None
-    if isinstance(parsed, ipaddress.IPv4Address):
-        return next((kind for network, kind in _REFUSED_V4 if parsed in network), None)
-    inner = _embedded(parsed)
-    if inner is not None:
-        return refusal(str(inner), allowed)
-    kind = next((kind for network, kind in _REFUSED_V6 if parsed in network), None)
-    return kind or (None if parsed in _GLOBAL_V6 else "a reserved address")
-
-
-def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    if address in _NAT64:
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.ipv4_mapped or address.sixtofour
+    if isinstance(parsed, ipaddress.IPv6Address):
+        nat64 = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else None
+        if embedded := nat64 or parsed.ipv4_mapped or parsed.sixtofour:
+            return refusal(str(embedded), allowed)
+    kind = next((kind for network, kind in _REFUSED_NETWORKS if parsed in network), None)
+    return kind or (None if parsed.version == 4 or parsed in _GLOBAL_V6 else "a reserved address")
 
 
 @dataclass(frozen=True)
@@ -161,11 +133,6 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
-@cache
-def _system_tls() -> ssl.SSLContext:
-    return ssl.create_default_context()
-
-
 @dataclass(frozen=True)
 class FetchGuard:
     """HTTP client for URLs from clients; `resolve` and `tls` are replaced in tests."""
@@ -176,23 +143,28 @@ class FetchGuard:
 
     async def resolve_url(self, url: str) -> FetchTarget:
         """Resolve and check `url`, or raise `FetchRefused`."""
-        parsed = self._parse(url)
-        host, port = _host_and_port(parsed)
-        self._check_port(port)
-        literal = _literal_address(host)
-        addresses = (literal,) if literal else await self._addresses(host, port)
+        target = self.check_url(url)
+        if target.addresses:
+            return target
+        addresses = await self._addresses(target.host, target.port)
         for address in addresses:
-            self._check_address(host, address)
-        return FetchTarget(parsed, host, port, addresses[:_CONNECT_ATTEMPTS])
+            self._check_address(target.host, address)
+        return replace(target, addresses=addresses[:_CONNECT_ATTEMPTS])
 
-    def check_url(self, url: str) -> None:
-        """Raise `FetchRefused` if `url` is not allowed whatever its name resolves to; makes no request."""
+    def check_url(self, url: str) -> FetchTarget:
+        """Return the target of `url`, with addresses only if its host is one; makes no request.
+
+        Raises `FetchRefused` if `url` is not allowed whatever its name resolves to.
+        """
         parsed = self._parse(url)
-        host, port = _host_and_port(parsed)
-        self._check_port(port)
+        port = (443 if parsed.scheme == "https" else 80) if parsed.port is None else parsed.port
+        host = parsed.raw_host.decode("ascii").lower().removesuffix(".")
+        if port not in self.rules.ports and not (port == 80 and self.rules.allow_http):
+            raise FetchRefused(f"port not allowed: {port}; use one of {', '.join(map(str, sorted(self.rules.ports)))}")
         literal = _literal_address(host)
         if literal:
             self._check_address(host, literal)
+        return FetchTarget(parsed, host, port, (literal,) if literal else ())
 
     async def get(self, url: str) -> bytes:
         """Return the body of `url`, or raise `FetchRefused` or `FetchFailed`."""
@@ -215,10 +187,6 @@ class FetchGuard:
                 return await self._call(target, method, headers or {}, content)
         except TimeoutError as error:
             raise FetchFailed(f"no complete response within {self.rules.timeout_s:g} s") from error
-
-    def _check_port(self, port: int) -> None:
-        if port not in self.rules.ports and not (port == 80 and self.rules.allow_http):
-            raise FetchRefused(f"port not allowed: {port}; use one of {', '.join(map(str, sorted(self.rules.ports)))}")
 
     def _check_address(self, host: str, address: str) -> None:
         reason = refusal(address, self.rules.networks)
@@ -257,15 +225,15 @@ class FetchGuard:
     async def _call(
         self, target: FetchTarget, method: str, headers: Mapping[str, str], content: bytes | None
     ) -> FetchResponse:
-        for last, address in enumerate(target.addresses, start=1):
+        connect_error: httpx.HTTPError | None = None
+        for address in target.addresses:
             try:
                 return await self._call_at(address, target, method, dict(headers), content)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                if last == len(target.addresses):
-                    raise FetchFailed(f"cannot reach {target.host}") from error
+                connect_error = error
             except httpx.HTTPError as error:
                 raise FetchFailed(f"the request to {target.host} failed: {type(error).__name__}") from error
-        raise FetchFailed(f"cannot reach {target.host}")
+        raise FetchFailed(f"cannot reach {target.host}") from connect_error
 
     async def _call_at(
         self, address: str, target: FetchTarget, method: str, headers: dict[str, str], content: bytes | None
@@ -299,11 +267,6 @@ class FetchGuard:
             if len(body) > self.rules.max_bytes:
                 return None
         return bytes(body)
-
-
-def _host_and_port(url: httpx.URL) -> tuple[str, int]:
-    port = (443 if url.scheme == "https" else 80) if url.port is None else url.port
-    return url.raw_host.decode("ascii").lower().removesuffix("."), port
 
 
 def _literal_address(host: str) -> str | None:

@@ -10,14 +10,14 @@ import re
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from shared.config.settings import Settings
 from shared.errors import FetchFailed, FetchRefused, InputRejected, NotFound
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
-from shared.inputs.validation import ImageInfo, inspect
+from shared.inputs.validation import inspect
 from shared.job import InputRef
 from shared.storage import Storage
 
@@ -51,7 +51,10 @@ async def store_input(
         lambda: inspect(data, max_bytes=settings.max_input_bytes, max_pixels=settings.max_input_pixels, param=param)
     )
     # First the record, which schedules the object's deletion: a crash before the upload leaves nothing behind.
-    ref = ref or _new_ref(tenant, input_id, len(data), info)
+    if ref is None:
+        # With the random token, the sweep of an expired object cannot delete the same image uploaded again.
+        key = f"inputs/{tenant}/{input_id}/{secrets.token_hex(8)}.{info.content_type.removeprefix('image/')}"
+        ref = InputRef(id=input_id, key=key, bytes=len(data), **asdict(info))
     ref = await queue.jobs.put_input(tenant, ref, settings.input_retention_s)
     await storage.put(ref.key, data, ref.content_type)
     return ref
@@ -82,19 +85,6 @@ class InputStore:
         if ref is None or not await _is_stored(ref, self.storage):
             raise InputRejected(f"unknown or expired input: {value}; upload it again", param=param)
         return await self.queue.jobs.put_input(self.tenant, ref, settings.input_retention_s)
-
-
-def _new_ref(tenant: str, input_id: str, size: int, info: ImageInfo) -> InputRef:
-    # With the random token, the sweep of an expired object cannot delete the same image uploaded again.
-    extension = info.content_type.removeprefix("image/")
-    return InputRef(
-        id=input_id,
-        key=f"inputs/{tenant}/{input_id}/{secrets.token_hex(8)}.{extension}",
-        content_type=info.content_type,
-        bytes=size,
-        width=info.width,
-        height=info.height,
-    )
 
 
 async def _is_stored(ref: InputRef, storage: Storage) -> bool:

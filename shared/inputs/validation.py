@@ -103,10 +103,7 @@ def _declared_size(data: bytes, kind: str) -> tuple[int, int] | None:
             bits = int.from_bytes(data[21:25], "little")
             return (bits & 0x3FFF) + 1, ((bits >> 14) & 0x3FFF) + 1
         if chunk == b"VP8 ":
-            return (
-                int.from_bytes(data[26:28], "little") & 0x3FFF,
-                int.from_bytes(data[28:30], "little") & 0x3FFF,
-            )
+            return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
     return None
 
 
