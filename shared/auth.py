@@ -89,7 +89,6 @@ class Rate:
 
 
 def new_token() -> str:
-    """Return a new random key."""
     body = "".join(secrets.choice(_LETTERS) for _ in range(_ID_CHARS + _SECRET_CHARS))
     return PREFIX + body + _checksum(body)
 

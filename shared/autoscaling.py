@@ -71,14 +71,9 @@ def _expected(load: SignatureLoad) -> tuple[float, float]:
     if not curve:
         return load.slot_s, load.rows
     rows = min((rows for rows in curve if rows <= max(load.queued_slots, min(curve))), key=lambda r: curve[r] / r)
-    change = curve[rows] / rows / _row_s(curve, load.rows)
+    nearest = min(curve, key=lambda count: (abs(count - load.rows), count))  # to the measured mean rows
+    change = curve[rows] / rows / (curve[nearest] / nearest)
     return (load.slot_s * change, float(rows)) if change < 1 else (load.slot_s, load.rows)
-
-
-def _row_s(curve: Mapping[int, float], rows: float) -> float:
-    """Return seconds per row at the measured row count nearest to `rows`."""
-    nearest = min(curve, key=lambda count: (abs(count - rows), count))
-    return curve[nearest] / nearest
 
 
 def wanted_workers(loads: Sequence[SignatureLoad], fleet: Fleet, target_s: float) -> Scale:

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -68,7 +69,7 @@ class FolderStorage:
     async def stream(self, key: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
         path, left = self._path(key), range_length(start, end)
         file = await self._run_reading(lambda: _open_at(path, start))
-        try:
+        with file:
             while left is None or left > 0:
                 size = CHUNK_BYTES if left is None else min(CHUNK_BYTES, left)
                 chunk = await self._run(lambda: file.read(size))  # noqa: B023 - awaited before `size` changes
@@ -76,8 +77,6 @@ class FolderStorage:
                     return
                 left = None if left is None else left - len(chunk)
                 yield chunk
-        finally:
-            file.close()
 
     async def delete_prefix(self, prefix: str) -> int:
         path = self._root / check_prefix(prefix)
@@ -90,7 +89,10 @@ class FolderStorage:
     async def check(self) -> None:
         def probe() -> None:
             self._write_temp(b"").unlink()
-            self._remove_stale()
+            for temp in (self._root / _TEMP).iterdir():
+                with suppress(FileNotFoundError):
+                    if time.time() - temp.stat().st_mtime > _TEMP_LIFE_S:
+                        temp.unlink()
 
         await self._run(probe)
 
@@ -175,14 +177,6 @@ class FolderStorage:
             except OSError:
                 return
             folder = folder.parent
-
-    def _remove_stale(self) -> None:
-        for temp in (self._root / _TEMP).iterdir():
-            try:
-                if time.time() - temp.stat().st_mtime > _TEMP_LIFE_S:
-                    temp.unlink()
-            except FileNotFoundError:
-                continue
 
 
 def _describe(path: Path) -> ObjectInfo:

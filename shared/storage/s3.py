@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, TypeVar
 
 import boto3
@@ -75,7 +76,16 @@ class S3Storage:
         if size == 0:
             await self.head(key)
             return b""
-        return await self._run(lambda: _read_all(self._open(name, start, end)))
+
+        def read() -> bytes:
+            body = self._open(name, start, end)
+            if body is None:
+                return b""
+            with closing(body):
+                data: bytes = body.read()
+                return data
+
+        return await self._run(read)
 
     async def stream(self, key: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
         name, size = self._name(key), range_length(start, end)
@@ -85,11 +95,9 @@ class S3Storage:
         body = await self._run(lambda: self._open(name, start, end))
         if body is None:
             return
-        try:
+        with closing(body):
             while chunk := await self._run(lambda: body.read(CHUNK_BYTES)):
                 yield chunk
-        finally:
-            body.close()
 
     async def delete_prefix(self, prefix: str) -> int:
         name = self._prefix + check_prefix(prefix)
@@ -201,16 +209,6 @@ class S3Storage:
     @property
     def _location(self) -> str:
         return f"bucket {self._bucket!r} at {self._client.meta.endpoint_url}"
-
-
-def _read_all(body: Any) -> bytes:
-    if body is None:
-        return b""
-    try:
-        data: bytes = body.read()
-        return data
-    finally:
-        body.close()
 
 
 def _client(session: boto3.session.Session, settings: Settings, endpoint_url: str | None) -> Any:
