@@ -38,7 +38,10 @@ class ModelCache:
         self, device: torch.device, budget_bytes: int | None, post: Post, on_loaded: OnLoaded, adapters: AdapterLoader
     ) -> None:
         self.device = device
-        self.device_bytes = device_bytes(device)
+        if device.type == "cuda":
+            self.device_bytes = int(torch.cuda.get_device_properties(device).total_memory)
+        else:
+            self.device_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         # 30% of the device's memory is for activations.
         self.budget_bytes = int(0.7 * self.device_bytes) if budget_bytes is None else budget_bytes
         self._most_bytes = self.device_bytes if budget_bytes is None else budget_bytes
@@ -74,19 +77,18 @@ class ModelCache:
         if self._load_running or not self._located:
             return
         spec, folder, nbytes = self._located[0]
-        if error := too_large(spec, nbytes, self._most_bytes):
-            self._located.pop(0)
-            return self._settle(spec, error)
-        while self.loaded and self.used_bytes() + nbytes > self.budget_bytes:
+        failure = too_large(spec, nbytes, self._most_bytes)
+        while failure is None and self.loaded and self.used_bytes() + nbytes > self.budget_bytes:
             if not self._requested[spec.id]:
-                self._located.pop(0)
-                return self._settle(spec, ModelCacheFull(f"model {spec.id!r}: no memory left after the models loaded"))
-            if not self.evict_one(busy):
-                return None
+                failure = ModelCacheFull(f"model {spec.id!r}: no memory left after the models loaded")
+            elif not self.evict_one(busy):
+                return
         self._located.pop(0)
-        self._load_running = True
-        self._in_background(spec, lambda: load(spec, folder, self.device), lambda model: self._settle(spec, model))
-        return None
+        if failure is not None:
+            self._settle(spec, failure)
+        else:
+            self._load_running = True
+            self._in_background(spec, lambda: load(spec, folder, self.device), lambda model: self._settle(spec, model))
 
     def _in_background(self, spec: ModelSpec, work: Callable[[], T], done: Callable[[T], None]) -> None:
         def run() -> None:
@@ -124,7 +126,11 @@ class ModelCache:
         oldest = self.loaded.pop(min(idle, key=lambda model: model.last_used).spec.id)
         log.info("model_evicted", model=oldest.spec.id, bytes=oldest.nbytes)
         del oldest, idle  # so that garbage collection frees it
-        _collect_garbage()
+        was_frozen = gc.get_freeze_count()
+        gc.unfreeze()  # the model can be among the objects frozen by gc.freeze
+        gc.collect()
+        if was_frozen:
+            gc.freeze()
         empty_cache(self.device)
         return True
 
@@ -133,32 +139,14 @@ class ModelCache:
         self.adapters.close()
 
 
-def _collect_garbage() -> None:
-    """Collect garbage, including objects frozen by `gc.freeze`, and freeze the rest again."""
-    was_frozen = gc.get_freeze_count()
-    gc.unfreeze()
-    gc.collect()
-    if was_frozen:
-        gc.freeze()
-
-
 def empty_cache(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def device_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def too_large(spec: ModelSpec, nbytes: int, most_bytes: int) -> ModelUnavailable | None:
-    """Return the error of a model that can never fit into `most_bytes`, None if it can.
-
-    A model offloaded in groups is never on the device as a whole.
-    """
-    if nbytes <= most_bytes or spec.offload == "group":
+    """Return the error of a model that can never fit into `most_bytes`, None if it can."""
+    if nbytes <= most_bytes or spec.offload == "group":  # groups are never on the device all at once
         return None
     return ModelUnavailable(
         f"model {spec.id!r} does not fit: its weights take {nbytes / 2**30:.3g} GiB as {spec.dtype} and there are "
