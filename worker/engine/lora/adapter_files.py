@@ -81,11 +81,8 @@ def read(spec: AdapterSpec, file: Path, pipeline: Pipeline) -> Changes:
     try:
         _refuse_unsupported(file)
         state, alphas, metadata = _read_state(file, pipeline)
-        components = {name.partition(".")[0] for name in state}
-        changes = {
-            component: _component_changes(component, state, alphas, metadata, pipeline)
-            for component in sorted(components)
-        }
+        components = sorted({name.partition(".")[0] for name in state})
+        changes = {name: _component_changes(name, state, alphas, metadata, pipeline) for name in components}
     except AdapterUnavailable as error:
         raise AdapterUnavailable(f"adapter {spec.id!r}: {error.message}") from None
     except Exception as error:  # diffusers' readers raise many types for a bad file
@@ -199,16 +196,12 @@ def _sum(changes: Sequence[LowRank]) -> LowRank:
 def move(changes: Changes, modules: Mapping[str, torch.nn.Module], device: torch.device) -> Changes:
     """Return `changes` on `device`, in the dtypes of a model's `modules`."""
 
-    def moved(change: LowRank, dtype: Any) -> LowRank:
+    def moved(component: str, change: LowRank) -> LowRank:
+        dtype: torch.dtype = getattr(modules[component], "dtype", torch.float32)
         bias = None if change.bias is None else change.bias.to(device, dtype)
         return LowRank(change.down.to(device, dtype).contiguous(), change.up.to(device, dtype).contiguous(), bias)
 
-    return {
-        component: {
-            path: moved(change, getattr(modules[component], "dtype", torch.float32)) for path, change in layers.items()
-        }
-        for component, layers in changes.items()
-    }
+    return {name: {path: moved(name, change) for path, change in layers.items()} for name, layers in changes.items()}
 
 
 def check_fit(changes: Changes, modules: Mapping[str, torch.nn.Module]) -> None:
@@ -236,9 +229,6 @@ def _check_layer(name: str, change: LowRank, module: torch.nn.Module, path: str)
         raise AdapterUnavailable(
             f"it changes {name}, a {type(layer).__name__}: only linear layers and convolutions can be"
         )
-    checks = [(change.down, down), (change.up, up)]
-    if change.bias is not None:
-        checks.append((change.bias, up[:1]))
-    for tensor, shape in checks:
-        if list(tensor.shape) != shape:
+    for tensor, shape in ((change.down, down), (change.up, up), (change.bias, up[:1])):
+        if tensor is not None and list(tensor.shape) != shape:
             raise AdapterUnavailable(f"its weights for {name} are {list(tensor.shape)}, but the layer takes {shape}")

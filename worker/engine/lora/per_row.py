@@ -1,6 +1,6 @@
 """LoRA adapters per row of one forward, added to the outputs of the layers that they change."""
 
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -91,10 +91,9 @@ def _update(layer: torch.nn.Module, inputs: torch.Tensor, change: LowRank) -> to
     inputs = inputs.to(change.down.dtype)
     if isinstance(layer, torch.nn.Linear):
         return F.linear(F.linear(inputs, change.down), change.up, change.bias)
-    convolve: Any = F.conv2d if isinstance(layer, torch.nn.Conv2d) else F.conv3d
+    convolve: Callable[..., torch.Tensor] = F.conv2d if isinstance(layer, torch.nn.Conv2d) else F.conv3d
     inner = convolve(inputs, change.down, None, layer.stride, layer.padding, layer.dilation)
-    update: torch.Tensor = convolve(inner, change.up, change.bias)
-    return update
+    return convolve(inner, change.up, change.bias)
 
 
 class RowAdapters:
