@@ -48,13 +48,10 @@ class StepCounter:
     def __enter__(self) -> StepCounter:
         return self
 
-    def __exit__(self, *_exception: object) -> None:
+    def _ignore(self, *_args: Any, **_kwargs: Any) -> None:
         pass
 
-    def set_postfix(self, *_args: Any, **_kwargs: Any) -> None:
-        pass
-
-    set_description = refresh = close = write = set_postfix
+    __exit__ = set_postfix = set_description = refresh = close = write = _ignore
 
 
 def clone_pipeline(template: Pipeline, scheduler: Any, steps: StepCounter) -> Pipeline:
@@ -93,7 +90,7 @@ def make_template(pipeline: Pipeline, stand_ins: Mapping[str, Any], device: torc
     template.__class__ = _template_class(pipeline.__class__, device)
     template.__dict__.update(stand_ins)
     if hasattr(pipeline, "maybe_convert_prompt") and not _has_multi_vector_tokens(pipeline):
-        template.__dict__["maybe_convert_prompt"] = _keep_prompt
+        template.__dict__["maybe_convert_prompt"] = lambda prompt, _tokenizer: prompt
     return template
 
 
@@ -106,10 +103,6 @@ def _has_multi_vector_tokens(pipeline: Pipeline) -> bool:
     tokenizers = (component for name, component in pipeline.components.items() if name.startswith("tokenizer"))
     added = [set(getattr(tokenizer, "added_tokens_encoder", ())) for tokenizer in tokenizers]
     return any(f"{token}_1" in tokens for tokens in added for token in tokens)
-
-
-def _keep_prompt(prompt: Any, _tokenizer: Any) -> Any:
-    return prompt
 
 
 @cache

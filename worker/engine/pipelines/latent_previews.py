@@ -20,8 +20,6 @@ log = structlog.get_logger()
 LARGEST_SIDE = 64
 """Of decoded latents, in cells of 8 pixels with most VAEs: 512 pixels, about 10 ms of a large GPU."""
 
-Callback = Callable[[Any, int, Any, dict[str, Any]], dict[str, Any]]
-
 
 def preview_steps(steps: int, count: int) -> tuple[int, ...]:
     """Return the steps, the first being 1, after which `count` previews are taken: evenly spread, not the last.
@@ -32,7 +30,7 @@ def preview_steps(steps: int, count: int) -> tuple[int, ...]:
     return tuple(max(1, (at * steps) // (count + 1)) for at in range(1, count + 1))
 
 
-def preview_callback(job: Job, steps: StepCounter) -> Callback:
+def preview_callback(job: Job, steps: StepCounter) -> Callable[..., dict[str, Any]]:
     """Return a pipeline's `callback_on_step_end` that adds the job's previews to `steps`."""
 
     def after_step(pipeline: Any, index: int, _time: Any, tensors: dict[str, Any]) -> dict[str, Any]:

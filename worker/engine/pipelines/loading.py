@@ -68,11 +68,9 @@ class LoadedModel:
         template = self.templates.get(job.task)
         if template is None:
             raise ModelUnavailable(f"model {self.spec.id!r} does not do {job.task.value}")
-        scheduler = template.scheduler
-        if job.scheduler is not None:
-            scheduler = self.schedulers.get(job.scheduler)
-            if scheduler is None:
-                scheduler = self.schedulers[job.scheduler] = make_scheduler(job.scheduler, template.scheduler)
+        if job.scheduler is not None and job.scheduler not in self.schedulers:
+            self.schedulers[job.scheduler] = make_scheduler(job.scheduler, template.scheduler)
+        scheduler = template.scheduler if job.scheduler is None else self.schedulers[job.scheduler]
         return clone_pipeline(template, scheduler, steps)
 
     def image_task(self, job: Job, index: int, inputs: InputImages, steps: StepCounter) -> ImageTask:
@@ -97,15 +95,13 @@ class LoadedModel:
 
 def locate(spec: ModelSpec) -> tuple[Path, int]:
     """Return the folder of a model's weights, downloaded if needed, and their approximate size in memory."""
-    if spec.is_folder:
-        folder = Path(spec.source)
-    else:
+    source = spec.source
+    if not spec.is_folder:
         try:
-            folder = Path(
-                _LOADER.download(spec.source, revision=spec.revision, variant=spec.variant, use_safetensors=True)
-            )
+            source = _LOADER.download(source, revision=spec.revision, variant=spec.variant, use_safetensors=True)
         except (OSError, ValueError, RuntimeError) as error:
             raise load_error(spec, error) from error
+    folder = Path(source)
     if not (folder / "model_index.json").is_file():
         raise ModelUnavailable(
             f"model {spec.id!r}: {spec.source} holds no diffusers pipeline (no model_index.json); check its source"
@@ -190,15 +186,14 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
         methods = shared_methods_of(name, module, cast=cast, lean=spec.offload == "none")
         shared_methods.extend(methods.values())
         stand_ins[name] = ModuleProxy(module, methods, device, module_dtype)
+    tensors = [tensor for module in modules.values() for tensor in (*module.parameters(), *module.buffers())]
     return LoadedModel(
         spec,
         device,
         templates={task: make_template(pipeline_for(task, pipeline), stand_ins, device) for task in spec.tasks},
         shared_methods=shared_methods,
         schedulers={name: make_scheduler(name, pipeline.scheduler) for name in spec.schedulers},
-        nbytes=sum(
-            tensor.nbytes for module in modules.values() for tensor in (*module.parameters(), *module.buffers())
-        ),
+        nbytes=sum(tensor.nbytes for tensor in tensors),
         adapters=ModelAdapters({method.component: method.adapters for method in shared_methods}),
     )
 

@@ -127,9 +127,8 @@ class CachedTokenizer:
         encoding = self._encodings.get(key)
         if encoding is None:
             encoding = self._tokenizer(*args, **kwargs)
-            if key is None or not isinstance(encoding, BatchEncoding):
-                return encoding
-            if not all(isinstance(value, torch.Tensor) for value in encoding.values()):
+            copyable = isinstance(encoding, BatchEncoding) and all(map(torch.is_tensor, encoding.values()))
+            if key is None or not copyable:
                 return encoding
             self._encodings[key] = encoding
         copied = copy.copy(encoding)  # with its own tensors: a pipeline can change them in place
@@ -150,9 +149,7 @@ class CachedTokenizer:
 
 def cached_tokenizers(components: Mapping[str, Any]) -> dict[str, CachedTokenizer]:
     return {
-        name: CachedTokenizer(component)
-        for name, component in components.items()
-        if isinstance(component, PreTrainedTokenizerBase)
+        name: CachedTokenizer(item) for name, item in components.items() if isinstance(item, PreTrainedTokenizerBase)
     }
 
 
