@@ -125,14 +125,13 @@ def file_bytes(file: Path, itemsize: int) -> int:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(min(length, _LONGEST_HEADER)))
-        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
-        return sum(_tensor_bytes(entry["dtype"], entry["shape"], entry["data_offsets"], itemsize) for entry in tensors)
+        total = 0
+        for tensor in (entry for name, entry in header.items() if name != "__metadata__"):
+            start, end = tensor["data_offsets"]
+            total += math.prod(tensor["shape"]) * itemsize if tensor["dtype"] in _FLOATING else end - start
+        return total
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return file.stat().st_size
-
-
-def _tensor_bytes(dtype: str, shape: list[int], offsets: list[int], itemsize: int) -> int:
-    return math.prod(shape) * itemsize if dtype in _FLOATING else offsets[1] - offsets[0]
 
 
 def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
@@ -147,9 +146,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
         if not spec.safety_checker and getattr(pipeline, "safety_checker", None) is not None:
             pipeline.register_modules(safety_checker=None)
         if spec.offload == "group" and device.type != "cpu":
-            pipeline.enable_group_offload(
-                onload_device=device, offload_type="block_level", num_blocks_per_group=1, use_stream=True
-            )
+            pipeline.enable_group_offload(device, offload_type="block_level", num_blocks_per_group=1, use_stream=True)
         else:
             pipeline.to(device)
         model = _assemble(pipeline, spec, device, dtype)
