@@ -25,8 +25,7 @@ class Sharing(StrEnum):
     PER_JOB = "per_job"
 
 
-SHARED = Sharing.SHARED
-PER_JOB = Sharing.PER_JOB
+SHARED, PER_JOB = Sharing
 
 
 class State(StrEnum):
@@ -197,10 +196,7 @@ class Job(_Frozen):
 
 def sharing(name: str) -> Sharing:
     """Return the mark of a `Job` field."""
-    for mark in Job.model_fields[name].metadata:
-        if isinstance(mark, Sharing):
-            return mark
-    return SHARED
+    return next((mark for mark in Job.model_fields[name].metadata if isinstance(mark, Sharing)), SHARED)
 
 
 class Thumbnail(_Frozen):

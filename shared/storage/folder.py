@@ -166,17 +166,12 @@ class FolderStorage:
             for folder, _, names in os.walk(path, topdown=False):
                 count += sum(_unlink(Path(folder, name)) for name in names if not name.endswith(_TYPE_SUFFIX))
             shutil.rmtree(path, ignore_errors=True)
-        self._remove_empty(path.parent)
+        parent = path.parent
+        with suppress(OSError):  # until a directory is not empty
+            while self._root in parent.parents:
+                parent.rmdir()
+                parent = parent.parent
         return count
-
-    def _remove_empty(self, folder: Path) -> None:
-        """Remove empty directories, up to the root."""
-        while folder != self._root and self._root in folder.parents:
-            try:
-                folder.rmdir()
-            except OSError:
-                return
-            folder = folder.parent
 
 
 def _describe(path: Path) -> ObjectInfo:
