@@ -1,7 +1,7 @@
 """The one way to submit a job: check the request, build its job, and put it into the queue.
 
-The native routes and every other protocol call `submit`; bulk requests call `build_submission` for each line and
-`submit_entries` for many lines at once.
+The native routes and the calls of every other protocol use `submit`; bulk requests call `build_submission` for each
+line and `submit_entries` for many lines at once.
 """
 
 import asyncio

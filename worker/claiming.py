@@ -196,8 +196,9 @@ def claim_requests(running: Sequence[RunningJob], rows: int, max_batch: int, max
     requests = []
     if total == together < rows:
         requests.append(ClaimRequest(leading, rows - total))
-    room = min(rows - interactive, max(rows - together, rows + max_preempted - total))
-    if room > 0:
+    # Interactive jobs can take the rows of a forward that none of them holds: free ones, or preempted ones.
+    free, preemptable = rows - together, rows + max_preempted - total
+    if (room := min(rows - interactive, max(free, preemptable))) > 0:
         requests.append(ClaimRequest(leading, room, Priority.INTERACTIVE))
     if not interactive and total <= max_preempted:
         requests.append(ClaimRequest(None, max_batch, Priority.INTERACTIVE))

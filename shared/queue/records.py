@@ -59,8 +59,8 @@ class SubmitResult:
 class Claim:
     """A job claimed by a worker until its lease ends.
 
-    `attempt` counts all claims from 1, so that object keys made with it never collide. A `solo` job was lost before
-    and runs without batch mates.
+    `attempt` counts all claims from 1, so that object keys made with it never collide; its number is also the `epoch`,
+    the fencing token. A `solo` job was lost before and runs without batch mates.
     """
 
     job: Job

@@ -52,8 +52,8 @@ def select_calls(candidates: Sequence[Candidate], limit: Callable[[Sequence[int]
 
     The batch group of the first call runs and other groups wait until it is done: groups that do not fuse run one
     after the other, not in turns. In the group the earliest stage runs, and there the calls that share a batch key
-    with the first, up to `limit(indexes, own)`: `indexes` are in order, and `own` of them are no fillers. The stage of
-    fillers does not count. The other calls are preempted for now.
+    with the first, up to `limit(indexes, own)`: `indexes` are in order, and `own` of them are no fillers. The stage
+    is chosen without looking at fillers. The other calls are preempted for now.
     """
     first = min(candidates, key=lambda call: call.order)
     group = [at for at, call in enumerate(candidates) if call.batch_group == first.batch_group]
