@@ -23,37 +23,27 @@ MAX_DETAIL_CHARS = 1_000
 MAX_PARAM_CHARS = 128
 
 
-class UnsupportedMediaType(InvalidRequest):
-    code = "unsupported_media_type"
+class UnsupportedMediaType(InvalidRequest, code="unsupported_media_type"): ...
 
 
-class RequestTimeout(InvalidRequest):
-    code = "request_timeout"
+class RequestTimeout(InvalidRequest, code="request_timeout"): ...
 
 
-class TooManyLines(InvalidRequest):
-    code = "too_many_lines"
+class TooManyLines(InvalidRequest, code="too_many_lines"): ...
 
 
-class TooManyStreams(Unavailable):
-    code = "too_many_streams"
+class TooManyStreams(Unavailable, code="too_many_streams"): ...
 
 
-class WaitTimeout(FusequeueError):
+class WaitTimeout(FusequeueError, code="wait_timeout", retryable=True):
     """The job of a synchronous call has not ended in time; it continues."""
 
-    code = "wait_timeout"
-    retryable = True
+
+class NotReady(Unavailable, code="not_ready"): ...
 
 
-class NotReady(Unavailable):
-    code = "not_ready"
-
-
-class RangeNotSatisfiable(InvalidRequest):
+class RangeNotSatisfiable(InvalidRequest, code="range_not_satisfiable"):
     """The requested range is outside an artifact of `size` bytes."""
-
-    code = "range_not_satisfiable"
 
     def __init__(self, message: str, *, size: int) -> None:
         super().__init__(message, param="Range")

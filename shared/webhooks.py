@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field
 from standardwebhooks import Webhook
 
-from shared.job import Artifact, JobRecord, State
+from shared.job import JobRecord, State
 
 JobEventName = Literal["job.queued", "job.running", "job.succeeded", "job.failed", "job.canceled", "job.expired"]
 EVENTS: dict[JobEventName, State] = {name: State(name.partition(".")[2]) for name in get_args(JobEventName)}
@@ -136,7 +136,10 @@ def body(event: str, at_ms: int, job_id: str, record: JobRecord | None, base_url
         url = f"{base_url}/v1/jobs/{job_id}"
         data |= record.job.model_dump(mode="json", include={"model", "task", "batch_id", "metadata", "seed"})
         data["url"] = url
-        data["artifacts"] = [_artifact(artifact, url) for artifact in record.artifacts]
+        dumps = [
+            one.model_dump(mode="json", exclude={"key", "thumbnail"}, exclude_none=True) for one in record.artifacts
+        ]
+        data["artifacts"] = [dump | {"url": f"{url}/artifacts/{dump['index']}"} for dump in dumps]
         data["error"] = None if record.error is None else record.error.model_dump(mode="json")
     at = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     encoded = encode({"type": event, "timestamp": at, "data": data})
@@ -153,11 +156,6 @@ def _openai_event(event: str, at_ms: int, job_id: str, base_url: str) -> bytes:
     object_id, path = f"{kind}_{number}", {"batch": "batches", "video": "videos"}[kind]
     data = {"id": object_id, "object": kind, "status": status, "url": f"{base_url}/v1/{path}/{object_id}"}
     return encode({"id": f"evt_{number}", "object": "event", "created_at": at_ms // 1000, "type": event, "data": data})
-
-
-def _artifact(artifact: Artifact, url: str) -> dict[str, Any]:
-    fields = artifact.model_dump(mode="json", exclude={"key", "thumbnail"}, exclude_none=True)
-    return {**fields, "url": f"{url}/artifacts/{artifact.index}"}
 
 
 def encode(message: dict[str, Any]) -> bytes:

@@ -99,7 +99,8 @@ class ClaimLoop:
         if self.uploader.full:
             return []
         claimed_jobs = [claimed for claimed in self.claimed_jobs.values() if claimed.occupies_slots]
-        running = [_running_job(claimed.claim) for claimed in claimed_jobs]
+        claims = [claimed.claim for claimed in claimed_jobs]
+        running = [RunningJob(c.signature, c.job.slots, c.job.priority is Priority.INTERACTIVE, c.solo) for c in claims]
         rows = self._max_batch
         if running:
             signature = leading_signature(running)
@@ -166,10 +167,6 @@ class ClaimRequest:
     signature: str | None
     slots: int
     min_priority: Priority = Priority.BULK
-
-
-def _running_job(claim: Claim) -> RunningJob:
-    return RunningJob(claim.signature, claim.job.slots, claim.job.priority is Priority.INTERACTIVE, claim.solo)
 
 
 def leading_signature(running: Sequence[RunningJob]) -> str:

@@ -242,5 +242,4 @@ class ClaimedJob:
         )
 
 
-class _InputMissing(JobError):
-    code = "input_missing"
+class _InputMissing(JobError, code="input_missing"): ...

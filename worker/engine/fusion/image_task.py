@@ -75,7 +75,7 @@ class ImageTask:
         if self._rng_state is not None:
             _set_rng_state(device, self._rng_state)
         call = enter(*args)
-        self._rng_state = None if self.done else _get_rng_state(device)
+        self._rng_state = None if self.done else tuple([generator.get_state() for generator in _generators(device)])
         self._autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         if self._autocast is not None:
             _set_autocast(device, None)
@@ -118,10 +118,6 @@ def seed_globally(device: torch.device, seed: int) -> None:
     """
     for generator in _generators(device):
         generator.manual_seed(seed)
-
-
-def _get_rng_state(device: torch.device) -> RngState:
-    return tuple([generator.get_state() for generator in _generators(device)])
 
 
 def _set_rng_state(device: torch.device, state: RngState) -> None:
