@@ -214,7 +214,7 @@ def script_methods(runner: ScriptRunner) -> Scripts:
 
 def _method(runner: ScriptRunner, name: str) -> Callable[..., Awaitable[Any]]:
     names, once = script_parameters(name), name in _NEVER_RETRIED
-    is_bool = getattr(Scripts, name).__annotations__["return"] == "bool"
+    is_bool = getattr(Scripts, name).__annotations__["return"] is bool
 
     async def method(*args: Any, **named: Any) -> Any:
         values = (*args, *(named[one] for one in names[len(args) :])) if named else args

@@ -14,7 +14,7 @@ from fakeredis import FakeAsyncRedis
 
 from shared.job import Priority
 from shared.queue.redis_keys import KEYS, RedisKey, RedisKeys, lua_keys
-from shared.queue.scripts import FOLDER, Scripts, SubmitArgs, script_files, script_parameters
+from shared.queue.scripts import FOLDER, Scripts, SubmitArgs, script_files, script_methods, script_parameters
 
 LIB = ("prelude", "readiness", "model_loads")
 TEXT = "\n".join(script_files()[name].read_text("utf-8") for name in LIB)
@@ -183,3 +183,24 @@ def test_no_script_uses_commands_that_lose_jobs(path: Path) -> None:
             assert any(name in text for name in ("key.events", "key.wakeup", "key.webhook_outbox")), (
                 f"{path.name} trims a stream that can hold jobs: {text}"
             )
+
+
+class OneRunner:
+    """Returns 1 for every script, and keeps the values that it was sent."""
+
+    def __init__(self) -> None:
+        self.values: tuple[Any, ...] = ()
+
+    async def run(self, name: str, *values: Any, once: bool = False) -> Any:
+        self.values = values
+        return 1
+
+
+async def test_a_script_that_returns_whether_something_changed_gives_a_bool() -> None:
+    assert await script_methods(OneRunner()).note_use("id") is True
+
+
+async def test_named_arguments_are_sent_in_the_order_of_the_script() -> None:
+    runner = OneRunner()
+    await script_methods(runner).cancel_batch(batch_id="batch_1", tenant="acme")
+    assert runner.values == ("acme", "batch_1")
