@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import structlog
 import torch
@@ -20,6 +19,7 @@ from worker.engine import protocol
 from worker.engine.device import choose_device, device_uuid, keep_freed_memory, raise_thread_priority
 from worker.engine.fusion.self_check import run_self_check
 from worker.engine.lora.adapter_loader import AdapterLoader
+from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.input_images import InputImages, decode_inputs
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.model_cache import ModelCache, ModelCacheFull
@@ -44,15 +44,15 @@ class Engine:
         self._events = events
         self._torch_threads = settings.torch_threads
         self.device = choose_device(settings.device)
+        # Messages are Python functions, not `functools.partial`: a greenlet that is started below a C call crashes the
+        # process on Python 3.11 when it is resumed (Qwen-Image-Edit in `make parity`).
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._arrivals = itertools.count(1)
         # Several threads change these two, by single operations, which are atomic.
         self._unfinished: set[str] = set()
         self._load_waiters: dict[str, threading.Event] = {}
         post = self._inbox.put
-        adapters = AdapterLoader(
-            self.device, settings.adapter_memory_bytes, post, lambda *args: self._scheduler.adapters_loaded(*args)
-        )
+        adapters = AdapterLoader(self.device, settings.adapter_memory_bytes, post, self._adapters_loaded)
         self._models = ModelCache(self.device, settings.gpu_memory_bytes, post, self._model_loaded, adapters)
         self._forward_timer = ForwardTimer(self.device)
         self._thread_timer = ThreadTimer(time.monotonic())
@@ -94,7 +94,7 @@ class Engine:
 
     def cancel(self, claim_key: str) -> None:
         self._unfinished.discard(claim_key)
-        self._inbox.put(partial(self._scheduler.cancel, claim_key))
+        self._inbox.put(lambda: self._scheduler.cancel(claim_key))
 
     def release_all(self) -> None:
         self._unfinished.clear()
@@ -132,7 +132,7 @@ class Engine:
         """Load the catalog's models; skips those that do not fit into the rest of the memory budget."""
         for spec in self._catalog:
             done = self._load_waiters.setdefault(spec.id, threading.Event())
-            self._inbox.put(partial(self._request_model, spec))
+            self._inbox.put(lambda spec=spec: self._request_model(spec))  # type: ignore[misc]
             while self._thread.is_alive() and not done.wait(0.1):
                 pass
 
@@ -167,6 +167,9 @@ class Engine:
         while not self._inbox.empty():
             self._inbox.get()()
 
+    def _adapters_loaded(self, model: LoadedModel, key: AdapterKey, error: JobError | None) -> None:
+        self._scheduler.adapters_loaded(model, key, error)
+
     def _begin_stop(self) -> None:
         self._stopping = True
         self._scheduler.cancel_all()
@@ -179,7 +182,7 @@ class Engine:
                 jobs.append((EngineJob(request, arrival, decode_inputs(request.job, request.inputs)), None))
             except JobError as error:
                 jobs.append((EngineJob(request, arrival, InputImages()), error))
-        self._inbox.put(partial(self._admit, jobs))
+        self._inbox.put(lambda: self._admit(jobs))
 
     def _admit(self, jobs: list[tuple[EngineJob, JobError | None]]) -> None:
         for job, error in jobs:
