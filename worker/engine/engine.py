@@ -44,25 +44,21 @@ class Engine:
         self._events = events
         self._torch_threads = settings.torch_threads
         self.device = choose_device(settings.device)
-        # Messages are Python functions, not `functools.partial`: a greenlet that is started below a C call crashes the
-        # process on Python 3.11 when it is resumed (Qwen-Image-Edit in `make parity`).
+        # Python functions, no `partial`: on 3.11 a greenlet started below a C call crashes when resumed (Qwen-Image-Edit).
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._arrivals = itertools.count(1)
         # Several threads change these two, by single operations, which are atomic.
         self._unfinished: set[str] = set()
         self._load_waiters: dict[str, threading.Event] = {}
-        post = self._inbox.put
-        adapters = AdapterLoader(self.device, settings.adapter_memory_bytes, post, self._adapters_loaded)
-        self._models = ModelCache(self.device, settings.gpu_memory_bytes, post, self._model_loaded, adapters)
+        adapters = AdapterLoader(self.device, settings.adapter_memory_bytes, self._inbox.put, self._adapters_loaded)
+        self._models = ModelCache(self.device, settings.gpu_memory_bytes, self._inbox.put, self._model_loaded, adapters)
         self._forward_timer = ForwardTimer(self.device)
         self._thread_timer = ThreadTimer(time.monotonic())
         aging_s = settings.aging_ms / 1000
         self._scheduler = BatchScheduler(self._models, self._forward_timer, events, self._unfinished, aging_s)
         self._input_executor = ThreadPoolExecutor(1, thread_name_prefix="decode-input")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._stopping = False
-        self._failed = False
-        self._checking_model = False
+        self._stopping = self._failed = self._checking_model = False
         self._load_seconds: dict[str, float] = {}
         self._unavailable: dict[str, str] = {}
 
