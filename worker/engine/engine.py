@@ -44,7 +44,7 @@ class Engine:
         self._events = events
         self._torch_threads = settings.torch_threads
         self.device = choose_device(settings.device)
-        # Python functions, no `partial`: on 3.11 a greenlet started below a C call crashes when resumed (Qwen-Image-Edit).
+        # Python functions, no `partial`: on 3.11 a greenlet started below a C call crashes when resumed (make parity).
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._arrivals = itertools.count(1)
         # Several threads change these two, by single operations, which are atomic.
