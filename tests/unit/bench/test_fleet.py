@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench import fleet
-from bench.fleet import FleetSimulation, by_cost, by_length, compare
-from bench.fleet_loads import LARGE, SMALL, FleetLoad, MakeLoad, bursts, cold_starts, daily_wave
+from bench.fleet import simulation
+from bench.fleet.fleet_loads import LARGE, SMALL, FleetLoad, MakeLoad, bursts, cold_starts, daily_wave
+from bench.fleet.simulation import FleetSimulation, by_cost, by_length, compare
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def test_a_single_job_costs_loading_its_forwards_and_the_cool_down() -> None:
     outcome = FleetSimulation(FleetLoad("one", ((1.0, LARGE),), (100.0, 100.0)), by_cost, seed=1).run()
     poll_s = 5.0  # the first poll after its arrival
     assert outcome.waits_s == ((LARGE, pytest.approx(poll_s + 100.0 - 1.0)),)
-    least = 100.0 + LARGE.steps * LARGE.step_s + fleet.COOL_DOWN_S
-    assert abs(outcome.gpu_s - least) <= fleet.POLL_S, "the cool-down starts at the last poll that saw it"
+    least = 100.0 + LARGE.steps * LARGE.step_s + simulation.COOL_DOWN_S
+    assert abs(outcome.gpu_s - least) <= simulation.POLL_S, "the cool-down starts at the last poll that saw it"
 
 
 def test_rows_share_forwards_and_each_job_runs_once() -> None:
@@ -42,4 +42,4 @@ def test_rows_share_forwards_and_each_job_runs_once() -> None:
     outcome = FleetSimulation(load, by_length(8), seed=1).run()
     assert len(outcome.waits_s) == 8
     ends = 5.0 + 10.0 + SMALL.steps * SMALL.curve()[8]
-    assert outcome.gpu_s <= ends - 5.0 + fleet.COOL_DOWN_S + 2 * fleet.POLL_S
+    assert outcome.gpu_s <= ends - 5.0 + simulation.COOL_DOWN_S + 2 * simulation.POLL_S

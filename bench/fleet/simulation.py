@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from bench.fleet_loads import LARGE, LOADS, SMALL, VIDEO, FleetLoad, JobKind
+from bench.fleet.fleet_loads import LARGE, LOADS, SMALL, VIDEO, FleetLoad, JobKind
 from bench.simulate import seconds_at
 from cli.pool.pool import PoolBounds, PoolWorker, WantedWorkers, plan_changes, recent_wants, target_workers
 from shared.autoscaling import Fleet, SignatureLoad, wanted_workers
@@ -301,7 +301,3 @@ def main(argv: list[str] | None = None) -> None:
     for make_load in LOADS:
         for row in table(compare(make_load(options.seed), options.seed)):
             print(row, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""A simulated fleet of workers with cold starts, scaled by two policies."""
