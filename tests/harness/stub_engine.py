@@ -1,0 +1,133 @@
+"""Workers with an engine that runs no model: the test, or a timer, ends its jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec
+from shared.config.settings import Settings
+from shared.errors import JobError
+from shared.job import Job
+from shared.queue import Queue, Submission
+from shared.signature import signature
+from shared.storage import Storage, connect
+from worker.engine.protocol import (
+    Activity,
+    EngineEvents,
+    EngineRequest,
+    EngineStatus,
+    ForwardDone,
+    JobFinished,
+    JobProgress,
+    Output,
+    OutputReady,
+)
+from worker.worker import Worker
+
+
+class StubEngine:
+    """The worker's engine: finishes each job after `job_s`, or when the test calls `finish`; never if it hangs."""
+
+    def __init__(self, events: EngineEvents, loaded: Sequence[str], job_s: float | None = None) -> None:
+        self.events = events
+        self.job_s = job_s
+        self.requests: dict[str, EngineRequest] = {}  # unfinished, by claim key
+        self.submitted: list[str] = []  # claim keys
+        self.canceled: list[str] = []
+        self.hung = False
+        self._status = EngineStatus(device="cpu", loaded_models=tuple(loaded))
+
+    def start(self) -> None: ...
+
+    def warm_up(self) -> None: ...
+
+    def stop(self, timeout_s: float) -> None: ...
+
+    def submit(self, *requests: EngineRequest) -> None:
+        for request in requests:
+            self.requests[request.claim_key] = request
+            self.submitted.append(request.claim_key)
+            if self.job_s is not None:
+                asyncio.get_running_loop().call_later(self.job_s, self.finish, request.claim_key)
+
+    def cancel(self, claim_key: str) -> None:
+        self.canceled.append(claim_key)
+        if self.requests.pop(claim_key, None) is not None:
+            self.events.on_event(JobFinished(claim_key, canceled=True))
+
+    def release_all(self) -> None:
+        for claim_key in tuple(self.requests):
+            self.cancel(claim_key)
+
+    def status(self) -> EngineStatus:
+        if not self.hung:
+            return self._status
+        return EngineStatus(device="cpu", activity=Activity(busy=True, since_s=float("-inf")))
+
+    def finish(self, claim_key: str, error: JobError | None = None) -> None:
+        """End a job with one black image, or with an error; canceled ones have ended already."""
+        if self.requests.pop(claim_key, None) is None:
+            return
+        if error is None:
+            self.events.on_event(OutputReady(claim_key, 0, Output(np.zeros((8, 8, 3), np.uint8))))
+        self.events.on_event(JobFinished(claim_key, error))
+
+    def step(self, claim_key: str, step: int, total: int) -> None:
+        self.events.on_event(JobProgress(claim_key, step, total))
+
+    def forward(self, claim_key: str, rows: int, seconds: float) -> None:
+        """Report a forward of the job's size."""
+        job = self.requests[claim_key].job
+        shape = f"{job.width}x{job.height}"
+        self.events.on_event(ForwardDone(job.model, rows, rows, seconds, "cpu", shape, claim_key))
+
+
+class StubFleet:
+    """Workers on one queue, each with a `StubEngine`; every worker loads the models named for it."""
+
+    def __init__(self, queue: Queue, folder: Path, **settings: Any) -> None:
+        self.queue = queue
+        changes = {"storage_dir": folder / "storage", "device": "cpu", "drain_timeout_s": 3.0, **settings}
+        self.settings: Settings = queue.client.settings.model_copy(update=changes)
+        self.storage: Storage = connect(self.settings)
+        self.workers: list[Worker] = []
+        self.engines: list[StubEngine] = []
+        self.max_batch = 8
+
+    async def submit(self, *jobs: Job, window_ms: int = 0) -> None:
+        outcomes = await self.queue.jobs.submit([Submission(j, signature(j), window_ms, self.max_batch) for j in jobs])
+        assert all(hasattr(outcome, "job_id") for outcome in outcomes), outcomes
+
+    @asynccontextmanager
+    async def worker(
+        self, *models: str, job_s: float | None = None, queue: Queue | None = None, loaded: Sequence[str] | None = None
+    ) -> AsyncIterator[tuple[Worker, StubEngine]]:
+        """Run a worker until the end of the block, which drains it."""
+
+        def engine(_catalog: Catalog, events: EngineEvents, _settings: Settings) -> Any:
+            self.engines.append(StubEngine(events, models if loaded is None else loaded, job_s))
+            return self.engines[-1]
+
+        catalog = Catalog(tuple(_spec(model, self.max_batch) for model in models))
+        worker = Worker(catalog, queue or self.queue, self.storage, self.settings, engine)
+        self.workers.append(worker)
+        running = asyncio.create_task(worker.run())
+        try:
+            yield worker, self.engines[-1]
+        finally:
+            worker.drain()
+            await running
+
+    async def close(self) -> None:
+        await self.storage.close()
+
+
+def _spec(model: str, max_batch: int) -> ModelSpec:
+    limits, defaults = Limits(multiple_of=8, max_images=max_batch), Defaults(width=64, height=64, steps=4)
+    return ModelSpec(id=model, source="none", max_batch=max_batch, limits=limits, defaults=defaults)
