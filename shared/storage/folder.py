@@ -135,15 +135,28 @@ class FolderStorage:
                 except FileNotFoundError:
                     if attempt == _MKDIR_ATTEMPTS:
                         raise
-            _flush_directory(path.parent)
+            self._flush_directories(path.parent)
         except IsADirectoryError as error:
             raise ValueError(f"invalid storage key: {path} is a prefix of other keys") from error
         finally:
             temp.unlink(missing_ok=True)
 
+    def _flush_directories(self, folder: Path) -> None:
+        """Flush each directory from `folder` up to the root: another writer can have created any of them just now.
+
+        Flushing an unchanged one takes 0.1 ms.
+        """
+        while folder.is_relative_to(self._root):
+            with suppress(FileNotFoundError):  # the object was deleted in the meantime
+                _flush_directory(folder)
+            folder = folder.parent
+
     def _write_temp(self, data: bytes) -> Path:
         folder = self._root / _TEMP
+        created = [parent for parent in (self._root, *self._root.parents) if not parent.exists()]
         folder.mkdir(parents=True, exist_ok=True)
+        for directory in created:
+            _flush_directory(directory.parent)
         temp = folder / uuid.uuid4().hex
         with open(temp, "xb") as file:
             file.write(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -296,3 +297,26 @@ async def test_error_for_an_unreachable_server_names_the_setting() -> None:
 def test_invalid_endpoint_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="FUSEQUEUE_S3_ENDPOINT_URL"):
         connect(_s3("minio:9000"))
+
+
+@pytest.mark.parametrize("root", ["objects", "new/parents/objects"])
+async def test_an_object_in_a_folder_survives_a_power_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
+) -> None:
+    """A file is durable when its content and the entry of each folder on the way to it are flushed."""
+    flushed: set[Path] = set()
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        flushed.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    storage = connect(Settings(storage_dir=tmp_path / root))
+    await storage.put("jobs/job_1/1/0.png", b"image", "image/png")
+    folder = tmp_path / root / "jobs" / "job_1" / "1"
+    assert {parent for parent in (folder, *folder.parents) if parent.is_relative_to(tmp_path)} <= flushed
+    flushed.clear()
+    await storage.put("jobs/job_1/2/0.png", b"image", "image/png")
+    assert {folder.with_name("2"), folder.parent} <= flushed
+    await storage.close()
