@@ -86,6 +86,7 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "adapter_unavailable": (500, "An adapter cannot be loaded"),
     "unavailable": (503, "Temporarily unavailable"),
     "redis_unavailable": (503, "The queue is temporarily unavailable"),
+    "redis_full": (503, "The queue has no memory left"),
     "storage_unavailable": (503, "The storage is temporarily unavailable"),
     "too_many_streams": (503, "Too many clients are waiting on streams"),
     "not_ready": (503, "Not ready"),

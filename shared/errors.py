@@ -21,6 +21,7 @@ FusequeueError
 ├── RateLimited               has `retry_after_ms`
 ├── Unavailable               an external service does not respond
 │   ├── RedisUnavailable
+│   │   └── RedisFull         Redis has no memory left for what clients add
 │   └── StorageUnavailable
 ├── IncompatibleRedis         an eviction policy or schema version that would lose jobs
 ├── ConfigurationError        invalid models.toml, rules or settings
@@ -121,6 +122,9 @@ class Unavailable(FusequeueError, code="unavailable", retryable=True): ...
 
 
 class RedisUnavailable(Unavailable, code="redis_unavailable"): ...
+
+
+class RedisFull(RedisUnavailable, code="redis_full"): ...
 
 
 class StorageUnavailable(Unavailable, code="storage_unavailable"): ...

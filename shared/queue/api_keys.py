@@ -94,8 +94,11 @@ class ApiKeys(QueueComponent):
     async def url_secret(self) -> bytes:
         """Return the namespace's secret for signed URLs; the first call creates it."""
         with translated():
-            await self._redis.set(self._keys.url_secret, secrets.token_hex(32), nx=True)
-            return bytes.fromhex(await self._redis.get(self._keys.url_secret))
+            known = await self._redis.get(self._keys.url_secret)
+            if known is None:
+                await self._redis.set(self._keys.url_secret, secrets.token_hex(32), nx=True)
+                known = await self._redis.get(self._keys.url_secret)
+            return bytes.fromhex(known)
 
     async def tenant_limits(self) -> dict[str, TenantLimits]:
         """Return the limits of tenants that differ from the settings."""

@@ -14,7 +14,7 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from shared.config.settings import Settings
-from shared.errors import IncompatibleRedis, RedisUnavailable
+from shared.errors import IncompatibleRedis, RedisFull, RedisUnavailable
 from shared.job import SCHEMA_VERSION
 from shared.queue.redis_keys import RedisKeys
 from shared.queue.scripts import script_methods, script_text
@@ -30,6 +30,9 @@ COMMAND_TIMEOUT_S = 5.0
 
 CONNECTIONS = 32
 """Connections for commands, per process. In a burst callers wait for one; redis-py's default pool raises an error."""
+
+REFUSED_WHEN_FULL = "command not allowed when used memory > 'maxmemory'"
+"""Text of Redis' refusal at `maxmemory`: an error of its own for a command, part of an error's text for a script."""
 
 MAX_BLOCK_MS = 2000
 """Longest blocking read."""
@@ -54,6 +57,8 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:
+        if REFUSED_WHEN_FULL in str(error):
+            raise RedisFull("Redis has no memory left; retry later, or raise its maxmemory") from error
         raise RedisUnavailable(f"cannot reach Redis: {error!s}") from error
 
 
@@ -116,8 +121,11 @@ class QueueClient:
                 "run `redis-cli CONFIG SET maxmemory-policy noeviction`, and set it in redis.conf"
             )
         with translated():
-            await self.redis.set(self.redis_keys.schema, SCHEMA_VERSION, nx=True)
-            version = int(await self.redis.get(self.redis_keys.schema) or 0)
+            known = await self.redis.get(self.redis_keys.schema)
+            if known is None:  # a full Redis refuses SET, also of a key that exists
+                await self.redis.set(self.redis_keys.schema, SCHEMA_VERSION, nx=True)
+                known = await self.redis.get(self.redis_keys.schema)
+            version = int(known or 0)
         if version != SCHEMA_VERSION:
             namespace = self.settings.namespace
             raise IncompatibleRedis(

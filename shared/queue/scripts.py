@@ -24,6 +24,10 @@ ClaimRow: TypeAlias = Sequence[Any]
 
 FOLDER = Path(str(resources.files("shared.queue") / "lua"))
 _NEEDS = re.compile(r"^-- NEEDS (.*)$", re.MULTILINE)
+_RUNS_WHEN_FULL = re.compile(r"^-- RUNS when Redis is full$", re.MULTILINE)
+_WRITE_NOTHING = "redis.call('DEL', PREFIX)"
+"""Redis at `maxmemory` refuses a script only at its first write, and never one that begins with a deletion."""
+
 _NEVER_RETRIED = {"claim", "join", "claim_deliveries"}
 
 
@@ -64,7 +68,13 @@ def script_text(name: str, settings: Settings) -> str:
     for part in ("prelude", name):
         _collect(part, texts)
     body = "\n".join(texts.values())
-    return "\n".join([_conf(settings), lua_keys(body), body])
+    first = [_WRITE_NOTHING] if runs_when_full(name) else []
+    return "\n".join([_conf(settings), lua_keys(body), *first, body])
+
+
+def runs_when_full(name: str) -> bool:
+    """Return whether a script runs while Redis is at `maxmemory`: all that do not add what clients send."""
+    return _RUNS_WHEN_FULL.search(script_files()[name].read_text("utf-8")) is not None
 
 
 def _collect(name: str, texts: dict[str, str]) -> None:

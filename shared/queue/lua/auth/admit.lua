@@ -1,4 +1,5 @@
 -- NEEDS rate_limit
+-- RUNS when Redis is full
 -- Count a request of a tenant, if its limit allows it.
 -- ARGV     tenant, requests_per_minute
 -- Returns  {1 if admitted, remaining, ms until the full limit is available, ms to wait when refused}

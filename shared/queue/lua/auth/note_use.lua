@@ -1,3 +1,4 @@
+-- RUNS when Redis is full
 -- Record the use of an API key, at most once a minute.
 -- ARGV     key_id
 -- Returns  1 if it was recorded, else 0

@@ -1,3 +1,4 @@
+-- RUNS when Redis is full
 -- Revoke an API key. Its record is kept for a while, for operators.
 -- ARGV     key_id
 -- Returns  1, or 0 for an unknown key

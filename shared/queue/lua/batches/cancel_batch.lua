@@ -1,3 +1,4 @@
+-- RUNS when Redis is full
 -- Request the cancellation of a batch; one that is finalizing is not changed.
 -- ARGV     tenant, batch_id
 -- Returns  1, or 0 for an unknown batch

@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- Commit one step of a batch, unless the batch has changed since the step began.
 -- ARGV     tenant, batch_id, revision, again_ms, keep_ms, update
 --          `again_ms`: '' at the batch's end; `update`: JSON {set = {field, value, ..}, add = {field, number, ..},

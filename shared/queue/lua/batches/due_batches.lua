@@ -1,3 +1,4 @@
+-- RUNS when Redis is full
 -- Claim due batches; each is due again after the duration of a step.
 -- ARGV     limit, again_ms
 -- Returns  'tenant|id' for each

@@ -1,3 +1,4 @@
+-- RUNS when Redis is full
 -- Delete a file that no batch reads; its stored parts are due for deletion at once.
 -- ARGV     tenant, file_id
 -- Returns  'ok' | 'none' | 'live'

@@ -1,3 +1,4 @@
+-- RUNS when Redis is full
 -- Publish a file whose parts are stored; idempotent.
 -- ARGV     tenant, file_id, filename, purpose, size, created_at_ms, expires_at_ms, parts...
 --          `parts`: '<bytes> <name>' each; none: they are there already

@@ -1,4 +1,5 @@
 -- NEEDS fill model_loads
+-- RUNS when Redis is full
 -- Start a batch: choose one ready signature and claim up to `slots` of its slots.
 -- ARGV     worker, slots, lowest_rank, has_other_jobs, models...
 --          `models`: each with the ms that loading it takes: 0 if in memory, negative if its last load failed

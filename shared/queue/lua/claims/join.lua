@@ -1,4 +1,5 @@
 -- NEEDS fill model_loads
+-- RUNS when Redis is full
 -- Let a running batch claim more jobs of its signature, ready or not, while no other signature is overdue.
 -- ARGV     worker, signature, slots, lowest_rank, models...
 --          `models`: as in claim

@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- Return unfinished jobs to the front of the queue without counting a loss.
 -- ARGV     worker, claims...
 --          `claims`: pairs of job id and epoch

@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- Renew the leases of those claims that are still this worker's.
 -- ARGV     worker, claims...
 --          `claims`: pairs of job id and epoch

@@ -1,3 +1,4 @@
+-- RUNS when Redis is full
 -- Publish progress, and store it in the records of jobs whose epoch is current.
 -- ARGV     message, reports...
 --          `reports`: job id, epoch, phase, step and total of each to be stored

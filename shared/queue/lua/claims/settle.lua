@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- End a job with its result, if the claim is still this worker's: result first, then state, then acknowledgement.
 -- ARGV     worker, job_id, epoch, token, state, artifacts, error, batching, timings, gpu_seconds, step, total
 --          `token`: the same token settles once; `error`: '' for none

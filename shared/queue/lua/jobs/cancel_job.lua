@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- Cancel a job: a queued one at once; a running one is marked and leaves at its next step.
 -- ARGV     job_id
 -- Returns  the job's fields and values, empty if unknown

@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- Delete the record of a job that has ended and whose objects are deleted. A sweep looks again when no upload of a worker
 -- without a lease can still be in progress.
 -- ARGV     job_id

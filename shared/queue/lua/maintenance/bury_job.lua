@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- Add a job that has ended to the dead letters.
 -- ARGV     job_id, reason, detail
 -- Returns  1

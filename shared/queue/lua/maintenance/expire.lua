@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- End queued jobs whose deadline has passed.
 -- ARGV     limit
 -- Returns  how many ended

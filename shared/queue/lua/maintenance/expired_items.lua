@@ -1,3 +1,4 @@
+-- RUNS when Redis is full
 -- Items whose retention has ended. Inputs that a job uses and files that a batch reads are postponed; of an input that was
 -- stored again, only the old object is returned.
 -- ARGV     limit

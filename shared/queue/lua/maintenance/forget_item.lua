@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- Delete the record and indexes of an item that storage no longer holds.
 -- ARGV     row
 --          `row`: of expired_items

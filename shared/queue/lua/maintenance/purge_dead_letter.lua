@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- Delete a dead letter and its job's record; the job's objects are due for deletion at once.
 -- ARGV     letter_id
 -- Returns  1, or 0 for an unknown dead letter

@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- Requeue the jobs whose lease has expired, to run solo, or move them to the dead letters.
 -- ARGV     limit
 -- Returns  their ids

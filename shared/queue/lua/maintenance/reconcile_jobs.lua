@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- Repair jobs that are not where their state says.
 -- ARGV     job_ids...
 -- Returns  how many were repaired

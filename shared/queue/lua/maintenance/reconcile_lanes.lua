@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- Repair lanes: entries without a job become dead letters, missing groups and index rows are created.
 -- ARGV     lanes...
 --          `lanes`: 'signature|priority|tenant'

@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- Repair the counters of queued jobs, in total and by tenant.
 -- Returns  1 if they were wrong, else 0
 local MANY = 1000

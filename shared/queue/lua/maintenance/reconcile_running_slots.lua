@@ -1,3 +1,4 @@
+-- RUNS when Redis is full
 -- Repair the counters of running slots by tenant, from the jobs with a lease.
 -- Returns  1 if they were wrong, else 0
 local MANY = 5000

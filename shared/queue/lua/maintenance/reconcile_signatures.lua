@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- Repair the counters of signatures.
 -- ARGV     signatures...
 -- Returns  how many counters were wrong

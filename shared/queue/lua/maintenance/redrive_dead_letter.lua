@@ -1,4 +1,5 @@
 -- NEEDS job_state
+-- RUNS when Redis is full
 -- Queue a dead letter's job again, to run solo. Its epoch continues, so that object keys never collide.
 -- ARGV     letter_id
 -- Returns  1, or 0 for an unknown dead letter or a deleted record

@@ -1,3 +1,4 @@
+-- RUNS when Redis is full
 -- Remove a job from its synchronous calls unless a request has joined it.
 -- ARGV     tenant, digest, job_id, score
 -- Returns  1, or 0 when requests wait or have joined since

@@ -1,3 +1,4 @@
+-- RUNS when Redis is full
 -- Let a retry wait for the job of an earlier attempt: the one with the lowest score (see SyncCalls).
 -- ARGV     tenant, digest, keep_ms
 -- Returns  the job's id, or false

@@ -1,4 +1,5 @@
 -- NEEDS webhooks
+-- RUNS when Redis is full
 -- Claim due deliveries, a few per host; each is due again later in case its sender is killed.
 -- ARGV     limit, max_per_host, again_ms, in_progress...
 --          `in_progress`: pairs of host and deliveries in progress to it

@@ -1,4 +1,5 @@
 -- NEEDS webhooks
+-- RUNS when Redis is full
 -- Convert outbox entries into deliveries: one per subscribed endpoint, and one for the job's own URL.
 -- ARGV     limit
 -- Returns  number of entries

@@ -1,4 +1,5 @@
 -- NEEDS webhooks
+-- RUNS when Redis is full
 -- Record a delivery attempt; disables an endpoint that is gone or has failed for too long.
 -- ARGV     delivery_id, state, retry_ms, attempt, gone, disable_after_ms
 --          `state`: 'delivered', 'pending' or 'failed'; `retry_ms`: '' without a retry; `gone`: 1 when the endpoint is gone

@@ -1,4 +1,5 @@
 -- NEEDS model_loads
+-- RUNS when Redis is full
 -- Record a worker's heartbeat, and forget workers without one.
 -- ARGV     worker, info, ttl_ms, models...
 --          `models`: those that the worker holds or loads

@@ -1,3 +1,4 @@
+-- RUNS when Redis is full
 -- Add a measured forward to a cost curve, and store which device measured the shape last.
 -- ARGV     device, model, shape, rows, seconds
 -- Returns  1

@@ -1,3 +1,4 @@
+-- RUNS when Redis is full
 -- Add a worker's start time to a moving mean, kept for a week.
 -- ARGV     seconds
 -- Returns  1

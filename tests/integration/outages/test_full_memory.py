@@ -1,0 +1,203 @@
+"""Redis at `maxmemory`: running work ends, and only what clients add is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from harness.queue import claim, claim_ids, end, lose, put, state_of
+
+from shared.errors import RedisFull
+from shared.job import InputRef, Phase, Progress, State
+from shared.queue import Claim, ProgressReport, Queue, Submission, WorkerInfo
+from shared.queue.scripts import runs_when_full, script_files
+
+Make = Callable[..., Submission]
+SCRIPTS = sorted(name for name, path in script_files().items() if path.parent.name != "lib")
+
+
+@contextlib.asynccontextmanager
+async def full(queue: Queue) -> AsyncIterator[None]:
+    """Redis has used more than its `maxmemory`."""
+    await queue.client.redis.config_set("maxmemory", 1)
+    try:
+        yield
+    finally:
+        await queue.client.redis.config_set("maxmemory", 0)
+
+
+async def contents(queue: Queue) -> dict[str, str]:
+    """Return every key of the namespace with the digest of its value."""
+    redis, prefix = queue.client.redis, queue.client.redis_keys.prefix
+    pattern = prefix.replace("{", "\\{").replace("}", "\\}") + "*"
+    names = [name async for name in redis.scan_iter(match=pattern, count=1000)]
+    digests = "local out = {} for at, name in ipairs(KEYS) do out[at] = redis.sha1hex(redis.call('DUMP', name)) end "
+    return dict(zip(names, await redis.eval(f"{digests} return out", len(names), *names), strict=True))
+
+
+@dataclass
+class Scene:
+    """What the scripts are called with: jobs in several states, and one row of everything else."""
+
+    queue: Queue
+    queued: Submission
+    running: Claim
+    new: Submission
+
+    @property
+    def signature(self) -> str:
+        return self.queued.signature
+
+
+async def prepared(queue: Queue, make_submission: Make) -> Scene:
+    running, lost, dead, ended, queued = [make_submission() for _ in range(5)]
+    for one in (running, lost, dead, ended, queued):
+        await put(queue, one)
+    claims = {one.job.id: one for one in await claim(queue, 4)}
+    await lose(queue, lost.job.id)
+    await end(queue, claims[ended.job.id])
+    await end(queue, claims[dead.job.id], state=State.FAILED)
+    scripts = queue.client.scripts
+    await scripts.bury_job(dead.job.id, "worker_lost", "")
+    await scripts.create_key("known", "digest", "default", "", "", None)
+    await scripts.begin_file("default", "file_1", 10, 60_000)
+    await scripts.put_file("default", "file_1", "a", "batch", 1, 0, 2**50, "1 part")
+    await scripts.create_batch("default", "batch_1", "file_1", 10, 0, "status", "in_progress", "rev", 1)
+    endpoint = {"id": "we_1", "url": "https://x.test", "states": ["succeeded"], "enabled": True}
+    await scripts.put_endpoint("default", "we_1", json.dumps(endpoint), 16, False)
+    await scripts.redeliver("known.we_1", "default", "we_1", "https://x.test", "job.succeeded")
+    await queue.sync_calls.start("default", "digest", running.job.id)
+    return Scene(queue, queued, claims[running.job.id], make_submission())
+
+
+def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
+    """Return the arguments of each script, with which it has something to write."""
+    job, epoch, queued = scene.running.job.id, scene.running.epoch, scene.queued.job.id
+    signature, models = scene.signature, ("demo", 0)
+    no_update = json.dumps({"set": [], "add": [], "accepted": [], "parts": []})
+    return {
+        "abandon_sync_call": ("default", "digest", job, 1),
+        "admit": ("default", 60),
+        "begin_file": ("default", "file_2", 10, 60_000),
+        "bury_job": (job, "worker_lost", ""),
+        "cancel_batch": ("default", "batch_1"),
+        "cancel_job": (queued,),
+        "claim": ("w2", 8, 2, False, *models),
+        "claim_deliveries": (10, 10, 1000),
+        "commit_batch": ("default", "batch_1", 1, 1000, 1000, no_update),
+        "create_batch": ("default", "batch_2", "file_1", 10, 0, "status", "validating"),
+        "create_key": ("new", "digest", "default", "", "", None),
+        "due_batches": (10, 1000),
+        "expand_outbox": (10,),
+        "expire": (10,),
+        "expired_items": (10,),
+        "forget_file": ("default", "file_1"),
+        "forget_item": (f"job|default|{job}|",),
+        "forget_job": (job,),
+        "heartbeat": ("w2", "{}", 1000, "demo"),
+        "identify": ("known", "default"),
+        "join": ("w2", signature, 8, 2, *models),
+        "join_sync_call": ("default", "digest", 1000),
+        "learn_cost": ("cpu", "demo", "64x64", 1, 0.5),
+        "learn_start_time": (1.0,),
+        "next_ready_ms": ("w2", 2, *models),
+        "note_use": ("known",),
+        "purge_dead_letter": (job,),
+        "put_endpoint": ("default", "we_2", '{"states": []}', 16, False),
+        "put_file": ("default", "file_1", "a", "batch", 1, 0, 2**50, "1 part"),
+        "put_input": ("default", "in_1", "{}", 1000, "name"),
+        "queue_depths": (signature,),
+        "queue_position": (queued,),
+        "reclaim": (10,),
+        "reconcile_jobs": (job, queued),
+        "reconcile_lanes": (f"{signature}|standard|default",),
+        "reconcile_queued_jobs": (),
+        "reconcile_running_slots": (),
+        "reconcile_signatures": (signature,),
+        "record_attempt": ("known.we_1", "delivered", None, "{}", False, 1000),
+        "redeliver": ("new.we_1", "default", "we_1", "https://x.test", "job.succeeded"),
+        "redrive_dead_letter": (job,),
+        "release": ("w1", job, epoch),
+        "renew": ("w1", job, epoch),
+        "report_progress": ("[]", job, epoch, "denoising", 1, 8),
+        "revoke_key": ("known",),
+        "settle": ("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8),
+    }
+
+
+REFUSED = {"begin_file", "create_batch", "create_key", "put_endpoint", "put_input", "redeliver", "submit"}
+READ_ONLY = {"identify", "next_ready_ms", "queue_depths", "queue_position"}
+
+
+def test_a_script_that_writes_runs_when_redis_is_full_unless_it_is_listed() -> None:
+    """Its header says so, `-- RUNS when Redis is full`."""
+    assert {name for name in SCRIPTS if not runs_when_full(name)} == REFUSED | READ_ONLY
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+async def test_a_script_runs_when_redis_is_full_unless_it_adds_what_a_client_sends(
+    queue: Queue, make_submission: Make, name: str
+) -> None:
+    """What is refused has changed nothing."""
+    scene = await prepared(queue, make_submission)
+    before = await contents(queue)
+    async with full(queue):
+        if name == "submit":
+            with pytest.raises(RedisFull):
+                await queue.jobs.submit([scene.new])
+        elif name in REFUSED:
+            with pytest.raises(RedisFull, match="no memory left"):
+                await getattr(queue.client.scripts, name)(*arguments(scene)[name])
+        else:
+            await getattr(queue.client.scripts, name)(*arguments(scene)[name])
+            return
+    assert await contents(queue) == before
+
+
+async def test_claimed_and_queued_jobs_end_while_redis_is_full(queue: Queue, make_submission: Make) -> None:
+    """No job is lost or run again; submits are refused, replayed ones are not, and new ones are accepted afterwards."""
+    first = make_submission()
+    ids = await put(queue, first, *(make_submission() for _ in range(3)))
+    running = await claim(queue, 2)
+    async with full(queue):
+        with pytest.raises(RedisFull):
+            await queue.jobs.submit([make_submission()])
+        assert await put(queue, first) == [first.job.id]
+        assert not (await queue.claims.renew("w1", {one.job.id: one.epoch for one in running})).lost
+        report = ProgressReport(running[0].job.id, running[0].epoch, Phase.DENOISING, Progress(step=1, total=8))
+        assert await queue.claims.report_progress(report) == 1
+        assert all([await end(queue, one) for one in running])
+        others = await claim(queue)
+        assert await queue.claims.release("w1", {others[0].job.id: others[0].epoch}) == 1
+        assert all([await end(queue, one) for one in (*others[1:], *await claim(queue))])
+        assert await queue.maintenance.reclaim() == []
+        assert [await state_of(queue, job_id) for job_id in ids] == [State.SUCCEEDED] * 4
+        assert await queue.dead_letters.count() == 0
+    assert await claim_ids(queue, slots=1) == []
+    await put(queue, make_submission())
+
+
+async def test_processes_start_and_read_while_redis_is_full(queue: Queue) -> None:
+    """A restarted worker or API serves what is there; heartbeats and API keys work."""
+    await queue.check()
+    secret = await queue.api_keys.url_secret()
+    async with full(queue):
+        await queue.check()
+        assert await queue.api_keys.url_secret() == secret
+        await queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",)), ("demo",))
+        assert [worker.id for worker in await queue.workers.all()] == ["w1"]
+        assert (await queue.api_keys.admit("default", 60)).allowed
+
+
+async def test_a_stored_input_is_found_again_while_redis_is_full(queue: Queue) -> None:
+    """The same image needs no memory; a new one is refused."""
+    ref = InputRef(id="in_1", key="inputs/default/in_1/a", content_type="image/png", bytes=1, width=64, height=64)
+    await queue.jobs.put_input("default", ref, 60)
+    async with full(queue):
+        assert await queue.jobs.put_input("default", ref, 60) == ref
+        with pytest.raises(RedisFull):
+            await queue.jobs.put_input("default", ref.model_copy(update={"id": "in_2"}), 60)
