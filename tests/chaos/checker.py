@@ -1,0 +1,252 @@
+"""Compares what the client was promised with the event log, the records, the stored results and the journal."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+from harness.s3_process import admin
+from PIL import Image
+
+from chaos.client import Client, Request
+from chaos.monitor import Monitor
+from chaos.processes import BUCKET, Cluster
+from chaos.stub_engine import EPOCH_STEPS, color_of
+from shared.job import JobRecord, State
+from shared.queue.records import record
+
+_CHUNK = 500
+_SHOWN = 3
+
+
+@dataclass
+class Report:
+    """Counts of one run; `problems` has the jobs that broke a promise, by kind."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    problems: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def lines(self) -> list[str]:
+        lines = [f"  {name:<28} {count:>7}" for name, count in self.counts.items()]
+        for kind, found in self.problems.items():
+            lines += [f"! {kind:<28} {len(found):>7}   {'; '.join(found[:_SHOWN])}"]
+        return lines
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that is known after a run. `webhooks`: (webhook id, job, type) of each one received."""
+
+    requests: Sequence[Request]
+    records: Mapping[str, JobRecord]
+    objects: Mapping[str, bytes]
+    monitor: Monitor
+    forwards: Sequence[tuple[str, int, int]]
+    webhooks: Sequence[tuple[str, str, str]] | None
+    leftovers: Sequence[str]
+    forgotten: frozenset[str] = frozenset()
+    """Jobs acknowledged before their Redis lost them."""
+
+
+PROMISES = (
+    "lost",
+    "terminal twice",
+    "completed after canceled",
+    "results twice",
+    "results missing",
+    "results of another job",
+    "submitted twice",
+    "failed unplanned",
+    "client saw",
+    "stale progress",
+    "webhooks lost",
+    "webhook events doubled",
+    "left in the queue",
+)
+"""Kinds of problems; each must be empty."""
+
+
+def check(evidence: Evidence) -> Report:
+    """Return the report of a run."""
+    report = Report()
+    for part in (_check_requests, _check_ends, _check_results, _check_forwards, _check_webhooks):
+        part(evidence, report)
+    for kind, found in (
+        ("stale progress", evidence.monitor.stale_progress),
+        ("left in the queue", evidence.leftovers),
+    ):
+        if found:
+            report.problems[kind] += found
+    return report
+
+
+def _check_requests(evidence: Evidence, report: Report) -> None:
+    requests = evidence.requests
+    of_token: defaultdict[str, set[str]] = defaultdict(set)
+    for job_id, known in evidence.records.items():
+        of_token[known.job.metadata.get("token", "")].add(job_id)
+    for request in requests:
+        jobs = of_token[request.planned.token] | request.job_ids
+        if request.planned.key and len(jobs - evidence.forgotten) > 1:
+            report.problems["submitted twice"].append(f"{request.planned.token}: {sorted(jobs)}")
+        if request.contradiction:
+            report.problems["client saw"].append(request.contradiction)
+    acknowledged = {job_id for request in requests for job_id in request.job_ids}
+    report.counts |= {
+        "requests": len(requests),
+        "acknowledged": len(acknowledged),
+        "refused (429, 503)": sum(request.refused for request in requests),
+        "unanswered": sum(request.unanswered for request in requests),
+        "forgotten by Redis": len(evidence.forgotten),
+    }
+
+
+def _check_ends(evidence: Evidence, report: Report) -> None:
+    states: Counter[str] = Counter()
+    for request in evidence.requests:
+        for job_id in request.job_ids - evidence.forgotten:
+            known = evidence.records.get(job_id)
+            if known is None or not known.state.terminal:
+                report.problems["lost"].append(f"{job_id}: {known.state if known else 'no record'}")
+                continue
+            states[known.state] += 1
+            if known.state is State.FAILED and not request.planned.fails:
+                report.problems["failed unplanned"].append(f"{job_id}: {known.error.code if known.error else '?'}")
+            if request.canceled and known.state is not State.CANCELED:
+                report.problems["completed after canceled"].append(f"{job_id}: {known.state}")
+            if request.seen_end and request.seen_end != known.state:
+                report.problems["client saw"].append(f"{job_id}: {request.seen_end}, is {known.state}")
+    for job_id, ends in evidence.monitor.ends.items():
+        if len(ends) > 1:
+            report.problems["terminal twice"].append(f"{job_id}: {', '.join(ends)}")
+    report.counts |= {
+        "succeeded": states[State.SUCCEEDED],
+        "failed as planned": states[State.FAILED] - len(report.problems.get("failed unplanned", ())),
+        "canceled": states[State.CANCELED],
+        "acknowledged as canceled": sum(request.canceled for request in evidence.requests),
+    }
+
+
+def _check_results(evidence: Evidence, report: Report) -> None:
+    named = set()
+    for job_id, known in evidence.records.items():
+        if known.state is not State.SUCCEEDED:
+            continue
+        keys = [artifact.key for artifact in known.artifacts]
+        named.update(keys)
+        if len({key.rpartition("/")[0] for key in keys}) > 1 or len(set(keys)) < len(keys) or len(keys) > known.job.n:
+            report.problems["results twice"].append(f"{job_id}: {keys}")
+        if missing := [key for key in keys if key not in evidence.objects] or len(keys) < known.job.n:
+            report.problems["results missing"].append(f"{job_id}: {missing} of {keys}")
+        for artifact in known.artifacts:
+            data = evidence.objects.get(artifact.key)
+            if data is not None and not _is_of(data, known.job.seed_of(artifact.index)):
+                report.problems["results of another job"].append(f"{job_id}: {artifact.key}")
+    results = [key for key in evidence.objects if key.startswith("jobs/")]
+    report.counts |= {"results": len(named), "files of lost attempts": len(set(results) - named)}
+
+
+def _is_of(data: bytes, seed: int) -> bool:
+    with Image.open(io.BytesIO(data)) as image:
+        return image.getpixel((0, 0)) == color_of(seed)
+
+
+def _check_forwards(evidence: Evidence, report: Report) -> None:
+    epochs: defaultdict[str, set[int]] = defaultdict(set)
+    steps = Counter((job_id, step) for job_id, _, step in evidence.forwards)
+    for job_id, epoch, _ in evidence.forwards:
+        epochs[job_id].add(epoch)
+    for job_id, known in evidence.records.items():
+        total = known.progress.total if known.progress else 0
+        if known.state is State.SUCCEEDED and total and total // EPOCH_STEPS != known.epoch:
+            report.problems["stale progress"].append(f"{job_id}: stored by claim {total // EPOCH_STEPS}")
+    report.counts |= {
+        "jobs run again": sum(len(seen) - 1 for seen in epochs.values()),
+        "forwards repeated": sum(count - 1 for count in steps.values()),
+    }
+
+
+def _check_webhooks(evidence: Evidence, report: Report) -> None:
+    if evidence.webhooks is None:
+        return
+    ids: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for webhook_id, job_id, kind in evidence.webhooks:
+        ids[job_id, kind].add(webhook_id)
+    for (job_id, kind), seen in ids.items():
+        if len(seen) > 1:
+            report.problems["webhook events doubled"].append(f"{job_id} {kind}: {sorted(seen)}")
+    for job_id, known in evidence.records.items():
+        if known.state.terminal and (job_id, f"job.{known.state}") not in ids:
+            report.problems["webhooks lost"].append(f"{job_id}: {known.state}")
+    received = Counter(webhook_id for webhook_id, _, _ in evidence.webhooks)
+    report.counts |= {"webhooks": len(received), "webhook ids repeated": sum(received.values()) - len(received)}
+
+
+def collect(
+    cluster: Cluster,
+    client: Client,
+    monitor: Monitor,
+    webhooks: Iterable[tuple[Mapping[str, str], str]] | None = None,
+    forgotten: frozenset[str] = frozenset(),
+) -> Evidence:
+    """Read everything that a run has left."""
+    received = None
+    if webhooks is not None:
+        bodies = [(headers["webhook-id"], json.loads(body)) for headers, body in webhooks]
+        received = [(name, body["data"]["id"], body["type"]) for name, body in bodies]
+    with redis.Redis(port=monitor.port, decode_responses=True, socket_timeout=30) as connection:
+        return Evidence(
+            requests=client.requests,
+            records=_records(connection, cluster),
+            objects=dict(_objects(cluster)),
+            monitor=monitor,
+            forwards=list(_forwards(cluster.journal)),
+            webhooks=received,
+            leftovers=_leftovers(connection, cluster),
+            forgotten=forgotten,
+        )
+
+
+def _records(connection: Any, cluster: Cluster) -> dict[str, JobRecord]:
+    prefix = cluster.keys.job("")
+    names = [str(name) for name in connection.scan_iter(match=f"{prefix}*", count=1000)]
+    found = {}
+    for first in range(0, len(names), _CHUNK):
+        pipe = connection.pipeline(transaction=False)
+        for name in names[first : first + _CHUNK]:
+            pipe.hgetall(name)
+        for name, fields in zip(names[first : first + _CHUNK], pipe.execute(), strict=True):
+            if known := record(fields):
+                found[name.removeprefix(prefix)] = known
+    return found
+
+
+def _leftovers(connection: Any, cluster: Cluster) -> list[str]:
+    """Return the indexes of queued and running jobs that are not empty although all jobs have ended."""
+    keys = cluster.keys
+    names = (keys.leases, keys.claimed_jobs, keys.queued_jobs, keys.deadlines, keys.signatures, keys.running_slots)
+    return [name for name in names if connection.exists(name)]
+
+
+def _objects(cluster: Cluster) -> Iterable[tuple[str, bytes]]:
+    if not cluster.uses_s3:
+        for path in cluster.storage.rglob("*"):
+            if path.is_file() and ".incomplete" not in path.parts:
+                yield path.relative_to(cluster.storage).as_posix(), path.read_bytes()
+        return
+    client = admin(f"http://127.0.0.1:{cluster.s3_port}")
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
+        for entry in page.get("Contents", ()):
+            yield entry["Key"], client.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read()
+
+
+def _forwards(journal: Path) -> Iterable[tuple[str, int, int]]:
+    """Yield job, epoch and step of each row of each forward."""
+    for line in journal.read_text().splitlines() if journal.exists() else ():
+        yield from json.loads(line)["runs"]

@@ -1,0 +1,188 @@
+"""A client that submits the planned jobs and remembers every acknowledgement."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from chaos.plan import PlannedJob
+from shared.job import State
+
+REQUEST_TIMEOUT_S = 20.0
+GIVE_UP_S = 90.0
+_RETRIED = {429, 503}
+
+
+@dataclass
+class Request:
+    """One planned job as the client knows it."""
+
+    planned: PlannedJob
+    job_ids: set[str] = field(default_factory=set)
+    refused: int = 0
+    unanswered: int = 0
+    canceled: bool = False
+    """The response to a cancellation said `canceled`."""
+    cancel_requested: bool = False
+    seen_end: str = ""
+    """A terminal state that a poll or a stream has shown."""
+    contradiction: str = ""
+
+
+class Client:
+    """Submits jobs at `url`; a request with a key is repeated until it is answered."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.requests: list[Request] = []
+        self.statuses: Counter[int] = Counter()
+        self.faults: list[str] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Client:
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+        self._session = aiohttp.ClientSession(self.url, timeout=timeout, connector=aiohttp.TCPConnector(limit=64))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        assert self._session is not None
+        await self._session.close()
+
+    @property
+    def acknowledged(self) -> dict[str, Request]:
+        return {job_id: request for request in self.requests for job_id in request.job_ids}
+
+    async def ready(self) -> None:
+        """Wait until the API is ready."""
+        deadline = time.monotonic() + GIVE_UP_S
+        while (await self._call("GET", "/readyz"))[0] != 200:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the API is not ready; see api.log")
+            await asyncio.sleep(0.1)
+
+    async def add_webhook(self, url: str) -> None:
+        """Subscribe to the ends of all jobs."""
+        status, body = await self._call("POST", "/v1/webhooks", json={"url": url})
+        assert status == 201, (status, body)
+
+    async def submit(self, planned: PlannedJob) -> None:
+        """Submit a job, as often as planned, and start what the client does with it afterwards."""
+        request = Request(planned)
+        self.requests.append(request)
+        for _ in range(planned.sends):
+            await self._submit(request)
+        for job_id in request.job_ids:
+            if planned.cancel_after_s is not None:
+                self._start(self._cancel(request, job_id, planned.cancel_after_s))
+            if planned.watch == "poll":
+                self._start(self._poll(request, job_id))
+            elif planned.watch == "sse":
+                self._start(self._stream(request, job_id))
+
+    async def finish(self) -> None:
+        """Wait for the cancellations, polls and streams."""
+        await asyncio.gather(*self._tasks)
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _submit(self, request: Request) -> None:
+        headers = {"Idempotency-Key": request.planned.token} if request.planned.key else {}
+        deadline = time.monotonic() + GIVE_UP_S
+        while time.monotonic() < deadline:
+            status, body = await self._call("POST", "/v1/jobs", json=dict(request.planned.body), headers=headers)
+            if status in (200, 202):
+                request.job_ids.add(str(body["id"]))
+                return
+            request.refused += status in _RETRIED
+            request.unanswered += status == 0
+            if status not in (0, *_RETRIED):
+                self.faults.append(f"submit {request.planned.token}: {status} {body}")
+                return
+            if not request.planned.key:
+                return
+            await asyncio.sleep(random.uniform(0.1, 0.4))
+        self.faults.append(f"submit {request.planned.token}: no answer for {GIVE_UP_S:g} s")
+
+    async def _call(self, method: str, path: str, **options: Any) -> tuple[int, dict[str, Any]]:
+        """Return status and body; status 0: no response."""
+        assert self._session is not None
+        try:
+            async with self._session.request(method, path, **options) as response:
+                body = await response.json(content_type=None) if response.status != 204 else {}
+                self.statuses[response.status] += 1
+                return response.status, body
+        except (aiohttp.ClientError, TimeoutError, OSError, json.JSONDecodeError):
+            self.statuses[0] += 1
+            return 0, {}
+
+    async def _persistently(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        """Repeat a call until it is answered; the body is empty if it never is."""
+        deadline = time.monotonic() + GIVE_UP_S
+        while time.monotonic() < deadline:
+            status, body = await self._call(method, path, **options)
+            if status == 200:
+                return body
+            if status not in (0, *_RETRIED):
+                self.faults.append(f"{method} {path}: {status} {body}")
+                return {}
+            await asyncio.sleep(random.uniform(0.1, 0.4))
+        self.faults.append(f"{method} {path}: no answer for {GIVE_UP_S:g} s")
+        return {}
+
+    async def _cancel(self, request: Request, job_id: str, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        body = await self._persistently("POST", f"/v1/jobs/{job_id}/cancel")
+        self._saw(request, job_id, body)
+        request.canceled = body.get("status") == State.CANCELED
+        request.cancel_requested = bool(body.get("cancel_requested"))
+
+    async def _poll(self, request: Request, job_id: str) -> None:
+        while not request.seen_end:
+            body = await self._persistently("GET", f"/v1/jobs/{job_id}", params={"wait": "5"})
+            if not body:
+                return
+            self._saw(request, job_id, body)
+
+    async def _stream(self, request: Request, job_id: str) -> None:
+        assert self._session is not None
+        deadline = time.monotonic() + GIVE_UP_S
+        last = ""
+        while not request.seen_end and time.monotonic() < deadline:
+            headers = {"Last-Event-ID": last} if last else {}
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+                async with self._session.get(f"/v1/jobs/{job_id}/events", headers=headers) as response:
+                    if response.status == 204:  # ended, and the last event was read without its data
+                        return await self._poll(request, job_id)
+                    async for raw in response.content:
+                        line = raw.decode().rstrip()
+                        last = line[4:] if line.startswith("id: ") else last
+                        if line.startswith("data: "):
+                            self._saw(request, job_id, json.loads(line[6:]))
+            await asyncio.sleep(0.2)
+        if not request.seen_end:
+            self.faults.append(f"stream of {job_id}: no end within {GIVE_UP_S:g} s")
+
+    def _saw(self, request: Request, job_id: str, body: dict[str, Any]) -> None:
+        state = body.get("status")
+        if state not in set(State) or not State(state).terminal:
+            if state in set(State) and request.seen_end:
+                request.contradiction = f"{job_id}: {request.seen_end}, then {state}"
+            return
+        if request.seen_end and request.seen_end != state:
+            request.contradiction = f"{job_id}: {request.seen_end}, then {state}"
+        request.seen_end = str(state)

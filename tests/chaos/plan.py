@@ -1,0 +1,110 @@
+"""What a run does: its jobs and its faults, both from one seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from chaos.processes import MODELS
+from chaos.stub_engine import FAILS
+
+SIDES = tuple(range(16, 56, 8))  # 25 sizes of two models are 50 signatures
+SEEDS_PER_JOB = 16
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job that the client submits. `key`: with an Idempotency-Key; `sends` > 1: the request is repeated."""
+
+    number: int
+    body: Mapping[str, Any]
+    key: bool
+    sends: int = 1
+    cancel_after_s: float | None = None
+    watch: Literal["", "poll", "sse"] = ""
+
+    @property
+    def fails(self) -> bool:
+        return str(self.body["prompt"]).startswith(FAILS)
+
+    @property
+    def token(self) -> str:
+        """The name under which the checker finds all jobs of this submit."""
+        return f"r{self.number}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault that starts when the share `at` of the jobs has ended."""
+
+    at: float
+    kind: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Shares of the jobs that differ from plain ones, and how the run is loaded."""
+
+    signatures: int = 50
+    keyed: float = 0.5
+    repeated: float = 0.1
+    failing: float = 0.02
+    canceled: float = 0.05
+    polled: float = 0.05
+    streamed: float = 0.02
+    outstanding: int = 300
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A seed always makes the same plan. Jobs go on after `jobs` for as long as faults are left."""
+
+    seed: int
+    jobs: int
+    mix: Mix = field(default_factory=Mix)
+    kinds: Mapping[str, int] = field(default_factory=dict)
+
+    def planned_jobs(self) -> Iterator[PlannedJob]:
+        rng, number, mix = random.Random(f"jobs {self.seed}"), 0, self.mix
+        while True:
+            yield _planned_job(rng, number, mix)
+            number += 1
+
+    def faults(self) -> list[Fault]:
+        """Return the faults in the order of their start: all kinds mixed, spread over the jobs."""
+        rng = random.Random(f"faults {self.seed}")
+        kinds = [kind for kind, count in sorted(self.kinds.items()) for _ in range(count)]
+        rng.shuffle(kinds)
+        return [
+            Fault((place + rng.random()) / (len(kinds) + 1), kind, rng.randrange(2**32))
+            for place, kind in enumerate(kinds)
+        ]
+
+
+def _planned_job(rng: random.Random, number: int, mix: Mix) -> PlannedJob:
+    place = rng.randrange(mix.signatures)
+    size = place // len(MODELS)
+    body: dict[str, Any] = {
+        "model": MODELS[place % len(MODELS)],
+        "prompt": f"{FAILS if rng.random() < mix.failing else 'job'} {number}",
+        "width": SIDES[size % len(SIDES)],
+        "height": SIDES[size // len(SIDES) % len(SIDES)],
+        "steps": rng.randint(1, 4),
+        "n": rng.choice((1, 1, 1, 1, 1, 1, 1, 2)),
+        "seed": number * SEEDS_PER_JOB,
+        "priority": rng.choices(("interactive", "standard", "bulk"), (1, 8, 2))[0],
+        "metadata": {"token": f"r{number}"},
+    }
+    key = rng.random() < mix.keyed
+    watch = rng.random()
+    return PlannedJob(
+        number,
+        body,
+        key,
+        sends=2 if key and rng.random() < mix.repeated else 1,
+        cancel_after_s=rng.uniform(0, 0.5) if rng.random() < mix.canceled else None,
+        watch="poll" if watch < mix.polled else "sse" if watch < mix.polled + mix.streamed else "",
+    )

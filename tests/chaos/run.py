@@ -1,0 +1,176 @@
+"""One run: a stack, its load, its faults, and the report of the checker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.tcp_proxy import TcpProxy
+from harness.webhook_receiver import WebhookReceiver, receiving
+
+from chaos.checker import PROMISES, Report, check, collect
+from chaos.client import Client
+from chaos.faults import FAULTS, Stage
+from chaos.monitor import Monitor
+from chaos.plan import Mix, Plan
+from chaos.processes import MAX_BATCH, Cluster
+
+SETTLE_TIMEOUT_S = 60.0
+SUBMITTERS = 12
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A kind of run. `run_again` bounds the jobs that run more than once, by the workers killed or stopped."""
+
+    jobs: int
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    mix: Mix = field(default_factory=Mix)
+    workers: int = 4
+    step_s: float = 0.01
+    at_once: int = 1
+    s3: bool = False
+    proxied: bool = False
+    webhooks: bool = False
+    run_again: Callable[[int], int] = lambda kills: kills * MAX_BATCH
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    def plan(self, seed: int, scale: float = 1.0) -> Plan:
+        kinds = {kind: max(1, round(scale * count)) for kind, count in self.kinds.items()}
+        return Plan(seed, max(50, round(scale * self.jobs)), self.mix, kinds)
+
+
+class Run:
+    """Executes a plan."""
+
+    def __init__(self, scenario: Scenario, plan: Plan, folder: Path, bug: str = "") -> None:
+        self.scenario, self.plan = scenario, plan
+        self.cluster = Cluster(folder, step_s=scenario.step_s, bug=bug, s3=scenario.s3, **scenario.settings)
+        self.stage = Stage(self.cluster)
+        self.client = Client(f"http://127.0.0.1:{self.cluster.api_port}")
+        self.monitor = Monitor(self.cluster.redis.port, self.cluster.keys)
+        self._forgotten: set[str] = set()
+        self._faults_left = 0
+
+    async def report(self) -> Report:
+        """Run everything and return the report; ends all processes."""
+        started = time.monotonic()
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                if self.scenario.proxied:
+                    await self._connect_proxies(stack)
+                receiver = await self._start(stack)
+                load = asyncio.create_task(self._load())
+                await self._faults()
+                await load
+                await self._settled(receiver)
+                evidence = await asyncio.to_thread(
+                    collect,
+                    self.cluster,
+                    self.client,
+                    self.monitor,
+                    receiver and list(receiver.received),
+                    frozenset(self._forgotten),
+                )
+        finally:
+            self.cluster.close()
+        report = check(evidence)
+        self._judge(report)
+        report.counts |= {"workers killed or stopped": self.stage.kills, "seconds": round(time.monotonic() - started)}
+        return report
+
+    def _judge(self, report: Report) -> None:
+        bound = self.scenario.run_again(self.stage.kills)
+        if report.counts["jobs run again"] > bound:
+            report.problems["run again"].append(f"{report.counts['jobs run again']} jobs, at most {bound}")
+        for kind, found in (("client", self.client.faults), ("exit status", self.stage.exits)):
+            if found:
+                report.problems[kind] += found
+        assert set(report.problems) <= {*PROMISES, "run again", "client", "exit status"}
+
+    async def _connect_proxies(self, stack: contextlib.AsyncExitStack) -> None:
+        proxies = {}
+        for role in ("api", "worker"):
+            for server, port in tuple(self.cluster.ports[role].items()):
+                proxy = await stack.enter_async_context(TcpProxy(port))
+                proxies[f"{role}-{server}"] = proxy
+                self.cluster.ports[role][server] = proxy.port
+        self.stage.proxies = proxies
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> WebhookReceiver | None:
+        receiver = stack.enter_context(receiving()) if self.scenario.webhooks else None
+        if receiver is not None:
+            self.cluster.change_settings(webhook_ports=str(receiver.port))
+        await self.cluster.start(self.scenario.workers, chores=self.scenario.webhooks)
+        await stack.enter_async_context(self.monitor)
+        await stack.enter_async_context(self.client)
+        await self.client.ready()
+        if receiver is not None:
+            await self.client.add_webhook(receiver.url)
+        self.stage.forgetting = lambda: self._forgotten.update(self.client.acknowledged)
+        return receiver
+
+    async def _load(self) -> None:
+        """Submit jobs until the planned number is reached and no fault is left."""
+        jobs = self.plan.planned_jobs()
+        busy: set[asyncio.Task[None]] = set()
+        while len(self.client.requests) < self.plan.jobs or self._faults_left:
+            if self._outstanding() < self.plan.mix.outstanding and len(busy) < SUBMITTERS:
+                busy.add(asyncio.create_task(self.client.submit(next(jobs))))
+                await asyncio.sleep(0)
+            else:
+                await asyncio.sleep(0.005)
+            for task in [task for task in busy if task.done()]:
+                busy.discard(task)
+                task.result()
+        await asyncio.gather(*busy)
+        await self.client.finish()
+
+    def _outstanding(self) -> int:
+        return len(self.client.requests) - len(self.monitor.ends) - len(self._forgotten)
+
+    async def _faults(self) -> None:
+        faults = self.plan.faults()
+        self._faults_left = len(faults)
+        running: set[asyncio.Task[None]] = set()
+        for fault in faults:
+            while len(self.monitor.ends) < fault.at * self.plan.jobs or len(running) >= self.scenario.at_once:
+                await asyncio.sleep(0.01)
+                for task in [task for task in running if task.done()]:
+                    running.discard(task)
+                    task.result()
+            running.add(asyncio.create_task(self._happen(fault.kind, fault.seed)))
+        await asyncio.gather(*running)
+
+    async def _happen(self, kind: str, seed: int) -> None:
+        try:
+            await FAULTS[kind](self.stage, random.Random(seed))
+        except TimeoutError as error:
+            self.stage.exits.append(f"{kind}: {error}")
+        finally:
+            self._faults_left -= 1
+
+    async def _settled(self, receiver: WebhookReceiver | None) -> None:
+        """Wait until every acknowledged job has ended, or nothing has ended for a minute."""
+        self.monitor.last_end_s = time.monotonic()
+        expected = self.client.acknowledged.keys() - self._forgotten
+        while expected - self.monitor.ends.keys() and time.monotonic() - self.monitor.last_end_s < SETTLE_TIMEOUT_S:
+            await asyncio.sleep(0.05)
+        await self.monitor.caught_up()
+        await asyncio.sleep(0.3)  # what a stale worker may still write
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        while receiver is not None and time.monotonic() < deadline:
+            count = len(receiver.received)
+            await asyncio.sleep(3.0)  # the chores deliver every two seconds
+            if len(receiver.received) == count:
+                break
+
+
+async def execute(scenario: Scenario, seed: int, folder: Path, scale: float = 1.0, bug: str = "") -> Report:
+    """Run a scenario, at a scale of its jobs and faults."""
+    return await Run(scenario, scenario.plan(seed, scale), folder, bug).report()

@@ -1,0 +1,47 @@
+"""The long runs, by name: what is promised in docs/reliability.md."""
+
+from __future__ import annotations
+
+from chaos import hooks
+from chaos.plan import Mix
+from chaos.run import Scenario
+
+
+def _never(kills: int) -> int:
+    return 0
+
+
+STEPS = tuple(f"kill_at:{name}" for name in hooks.WORKER_HOOKS)
+LINKS = ("api-redis", "worker-redis")
+NETWORK = (
+    *(f"{kind}:{link}" for kind in ("delay", "cut", "half_close") for link in LINKS),
+    *(f"drop_replies:worker-redis:{name}" for name in ("claim", "join", "settle", "renew")),
+    *(f"drop_replies:api-redis:{name}" for name in ("submit", "cancel_job")),
+)
+S3_FAULTS = ("delay:worker-s3", "cut:worker-s3", "half_close:worker-s3", "drop_s3_replies", "stop_s3")
+
+SCENARIOS = {
+    "kills": Scenario(20_000, {"kill_worker": 200}, at_once=2, step_s=0.004),
+    "steps": Scenario(2_000, dict.fromkeys(STEPS, 5), webhooks=True),
+    "stops": Scenario(2_000, {"stop_worker": 50}, at_once=4, workers=6),
+    "drains": Scenario(4_000, {"drain_worker": 100}, at_once=2, run_again=_never),
+    "cancels": Scenario(6_000, mix=Mix(canceled=0.84), run_again=_never),
+    "api": Scenario(2_000, {f"kill_api:{name}": 10 for name in hooks.API_HOOKS}, run_again=_never),
+    "redis": Scenario(3_000, {"kill_redis": 20, "rewrite_aof": 5, "flush_scripts": 5}, run_again=_never),
+    "outages": Scenario(1_000, {"long_outage": 3, "freeze_redis": 3}, run_again=_never),
+    "memory": Scenario(2_000, {"out_of_memory": 6}, run_again=_never),
+    "repairs": Scenario(2_000, {"lose_groups": 5, "lose_indexes": 5}),
+    "flush": Scenario(1_000, {"flush_all": 2}),
+    "failover": Scenario(1_500, {"promote_replica": 3}, proxied=True),
+    "network": Scenario(3_000, dict.fromkeys(NETWORK, 4), proxied=True),
+    "storage": Scenario(1_500, dict.fromkeys(S3_FAULTS, 4), proxied=True, s3=True, run_again=_never),
+    "disk": Scenario(1_500, {"fill_disk": 5}, run_again=_never),
+    "storm": Scenario(
+        4_000,
+        {"kill_worker": 20, "stop_worker": 5, "drain_worker": 10, "kill_redis": 4, "fill_disk": 2, "restart_chores": 3}
+        | dict.fromkeys(STEPS, 2)
+        | {f"kill_api:{name}": 2 for name in hooks.API_HOOKS},
+        webhooks=True,
+    ),
+}
+"""`make chaos` runs all; the table in docs/reliability.md has what each shows."""

@@ -1,0 +1,164 @@
+"""An engine without torch: each forward sleeps, and writes the runs it advances to a journal file."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from chaos import hooks
+from shared.config.models_file import Catalog
+from shared.config.settings import Settings
+from shared.errors import InferenceFailed
+from shared.job import BatchingStats, Phase
+from shared.signature import signature
+from worker.engine import protocol
+from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus
+
+JOURNAL, STEP_S = "CHAOS_JOURNAL", "CHAOS_STEP_S"
+FAILS = "fail"
+"""A job whose prompt begins with this fails in its last forward, as planned."""
+
+EPOCH_STEPS = 1000
+"""Progress counts from epoch * EPOCH_STEPS, so that the reports of two claims of a job differ."""
+
+
+@dataclass
+class _Run:
+    """One claim of a job; its claim key is `job:epoch`."""
+
+    request: EngineRequest
+    step: int = 0
+    forwards: int = 0
+    max_jobs: int = 1
+
+    @property
+    def epoch(self) -> int:
+        return int(self.request.claim_key.rpartition(":")[2])
+
+
+def color_of(seed: int) -> tuple[int, int, int]:
+    """Return the color of the image of a seed, by which the checker knows whose image it is."""
+    return seed & 255, seed >> 8 & 255, seed >> 16 & 255
+
+
+class StubEngine:
+    """Advances the jobs of one signature at a time by one step per forward, up to the model's `max_batch` images."""
+
+    def __init__(self, catalog: Catalog, events: EngineEvents, settings: Settings) -> None:
+        self._models = tuple(spec.id for spec in catalog)
+        self._events = events
+        self._step_s = float(os.environ[STEP_S])
+        self._journal = os.open(Path(os.environ[JOURNAL]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._change = threading.Condition()
+        self._runs: dict[str, _Run] = {}
+        self._canceled: set[str] = set()
+        self._stopping = False
+        self._busy_since: float | None = None
+        self._thread = threading.Thread(target=self._loop, name="stub-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def warm_up(self) -> None:
+        pass
+
+    def stop(self, timeout_s: float) -> None:
+        with self._change:
+            self._stopping = True
+            self._change.notify()
+        self._thread.join(timeout_s)
+
+    def submit(self, *requests: EngineRequest) -> None:
+        with self._change:
+            self._runs.update({request.claim_key: _Run(request) for request in requests})
+            self._change.notify()
+
+    def cancel(self, claim_key: str) -> None:
+        with self._change:
+            if claim_key in self._runs:
+                self._canceled.add(claim_key)
+
+    def release_all(self) -> None:
+        with self._change:
+            self._canceled.update(self._runs)
+
+    def status(self) -> EngineStatus:
+        since = self._busy_since
+        activity = Activity(busy=since is not None, since_s=since or 0.0)
+        return EngineStatus(device="cpu", loaded_models=self._models, activity=activity)
+
+    def _loop(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._runs or self._stopping)
+                self._drop_canceled()
+                if self._stopping:
+                    return
+                batch = _selected(list(self._runs.values()))
+            if batch:
+                self._busy_since = time.monotonic()
+                self._forward(batch)
+                self._busy_since = None
+
+    def _drop_canceled(self) -> None:
+        for key in self._canceled & self._runs.keys():
+            del self._runs[key]
+            self._events.on_event(protocol.JobFinished(key, canceled=True))
+        self._canceled.clear()
+
+    def _forward(self, batch: Sequence[_Run]) -> None:
+        runs = [(run.request.job.id, run.epoch, run.step) for run in batch]
+        os.write(self._journal, json.dumps({"at": time.time(), "pid": os.getpid(), "runs": runs}).encode() + b"\n")
+        time.sleep(self._step_s / 2)
+        hooks.reach("mid_forward")
+        time.sleep(self._step_s / 2)
+        first, rows = batch[0].request, sum(run.request.job.slots for run in batch)
+        self._events.on_event(
+            protocol.ForwardDone(
+                first.job.model, rows, len(batch), self._step_s, "cpu", protocol.shape_key(first.job), first.claim_key
+            )
+        )
+        for run in batch:
+            run.step, run.forwards, run.max_jobs = run.step + 1, run.forwards + 1, max(run.max_jobs, len(batch))
+            self._advanced(run)
+
+    def _advanced(self, run: _Run) -> None:
+        key, job = run.request.claim_key, run.request.job
+        base = run.epoch * EPOCH_STEPS
+        self._events.on_event(protocol.JobProgress(key, base + run.step, base + job.steps))
+        if run.step < job.steps:
+            return
+        with self._change:
+            self._runs.pop(key, None)
+            self._canceled.discard(key)
+        if job.prompt.startswith(FAILS):
+            self._events.on_event(protocol.JobFinished(key, error=InferenceFailed("planned by the harness")))
+            return
+        self._events.on_event(protocol.JobPhaseChanged(key, Phase.DECODING))
+        for index in range(job.n):
+            pixels = np.full((job.height, job.width, 3), color_of(job.seed_of(index)), np.uint8)
+            self._events.on_event(protocol.OutputReady(key, index, protocol.Output(pixels)))
+        batching = BatchingStats(forwards=run.forwards, max_jobs=run.max_jobs)
+        self._events.on_event(protocol.JobFinished(key, batching=batching, gpu_seconds=self._step_s * run.forwards))
+
+
+def _selected(runs: Sequence[_Run]) -> list[_Run]:
+    """Return the runs of the next forward: those of the oldest's signature that fit, or one solo job."""
+    if not runs:
+        return []
+    leader = runs[0]
+    if leader.request.solo:
+        return [leader]
+    wanted, slots, batch = signature(leader.request.job), leader.request.spec.max_batch, []
+    for run in runs:
+        if not run.request.solo and run.request.job.slots <= slots and signature(run.request.job) == wanted:
+            batch.append(run)
+            slots -= run.request.job.slots
+    return batch
