@@ -71,7 +71,11 @@ class Leases:
             log.error("gpu_thread_hung", running=len(self.claimed_jobs))
             self.hung.set()
             return
-        claimed_jobs = {claimed.job.id: claimed for claimed in self.claimed_jobs.values()}
+        claimed_jobs: dict[str, ClaimedJob] = {}
+        for claimed in tuple(self.claimed_jobs.values()):  # in order of their claims
+            if (older := claimed_jobs.get(claimed.job.id)) is not None:  # lost, and claimed again by this worker
+                self._stop(older, StopReason.LOST)
+            claimed_jobs[claimed.job.id] = claimed
         if not claimed_jobs:
             return
         epochs = {job_id: claimed.claim.epoch for job_id, claimed in claimed_jobs.items()}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from harness.queue import lose
 from harness.stub_engine import StubFleet
 
 from shared.job import Job, JobRecord, Priority
 from shared.queue import Queue
+from worker import leases
 
 Eventually = Callable[..., Awaitable[None]]
 MakeJob = Callable[..., Job]
@@ -49,3 +52,37 @@ async def test_forward_times_count_for_the_size_of_their_own_job(
         fleet.workers[0].drain()
         for claim_key in tuple(engine.requests):
             engine.finish(claim_key)
+
+
+async def test_worker_that_claims_its_own_lost_job_again_stops_the_first_run(
+    fleet: StubFleet, make_job: MakeJob, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run waits for storage, its lease expires, and the job comes back before the next renewal."""
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 2.0)
+    storage_responds = asyncio.Event()
+    monkeypatch.setattr(fleet.storage, "put", slow_put(fleet, "/1/", storage_responds))
+    job = make_job()
+    async with fleet.worker("demo") as (worker, engine):
+        await fleet.submit(job)
+        await eventually(lambda: len(engine.requests) == 1, "the job runs")
+        engine.finish(f"{job.id}:1")
+        await lose(fleet.queue, job.id)
+        await fleet.queue.maintenance.reclaim()
+        await eventually(lambda: f"{job.id}:2" in engine.requests, "the worker claims the job again")
+        await eventually(lambda: f"{job.id}:1" in engine.canceled, "the first run is stopped", timeout_s=8)
+        storage_responds.set()
+        engine.finish(f"{job.id}:2")
+        await eventually(lambda: worker.slots_in_use == 0, "both runs have ended")
+    assert (await record_of(fleet.queue, job)).artifacts[0].key.startswith(f"jobs/{job.id}/2/")
+
+
+def slow_put(fleet: StubFleet, part: str, responds: asyncio.Event) -> Callable[[str, bytes, str], Awaitable[None]]:
+    """Return the storage's `put`; for keys with `part` it waits until `responds`."""
+    put = fleet.storage.put
+
+    async def slow(key: str, data: bytes, content_type: str) -> None:
+        if part in key:
+            await responds.wait()
+        await put(key, data, content_type)
+
+    return slow
