@@ -187,7 +187,7 @@ class ClaimedJob:
         async def publish() -> None:
             if previous:
                 await asyncio.wait(previous)
-            await publisher.publish(self.job, index, number, pixels)
+            await publisher.publish(self.claim, index, number, pixels)
 
         tasks.append(asyncio.create_task(publish()))
 

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from shared.errors import RedisUnavailable
 from shared.job import Failure, Job, Outcome, Priority, State, decode, is_newer
 from shared.queue.client import MAX_BLOCK_MS, QueueClient, QueueComponent, translated
-from shared.queue.events import progress_message
 from shared.queue.records import ARTIFACTS, RANKS, Claim, ProgressReport, Renewal
 from shared.queue.scripts import ClaimRow
 
@@ -172,10 +171,12 @@ class Claims(QueueComponent):
         )
 
     async def report_progress(self, *reports: ProgressReport) -> int:
-        """Publish progress in one message, and store it for current claims with `store`; return how many."""
-        stored = [report for report in reports if report.store]
-        rows = [(one.job_id, one.epoch, one.phase.value, one.progress.step, one.progress.total) for one in stored]
-        return await self._scripts.report_progress(progress_message(reports), *(value for row in rows for value in row))
+        """Publish the progress of current claims in one message, and store it with `store`; return how many are."""
+        rows = [
+            (one.job_id, one.epoch, int(one.store), one.phase.value, one.progress.step, one.progress.total)
+            for one in reports
+        ]
+        return await self._scripts.report_progress(*(value for row in rows for value in row))
 
     async def release(self, worker: str, claims: Mapping[str, int]) -> int:
         """Return jobs to the front of the queue without counting a loss; return how many were still claimed."""

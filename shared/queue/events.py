@@ -17,7 +17,7 @@ import structlog
 from shared.errors import NotFound, RedisUnavailable
 from shared.job import JobRecord, Phase, Progress, State
 from shared.queue.client import MAX_BLOCK_MS, QueueComponent, translated
-from shared.queue.records import JobEvent, ProgressReport
+from shared.queue.records import JobEvent
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.clock import now_ms
@@ -38,15 +38,6 @@ _LARGEST_NUMBER = 2**64 - 1  # of a stream id's second part; Redis refuses to re
 MAX_BACKOFF_S = 5.0
 MAX_PREVIEW_BYTES = 64 * 1000
 PREVIEWS_KEPT_S = 60
-
-
-def progress_message(reports: Sequence[ProgressReport]) -> str:
-    """Return one message for all reports: each message wakes every subscribed process."""
-    rows = [
-        {"job": one.job_id, "phase": one.phase.value, "step": one.progress.step, "total": one.progress.total}
-        for one in reports
-    ]
-    return json.dumps(rows, separators=(",", ":"))
 
 
 def _order(event_id: str) -> tuple[int, int]:
@@ -295,16 +286,15 @@ class Preview:
 
 
 class Previews(QueueComponent):
-    async def put(self, job_id: str, index: int, number: int, data: bytes) -> None:
-        """Store a preview for `PREVIEWS_KEPT_S`; raises `ValueError` above `MAX_PREVIEW_BYTES`."""
+    async def put(self, job_id: str, epoch: int, index: int, number: int, data: bytes) -> bool:
+        """Store a preview of a current claim for `PREVIEWS_KEPT_S`; False if the claim is no longer current.
+
+        Raises `ValueError` above `MAX_PREVIEW_BYTES`.
+        """
         if len(data) > MAX_PREVIEW_BYTES:
             raise ValueError(f"preview too large: {len(data)} bytes; at most {MAX_PREVIEW_BYTES}")
-        name = self._keys.previews(job_id)
-        with translated():
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.hset(name, _name(index, number), base64.b64encode(data).decode("ascii"))
-                pipe.expire(name, PREVIEWS_KEPT_S)
-                await pipe.execute()
+        file = base64.b64encode(data).decode("ascii")
+        return await self._scripts.put_preview(job_id, epoch, _name(index, number), file, 1000 * PREVIEWS_KEPT_S)
 
     async def get(self, job_id: str, known: Collection[str] = ()) -> list[Preview]:
         """Return the job's previews except those named in `known`, ordered by number."""

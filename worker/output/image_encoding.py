@@ -11,7 +11,7 @@ from PIL import Image, PngImagePlugin
 
 from shared.errors import RedisUnavailable
 from shared.job import Job, OutputFormat
-from shared.queue import Queue
+from shared.queue import Claim, Queue
 from shared.queue.events import MAX_PREVIEW_BYTES
 from worker.engine.protocol import Pixels
 
@@ -87,11 +87,12 @@ class PreviewPublisher:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
 
-    async def publish(self, job: Job, index: int, number: int, pixels: Pixels) -> None:
-        """Store preview `number` of image `index`."""
+    async def publish(self, claim: Claim, index: int, number: int, pixels: Pixels) -> None:
+        """Store preview `number` of image `index`, if the claim is current."""
+        job = claim.job
         data = await asyncio.to_thread(encode_preview, pixels, job.output_format.preview_format)
         try:
-            await self._queue.previews.put(job.id, index, number, data)
+            await self._queue.previews.put(job.id, claim.epoch, index, number, data)
         except RedisUnavailable as error:
             log.debug("preview_dropped", job_id=job.id, error=error.message)
 

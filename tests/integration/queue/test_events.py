@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from harness.queue import claim, end, put
+from harness.queue import claim, end, lose, put
 
 from shared.errors import NotFound
 from shared.job import Phase, Progress, State
@@ -52,7 +53,7 @@ async def test_a_subscriber_sees_it_all(
         )
         await eventually(lambda: seen[-1].kind == "progress", "progress arrives")
         await queue.claims.report_progress(
-            ProgressReport(job_id, 0, Phase.DENOISING, Progress(step=2, total=8), store=False)
+            ProgressReport(job_id, one.epoch, Phase.DENOISING, Progress(step=2, total=8), store=False)
         )
         await eventually(lambda: seen[-1].progress == Progress(step=2, total=8), "more progress arrives")
         await end(queue, one)
@@ -102,12 +103,56 @@ async def test_one_message_has_the_progress_of_many_jobs(
         for one in (first, second):
             await end(queue, one)
         await asyncio.gather(*readers)
-    assert (len(messages), written) == (1, 1)
+    assert (len(messages), written) == (1, 2)
     steps = {
         job: [event.progress.step for event in log if event.kind == "progress" and event.progress]
         for job, log in seen.items()
     }
     assert steps == {mine: [1], other: [2]}
+
+
+async def test_progress_of_an_outdated_claim_is_not_published(
+    queue: Queue, feed: EventFeed, make_submission: Make, eventually: Eventually
+) -> None:
+    """A worker that was frozen reports in one message on a job that it lost and on one that it has."""
+    lost, kept = await put(queue, make_submission(), make_submission())
+    old, mine = await claim(queue, worker="frozen")
+    await lose(queue, lost)
+    await queue.maintenance.reclaim()
+    (new,) = await claim(queue, worker="other")
+    seen: dict[str, list[JobEvent]] = {lost: [], kept: []}
+    async with feed.subscribe(lost) as a, feed.subscribe(kept) as b:
+        readers = [asyncio.create_task(collect(events, seen[job])) for events, job in ((a, lost), (b, kept))]
+        await eventually(lambda: all(seen.values()), "both have their present state")
+        for store in (True, False):
+            assert (
+                await queue.claims.report_progress(
+                    ProgressReport(lost, old.epoch, Phase.DENOISING, Progress(step=7, total=8), store),
+                    ProgressReport(kept, mine.epoch, Phase.DENOISING, Progress(step=3, total=8), store),
+                )
+                == 1
+            )
+        await queue.claims.report_progress(ProgressReport(lost, new.epoch, Phase.DENOISING, Progress(step=1, total=8)))
+        await eventually(lambda: all(log[-1].kind == "progress" for log in seen.values()), "both get progress")
+        await end(queue, new, worker="other")
+        await end(queue, mine, worker="frozen")
+        await asyncio.gather(*readers)
+    steps = {job: {e.progress.step for e in log if e.kind == "progress" and e.progress} for job, log in seen.items()}
+    assert steps == {lost: {1}, kept: {3}}
+
+
+async def test_preview_of_an_outdated_claim_is_not_stored(queue: Queue, make_submission: Make) -> None:
+    """The subscribers of the job see the previews of one run only."""
+    (job_id,) = await put(queue, make_submission())
+    (old,) = await claim(queue, worker="frozen")
+    await lose(queue, job_id)
+    await queue.maintenance.reclaim()
+    assert not await queue.previews.put(job_id, old.epoch, 0, 0, b"old")
+    (new,) = await claim(queue, worker="other")
+    assert not await queue.previews.put(job_id, old.epoch, 0, 0, b"old")
+    assert await queue.previews.put(job_id, new.epoch, 0, 0, b"new")
+    (preview,) = await queue.previews.get(job_id)
+    assert base64.b64decode(preview.b64) == b"new"
 
 
 async def test_a_waiter_gets_only_the_terminal_state(
@@ -222,10 +267,10 @@ async def test_a_slow_subscriber_loses_progress_and_no_change(
         await eventually(lambda: len(probed) == 1, "the probe is subscribed")
         for step in range(500):
             await queue.claims.report_progress(
-                ProgressReport(job_id, 0, Phase.DENOISING, Progress(step=step, total=500), store=False)
+                ProgressReport(job_id, first.epoch, Phase.DENOISING, Progress(step=step, total=500), store=False)
             )
         await queue.claims.report_progress(
-            ProgressReport(probe, 0, Phase.DENOISING, Progress(step=1, total=1), store=False)
+            ProgressReport(probe, second.epoch, Phase.DENOISING, Progress(step=1, total=1), store=False)
         )
         await eventually(lambda: len(probed) == 2, "all progress has come")
         iterator = aiter(events)

@@ -11,14 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness.engine import a_spec
+from harness.queue import claim, put
 from PIL import Image
 
-from shared.job import Job, OutputFormat
-from shared.queue import Claim, Queue
+from shared.job import OutputFormat
+from shared.queue import Queue, Submission
 from shared.queue.events import MAX_PREVIEW_BYTES, PREVIEWS_KEPT_S
 from worker.job_runner import ClaimedJob
 from worker.output.image_encoding import PreviewPublisher, encode_preview
 
+Make = Callable[..., Submission]
 NOISE = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
 
 
@@ -40,22 +42,24 @@ def test_previews_use_a_compact_format(output_format: OutputFormat) -> None:
     assert output_format.preview_format in (OutputFormat.WEBP, OutputFormat.JPEG)
 
 
-async def test_previews_are_read_in_order_and_once(fake_queue: Queue) -> None:
+async def test_previews_are_read_in_order_and_once(fake_queue: Queue, make_submission: Make) -> None:
     previews = fake_queue.previews
+    await put(fake_queue, make_submission(id="job_a"))
+    (one,) = await claim(fake_queue)
     for index, number in ((1, 1), (0, 1), (0, 0)):
-        await previews.put("job_a", index, number, b"file")
+        await previews.put("job_a", one.epoch, index, number, b"file")
     first = await previews.get("job_a")
     assert [(preview.index, preview.number) for preview in first] == [(0, 0), (0, 1), (1, 1)]
     known = {preview.name for preview in first}
     assert await previews.get("job_a", known) == []
-    await previews.put("job_a", 1, 0, b"file")
+    await previews.put("job_a", one.epoch, 1, 0, b"file")
     assert [(preview.index, preview.number) for preview in await previews.get("job_a", known)] == [(1, 0)]
     client = fake_queue.client
     assert 0 < await client.redis.ttl(client.redis_keys.previews("job_a")) <= PREVIEWS_KEPT_S
 
 
 async def test_previews_are_published_in_order(
-    fake_queue: Queue, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    fake_queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when an earlier preview takes longer to encode."""
     slow, encoded = threading.Event(), list[int]()
@@ -67,18 +71,19 @@ async def test_previews_are_published_in_order(
         return encode_preview(pixels, output_format)
 
     monkeypatch.setattr("worker.output.image_encoding.encode_preview", encode)
-    job = make_job()
-    claimed = ClaimedJob(Claim(job, "s", epoch=1, attempt=1, solo=False, queued_ms=0), a_spec(Path("none")))
+    (job_id,) = await put(fake_queue, make_submission())
+    (one,) = await claim(fake_queue)
+    claimed = ClaimedJob(one, a_spec(Path("none")))
     for shade in (0, 1, 2):
         claimed.publish_preview(PreviewPublisher(fake_queue), 0, np.full((8, 8, 3), shade, np.uint8))
     await asyncio.sleep(0.05)  # a preview that does not wait for the first one is encoded by now
     slow.set()
     await claimed.previews_published()
     assert encoded == [0, 1, 2]
-    assert [preview.number for preview in await fake_queue.previews.get(job.id)] == [0, 1, 2]
+    assert [preview.number for preview in await fake_queue.previews.get(job_id)] == [0, 1, 2]
 
 
 async def test_too_large_preview_is_refused(fake_queue: Queue) -> None:
     with pytest.raises(ValueError, match="at most 64000"):
-        await fake_queue.previews.put("job_a", 0, 0, b"x" * 64_001)
+        await fake_queue.previews.put("job_a", 1, 0, 0, b"x" * 64_001)
     assert await fake_queue.previews.get("job_a") == []
