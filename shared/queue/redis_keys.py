@@ -79,6 +79,7 @@ class RedisKeys:
     queued_jobs = _Single("hash", bound="tenants with queued jobs, and `*`")
     gpu_usage = _Single("zset", ttl="1 d")  # decayed GPU-seconds by tenant, pruned
     leases = _Single("zset", bound="running jobs, by end of lease")
+    reclaims = _Single("hash", bound="two times: the last reclaim, the end of the last gap between reclaims")
     claimed_jobs = _Single("hash", bound="workers with running jobs")
     deadlines = _Single("zset", bound="queued jobs with a deadline")
     jobs = _Family("tenant", "zset", bound="kept jobs: retention")

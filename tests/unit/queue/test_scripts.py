@@ -16,7 +16,7 @@ from shared.job import Priority
 from shared.queue.redis_keys import KEYS, RedisKey, RedisKeys, lua_keys
 from shared.queue.scripts import FOLDER, Scripts, SubmitArgs, script_files, script_methods, script_parameters
 
-LIB = ("prelude", "readiness", "model_loads")
+LIB = ("prelude", "readiness", "model_loads", "grace")
 TEXT = "\n".join(script_files()[name].read_text("utf-8") for name in LIB)
 SCRIPTS = [name for name, path in script_files().items() if path.parent.name != "lib"]
 ALL_KEYS = lua_keys(" ".join(f"key.{name}" for name in KEYS))
@@ -169,6 +169,32 @@ async def test_models_in_memory_go_first(
     table = ", ".join(f"{name} = {value}" for name, value in facts.items())
     expression = f"{{model_loads.turn_at({{{table}}}), model_loads.free_at({{{table}}})}}"
     assert await evaluate(redis, expression) == [turn, free], why
+
+
+# now = 100000, lease = 8000, so that a grace is 8000 long; the last columns are before when a lease must have ended to
+# be reclaimed, and when the last gap ended.
+GRACES = [
+    ("the first call of a namespace", {}, 100000, None),
+    ("calls as often as workers make them", {"last": 99000}, 100000, None),
+    ("a gap of half a lease cannot end a lease", {"last": 96000}, 100000, None),
+    ("a longer gap: its holders renew first", {"last": 95999}, 0, 100000),
+    ("within the grace", {"last": 99000, "gap": 92001}, 0, 92001),
+    ("after the grace", {"last": 99000, "gap": 92000}, 100000, 92000),
+    ("a second gap: leases that ended before the first", {"last": 90000, "gap": 90000}, 90000, 100000),
+    ("a second gap within the grace of the first", {"last": 94000, "gap": 93000}, 0, 100000),
+    ("the clock was set back since the last call", {"last": 900000}, 100000, None),
+    ("the clock was set back since the last gap", {"last": 99000, "gap": 900000}, 100000, None),
+]
+
+
+@pytest.mark.parametrize(("why", "facts", "before", "gap"), GRACES, ids=[row[0] for row in GRACES])
+async def test_holders_renew_before_their_leases_are_reclaimed_after_a_gap(
+    redis: FakeAsyncRedis, why: str, facts: dict[str, int], before: int, gap: int | None
+) -> None:
+    """Which leases a reclaim takes, from when the last one was."""
+    table = ", ".join(f"{name} = {value}" for name, value in {"now": 100000, "lease": 8000, **facts}.items())
+    decision = f"grace.decide({{{table}}})"
+    assert await evaluate(redis, f"{{{decision}.before, {decision}.gap or false}}") == [before, gap], why
 
 
 @pytest.mark.parametrize("path", script_files().values(), ids=lambda path: path.stem)
