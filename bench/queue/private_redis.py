@@ -1,0 +1,89 @@
+"""A redis-server of a benchmark's own, without persistence, and what it measures of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from redis import Redis
+from redis.backoff import ConstantBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from bench.over_http import launched
+from cli.up.environment import first_free_port
+from cli.up.redis_server import HOST, find
+from shared.queue import QueueClient
+
+FIRST_PORT = 6450
+START_TRIES, START_GAP_S = 300, 0.1
+NOT_IN_SCRIPTS = ("cmdstat_evalsha", "cmdstat_info", "cmdstat_script")
+
+Result = TypeVar("Result")
+
+
+@contextmanager
+def private_redis(folder: Path, *options: str) -> Iterator[str]:
+    """Run a redis-server without persistence, with its log in `folder`, and yield its URL."""
+    port = first_free_port(HOST, FIRST_PORT, lambda _: None, "redis")
+    fixed = ["--bind", HOST, "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    url = f"redis://{HOST}:{port}/0"
+    with launched([str(find().path), *fixed, *options], folder / "redis.log", None):
+        retry = Retry(ConstantBackoff(START_GAP_S), START_TRIES)
+        with Redis.from_url(url, socket_timeout=5, retry=retry, retry_on_error=[RedisError]) as client:
+            client.ping()
+        yield url
+
+
+class Usage(NamedTuple):
+    """What scripts have cost so far, by the server's own count: microseconds, and commands run by them."""
+
+    microseconds: int
+    commands: int
+
+
+@dataclass(frozen=True)
+class ScriptCost:
+    """One run of a script."""
+
+    name: str
+    microseconds: int
+    commands: int
+
+
+class MeasuredClient(QueueClient):
+    """A queue's client that asks the server after every script what it cost; for one caller at a time.
+
+    Not SLOWLOG: it logs the commands of scripts too, which lengthens them.
+    """
+
+    costs: list[ScriptCost] | None = None
+
+    async def run(self, name: str, *args: str | float, once: bool = False) -> Any:
+        if self.costs is None:
+            return await super().run(name, *args, once=once)
+        before = await self._usage()
+        reply = await super().run(name, *args, once=once)
+        after = await self._usage()
+        self.costs.append(ScriptCost(name, after.microseconds - before.microseconds, after.commands - before.commands))
+        return reply
+
+    async def measured(self, call: Callable[[], Awaitable[Result]]) -> tuple[Result, list[ScriptCost]]:
+        """Return the result of `call` and the costs of its scripts."""
+        self.costs = []
+        try:
+            return await call(), self.costs
+        finally:
+            self.costs = None
+
+    async def used_bytes(self) -> int:
+        return int((await self.redis.info("memory"))["used_memory"])
+
+    async def _usage(self) -> Usage:
+        stats = await self.redis.info("commandstats")
+        script = stats.get("cmdstat_evalsha", {"usec": 0})
+        commands = sum(row["calls"] for name, row in stats.items() if not name.startswith(NOT_IN_SCRIPTS))
+        return Usage(script["usec"], commands)
