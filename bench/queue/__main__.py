@@ -19,7 +19,7 @@ from typing import Any
 
 from bench import record
 from bench.queue.filling import JobSource, Level, fill
-from bench.queue.operations import Measurements, Operations
+from bench.queue.rounds import Measurements, Rounds
 from bench.queue.private_redis import MeasuredClient, ScriptCost, private_redis
 from shared.config.settings import Settings
 from shared.queue import Queue
@@ -58,7 +58,7 @@ async def measure(url: str, steps: list[Level], rounds: int) -> list[dict[str, A
             ids = await fill(queue, source, level, queued)
             filled_s, used = time.monotonic() - started, await client.used_bytes()
             print(f"{level}: filled in {filled_s:.0f} s, {used / 2**20:.0f} MiB", flush=True)
-            measured = await Operations(queue, client, source, level, ids).run(rounds)
+            measured = await Rounds(queue, client, source, level, ids).run(rounds)
             queued = level.jobs
             figures.append(
                 {

@@ -1,4 +1,4 @@
-"""One worker's and one client's operations on a full queue, each measured by the server."""
+"""Rounds of a worker's and a client's operations on a full queue, each measured by the server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Measurements:
         self.claimed.clear()
 
 
-class Operations:
+class Rounds:
     """Runs rounds of operations that leave the number of queued jobs as it was."""
 
     def __init__(self, queue: Queue, client: MeasuredClient, source: JobSource, level: Level, ids: list[str]) -> None:
