@@ -19,8 +19,8 @@ from typing import Any
 
 from bench import record
 from bench.queue.filling import JobSource, Level, fill
-from bench.queue.rounds import Measurements, Rounds
 from bench.queue.private_redis import MeasuredClient, ScriptCost, private_redis
+from bench.queue.rounds import Measurements, Rounds
 from shared.config.settings import Settings
 from shared.queue import Queue
 from shared.queue.client import connect_blocking, connect_commands
