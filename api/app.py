@@ -26,6 +26,7 @@ from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.queue import EventFeed, Queue
+from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.storage import Storage, connect
 
 log = structlog.get_logger()
@@ -127,6 +128,8 @@ async def _open_services(
         log.warning("redis_check_failed", reason=str(error))
     feed = await stack.enter_async_context(EventFeed(queue))
     closing = asyncio.Event()
+    waiters = Waiters(feed, closing, settings.sse_keepalive_s)
+    stack.push_async_callback(cancel_and_wait, (asyncio.create_task(waiters.end_when_closing()),))
     return Services(
         settings=settings,
         catalog=catalog,
@@ -134,7 +137,7 @@ async def _open_services(
         storage=storage,
         authenticator=Authenticator(queue, settings),
         queue_positions=QueuePositions(queue),
-        waiters=Waiters(feed, closing, settings.sse_keepalive_s),
+        waiters=waiters,
         closing=closing,
     )
 

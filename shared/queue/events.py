@@ -74,6 +74,7 @@ class _Subscription:
         self._progress: JobEvent | None = None
         self._newest = "0-0"
         self._gone = False
+        self._ended = False
         self._wake = asyncio.Event()
         self._early: deque[JobEvent] | None = deque(maxlen=STATES_KEPT)
 
@@ -111,21 +112,24 @@ class _Subscription:
     def skip_to(self, event_id: str) -> None:
         self._newest = event_id
 
-    async def events(self) -> AsyncIterator[JobEvent]:
-        while True:
+    def __aiter__(self) -> _Subscription:
+        return self
+
+    async def __anext__(self) -> JobEvent:
+        """Return the next event; a canceled call loses none, so that callers can wait with a timeout."""
+        while not self._ended:
             if self._states:
                 event = self._states.popleft()
-                yield event
-                if event.state is not None and event.state.terminal:
-                    return
-            elif self._gone:
-                return
-            elif self._progress is not None:
+                self._ended = event.state is not None and event.state.terminal
+                return event
+            if self._gone:
+                break
+            if self._progress is not None:
                 latest, self._progress = self._progress, None
-                yield latest
-            else:
-                self._wake.clear()
-                await self._wake.wait()
+                return latest
+            self._wake.clear()
+            await self._wake.wait()
+        raise StopAsyncIteration
 
 
 class EventFeed:
@@ -146,6 +150,10 @@ class EventFeed:
     async def close(self) -> None:
         await cancel_and_wait(self._tasks)
         self._tasks = []
+        self.end_subscriptions()
+
+    def end_subscriptions(self) -> None:
+        """End all subscriptions after the events that they have received."""
         for subscriptions in self._subscriptions.values():
             for subscription in subscriptions:
                 subscription.end()
@@ -170,7 +178,7 @@ class EventFeed:
         self._subscriptions[job_id].add(subscription)  # registered first, so that no change is missed
         try:
             await self._catch_up(subscription, after)
-            yield subscription.events()
+            yield subscription
         finally:
             self._subscriptions[job_id].discard(subscription)
             if not self._subscriptions[job_id]:

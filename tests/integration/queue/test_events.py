@@ -246,6 +246,19 @@ async def test_an_id_from_the_future_hides_nothing(queue: Queue, feed: EventFeed
     assert states(seen)[-1] is State.CANCELED
 
 
+async def test_a_wait_that_times_out_loses_no_event(queue: Queue, feed: EventFeed, make_submission: Make) -> None:
+    (job_id,) = await put(queue, make_submission())
+    seen: list[JobEvent] = []
+    async with feed.subscribe(job_id) as events:
+        seen.append(await anext(events))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await anext(events)
+        await queue.jobs.cancel(job_id)
+        await collect(events, seen)
+    assert states(seen) == [State.QUEUED, State.CANCELED]
+
+
 async def test_an_unknown_job_is_not_found(feed: EventFeed) -> None:
     """And leaves no subscription."""
     with pytest.raises(NotFound):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from harness.http_server import BODY, StreamingCall, claimed, deliver, finish, serving
 
+from api import waiting
 from shared.job import Phase, Progress
 from shared.queue import ProgressReport, Queue
 
@@ -108,6 +110,32 @@ async def test_an_invalid_event_id_is_refused(api: httpx.AsyncClient) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     response = await api.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": "x"})
     assert (response.status_code, response.json()["error"]["param"]) == (422, "Last-Event-ID")
+
+
+def test_the_limit_of_open_files_is_raised_to_what_streams_need() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        raised = waiting.open_files()
+        assert raised == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert raised == min(hard, waiting.MAX_WAITERS + waiting.OTHER_FILES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_fewer_open_files_allow_fewer_waiters(
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise new connections of any kind would fail before the limit of waiters is reached."""
+    monkeypatch.setattr("api.waiting.open_files", lambda: waiting.OTHER_FILES + 1)
+    async with serving(fake_queue, tmp_path) as api:
+        job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+        reader = StreamingCall(api, f"/v1/jobs/{job_id}/events")
+        await reader.wait_for('"status":"queued"')
+        assert (await api.get(f"/v1/jobs/{job_id}/events")).status_code == 503
+        await finish(fake_queue, tmp_path, job_id)
+        await reader.read_all()
+        assert (await api.get(f"/v1/jobs/{job_id}/events")).status_code == 200
 
 
 async def test_too_many_waiters_get_retry_after(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
