@@ -81,8 +81,8 @@ class Stream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         for waiting in (self.subscribed, self.ended):
             if not waiting.done():
-                waiting.set_exception(ConnectionError(f"the stream ended early: {exc!r}, {self._seen[:200]!r}"))
-                waiting.exception()  # read here too: a stream that nobody waits for can end
+                waiting.set_exception(ConnectionError(f"the stream ended early: {exc!r}, {self._seen[-500:]!r}"))
+                waiting.exception()  # read here too: otherwise asyncio logs it
 
 
 @dataclass
