@@ -316,7 +316,7 @@ def is_newer(wire: str | bytes) -> bool:
     """Return whether a wire form that `decode` rejects has a later version than this program knows."""
     try:
         version = json.loads(wire).get("schema_version")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return False
     return isinstance(version, int) and version > NEWEST_JOB
 

@@ -2,14 +2,14 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import structlog
 from pydantic import ValidationError
 
 from shared.errors import RedisUnavailable
-from shared.job import Failure, Job, Outcome, Priority, State, decode, is_newer
+from shared.job import Failure, Outcome, Priority, State, decode, is_newer
 from shared.queue.client import MAX_BLOCK_MS, QueueClient, QueueComponent, translated
 from shared.queue.records import ARTIFACTS, RANKS, Claim, ProgressReport, Renewal
 from shared.queue.scripts import ClaimRow
@@ -21,6 +21,14 @@ Models: TypeAlias = Sequence[str] | Mapping[str, int]
 
 Loaded models are claimed first. A model that only another worker holds is left to that worker for about one load."""
 
+_Request: TypeAlias = Callable[[str], Awaitable[list[ClaimRow] | None]]
+"""A claim or join, called with its token."""
+
+REJECT_WAIT_S = 1.0
+"""How long the readable jobs of a claim wait for the others to be rejected."""
+
+MAX_CAUSE_CHARS = 200
+
 WAKEUPS_KEPT = 16
 """Length of the wake-up stream, as trimmed in `lib/queue.lua`."""
 
@@ -31,8 +39,9 @@ class Claims(QueueComponent):
         self.outdated = False
         """Set when a job of a newer version was claimed: this worker must stop, so that a newer one runs it."""
         self.unfinished: set[asyncio.Future[None]] = set()
-        """Releases of canceled claims; `close` waits for them."""
+        """Releases of canceled claims, and jobs being rejected; `close` waits for them."""
         self._wakeup_id: str | None = None
+        self._unanswered: dict[str, str] = {}  # by worker, the token of its last request if no reply came
 
     async def claim(
         self,
@@ -49,8 +58,12 @@ class Claims(QueueComponent):
         """
         if slots < 1 or not models:
             return []
-        reply = self._scripts.claim(worker, slots, RANKS.index(min_priority), has_other_jobs, *_load_times(models))
-        return await self._claimed(worker, reply) or []
+        lowest, load_times = RANKS.index(min_priority), _load_times(models)
+
+        def request(token: str) -> Awaitable[list[ClaimRow]]:
+            return self._scripts.claim(worker, token, slots, lowest, has_other_jobs, *load_times)
+
+        return await self._claimed(worker, request) or []
 
     async def join(
         self,
@@ -69,50 +82,76 @@ class Claims(QueueComponent):
         """
         if slots < 1:
             return []
-        reply = self._scripts.join(worker, signature, slots, RANKS.index(min_priority), *_load_times(models))
-        claims = await self._claimed(worker, reply)
+        lowest, load_times = RANKS.index(min_priority), _load_times(models)
+
+        def request(token: str) -> Awaitable[list[ClaimRow] | None]:
+            return self._scripts.join(worker, token, signature, slots, lowest, *load_times)
+
+        claims = await self._claimed(worker, request)
         if claims is None:
             on_overdue(signature)
         return claims or []
 
-    async def _claimed(self, worker: str, reply: Coroutine[Any, Any, list[ClaimRow] | None]) -> list[Claim] | None:
-        # Canceling the reply could leave claimed jobs without a worker until their leases end. So it completes in any
+    async def _claimed(self, worker: str, request: _Request) -> list[Claim] | None:
+        # Canceling the request could leave claimed jobs without a worker until their leases end. So it completes in any
         # case, and the claims of a canceled call are released.
-        task = asyncio.create_task(reply)
+        task = asyncio.create_task(self._send(worker, request))
         try:
-            rows = await asyncio.shield(task)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            releasing = asyncio.ensure_future(self._release_claimed(worker, task))
-            self.unfinished.add(releasing)
-            releasing.add_done_callback(self.unfinished.discard)
+            self._finish_later(self._release_claimed(worker, task))
+            raise
+
+    async def _send(self, worker: str, request: _Request) -> list[Claim] | None:
+        """Claim, and reject the jobs that cannot be read.
+
+        After an error, the worker's next request repeats the token: it returns what this one has claimed, if anything.
+        """
+        token = self._unanswered.pop(worker, None) or secrets.token_hex(8)
+        try:
+            rows = await request(token)
+        except RedisUnavailable:
+            self._unanswered[worker] = token
             raise
         if rows is None:
             return None
-        jobs = [(row, await self._decoded(worker, row)) for row in rows]
-        return [Claim(job, row[2], row[3], row[3], bool(row[4]), row[5]) for row, job in jobs if job is not None]
+        claims, rejects = [], []
+        for row in rows:
+            try:
+                claims.append(Claim(decode(row[1]), row[2], row[3], row[3], bool(row[4]), row[5]))
+            except (ValueError, TypeError, RecursionError) as error:
+                rejects.append(self._finish_later(self._reject(worker, row, error)))
+        if rejects:
+            await asyncio.wait(rejects, timeout=REJECT_WAIT_S)
+        return claims
 
-    async def _release_claimed(self, worker: str, claimed: asyncio.Future[list[ClaimRow] | None]) -> None:
+    def _finish_later(self, action: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+        task = asyncio.ensure_future(action)
+        self.unfinished.add(task)
+        task.add_done_callback(self.unfinished.discard)
+        return task
+
+    async def _release_claimed(self, worker: str, claimed: asyncio.Future[list[Claim] | None]) -> None:
         try:
-            rows = await claimed
-            await self.release(worker, {row[0]: row[3] for row in rows or ()})
+            await self.release(worker, {one.job.id: one.epoch for one in await claimed or ()})
         except RedisUnavailable as error:
             log.warning("claims_not_released", worker=worker, reason=error.message)
 
-    async def _decoded(self, worker: str, row: ClaimRow) -> Job | None:
-        job_id, wire, _, epoch, _, _ = row
+    async def _reject(self, worker: str, row: ClaimRow, error: Exception) -> None:
+        """Release a job of a newer version; fail any other that cannot be read, and keep it as a dead letter."""
+        job_id, epoch = row[0], row[3]
         try:
-            return decode(wire)
-        except ValidationError as error:
-            if is_newer(wire):
+            if is_newer(row[1]):
                 self.outdated = True
                 await self.release(worker, {job_id: epoch})
                 log.error("job_of_newer_version", job_id=job_id, remedy="upgrade this worker; the job is released")
-                return None
-            log.error("job_undecodable", job_id=job_id, faults=error.error_count())
-            failure = Failure(code="undecodable", message="this version cannot read the job's record")
+                return
+            failure = Failure(code="undecodable", message=f"this version cannot read the job's record: {_cause(error)}")
+            log.error("job_undecodable", job_id=job_id, cause=failure.message)
             if await self.settle(worker, job_id, epoch, Outcome(state=State.FAILED, error=failure)):
                 await self._scripts.bury_job(job_id, "undecodable", failure.message)
-            return None
+        except RedisUnavailable as unavailable:  # its lease ends, and the next worker rejects it
+            log.warning("job_not_rejected", job_id=job_id, reason=unavailable.message)
 
     async def next_ready_ms(
         self, models: Models, *, min_priority: Priority = Priority.BULK, worker: str = ""
@@ -188,8 +227,16 @@ class Claims(QueueComponent):
             await self._redis.set(self._keys.efficient_rows(signature), max(1, rows), ex=86_400)
 
     async def close(self) -> None:
-        """Finish releasing the jobs of canceled claims."""
+        """Finish releasing and rejecting jobs."""
         await asyncio.gather(*self.unfinished)
+
+
+def _cause(error: Exception) -> str:
+    """Return the first fault in a job's wire form, without its values."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'record'}: {first['msg']}"[:MAX_CAUSE_CHARS]
+    return f"{type(error).__name__}: {error}"[:MAX_CAUSE_CHARS]
 
 
 def _load_times(models: Models) -> list[str | int]:

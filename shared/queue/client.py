@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from shared.config.settings import Settings
 from shared.errors import IncompatibleRedis, RedisFull, RedisUnavailable
 from shared.job import SCHEMA_VERSION
 from shared.queue.redis_keys import RedisKeys
-from shared.queue.scripts import script_methods, script_text
+from shared.queue.scripts import REPLAYED, script_methods, script_text
 from shared.runtime.clock import now_ms
 
 if TYPE_CHECKING:
@@ -75,14 +76,14 @@ def _pool_options(timeout_s: float, retries: int) -> dict[str, Any]:
 
 
 def connect_commands(url: str) -> Redis:
-    """Return a client for commands and idempotent scripts: short timeout, one retry."""
+    """Return a client for commands and scripts, which can be repeated: short timeout, one retry."""
     options = _pool_options(COMMAND_TIMEOUT_S, 1)
     pool = BlockingConnectionPool.from_url(url, max_connections=CONNECTIONS, timeout=COMMAND_TIMEOUT_S, **options)
     return Redis.from_pool(pool)
 
 
 def connect_blocking(url: str) -> Redis:
-    """Return a client for blocking reads and claims, without retries."""
+    """Return a client for blocking reads, without retries."""
     return Redis.from_url(url, **_pool_options(MAX_BLOCK_MS / 1000 + BLOCK_MARGIN_S, 0))
 
 
@@ -104,13 +105,16 @@ class QueueClient:
         redis, blocking = connect_commands(settings.redis_url), connect_blocking(settings.redis_url)
         return cls(redis, namespace=settings.namespace, settings=settings, blocking=blocking)
 
-    async def run(self, name: str, *args: str | float, once: bool = False) -> Any:
-        """Run the script `name`; with `once` through the client that never retries."""
+    async def run(self, name: str, *args: str | float) -> Any:
+        """Run the script `name`. A repetition after a lost reply returns the first reply, as `REPLAYED` explains."""
         script = self._loaded.get(name)
         if script is None:
             script = self._loaded[name] = self.redis.register_script(script_text(name, self.settings))
+        keys = [self.redis_keys.prefix]
+        if name in REPLAYED:
+            keys.append(self.redis_keys.reply(secrets.token_hex(8)))
         with translated():
-            return await script(keys=[self.redis_keys.prefix], args=args, client=self.blocking if once else self.redis)
+            return await script(keys=keys, args=args, client=self.redis)
 
     async def check(self) -> None:
         """Raise `IncompatibleRedis` when this Redis could lose jobs or holds a queue of another schema."""

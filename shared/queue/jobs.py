@@ -192,7 +192,7 @@ class SyncCalls(QueueComponent):
         name = self._keys.sync_calls(tenant, digest)
         with translated():
             async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.zadd(name, {job_id: 1})
+                pipe.zadd(name, {job_id: 1}, nx=True)  # sent again, it does not undo a retry's join
                 pipe.zremrangebyrank(name, MAX_CALLS, -1)
                 pipe.pexpire(name, self._keep_ms)
                 await pipe.execute()
@@ -203,9 +203,7 @@ class SyncCalls(QueueComponent):
 
     async def leave(self, tenant: str, digest: str, job_id: str) -> int | None:
         """Record that a request no longer waits, and return the score for `abandon`; None: delivered."""
-        with translated():
-            score = await self._redis.zadd(self._keys.sync_calls(tenant, digest), {job_id: -1}, xx=True, incr=True)
-        return None if score is None else int(score)
+        return await self._scripts.leave_sync_call(tenant, digest, job_id)
 
     async def abandon(self, tenant: str, digest: str, job_id: str, score: int) -> bool:
         """Remove a job without waiting requests; False if its score has changed since `leave`."""

@@ -78,6 +78,7 @@ class RedisKeys:
     completions = _Single("hash", ttl="1 h")
     queued_jobs = _Single("hash", bound="tenants with queued jobs, and `*`")
     gpu_usage = _Single("zset", ttl="1 d")  # decayed GPU-seconds by tenant, pruned
+    last_claim = _Family("worker", "string", ttl="lease_ms")  # for a repetition; replaced by the next claim
     leases = _Single("zset", bound="running jobs, by end of lease")
     reclaims = _Single("hash", bound="two times: the last reclaim, the end of the last gap between reclaims")
     claimed_jobs = _Single("hash", bound="workers with running jobs")
@@ -89,6 +90,7 @@ class RedisKeys:
     events = _Single("stream", bound="about 100,000 entries")
     progress = _Single("channel")  # one message for all jobs
     wakeup = _Single("stream", bound="16 entries")
+    reply = _Family("token", "string", ttl="30 s")  # of a script, for a repetition
     previews = _Family("job", "hash", ttl="1 min")
     sync_calls = _Family("tenant digest", "zset", ttl="sync_wait_s + 1 min, 1,000 rows")
     # Storage

@@ -2,6 +2,9 @@
 
 KEYS[1] is the prefix of all keys in every script. The parameters in a script's `ARGV` line are those of its method, in
 the same order; a test compares the two.
+
+The Redis client sends a command again when its reply is lost. So each script either changes nothing more when it runs
+again with the same arguments, or is one of `REPLAYED`; a test runs all of them twice.
 """
 
 import re
@@ -28,11 +31,33 @@ _RUNS_WHEN_FULL = re.compile(r"^-- RUNS when Redis is full$", re.MULTILINE)
 _WRITE_NOTHING = "redis.call('DEL', PREFIX)"
 """Redis at `maxmemory` refuses a script only at its first write, and never one that begins with a deletion."""
 
-_NEVER_RETRIED = {"claim", "join", "claim_deliveries"}
+REPLAYED = frozenset(
+    {
+        *("forget_job", "release", "purge_dead_letter", "redrive_dead_letter"),
+        *("admit", "commit_batch", "due_batches", "forget_file"),
+        *("put_endpoint", "claim_deliveries", "record_attempt"),
+        *("join_sync_call", "leave_sync_call", "abandon_sync_call"),
+    }
+)
+"""Scripts that a repetition would apply twice or answer differently. KEYS[2] is the key of the call's reply, which a
+repetition returns. `claim` and `join` keep their claims per worker instead (`lib/last_claim.lua`)."""
+
+REPLY_KEPT_MS = 30_000
+"""The client repeats a command within two timeouts, a pause and a connect: 16 s."""
+
+_REPLAY = """local kept_reply = redis.call('GET', KEYS[2])
+if kept_reply then return cjson.decode(kept_reply)[1] end
+local function script()
+{text}
+end
+local reply, unchanged = script()
+if not unchanged then redis.call('SET', KEYS[2], cjson.encode({{reply}}), 'PX', {kept_ms}) end
+return reply
+"""
 
 
 class ScriptRunner(Protocol):
-    async def run(self, name: str, *args: str | float, once: bool = False) -> Any: ...
+    async def run(self, name: str, *args: str | float) -> Any: ...
 
 
 class SubmitArgs(NamedTuple):
@@ -63,13 +88,17 @@ def script_files() -> dict[str, Path]:
 
 
 def script_text(name: str, settings: Settings) -> str:
-    """Return a script as it is sent: settings, key names, the parts in its `NEEDS` line and theirs, its body."""
+    """Return a script as it is sent: settings, key names, the parts in its `NEEDS` line and theirs, its body.
+
+    A replayed script is the body of a function, which can return true as a second value: it has changed nothing.
+    """
     texts: dict[str, str] = {}
     for part in ("prelude", name):
         _collect(part, texts)
     body = "\n".join(texts.values())
     first = [_WRITE_NOTHING] if runs_when_full(name) else []
-    return "\n".join([_conf(settings), lua_keys(body), *first, body])
+    text = "\n".join([_conf(settings), lua_keys(body), *first, body])
+    return _REPLAY.format(text=text, kept_ms=REPLY_KEPT_MS) if name in REPLAYED else text
 
 
 def runs_when_full(name: str) -> bool:
@@ -114,10 +143,10 @@ class Scripts(Protocol):
 
     # Claims
     async def claim(
-        self, worker: str, slots: int, lowest_rank: int, has_other_jobs: bool, *models: str | int
+        self, worker: str, token: str, slots: int, lowest_rank: int, has_other_jobs: bool, *models: str | int
     ) -> list[ClaimRow]: ...
     async def join(
-        self, worker: str, signature: str, slots: int, lowest_rank: int, *models: str | int
+        self, worker: str, token: str, signature: str, slots: int, lowest_rank: int, *models: str | int
     ) -> list[ClaimRow] | None: ...
     async def next_ready_ms(self, worker: str, lowest_rank: int, *models: str | int) -> int | None: ...
     async def renew(self, worker: str, *claims: str | int) -> tuple[list[str], list[str]]: ...
@@ -165,7 +194,7 @@ class Scripts(Protocol):
         self, key_id: str, digest: str, tenant: str, scopes: str, name: str, ttl_ms: int | None
     ) -> tuple[str, int]: ...
     async def identify(self, key_id: str | None, default_tenant: str) -> tuple[int, list[str], int, list[str]]: ...
-    async def note_use(self, key_id: str) -> bool: ...
+    async def note_use(self, key_id: str) -> None: ...
     async def revoke_key(self, key_id: str) -> bool: ...
     async def admit(self, tenant: str, requests_per_minute: int) -> list[int]: ...
 
@@ -207,6 +236,7 @@ class Scripts(Protocol):
 
     # Synchronous calls
     async def join_sync_call(self, tenant: str, digest: str, keep_ms: int) -> str | None: ...
+    async def leave_sync_call(self, tenant: str, digest: str, job_id: str) -> int | None: ...
     async def abandon_sync_call(self, tenant: str, digest: str, job_id: str, score: int) -> bool: ...
 
 
@@ -224,12 +254,12 @@ def script_methods(runner: ScriptRunner) -> Scripts:
 
 
 def _method(runner: ScriptRunner, name: str) -> Callable[..., Awaitable[Any]]:
-    names, once = script_parameters(name), name in _NEVER_RETRIED
+    names = script_parameters(name)
     is_bool = getattr(Scripts, name).__annotations__["return"] is bool
 
     async def method(*args: Any, **named: Any) -> Any:
         values = (*args, *(named[one] for one in names[len(args) :])) if named else args
-        reply = await runner.run(name, *_wire(values), once=once)
+        reply = await runner.run(name, *_wire(values))
         return bool(reply) if is_bool else reply
 
     return method

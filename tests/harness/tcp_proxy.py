@@ -137,6 +137,7 @@ class TcpProxy:
             if drop.left and connection.dropping is None and drop.pattern in seen:
                 connection.dropping = drop
                 drop.left -= 1
+                self._drops = [other for other in self._drops if other.left]
                 seen = b""
         connection.tail = seen[-256:]
 
@@ -147,6 +148,7 @@ class TcpProxy:
             return False
         if data.startswith(_NOT_APPLIED):
             drop.left += 1
+            self._drops = [*(other for other in self._drops if other is not drop), drop]
             connection.dropping = None
             return False
         self.dropped += 1

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from shared.config.settings import Settings
 from shared.errors import IncompatibleRedis, RedisUnavailable
-from shared.queue import Queue, QueueClient, Submission, client
+from shared.queue import Queue, Submission, client
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
@@ -107,20 +107,6 @@ async def test_a_hung_redis_times_out(
     assert await put(own_queue, one) == [one.job.id]
     assert await claim_ids(own_queue) == [one.job.id]
     await impatient.close()
-
-
-async def test_claims_use_the_client_that_never_retries(queue: Queue, make_submission: Make) -> None:
-    """Repeated after a timeout, a claim would claim other jobs and leave the first to their leases."""
-    ids = await put(queue, make_submission(), make_submission())
-    dead = client.connect_commands("redis://127.0.0.1:1/0")
-    settings = queue.client.settings
-    half = Queue(QueueClient(dead, namespace=settings.namespace, settings=settings, blocking=queue.client.blocking))
-    (one,) = await half.claims.claim("w1", ["demo"], 1)
-    (two,) = await half.claims.join("w1", one.signature, 1, models=["demo"])
-    assert [one.job.id, two.job.id] == ids
-    with pytest.raises(RedisUnavailable):
-        await half.jobs.get(ids[0])
-    await dead.aclose()
 
 
 async def test_clients_are_set_as_measured(settings_for: Callable[..., Settings]) -> None:

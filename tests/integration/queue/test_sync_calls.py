@@ -64,7 +64,7 @@ async def test_a_job_is_not_abandoned_while_another_request_waits(queue: Queue) 
 
 @pytest.mark.parametrize("retries", [0, 1, 2])
 async def test_a_job_is_abandoned_after_a_leave_that_was_sent_twice(queue: Queue, retries: int) -> None:
-    """The Redis client sends a command again after a lost connection. Each attempt leaves before the next one joins."""
+    """Each attempt leaves before the next one joins."""
     await queue.sync_calls.start(*CALL, "job_a")
     for _ in range(retries):
         await queue.sync_calls.leave(*CALL, "job_a")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from harness.queue import claim_ids, put
+from harness.queue import MODELS, claim_ids, end, put, state_of
 from harness.tcp_proxy import TcpProxy, script_pattern
 
 from shared.config.settings import Settings
-from shared.queue import Queue, Submission
+from shared.errors import RedisUnavailable
+from shared.job import State
+from shared.queue import Queue, Submission, client
 
 Make = Callable[..., Submission]
+
+LOST_REPLIES = int(os.environ.get("LOST_REPLIES", "50"))
+"""Jobs whose submit and claim are applied and not answered."""
 
 
 @pytest.fixture
@@ -43,3 +50,128 @@ async def test_a_submit_whose_reply_is_lost_queues_its_job_once(
     assert await put(proxied, one) == [one.job.id]
     assert proxy.dropped == 1
     assert await claim_ids(proxied) == [one.job.id]
+
+
+async def test_a_claim_whose_reply_is_lost_returns_its_jobs(
+    proxy: TcpProxy, proxied: Queue, make_submission: Make
+) -> None:
+    """They run together and at once, not solo after their leases."""
+    ids = await put(proxied, *[make_submission() for _ in range(3)])
+    lose(proxy, proxied, "claim")
+    claims = await proxied.claims.claim("w1", MODELS, 8)
+    assert proxy.dropped == 1
+    assert [one.job.id for one in claims] == ids
+    assert {one.epoch for one in claims} == {1}
+    assert not any(one.solo for one in claims)
+    assert await state_of(proxied, ids[0]) is State.RUNNING
+
+
+async def test_a_join_whose_reply_is_lost_returns_its_jobs(
+    proxy: TcpProxy, proxied: Queue, make_submission: Make
+) -> None:
+    ids = await put(proxied, *[make_submission() for _ in range(3)])
+    (one,) = await proxied.claims.claim("w1", MODELS, 1)
+    lose(proxy, proxied, "join")
+    joined = await proxied.claims.join("w1", one.signature, 8, models=MODELS)
+    assert proxy.dropped == 1
+    assert [one.job.id, *(other.job.id for other in joined)] == ids
+
+
+async def test_a_claim_that_failed_is_returned_by_the_next_one(
+    proxy: TcpProxy, proxied: Queue, queue: Queue, make_submission: Make
+) -> None:
+    """The client gives up after its second attempt; the worker then claims or joins again."""
+    first, second, third = await put(proxied, *[make_submission() for _ in range(3)])
+    lose(proxy, proxied, "claim", 2)
+    with pytest.raises(RedisUnavailable):
+        await proxied.claims.claim("w1", MODELS, 1)
+    assert await state_of(queue, first) is State.RUNNING
+    (again,) = await proxied.claims.claim("w1", MODELS, 1)
+    assert (again.job.id, again.epoch) == (first, 1)
+    lose(proxy, proxied, "join", 2)
+    with pytest.raises(RedisUnavailable):
+        await proxied.claims.join("w1", again.signature, 1, models=MODELS)
+    assert await claim_ids(proxied, 1) == [second]
+    assert await claim_ids(proxied, 1) == [third]
+
+
+async def test_a_repeated_claim_does_not_return_a_job_that_another_worker_has(
+    proxy: TcpProxy, proxied: Queue, queue: Queue, make_submission: Make
+) -> None:
+    """Its lease can end before the worker reaches Redis again."""
+    (job_id,) = await put(proxied, make_submission())
+    lose(proxy, proxied, "claim", 2)
+    with pytest.raises(RedisUnavailable):
+        await proxied.claims.claim("w1", MODELS, 1)
+    await queue.client.redis.zadd(queue.client.redis_keys.leases, {job_id: 1})
+    assert await queue.maintenance.reclaim() == [job_id]
+    assert await claim_ids(queue, worker="w2") == [job_id]
+    assert await claim_ids(proxied) == []
+
+
+async def test_a_command_that_times_out_is_applied_once(
+    proxy: TcpProxy, queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection stays open without a reply, as behind a firewall that forgot it."""
+    monkeypatch.setattr(client, "COMMAND_TIMEOUT_S", 0.3)
+    proxied = Queue.connect(queue.client.settings.model_copy(update={"redis_url": proxy.redis_url}))
+    ids = await put(queue, make_submission(), make_submission())
+    for script in ("claim", "admit"):
+        proxy.drop_replies(script_pattern(script, queue.client.settings), then="silent")
+    assert await claim_ids(proxied, 1) == ids[:1]
+    assert (await proxied.api_keys.admit("acme", 10)).remaining == 9
+    assert proxy.dropped == 2
+    assert await claim_ids(proxied, 1) == ids[1:]
+    await proxied.close()
+
+
+async def test_jobs_whose_replies_were_lost_run_once(
+    proxy: TcpProxy, proxied: Queue, queue: Queue, make_submission: Make
+) -> None:
+    """Every submit and every claim is applied, and its first reply is lost."""
+    at_once = asyncio.Semaphore(16)
+    runs: list[str] = []
+
+    async def submit(number: int) -> str:
+        submission = make_submission(idempotency_key=f"k{number}", fingerprint="f")
+        proxy.drop_replies(submission.job.id.encode())
+        async with at_once:
+            return (await put(proxied, submission))[0]
+
+    async def work(number: int) -> None:
+        worker = f"worker-{number}."
+        proxy.drop_replies(worker.encode())
+        async with at_once:
+            (one,) = await proxied.claims.claim(worker, MODELS, 1)
+            runs.append(one.job.id)
+            assert not one.solo
+            assert await end(queue, one, worker)
+
+    ids = await asyncio.gather(*(submit(number) for number in range(LOST_REPLIES)))
+    assert proxy.dropped == LOST_REPLIES
+    await asyncio.gather(*(work(number) for number in range(LOST_REPLIES)))
+    assert proxy.dropped == 2 * LOST_REPLIES
+    assert len(runs) == LOST_REPLIES
+    assert sorted(runs) == sorted(set(ids))
+    records = await queue.jobs.get_many(ids)
+    assert {record and (record.state, record.attempts) for record in records} == {(State.SUCCEEDED, 1)}
+    assert await queue.workers.queue_depths() == []
+
+
+@pytest.mark.parametrize("lost", ["settle", "bury_job", "release"])
+async def test_an_unreadable_job_does_not_take_the_others_of_its_claim_with_it(
+    proxy: TcpProxy, proxied: Queue, queue: Queue, make_submission: Make, lost: str
+) -> None:
+    """Even if Redis cannot be reached while the job is rejected; its lease ends, and the next worker rejects it."""
+    bad, newer, good = await put(proxied, make_submission(), make_submission(), make_submission())
+    name = queue.client.redis_keys.job
+    await queue.client.redis.hset(name(bad), "job", '{"schema_version": 1}')
+    await queue.client.redis.hset(name(newer), "job", '{"schema_version": 99}')
+    lose(proxy, proxied, lost, 2)
+    assert await claim_ids(proxied) == [good]
+    await proxied.claims.close()
+    assert proxy.dropped == 2
+    assert await state_of(queue, good) is State.RUNNING
+    assert await queue.client.redis.hget(name(newer), "state") == "queued"
+    assert await queue.client.redis.hget(name(bad), "state") == "failed"
+    assert proxied.claims.outdated

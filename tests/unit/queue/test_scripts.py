@@ -217,13 +217,13 @@ class OneRunner:
     def __init__(self) -> None:
         self.values: tuple[Any, ...] = ()
 
-    async def run(self, name: str, *values: Any, once: bool = False) -> Any:
+    async def run(self, name: str, *values: Any) -> Any:
         self.values = values
         return 1
 
 
 async def test_a_script_that_returns_whether_something_changed_gives_a_bool() -> None:
-    assert await script_methods(OneRunner()).note_use("id") is True
+    assert await script_methods(OneRunner()).revoke_key("id") is True
 
 
 async def test_named_arguments_are_sent_in_the_order_of_the_script() -> None:

@@ -6,4 +6,4 @@
 local name, now = key.request_rate(ARGV[1]), clock_ms()
 local outcome = rate_limit.admit(tonumber(redis.call('GET', name) or nil), now, tonumber(ARGV[2]))
 if outcome.spent then redis.call('SET', name, string.format('%.3f', outcome.spent), 'PX', math.max(1, math.ceil(outcome.reset))) end
-return {outcome.spent and 1 or 0, outcome.remaining, outcome.reset, outcome.retry}
+return {outcome.spent and 1 or 0, outcome.remaining, outcome.reset, outcome.retry}, not outcome.spent

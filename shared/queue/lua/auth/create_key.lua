@@ -4,6 +4,9 @@
 -- Returns  {'ok' | 'full', ms of its creation}
 local MOST, KEPT_MS = 10000, 2592000000
 local now = clock_ms()
+local name = key.api_key(ARGV[1])
+local known = redis.call('HMGET', name, 'digest', 'created')
+if known[1] == ARGV[2] then return {'ok', tonumber(known[2])} end
 if redis.call('ZCARD', key.api_keys) >= MOST then
   -- The oldest keys are first, and are the most likely to have expired.
   for _, id in ipairs(redis.call('ZRANGE', key.api_keys, 0, 999)) do
@@ -11,7 +14,6 @@ if redis.call('ZCARD', key.api_keys) >= MOST then
   end
   if redis.call('ZCARD', key.api_keys) >= MOST then return {'full', 0} end
 end
-local name = key.api_key(ARGV[1])
 redis.call('HSET', name, 'digest', ARGV[2], 'tenant', ARGV[3], 'scopes', ARGV[4], 'name', ARGV[5], 'created', whole(now))
 if ARGV[6] ~= '' then
   redis.call('HSET', name, 'expires', whole(now + tonumber(ARGV[6])))

@@ -1,8 +1,9 @@
--- Create a batch.
+-- Create a batch; idempotent by batch id.
 -- ARGV     tenant, batch_id, file_id, max_batches, created_at_ms, fields...
 --          `fields`: names and values of the batch
 -- Returns  'ok' | 'no_file' | 'full'
 local tenant, id, file = ARGV[1], ARGV[2], key.file(ARGV[1], ARGV[3])
+if redis.call('EXISTS', key.batch(tenant, id)) == 1 then return 'ok' end
 local known = redis.call('HMGET', file, 'purpose', 'expires_at_ms')
 if known[1] ~= 'batch' or tonumber(known[2]) <= clock_ms() then return 'no_file' end
 -- Remove expired batches from the index.

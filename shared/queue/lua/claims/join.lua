@@ -1,11 +1,11 @@
--- NEEDS fill model_loads
+-- NEEDS fill last_claim model_loads
 -- RUNS when Redis is full
 -- Let a running batch claim more jobs of its signature, ready or not, while no other signature is overdue.
--- ARGV     worker, signature, slots, lowest_rank, models...
---          `models`: as in claim
+-- ARGV     worker, token, signature, slots, lowest_rank, models...
+--          `token`, `models`: as in claim
 -- Returns  as claim; nil if queued jobs were held back for another signature
-local worker, sig, slots, lowest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local models = model_loads.models(5)
+local worker, token, sig, slots, lowest = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local models = model_loads.models(6)
 local now = clock_ms()
 
 -- Whether the next claim would choose another signature; if its model must be loaded first, its turn must have come.
@@ -39,8 +39,11 @@ local function held_back(rank)
   return {}
 end
 
+local repeated = last_claim.repeated(worker, token)
+if repeated then return repeated end
 if redis.call('EXISTS', key.signature(sig)) == 0 then return {} end
 local allowed = math.min(lowest, overdue_rank() - 1)
 if allowed < 0 then return held_back(allowed) end
 local claims = fill.fill({sig = sig, worker = worker, left = slots, lowest = allowed, now = now, starting = false})
+last_claim.keep(worker, token, claims)
 return claims[1] and claims or held_back(allowed)

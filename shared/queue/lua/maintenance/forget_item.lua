@@ -8,7 +8,7 @@ local row = ARGV[1]
 local kind, tenant, id, batch = string.match(row, '^(%a+)|([^|]*)|([^|]*)|(.*)$')
 local due = tonumber(redis.call('ZSCORE', key.retention, row) or nil)
 -- Stored again in the meantime: a new row has its own time.
-if not due or due > clock_ms() then return 0 end
+if not due or due > clock_ms() then return 1 end
 redis.call('ZREM', key.retention, row)
 if kind == 'job' then
   job_state.delete(id, tenant, batch ~= '' and batch)

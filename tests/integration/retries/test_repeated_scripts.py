@@ -1,0 +1,264 @@
+"""Every script that the client sends again after a lost reply: the same reply, and nothing more is changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from harness.queue import MODELS, claim, end, lose, put
+
+from shared.job import InputRef, Phase, Progress, State
+from shared.protocols.openai.batches import Batch
+from shared.protocols.openai.files import File, Part
+from shared.queue import Queue, Submission
+from shared.queue.batches import BatchUpdate
+from shared.queue.records import ProgressReport, WorkerInfo
+from shared.queue.scripts import REPLAYED, script_files
+from shared.queue.webhooks import DeliveryAttempt
+from shared.runtime.clock import now_ms
+from shared.webhooks import AttemptOutcome, DeliveryState, SigningSecret, WebhookEndpoint, new_secret
+
+Make = Callable[..., Submission]
+Case = Callable[[Queue, Make], Awaitable[None]]
+
+SCRIPTS = {name for name, path in script_files().items() if path.parent.name != "lib"}
+REPLY_DIFFERS = {
+    **dict.fromkeys(("reclaim", "expire", "expand_outbox"), "takes the next rows of a list; the reply is a count"),
+    **dict.fromkeys((name for name in SCRIPTS if name.startswith("reconcile_")), "the reply is a count of repairs"),
+    **dict.fromkeys(("queue_depths", "next_ready_ms"), "reads how long ago or how soon"),
+}
+STATE_DIFFERS = {
+    "learn_cost": "a moving mean: a forward counted twice moves it by 4% of the difference more",
+    "learn_start_time": "a moving mean: one of many starts counted twice",
+}
+TIME = re.compile(r"\b1[6-9]\d{11}(\.\d+)?(-\d+)?\b")
+SECRET = (SigningSecret(secret=new_secret()),)
+
+
+class Repeater:
+    """Runs each script twice with the same arguments, as the client does when a reply is lost, and compares."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue, self.seen = queue, set[str]()
+        self._names: dict[str, str] = {}
+        self._send = queue.client.redis.execute_command
+        queue.client.redis.execute_command = self._execute
+
+    async def _execute(self, *args: Any, **options: Any) -> Any:
+        if args[0] != "EVALSHA":
+            return await self._send(*args, **options)
+        name = self._name(args[1])
+        first = await self._send(*args, **options)
+        before = await self._state()
+        second = await self._send(*args, **options)
+        after = await self._state()
+        self.seen.add(name)
+        if name not in REPLY_DIFFERS:
+            assert _timeless(second) == _timeless(first), name
+        if name not in STATE_DIFFERS:
+            assert after == before, name
+        return first
+
+    def _name(self, sha: str) -> str:
+        if sha not in self._names:
+            self._names = {script.sha: name for name, script in self.queue.client._loaded.items()}
+        return self._names[sha]
+
+    async def _state(self) -> dict[str, str]:
+        prefix = self.queue.client.redis_keys.prefix
+        pattern = prefix.replace("{", "\\{").replace("}", "\\}") + "*"
+        names = [name async for name in self.queue.client.redis.scan_iter(match=pattern, count=1000)]
+        kept = [name for name in names if not name.startswith(f"{prefix}reply:")]
+        return {_timeless(name): _timeless(await self._read(name)) for name in sorted(kept)}
+
+    async def _read(self, name: str) -> Any:
+        send = self._send
+        match await send("TYPE", name):
+            case "hash":
+                return sorted((await send("HGETALL", name)).items())
+            case "zset":
+                return await send("ZRANGE", name, 0, -1, "WITHSCORES")
+            case "list":
+                return await send("LRANGE", name, 0, -1)
+            case "set":
+                return sorted(await send("SMEMBERS", name))
+            case "stream":
+                return [await send("XLEN", name), await send("XINFO", "GROUPS", name)]
+            case _:
+                return await send("GET", name)
+
+
+def _timeless(value: Any) -> str:
+    return TIME.sub("T", json.dumps(value, default=str))
+
+
+CASES: dict[str, tuple[Case, set[str]]] = {}
+
+
+def case(*scripts: str) -> Callable[[Case], Case]:
+    """Add a case that runs `scripts`, and perhaps others."""
+
+    def add(build: Case) -> Case:
+        CASES[build.__name__] = (build, set(scripts))
+        return build
+
+    return add
+
+
+@case("submit", "queue_position", "cancel_job", "forget_job", "put_input")
+async def jobs(queue: Queue, make: Make) -> None:
+    one, two = await put(queue, make(idempotency_key="k", fingerprint="f"), make())
+    await queue.jobs.position(two)
+    await queue.jobs.cancel(one)
+    assert await queue.jobs.forget(one)
+    await queue.jobs.cancel((await claim(queue))[0].job.id)
+    ref = InputRef(id="in_a", key="inputs/acme/in_a/x", content_type="image/png", bytes=1, width=8, height=8)
+    assert await queue.jobs.put_input("acme", ref, 60) == ref
+
+
+@case("claim", "join", "next_ready_ms", "renew", "report_progress", "put_preview", "release", "settle")
+async def claims(queue: Queue, make: Make) -> None:
+    await put(queue, *[make() for _ in range(4)])
+    await queue.claims.next_ready_ms(MODELS, worker="w1")
+    (one,) = await claim(queue, 1)
+    two, three = await queue.claims.join("w1", one.signature, 2, models=MODELS)
+    assert await queue.claims.join("w1", one.signature, 8, models=MODELS) != []
+    await queue.claims.renew("w1", {one.job.id: one.epoch})
+    await queue.claims.report_progress(
+        ProgressReport(one.job.id, one.epoch, Phase.DENOISING, Progress(step=1, total=2))
+    )
+    assert await queue.previews.put(one.job.id, one.epoch, 0, 0, b"x")
+    assert await queue.claims.release("w1", {two.job.id: two.epoch}) == 1
+    assert await end(queue, one, gpu_seconds=1.0)
+    assert await end(queue, three)
+
+
+@case("heartbeat", "learn_cost", "learn_start_time", "queue_depths")
+async def workers(queue: Queue, make: Make) -> None:
+    await put(queue, make())
+    await queue.workers.heartbeat(WorkerInfo("w1", MODELS), MODELS)
+    for seconds in (1.0, 2.0):
+        await queue.workers.learn_cost("cpu", "demo", "64x64", 1, seconds)
+        await queue.workers.learn_start_time(seconds)
+    await queue.workers.queue_depths()
+
+
+@case(
+    "reclaim",
+    "expire",
+    "expired_items",
+    "forget_item",
+    "reconcile_jobs",
+    "reconcile_lanes",
+    "reconcile_signatures",
+    "reconcile_running_slots",
+    "reconcile_queued_jobs",
+)
+async def maintenance(queue: Queue, make: Make) -> None:
+    redis, keys = queue.client.redis, queue.client.redis_keys
+    lost, late = await put(queue, make(), make(deadline_at_ms=now_ms() + 60_000))
+    await claim(queue, 1)
+    await lose(queue, lost)
+    await queue.maintenance.reclaim()
+    await redis.zadd(keys.deadlines, {late: 1})
+    await queue.maintenance.expire()
+    await put(queue, make())
+    await redis.hset(keys.running_slots, "acme", 3)
+    await redis.hset(keys.queued_jobs, "*", 7)
+    await queue.maintenance.reconcile()
+    await redis.zadd(keys.retention, {f"job|default|{late}|": 1})
+    (item,) = await queue.maintenance.expired_items()
+    await queue.maintenance.forget_item(item)
+
+
+@case("bury_job", "redrive_dead_letter", "purge_dead_letter")
+async def dead_letters(queue: Queue, make: Make) -> None:
+    bad, good = await put(queue, make(), make())
+    await queue.client.redis.hset(queue.client.redis_keys.job(bad), "job", "{")
+    await claim(queue)
+    assert (await queue.dead_letters.page())[0][0].id == bad
+    assert await queue.dead_letters.count() == 1
+    assert await queue.dead_letters.redrive(bad)
+    await claim(queue, worker="w2")
+    assert await queue.dead_letters.purge(bad)
+    assert await queue.jobs.get(good) is not None
+
+
+@case("create_key", "identify", "note_use", "admit", "revoke_key")
+async def api_keys(queue: Queue, make: Make) -> None:
+    _, key = await queue.api_keys.create("acme", frozenset())
+    await queue.api_keys.identify(key.id, "default")
+    await queue.api_keys.note_use(key.id)
+    assert (await queue.api_keys.admit("acme", 2)).remaining == 1
+    assert (await queue.api_keys.admit("acme", 2)).remaining == 0
+    assert await queue.api_keys.revoke(key.id)
+
+
+@case("begin_file", "put_file", "create_batch", "cancel_batch", "due_batches", "commit_batch", "forget_file")
+async def batches(queue: Queue, make: Make) -> None:
+    now = now_ms()
+    life = {"created_at_ms": now, "expires_at_ms": now + 60_000}
+    file = File(id="file-a", tenant="acme", filename="a", purpose="batch", bytes=1, **life)
+    await queue.files.begin("acme", file.id)
+    await queue.files.put(file, [Part("p", 1)])
+    for name in ("batch_a", "batch_b"):
+        outputs = {"output_file_id": "file-o", "error_file_id": "file-e"}
+        batch = Batch(
+            id=name, tenant="acme", endpoint="/v1/jobs", input_file_id=file.id, base_url="", **outputs, **life
+        )
+        await queue.batches.create(batch)
+    await queue.batches.cancel("acme", "batch_b")
+    assert len(await queue.batches.due(10, 1000)) == 2
+    for name in ("batch_a", "batch_b"):
+        batch = await queue.batches.get("acme", name)
+        assert await queue.batches.commit(batch, BatchUpdate({}, {"total": 1}, [0], [("file-o", Part("p", 1))]), 1000)
+        batch = await queue.batches.get("acme", name)
+        assert await queue.batches.commit(batch, BatchUpdate({"status": "completed"}), None)
+    await queue.files.forget("acme", file.id)
+
+
+@case("put_endpoint", "expand_outbox", "claim_deliveries", "record_attempt", "redeliver")
+async def webhooks(queue: Queue, make: Make) -> None:
+    endpoint = WebhookEndpoint(
+        id="we_a", url="https://example.com/", states=(State.QUEUED,), secrets=SECRET, created_at_ms=now_ms()
+    )
+    await queue.webhooks.put_endpoint("default", endpoint)
+    await queue.webhooks.put_endpoint("default", endpoint, exists=True)
+    await put(queue, make())
+    await queue.webhooks.expand_outbox()
+    (due,) = await queue.webhooks.claim_deliveries(10, 10, {}, 1000)
+    outcome = AttemptOutcome(DeliveryState.PENDING, retry_s=60)
+    assert await queue.webhooks.record_attempt(due.delivery.id, outcome, DeliveryAttempt(at_ms=now_ms(), status=500))
+    await queue.webhooks.redeliver("default", due.delivery.id)
+    await queue.webhooks.send_test("default", endpoint, "evt_1")
+    await queue.webhooks.delete_endpoint("default", endpoint.id)
+
+
+@case("join_sync_call", "leave_sync_call", "abandon_sync_call")
+async def sync_calls(queue: Queue, make: Make) -> None:
+    call = ("acme", "d" * 40)
+    await queue.sync_calls.start(*call, "job_a")
+    await queue.sync_calls.leave(*call, "job_a")
+    assert await queue.sync_calls.join(*call) == "job_a"
+    score = await queue.sync_calls.leave(*call, "job_a")
+    assert score == 1000
+    assert await queue.sync_calls.abandon(*call, "job_a", score)
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_a_script_that_is_sent_again_changes_nothing(queue: Queue, make_submission: Make, name: str) -> None:
+    repeater = Repeater(queue)
+    build, scripts = CASES[name]
+    await build(queue, make_submission)
+    assert scripts <= repeater.seen
+
+
+def test_every_script_is_sent_again() -> None:
+    """A new script needs a case; the exceptions name scripts that exist."""
+    covered = set().union(*(scripts for _, scripts in CASES.values()))
+    assert covered == SCRIPTS
+    assert {*REPLY_DIFFERS, *STATE_DIFFERS, *REPLAYED} <= SCRIPTS
+    assert not REPLAYED & {*REPLY_DIFFERS, *STATE_DIFFERS}
