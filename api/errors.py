@@ -80,6 +80,8 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "job_failed": (500, "The job failed"),
     "inference_failed": (500, "The model's code failed"),
     "non_finite_latents": (500, "Denoising produced NaN or infinity"),
+    "encoding_failed": (500, "The output cannot be encoded"),
+    "upload_failed": (500, "The output cannot be stored"),
     "out_of_memory": (500, "The job does not fit into memory"),
     "worker_lost": (500, "The job crashed its workers"),
     "model_unavailable": (500, "The model cannot be loaded"),

@@ -30,6 +30,9 @@ FusequeueError
     ├── AdapterUnavailable    the same for a LoRA adapter
     ├── InferenceFailed
     ├── NonFiniteLatents
+    ├── EncodingFailed        an output that cannot be written as a file
+    ├── UploadFailed          an output that storage refuses, other than in an outage
+    ├── UnexpectedError       a fault of the worker's own code
     └── OutOfMemory           a single row does not fit
 
 `api/errors.py` maps them to HTTP statuses.
@@ -149,6 +152,19 @@ class InferenceFailed(JobError, code="inference_failed"): ...
 
 
 class NonFiniteLatents(JobError, code="non_finite_latents"): ...
+
+
+class EncodingFailed(JobError, code="encoding_failed"): ...
+
+
+class UploadFailed(JobError, code="upload_failed"): ...
+
+
+class UnexpectedError(JobError, code="internal_error"):
+    """Wraps an exception of another type."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"unexpected error in the worker: {type(error).__name__}: {error}"[:300])
 
 
 class OutOfMemory(JobError, code="out_of_memory", retryable=True): ...

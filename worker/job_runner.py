@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import structlog
 from structlog.contextvars import bind_contextvars
 
 from shared.config.models_file import ModelSpec
-from shared.errors import JobError, NotFound, Unavailable
+from shared.errors import JobError, NotFound, Unavailable, UnexpectedError
 from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
 from shared.queue import Claim, Queue
 from shared.runtime import metrics
@@ -26,6 +28,7 @@ from worker.output.upload import Uploader, attempt_prefix
 
 log = structlog.get_logger()
 
+SETTLE_FAILED_S = 60.0
 CLEANUP_TIMEOUT_S = 15.0  # a little longer than one storage request can take
 
 
@@ -42,21 +45,45 @@ class JobRunner:
         """Generate the job's outputs and settle it, unless its claim is lost or released meanwhile."""
         bind_contextvars(job_id=claimed.job.id)  # for every log event of this task
         try:
-            outcome = await self._generate(claimed)
+            outcome = await self._outcome(claimed)
             if claimed.abandoned:
                 log.info("claim_abandoned", reason=claimed.stop_reason)
                 metrics.claims_abandoned.labels(claimed.stop_reason).inc()
             elif await self._settle(claimed, outcome):
                 return
             await self._remove_uploads(claimed)
+        except Exception as error:
+            if claimed.abandoned:
+                raise
+            await self.fail(claimed.claim, error)
         finally:
             claimed.cancel_uploads()
 
-    async def _generate(self, claimed: ClaimedJob) -> Outcome:
+    async def fail(self, claim: Claim, error: Exception) -> None:
+        """Settle a job that an unexpected error ended, so that it does not wait for its lease to expire."""
+        log.error("job_runner_failed", job_id=claim.job.id, exc_info=error)
+        cause = UnexpectedError(error)
+        failure = Failure(code=cause.code, message=cause.message)
+        outcome = Outcome(state=State.FAILED, error=failure, timings=Timings(queue_ms=claim.queued_ms))
+        async with asyncio.timeout(SETTLE_FAILED_S):
+            settle = partial(self._queue.claims.settle, self._worker, claim.job.id, claim.epoch, outcome)
+            if await retry_while_unavailable(settle, "settle_failed"):
+                collectors.settled(claim, outcome)
+
+    async def _outcome(self, claimed: ClaimedJob) -> Outcome:
+        """Generate the job's outputs; any error becomes the job's."""
         try:
-            inputs = await self._fetch_inputs(claimed)
-        except _InputMissing as missing:
-            return claimed.outcome(JobFinished(claimed.claim_key, missing))
+            return await self._generate(claimed)
+        except JobError as error:
+            cause = error
+        except Exception as error:
+            log.exception("job_failed_unexpectedly")
+            cause = UnexpectedError(error)
+        self._engine.cancel(claimed.claim_key)
+        return claimed.outcome(replace(claimed.engine_result, error=cause))
+
+    async def _generate(self, claimed: ClaimedJob) -> Outcome:
+        inputs = await self._fetch_inputs(claimed)
         if claimed.stop_reason is not None:
             return claimed.outcome(JobFinished(claimed.claim_key))
         key, solo = claimed.claim_key, claimed.claim.solo
@@ -162,6 +189,13 @@ class ClaimedJob:
         return not self.engine_done.done() and not last_forward
 
     @property
+    def engine_result(self) -> JobFinished:
+        """How the engine ended the job; without figures if it has not."""
+        done = self.engine_done
+        finished = done.done() and not done.cancelled() and done.exception() is None
+        return done.result() if finished else JobFinished(self.claim_key)
+
+    @property
     def abandoned(self) -> bool:
         """The claim no longer belongs to this worker."""
         return self.stop_reason in (StopReason.LOST, StopReason.RELEASED)
@@ -175,6 +209,11 @@ class ClaimedJob:
             self.stop_reason = reason
             self.stopped.set()
 
+    def fail(self, error: Exception) -> None:
+        """End the job with an error that has no place in the engine's result."""
+        if not self.engine_done.done():
+            self.engine_done.set_exception(error)
+
     def upload(self, uploader: Uploader, index: int, output: Output) -> None:
         """Start encoding and uploading output `index`."""
         self._uploads[index] = asyncio.create_task(uploader.upload(self.claim, index, output))
@@ -187,7 +226,10 @@ class ClaimedJob:
         async def publish() -> None:
             if previous:
                 await asyncio.wait(previous)
-            await publisher.publish(self.claim, index, number, pixels)
+            try:
+                await publisher.publish(self.claim, index, number, pixels)
+            except Exception:  # the image follows
+                log.exception("preview_failed", job_id=self.job.id)
 
         tasks.append(asyncio.create_task(publish()))
 
@@ -196,18 +238,23 @@ class ClaimedJob:
         await asyncio.gather(*chain.from_iterable(self._previews.values()))
 
     async def artifacts(self) -> tuple[Artifact, ...]:
-        """Wait for the uploads and return their artifacts in order; empty when the job is stopped first."""
+        """Wait for the uploads and return their artifacts in order; empty when the job is stopped first.
+
+        Raises the first error of an upload.
+        """
         tasks = [self._uploads[index] for index in sorted(self._uploads)]
-        waits = {asyncio.ensure_future(self.uploads_finished()), asyncio.ensure_future(self.stopped.wait())}
+        uploaded = asyncio.ensure_future(self.uploads_finished(asyncio.FIRST_EXCEPTION))
+        waits: set[asyncio.Future[Any]] = {uploaded, asyncio.ensure_future(self.stopped.wait())}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            return tuple(task.result() for task in tasks) if all(task.done() for task in tasks) else ()
+            done = tuple(task.result() for task in tasks if task.done())
+            return done if len(done) == len(tasks) else ()
         finally:
             await cancel_and_wait(waits)
 
-    async def uploads_finished(self) -> None:
+    async def uploads_finished(self, return_when: str = asyncio.ALL_COMPLETED) -> None:
         if self._uploads:
-            await asyncio.wait(self._uploads.values())
+            await asyncio.wait(self._uploads.values(), return_when=return_when)
 
     def cancel_uploads(self) -> None:
         for task in chain(self._uploads.values(), *self._previews.values()):

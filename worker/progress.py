@@ -61,12 +61,18 @@ class EngineEventHandler:
             self._loop.call_soon(self._handle, self._events.popleft())
 
     def _handle(self, event: EngineEvent) -> None:
-        if isinstance(event, ForwardDone):
-            self.on_forward(event)
-        elif not isinstance(event, JobEvent):
-            collectors.model_event(event)
-        elif job := self.jobs.get(event.claim_key):
-            self._handle_job_event(job, event)
+        job = self.jobs.get(event.claim_key) if isinstance(event, JobEvent) else None
+        try:
+            if isinstance(event, ForwardDone):
+                self.on_forward(event)
+            elif not isinstance(event, JobEvent):
+                collectors.model_event(event)
+            elif job:
+                self._handle_job_event(job, event)
+        except Exception as error:
+            log.exception("engine_event_failed", kind=type(event).__name__)
+            if job:  # its output may be missing
+                job.fail(error)
 
     def _handle_job_event(self, job: ClaimedJob, event: JobEvent) -> None:
         match event:

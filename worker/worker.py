@@ -3,13 +3,15 @@
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Sequence, Set
+from functools import partial
+from typing import Any
 
 import structlog
 
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
-from shared.errors import RedisUnavailable
 from shared.queue import Claim, Queue
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import cancel_and_wait, retry_while_unavailable
@@ -31,6 +33,7 @@ from worker.progress import EngineEventHandler, ProgressReporter
 log = structlog.get_logger()
 
 EXIT_HUNG = 70
+RELEASE_S = 10.0  # how long a drain retries the release of its jobs during an outage of Redis
 
 
 class Worker:
@@ -133,27 +136,43 @@ class Worker:
     async def _work_until_drained(self, background: Sequence[asyncio.Task[None]]) -> int:
         claiming = asyncio.create_task(self._claim_loop.run())
         hung = asyncio.create_task(self._leases.hung.wait())
-        done, _ = await asyncio.wait({claiming, hung, *background}, return_when=asyncio.FIRST_COMPLETED)
-        if hung in done:
-            # A hung thread cannot be stopped; its jobs are reclaimed when their leases expire.
-            os._exit(EXIT_HUNG)
-        hung.cancel()
-        for task in done - {claiming}:
-            task.result()
-        await claiming
-        if not self._draining.is_set():  # the queue has jobs of a newer version
-            self.drain()
-        await self._finish_jobs()
+        watched = {hung, *background}
+        try:
+            if await self._first(claiming, watched):
+                if not self._draining.is_set():  # the queue has jobs of a newer version
+                    self.drain()
+                await self._first(asyncio.create_task(self._wait_for_jobs()), watched)
+            await self._release_jobs()
+        finally:
+            await cancel_and_wait((hung, claiming))
+        for task in (claiming, *background):  # only `claiming` ends without an error
+            if task.done() and not task.cancelled():
+                task.result()
         await asyncio.to_thread(self._engine.stop, self._drain_timeout_s)
         return 0
 
+    async def _first(self, work: asyncio.Task[None], watched: Set[asyncio.Task[Any]]) -> bool:
+        """Wait for `work`; False if a background loop ends first. Ends the process if the GPU thread hangs."""
+        await asyncio.wait({work, *watched}, return_when=asyncio.FIRST_COMPLETED)
+        if self._leases.hung.is_set():
+            # A hung thread cannot be stopped; its jobs are reclaimed when their leases expire.
+            os._exit(EXIT_HUNG)
+        if not work.done():
+            await cancel_and_wait((work,))
+        return not work.cancelled()
+
     def _start_job(self, claim: Claim) -> None:
         job = claim.job
-        claimed = ClaimedJob(claim, self._catalog.for_size(job.model, job.width, job.height))
-        self._claimed_jobs[claimed.claim_key] = claimed
-        collectors.claimed(claim)
-        self._batch_log.admit(claimed)
-        task = asyncio.create_task(self._run_job(claimed), name=claimed.claim_key)
+        try:
+            claimed = ClaimedJob(claim, self._catalog.for_size(job.model, job.width, job.height))
+            collectors.claimed(claim)
+            self._batch_log.admit(claimed)
+        except Exception as error:
+            run = self._runner.fail(claim, error)
+        else:
+            self._claimed_jobs[claimed.claim_key] = claimed
+            run = self._run_job(claimed)
+        task = asyncio.create_task(run, name=f"{job.id}:{claim.epoch}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -181,18 +200,22 @@ class Worker:
         if claimed := self._claimed_jobs.get(forward.claim_key):
             self._cost_curves.add(claimed.claim.signature, forward)
 
-    async def _finish_jobs(self) -> None:
-        """Wait for running jobs up to the drain timeout; release the rest, to be claimed elsewhere at once."""
+    async def _wait_for_jobs(self) -> None:
+        """Wait for running jobs up to the drain timeout."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=self._drain_timeout_s)
+
+    async def _release_jobs(self) -> None:
+        """Release the jobs that are still running, to be claimed elsewhere at once."""
         if not (unfinished := list(self._claimed_jobs.values())):
             return
         for claimed in unfinished:
             claimed.stop(StopReason.RELEASED)
         self._engine.release_all()
-        try:
-            epochs = {claimed.job.id: claimed.claim.epoch for claimed in unfinished}
-            log.info("jobs_released", jobs=await self._queue.claims.release(self.name, epochs))
-        except RedisUnavailable as error:
-            log.warning("release_failed", jobs=len(unfinished), error=error.message, remedy="none: their leases expire")
+        epochs = {claimed.job.id: claimed.claim.epoch for claimed in unfinished}
+        release, give_up_s = partial(self._queue.claims.release, self.name, epochs), time.monotonic() + RELEASE_S
+        released = await retry_while_unavailable(
+            release, "release_failed", until=lambda: time.monotonic() > give_up_s, max_s=1.0
+        )
+        log.info("jobs_released", jobs=released)  # None: their leases expire
         await cancel_and_wait(self._tasks)

@@ -27,6 +27,7 @@ from worker.engine.protocol import (
     JobProgress,
     Output,
     OutputReady,
+    PreviewReady,
 )
 from worker.worker import Worker
 
@@ -80,6 +81,9 @@ class StubEngine:
 
     def step(self, claim_key: str, step: int, total: int) -> None:
         self.events.on_event(JobProgress(claim_key, step, total))
+
+    def preview(self, claim_key: str) -> None:
+        self.events.on_event(PreviewReady(claim_key, 0, np.zeros((8, 8, 3), np.uint8)))
 
     def forward(self, claim_key: str, rows: int, seconds: float) -> None:
         """Report a forward of the job's size."""

@@ -3,7 +3,6 @@
 Two threads here read and write messages; `worker.engine.process` is the other end.
 """
 
-import contextlib
 import queue
 import socket
 import subprocess
@@ -103,9 +102,14 @@ class RemoteEngine:
         return replace(status, activity=replace(status.activity, busy=True, since_s=self._silent_since_s))
 
     def _write(self, channel: Channel) -> None:
-        with contextlib.suppress(OSError):  # the reading thread gets the same error and handles it
+        try:
             while (message := self._outbox.get()) is not None:
                 channel.send(message)
+        except OSError:
+            pass  # the reading thread gets the same error and handles it
+        except Exception:  # for example a message that cannot be pickled: those after it would never be sent
+            log.exception("engine_writer_failed")
+            self._ended.set()
 
     def _read(self, channel: Channel) -> None:
         try:

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+import structlog
+
+from shared.errors import EncodingFailed, UploadFailed
 from shared.job import Artifact, Job, Thumbnail
 from shared.queue import Claim
 from shared.runtime import metrics
@@ -15,6 +18,8 @@ from shared.storage import Storage
 from worker.engine.protocol import Output
 from worker.output.image_encoding import encode
 from worker.output.video_encoding import encode_video
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 Files = dict[str, tuple[bytes, str]]  # key -> (content, content type)
@@ -48,18 +53,26 @@ class Uploader:
         """Encode and store output `index` of a job."""
         encoding = self._encode(claim, index, output)
         del output  # frees the pixels as soon as they are encoded
-        artifact, files = await encoding
+        try:
+            artifact, files = await encoding
+        except Exception as error:
+            log.exception("output_not_encoded", job_id=claim.job.id, index=index)
+            raise EncodingFailed(f"output {index} cannot be encoded: {type(error).__name__}: {error}") from error
         with self._counted_in_spool(sum(len(data) for data, _ in files.values())), metrics.upload_seconds.time():
             for key, (data, content_type) in files.items():
-                await retry_while_unavailable(
-                    partial(self._storage.put, key, data, content_type),
-                    "upload_failed",
-                    first_s=FIRST_RETRY_S,
-                    max_s=MAX_RETRY_S,
-                    key=key,
-                    held_bytes=self.held_bytes,
-                )
+                await self._put(key, data, content_type)
         return artifact
+
+    async def _put(self, key: str, data: bytes, content_type: str) -> None:
+        put = partial(self._storage.put, key, data, content_type)
+        held = self.held_bytes
+        try:
+            await retry_while_unavailable(
+                put, "upload_failed", first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S, key=key, held_bytes=held
+            )
+        except Exception as error:
+            log.exception("output_not_stored", key=key)
+            raise UploadFailed(f"{key} cannot be stored: {type(error).__name__}: {error}") from error
 
     async def _encode(self, claim: Claim, index: int, output: Output) -> tuple[Artifact, Files]:
         job, key = claim.job, object_key(claim.job, claim.attempt, index)

@@ -33,6 +33,8 @@ class EngineStub:
     def submit(self, request: EngineRequest) -> None:
         self.requests.append(request)
 
+    def cancel(self, claim_key: str) -> None: ...
+
 
 class SlowFolder(FolderStorage):
     """Storage whose writes wait for `open`, and continue when their caller is canceled."""
