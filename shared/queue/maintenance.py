@@ -1,16 +1,12 @@
 """Maintenance: lost workers, deadlines, retention, dead letters, and repair after a failover."""
 
-import asyncio
-import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+import math
+from collections.abc import Sequence
 
 from shared.protocols.openai import files
 from shared.queue.client import QueueComponent, translated
+from shared.queue.reconcile import Reconciliation
 from shared.queue.records import DeadLetter, ExpiredItem, record
-
-_SCAN_COUNT = 1000
-_REPAIR_CHUNK = 50
 
 
 class Maintenance(QueueComponent):
@@ -43,40 +39,21 @@ class Maintenance(QueueComponent):
         """Delete the record and indexes of an item that storage no longer holds."""
         await self._scripts.forget_item(item.row)
 
-    async def reconcile(self) -> int:
+    async def reconcile(self, budget_s: float = math.inf) -> int:
         """Repair disagreements between jobs, lanes and counters, as after a failover; return how many.
 
-        It scans all keys of the namespace in small scripts, concurrently with other work; only one caller at a time
-        does so, the others return 0.
+        It scans all keys of the namespace in small scripts, concurrently with other work, and continues where the last
+        call used up its `budget_s`. Only one caller at a time does so, the others return 0.
         """
-        token = secrets.token_hex(8)
-        with translated():
-            if not await self._redis.set(self._keys.reconciling, token, nx=True, ex=60):
-                return 0
-        try:
-            repaired = await self._each("job", self._scripts.reconcile_jobs)
-            repaired += await self._each("lane", self._scripts.reconcile_lanes)
-            repaired += await self._each("signature", self._scripts.reconcile_signatures)
-            repaired += await self._scripts.reconcile_running_slots()
-            return repaired + await self._scripts.reconcile_queued_jobs()
-        finally:
-            with translated():
-                if await self._redis.get(self._keys.reconciling) == token:
-                    await self._redis.delete(self._keys.reconciling)
+        run = Reconciliation(self._client, budget_s)
+        await run.run()
+        return run.repaired
 
-    async def _each(self, kind: Literal["job", "lane", "signature"], script: Callable[..., Awaitable[int]]) -> int:
-        prefix = f"{self._keys.prefix}{kind}:"
-        pattern = "".join(f"\\{char}" if char in "*?[]\\" else char for char in prefix) + "*"
-        repaired, cursor = 0, 0
-        while True:
-            with translated():
-                cursor, names = await self._redis.scan(cursor, match=pattern, count=_SCAN_COUNT)
-            ids = [name.removeprefix(prefix) for name in names]
-            for first in range(0, len(ids), _REPAIR_CHUNK):
-                repaired += await script(*ids[first : first + _REPAIR_CHUNK])
-                await asyncio.sleep(0)
-            if int(cursor) == 0:
-                return repaired
+    async def reconcile_unfinished(self) -> bool:
+        """Return whether a `reconcile` used up its time before its end, and no process continues it now."""
+        with translated():
+            progress, lock = await self._redis.exists(self._keys.reconcile_progress), self._keys.reconciling
+            return bool(progress) and not await self._redis.exists(lock)
 
 
 class DeadLetters(QueueComponent):

@@ -116,6 +116,8 @@ class RedisKeys:
     dead_letters = _Single("zset", bound="10,000 rows")
     dead_letter = _Family("id", "hash", ttl="7 d")
     reconciling = _Single("string", ttl="1 min")
+    reconcile_progress = _Single("hash", ttl="1 h")
+    recount = _Single("hash", ttl="1 min")  # counters that changed during a recount
     # API keys and limits
     keys_created = _Single("string", bound="one flag: a key has been created")
     api_keys = _Single("zset", bound="10,000 rows")

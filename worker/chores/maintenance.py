@@ -21,6 +21,8 @@ log = structlog.get_logger()
 
 CHUNK_ROWS = 100
 CONCURRENCY = 8
+RECONCILE_BUDGET_S = 0.75 * rq_queue.BUDGET_S
+"""A reconcile ends itself before its chore's time is over."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,17 @@ def sweep(chain: str, chunk: int, until_s: float) -> int:
     """
     configured = settings.load()
     result = asyncio.run(_sweep(configured))
-    if result.more and time.time() < until_s:
+    if result.more:
+        _continue_chain(configured, rq_queue.SWEEP, chain, chunk, until_s)
+    return result.removed
+
+
+def _continue_chain(configured: Settings, chore: str, chain: str, chunk: int, until_s: float) -> None:
+    """Enqueue the next chunk of a chore, unless the schedule has started the next chain."""
+    if time.time() < until_s:
         with rq_queue.connect(configured) as connection:
             queue, chore_id = rq_queue.rq_queue(configured, connection), f"{chain}-{chunk + 1}"
-            rq_queue.enqueue(queue, rq_queue.SWEEP, chain, chunk + 1, until_s, chore_id=chore_id, start_within_s=60)
-    return result.removed
+            rq_queue.enqueue(queue, chore, chain, chunk + 1, until_s, chore_id=chore_id, start_within_s=60)
 
 
 async def _sweep(configured: Settings) -> SweepResult:
@@ -101,14 +109,22 @@ async def _move_on(configured: Settings) -> int:
     return moved
 
 
-def reconcile() -> int:
-    """Repair the queue after data loss, such as a failover; returns the number of repairs."""
-    return asyncio.run(_reconcile(settings.load()))
+def reconcile(chain: str, chunk: int, until_s: float) -> int:
+    """Repair the queue after data loss, such as a failover; returns the number of repairs.
+
+    A run that uses up its time is continued by another, as the chunks of a sweep are.
+    """
+    configured = settings.load()
+    repaired, unfinished = asyncio.run(_reconcile(configured))
+    if unfinished:
+        _continue_chain(configured, rq_queue.RECONCILE, chain, chunk, until_s)
+    return repaired
 
 
-async def _reconcile(configured: Settings) -> int:
+async def _reconcile(configured: Settings) -> tuple[int, bool]:
     async with rq_queue.job_queue(configured) as queue:
-        repaired = await queue.maintenance.reconcile()
+        repaired = await queue.maintenance.reconcile(RECONCILE_BUDGET_S)
+        unfinished = await queue.maintenance.reconcile_unfinished()
     if repaired:
         log.warning("queue_reconciled", repaired=repaired)
-    return repaired
+    return repaired, unfinished

@@ -133,7 +133,7 @@ def due_chores(now_s: float, last_s: float | None, token: str) -> list[Scheduled
         if last_s is not None and int(last_s // every_s) >= period:
             continue
         chore_id = f"{name}-{period}" if last_s is not None else f"{name}-start-{token}"
-        if chore == SWEEP:
+        if chore in (SWEEP, RECONCILE):  # chains of chunks
             due.append(ScheduledChore(chore, (chore_id, 0, now_s + every_s), f"{chore_id}-0", every_s))
         else:
             due.append(ScheduledChore(chore, (), chore_id, every_s))

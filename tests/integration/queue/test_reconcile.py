@@ -201,7 +201,7 @@ async def test_wrong_counters_are_repaired(queue: Queue, make_submission: Make) 
     signature = make_submission().signature
     await queue.client.redis.hset(queue.client.redis_keys.signature(signature), mapping={"jobs:1": 99, "slots:1": 99})
     await queue.client.redis.hset(queue.client.redis_keys.queued_jobs, mapping={"a": 50, "ghost": 3})
-    assert await queue.maintenance.reconcile() == 2
+    assert await queue.maintenance.reconcile() == 3
     (depth,) = await queue.workers.queue_depths()
     assert depth.queued_jobs == 3
     assert await queue.client.redis.hgetall(queue.client.redis_keys.queued_jobs) == {"a": "2", "b": "1", "*": "3"}
@@ -215,3 +215,106 @@ async def test_one_of_several_that_start_reconciles(queue: Queue, make_submissio
     assert sorted(repaired)[:3] == [0, 0, 0]
     assert await queue.client.redis.exists(queue.client.redis_keys.reconciling) == 0
     assert await queue.claims.next_ready_ms(MODELS) == 0
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["consistent", "counters lost"])
+async def test_a_signature_with_many_tenants_is_counted_completely(
+    queue: Queue, make_submission: Make, lost: bool
+) -> None:
+    """Each of 1,300 tenants has a job: none is stuck after a reconcile."""
+    submissions = [make_submission(tenant=f"t{at}") for at in range(1300)]
+    ids: list[str] = []
+    for first in range(0, len(submissions), 500):
+        ids += await put(queue, *submissions[first : first + 500])
+    if lost:
+        await queue.client.redis.delete(queue.client.redis_keys.signature(submissions[0].signature))
+    assert (await queue.maintenance.reconcile() > 0) is lost
+    (depth,) = await queue.workers.queue_depths()
+    assert (depth.queued_jobs, depth.queued_slots) == (1300, 1300)
+    claimed: list[str] = []
+    while some := await claim_ids(queue, 64):
+        claimed += some
+    assert sorted(claimed) == sorted(ids)
+    assert await queue.client.redis.exists(queue.client.redis_keys.queued_jobs) == 0
+
+
+async def test_released_jobs_whose_counters_are_lost_start(queue: Queue, make_submission: Make) -> None:
+    """A signature without its hash is found through its jobs."""
+    ids = await put(queue, make_submission(), make_submission())
+    claims = await claim(queue)
+    await queue.claims.release("w1", {one.job.id: one.epoch for one in claims})
+    keys = queue.client.redis_keys
+    signature = make_submission().signature
+    await queue.client.redis.delete(
+        keys.signature(signature), keys.signatures, keys.ready("demo", "standard"), keys.queued_jobs
+    )
+    assert await queue.maintenance.reconcile() >= 1
+    assert await claim_ids(queue) == ids
+
+
+async def test_every_entry_of_a_long_lane_is_checked(queue: Queue, make_submission: Make) -> None:
+    """An entry without its job is found behind thousands of others."""
+    for _ in range(5):
+        ids = await put(queue, *[make_submission() for _ in range(500)])
+    await queue.client.redis.delete(queue.client.redis_keys.job(ids[-1]))
+    assert await queue.maintenance.reconcile() >= 1
+    assert [letter.id for letter in (await queue.dead_letters.page())[0]] == [ids[-1]]
+    assert await queue.maintenance.reconcile() == 0
+
+
+async def test_wrong_running_slots_of_many_jobs_are_repaired(queue: Queue, make_submission: Make) -> None:
+    """Beyond 5,000 running jobs as well; a tenant without running jobs has none left."""
+    keys, redis = queue.client.redis_keys, queue.client.redis
+    (job_id,) = await put(queue, make_submission(n=2, tenant="a"))
+    await claim(queue)
+    fields = await redis.hgetall(keys.job(job_id))
+    async with redis.pipeline(transaction=False) as pipe:
+        for at in range(5200):
+            pipe.hset(keys.job(f"job_{at}"), mapping={**fields, "tenant": f"t{at % 3}", "slots": 1})
+            pipe.zadd(keys.leases, {f"job_{at}": 2e12})
+        await pipe.execute()
+    await redis.hset(keys.running_slots, mapping={"a": 7, "ghost": 3})
+    assert await queue.maintenance.reconcile() == 5
+    assert await redis.hgetall(keys.running_slots) == {"a": "2", "t0": "1734", "t1": "1733", "t2": "1733"}
+    assert await queue.maintenance.reconcile() == 0
+
+
+async def test_a_recount_under_load_keeps_the_counters_right(queue: Queue, make_submission: Make) -> None:
+    """Jobs that are submitted, claimed and ended meanwhile do not make counters wrong."""
+    stop = asyncio.Event()
+
+    async def load(worker: str) -> None:
+        while not stop.is_set():
+            await put(queue, *[make_submission(tenant=f"t{at}") for at in range(8)])
+            for one in await claim(queue, 8, worker):
+                await end(queue, one, worker)
+
+    for first in range(0, 1000, 500):
+        await put(queue, *[make_submission(tenant=f"t{first + at}") for at in range(500)])
+    loads = [asyncio.create_task(load(f"w{at}")) for at in range(3)]
+    repaired = [await queue.maintenance.reconcile() for _ in range(2)]
+    await queue.client.redis.hincrby(queue.client.redis_keys.signature(make_submission().signature), "jobs:1", 100_000)
+    repaired += [await queue.maintenance.reconcile()]
+    stop.set()
+    await asyncio.gather(*loads)
+    assert repaired == [0, 0, 1]
+    await queue.maintenance.reconcile()
+    assert await queue.maintenance.reconcile() == 0
+    left: list[str] = []
+    while some := await claim_ids(queue, 64):
+        left += some
+    assert await queue.client.redis.exists(queue.client.redis_keys.queued_jobs) == 0
+
+
+async def test_a_reconcile_continues_where_its_time_ended(queue: Queue, make_submission: Make) -> None:
+    """With far more records than one run reads, every phase runs in the end."""
+    for _ in range(4):
+        await put(queue, *[make_submission() for _ in range(500)])
+    await queue.client.redis.hset(queue.client.redis_keys.queued_jobs, mapping={"default": 7})
+    runs = 1
+    while await queue.maintenance.reconcile(budget_s=0.02) or await queue.maintenance.reconcile_unfinished():
+        runs += 1
+        assert runs < 2000
+    assert runs > 3
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.queued_jobs) == {"default": "2000", "*": "2000"}
+    assert await queue.maintenance.reconcile() == 0

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from shared.errors import NotFound, StorageUnavailable
 from shared.job import InputRef, Job, Outcome, State
 from shared.queue import Queue, Submission
 from shared.storage import Storage, connect
-from worker.chores import rq_queue
+from worker.chores import maintenance, rq_queue
 from worker.chores.maintenance import sweep_chunk
 
 ROOT = Path(__file__).parents[3]
@@ -198,6 +199,24 @@ async def _store_expired(queue: Queue, storage: Storage, count: int) -> None:
     await queue.client.redis.zadd(
         queue.client.redis_keys.retention, {f"job|default|{job_id}|": 1 for job_id in job_ids}
     )
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 30.0])
+async def test_a_reconcile_that_used_up_its_time_is_continued(
+    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch, budget_s: float
+) -> None:
+    """The next chunk is enqueued at once, not at the next period."""
+    settings = queue.client.settings
+    monkeypatch.setenv("FUSEQUEUE_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("FUSEQUEUE_NAMESPACE", settings.namespace)
+    monkeypatch.setattr(maintenance, "RECONCILE_BUDGET_S", budget_s)
+    await queue.jobs.submit([make_submission()])
+    await asyncio.to_thread(maintenance.reconcile, "reconcile-1", 0, time.time() + 60)
+    with rq_queue.connect(settings) as connection:
+        enqueued = rq_queue.rq_queue(settings, connection)
+        expected = [] if budget_s else [f"{enqueued.name}-reconcile-1-1"]
+        assert enqueued.job_ids == expected
+        enqueued.empty()
 
 
 async def test_chores_without_work_are_not_enqueued(queue: Queue) -> None:

@@ -26,7 +26,7 @@ def test_a_start_runs_every_chore_once_with_a_unique_id() -> None:
         (
             600.0,
             1234.0,
-            ["sweep-20-0", "move-on-123", "reconcile-2", "webhooks-617", "batches-617"],
+            ["sweep-20-0", "move-on-123", "reconcile-2-0", "webhooks-617", "batches-617"],
         ),  # after a pause: once, not once per period
         (660.0, 600.0, []),  # a clock set back
     ],
@@ -36,11 +36,12 @@ def test_a_period_has_one_id_in_all_workers(last_s: float, now_s: float, ids: li
     assert [item.chore_id for item in due_chores(now_s, last_s, "aaaa")] == ids
 
 
-def test_the_chunks_of_a_sweep_end_with_its_period() -> None:
+def test_the_chunks_of_a_chain_end_with_its_period() -> None:
     """The chain of chunks does not overlap the next period's."""
-    (sweep,) = (item for item in due_chores(660.0, 659.0, "aaaa") if item.chore == SWEEP)
+    sweep, reconcile = (item for item in due_chores(660.0, 599.0, "aaaa") if item.chore in (SWEEP, RECONCILE))
     assert sweep.args == ("sweep-11", 0, 720.0)
     assert sweep.start_within_s == 60
+    assert reconcile.args == ("reconcile-1", 0, 1260.0)
 
 
 def test_chores_do_not_import_torch() -> None:

@@ -137,6 +137,7 @@ local function claim_entry(b, rank, lane, turn, entry)
     queue.acknowledge(lane, entry.id)
     redis.call('HSET', key.job(entry.job), 'src', 'front', 'entry', '')
     redis.call('ZADD', key.front(b.sig), queue.score(rank, tonumber(job.arrived) or b.now), entry.job)
+    queue.note_moves(b.sig, rank, job.tenant, 1)
     fill.skip(b, entry.job)
     turn.passes = turn.passes + 1
   end

@@ -1,4 +1,4 @@
--- NEEDS readiness
+-- NEEDS readiness recount
 -- Part of the scripts that queue jobs or remove them: counters, lanes and readiness.
 
 local queue = {}
@@ -8,8 +8,15 @@ local PRIORITY_SPAN = 4398046511104
 
 function queue.score(rank, arrived) return string.format('%.3f', rank * PRIORITY_SPAN + arrived) end
 
+-- Note for a recount in progress that queued jobs change their place.
+function queue.note_moves(sig, rank, tenant, jobs)
+  if not recount.in_progress() then return end
+  for _, counter in ipairs({'jobs|' .. sig .. '|' .. rank, 'queued|' .. tenant, 'queued|*'}) do recount.note(counter, jobs) end
+end
+
 -- Add `jobs` and `slots`, which can be negative, to the queued ones.
 function queue.count(sig, rank, tenant, jobs, slots)
+  queue.note_moves(sig, rank, tenant, jobs)
   redis.call('HINCRBY', key.signature(sig), 'jobs:' .. rank, jobs)
   redis.call('HINCRBY', key.signature(sig), 'slots:' .. rank, slots)
   if redis.call('HINCRBY', key.queued_jobs, tenant, jobs) <= 0 then redis.call('HDEL', key.queued_jobs, tenant) end
@@ -19,6 +26,7 @@ end
 -- Add `slots`, which can be negative, to a tenant's running slots. Freed slots make the signatures deferred by its quota
 -- ready again.
 function queue.count_running(tenant, slots, now)
+  if recount.in_progress() then recount.note('running|' .. tenant, slots) end
   if redis.call('HINCRBY', key.running_slots, tenant, slots) <= 0 then redis.call('HDEL', key.running_slots, tenant) end
   if slots >= 0 then return end
   local held = redis.call('SPOP', key.deferred(tenant), 16)
@@ -160,27 +168,4 @@ function queue.queued_in(lane)
   local pending = redis.pcall('XPENDING', lane, 'workers')
   if pending.err then return 0 end
   return redis.call('XLEN', lane) - pending[1]
-end
-
--- Count a signature's queued jobs again. Returns how many counters were wrong.
-function queue.recount(sig)
-  local wrong = 0
-  for rank = 0, 2 do
-    local standing = 0
-    for _, tenant in ipairs(redis.call('ZRANGE', key.lanes(sig, rank), 0, 999)) do
-      standing = standing + queue.queued_in(key.lane(sig, rank, tenant))
-    end
-    for _, name in ipairs({key.front(sig), key.solo(sig)}) do
-      standing = standing + redis.call('ZCOUNT', name, queue.score(rank, 0), '(' .. queue.score(rank + 1, 0))
-    end
-    local counted = redis.call('HMGET', key.signature(sig), 'jobs:' .. rank, 'slots:' .. rank)
-    local jobs, slots = tonumber(counted[1] or 0) or 0, tonumber(counted[2] or 0) or 0
-    if standing ~= jobs then
-      -- Slots by the mean of the old counters: they only decide how soon a batch is full.
-      local mean = jobs > 0 and math.max(1, slots / jobs) or 1
-      redis.call('HSET', key.signature(sig), 'jobs:' .. rank, standing, 'slots:' .. rank, whole(standing * mean))
-      wrong = wrong + 1
-    end
-  end
-  return wrong
 end

@@ -25,11 +25,14 @@ local function requeue(id, job)
 end
 
 for _, id in ipairs(ARGV) do
-  local job = job_state.load(id)
+  local state = redis.call('HGET', key.job(id), 'state')
+  local job = (state == 'queued' or state == 'running') and job_state.load(id) -- most jobs have ended
   if job and job.state == 'queued' then
     if not is_queued(id, job) then
       requeue(id, job)
       repaired = repaired + 1
+    elseif redis.call('HSETNX', key.signature(job.sig), 'model', job.model) == 1 then
+      repaired = repaired + 1 -- its counters are repaired after all jobs and lanes
     end
   elseif job and job.state == 'running' then
     -- Its worker can be alive: then it renews this lease; otherwise the lease expires.
@@ -39,9 +42,6 @@ for _, id in ipairs(ARGV) do
     repaired = repaired + 1
   end
 end
-for sig in pairs(touched) do
-  queue.recount(sig)
-  queue.refresh(sig, now)
-end
+for sig in pairs(touched) do queue.refresh(sig, now) end
 if repaired > 0 then queue.wake() end
 return repaired

@@ -1,0 +1,45 @@
+-- NEEDS queue
+-- RUNS when Redis is full
+-- Count the queued jobs of signatures, in pages; remove released and lost jobs that are not queued.
+-- ARGV     section, cursor, signatures...
+--          `section`, `cursor`: where to continue in the first signature; both 0 at its beginning
+-- Returns  {signatures completed, section, cursor, rows 'signature, priority, tenant, lane or job, jobs'}
+local MANY, PAGE = 300, 100
+local FRONT, SOLO = 3, 4 -- sections after the lanes of each rank
+local done, section, cursor, rows = 0, tonumber(ARGV[1]), ARGV[2], {}
+
+local function read_lanes(sig, rank)
+  local page = redis.call('ZSCAN', key.lanes(sig, rank), cursor, 'COUNT', PAGE)
+  for at = 1, #page[2], 2 do
+    local tenant = page[2][at]
+    table.insert(rows, {sig, rank, tenant, tenant, queue.queued_in(key.lane(sig, rank, tenant))})
+  end
+  return page[1]
+end
+
+local function read_jobs(sig, name)
+  local page = redis.call('ZSCAN', name, cursor, 'COUNT', PAGE)
+  for at = 1, #page[2], 2 do
+    local id = page[2][at]
+    local job = redis.call('HMGET', key.job(id), 'state', 'rank', 'tenant')
+    if job[1] == 'queued' and job[2] and job[3] then
+      table.insert(rows, {sig, tonumber(job[2]), job[3], name .. id, 1})
+    else
+      redis.call('ZREM', name, id)
+    end
+  end
+  return page[1]
+end
+
+while done < #ARGV - 2 and #rows < MANY do
+  local sig = ARGV[3 + done]
+  if section < FRONT then
+    cursor = read_lanes(sig, section)
+  else
+    cursor = read_jobs(sig, section == FRONT and key.front(sig) or key.solo(sig))
+  end
+  if cursor == '0' then
+    done, section = section == SOLO and done + 1 or done, (section + 1) % (SOLO + 1)
+  end
+end
+return {done, section, cursor, rows}

@@ -1,0 +1,209 @@
+"""Reconciling: repairing disagreements between jobs, lanes and counters, as after a failover.
+
+Jobs and lanes are scanned in small scripts; phase and cursor are kept in Redis, where the next run continues. Counters
+are counted again in pages, concurrently with other work: only the part of a difference that changes in the meantime
+cannot explain is repaired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Literal
+
+from redis.exceptions import ResponseError
+
+from shared.queue.client import QueueClient, QueueComponent, translated
+
+PHASES = ("jobs", "lanes", "queued", "running")
+LOCK_S = 60
+PROGRESS_S = 3600
+_SCAN_COUNT = 1000
+_CHUNK = 50
+_COUNTS = 200
+_LEASES = 500
+
+
+class OutOfTime(Exception):
+    """The time of a run has ended, or another process has taken its lock."""
+
+
+class Reconciliation(QueueComponent):
+    """One run, up to a number of seconds."""
+
+    def __init__(self, client: QueueClient, budget_s: float) -> None:
+        super().__init__(client)
+        self._until_s = time.monotonic() + budget_s
+        self._token = secrets.token_hex(8)
+        self.repaired = 0
+
+    async def run(self) -> None:
+        """Run the phases that are left, from where the last run ended; does nothing while another process runs them."""
+        with translated():
+            if not await self._redis.set(self._keys.reconciling, self._token, nx=True, ex=LOCK_S):
+                return
+        try:
+            await self._run_phases()
+        except OutOfTime:
+            return
+        finally:
+            with translated():
+                if await self._redis.get(self._keys.reconciling) == self._token:
+                    await self._redis.delete(self._keys.reconciling)
+
+    async def _run_phases(self) -> None:
+        server = await self._server()
+        with translated():
+            reached, cursor, known = await self._redis.hmget(self._keys.reconcile_progress, "phase", "cursor", "server")
+        if reached not in PHASES or known != server:  # the cursor of a scan means nothing to another server
+            reached, cursor = PHASES[0], "0"
+        for phase in PHASES[PHASES.index(reached) :]:
+            await self._save(phase, cursor, server)
+            if phase == "queued":
+                await self._recount_queued()
+            elif phase == "running":
+                await self._recount_running()
+            else:
+                async for names, after in self._scan("job" if phase == "jobs" else "lane", cursor):
+                    await (self._check_jobs(names) if phase == "jobs" else self._check_lanes(names))
+                    if after != "0":
+                        await self._save(phase, after, server)
+            cursor = "0"
+        with translated():
+            await self._redis.delete(self._keys.reconcile_progress)
+
+    async def _server(self) -> str:
+        with translated():
+            try:
+                return str((await self._redis.info("server")).get("run_id", ""))
+            except ResponseError:  # some services do not allow INFO
+                return ""
+
+    async def _save(self, phase: str, cursor: str, server: str) -> None:
+        name = self._keys.reconcile_progress
+        with translated():
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.hset(name, mapping={"phase": phase, "cursor": cursor, "server": server})
+                pipe.expire(name, PROGRESS_S)
+                await pipe.execute()
+        await self._continue()
+
+    async def _continue(self) -> None:
+        """Keep the lock; raises `OutOfTime`."""
+        with translated():
+            if await self._redis.get(self._keys.reconciling) != self._token or time.monotonic() > self._until_s:
+                raise OutOfTime
+            await self._redis.expire(self._keys.reconciling, LOCK_S)
+
+    async def _scan(
+        self, kind: Literal["job", "lane", "signature"], cursor: str = "0"
+    ) -> AsyncIterator[tuple[list[str], str]]:
+        """Yield pages of the ids of all keys of a kind, with the cursor after each."""
+        prefix = f"{self._keys.prefix}{kind}:"
+        pattern = "".join(f"\\{char}" if char in "*?[]\\" else char for char in prefix) + "*"
+        while True:
+            with translated():
+                after, names = await self._redis.scan(int(cursor), match=pattern, count=_SCAN_COUNT)
+            cursor = str(after)
+            yield [name.removeprefix(prefix) for name in names], cursor
+            if cursor == "0":
+                return
+
+    async def _check_jobs(self, names: Sequence[str]) -> None:
+        for chunk in _chunks(names, _CHUNK):
+            self.repaired += await self._scripts.reconcile_jobs(*chunk)
+            await asyncio.sleep(0)
+
+    async def _check_lanes(self, names: Sequence[str]) -> None:
+        for chunk in _chunks(names, _CHUNK):
+            left, after = chunk, ""
+            while left:
+                repaired, done, after = await self._scripts.reconcile_lanes(after, *left)
+                self.repaired += repaired
+                left = left[done:]
+
+    async def _recount_queued(self) -> None:
+        """Count the queued jobs of all signatures and tenants again."""
+        await self._begin_recount()
+        seen: set[str] = set()  # a scan can return a key twice
+        tenants: Counter[str] = Counter()
+        async for names, _ in self._scan("signature"):
+            new = [name for name in dict.fromkeys(names) if name not in seen]
+            seen.update(new)
+            for chunk in _chunks(new, _CHUNK):
+                await self._recount_signatures(chunk, tenants)
+        tenants["*"] = tenants.total()
+        await self._repair_tenants("queued", tenants)
+
+    async def _recount_signatures(self, signatures: Sequence[str], tenants: Counter[str]) -> None:
+        counters = [(signature, rank) for signature in signatures for rank in range(3)]
+        await self._continue()
+        with translated():
+            await self._redis.expire(self._keys.recount, LOCK_S)
+            before = await self._redis.hmget(self._keys.recount, [f"jobs|{one}|{rank}" for one, rank in counters])
+        counted: dict[tuple[str, int, str], tuple[str, int]] = {}
+        left, section, cursor = signatures, 0, "0"
+        while left:
+            done, section, cursor, rows = await self._scripts.count_queued(section, cursor, *left)
+            counted |= {(signature, rank, member): (tenant, jobs) for signature, rank, tenant, member, jobs in rows}
+            left = left[done:]
+        totals: Counter[tuple[str, int]] = Counter()
+        for (signature, rank, _), (tenant, jobs) in counted.items():
+            totals[signature, rank] += jobs
+            tenants[tenant] += jobs
+        counts = [
+            (signature, rank, totals[signature, rank], int(changes or 0))
+            for (signature, rank), changes in zip(counters, before, strict=True)
+        ]
+        self.repaired += await self._scripts.repair_queued(self._token, *(value for row in counts for value in row))
+
+    async def _recount_running(self) -> None:
+        """Count the running slots of all tenants again."""
+        await self._begin_recount()
+        running: dict[str, tuple[str, int]] = {}
+        cursor = 0
+        while True:
+            await self._continue()
+            with translated():
+                await self._redis.expire(self._keys.recount, LOCK_S)
+                cursor, leases = await self._redis.zscan(self._keys.leases, cursor, count=_LEASES)
+                async with self._redis.pipeline(transaction=False) as pipe:
+                    for job_id, _ in leases:
+                        pipe.hmget(self._keys.job(job_id), "state", "tenant", "slots")
+                    rows = await pipe.execute()
+            for (job_id, _), (state, tenant, slots) in zip(leases, rows, strict=True):
+                if state == "running" and tenant:
+                    running[job_id] = (tenant, int(slots or 1))
+            if not cursor:
+                break
+        tenants: Counter[str] = Counter()
+        for tenant, slots in running.values():
+            tenants[tenant] += slots
+        await self._repair_tenants("running", tenants)
+
+    async def _begin_recount(self) -> None:
+        with translated():
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.delete(self._keys.recount)
+                pipe.hset(self._keys.recount, "token", self._token)
+                pipe.expire(self._keys.recount, LOCK_S)
+                await pipe.execute()
+
+    async def _repair_tenants(self, kind: Literal["queued", "running"], counted: Counter[str]) -> None:
+        name = self._keys.queued_jobs if kind == "queued" else self._keys.running_slots
+        with translated():
+            tenants = dict.fromkeys([*counted, *[tenant async for tenant, _ in self._redis.hscan_iter(name)]])
+        for chunk in _chunks(tenants, _COUNTS):
+            await self._continue()
+            counts = (value for tenant in chunk for value in (tenant, counted[tenant]))
+            self.repaired += await self._scripts.repair_tenants(self._token, kind, *counts)
+        with translated():
+            await self._redis.delete(self._keys.recount)
+
+
+def _chunks(items: Iterable[str], size: int) -> Iterator[list[str]]:
+    rows = list(items)
+    return (rows[first : first + size] for first in range(0, len(rows), size))
