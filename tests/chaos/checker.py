@@ -50,8 +50,6 @@ class Evidence:
     forwards: Sequence[tuple[str, int, int]]
     webhooks: Sequence[tuple[str, str, str]] | None
     leftovers: Sequence[str]
-    forgotten: frozenset[str] = frozenset()
-    """Jobs acknowledged before their Redis lost them."""
 
 
 PROMISES = (
@@ -93,7 +91,7 @@ def _check_requests(evidence: Evidence, report: Report) -> None:
         of_token[known.job.metadata.get("token", "")].add(job_id)
     for request in requests:
         jobs = of_token[request.planned.token] | request.job_ids
-        if request.planned.key and len(jobs - evidence.forgotten) > 1:
+        if request.planned.key and len(jobs) > 1 and not request.forgotten:
             report.problems["submitted twice"].append(f"{request.planned.token}: {sorted(jobs)}")
         if request.contradiction:
             report.problems["client saw"].append(request.contradiction)
@@ -103,14 +101,14 @@ def _check_requests(evidence: Evidence, report: Report) -> None:
         "acknowledged": len(acknowledged),
         "refused (429, 503)": sum(request.refused for request in requests),
         "unanswered": sum(request.unanswered for request in requests),
-        "forgotten by Redis": len(evidence.forgotten),
+        "forgotten by Redis": sum(request.forgotten for request in requests),
     }
 
 
 def _check_ends(evidence: Evidence, report: Report) -> None:
     states: Counter[str] = Counter()
     for request in evidence.requests:
-        for job_id in request.job_ids - evidence.forgotten:
+        for job_id in () if request.forgotten else request.job_ids:
             known = evidence.records.get(job_id)
             if known is None or not known.state.terminal:
                 report.problems["lost"].append(f"{job_id}: {known.state if known else 'no record'}")
@@ -193,7 +191,6 @@ def collect(
     client: Client,
     monitor: Monitor,
     webhooks: Iterable[tuple[Mapping[str, str], str]] | None = None,
-    forgotten: frozenset[str] = frozenset(),
 ) -> Evidence:
     """Read everything that a run has left."""
     received = None
@@ -209,7 +206,6 @@ def collect(
             forwards=list(_forwards(cluster.journal)),
             webhooks=received,
             leftovers=_leftovers(connection, cluster),
-            forgotten=forgotten,
         )
 
 

@@ -35,6 +35,8 @@ class Request:
     seen_end: str = ""
     """A terminal state that a poll or a stream has shown."""
     contradiction: str = ""
+    forgotten: bool = False
+    """Redis lost everything after this request had been sent."""
 
 
 class Client:
@@ -60,6 +62,11 @@ class Client:
         assert self._session is not None
         await self._session.close()
 
+    def forget(self) -> None:
+        """Expect nothing of the requests sent so far."""
+        for request in self.requests:
+            request.forgotten = True
+
     @property
     def acknowledged(self) -> dict[str, Request]:
         return {job_id: request for request in self.requests for job_id in request.job_ids}
@@ -77,12 +84,20 @@ class Client:
         status, body = await self._call("POST", "/v1/webhooks", json={"url": url})
         assert status == 201, (status, body)
 
-    async def submit(self, planned: PlannedJob) -> None:
-        """Submit a job, as often as planned, and start what the client does with it afterwards."""
-        request = Request(planned)
-        self.requests.append(request)
-        for _ in range(planned.sends):
-            await self._submit(request)
+    async def submit(self, *jobs: PlannedJob) -> None:
+        """Submit one job as often as planned, or several in a bulk request; start what the client does afterwards."""
+        requests = [Request(planned) for planned in jobs]
+        self.requests += requests
+        if len(requests) > 1:
+            await self._submit_bulk(requests)
+        else:
+            for _ in range(jobs[0].sends):
+                await self._submit(requests[0])
+        for request in requests:
+            self._follow(request)
+
+    def _follow(self, request: Request) -> None:
+        planned = request.planned
         for job_id in request.job_ids:
             if planned.cancel_after_s is not None:
                 self._start(self._cancel(request, job_id, planned.cancel_after_s))
@@ -118,6 +133,33 @@ class Client:
             await asyncio.sleep(random.uniform(0.1, 0.4))
         self.faults.append(f"submit {request.planned.token}: no answer for {GIVE_UP_S:g} s")
 
+    async def _submit_bulk(self, requests: list[Request]) -> None:
+        """Repeat a bulk request, which has one key for all lines, until each line has been accepted."""
+        body = b"".join(json.dumps(dict(request.planned.body)).encode() + b"\n" for request in requests)
+        headers = {"Idempotency-Key": f"bulk-{requests[0].planned.token}", "Content-Type": "application/x-ndjson"}
+        deadline = time.monotonic() + GIVE_UP_S
+        assert self._session is not None
+        while not all(request.job_ids for request in requests):
+            if time.monotonic() > deadline:
+                self.faults.append(f"bulk {requests[0].planned.token}: not accepted for {GIVE_UP_S:g} s")
+                return
+            try:
+                async with self._session.post("/v1/jobs:bulk", data=body, headers=headers) as response:
+                    async for line in response.content:
+                        self._bulk_result(requests, json.loads(line))
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+                for request in requests:
+                    request.unanswered += not request.job_ids
+            await asyncio.sleep(random.uniform(0.1, 0.4))
+
+    def _bulk_result(self, requests: list[Request], result: dict[str, Any]) -> None:
+        if "error" not in result:
+            requests[result["line"] - 1].job_ids.add(str(result["id"]))
+        elif result["error"]["status"] not in _RETRIED:
+            self.faults.append(f"bulk {requests[0].planned.token}: {result}")
+        elif result["line"]:
+            requests[result["line"] - 1].refused += 1
+
     async def _call(self, method: str, path: str, **options: Any) -> tuple[int, dict[str, Any]]:
         """Return status and body; status 0: no response."""
         assert self._session is not None
@@ -130,7 +172,7 @@ class Client:
             self.statuses[0] += 1
             return 0, {}
 
-    async def _persistently(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+    async def _persistently(self, request: Request, method: str, path: str, **options: Any) -> dict[str, Any]:
         """Repeat a call until it is answered; the body is empty if it never is."""
         deadline = time.monotonic() + GIVE_UP_S
         while time.monotonic() < deadline:
@@ -138,7 +180,8 @@ class Client:
             if status == 200:
                 return body
             if status not in (0, *_RETRIED):
-                self.faults.append(f"{method} {path}: {status} {body}")
+                if not (request.forgotten and status == 404):
+                    self.faults.append(f"{method} {path}: {status} {body}")
                 return {}
             await asyncio.sleep(random.uniform(0.1, 0.4))
         self.faults.append(f"{method} {path}: no answer for {GIVE_UP_S:g} s")
@@ -146,14 +189,14 @@ class Client:
 
     async def _cancel(self, request: Request, job_id: str, after_s: float) -> None:
         await asyncio.sleep(after_s)
-        body = await self._persistently("POST", f"/v1/jobs/{job_id}/cancel")
+        body = await self._persistently(request, "POST", f"/v1/jobs/{job_id}/cancel")
         self._saw(request, job_id, body)
         request.canceled = body.get("status") == State.CANCELED
         request.cancel_requested = bool(body.get("cancel_requested"))
 
     async def _poll(self, request: Request, job_id: str) -> None:
         while not request.seen_end:
-            body = await self._persistently("GET", f"/v1/jobs/{job_id}", params={"wait": "5"})
+            body = await self._persistently(request, "GET", f"/v1/jobs/{job_id}", params={"wait": "5"})
             if not body:
                 return
             self._saw(request, job_id, body)
@@ -166,7 +209,7 @@ class Client:
             headers = {"Last-Event-ID": last} if last else {}
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
                 async with self._session.get(f"/v1/jobs/{job_id}/events", headers=headers) as response:
-                    if response.status == 204:  # ended, and the last event was read without its data
+                    if response.status in (204, 404):  # 204: ended, and the last event was read without its data
                         return await self._poll(request, job_id)
                     async for raw in response.content:
                         line = raw.decode().rstrip()

@@ -33,6 +33,8 @@ class Stage:
         self.exits: list[str] = []
         self.forgetting: Callable[[], None] = lambda: None
         """Called when Redis forgets all jobs."""
+        self.switched: Callable[[int], None] = lambda port: None
+        """Called with the port of a promoted replica."""
 
     def any(self, role: str, rng: random.Random) -> Process | None:
         """Return a process that no other fault has; None if there is none."""
@@ -209,6 +211,7 @@ async def promote_replica(stage: Stage, rng: random.Random) -> None:
         old.kill()
         replica.execute_command("REPLICAOF", "NO", "ONE")
     stage.cluster.redis = new
+    stage.switched(new.port)
     for name, proxy in stage.proxies.items():
         if name.endswith("-redis"):
             proxy.target_port = new.port

@@ -42,6 +42,10 @@ class Monitor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def switch(self, port: int) -> None:
+        """Continue at another server, which has the same events."""
+        self.port = port
+
     async def caught_up(self) -> None:
         """Return when every event written so far has been read."""
         async with self._client() as client:

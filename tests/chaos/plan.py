@@ -12,6 +12,7 @@ from chaos.stub_engine import FAILS
 
 SIDES = tuple(range(16, 56, 8))  # 25 sizes of two models are 50 signatures
 SEEDS_PER_JOB = 16
+BULK_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Mix:
     canceled: float = 0.05
     polled: float = 0.05
     streamed: float = 0.02
+    bulk: float = 0.1
+    """Share of the submits that are bulk requests of `BULK_LINES` jobs."""
     outstanding: int = 300
 
 
@@ -67,11 +70,13 @@ class Plan:
     mix: Mix = field(default_factory=Mix)
     kinds: Mapping[str, int] = field(default_factory=dict)
 
-    def planned_jobs(self) -> Iterator[PlannedJob]:
-        rng, number, mix = random.Random(f"jobs {self.seed}"), 0, self.mix
+    def submits(self) -> Iterator[list[PlannedJob]]:
+        """Yield the jobs of each request, without end."""
+        rng, number = random.Random(f"jobs {self.seed}"), 0
         while True:
-            yield _planned_job(rng, number, mix)
-            number += 1
+            count = BULK_LINES if rng.random() < self.mix.bulk else 1
+            yield [_planned_job(rng, number + at, self.mix, bulk=count > 1) for at in range(count)]
+            number += count
 
     def faults(self) -> list[Fault]:
         """Return the faults in the order of their start: all kinds mixed, spread over the jobs."""
@@ -84,7 +89,7 @@ class Plan:
         ]
 
 
-def _planned_job(rng: random.Random, number: int, mix: Mix) -> PlannedJob:
+def _planned_job(rng: random.Random, number: int, mix: Mix, *, bulk: bool) -> PlannedJob:
     place = rng.randrange(mix.signatures)
     size = place // len(MODELS)
     body: dict[str, Any] = {
@@ -98,7 +103,7 @@ def _planned_job(rng: random.Random, number: int, mix: Mix) -> PlannedJob:
         "priority": rng.choices(("interactive", "standard", "bulk"), (1, 8, 2))[0],
         "metadata": {"token": f"r{number}"},
     }
-    key = rng.random() < mix.keyed
+    key = rng.random() < mix.keyed or bulk
     watch = rng.random()
     return PlannedJob(
         number,

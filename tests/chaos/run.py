@@ -32,7 +32,7 @@ class Scenario:
     kinds: Mapping[str, int] = field(default_factory=dict)
     mix: Mix = field(default_factory=Mix)
     workers: int = 4
-    step_s: float = 0.01
+    step_s: float = 0.05
     at_once: int = 1
     s3: bool = False
     proxied: bool = False
@@ -54,8 +54,8 @@ class Run:
         self.stage = Stage(self.cluster)
         self.client = Client(f"http://127.0.0.1:{self.cluster.api_port}")
         self.monitor = Monitor(self.cluster.redis.port, self.cluster.keys)
-        self._forgotten: set[str] = set()
         self._faults_left = 0
+        self._forgotten = (0, 0)  # requests and ends before Redis lost everything
 
     async def report(self) -> Report:
         """Run everything and return the report; ends all processes."""
@@ -75,7 +75,6 @@ class Run:
                     self.client,
                     self.monitor,
                     receiver and list(receiver.received),
-                    frozenset(self._forgotten),
                 )
         finally:
             self.cluster.close()
@@ -112,16 +111,16 @@ class Run:
         await self.client.ready()
         if receiver is not None:
             await self.client.add_webhook(receiver.url)
-        self.stage.forgetting = lambda: self._forgotten.update(self.client.acknowledged)
+        self.stage.forgetting, self.stage.switched = self._forget, self.monitor.switch
         return receiver
 
     async def _load(self) -> None:
         """Submit jobs until the planned number is reached and no fault is left."""
-        jobs = self.plan.planned_jobs()
+        submits = self.plan.submits()
         busy: set[asyncio.Task[None]] = set()
         while len(self.client.requests) < self.plan.jobs or self._faults_left:
             if self._outstanding() < self.plan.mix.outstanding and len(busy) < SUBMITTERS:
-                busy.add(asyncio.create_task(self.client.submit(next(jobs))))
+                busy.add(asyncio.create_task(self.client.submit(*next(submits))))
                 await asyncio.sleep(0)
             else:
                 await asyncio.sleep(0.005)
@@ -132,7 +131,12 @@ class Run:
         await self.client.finish()
 
     def _outstanding(self) -> int:
-        return len(self.client.requests) - len(self.monitor.ends) - len(self._forgotten)
+        requests, ends = self._forgotten
+        return len(self.client.requests) - requests - (len(self.monitor.ends) - ends)
+
+    def _forget(self) -> None:
+        self.client.forget()
+        self._forgotten = len(self.client.requests), len(self.monitor.ends)
 
     async def _faults(self) -> None:
         faults = self.plan.faults()
@@ -158,7 +162,7 @@ class Run:
     async def _settled(self, receiver: WebhookReceiver | None) -> None:
         """Wait until every acknowledged job has ended, or nothing has ended for a minute."""
         self.monitor.last_end_s = time.monotonic()
-        expected = self.client.acknowledged.keys() - self._forgotten
+        expected = {name for name, request in self.client.acknowledged.items() if not request.forgotten}
         while expected - self.monitor.ends.keys() and time.monotonic() - self.monitor.last_end_s < SETTLE_TIMEOUT_S:
             await asyncio.sleep(0.05)
         await self.monitor.caught_up()

@@ -21,7 +21,7 @@ NETWORK = (
 S3_FAULTS = ("delay:worker-s3", "cut:worker-s3", "half_close:worker-s3", "drop_s3_replies", "stop_s3")
 
 SCENARIOS = {
-    "kills": Scenario(20_000, {"kill_worker": 200}, at_once=2, step_s=0.004),
+    "kills": Scenario(20_000, {"kill_worker": 200}, at_once=2, workers=6),
     "steps": Scenario(2_000, dict.fromkeys(STEPS, 5), webhooks=True),
     "stops": Scenario(2_000, {"stop_worker": 50}, at_once=4, workers=6),
     "drains": Scenario(4_000, {"drain_worker": 100}, at_once=2, run_again=_never),

@@ -16,7 +16,7 @@ SEED = 1
 
 def test_a_seed_makes_the_same_plan_again() -> None:
     plans = [Plan(seed, 100, kinds={"kill_worker": 5, "kill_redis": 2}) for seed in (1, 1, 2)]
-    jobs = [[job for job, _ in zip(plan.planned_jobs(), range(50), strict=False)] for plan in plans]
+    jobs = [[submit for submit, _ in zip(plan.submits(), range(50), strict=False)] for plan in plans]
     faults = [plan.faults() for plan in plans]
     assert jobs[0] == jobs[1] != jobs[2]
     assert faults[0] == faults[1] != faults[2]
