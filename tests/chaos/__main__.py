@@ -10,7 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from chaos.run import execute
+from chaos.processes import Launcher
+from chaos.run import Run
 from chaos.scenarios import SCENARIOS
 
 
@@ -25,7 +26,9 @@ def main() -> int:
     for name in options.scenarios or SCENARIOS:
         print(f"{name}: make chaos SEED={seed} RUN={name}", flush=True)
         folder = Path(tempfile.mkdtemp(prefix=f"fusequeue-chaos-{name}-"))
-        report = asyncio.run(execute(SCENARIOS[name], seed, folder, options.scale))
+        with Launcher(folder / "launch.log") as launcher:
+            plan = SCENARIOS[name].plan(seed, options.scale)
+            report = asyncio.run(Run(SCENARIOS[name], plan, folder, launcher).report())
         print("\n".join(report.lines()), flush=True)
         if report.problems:
             failed.append(name)

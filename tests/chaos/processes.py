@@ -143,19 +143,19 @@ class Process:
 
 
 class Launcher:
-    """The process that starts the others by forks."""
+    """The process that starts those of one run after another by forks: `with Launcher(log) as launcher`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, log: Path) -> None:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("FUSEQUEUE_", "CHAOS_"))}
         self.env = env | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
-        with (folder / "launch.log").open("ab") as log:
+        with log.open("ab") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "chaos.launch"],
                 cwd=ROOT,
                 env=self.env,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=log,
+                stderr=file,
                 preexec_fn=die_with_parent,
                 start_new_session=True,
             )
@@ -172,7 +172,10 @@ class Launcher:
         reply: dict[str, Any] = json.loads(self._process.stdout.readline())
         return reply
 
-    def close(self) -> None:
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
 
@@ -180,9 +183,10 @@ class Launcher:
 class Cluster:
     """A stack of real processes; `settings` are those of fusequeue. `ports` can be those of proxies."""
 
-    def __init__(self, folder: Path, *, step_s: float = 0.01, bug: str = "", s3: bool = False, **settings: object):
-        self.folder, self.uses_s3 = folder, s3
-        self.launcher = Launcher(folder)
+    def __init__(
+        self, folder: Path, launcher: Launcher, *, step_s: float, bug: str = "", s3: bool = False, **settings: object
+    ) -> None:
+        self.folder, self.launcher, self.uses_s3 = folder, launcher, s3
         self.redis = RedisProcess(folder / "redis")
         self.api_port = free_port()
         self.journal, self.disk_full = folder / "journal.jsonl", folder / "disk-is-full"
@@ -269,7 +273,6 @@ class Cluster:
         for process in self.processes:
             if process.status is None:
                 process.send(signal.SIGKILL)
-        self.launcher.close()
         self.redis.send(signal.SIGCONT)
         self.redis.kill()
         if self._s3 is not None:

@@ -18,8 +18,9 @@ from chaos.client import Client
 from chaos.faults import FAULTS, Stage
 from chaos.monitor import Monitor
 from chaos.plan import Mix, Plan
-from chaos.processes import MAX_BATCH, Cluster
+from chaos.processes import MAX_BATCH, Cluster, Launcher
 
+TIMEOUT_S = 1800.0
 SETTLE_TIMEOUT_S = 60.0
 SUBMITTERS = 12
 
@@ -48,9 +49,10 @@ class Scenario:
 class Run:
     """Executes a plan."""
 
-    def __init__(self, scenario: Scenario, plan: Plan, folder: Path, bug: str = "") -> None:
+    def __init__(self, scenario: Scenario, plan: Plan, folder: Path, launcher: Launcher, bug: str = "") -> None:
         self.scenario, self.plan = scenario, plan
-        self.cluster = Cluster(folder, step_s=scenario.step_s, bug=bug, s3=scenario.s3, **scenario.settings)
+        options = {"step_s": scenario.step_s, "bug": bug, "s3": scenario.s3, **scenario.settings}
+        self.cluster = Cluster(folder, launcher, **options)
         self.stage = Stage(self.cluster)
         self.client = Client(f"http://127.0.0.1:{self.cluster.api_port}")
         self.monitor = Monitor(self.cluster.redis.port, self.cluster.keys)
@@ -61,7 +63,7 @@ class Run:
         """Run everything and return the report; ends all processes."""
         started = time.monotonic()
         try:
-            async with contextlib.AsyncExitStack() as stack:
+            async with contextlib.AsyncExitStack() as stack, asyncio.timeout(TIMEOUT_S):
                 if self.scenario.proxied:
                     await self._connect_proxies(stack)
                 receiver = await self._start(stack)
@@ -173,8 +175,3 @@ class Run:
             await asyncio.sleep(3.0)  # the chores deliver every two seconds
             if len(receiver.received) == count:
                 break
-
-
-async def execute(scenario: Scenario, seed: int, folder: Path, scale: float = 1.0, bug: str = "") -> Report:
-    """Run a scenario, at a scale of its jobs and faults."""
-    return await Run(scenario, scenario.plan(seed, scale), folder, bug).report()

@@ -1,38 +1,68 @@
-"""Short forms of the runs of `make chaos`."""
+"""Short forms of the runs of `make chaos`, and runs with planted bugs that the checker must report."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from chaos.plan import Plan
-from chaos.processes import redis_executable
-from chaos.run import Scenario, execute
+from chaos import planted_bugs
+from chaos.faults import FAULTS
+from chaos.plan import Mix, Plan
+from chaos.processes import Launcher, redis_executable
+from chaos.run import Run, Scenario
 from chaos.scenarios import SCENARIOS, STEPS
 
 SEED = 1
+SHORT_LEASE = {"lease_ms": 1000}
+ALL_STEPS = dict.fromkeys((*STEPS, "kill_worker", "kill_api:after_submit", "kill_redis", "drain_worker"), 1)
+
+WITH_BUGS = {
+    "unfenced_settle": (
+        Scenario(50, {"stop_at:before_settle": 1}, workers=2, step_s=0.02, settings=SHORT_LEASE),
+        "terminal twice",
+    ),
+    "no_lease_check": (Scenario(50, workers=2, step_s=0.02, settings={"lease_ms": 8000}), "run again"),
+    "submit_twice": (Scenario(50, workers=2, mix=Mix(keyed=1.0, repeated=1.0)), "submitted twice"),
+    "lost_outbox_entry": (Scenario(50, workers=2, webhooks=True), "webhooks lost"),
+}
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    if redis_executable() is None:
+        pytest.skip("no redis-server")
+    with Launcher(tmp_path_factory.mktemp("launcher") / "launch.log") as launcher:
+        yield launcher
+
+
+async def test_jobs_outlive_the_processes_that_work_on_them(launcher: Launcher, tmp_path: Path) -> None:
+    """Workers killed at every step, the API at a submit, Redis once; a drain: nothing is lost or done twice."""
+    scenario = Scenario(200, ALL_STEPS, at_once=4, step_s=0.02, webhooks=True, settings=SHORT_LEASE)
+    report = await Run(scenario, scenario.plan(SEED), tmp_path, launcher).report()
+    assert not report.problems, "\n".join(report.lines())
+
+
+@pytest.mark.parametrize("bug", sorted(WITH_BUGS))
+async def test_the_checker_reports_a_planted_bug(bug: str, launcher: Launcher, tmp_path: Path) -> None:
+    scenario, problem = WITH_BUGS[bug]
+    report = await Run(scenario, scenario.plan(SEED), tmp_path, launcher, bug).report()
+    assert problem in report.problems, "\n".join(report.lines())
+
+
+def test_every_planted_bug_has_a_run() -> None:
+    assert WITH_BUGS.keys() == planted_bugs.BUGS.keys()
+
+
+def test_every_scenario_names_faults_that_exist() -> None:
+    assert {kind for scenario in SCENARIOS.values() for kind in scenario.kinds} <= FAULTS.keys()
 
 
 def test_a_seed_makes_the_same_plan_again() -> None:
     plans = [Plan(seed, 100, kinds={"kill_worker": 5, "kill_redis": 2}) for seed in (1, 1, 2)]
-    jobs = [[submit for submit, _ in zip(plan.submits(), range(50), strict=False)] for plan in plans]
-    faults = [plan.faults() for plan in plans]
+    jobs, faults = [list(islice(plan.submits(), 50)) for plan in plans], [plan.faults() for plan in plans]
     assert jobs[0] == jobs[1] != jobs[2]
     assert faults[0] == faults[1] != faults[2]
     assert [fault.at for fault in faults[0]] == sorted(fault.at for fault in faults[0])
-
-
-@pytest.mark.skipif(redis_executable() is None, reason="no redis-server")
-async def test_jobs_outlive_the_processes_that_work_on_them(tmp_path: Path) -> None:
-    """Workers killed at every step, the API at a submit, Redis once; drains: nothing is lost or done twice."""
-    kinds = dict.fromkeys((*STEPS, "kill_worker", "kill_api:after_submit", "kill_redis", "drain_worker"), 1)
-    scenario = Scenario(300, kinds, at_once=4, webhooks=True, settings={"lease_ms": 1000})
-    report = await execute(scenario, SEED, tmp_path)
-    assert not report.problems, "\n".join(report.lines())
-
-
-def test_every_scenario_names_faults_that_exist() -> None:
-    from chaos.faults import FAULTS
-
-    assert {kind for scenario in SCENARIOS.values() for kind in scenario.kinds} <= FAULTS.keys()
