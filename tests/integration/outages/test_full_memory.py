@@ -86,7 +86,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "bury_job": (job, "worker_lost", ""),
         "cancel_batch": ("default", "batch_1"),
         "cancel_job": (queued,),
-        "claim": ("w2", 8, 2, False, *models),
+        "claim": ("w2", "token", 8, 2, False, *models),
         "claim_deliveries": (10, 10, 1000),
         "commit_batch": ("default", "batch_1", 1, 1000, 1000, no_update),
         "count_queued": (0, "0", signature),
@@ -101,14 +101,16 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "forget_job": (job,),
         "heartbeat": ("w2", "{}", 1000, "demo"),
         "identify": ("known", "default"),
-        "join": ("w2", signature, 8, 2, *models),
+        "join": ("w2", "token", signature, 8, 2, *models),
         "join_sync_call": ("default", "digest", 1000),
+        "leave_sync_call": ("default", "digest", job),
         "learn_cost": ("cpu", "demo", "64x64", 1, 0.5),
         "learn_start_time": (1.0,),
         "next_ready_ms": ("w2", 2, *models),
         "note_use": ("known",),
         "purge_dead_letter": (job,),
         "put_endpoint": ("default", "we_2", '{"states": []}', 16, False),
+        "put_preview": (job, epoch, "0-0", "x", 1000),
         "put_file": ("default", "file_1", "a", "batch", 1, 0, 2**50, "1 part"),
         "put_input": ("default", "in_1", "{}", 1000, "name"),
         "queue_depths": (signature,),
@@ -123,13 +125,22 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "redrive_dead_letter": (job,),
         "release": ("w1", job, epoch),
         "renew": ("w1", job, epoch),
-        "report_progress": ("[]", job, epoch, "denoising", 1, 8),
+        "report_progress": (job, epoch, 1, "denoising", 1, 8),
         "revoke_key": ("known",),
         "settle": ("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8),
     }
 
 
-REFUSED = {"begin_file", "create_batch", "create_key", "put_endpoint", "put_input", "redeliver", "submit"}
+REFUSED = {
+    "begin_file",
+    "create_batch",
+    "create_key",
+    "put_endpoint",
+    "put_input",
+    "put_preview",
+    "redeliver",
+    "submit",
+}
 READ_ONLY = {"identify", "next_ready_ms", "queue_depths", "queue_position"}
 
 
