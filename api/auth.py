@@ -69,6 +69,7 @@ class Authenticator:
         self._queue = queue
         self._settings = settings
         self._cache: OrderedDict[str | None, tuple[float, Identity]] = OrderedDict()
+        self._reading: dict[str | None, asyncio.Task[Identity]] = {}
         self._signer: Signer | None = None
 
     async def caller(self, authorization: Sequence[str]) -> Caller:
@@ -126,6 +127,14 @@ class Authenticator:
         cached = self._cache.get(key_id)
         if cached is not None and time.monotonic() - cached[0] < CACHE_S:
             return cached[1]
+        # One read for all requests that wait for it: 200 streams that connect at once would occupy every connection.
+        reading = self._reading.get(key_id)
+        if reading is None:
+            reading = self._reading[key_id] = asyncio.create_task(self._read(key_id))
+            reading.add_done_callback(lambda task: self._end_reading(key_id, task))
+        return await asyncio.shield(reading)
+
+    async def _read(self, key_id: str | None) -> Identity:
         read_at = time.monotonic()
         identity = await self._queue.api_keys.identify(key_id, DEFAULT_TENANT)
         if identity.key is None and key_id is not None:
@@ -136,6 +145,11 @@ class Authenticator:
         while len(self._cache) > MAX_CACHED_KEYS:
             self._cache.popitem(last=False)
         return identity
+
+    def _end_reading(self, key_id: str | None, task: asyncio.Task[Identity]) -> None:
+        del self._reading[key_id]
+        if not task.cancelled():
+            task.exception()  # its requests can have been canceled: otherwise asyncio logs that it was never retrieved
 
     async def _record_use(self, key: ApiKey, identity: Identity) -> None:
         """Record that the key is in use; a failure to record it refuses nothing."""

@@ -38,7 +38,7 @@ from shared.runtime.clock import new_id, now_ms
 
 HOST = "127.0.0.1"
 START_S = 60.0
-CONNECT_AT_ONCE = 200
+CONNECT_AT_ONCE = 50
 EVENT_S = 60.0
 SPARE_FILES = 500
 FIRST_EVENT, LAST_EVENT = b"event: state", b'"status":"succeeded"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -159,6 +160,30 @@ async def test_a_stream_ends_when_its_key_is_revoked(
     await fake_queue.api_keys.revoke((await fake_queue.api_keys.all())[0].id)
     assert ends in await reader.read_all()
     assert code(await api.get(url, headers=header)) == (401, "invalid_api_key")
+
+
+async def test_concurrent_requests_read_a_key_once(
+    api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read occupies one of few connections to Redis, and many streams connect at once when an API returns."""
+    headers = await bearer(fake_queue)
+    reads = []
+    identify = fake_queue.api_keys.identify
+
+    async def counted(key_id: str | None, tenant: str) -> Any:
+        reads.append(key_id)
+        await asyncio.sleep(0.05)  # as long as it takes: the other requests arrive meanwhile
+        return await identify(key_id, tenant)
+
+    monkeypatch.setattr(fake_queue.api_keys, "identify", counted)
+    responses = await asyncio.gather(*(api.get("/v1/jobs", headers=headers) for _ in range(50)))
+    assert {response.status_code for response in responses} == {200}
+    assert len(reads) == len(set(reads)) == 1
+    other = await bearer(fake_queue)
+    canceled = [asyncio.create_task(api.get("/v1/jobs", headers=other)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    canceled[0].cancel()
+    assert [one.status_code for one in await asyncio.gather(*canceled[1:])] == [200, 200]
 
 
 async def test_the_use_of_a_key_is_recorded(api: httpx.AsyncClient, fake_queue: Queue) -> None:
