@@ -142,7 +142,7 @@ class Job(_Frozen):
     tenant: Annotated[str, PER_JOB]
     created_at_ms: Annotated[int, PER_JOB]
     priority: Annotated[Priority, PER_JOB] = Priority.STANDARD
-    deadline_at_ms: Annotated[int | None, PER_JOB] = None
+    deadline_ms: Annotated[int | None, PER_JOB] = None  # from its queueing: clocks of two machines differ
     metadata: Annotated[dict[str, str], PER_JOB] = Field(default_factory=dict)
     batch_id: Annotated[str | None, PER_JOB] = None
     webhook: Annotated[Webhook | None, PER_JOB] = None
@@ -297,6 +297,7 @@ class JobRecord(_Frozen):
     epoch: int = 0
     worker: str | None = None
     cancel_requested: bool = False
+    deadline_at_ms: int | None = None
     started_at_ms: int | None = None
     finished_at_ms: int | None = None
     expires_at_ms: int | None = None

@@ -173,7 +173,9 @@ class ClaimedJob:
         self.job = claim.job
         self.spec = spec
         self.claim_key = f"{claim.job.id}:{claim.epoch}"
-        self.queued_since_s = time.monotonic() - claim.queued_ms / 1000
+        now_s = time.monotonic()
+        self.queued_since_s = now_s - claim.queued_ms / 1000
+        self.deadline_s = None if claim.deadline_ms is None else now_s + claim.deadline_ms / 1000
         self.phase = Phase.LOADING
         self.progress = Progress()
         self.engine_done: asyncio.Future[JobFinished] = asyncio.get_running_loop().create_future()

@@ -12,7 +12,6 @@ from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.queue import Queue
 from shared.runtime import metrics
-from shared.runtime.clock import now_ms
 from worker.engine.protocol import Activity, EngineInterface
 from worker.job_runner import ClaimedJob, StopReason
 
@@ -94,9 +93,9 @@ class Leases:
 
     async def _stop_expired(self) -> None:
         """Stop claimed jobs past their deadline."""
-        now = now_ms()
+        now = time.monotonic()
         for claimed in tuple(self.claimed_jobs.values()):
-            if claimed.job.deadline_at_ms is not None and claimed.job.deadline_at_ms <= now:
+            if claimed.deadline_s is not None and claimed.deadline_s <= now:
                 self._stop(claimed, StopReason.EXPIRED)
 
     def _stop(self, claimed: ClaimedJob, reason: StopReason) -> None:

@@ -62,11 +62,11 @@ class MeasuredClient(QueueClient):
 
     costs: list[ScriptCost] | None = None
 
-    async def run(self, name: str, *args: str | float, once: bool = False) -> Any:
+    async def run(self, name: str, *args: str | float) -> Any:
         if self.costs is None:
-            return await super().run(name, *args, once=once)
+            return await super().run(name, *args)
         before = await self._usage()
-        reply = await super().run(name, *args, once=once)
+        reply = await super().run(name, *args)
         after = await self._usage()
         self.costs.append(ScriptCost(name, after.microseconds - before.microseconds, after.commands - before.commands))
         return reply

@@ -168,7 +168,7 @@ def job_object(
         started_at=iso(record.started_at_ms),
         finished_at=iso(record.finished_at_ms),
         expires_at=iso(record.expires_at_ms),
-        deadline_at=iso(job.deadline_at_ms),
+        deadline_at=iso(record.deadline_at_ms),
         cancel_requested=record.cancel_requested,
         attempts=record.attempts,
         progress=ProgressObject(

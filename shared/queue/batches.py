@@ -8,7 +8,6 @@ from shared.errors import Conflict, NotFound
 from shared.protocols.openai.batches import Batch
 from shared.protocols.openai.files import File, Part
 from shared.queue.client import QueueComponent, translated
-from shared.runtime.clock import now_ms
 
 MAX_BATCHES = 1000
 """Batches of one tenant, including ended ones until they expire."""
@@ -79,9 +78,7 @@ class Batches(QueueComponent):
 
     async def postpone(self, batch: Batch, again_ms: int) -> None:
         """Make a batch due after `again_ms`."""
-        with translated():
-            row = f"{batch.tenant}|{batch.id}"
-            await self._redis.zadd(self._keys.active_batches, {row: now_ms() + again_ms}, xx=True)
+        await self._scripts.postpone_batch(batch.tenant, batch.id, again_ms)
 
     async def commit(self, batch: Batch, update: BatchUpdate, again_ms: int | None) -> bool:
         """Commit one step, due again after `again_ms` (None: the batch has ended); False if `batch` is outdated."""

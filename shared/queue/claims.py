@@ -118,7 +118,7 @@ class Claims(QueueComponent):
         claims, rejects = [], []
         for row in rows:
             try:
-                claims.append(Claim(decode(row[1]), row[2], row[3], row[3], bool(row[4]), row[5]))
+                claims.append(_claim(row))
             except (ValueError, TypeError, RecursionError) as error:
                 rejects.append(self._finish_later(self._reject(worker, row, error)))
         if rejects:
@@ -237,6 +237,11 @@ def _cause(error: Exception) -> str:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc'])) or 'record'}: {first['msg']}"[:MAX_CAUSE_CHARS]
     return f"{type(error).__name__}: {error}"[:MAX_CAUSE_CHARS]
+
+
+def _claim(row: ClaimRow) -> Claim:
+    _, wire, signature, epoch, solo, queued_ms, left_ms = row
+    return Claim(decode(wire), signature, epoch, epoch, bool(solo), queued_ms, left_ms if left_ms >= 0 else None)
 
 
 def _load_times(models: Models) -> list[str | int]:

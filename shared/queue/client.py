@@ -116,6 +116,12 @@ class QueueClient:
         with translated():
             return await script(keys=keys, args=args, client=self.redis)
 
+    async def now_ms(self) -> int:
+        """Return the time of Redis, the only clock that API, workers and chores share."""
+        with translated():
+            seconds, micros = await self.redis.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
     async def check(self) -> None:
         """Raise `IncompatibleRedis` when this Redis could lose jobs or holds a queue of another schema."""
         policy = await self._eviction_policy()
@@ -204,14 +210,13 @@ class RedisTrait:
 
 async def examine(client: QueueClient) -> list[RedisTrait]:
     """Return version, settings, memory, clock and schema of Redis; raises `RedisUnavailable`."""
+    skew_ms = now_ms() - await client.now_ms()
     with translated():
-        seconds, micros = await client.redis.time()
         version = int(await client.redis.get(client.redis_keys.schema) or SCHEMA_VERSION)  # an empty Redis has none
         try:
             info = await client.redis.info("everything")
         except ResponseError:  # some services do not allow INFO
             info = {}
-    skew_ms = now_ms() - (int(seconds) * 1000 + int(micros) // 1000)
     clock = "synchronize the clocks of both machines (NTP)" if abs(skew_ms) > MOST_SKEW_MS else ""
     schema = f"{schema_remedy(version)} (this program has schema {SCHEMA_VERSION})" if version != SCHEMA_VERSION else ""
     return [

@@ -39,6 +39,10 @@ class Queue:
         """Return a queue with its own connections; `close` closes them."""
         return cls(QueueClient.connect(settings))
 
+    async def now_ms(self) -> int:
+        """Return the time of Redis, for comparisons with times that another machine stored."""
+        return await self.client.now_ms()
+
     async def check(self) -> None:
         """Raise `IncompatibleRedis` when this Redis could lose jobs or holds a queue of another schema."""
         await self.client.check()

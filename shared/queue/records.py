@@ -60,7 +60,8 @@ class Claim:
     """A job claimed by a worker until its lease ends.
 
     `attempt` counts all claims from 1, so that object keys made with it never collide; its number is also the `epoch`,
-    the fencing token. A `solo` job was lost before and runs without batch mates.
+    the fencing token. A `solo` job was lost before and runs without batch mates. `deadline_ms` is what remains of its
+    time at the claim.
     """
 
     job: Job
@@ -69,6 +70,7 @@ class Claim:
     attempt: int
     solo: bool
     queued_ms: int
+    deadline_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -191,11 +193,12 @@ def record(fields: Mapping[str, str]) -> JobRecord | None:
     if "job" not in fields:
         return None
     plain = ("state", "phase", "attempts", "losses", "epoch", "worker")
+    times = ("deadline", "started", "finished", "expires")
     try:
         return JobRecord.model_validate(
             {
                 **{name: fields[name] for name in plain if fields.get(name)},
-                **{f"{name}_at_ms": fields[name] for name in ("started", "finished", "expires") if name in fields},
+                **{f"{name}_at_ms": fields[name] for name in times if name in fields},
                 **{name: kind.validate_json(fields[name]) for name, kind in _RESULTS.items() if name in fields},
                 "job": decode(fields["job"]),
                 "progress": {name: fields[name] for name in ("step", "total") if name in fields},

@@ -23,7 +23,7 @@ DEAD_LETTERS_MS = 7 * 86_400_000
 DEAD_LETTERS_CAP = 10_000
 
 ClaimRow: TypeAlias = Sequence[Any]
-"""Job id, wire form, signature, epoch, 1 if solo, ms queued."""
+"""Job id, wire form, signature, epoch, 1 if solo, ms queued, ms to its deadline or -1."""
 
 FOLDER = Path(str(resources.files("shared.queue") / "lua"))
 _NEEDS = re.compile(r"^-- NEEDS (.*)$", re.MULTILINE)
@@ -73,7 +73,7 @@ class SubmitArgs(NamedTuple):
     max_batch: int
     wire: str
     created: int
-    deadline: int | str
+    deadline_ms: int | str
     batch: str
     input: str
     idempotency: str
@@ -208,6 +208,7 @@ class Scripts(Protocol):
     async def commit_batch(
         self, tenant: str, batch_id: str, revision: int, again_ms: int | None, keep_ms: int, update: str
     ) -> bool: ...
+    async def postpone_batch(self, tenant: str, batch_id: str, again_ms: int) -> None: ...
     async def due_batches(self, limit: int, again_ms: int) -> list[str]: ...
     async def begin_file(self, tenant: str, file_id: str, max_files: int, remove_after_ms: int) -> str: ...
     async def put_file(

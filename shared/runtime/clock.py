@@ -17,6 +17,16 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+class SyncedClock:
+    """The clock of another machine, read once: `at_ms` then, continued with this machine's monotonic clock."""
+
+    def __init__(self, at_ms: int) -> None:
+        self._ahead_ms = at_ms - time.monotonic_ns() // 1_000_000
+
+    def now_ms(self) -> int:
+        return self._ahead_ms + time.monotonic_ns() // 1_000_000
+
+
 def epoch_s(at_ms: int | None) -> int | None:
     """Return whole seconds of a time in ms."""
     return None if at_ms is None else at_ms // 1000

@@ -16,7 +16,7 @@ from shared.protocols.openai.batches import CHUNK_LINES, GRACE_MS, Batch, BatchS
 from shared.protocols.openai.files import File, FileLine, Part
 from shared.queue import Queue
 from shared.queue.batches import BatchUpdate
-from shared.runtime.clock import now_ms
+from shared.runtime.clock import SyncedClock
 from shared.storage import Storage
 
 STALE_MS = 15_000
@@ -35,12 +35,13 @@ LineAt = tuple[BatchLine, int]
 
 @dataclass(frozen=True)
 class BatchContext:
-    """Services for the work on batches."""
+    """Services for the work on batches; `clock` continues the time of Redis, which made the times of batches."""
 
     settings: Settings
     catalog: Catalog
     queue: Queue
     storage: Storage
+    clock: SyncedClock
 
 
 async def input_lines(context: BatchContext, batch: Batch, offset: int) -> AsyncGenerator[FileLine]:
@@ -113,7 +114,7 @@ class BatchWriter:
         batch = self._batch
         accepted = await self._queue.batches.accepted_lines(batch, group[0][0].ordinal, len(group))
         records = await self._queue.jobs.get_many([line_job_id(batch, line.ordinal) for line, _ in group])
-        grace_over = now_ms() >= batch.expires_at_ms + GRACE_MS
+        grace_over = self._context.clock.now_ms() >= batch.expires_at_ms + GRACE_MS
         for (line, end), is_job, record in zip(group, accepted, records, strict=True):
             self._waiting = is_job and record is not None and not record.state.terminal and not grace_over
             if self._waiting or self._full():
@@ -150,7 +151,7 @@ class BatchWriter:
         self._errors.append(batch_lines.error_line(self._batch, line, code, message))
 
     async def _finish(self) -> bool:
-        batch, now = self._batch, now_ms()
+        batch, now = self._batch, self._context.clock.now_ms()
         if batch.has_output:
             await self._publish(batch.output_file_id, "output", now)
         if batch.has_errors:

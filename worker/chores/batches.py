@@ -30,7 +30,7 @@ from shared.protocols.openai.batches import (
 )
 from shared.queue import Submission
 from shared.queue.batches import BatchUpdate
-from shared.runtime.clock import now_ms
+from shared.runtime.clock import SyncedClock
 from shared.storage import connect
 from worker.chores import rq_queue
 from worker.chores.batch_files import (
@@ -92,7 +92,7 @@ async def _due(configured: Settings) -> list[Batch]:
                 batch = await queue.batches.get(tenant, batch_id)
             except NotFound:
                 continue
-            if next_step(batch, now_ms()) is BatchStep.WAIT:
+            if next_step(batch, await queue.now_ms()) is BatchStep.WAIT:
                 await queue.batches.postpone(batch, WAIT_MS)
             else:
                 due.append(batch)
@@ -108,7 +108,8 @@ async def _advance(configured: Settings, tenant: str, batch_id: str) -> tuple[bo
             except NotFound:
                 return False, None
             catalog = models_file.load(configured.models, configured.batch_rules)
-            more = await BatchRunner(BatchContext(configured, catalog, queue, storage), batch).advance()
+            context = BatchContext(configured, catalog, queue, storage, SyncedClock(await queue.now_ms()))
+            more = await BatchRunner(context, batch).advance()
     finally:
         await storage.close()
     log.info("batch_advanced", batch_id=batch_id, status=batch.status.value, read=batch.read, written=batch.written)
@@ -121,12 +122,13 @@ class BatchRunner:
     def __init__(self, context: BatchContext, batch: Batch) -> None:
         self._context = context
         self._queue = context.queue
+        self._clock = context.clock
         self._batch = batch
         self._until_s = time.monotonic() + STEP_S
 
     async def advance(self) -> bool:
         """Run the next step, and return whether another one can follow at once."""
-        step = next_step(self._batch, now_ms())
+        step = next_step(self._batch, self._clock.now_ms())
         if step is BatchStep.VALIDATE:
             return await self._validate()
         if step is BatchStep.SUBMIT:
@@ -150,11 +152,12 @@ class BatchRunner:
         if errors:
             wire = json.dumps([error.model_dump() for error in errors])
             return await self._end(BatchStatus.FAILED, {"errors": wire})
-        life_ms = batch.expires_at_ms + GRACE_MS - now_ms() + self._context.settings.file_retention_s * 1000
+        life_ms = batch.expires_at_ms + GRACE_MS - self._clock.now_ms() + self._context.settings.file_retention_s * 1000
         for file_id in (batch.output_file_id, batch.error_file_id):
             await self._queue.files.begin(batch.tenant, file_id, life_ms)
         status = BatchStatus.IN_PROGRESS.value
-        return await self._commit(BatchUpdate({"status": status, "in_progress_at": now_ms(), "total": total}))
+        times = {"in_progress_at": self._clock.now_ms()}
+        return await self._commit(BatchUpdate({"status": status, "total": total, **times}))
 
     async def _check_file(self) -> tuple[int, list[BatchError]]:
         """Return the number of lines and what is wrong with the file."""
@@ -172,7 +175,7 @@ class BatchRunner:
         return checker.total, checker.errors
 
     async def _end(self, status: BatchStatus, fields: dict[str, str | int] | None = None) -> bool:
-        update = BatchUpdate({**(fields or {}), "status": status.value, f"{status.value}_at": now_ms()})
+        update = BatchUpdate({**(fields or {}), "status": status.value, f"{status.value}_at": self._clock.now_ms()})
         await self._commit(update, None)
         return False
 
@@ -227,8 +230,9 @@ class BatchRunner:
         task = job_builder.check_request(request, context)
         fields = {"priority": Priority.BULK, "batch_id": batch.id}
         job = await job_builder.build_job(request.model_copy(update=fields), task, batch.tenant, context)
-        deadline_at_ms = min(job.deadline_at_ms or batch.expires_at_ms, batch.expires_at_ms)
-        times = {"created_at_ms": batch.created_at_ms, "deadline_at_ms": deadline_at_ms}
+        left_ms = batch.expires_at_ms - self._clock.now_ms()
+        deadline_ms = left_ms if job.deadline_ms is None else min(job.deadline_ms, left_ms)
+        times = {"created_at_ms": batch.created_at_ms, "deadline_ms": deadline_ms}
         job = job.model_copy(update={"id": line_job_id(batch, line.ordinal), **times})
         return job_builder.make_submission(job, context.catalog)
 
@@ -255,7 +259,7 @@ class BatchRunner:
         return await self._commit(BatchUpdate({"canceled": batch.canceled + count}))
 
     async def _finalize(self) -> bool:
-        batch, now = self._batch, now_ms()
+        batch, now = self._batch, self._clock.now_ms()
         if not batch.total:
             return await self._end(BatchStatus.EXPIRED)
         final = BatchStatus.EXPIRED if now >= batch.expires_at_ms else BatchStatus.COMPLETED

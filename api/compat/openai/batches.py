@@ -20,7 +20,7 @@ from shared.errors import NotFound, Unauthenticated, Unavailable
 from shared.protocols.openai.batches import WINDOW_S, Batch, BatchStatus
 from shared.request import MetadataKey, MetadataValue, validated
 from shared.runtime import strict_json
-from shared.runtime.clock import epoch_s, new_id, now_ms
+from shared.runtime.clock import epoch_s, new_id
 
 router = APIRouter(prefix="/v1/batches", tags=["files and batches"])
 
@@ -62,7 +62,8 @@ async def _earlier_batch(request: Request, context: RequestContext, digest: str)
 
 
 async def _create(params: BatchRequest, context: RequestContext, digest: str) -> Batch:
-    now, queue = now_ms(), context.services.queue
+    queue = context.services.queue
+    now = await queue.now_ms()  # the chores compare it with the time of Redis
     batch = Batch(
         id=new_id("batch", now),
         tenant=context.tenant,

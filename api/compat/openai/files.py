@@ -20,7 +20,7 @@ from api.http.streaming import StreamedResponse, with_first_read
 from shared.errors import FusequeueError, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.protocols.openai import files
 from shared.protocols.openai.files import File
-from shared.runtime.clock import new_id, now_ms
+from shared.runtime.clock import new_id
 
 router = APIRouter(prefix="/v1/files", tags=["files and batches"])
 
@@ -89,7 +89,8 @@ async def _earlier_file(request: Request, context: RequestContext, digest: str) 
 
 async def _store(content: UploadFile, size: int, context: RequestContext, digest: str) -> File:
     """Store an upload; the retention sweep removes what a killed process leaves."""
-    services, now = context.services, now_ms()
+    services = context.services
+    now = await services.queue.now_ms()  # retention compares it with the time of Redis
     file = File(
         id=new_id("file", now),
         tenant=context.tenant,

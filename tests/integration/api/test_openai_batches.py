@@ -24,7 +24,7 @@ from harness.http_server import ROOT, WORKER, png
 from shared.config import models_file
 from shared.job import Artifact, Outcome, State
 from shared.queue import Claim, Queue
-from shared.runtime.clock import now_ms
+from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import Storage, connect
 from worker.chores import batch_files, batches
 from worker.chores.batch_files import BatchContext
@@ -61,7 +61,7 @@ async def storage(server: Server) -> AsyncIterator[Storage]:
 @pytest.fixture
 def context(server: Server, queue: Queue, storage: Storage) -> BatchContext:
     settings = server.settings
-    return BatchContext(settings, models_file.load(settings.models), queue, storage)
+    return BatchContext(settings, models_file.load(settings.models), queue, storage, SyncedClock(now_ms()))
 
 
 def line(number: int, url: str = GENERATIONS, **body: Any) -> dict[str, Any]:
@@ -275,7 +275,9 @@ async def test_a_batch_waits_while_the_queue_is_full(start: Callable[..., Server
     """Refused lines stay in the file; none is lost or reported as an error."""
     server = start(max_queued_jobs_per_tenant="7")
     queue, storage = Queue.connect(server.settings), connect(server.settings)
-    context = BatchContext(server.settings, models_file.load(server.settings.models), queue, storage)
+    context = BatchContext(
+        server.settings, models_file.load(server.settings.models), queue, storage, SyncedClock(now_ms())
+    )
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         batch = create(client, [line(number) for number in range(20)])
         while not (batch := client.batches.retrieve(batch.id)).completed_at:

@@ -24,6 +24,7 @@ from redis import Redis
 from shared.config import models_file
 from shared.job import Artifact, Failure, Job, Outcome, State, Task, Thumbnail
 from shared.queue import Claim, Queue
+from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import Storage, connect
 from worker.chores.batch_files import BatchContext
 from worker.chores.batches import BatchRunner
@@ -258,7 +259,9 @@ async def test_a_batch_of_videos(harness: VideoHarness) -> None:
     file = await client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
     batch = await client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
     settings = harness.server.settings
-    context = BatchContext(settings, models_file.load(settings.models), harness.queue, harness.storage)
+    context = BatchContext(
+        settings, models_file.load(settings.models), harness.queue, harness.storage, SyncedClock(now_ms())
+    )
     for finished in (False, True):
         while await BatchRunner(context, await harness.queue.batches.get("default", batch.id)).advance():
             pass

@@ -108,6 +108,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "learn_start_time": (1.0,),
         "next_ready_ms": ("w2", 2, *models),
         "note_use": ("known",),
+        "postpone_batch": ("default", "batch_1", 1000),
         "purge_dead_letter": (job,),
         "put_endpoint": ("default", "we_2", '{"states": []}', 16, False),
         "put_preview": (job, epoch, "0-0", "x", 1000),

@@ -30,6 +30,7 @@ from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State, Task
 from shared.job import Webhook as JobWebhook
 from shared.queue import Queue
+from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import connect
 from shared.webhooks import DISABLED_AFTER_S, DeliveryState
 from worker.chores import webhooks
@@ -156,7 +157,7 @@ async def test_the_end_of_a_batch_is_delivered(
     batch = (await api.post("/v1/batches", json={"input_file_id": file, "endpoint": "/v1/jobs"})).json()
     settings = queue.client.settings.model_copy(update={"models": ROOT / "models.toml"})
     storage = connect(settings.model_copy(update={"storage_dir": tmp_path / "storage"}))
-    context = BatchContext(settings, models_file.load(settings.models), queue, storage)
+    context = BatchContext(settings, models_file.load(settings.models), queue, storage, SyncedClock(now_ms()))
     await BatchRunner(context, await queue.batches.get("default", batch["id"])).advance()
     await storage.close()
     assert await delivery_pass(queue).run() == 1

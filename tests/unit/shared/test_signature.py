@@ -16,7 +16,7 @@ OTHER: dict[str, Any] = {
     "tenant": "other",
     "created_at_ms": 1,
     "priority": Priority.BULK,
-    "deadline_at_ms": 5,
+    "deadline_ms": 5,
     "metadata": {"a": "b"},
     "batch_id": "b1",
     "webhook": Webhook(url="https://example.com/hook", states=(State.FAILED,)),

@@ -4,7 +4,7 @@
 -- ARGV     worker, token, slots, lowest_rank, has_other_jobs, models...
 --          `token`: the same as before when a worker repeats its last request
 --          `models`: each with the ms that loading it takes: 0 if in memory, negative if its last load failed
--- Returns  for each claim {job id, wire form, signature, epoch, 1 if solo, ms queued}
+-- Returns  for each claim {job id, wire form, signature, epoch, 1 if solo, ms queued, ms to its deadline | -1}
 local worker, token, slots, lowest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local models = model_loads.models(6)
 local now = clock_ms()

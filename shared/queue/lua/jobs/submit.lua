@@ -2,9 +2,9 @@
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- ARGV     jobs...
 --          `jobs`: the FIELDS of each. `input`: ids separated by spaces; `idempotency`: 'digest fingerprint';
---          `webhook`: '|state|state| url'; '' for none in all from `deadline` on
+--          `webhook`: '|state|state| url'; '' for none in all from `deadline_ms` on
 -- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full', job id | ms until a retry}
-local FIELDS = {'id', 'tenant', 'rank', 'slots', 'sig', 'model', 'window', 'max_batch', 'wire', 'created', 'deadline',
+local FIELDS = {'id', 'tenant', 'rank', 'slots', 'sig', 'model', 'window', 'max_batch', 'wire', 'created', 'deadline_ms',
   'batch', 'input', 'idempotency', 'webhook', 'video'}
 local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video'}
 local now = clock_ms()
@@ -57,8 +57,12 @@ local function enter(job)
   group.slots = group.slots + job.slots
   local fields = {'job', job.wire, 'state', 'queued', 'tenant', job.tenant, 'sig', job.sig, 'model', job.model,
     'rank', job.rank, 'slots', job.slots, 'src', 'lane', 'entry', entry, 'arrived', arrived_at(entry), 'event', job_state.event(job.id, job.tenant, 'queued', job.webhook)}
+  if job.deadline_ms ~= '' then
+    job.deadline = whole(now + tonumber(job.deadline_ms))
+    redis.call('ZADD', key.deadlines, job.deadline, job.id)
+  end
   for _, name in ipairs(OPTIONAL) do
-    if job[name] ~= '' then
+    if (job[name] or '') ~= '' then
       table.insert(fields, name)
       table.insert(fields, job[name])
     end
@@ -67,7 +71,6 @@ local function enter(job)
   note(key.jobs(job.tenant), job)
   if job.video ~= '' then note(key.videos(job.tenant), job) end
   if job.batch ~= '' then note(key.batch_jobs(job.tenant, job.batch), job) end
-  if job.deadline ~= '' then redis.call('ZADD', key.deadlines, job.deadline, job.id) end
   if job.input ~= '' then job_state.hold_inputs(job.tenant, job.input) end
   if not arrivals[job.sig] then
     arrivals[job.sig] = job

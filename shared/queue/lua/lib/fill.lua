@@ -27,7 +27,8 @@ function fill.claim_job(b, id, job)
   b.left = b.left - job.slots
   quota.use(b, job.tenant, job.slots)
   local waited = math.max(0, math.floor(b.now - (tonumber(job.arrived) or b.now)))
-  table.insert(b.claims, {id, job.job or '', job.sig, epoch, job.solo and 1 or 0, waited})
+  table.insert(b.claims, {id, job.job or '', job.sig, epoch, job.solo and 1 or 0, waited,
+    job_state.time_left(job, b.now)})
 end
 
 -- Write the counters that the claims of a batch have changed.

@@ -15,6 +15,9 @@ function job_state.load(id)
   return job
 end
 
+-- Time until a job's deadline (ms), 0 after it, -1 without one.
+function job_state.time_left(job, now) return job.deadline and math.max(0, tonumber(job.deadline) - now) or -1 end
+
 -- Add an event to the outbox if an endpoint of the tenant wants its state, or for the `url` of the job's own webhook.
 function job_state.add_to_outbox(event, id, tenant, state, url)
   local wanted = redis.call('HGET', key.webhook_endpoints(tenant), '*')
