@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 from types import FrameType
 
 import structlog
@@ -18,7 +19,7 @@ from shared.config.settings import Settings
 from shared.errors import FusequeueError, RedisUnavailable
 from shared.queue import Queue
 from shared.runtime import log as logging
-from worker.chores import rq_queue
+from worker.chores import maintenance, rq_queue
 
 log = structlog.get_logger()
 
@@ -47,7 +48,8 @@ class ChoresWorker:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._stop)
         with rq_queue.connect(self._settings) as connection:
-            schedule = rq_queue.Schedule(self._settings, connection)
+            make_room = partial(maintenance.sweep_without_rq, self._settings)
+            schedule = rq_queue.Schedule(self._settings, connection, make_room)
             schedule.start()
             try:
                 while not self._stopping.is_set():

@@ -54,6 +54,17 @@ def _continue_chain(configured: Settings, chore: str, chain: str, chunk: int, un
             rq_queue.enqueue(queue, chore, chain, chunk + 1, until_s, chore_id=chore_id, start_within_s=60)
 
 
+def sweep_without_rq(configured: Settings) -> int:
+    """Remove expired objects without rq, whose writes a full Redis refuses; returns their number."""
+    removed, until_s = 0, time.monotonic() + rq_queue.BUDGET_S
+    while time.monotonic() < until_s:
+        result = asyncio.run(_sweep(configured))
+        removed += result.removed
+        if not result.more:
+            break
+    return removed
+
+
 async def _sweep(configured: Settings) -> SweepResult:
     storage = connect(configured)
     try:

@@ -8,7 +8,7 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from rq.serializers import JSONSerializer
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.queue import Queue
+from shared.queue.client import REFUSED_WHEN_FULL
 
 log = structlog.get_logger()
 
@@ -54,6 +55,7 @@ _RESULT_TTL_S = 300  # keeps the id of a finished chore taken, so that no second
 _FAILURE_TTL_S = 86_400
 _RETRY = Retry(max=2, interval=[5, 15])
 _TICK_S = 1.0
+_FULL_EVERY_S = 5.0
 _LOCK_EVERY_S = 20  # rq's lock on a queue's schedule expires after a minute
 
 
@@ -155,10 +157,15 @@ def idle_chores(configured: Settings) -> set[str]:
 
 
 class Schedule:
-    """Thread that ticks once a second until `stop`; survives Redis outages."""
+    """Thread that ticks once a second until `stop`; survives Redis outages.
 
-    def __init__(self, settings: Settings, connection: Redis) -> None:
+    A full Redis refuses what rq writes: until it has memory again, the thread calls `when_full` itself.
+    """
+
+    def __init__(self, settings: Settings, connection: Redis, when_full: Callable[[], object]) -> None:
         self._settings = settings
+        self._when_full = when_full
+        self._full_at_s = float("-inf")  # time.monotonic() of the last such call
         self._queue = rq_queue(settings, connection)
         self._retries = RQScheduler(
             [self._queue.name], connection, logging_level="WARNING", serializer=self._queue.serializer
@@ -199,9 +206,19 @@ class Schedule:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self.tick(time.time())
-            except RedisError as error:
+                self._tick_or_make_room()
+            except (RedisError, RedisUnavailable) as error:
                 log.warning("schedule_redis_unavailable", error=str(error))
             except Exception:
                 log.exception("schedule_tick_failed")
             self._stopping.wait(_TICK_S)
+
+    def _tick_or_make_room(self) -> None:
+        try:
+            self.tick(time.time())
+        except RedisError as error:
+            if REFUSED_WHEN_FULL not in str(error) or time.monotonic() - self._full_at_s < _FULL_EVERY_S:
+                raise
+            log.warning("redis_full", remedy="raise its maxmemory; expired objects are deleted meanwhile")
+            self._full_at_s = time.monotonic()
+            self._when_full()

@@ -222,7 +222,7 @@ async def test_a_reconcile_that_used_up_its_time_is_continued(
 async def test_chores_without_work_are_not_enqueued(queue: Queue) -> None:
     """An idle service runs no chores for webhooks and batches."""
     with rq_queue.connect(queue.client.settings) as connection:
-        schedule = rq_queue.Schedule(queue.client.settings, connection)
+        schedule = rq_queue.Schedule(queue.client.settings, connection, lambda: None)
         enqueued = rq_queue.rq_queue(queue.client.settings, connection)
 
         async def enqueued_at(now_s: float) -> list[str]:
@@ -318,6 +318,38 @@ async def test_maintenance_runs_without_gpu_workers(
         assert names
         assert {name for name in without_ttl if not name.startswith(bounded)} == set()
         plain.delete(*names)
+
+
+async def test_retention_deletes_while_redis_is_full(
+    durable_server: Any,
+    durable_queue: Queue,
+    storage: Storage,
+    tmp_path: Path,
+    eventually: Callable[..., Awaitable[None]],
+) -> None:
+    """It frees memory; rq, whose writes are refused, continues when there is some."""
+    redis, retention = durable_queue.client.redis, durable_queue.client.redis_keys.retention
+
+    async def swept() -> bool:
+        return await redis.zcard(retention) == 0
+
+    await _store_expired(durable_queue, storage, 250)
+    await redis.config_set("maxmemory", 1)
+    with _chores(durable_server.url, durable_queue.client.settings.namespace, tmp_path) as process:
+        await eventually(swept, "the expired objects are deleted", 60)
+        assert not list((tmp_path / "objects" / "jobs").glob("*/*/*.png"))
+        await redis.config_set("maxmemory", 0)
+        refusals = _log(tmp_path).count("chores_ready")
+        await eventually(lambda: _log(tmp_path).count("chores_ready") > refusals, "the worker has started", 60)
+
+        async def chore_ran() -> bool:
+            return (
+                await redis.exists(f"rq:finished:{rq_queue.queue_name(durable_queue.client.settings.namespace)}") == 1
+            )
+
+        await eventually(chore_ran, "rq runs chores again", 60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 async def test_a_chores_worker_reconnects_after_a_redis_restart(
