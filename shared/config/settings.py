@@ -94,6 +94,9 @@ class Settings(BaseSettings):
 
     lease_ms: Positive = _setting(30_000, "Lifetime of a claim that is not renewed.")
     overdue_ms: Positive = _setting(2_000, "A signature ready for longer stops admissions to other batches.")
+    bulk_share: float = _setting(
+        0.1, "Share of a model's slots for its bulk jobs while others are queued. 0: none.", ge=0, le=0.9
+    )
     aging_ms: Positive = _setting(30_000, "A job preempted for this long in total gains one priority.")
     max_preempted_rows: int | None = _setting(
         None, "Images that interactive jobs can preempt. Unset: one forward.", ge=0

@@ -70,6 +70,12 @@ class RedisKeys:
     lanes = _Family("sig priority", "zset", bound="lanes with queued jobs")
     front = _Family("sig", "zset", bound="queued jobs that were released or skipped")
     solo = _Family("sig", "zset", bound="queued jobs that a worker lost")
+    returned = _Family("sig priority tenant", "zset", bound="queued jobs of a lane that were released, skipped or lost")
+    lane_order = _Family("sig priority", "zset", bound="tenants with queued jobs, by GPU usage")
+    tenant_order = _Family("model priority", "zset", bound="tenants with queued jobs, by GPU usage")
+    tenant_signatures = _Family("tenant model priority", "zset", bound="signatures of queued jobs, by the oldest")
+    claims_passed = _Family("worker", "hash", ttl="10 s")  # ready signatures that gave it nothing, by model and rank
+    bulk_credit = _Single("hash", ttl="1 h")  # slots due to bulk jobs, by model
     signature = _Family("sig", "hash", bound="deleted when nothing is queued or running")
     signatures = _Single("zset", bound="live signatures, by slots")
     ready = _Family("model priority", "zset", bound="signatures with queued jobs, by readiness")
@@ -126,7 +132,7 @@ class RedisKeys:
     tenant_limits = _Single("hash", bound="10,000 tenants")
     request_rate = _Family("tenant", "string", ttl="1 min")
     running_slots = _Single("hash", bound="tenants with running jobs")
-    deferred = _Family("tenant", "set", ttl="1 min")  # signatures that wait for slots of the tenant
+    deferred = _Family("tenant", "set", bound="orders that a tenant with running jobs has left")
     # Webhooks
     webhook_endpoints = _Family("tenant", "hash", bound="16 endpoints, and the secret")
     webhook_outbox = _Single("stream", bound="about 1,000,000 entries")

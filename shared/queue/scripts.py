@@ -125,6 +125,7 @@ def _conf(settings: Settings) -> str:
         "max_attempts": settings.max_attempts,
         "lease_ms": settings.lease_ms,
         "overdue_ms": settings.overdue_ms,
+        "bulk_share": settings.bulk_share,
         "dead_ms": DEAD_LETTERS_MS,
         "dead_cap": DEAD_LETTERS_CAP,
     }

@@ -193,7 +193,17 @@ async def test_an_idle_queue_has_no_lanes(queue: Queue, make_submission: Make) -
         for one in claims:
             await end(queue, one)
     kinds = {name.partition(":")[0] for name in await names_left(queue)}
-    assert kinds <= {"job", "jobs", "events", "wakeup", "arrivals", "completions", "retention", "model_holders"}
+    assert kinds <= {
+        "job",
+        "jobs",
+        "events",
+        "wakeup",
+        "arrivals",
+        "completions",
+        "retention",
+        "model_holders",
+        "bulk_credit",
+    }
 
 
 async def test_the_index_drops_rows_of_jobs_that_are_gone(queue: Queue, make_submission: Make) -> None:

@@ -6,23 +6,6 @@
 -- Returns  1, or 0 if the claim is no longer this worker's or the job has ended
 local worker, id, epoch, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local now = clock_ms()
-local HALF_LIFE_MS = 300000
-
--- Add to a tenant's decayed GPU-seconds, stored as log2 on a moving time scale: one number that never overflows and orders
--- tenants at any time.
-local function charge(tenant, seconds)
-  if seconds <= 0 then return end
-  local scale = now / HALF_LIFE_MS
-  local served = math.log(seconds) / math.log(2) + scale
-  local known = tonumber(redis.call('ZSCORE', key.gpu_usage, tenant) or nil)
-  if known then
-    local high, low = math.max(known, served), math.min(known, served)
-    served = high + math.log(1 + 2 ^ (low - high)) / math.log(2)
-  end
-  redis.call('ZADD', key.gpu_usage, string.format('%.17g', served), tenant)
-  redis.call('ZREMRANGEBYSCORE', key.gpu_usage, '-inf', whole(scale - 30))
-  redis.call('PEXPIRE', key.gpu_usage, 86400000)
-end
 
 -- Update the mean time between completions, without idle time.
 local function keep_pace(name, started)
@@ -51,8 +34,7 @@ redis.call('HSET', key.job(id), 'settled', token, 'artifacts', ARGV[6], 'batchin
   'step', ARGV[11], 'total', ARGV[12])
 if ARGV[7] ~= '' then redis.call('HSET', key.job(id), 'error', ARGV[7]) else redis.call('HDEL', key.job(id), 'error') end
 job_state.finish(id, job, ARGV[5], now)
-job_state.unclaim(id, job, now)
-charge(job.tenant, tonumber(ARGV[10]))
+job_state.unclaim(id, job, now, tonumber(ARGV[10]))
 if ARGV[5] == 'succeeded' and tonumber(ARGV[10]) > 0 then
   local each, rows = tonumber(ARGV[10]) / job.slots, tonumber(cjson.decode(ARGV[8]).mean_rows) or 1
   learn_cost(job.sig, each, rows)

@@ -46,7 +46,7 @@ local function enter(job)
   local lane = key.lane(job.sig, job.rank, job.tenant)
   local group = added[lane]
   if not group then
-    group = {sig = job.sig, rank = job.rank, tenant = job.tenant, jobs = 0, slots = 0}
+    group = {model = job.model, sig = job.sig, rank = job.rank, tenant = job.tenant, jobs = 0, slots = 0}
     added[lane] = group
     table.insert(added, group)
     if redis.call('EXISTS', lane) == 0 then redis.call('XGROUP', 'CREATE', lane, 'workers', '0', 'MKSTREAM') end
@@ -114,11 +114,15 @@ for _, job in ipairs(arrivals) do
   redis.call('HSET', key.signature(job.sig), 'model', job.model, 'window', job.window, 'batch', job.max_batch)
   queue.record_arrival(job.sig, tonumber(job.window), now)
 end
-local urgent = 2
+local urgent, free = 2, {}
 for _, group in ipairs(added) do
   urgent = math.min(urgent, group.rank)
   queue.count(group.sig, group.rank, group.tenant, group.jobs, group.slots)
-  redis.call('ZADD', key.lanes(group.sig, group.rank), 'NX', whole(stream_ms(group.first)), group.tenant)
+  if redis.call('ZADD', key.lanes(group.sig, group.rank), 'NX', whole(stream_ms(group.first)), group.tenant) == 1 then
+    queue.update_lane(group, group.first)
+  end
+  -- A tenant at its quota wakes no worker.
+  free[group.sig] = free[group.sig] or not tenants.is_deferred(group.tenant, group.model, group.rank)
   -- Remove expired jobs from the index even if no sweep runs.
   for _, old in ipairs(redis.call('ZRANGE', key.jobs(group.tenant), 0, 3)) do
     if redis.call('EXISTS', key.job(old)) == 0 then redis.call('ZREM', key.jobs(group.tenant), old) end
@@ -126,8 +130,7 @@ for _, group in ipairs(added) do
 end
 local sooner = false
 for _, job in ipairs(arrivals) do
-  local held = redis.call('SISMEMBER', key.deferred(job.tenant), job.sig) == 1
-  sooner = queue.refresh(job.sig, now, true, held) or sooner
+  sooner = queue.refresh(job.sig, now, true) and free[job.sig] or sooner
 end
 if sooner then queue.wake(urgent) end
 return out

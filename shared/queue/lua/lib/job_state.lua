@@ -3,7 +3,8 @@
 
 local job_state = {}
 local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'slots', 'src', 'entry', 'batch', 'input', 'solo', 'cancel',
-  'losses', 'webhook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job', 'video'}
+  'losses', 'webhook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job', 'video',
+  'charged'}
 
 -- The fields of a job that scripts need, or nil.
 function job_state.load(id)
@@ -92,7 +93,7 @@ function job_state.finish(id, job, state, now, keep_ms)
     job_state.add_to_outbox(event .. '-video', id, job.tenant, state == 'succeeded' and 'video.completed' or 'video.failed')
   end
   redis.call('HSET', key.job(id), 'state', state, 'finished', whole(now), 'expires', whole(now + keep), 'event', event)
-  redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned')
+  redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned', 'charged')
   redis.call('PEXPIRE', key.job(id), keep)
   redis.call('ZREM', key.deadlines, id)
   redis.call('ZADD', key.retention, whole(now + keep), job_state.row(job.tenant, id, job.batch))
@@ -115,20 +116,23 @@ function job_state.requeue(id, job, src, now)
   local arrived = tonumber(job.arrived) or now
   redis.call('HSET', key.job(id), 'state', 'queued', 'src', src, 'entry', '', 'returned', whole(now),
     'event', job_state.event(id, job.tenant, 'queued', job.webhook))
-  redis.call('HDEL', key.job(id), 'phase', 'worker', 'step', 'total')
-  redis.call('ZADD', src == 'solo' and key.solo(job.sig) or key.front(job.sig), queue.score(job.rank, arrived), id)
+  redis.call('HDEL', key.job(id), 'phase', 'worker', 'step', 'total', 'charged')
+  job.src = src
+  queue.add_returned(id, job, arrived)
   if job.deadline then redis.call('ZADD', key.deadlines, job.deadline, id) end
   redis.call('HSET', key.signature(job.sig), 'model', job.model)
   redis.call('HSETNX', key.signature(job.sig), 'window', 0)
   queue.count(job.sig, job.rank, job.tenant, 1, job.slots)
+  queue.update_lane(job, queue.head(key.lane(job.sig, job.rank, job.tenant)))
 end
 
--- Remove a running job's lease, entry and counters; the caller sets its next state.
-function job_state.unclaim(id, job, now)
+-- Remove a running job's lease, entry and counters; the caller sets its next state. gpu_seconds: what it has cost its tenant.
+function job_state.unclaim(id, job, now, gpu_seconds)
   redis.call('ZREM', key.leases, id)
   if redis.call('HINCRBY', key.claimed_jobs, job.worker or '', -1) <= 0 then redis.call('HDEL', key.claimed_jobs, job.worker or '') end
   if redis.call('HINCRBY', key.signature(job.sig), 'running', -1) <= 0 then redis.call('HDEL', key.signature(job.sig), 'running') end
-  queue.count_running(job.tenant, -job.slots, now)
+  tenants.correct_charge(job, gpu_seconds or 0, now)
+  queue.count_running(job.tenant, -job.slots)
   if job.src == 'lane' and job.entry then
     local lane = key.lane(job.sig, job.rank, job.tenant)
     queue.acknowledge(lane, job.entry)
@@ -138,14 +142,9 @@ end
 
 -- Remove a queued job from the queue.
 function job_state.leave_queue(id, job)
-  if job.src == 'lane' and job.entry then
-    local lane = key.lane(job.sig, job.rank, job.tenant)
-    queue.acknowledge(lane, job.entry)
-    queue.update_lane(job.sig, job.rank, job.tenant, queue.head(lane))
-  else
-    redis.call('ZREM', key.front(job.sig), id)
-    redis.call('ZREM', key.solo(job.sig), id)
-  end
+  local lane = key.lane(job.sig, job.rank, job.tenant)
+  if job.src == 'lane' and job.entry then queue.acknowledge(lane, job.entry) else queue.remove_returned(id, job) end
+  queue.update_lane(job, queue.head(lane))
   queue.count(job.sig, job.rank, job.tenant, -1, -job.slots)
 end
 

@@ -53,18 +53,19 @@ local function work_of(sig, model)
   return 1000 * slots * tonumber(cost)
 end
 
--- The first `most` signatures of a model and priority that are ready by `before`, each with its ready, turn and free times.
-function model_loads.candidates(worker, model, rank, before, most, now)
-  local rows, found, work = {}, nil, 0
-  found = redis.call('ZRANGEBYSCORE', key.ready(model.name, rank), '-inf', before, 'WITHSCORES', 'LIMIT', 0, most)
-  for at = 1, #found, 2 do table.insert(rows, {sig = found[at], ready = tonumber(found[at + 1])}) end
-  local holders = rows[1] and model.load > 0 and others_holding(model.name, worker, now) or 0
+-- Add to rows of ready signatures of one model and priority, each with its ready time, their turn and free times.
+function model_loads.place(rows, worker, model, rank, now)
+  local holders, work = 0, 0
+  if rows[1] and model.load > 0 then holders = others_holding(model.name, worker, now) end
   if holders > 0 then
-    for _, row in ipairs(rows) do work = work + work_of(row.sig, model.name) end
+    for _, sig in ipairs(redis.call('ZRANGEBYSCORE', key.ready(model.name, rank), '-inf', whole(now), 'LIMIT', 0, 4)) do
+      work = work + work_of(sig, model.name)
+    end
   end
   for _, row in ipairs(rows) do
     local facts = {ready = row.ready, load = model.load, holders = holders, work = work}
     row.turn, row.free = model_loads.turn_at(facts), model_loads.free_at(facts)
+    row.come = model.load == 0 or row.turn <= now
   end
   return rows
 end

@@ -1,9 +1,9 @@
--- NEEDS readiness recount
+-- NEEDS readiness recount tenants
 -- Part of the scripts that queue jobs or remove them: counters, lanes and readiness.
 
 local queue = {}
--- A stream has no front. Released and skipped jobs are in front:<sig>, lost ones in solo:<sig>, which are read before the
--- lanes. Both sort by priority, then by arrival.
+-- A stream has no front. Released and skipped jobs are in front:<sig>, lost ones in solo:<sig>, by priority, then by arrival.
+-- Both are in returned:<lane> as well, lost ones last, which is read before the lane's stream.
 local PRIORITY_SPAN = 4398046511104
 
 function queue.score(rank, arrived) return string.format('%.3f', rank * PRIORITY_SPAN + arrived) end
@@ -23,15 +23,11 @@ function queue.count(sig, rank, tenant, jobs, slots)
   if redis.call('HINCRBY', key.queued_jobs, '*', jobs) <= 0 then redis.call('HDEL', key.queued_jobs, '*') end
 end
 
--- Add `slots`, which can be negative, to a tenant's running slots. Freed slots make the signatures deferred by its quota
--- ready again.
-function queue.count_running(tenant, slots, now)
+-- Add `slots`, which can be negative, to a tenant's running slots. Freed slots end the deferral of a tenant at its quota.
+function queue.count_running(tenant, slots)
   if recount.in_progress() then recount.note('running|' .. tenant, slots) end
   if redis.call('HINCRBY', key.running_slots, tenant, slots) <= 0 then redis.call('HDEL', key.running_slots, tenant) end
-  if slots >= 0 then return end
-  local held = redis.call('SPOP', key.deferred(tenant), 16)
-  for _, sig in ipairs(held) do queue.refresh(sig, now) end
-  if held[1] then queue.wake() end
+  if slots < 0 and tenants.resume(tenant) then queue.wake() end
 end
 
 -- Add many members to a sorted set. rows: score, member, score, member, ...
@@ -72,9 +68,9 @@ function queue.returned_at(sig, rank)
 end
 
 -- Update the readiness of a signature, and delete the signature when nothing of it is queued or running. `arrived`: an
--- arrival never delays what is ready and, if `held`, does not make ready what a quota deferred. Returns whether to wake
--- workers: jobs are ready earlier, or have arrived while their signature runs.
-function queue.refresh(sig, now, arrived, held)
+-- arrival never delays what is ready. Returns whether to wake workers: jobs are ready earlier, or have arrived while their
+-- signature runs.
+function queue.refresh(sig, now, arrived)
   local state = redis.call('HMGET', key.signature(sig), 'model', 'window', 'batch', 'running', 'jobs:0', 'jobs:1', 'jobs:2',
     'slots:0', 'slots:1', 'slots:2')
   local model = state[1]
@@ -109,7 +105,7 @@ function queue.refresh(sig, now, arrived, held)
     end
     if at then
       local known = redis.call('ZSCORE', ready, sig)
-      local earlier = not known or (tonumber(known) > at and not held)
+      local earlier = not known or tonumber(known) > at
       if earlier or not arrived then redis.call('ZADD', ready, whole(at), sig) end
       if earlier then sooner = true end
     else
@@ -153,14 +149,36 @@ function queue.head(lane)
   return first[1] and first[1][1] or nil
 end
 
--- Update a lane's score among its signature's lanes after entries were removed.
-function queue.update_lane(sig, rank, tenant, head)
+-- The order of a returned job within its lane.
+function queue.returned_score(solo, arrived) return queue.score(solo and 1 or 0, arrived) end
+
+-- Add a released, skipped or lost job to the front of its signature and of its lane.
+function queue.add_returned(id, job, arrived)
+  redis.call('ZADD', job.src == 'solo' and key.solo(job.sig) or key.front(job.sig), queue.score(job.rank, arrived), id)
+  redis.call('ZADD', key.returned(job.sig, job.rank, job.tenant), queue.returned_score(job.src == 'solo', arrived), id)
+end
+
+function queue.remove_returned(id, job)
+  redis.call('ZREM', key.front(job.sig), id)
+  redis.call('ZREM', key.solo(job.sig), id)
+  redis.call('ZREM', key.returned(job.sig, job.rank, job.tenant), id)
+end
+
+-- Update the indexes of a lane (its model, sig, rank and tenant) after entries or returned jobs were added or removed. `head`
+-- is the first undelivered entry of its stream, or nil. Returns how many orders did not have it.
+function queue.update_lane(lane, head)
+  local oldest = head and stream_ms(head) or math.huge
   if head then
-    redis.call('ZADD', key.lanes(sig, rank), whole(stream_ms(head)), tenant)
+    redis.call('ZADD', key.lanes(lane.sig, lane.rank), whole(oldest), lane.tenant)
   else
-    redis.call('ZREM', key.lanes(sig, rank), tenant)
-    queue.sweep_lane(key.lane(sig, rank, tenant))
+    redis.call('ZREM', key.lanes(lane.sig, lane.rank), lane.tenant)
+    queue.sweep_lane(key.lane(lane.sig, lane.rank, lane.tenant))
   end
+  local returned = redis.call('ZRANGE', key.returned(lane.sig, lane.rank, lane.tenant), 0, 0, 'WITHSCORES')
+  if returned[1] then oldest = math.min(oldest, tonumber(returned[2]) % PRIORITY_SPAN) end
+  if oldest < math.huge then return tenants.add_lane(lane, oldest) end
+  tenants.remove_lane(lane)
+  return 0
 end
 
 -- The number of queued entries of a lane; 0 if the lane or its group was lost.

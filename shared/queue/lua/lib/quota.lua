@@ -1,8 +1,7 @@
--- Part of claim and join: the limit of a tenant's running slots.
+-- Part of claim and join: the limit of a tenant's running slots. A batch `b` keeps what it knows in b.quotas, and the tenants
+-- whose jobs did not start because of it in b.short.
 
 local quota = {}
-local DEFER_MS = 2000
-local HELD_MS = 60000
 
 -- Read limits and running slots of the tenants that the batch does not know yet.
 function quota.learn(b, tenants)
@@ -35,19 +34,4 @@ function quota.bound(b, tenant) return b.quotas[tenant] and true or false end
 
 function quota.use(b, tenant, slots)
   if b.quotas[tenant] then b.quotas[tenant].used = b.quotas[tenant].used + slots end
-end
-
--- If slots are left and all queued jobs are over their tenants' quotas, defer the signature until slots of the tenants
--- become free, or for DEFER_MS.
-function quota.defer(b)
-  if b.left <= 0 or b.held or b.more or not next(b.short) then return end
-  local model = redis.call('HGET', key.signature(b.sig), 'model')
-  if not model then return end
-  for rank = 0, b.lowest do
-    redis.call('ZADD', key.ready(model, rank), 'XX', 'GT', whole(b.now + DEFER_MS), b.sig)
-  end
-  for tenant in pairs(b.short) do
-    redis.call('SADD', key.deferred(tenant), b.sig)
-    redis.call('PEXPIRE', key.deferred(tenant), HELD_MS)
-  end
 end

@@ -13,7 +13,8 @@ local function is_queued(id, job)
     if pending.err then return true end -- no group: the next claim creates it and reads from the beginning
     return not pending[1]
   end
-  return redis.call('ZSCORE', job.src == 'solo' and key.solo(job.sig) or key.front(job.sig), id) and true or false
+  local standing = redis.call('ZSCORE', job.src == 'solo' and key.solo(job.sig) or key.front(job.sig), id)
+  return standing and redis.call('ZSCORE', key.returned(job.sig, job.rank, job.tenant), id) and true or false
 end
 
 local function requeue(id, job)
@@ -31,8 +32,13 @@ for _, id in ipairs(ARGV) do
     if not is_queued(id, job) then
       requeue(id, job)
       repaired = repaired + 1
-    elseif redis.call('HSETNX', key.signature(job.sig), 'model', job.model) == 1 then
-      repaired = repaired + 1 -- its counters are repaired after all jobs and lanes
+    else
+      -- Counters of the signature are repaired after all jobs and lanes.
+      repaired = repaired + redis.call('HSETNX', key.signature(job.sig), 'model', job.model)
+      -- The orders of a lane with entries are repaired with the lane.
+      if job.src ~= 'lane' then
+        repaired = repaired + queue.update_lane(job, queue.head(key.lane(job.sig, job.rank, job.tenant)))
+      end
     end
   elseif job and job.state == 'running' then
     -- Its worker can be alive: then it renews this lease; otherwise the lease expires.

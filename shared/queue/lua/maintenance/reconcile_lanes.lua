@@ -40,7 +40,10 @@ local function check_lane(name, sig, rank, tenant)
   local head = queue.head(lane)
   local place = redis.call('ZSCORE', key.lanes(sig, rank), tenant)
   if (head and true or false) ~= (place and true or false) then repaired = repaired + 1 end
-  queue.update_lane(sig, rank, tenant, head)
+  local model = redis.call('HGET', key.signature(sig), 'model')
+  if model then
+    repaired = repaired + queue.update_lane({model = model, sig = sig, rank = rank, tenant = tenant}, head)
+  end
   return true
 end
 

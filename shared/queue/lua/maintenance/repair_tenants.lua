@@ -4,7 +4,7 @@
 -- ARGV     token, kind, counts...
 --          `kind`: queued or running; `counts`: tenant and its counted jobs or slots, of each
 -- Returns  how many counters were wrong
-local token, kind, now, wrong = ARGV[1], ARGV[2], clock_ms(), 0
+local token, kind, wrong = ARGV[1], ARGV[2], 0
 local name = kind == 'queued' and key.queued_jobs or key.running_slots
 for at = 3, #ARGV, 2 do
   local tenant = ARGV[at]
@@ -14,7 +14,7 @@ for at = 3, #ARGV, 2 do
   if missing ~= 0 then
     wrong = wrong + 1
     if kind == 'running' then
-      queue.count_running(tenant, missing, now)
+      queue.count_running(tenant, missing)
     elseif redis.call('HINCRBY', name, tenant, missing) <= 0 then
       redis.call('HDEL', name, tenant)
     end

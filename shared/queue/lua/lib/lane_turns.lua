@@ -1,0 +1,170 @@
+-- NEEDS claim_job
+-- Part of claim and join: the tenants of a signature take turns, the least-served one first. In its turn a tenant's released
+-- and skipped jobs go before the entries of its lane.
+
+local lane_turns = {}
+local TENANTS_READ, PAGES = 64, 4
+local RETURNED_READ = 16
+local PASSES = 4
+local READS = 600
+
+-- Read the next entries of a lane through its group.
+local function read_entries(lane, count)
+  local reply = redis.pcall('XREADGROUP', 'GROUP', 'workers', 'workers', 'COUNT', count, 'STREAMS', lane, '>')
+  if type(reply) == 'table' and reply.err then
+    if not string.find(reply.err, 'NOGROUP', 1, true) then return {} end
+    -- The group was lost. Read from 0, to find queued jobs again; entries of running jobs are known by the job's hash.
+    if redis.call('EXISTS', lane) == 0 then return {} end
+    redis.call('XGROUP', 'CREATE', lane, 'workers', '0')
+    reply = redis.call('XREADGROUP', 'GROUP', 'workers', 'workers', 'COUNT', count, 'STREAMS', lane, '>')
+  end
+  local entries = {}
+  for at, row in ipairs(reply and reply[1] and reply[1][2] or {}) do
+    entries[at] = {id = row[1]}
+    local fields = row[2] or {}
+    for place = 1, #fields, 2 do entries[at][fields[place]] = fields[place + 1] end
+  end
+  return entries
+end
+
+-- Move an entry without a job to the dead letters.
+local function bury_entry(b, rank, lane, tenant, entry)
+  queue.acknowledge(lane, entry.id)
+  queue.count(b.sig, rank, tenant, -1, -(tonumber(entry.slots) or 1))
+  job_state.bury(entry.job or (b.sig .. '|' .. RANKS[rank] .. '|' .. tenant .. '|' .. entry.id), 'no_record',
+    'entry without a job: ' .. b.sig, b.now)
+end
+
+-- Claim the job of an entry, or move it to the front of its lane if it does not fit.
+local function claim_entry(b, rank, turn, entry)
+  local job = entry.job and job_state.load(entry.job) or nil
+  if not job then
+    bury_entry(b, rank, turn.lane, turn.tenant, entry)
+  elseif job.entry ~= entry.id then
+    queue.acknowledge(turn.lane, entry.id)
+  elseif job.state == 'queued' and not claim_job.expired(entry.job, job, b.now) then
+    if job.slots <= b.left then return claim_job.take(b, entry.job, job) end
+    queue.acknowledge(turn.lane, entry.id)
+    redis.call('HSET', key.job(entry.job), 'src', 'front', 'entry', '')
+    job.src = 'front'
+    queue.add_returned(entry.job, job, tonumber(job.arrived) or b.now)
+    queue.note_moves(b.sig, rank, job.tenant, 1)
+    claim_job.skip(b, entry.job)
+    turn.passes = turn.passes + 1
+  end
+end
+
+-- The slots that the next entry of a lane needs; nil without one or when the lane's group was lost.
+local function next_slots(turn)
+  local head = turn.last and '(' .. turn.last or queue.head(turn.lane)
+  local row = head and redis.call('XRANGE', turn.lane, head, '+', 'COUNT', 1)[1]
+  for place = 1, row and #row[2] or 0, 2 do
+    if row[2][place] == 'slots' then return tonumber(row[2][place + 1]) end
+  end
+end
+
+-- Claim released and skipped jobs of a tenant until `enough` are claimed. Returns false if its quota ends the turn.
+local function from_returned(b, turn, enough)
+  while turn.returned[1] and #b.claims < enough and b.left > 0 and not b.held do
+    local id = turn.returned[1]
+    local job = job_state.load(id)
+    if not job or job.state ~= 'queued' then
+      queue.remove_returned(id, {sig = b.sig, rank = turn.rank, tenant = turn.tenant})
+      turn.touched = true
+    elseif job.src ~= 'solo' and not claim_job.expired(id, job, b.now) then
+      if not quota.allows(b, job.tenant, job.slots) then return false end
+      if job.slots <= b.left then
+        queue.remove_returned(id, job)
+        claim_job.take(b, id, job)
+        turn.touched = true
+      else
+        claim_job.skip(b, id)
+        b.held = claim_job.reserves_slots(id, b.worker, b.now)
+      end
+    end
+    table.remove(turn.returned, 1)
+  end
+  return true
+end
+
+-- Claim up to `count` jobs of a tenant. Returns whether there can be more.
+local function take_turn(b, turn, count)
+  local enough = #b.claims + count
+  if not from_returned(b, turn, enough) then return false end
+  while #b.claims < enough and b.left > 0 and not b.held do
+    local at_once = enough - #b.claims
+    if quota.bound(b, turn.tenant) then
+      -- Check before reading: an entry that was read has left the queue.
+      local slots = next_slots(turn)
+      if slots and not quota.allows(b, turn.tenant, slots) then return false end
+      at_once = 1
+    end
+    local entries = read_entries(turn.lane, at_once)
+    if not entries[1] then
+      turn.drained = true
+      return false
+    end
+    for _, entry in ipairs(entries) do claim_entry(b, turn.rank, turn, entry) end
+    turn.last = entries[#entries].id
+    turn.reads = turn.reads + #entries
+    if turn.passes >= PASSES or turn.reads >= READS then return false end
+  end
+  return b.left > 0
+end
+
+-- The next tenants in the order of service, without those that had a turn and those without free slots.
+local function next_turns(b, rank, had, has_returned)
+  local rows = tenants.first(key.lane_order(b.sig, rank), math.min(TENANTS_READ, math.max(8, b.left)) + had.count)
+  local names, turns = {}, {}
+  for at, row in ipairs(rows) do names[at] = row.tenant end
+  quota.learn(b, names)
+  for _, tenant in ipairs(names) do
+    if not had[tenant] then
+      had[tenant], had.count = true, had.count + 1
+      if quota.allows(b, tenant, 1) then
+        local turn = {tenant = tenant, rank = rank, lane = key.lane(b.sig, rank, tenant), passes = 0, reads = 0}
+        turn.returned = has_returned and redis.call('ZRANGE', key.returned(b.sig, rank, tenant), 0, RETURNED_READ - 1) or {}
+        table.insert(turns, turn)
+      end
+    end
+  end
+  return turns, #rows
+end
+
+-- Update the indexes of the lane of a turn.
+local function leave(b, turn)
+  if not (turn.last or turn.drained or turn.touched) then return end
+  local head = nil
+  if turn.last then
+    local entry = redis.call('XRANGE', turn.lane, '(' .. turn.last, '+', 'COUNT', 1)[1]
+    head = entry and entry[1]
+  elseif not turn.drained then
+    head = queue.head(turn.lane)
+  end
+  queue.update_lane({model = b.model, sig = b.sig, rank = turn.rank, tenant = turn.tenant}, head)
+end
+
+-- Share the slots among the tenants with queued jobs of a rank.
+function lane_turns.share(b, rank)
+  -- If every job needs one slot, as many entries as slots can be read at once; otherwise one by one.
+  local counted = redis.call('HMGET', key.signature(b.sig), 'jobs:' .. rank, 'slots:' .. rank)
+  local single, had = counted[1] == counted[2], {count = 0}
+  local has_returned = queue.first(key.front(b.sig), rank) ~= nil
+  for _ = 1, PAGES do
+    if b.left <= 0 or b.held then return end
+    local known = had.count
+    local order, read = next_turns(b, rank, had, has_returned)
+    local active = order
+    while b.left > 0 and not b.held and active[1] do
+      local again = {}
+      local share = single and math.max(1, math.floor(b.left / #active)) or 1
+      for _, turn in ipairs(active) do
+        if b.left <= 0 or b.held then break end
+        if take_turn(b, turn, math.min(share, b.left)) then table.insert(again, turn) end
+      end
+      active = again
+    end
+    for _, turn in ipairs(order) do leave(b, turn) end
+    if had.count == known or read <= known then return end
+  end
+end

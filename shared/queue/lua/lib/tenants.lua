@@ -1,0 +1,126 @@
+-- Part of the scripts that queue, claim or end jobs: the GPU time of tenants, and the orders by it.
+-- An order (tenant_order of a model and priority, lane_order of a signature and priority) holds tenants with queued jobs by
+-- their GPU usage when they were added. Usage grows, so a score can be too low: `first` corrects those that it reads.
+
+local tenants = {}
+local HALF_LIFE_MS = 300000
+local ROUNDS = 4
+-- Usage below this share of another one is nothing: it is above the rounding of a score.
+local NOTHING = 1e-6
+
+local function log2(number) return math.log(number) / math.log(2) end
+
+-- Usage is decayed GPU-seconds, stored as log2 on a moving time scale: one number that never overflows and orders tenants at
+-- any time. Returns the usage after `seconds` at `at` (ms), negative to remove them; nil if nothing is left.
+function tenants.usage_after(usage, seconds, at)
+  if seconds == 0 then return usage end
+  local other = log2(math.abs(seconds)) + at / HALF_LIFE_MS
+  if seconds < 0 then
+    if not usage or other > usage - NOTHING then return nil end
+    return usage + log2(1 - 2 ^ (other - usage))
+  end
+  if not usage then return other end
+  local high, low = math.max(usage, other), math.min(usage, other)
+  return high + log2(1 + 2 ^ (low - high))
+end
+
+function tenants.usage_of(tenant) return tonumber(redis.call('ZSCORE', key.gpu_usage, tenant) or nil) end
+
+-- Charge tenants the expected cost of claimed jobs. spent: seconds by tenant.
+function tenants.charge(spent, now)
+  for tenant, seconds in pairs(spent) do
+    local usage = tenants.usage_after(tenants.usage_of(tenant), seconds, now)
+    if usage then redis.call('ZADD', key.gpu_usage, string.format('%.17g', usage), tenant) end
+  end
+  redis.call('ZREMRANGEBYSCORE', key.gpu_usage, '-inf', whole(now / HALF_LIFE_MS - 30))
+  redis.call('PEXPIRE', key.gpu_usage, 86400000)
+end
+
+-- Replace the charge of a claim by the seconds that the job took.
+function tenants.correct_charge(job, seconds, now)
+  local charged, known = tonumber(job.charged or nil) or 0, tenants.usage_of(job.tenant)
+  local usage = tenants.usage_after(known, -charged, tonumber(job.started or nil) or now)
+  usage = tenants.usage_after(usage, seconds, now)
+  if not usage then
+    redis.call('ZREM', key.gpu_usage, job.tenant)
+  elseif usage ~= known then
+    redis.call('ZADD', key.gpu_usage, string.format('%.17g', usage), job.tenant)
+    redis.call('PEXPIRE', key.gpu_usage, 86400000)
+  end
+  -- `first` finds no score that is too high.
+  if known and (not usage or usage < known) then
+    local score = string.format('%.17g', usage or 0)
+    redis.call('ZADD', key.lane_order(job.sig, job.rank), 'XX', score, job.tenant)
+    redis.call('ZADD', key.tenant_order(job.model, job.rank), 'XX', score, job.tenant)
+  end
+end
+
+-- The first `count` tenants of an order, the least GPU usage first. A score below 1 is that of a tenant without usage.
+function tenants.first(order, count)
+  local rows
+  for _ = 1, ROUNDS do
+    local found, names, stale = redis.call('ZRANGE', order, 0, count - 1, 'WITHSCORES'), {}, {}
+    for at = 1, #found, 2 do table.insert(names, found[at]) end
+    if not names[1] then return {} end
+    rows = {}
+    for at, usage in ipairs(redis.call('ZMSCORE', key.gpu_usage, unpack(names))) do
+      local served, known = tonumber(usage or nil) or 0, tonumber(found[2 * at])
+      if served ~= known and (served > 0 or known >= 1) then
+        table.insert(stale, string.format('%.17g', served))
+        table.insert(stale, names[at])
+      end
+      rows[at] = {tenant = names[at], served = served, at = at}
+    end
+    if not stale[1] then break end
+    redis.call('ZADD', order, 'XX', unpack(stale))
+  end
+  table.sort(rows, function(a, b)
+    if a.served ~= b.served then return a.served < b.served end
+    return a.at < b.at
+  end)
+  return rows
+end
+
+function tenants.is_deferred(tenant, model, rank)
+  return redis.call('SISMEMBER', key.deferred(tenant), model .. '|' .. rank) == 1
+end
+
+-- Remove a tenant without free slots from an order, until `resume`.
+function tenants.defer(tenant, model, rank)
+  redis.call('ZREM', key.tenant_order(model, rank), tenant)
+  redis.call('SADD', key.deferred(tenant), model .. '|' .. rank)
+end
+
+-- Add a tenant to the orders that it was removed from. Returns whether there were any.
+function tenants.resume(tenant)
+  local orders = redis.call('SMEMBERS', key.deferred(tenant))
+  if not orders[1] then return false end
+  redis.call('DEL', key.deferred(tenant))
+  local score = string.format('%.17g', tenants.usage_of(tenant) or 0)
+  for _, order in ipairs(orders) do
+    local model, rank = string.match(order, '^(.*)|(%d)$')
+    rank = tonumber(rank)
+    if redis.call('EXISTS', key.tenant_signatures(tenant, model, rank)) == 1 then
+      redis.call('ZADD', key.tenant_order(model, rank), 'NX', score, tenant)
+    end
+  end
+  return true
+end
+
+-- Add a lane to the orders. oldest: arrival of its oldest job (ms). Returns how many did not have it.
+function tenants.add_lane(lane, oldest)
+  local usage = tenants.usage_of(lane.tenant)
+  -- Tenants without usage are ordered by arrival, below 1.
+  local score = usage and string.format('%.17g', usage) or string.format('%.13f', oldest / 1e13)
+  local added = redis.call('ZADD', key.tenant_signatures(lane.tenant, lane.model, lane.rank), whole(oldest), lane.sig)
+  added = added + redis.call('ZADD', key.lane_order(lane.sig, lane.rank), 'NX', score, lane.tenant)
+  if tenants.is_deferred(lane.tenant, lane.model, lane.rank) then return added end
+  return added + redis.call('ZADD', key.tenant_order(lane.model, lane.rank), 'NX', score, lane.tenant)
+end
+
+function tenants.remove_lane(lane)
+  local signatures = key.tenant_signatures(lane.tenant, lane.model, lane.rank)
+  redis.call('ZREM', key.lane_order(lane.sig, lane.rank), lane.tenant)
+  redis.call('ZREM', signatures, lane.sig)
+  if redis.call('EXISTS', signatures) == 0 then redis.call('ZREM', key.tenant_order(lane.model, lane.rank), lane.tenant) end
+end
