@@ -1,12 +1,11 @@
-"""Maintenance: lost workers, deadlines, retention, dead letters, and repair after a failover."""
+"""Lost workers, deadlines, retention, and repair after a failover."""
 
 import math
-from collections.abc import Sequence
 
 from shared.protocols.openai import files
 from shared.queue.client import QueueComponent, translated
-from shared.queue.reconcile import Reconciliation
-from shared.queue.records import DeadLetter, ExpiredItem, record
+from shared.queue.maintenance.reconcile import Reconciliation
+from shared.queue.records import ExpiredItem
 
 
 class Maintenance(QueueComponent):
@@ -54,39 +53,6 @@ class Maintenance(QueueComponent):
         with translated():
             progress, lock = await self._redis.exists(self._keys.reconcile_progress), self._keys.reconciling
             return bool(progress) and not await self._redis.exists(lock)
-
-
-class DeadLetters(QueueComponent):
-    async def page(self, after: str | None = None, limit: int = 100) -> tuple[list[DeadLetter], str | None]:
-        """Return dead letters, newest first, and the cursor `after` of the next page, if any."""
-        with translated():
-            rank = None if after is None else await self._redis.zrevrank(self._keys.dead_letters, after)
-            start = 0 if rank is None else rank + 1
-            ids = await self._redis.zrange(self._keys.dead_letters, start, start + limit, desc=True)
-        return await self._read(ids[:limit]), ids[limit - 1] if len(ids) > limit else None
-
-    async def count(self) -> int:
-        with translated():
-            return int(await self._redis.zcard(self._keys.dead_letters))
-
-    async def get(self, letter_id: str) -> DeadLetter | None:
-        return next(iter(await self._read([letter_id])), None)
-
-    async def _read(self, ids: Sequence[str]) -> list[DeadLetter]:
-        rows = await self._hashes(name(one) for one in ids for name in (self._keys.dead_letter, self._keys.job))
-        return [
-            DeadLetter(letter_id, int(row.get("at", 0)), row.get("reason", ""), row.get("detail", ""), record(job))
-            for letter_id, row, job in zip(ids, rows[0::2], rows[1::2], strict=True)
-            if row
-        ]
-
-    async def redrive(self, job_id: str) -> bool:
-        """Requeue the job of a dead letter without its attempts and losses; False if there is none."""
-        return await self._scripts.redrive_dead_letter(job_id)
-
-    async def purge(self, job_id: str) -> bool:
-        """Delete a dead letter and its job's record; False if there is none."""
-        return await self._scripts.purge_dead_letter(job_id)
 
 
 def _expired_item(row: str) -> ExpiredItem:

@@ -1,0 +1,39 @@
+"""Dead letters: jobs that were given up, and entries that cannot be read."""
+
+from collections.abc import Sequence
+
+from shared.queue.client import QueueComponent, translated
+from shared.queue.records import DeadLetter, record
+
+
+class DeadLetters(QueueComponent):
+    async def page(self, after: str | None = None, limit: int = 100) -> tuple[list[DeadLetter], str | None]:
+        """Return dead letters, newest first, and the cursor `after` of the next page, if any."""
+        with translated():
+            rank = None if after is None else await self._redis.zrevrank(self._keys.dead_letters, after)
+            start = 0 if rank is None else rank + 1
+            ids = await self._redis.zrange(self._keys.dead_letters, start, start + limit, desc=True)
+        return await self._read(ids[:limit]), ids[limit - 1] if len(ids) > limit else None
+
+    async def count(self) -> int:
+        with translated():
+            return int(await self._redis.zcard(self._keys.dead_letters))
+
+    async def get(self, letter_id: str) -> DeadLetter | None:
+        return next(iter(await self._read([letter_id])), None)
+
+    async def _read(self, ids: Sequence[str]) -> list[DeadLetter]:
+        rows = await self._hashes(name(one) for one in ids for name in (self._keys.dead_letter, self._keys.job))
+        return [
+            DeadLetter(letter_id, int(row.get("at", 0)), row.get("reason", ""), row.get("detail", ""), record(job))
+            for letter_id, row, job in zip(ids, rows[0::2], rows[1::2], strict=True)
+            if row
+        ]
+
+    async def redrive(self, job_id: str) -> bool:
+        """Requeue the job of a dead letter without its attempts and losses; False if there is none."""
+        return await self._scripts.redrive_dead_letter(job_id)
+
+    async def purge(self, job_id: str) -> bool:
+        """Delete a dead letter and its job's record; False if there is none."""
+        return await self._scripts.purge_dead_letter(job_id)
