@@ -12,11 +12,12 @@ import structlog
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from shared.config.settings import Settings
 from shared.errors import IncompatibleRedis, RedisFull, RedisUnavailable
 from shared.job import SCHEMA_VERSION
+from shared.queue.failover import Failover, following
 from shared.queue.redis_keys import RedisKeys
 from shared.queue.scripts import REPLAYED, script_methods, script_text
 from shared.runtime.clock import now_ms
@@ -63,8 +64,9 @@ def translated() -> Iterator[None]:
         raise RedisUnavailable(f"cannot reach Redis: {error!s}") from error
 
 
-def _pool_options(timeout_s: float, retries: int) -> dict[str, Any]:
+def _pool_options(url: str, failover: Failover | None, timeout_s: float, retries: int) -> dict[str, Any]:
     return {
+        **following(url, failover or Failover()),
         "decode_responses": True,
         "encoding_errors": "replace",
         "socket_timeout": timeout_s,
@@ -75,25 +77,34 @@ def _pool_options(timeout_s: float, retries: int) -> dict[str, Any]:
     }
 
 
-def connect_commands(url: str) -> Redis:
+def connect_commands(url: str, failover: Failover | None = None) -> Redis:
     """Return a client for commands and scripts, which can be repeated: short timeout, one retry."""
-    options = _pool_options(COMMAND_TIMEOUT_S, 1)
+    options = _pool_options(url, failover, COMMAND_TIMEOUT_S, 1)
     pool = BlockingConnectionPool.from_url(url, max_connections=CONNECTIONS, timeout=COMMAND_TIMEOUT_S, **options)
     return Redis.from_pool(pool)
 
 
-def connect_blocking(url: str) -> Redis:
+def connect_blocking(url: str, failover: Failover | None = None) -> Redis:
     """Return a client for blocking reads, without retries."""
-    return Redis.from_url(url, **_pool_options(MAX_BLOCK_MS / 1000 + BLOCK_MARGIN_S, 0))
+    return Redis.from_url(url, **_pool_options(url, failover, MAX_BLOCK_MS / 1000 + BLOCK_MARGIN_S, 0))
 
 
 class QueueClient:
     """Connections to the Redis of one namespace, with its key names, settings and scripts."""
 
-    def __init__(self, redis: Redis, *, namespace: str, settings: Settings, blocking: Redis | None = None) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        namespace: str,
+        settings: Settings,
+        blocking: Redis | None = None,
+        failover: Failover | None = None,
+    ) -> None:
         # Any: redis-py types every reply for bytes and text both, whatever decode_responses says.
         self.redis: Any = redis
         self.blocking: Any = redis if blocking is None else blocking
+        self.failover = failover or Failover()
         self.redis_keys = RedisKeys(namespace)
         self.settings = settings
         self.scripts = script_methods(self)
@@ -102,8 +113,9 @@ class QueueClient:
     @classmethod
     def connect(cls, settings: Settings) -> QueueClient:
         """Return a client with two connection pools: one for commands, one for blocking reads."""
-        redis, blocking = connect_commands(settings.redis_url), connect_blocking(settings.redis_url)
-        return cls(redis, namespace=settings.namespace, settings=settings, blocking=blocking)
+        failover, url = Failover(), settings.redis_url
+        redis, blocking = connect_commands(url, failover), connect_blocking(url, failover)
+        return cls(redis, namespace=settings.namespace, settings=settings, blocking=blocking, failover=failover)
 
     async def run(self, name: str, *args: str | float) -> Any:
         """Run the script `name`. A repetition after a lost reply returns the first reply, as `REPLAYED` explains."""
@@ -114,7 +126,10 @@ class QueueClient:
         if name in REPLAYED:
             keys.append(self.redis_keys.reply(secrets.token_hex(8)))
         with translated():
-            return await script(keys=keys, args=args, client=self.redis)
+            try:
+                return await script(keys=keys, args=args, client=self.redis)
+            except NoScriptError:  # it was loaded into a server that turned out to be a replica
+                return await script(keys=keys, args=args, client=self.redis)
 
     async def now_ms(self) -> int:
         """Return the time of Redis, the only clock that API, workers and chores share."""
@@ -142,6 +157,17 @@ class QueueClient:
                 f"the queue of namespace {namespace} has schema {version}, this program has schema {SCHEMA_VERSION}; "
                 + schema_remedy(version)
             )
+
+    async def check_primary(self) -> None:
+        """Leave a server that has become a replica: it serves reads, which can be old. Raises `RedisUnavailable`."""
+        with translated():
+            try:
+                role = await self.redis.execute_command("ROLE")
+            except ResponseError:  # some services do not allow ROLE
+                return
+        if role[0] in ("slave", b"slave"):
+            self.failover.note(self.failover.count)
+            raise RedisUnavailable("cannot reach Redis: this server has become a replica")
 
     async def _eviction_policy(self) -> str:
         with translated():

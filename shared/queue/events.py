@@ -34,6 +34,10 @@ REPLAY_READ = 1000
 """Stream entries read to replay one job's changes; if they are too few, the subscriber gets the present state."""
 
 RESYNC_AT_ONCE = 500
+EVENTS_READ = 500
+CHECK_PRIMARY_S = 5.0
+"""A process that only reads does not notice otherwise that its server has become a replica."""
+
 _LARGEST_NUMBER = 2**64 - 1  # of a stream id's second part; Redis refuses to read after a larger one
 MAX_BACKOFF_S = 5.0
 MAX_PREVIEW_BYTES = 64 * 1000
@@ -205,11 +209,8 @@ class EventFeed:
             return []
         keys = self._queue.client.redis_keys
         with translated():
-            oldest = await self._queue.client.redis.xrange(keys.events, count=1)
-            if not oldest or _order(after) < _order(oldest[0][0]):
-                return None
             rows = await self._queue.client.redis.xrange(keys.events, f"({after}", record.event_id, count=REPLAY_READ)
-        if not rows or rows[-1][0] != record.event_id:
+        if not rows or rows[-1][0] != record.event_id or await self._is_trimmed(after):
             return None
         return [_event(event_id, fields) for event_id, fields in rows if fields.get("job") == record.job.id]
 
@@ -228,25 +229,51 @@ class EventFeed:
             await asyncio.sleep(random.uniform(0.5, 1) * min(MAX_BACKOFF_S, 0.05 * 2**failures))
 
     async def _read(self) -> None:
-        queue = self._queue
-        if self._last is None:
-            with translated():
-                tail = await queue.client.redis.xrevrange(queue.client.redis_keys.events, count=1)
-            self._last = tail[0][0] if tail else "0-0"
+        """Read the event stream until a failover."""
+        client, loop = self._queue.client, asyncio.get_running_loop()
+        failovers, checked_s = client.failover.count, loop.time()
+        newest = await self._newest()
+        if self._last is None or _order(newest) < _order(self._last):  # the stream was lost
+            self._last = newest
         await self._resync()
-        while True:
+        while client.failover.count == failovers:
             with translated():
-                reply = await queue.client.blocking.xread(
-                    {queue.client.redis_keys.events: self._last}, count=500, block=MAX_BLOCK_MS
+                reply = await client.blocking.xread(
+                    {client.redis_keys.events: self._last}, count=EVENTS_READ, block=MAX_BLOCK_MS
                 )
-            for _, rows in reply or ():
-                for event_id, fields in rows:
-                    self._last = event_id
-                    # A stream id begins with Redis time, which can differ from this machine's clock.
-                    metrics.event_lag_seconds.observe(max(0.0, (now_ms() - _order(event_id)[0]) / 1000))
-                    event = _event(event_id, fields)
-                    for subscription in self._subscriptions.get(event.job_id, ()):
-                        subscription.change(event)
+            rows = reply[0][1] if reply else ()
+            if len(rows) == EVENTS_READ and await self._is_trimmed(self._last):
+                log.warning("feed_fell_behind", last=self._last)
+                self._last = await self._newest()
+                await self._resync()
+                continue
+            self._distribute(rows)
+            if loop.time() - checked_s > CHECK_PRIMARY_S:
+                await client.check_primary()
+                checked_s = loop.time()
+
+    def _distribute(self, rows: Sequence[tuple[str, dict[str, str]]]) -> None:
+        for event_id, fields in rows:
+            self._last = event_id
+            # A stream id begins with Redis time, which can differ from this machine's clock.
+            metrics.event_lag_seconds.observe(max(0.0, (now_ms() - _order(event_id)[0]) / 1000))
+            event = _event(event_id, fields)
+            for subscription in self._subscriptions.get(event.job_id, ()):
+                subscription.change(event)
+
+    async def _newest(self) -> str:
+        """Return the id of the newest event; 0-0 without one."""
+        client = self._queue.client
+        with translated():
+            rows = await client.redis.xrevrange(client.redis_keys.events, count=1)
+        return rows[0][0] if rows else "0-0"
+
+    async def _is_trimmed(self, event_id: str) -> bool:
+        """Return whether the stream no longer has this event, and perhaps some after it."""
+        client = self._queue.client
+        with translated():
+            rows = await client.redis.xrange(client.redis_keys.events, count=1)
+        return not rows or _order(event_id) < _order(rows[0][0])
 
     async def _resync(self) -> None:
         """Give every subscriber its job's present state, after a gap in reading."""
@@ -261,10 +288,12 @@ class EventFeed:
                         subscription.change(_present(record))
 
     async def _listen(self) -> None:
+        """Read the progress channel until a failover."""
+        failovers = self._queue.client.failover.count
         async with self._queue.client.blocking.pubsub(ignore_subscribe_messages=True) as channel:
             with translated():
                 await channel.subscribe(self._queue.client.redis_keys.progress)
-                while True:
+                while self._queue.client.failover.count == failovers:
                     message = await channel.get_message(timeout=1.0)
                     if message is not None:
                         self._advance(message["data"])

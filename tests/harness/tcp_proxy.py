@@ -50,7 +50,7 @@ class TcpProxy:
     dropped: int = 0
     port: int = 0
     _drops: list[_DroppedReply] = field(default_factory=list)
-    _connections: set[_Connection] = field(default_factory=set)
+    connections: set[_Connection] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _server: asyncio.Server | None = None
 
@@ -82,12 +82,12 @@ class TcpProxy:
 
     def cut(self) -> None:
         """Reset all connections."""
-        for connection in tuple(self._connections):
+        for connection in tuple(self.connections):
             connection.close()
 
     def half_close(self) -> None:
         """End the server's side of all connections: clients read the end, and can still write."""
-        for connection in tuple(self._connections):
+        for connection in tuple(self.connections):
             connection.swallowing = True
             with contextlib.suppress(OSError):
                 connection.client[1].write_eof()
@@ -102,12 +102,12 @@ class TcpProxy:
             writer.transport.abort()
             return
         connection = _Connection((reader, writer), server)
-        self._connections.add(connection)
+        self.connections.add(connection)
         pumps = [asyncio.create_task(pump(connection)) for pump in (self._requests, self._replies)]
         self._tasks.update(pumps)
         await asyncio.wait(pumps)
         self._tasks.difference_update(pumps)
-        self._connections.discard(connection)
+        self.connections.discard(connection)
 
     async def _requests(self, connection: _Connection) -> None:
         with contextlib.suppress(OSError):

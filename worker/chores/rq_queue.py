@@ -15,9 +15,11 @@ from typing import Any
 
 import structlog
 from redis import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 from rq import Queue as RqQueue
-from rq import Retry
+from rq import Retry as RqRetry
 from rq.exceptions import DuplicateJobError
 from rq.scheduler import RQScheduler
 from rq.serializers import JSONSerializer
@@ -26,6 +28,7 @@ from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.queue import Queue
 from shared.queue.client import REFUSED_WHEN_FULL
+from shared.queue.failover import Failover, NotPrimary, following
 
 log = structlog.get_logger()
 
@@ -53,7 +56,7 @@ _CONNECT_TIMEOUT_S = 5
 _COMMAND_TIMEOUT_S = 10  # rq raises it for its own client to the length of its blocking read
 _RESULT_TTL_S = 300  # keeps the id of a finished chore taken, so that no second worker runs it
 _FAILURE_TTL_S = 86_400
-_RETRY = Retry(max=2, interval=[5, 15])
+_RETRY = RqRetry(max=2, interval=[5, 15])
 _TICK_S = 1.0
 _FULL_EVERY_S = 5.0
 _LOCK_EVERY_S = 20  # rq's lock on a queue's schedule expires after a minute
@@ -61,8 +64,11 @@ _LOCK_EVERY_S = 20  # rq's lock on a queue's schedule expires after a minute
 
 def connect(settings: Settings) -> Redis:
     """Return a client only for rq, which needs bytes and changes the settings of the connection pool."""
+    url = settings.rq_redis_url or settings.redis_url
     return Redis.from_url(
-        settings.rq_redis_url or settings.redis_url,
+        url,
+        **following(url, Failover(), threads=True),
+        retry=Retry(NoBackoff(), 1, supported_errors=(NotPrimary,)),  # only what was refused is safe to repeat
         decode_responses=False,
         socket_connect_timeout=_CONNECT_TIMEOUT_S,
         socket_timeout=_COMMAND_TIMEOUT_S,

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from harness.queue import claim, end, lose, put
+from redis import Redis
 
 from shared.errors import NotFound
 from shared.job import Phase, Progress, State
@@ -337,3 +338,47 @@ async def test_the_feed_on_fakeredis(fake_queue: Queue, make_submission: Make) -
         await end(fake_queue, one)
         await reader
     assert states(seen)[-1] is State.SUCCEEDED
+
+
+async def test_a_feed_that_fell_behind_the_trimmed_stream_resynchronizes(
+    queue: Queue, make_submission: Make, eventually: Eventually
+) -> None:
+    """Subscribers get the states whose events were trimmed before the feed read them, and later ones."""
+    ended, running = await put(queue, make_submission(), make_submission())
+    keys, url = queue.client.redis_keys, queue.client.settings.redis_url
+    seen: dict[str, list[State | None]] = {ended: [], running: []}
+
+    async def read(job_id: str, feed: EventFeed) -> None:
+        async with feed.subscribe(job_id) as events:
+            async for event in events:
+                seen[job_id].append(event.state)
+
+    async with EventFeed(queue) as feed:
+        reading = [asyncio.create_task(read(job_id, feed)) for job_id in (ended, running)]
+        await eventually(lambda: all(seen.values()), "both have their present state")
+        with Redis.from_url(url, decode_responses=True) as blocking, blocking.pipeline(transaction=True) as pipe:
+            event = {"job": ended, "tenant": "default", "state": "canceled"}
+            pipe.hset(keys.job(ended), mapping={"state": "canceled", "finished": 1, "event": "99999999999990-1"})
+            pipe.xadd(keys.events, event, id="99999999999990-1")
+            for _ in range(600):
+                pipe.xadd(keys.events, {"job": "job_other", "tenant": "default", "state": "queued"})
+            pipe.xtrim(keys.events, 550, approximate=False)
+            pipe.execute()  # the feed reads before or after all of it
+        await asyncio.wait_for(reading[0], 30)
+        assert seen[ended] == [State.QUEUED, State.CANCELED]
+        await queue.jobs.cancel(running)
+        await asyncio.wait_for(reading[1], 30)
+    await queue.client.redis.delete(keys.job(ended))
+
+
+async def test_events_after_a_trimmed_one_are_not_replayed_with_a_gap(queue: Queue, make_submission: Make) -> None:
+    """A client that reconnects after an event that was trimmed gets the present state."""
+    (job_id,) = await put(queue, make_submission())
+    record = await queue.jobs.get(job_id)
+    assert record is not None
+    (one,) = await claim(queue)
+    await queue.claims.release("w1", {job_id: one.epoch})
+    await queue.client.redis.xtrim(queue.client.redis_keys.events, 1, approximate=False)
+    async with EventFeed(queue) as feed, feed.subscribe(job_id, record.event_id) as events:
+        first = await anext(aiter(events))
+        assert (first.state, first.id > record.event_id) == (State.QUEUED, True)

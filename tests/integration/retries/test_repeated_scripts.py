@@ -27,7 +27,7 @@ Case = Callable[[Queue, Make], Awaitable[None]]
 SCRIPTS = {name for name, path in script_files().items() if path.parent.name != "lib"}
 REPLY_DIFFERS = {
     **dict.fromkeys(("reclaim", "expire", "expand_outbox"), "takes the next rows of a list; the reply is a count"),
-    **dict.fromkeys((name for name in SCRIPTS if name.startswith("reconcile_")), "the reply is a count of repairs"),
+    **dict.fromkeys((name for name in SCRIPTS if name.startswith(("reconcile_", "repair_"))), "a count of repairs"),
     **dict.fromkeys(("queue_depths", "next_ready_ms"), "reads how long ago or how soon"),
 }
 STATE_DIFFERS = {
@@ -158,9 +158,9 @@ async def workers(queue: Queue, make: Make) -> None:
     "forget_item",
     "reconcile_jobs",
     "reconcile_lanes",
-    "reconcile_signatures",
-    "reconcile_running_slots",
-    "reconcile_queued_jobs",
+    "count_queued",
+    "repair_queued",
+    "repair_tenants",
 )
 async def maintenance(queue: Queue, make: Make) -> None:
     redis, keys = queue.client.redis, queue.client.redis_keys

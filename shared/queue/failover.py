@@ -1,0 +1,119 @@
+"""Connections that follow a failover of Redis behind one name, a DNS name or a virtual address.
+
+An old primary that has become a replica keeps its connections. A connection that notices it by an error closes, and so
+do all others of the process before their next command; a command refused by a replica has changed nothing, so it is
+repeated on a new connection, which the name leads to the new primary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis import asyncio as aio
+from redis import connection as sync
+from redis.exceptions import (
+    BusyLoadingError,
+    ConnectionError,
+    MasterDownError,
+    MovedError,
+    ReadOnlyError,
+    RedisError,
+)
+
+_ERRORS = (ReadOnlyError, MovedError, MasterDownError, BusyLoadingError)
+_TEXTS = ("READONLY", "MASTERDOWN", "UNBLOCKED")  # in the error of a script, and of an interrupted blocking read
+
+
+class NotPrimary(ConnectionError):
+    """The server is not the primary, or not yet. As a connection error it is retried on a new connection."""
+
+
+class Failover:
+    """Counts the failovers that connections have noticed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self, since: int) -> None:
+        """Record a failover that was noticed by a connection from after `since` failovers."""
+        self.count = max(self.count, since + 1)
+
+
+def _is_noticed(error: RedisError) -> bool:
+    return isinstance(error, _ERRORS) or any(text in str(error) for text in _TEXTS)
+
+
+class _AsyncFollowing:
+    def __init__(self, *args: Any, failover: Failover, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._failover, self._since = failover, failover.count
+
+    async def connect(self) -> None:
+        """Connect unless connected since the last failover; a pool calls this before each use."""
+        if self._since != self._failover.count:
+            self._since = self._failover.count
+            await self.disconnect(nowait=True)  # type: ignore[attr-defined]
+        await super().connect()  # type: ignore[misc]
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*args, **options)  # type: ignore[misc]
+        except RedisError as error:
+            if not _is_noticed(error):
+                raise
+            self._failover.note(self._since)
+            self._since = self._failover.count
+            await self.disconnect(nowait=True)  # type: ignore[attr-defined]
+            raise NotPrimary(str(error)) from error
+
+
+class _Following:
+    def __init__(self, *args: Any, failover: Failover, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._failover, self._since = failover, failover.count
+
+    def connect(self) -> None:
+        """Connect unless connected since the last failover; a pool calls this before each use."""
+        if self._since != self._failover.count:
+            self._since = self._failover.count
+            self.disconnect()  # type: ignore[attr-defined]
+        super().connect()  # type: ignore[misc]
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().read_response(*args, **options)  # type: ignore[misc]
+        except RedisError as error:
+            if not _is_noticed(error):
+                raise
+            self._failover.note(self._since)
+            self._since = self._failover.count
+            self.disconnect()  # type: ignore[attr-defined]
+            raise NotPrimary(str(error)) from error
+
+
+class _AsyncTcp(_AsyncFollowing, aio.Connection): ...
+
+
+class _AsyncTls(_AsyncFollowing, aio.SSLConnection): ...
+
+
+class _AsyncUnix(_AsyncFollowing, aio.UnixDomainSocketConnection): ...
+
+
+class _Tcp(_Following, sync.Connection): ...
+
+
+class _Tls(_Following, sync.SSLConnection): ...
+
+
+class _Unix(_Following, sync.UnixDomainSocketConnection): ...
+
+
+_ASYNC = {"redis": _AsyncTcp, "rediss": _AsyncTls, "unix": _AsyncUnix}
+_SYNC = {"redis": _Tcp, "rediss": _Tls, "unix": _Unix}
+
+
+def following(url: str, failover: Failover, *, threads: bool = False) -> dict[str, Any]:
+    """Return the options of a pool whose connections follow a failover; `threads`: without asyncio."""
+    scheme = url.partition(":")[0]
+    return {"connection_class": (_SYNC if threads else _ASYNC)[scheme], "failover": failover}
