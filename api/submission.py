@@ -64,7 +64,10 @@ async def submit(
         return AcceptedJob(JobRecord(job=entry.job, state=State.QUEUED), replayed=False)
     record = await context.services.queue.jobs.get(result.job_id)
     if record is None:
-        raise Conflict("the job of this Idempotency-Key has been deleted; use another key", param="Idempotency-Key")
+        raise Conflict(
+            f"the job of this Idempotency-Key has been deleted: {result.job_id}; use another key for another job",
+            param="Idempotency-Key",
+        )
     return AcceptedJob(record, replayed=True)
 
 

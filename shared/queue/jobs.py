@@ -37,15 +37,15 @@ class Jobs(QueueComponent):
         return [self._result(reply, submission) for reply, submission in zip(replies, submissions, strict=True)]
 
     async def submitted_before(self, tenant: str, idempotency_key: str, fingerprint: str | None) -> SubmitResult | None:
-        """Return the job of the tenant's idempotency key, or None; raises `IdempotencyMismatch`.
+        """Return the job of the tenant's idempotency key, deleted or not, or None; raises `IdempotencyMismatch`.
 
         Saves a replay from work such as fetching images; `submit` decides again.
         """
         with translated():
             known = await self._redis.get(self._keys.idempotency(tenant, _digest(idempotency_key)))
-            job_id, _, known_fingerprint = (known or "").partition(" ")
-            if not job_id or not await self._redis.exists(self._keys.job(job_id)):
-                return None
+        job_id, _, known_fingerprint = (known or "").partition(" ")
+        if not job_id:
+            return None
         if known_fingerprint != (fingerprint or ""):
             raise _mismatch()
         return SubmitResult(job_id=job_id, replayed=True)

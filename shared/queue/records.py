@@ -49,7 +49,10 @@ class Submission:
 
 @dataclass(frozen=True)
 class SubmitResult:
-    """The queued job of a submission; when `replayed`, that of the first one with its Idempotency-Key."""
+    """The queued job of a submission; when `replayed`, that of the first one with its Idempotency-Key.
+
+    A replayed job can have been deleted since.
+    """
 
     job_id: str
     replayed: bool

@@ -9,6 +9,7 @@ from shared.queue.records import DeadLetter, record
 class DeadLetters(QueueComponent):
     async def page(self, after: str | None = None, limit: int = 100) -> tuple[list[DeadLetter], str | None]:
         """Return dead letters, newest first, and the cursor `after` of the next page, if any."""
+        await self._scripts.count_dead_letters()  # forgets those that have expired
         with translated():
             rank = None if after is None else await self._redis.zrevrank(self._keys.dead_letters, after)
             start = 0 if rank is None else rank + 1
@@ -16,8 +17,7 @@ class DeadLetters(QueueComponent):
         return await self._read(ids[:limit]), ids[limit - 1] if len(ids) > limit else None
 
     async def count(self) -> int:
-        with translated():
-            return int(await self._redis.zcard(self._keys.dead_letters))
+        return await self._scripts.count_dead_letters()
 
     async def get(self, letter_id: str) -> DeadLetter | None:
         return next(iter(await self._read([letter_id])), None)
@@ -31,7 +31,7 @@ class DeadLetters(QueueComponent):
         ]
 
     async def redrive(self, job_id: str) -> bool:
-        """Requeue the job of a dead letter without its attempts and losses; False if there is none."""
+        """Requeue the job of a dead letter without its attempts, losses and deadline; False if there is none."""
         return await self._scripts.redrive_dead_letter(job_id)
 
     async def purge(self, job_id: str) -> bool:

@@ -43,7 +43,8 @@ class Reconciliation(QueueComponent):
     async def run(self) -> None:
         """Run the phases that are left, from where the last run ended; does nothing while another process runs them."""
         with translated():
-            if not await self._redis.set(self._keys.reconciling, self._token, nx=True, ex=LOCK_S):
+            await self._redis.set(self._keys.reconciling, self._token, nx=True, ex=LOCK_S)
+            if await self._redis.get(self._keys.reconciling) != self._token:  # SET, sent again, finds its own lock
                 return
         try:
             await self._run_phases()

@@ -90,6 +90,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "claim_deliveries": (10, 10, 1000),
         "commit_batch": ("default", "batch_1", 1, 1000, 1000, no_update),
         "count_queued": (0, "0", signature),
+        "count_dead_letters": (),
         "create_batch": ("default", "batch_2", "file_1", 10, 0, "status", "validating"),
         "create_key": ("new", "digest", "default", "", "", None),
         "due_batches": (10, 1000),

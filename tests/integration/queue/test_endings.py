@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 from harness.queue import claim, claim_ids, end, lose, names_left, put, state_of
 
-from shared.job import State
+from shared.job import InputRef, State
 from shared.queue import Queue, Submission, scripts
 from shared.runtime.clock import now_ms
 
@@ -213,8 +213,10 @@ async def test_a_dead_letter_can_be_read_and_redriven(queue: Queue, make_submiss
     assert (record.state, record.losses, record.attempts, record.error) == (State.QUEUED, 0, 0, None)
     assert record.expires_at_ms is None
     assert await queue.client.redis.pttl(queue.client.redis_keys.job(job_id)) == -1
+    assert record.deadline_at_ms is None
     (one,) = await claim(queue)
     assert (one.solo, one.attempt) == (True, queue.client.settings.max_attempts + 2)
+    assert one.deadline_ms is None, "the worker would stop it at its first renewal"
     assert await end(queue, one)
     assert len(await queue.client.redis.zrange(queue.client.redis_keys.retention, 0, -1)) == 1
 
@@ -228,6 +230,75 @@ async def test_a_dead_letter_can_be_purged(queue: Queue, make_submission: Make) 
     assert not await queue.dead_letters.redrive(job_id)
     assert await queue.jobs.get(job_id) is None
     assert await queue.dead_letters.page() == ([], None)
+
+
+async def test_a_dead_letter_and_its_job_are_kept_equally_long(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """Whatever made the letter: a redrive needs the record, its inputs and its place in the lists."""
+    queue = queue_with(retention_s=60, input_retention_s=60, max_attempts=1)
+    redis, keys = queue.client.redis, queue.client.redis_keys
+    image = InputRef(id="in_a", key="inputs/default/in_a/x", content_type="image/png", bytes=1, width=8, height=8)
+    await queue.jobs.put_input("default", image, 60)
+    undecodable, lost = await put(queue, *(make_submission(images=(image,)) for _ in range(2)))
+    wire = await redis.hget(keys.job(undecodable), "job")
+    await redis.hset(keys.job(undecodable), "job", "{")
+    await claim(queue, 1)
+    await redis.hset(keys.job(undecodable), "job", wire)
+    await _die(queue, lost)
+    kept_ms = scripts.DEAD_LETTERS_MS - 60_000
+    for job_id in (undecodable, lost):
+        assert await redis.pttl(keys.dead_letter(job_id)) > kept_ms
+        assert await redis.pttl(keys.job(job_id)) > kept_ms
+        assert await redis.zscore(keys.retention, f"job|default|{job_id}|") > now_ms() + kept_ms
+        record = await queue.jobs.get(job_id)
+        assert record is not None
+        assert record.expires_at_ms is not None
+        assert record.expires_at_ms > now_ms() + kept_ms
+    assert await redis.pttl(keys.input("default", "in_a")) > kept_ms
+    assert await redis.zscore(keys.retention, "input|default|in_a|x") > now_ms() + kept_ms
+
+
+async def test_expired_dead_letters_are_not_counted(
+    queue_with: Callable[..., Queue],
+    make_submission: Make,
+    eventually: Callable[..., Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The count, the page and the cap agree, also when nothing is buried any more."""
+    monkeypatch.setattr(scripts, "DEAD_LETTERS_MS", 200)
+    queue = queue_with(retention_s=60)
+    for at in range(5):
+        await queue.client.scripts.bury_job(f"letter{at}", "test", "made by a test")
+    assert await queue.dead_letters.count() == 5
+
+    async def expired() -> bool:
+        return await queue.dead_letters.get("letter4") is None
+
+    await eventually(expired, "the letters have expired")
+    assert await queue.dead_letters.count() == 0
+    assert await queue.dead_letters.page() == ([], None)
+
+
+async def test_the_page_of_dead_letters_is_full_while_older_ones_expire(queue: Queue) -> None:
+    for at in range(5):
+        await queue.client.scripts.bury_job(f"letter{at}", "test", "made by a test")
+    await queue.client.redis.delete(*(queue.client.redis_keys.dead_letter(f"letter{at}") for at in (0, 1)))
+    letters, after = await queue.dead_letters.page(limit=3)
+    assert [letter.id for letter in letters] == ["letter4", "letter3", "letter2"]
+    assert after is None
+    assert await queue.dead_letters.count() == 3
+
+
+async def test_a_dead_letter_goes_with_its_job(queue: Queue, make_submission: Make) -> None:
+    """A letter whose record is deleted could not be redriven."""
+    (job_id,) = await put(queue, make_submission())
+    await _die(queue, job_id)
+    await queue.client.redis.zadd(queue.client.redis_keys.retention, {f"job|default|{job_id}|": 1})
+    (item,) = await queue.maintenance.expired_items()
+    await queue.maintenance.forget_item(item)
+    assert await queue.dead_letters.count() == 0
+    assert await queue.dead_letters.get(job_id) is None
 
 
 async def test_dead_letters_are_paged_and_capped(

@@ -96,14 +96,18 @@ async def test_keys_are_kept_apart_in_one_script(queue: Queue, make_submission: 
     ]
 
 
-async def test_a_key_whose_job_is_forgotten_is_free_again(queue: Queue, make_submission: Make) -> None:
-    """A replay never points at a deleted job."""
+async def test_a_key_whose_job_was_deleted_makes_no_second_job(queue: Queue, make_submission: Make) -> None:
+    """One job per key for `idempotency_s`, however short its job is kept."""
     one = make_submission(idempotency_key="k", fingerprint="f")
     await put(queue, one)
     await queue.jobs.cancel(one.job.id)
     await queue.jobs.forget(one.job.id)
     two = make_submission(idempotency_key="k", fingerprint="f")
-    assert await queue.jobs.submit([two]) == [SubmitResult(two.job.id, replayed=False)]
+    assert await queue.jobs.submit([two]) == [SubmitResult(one.job.id, replayed=True)]
+    assert await queue.jobs.submitted_before("default", "k", "f") == SubmitResult(one.job.id, replayed=True)
+    (other_body,) = await queue.jobs.submit([make_submission(idempotency_key="k", fingerprint="g")])
+    assert isinstance(other_body, IdempotencyMismatch)
+    assert await claim_ids(queue) == []
 
 
 async def test_a_full_queue_gives_a_retry_time(queue_with: Callable[..., Queue], make_submission: Make) -> None:

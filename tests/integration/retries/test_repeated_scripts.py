@@ -179,7 +179,7 @@ async def maintenance(queue: Queue, make: Make) -> None:
     await queue.maintenance.forget_item(item)
 
 
-@case("bury_job", "redrive_dead_letter", "purge_dead_letter")
+@case("bury_job", "count_dead_letters", "redrive_dead_letter", "purge_dead_letter")
 async def dead_letters(queue: Queue, make: Make) -> None:
     bad, good = await put(queue, make(), make())
     await queue.client.redis.hset(queue.client.redis_keys.job(bad), "job", "{")
@@ -202,7 +202,16 @@ async def api_keys(queue: Queue, make: Make) -> None:
     assert await queue.api_keys.revoke(key.id)
 
 
-@case("begin_file", "put_file", "create_batch", "cancel_batch", "due_batches", "commit_batch", "forget_file")
+@case(
+    "begin_file",
+    "put_file",
+    "create_batch",
+    "cancel_batch",
+    "due_batches",
+    "postpone_batch",
+    "commit_batch",
+    "forget_file",
+)
 async def batches(queue: Queue, make: Make) -> None:
     now = now_ms()
     life = {"created_at_ms": now, "expires_at_ms": now + 60_000}
@@ -219,6 +228,7 @@ async def batches(queue: Queue, make: Make) -> None:
     assert len(await queue.batches.due(10, 1000)) == 2
     for name in ("batch_a", "batch_b"):
         batch = await queue.batches.get("acme", name)
+        await queue.batches.postpone(batch, 1000)
         assert await queue.batches.commit(batch, BatchUpdate({}, {"total": 1}, [0], [("file-o", Part("p", 1))]), 1000)
         batch = await queue.batches.get("acme", name)
         assert await queue.batches.commit(batch, BatchUpdate({"status": "completed"}), None)

@@ -150,12 +150,15 @@ async def test_the_same_key_with_another_body_is_refused(api: httpx.AsyncClient)
     assert other.json()["error"]["param"] == "Idempotency-Key"
 
 
-async def test_a_key_is_free_again_once_its_job_is_deleted(api: httpx.AsyncClient) -> None:
+async def test_a_key_whose_job_was_deleted_makes_no_second_job(api: httpx.AsyncClient) -> None:
     first = (await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k1"})).json()["id"]
     await api.post(f"/v1/jobs/{first}/cancel")
     await api.delete(f"/v1/jobs/{first}")
     again = await api.post("/v1/jobs", json=BODY, headers={"Idempotency-Key": "k1"})
-    assert (again.status_code, again.json()["id"] != first) == (202, True)
+    assert (again.status_code, again.json()["code"]) == (409, "conflict")
+    assert first in again.json()["error"]["message"]
+    assert (await api.get(f"/v1/jobs/{first}")).status_code == 404
+    assert (await api.get("/v1/jobs")).json()["data"] == []
 
 
 async def test_a_queued_job_is_canceled_at_once(api: httpx.AsyncClient) -> None:

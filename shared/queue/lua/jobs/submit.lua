@@ -90,10 +90,8 @@ local function submit(job)
     local known = redis.call('GET', idem)
     if known then
       local known_id, known_print = string.match(known, '^(%S+) (.*)$')
-      if known_id and redis.call('EXISTS', key.job(known_id)) == 1 then
-        if known_print ~= fingerprint then return {'mismatch', known_id} end
-        return {'replayed', known_id}
-      end
+      -- Also of a job whose record is deleted: a key makes one job.
+      if known_id then return {known_print == fingerprint and 'replayed' or 'mismatch', known_id} end
     end
   end
   if waiting_of(job.tenant) >= limit_of(job.tenant) then return {'tenant_full', retry_ms(limit_of(job.tenant))} end

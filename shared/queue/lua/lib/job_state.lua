@@ -37,8 +37,10 @@ function job_state.event(id, tenant, state, hook)
   return event
 end
 
--- Delete a job's record, and remove it from the indexes.
+-- Delete a job's record and its dead letter, and remove it from the indexes.
 function job_state.delete(id, tenant, batch)
+  redis.call('DEL', key.dead_letter(id))
+  redis.call('ZREM', key.dead_letters, id)
   redis.call('DEL', key.job(id))
   redis.call('ZREM', key.jobs(tenant), id)
   redis.call('ZREM', key.videos(tenant), id)
@@ -47,15 +49,16 @@ end
 
 function job_state.row(tenant, id, batch) return 'job|' .. tenant .. '|' .. id .. '|' .. (batch or '') end
 
--- Release one input image of a job; unused, it is kept for its own retention.
-local function release_input(tenant, input, now)
+-- Release one input image of a job; unused, it is kept for its own retention or as long as the job, if that is longer.
+local function release_input(tenant, input, now, job_ms)
+  local keep = math.max(conf.input_retention_ms, job_ms)
   local name = key.input(tenant, input)
   if redis.call('HINCRBY', name, 'live', -1) > 0 then return end
   redis.call('HSET', name, 'live', 0)
-  redis.call('PEXPIRE', name, conf.input_retention_ms)
+  redis.call('PEXPIRE', name, whole(keep))
   local object = redis.call('HGET', name, 'object')
   if not object then return end -- deleted before the job: its object has a row already or is deleted
-  redis.call('ZADD', key.retention, whole(now + conf.input_retention_ms + 60000),
+  redis.call('ZADD', key.retention, whole(now + keep + 60000),
     'input|' .. tenant .. '|' .. input .. '|' .. object)
 end
 
@@ -97,10 +100,32 @@ function job_state.finish(id, job, state, now, keep_ms)
   redis.call('PEXPIRE', key.job(id), keep)
   redis.call('ZREM', key.deadlines, id)
   redis.call('ZADD', key.retention, whole(now + keep), job_state.row(job.tenant, id, job.batch))
-  for input in string.gmatch(job.input or '', '%S+') do release_input(job.tenant, input, now) end
+  for input in string.gmatch(job.input or '', '%S+') do release_input(job.tenant, input, now, keep_ms or 0) end
+end
+
+-- Keep the record and the objects of a job that has ended for `ms` from now, if that is longer.
+function job_state.keep(id, job, ms, now)
+  if redis.call('PTTL', key.job(id)) >= ms then return end
+  redis.call('HSET', key.job(id), 'expires', whole(now + ms))
+  redis.call('PEXPIRE', key.job(id), ms)
+  redis.call('ZADD', key.retention, whole(now + ms), job_state.row(job.tenant, id, job.batch))
+  for input in string.gmatch(job.input or '', '%S+') do
+    job_state.hold_inputs(job.tenant, input)
+    release_input(job.tenant, input, now, ms)
+  end
+end
+
+-- Forget dead letters that have expired: all before a time, and some whose hash is gone.
+function job_state.forget_letters(now)
+  redis.call('ZREMRANGEBYSCORE', key.dead_letters, '-inf', whole(now - conf.dead_ms))
+  for _, id in ipairs(redis.call('ZRANGE', key.dead_letters, 0, 99)) do
+    if redis.call('EXISTS', key.dead_letter(id)) == 1 then return end
+    redis.call('ZREM', key.dead_letters, id)
+  end
 end
 
 function job_state.bury(id, reason, detail, now)
+  job_state.forget_letters(now)
   redis.call('ZADD', key.dead_letters, whole(now), id)
   redis.call('HSET', key.dead_letter(id), 'at', whole(now), 'reason', reason, 'detail', detail)
   redis.call('PEXPIRE', key.dead_letter(id), conf.dead_ms)
