@@ -31,6 +31,7 @@ TABLE = [
     ("after the wait there is one", 60, [(60, 0), (1, 1000)], (1, 0, 60_000, 0)),
     ("the limit grows back evenly", 60, [(60, 0), (1, 30_000)], (1, 29, 31_000, 0)),
     ("a quiet minute gives all of it back, and no more", 60, [(60, 0), (61, 300_000)], (0, 0, 60_000, 1000)),
+    ("the clock was set back by an hour", 60, [(61, 3_600_000), (1, 0)], (1, 59, 1000, 0)),
     ("one a minute", 1, [(2, 0)], (0, 0, 60_000, 60_000)),
     ("a limit that does not divide a minute", 7, [(7, 0)], (1, 0, 60_000, 0)),
     ("nor does it let one more through", 7, [(8, 0)], (0, 0, 60_000, 8572)),

@@ -117,6 +117,9 @@ READINESS = [
     ),
     ("a released job has been ready since its release", {"oldest": 995, "slots": 2, "gap": 1, "returned": 980}, 980),
     ("released jobs need no lane", {"slots": 1, "gap": 1, "returned": 980}, 980),
+    ("the clock was set back since the oldest arrived", {"oldest": 900000, "slots": 1, "gap": 10}, 1000),
+    ("the clock was set back since a release", {"slots": 1, "gap": 1, "returned": 900000}, 1000),
+    ("an arrival of the same script is no clock that was set back", {"oldest": 1001, "slots": 1, "gap": 10}, 1051),
     ("without a window jobs are ready at their arrival", {"oldest": 990, "slots": 1, "window": 0, "gap": 0}, 990),
 ]
 
@@ -135,6 +138,7 @@ GAPS = [
     ("later ones move it", "20", "40", 50, 26),
     ("a gap of ten windows is still a gap", "20", "500", 50, 164),
     ("a longer silence makes the estimate stale", "20", "501", 50, None),
+    ("the clock was set back since the last arrival", "20", "-5000", 50, None),
     ("without a window no arrival is expected", "nil", "1", 0, None),
 ]
 

@@ -58,6 +58,10 @@ end
 -- others back for HOLD_BACK_MS.
 function claim_job.reserves_slots(id, worker, now)
   local passed = tonumber(redis.call('HGET', key.job(id), 'passed') or nil)
+  if passed and passed > now then -- the clock was set back
+    redis.call('HSET', key.job(id), 'passed', whole(now))
+    return false
+  end
   if not passed or now - passed < conf.overdue_ms or now - passed > conf.overdue_ms + HOLD_BACK_MS then return false end
   return (tonumber(redis.call('HGET', key.claimed_jobs, worker) or 0) or 0) > 0
 end

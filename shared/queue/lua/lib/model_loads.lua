@@ -38,8 +38,9 @@ end
 
 local function others_holding(model, worker, now)
   local own = tonumber(redis.call('ZSCORE', key.model_holders(model), worker) or nil)
-  local all = redis.call('ZCOUNT', key.model_holders(model), whole(now - HELD_MS), '+inf')
-  return own and own >= now - HELD_MS and all - 1 or all
+  local last = now + HELD_MS -- a later heartbeat was written before the clock was set back
+  local all = redis.call('ZCOUNT', key.model_holders(model), whole(now - HELD_MS), whole(last))
+  return own and own >= now - HELD_MS and own <= last and all - 1 or all
 end
 
 -- Queued work of a signature in ms of one GPU; 0 if its cost is unknown.

@@ -8,6 +8,8 @@ rate_limit.SPAN_MS = 60000
 -- until a refused request would be admitted}.
 function rate_limit.admit(spent, now, limit)
   local each = rate_limit.SPAN_MS / limit
+  -- More than a span ahead, it was written before the clock was set back.
+  if spent and spent > now + rate_limit.SPAN_MS + 0.5 then spent = nil end
   local from = math.max(spent or now, now)
   local ahead = from + each - now
   -- A double holds ms since the epoch to a quarter of a microsecond; half a millisecond is below any request.

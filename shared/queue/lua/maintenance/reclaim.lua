@@ -1,12 +1,29 @@
 -- NEEDS job_state grace
 -- RUNS when Redis is full
--- Requeue the jobs whose lease has expired, to run solo, or move them to the dead letters.
+-- Requeue the jobs whose lease has expired, to run solo, or move them to the dead letters. When the clock was set back,
+-- bound the times that were written before: ends of leases, and when signatures are ready.
 -- ARGV     limit
 -- Returns  their ids
 local now, out, touched = clock_ms(), {}, {}
-local known = redis.call('HMGET', key.reclaims, 'last', 'gap')
-local decision = grace.decide({now = now, last = tonumber(known[1] or nil), gap = tonumber(known[2] or nil), lease = conf.lease_ms})
+local AHEAD_MS, REFRESHED = 1000, 100
+local known = redis.call('HMGET', key.reclaims, 'last', 'gap', 'refreshed')
+local last, refreshed = tonumber(known[1] or nil), tonumber(known[3] or nil)
+local decision = grace.decide({now = now, last = last, gap = tonumber(known[2] or nil), lease = conf.lease_ms})
 redis.call('HSET', key.reclaims, 'last', whole(now), 'gap', whole(decision.gap or 0))
+
+local latest = now + conf.lease_ms
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.leases, whole(latest + AHEAD_MS), '+inf', 'LIMIT', 0, ARGV[1])) do
+  redis.call('ZADD', key.leases, whole(latest), id)
+end
+if last and last > now + AHEAD_MS then refreshed = 0 end
+if refreshed then
+  local signatures = redis.call('ZRANGE', key.signatures, refreshed, refreshed + REFRESHED - 1)
+  for _, sig in ipairs(signatures) do queue.refresh(sig, now) end
+  if signatures[REFRESHED] then redis.call('HSET', key.reclaims, 'refreshed', refreshed + REFRESHED)
+  else redis.call('HDEL', key.reclaims, 'refreshed') end
+  queue.wake()
+end
+
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.leases, '-inf', whole(decision.before), 'LIMIT', 0, ARGV[1])) do
   local job = job_state.load(id)
   if job and job.state == 'running' then

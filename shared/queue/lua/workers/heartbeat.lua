@@ -9,6 +9,8 @@ redis.call('HSET', key.worker(ARGV[1]), 'info', ARGV[2], 'beat', whole(now))
 redis.call('PEXPIRE', key.worker(ARGV[1]), ttl)
 redis.call('ZADD', key.workers, whole(now), ARGV[1])
 redis.call('ZREMRANGEBYSCORE', key.workers, '-inf', whole(now - ttl))
+-- Written before the clock was set back: a worker that is alive sends the next one soon.
+redis.call('ZREMRANGEBYSCORE', key.workers, whole(now + ttl), '+inf')
 redis.call('PEXPIRE', key.workers, 3600000)
 for at = 4, #ARGV do model_loads.hold(ARGV[at], ARGV[1], now) end
 return 1
