@@ -55,7 +55,18 @@ def check_request(request: JobRequest, services: JobServices) -> Task:
             raise InvalidRequest(f"webhook: {error.message}", param="webhook") from error
     if request.batch_id is not None and _RESERVED_BATCH_ID.fullmatch(request.batch_id):
         raise InvalidRequest("batch_id: ids of this form are reserved for /v1/batches", param="batch_id")
-    return check_limits(request, spec)
+    task = check_limits(request, spec)
+    width, height = _default(request.width, spec.defaults.width), _default(request.height, spec.defaults.height)
+    _check_fits_batch(request.n, spec.id, width, height, services.catalog)
+    return task
+
+
+def _check_fits_batch(images: int, model: str, width: int, height: int, catalog: Catalog) -> int:
+    """Return the largest batch of a model and size; raise `InvalidRequest` for a job that no batch can hold."""
+    max_batch = catalog.for_size(model, width, height).max_batch
+    if images > max_batch:
+        raise InvalidRequest(f"n is at most {max_batch} for model {model!r} at {width}x{height}", param="n")
+    return max_batch
 
 
 async def build_job(
@@ -83,12 +94,15 @@ async def build_job(
 def make_submission(
     job: Job, catalog: Catalog, idempotency_key: str | None = None, fingerprint: str | None = None
 ) -> Submission:
-    """Return the job with its queue parameters, the argument of `queue.jobs.submit`."""
+    """Return the job with its queue parameters, the argument of `queue.jobs.submit`.
+
+    Raises `InvalidRequest` for a job that no batch can hold: its size can follow from its images.
+    """
     return Submission(
         job=job,
         signature=signature(job),
         window_ms=catalog.get(job.model).window_ms,
-        max_batch=catalog.for_size(job.model, job.width, job.height).max_batch,
+        max_batch=_check_fits_batch(job.slots, job.model, job.width, job.height, catalog),
         idempotency_key=idempotency_key,
         fingerprint=fingerprint,
     )

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from harness.queue import MODELS, a_moment, claim, claim_ids, lose, put
+import pytest
+from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put
 
 from shared.job import Priority
 from shared.queue import Queue, Submission
@@ -213,3 +214,57 @@ async def test_only_claimable_priorities_count_for_readiness(queue: Queue, make_
     assert await queue.claims.next_ready_ms(MODELS, min_priority=Priority.INTERACTIVE) is None
     await put(queue, make_submission(priority=Priority.INTERACTIVE, width=128))
     assert await queue.claims.next_ready_ms(MODELS, min_priority=Priority.INTERACTIVE) == 0
+
+
+async def mean_rows(queue: Queue, signature: str, joins: int, slots: int = 8) -> float:
+    """Run a batch of `signature` in which one job ends between two joins; return the mean number of its jobs."""
+    batch = await claim(queue, slots)
+    assert {one.signature for one in batch} == {signature}
+    rows = [len(batch)]
+    for _ in range(joins):
+        await end(queue, batch.pop(0), gpu_seconds=0.1)
+        batch += await queue.claims.join("w1", signature, slots - len(batch), models=MODELS)
+        rows.append(len(batch))
+    return sum(rows) / len(rows)
+
+
+async def test_a_batch_stays_full_while_the_next_claim_would_return_its_signature(
+    queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """A job of another signature is overdue, but those of the batch came before it."""
+    queue = queue_with(overdue_ms=1)
+    await put(queue, *[make_submission(width=64) for _ in range(60)])
+    await a_moment(5)
+    await put(queue, make_submission(width=128))
+    await a_moment(5)
+    assert await mean_rows(queue, make_submission(width=64).signature, 40) == 8.0
+
+
+@pytest.mark.parametrize(("tenant", "joined"), [("batch", 2), ("other", 0)])
+async def test_a_batch_ends_for_a_less_served_tenant_only(
+    tenant: str, joined: int, queue_with: Callable[..., Queue], make_submission: Make
+) -> None:
+    """Another tenant's overdue job came later; the next claim would choose it."""
+    queue = queue_with(overdue_ms=1)
+    await put(queue, *[make_submission(tenant="batch") for _ in range(8)])
+    (running,) = await claim(queue, 1)
+    await a_moment(5)
+    await put(queue, make_submission(tenant=tenant, width=128))
+    await a_moment(5)
+    assert len(await queue.claims.join("w1", running.signature, 2, models=MODELS)) == joined
+    other = await claim(queue, 1)
+    assert [one.signature == running.signature for one in other] == [bool(joined)]
+
+
+async def test_a_batch_ends_for_bulk_that_is_due(queue_with: Callable[..., Queue], make_submission: Make) -> None:
+    """After nine slots of standard jobs, one of bulk jobs is due."""
+    queue = queue_with(overdue_ms=1)
+    await put(queue, make_submission(width=128, priority=Priority.BULK))
+    await put(queue, *[make_submission() for _ in range(24)])
+    await a_moment(5)
+    batch = await claim(queue, 8)
+    signature = batch[0].signature
+    assert len(await queue.claims.join("w1", signature, 8, models=MODELS)) == 8
+    assert await queue.claims.join("w1", signature, 8, models=MODELS) == []
+    assert [one.job.priority for one in await claim(queue, 8)] == [Priority.BULK]
+    assert len(await queue.claims.join("w1", signature, 8, models=MODELS)) == 8

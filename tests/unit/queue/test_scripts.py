@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import AsyncIterator
 from itertools import takewhile
@@ -16,7 +17,7 @@ from shared.job import Priority
 from shared.queue.redis_keys import KEYS, RedisKey, RedisKeys, lua_keys
 from shared.queue.scripts import FOLDER, Scripts, SubmitArgs, script_files, script_methods, script_parameters
 
-LIB = ("prelude", "readiness", "model_loads", "grace", "recount")
+LIB = ("prelude", "readiness", "tenants", "model_loads", "choice", "grace", "recount")
 TEXT = "\n".join(script_files()[name].read_text("utf-8") for name in LIB)
 SCRIPTS = [name for name, path in script_files().items() if path.parent.name != "lib"]
 ALL_KEYS = lua_keys(" ".join(f"key.{name}" for name in KEYS))
@@ -199,6 +200,58 @@ async def test_holders_renew_before_their_leases_are_reclaimed_after_a_gap(
     table = ", ".join(f"{name} = {value}" for name, value in {"now": 100000, "lease": 8000, **facts}.items())
     decision = f"grace.decide({{{table}}})"
     assert await evaluate(redis, f"{{{decision}.before, {decision}.gap or false}}") == [before, gap], why
+
+
+IN_MEMORY = {"come": True, "served": 10, "turn": 1000, "sig": "a"}
+ORDER = [
+    ("the least-served tenant goes first, however long another one's jobs are ready", {"served": 11, "turn": 0}, True),
+    ("jobs of one tenant go by readiness", {"turn": 1001}, True),
+    ("whose were ready earlier", {"turn": 999}, False),
+    ("a model to be loaded goes later, also for a tenant that was served less", {"come": False, "served": 0}, True),
+    ("the order is total", {"sig": "b"}, True),
+]
+
+
+@pytest.mark.parametrize(("why", "other", "first"), ORDER, ids=[row[0] for row in ORDER])
+async def test_order_of_ready_signatures(redis: FakeAsyncRedis, why: str, other: dict[str, Any], first: bool) -> None:
+    """Which of two signatures of one priority a worker claims."""
+    one, two = (
+        ", ".join(f"{name} = {json.dumps(value)}" for name, value in row.items())
+        for row in (IN_MEMORY, {**IN_MEMORY, **other})
+    )
+    expression = f"{{choice.before({{{one}}}, {{{two}}}) and 1 or 0, choice.before({{{two}}}, {{{one}}}) and 1 or 0}}"
+    assert await evaluate(redis, expression) == [int(first), int(not first)], why
+
+
+# Seconds that a tenant has used, and those after a change of them at the same time or half-lives later.
+USAGE = [
+    ("a first charge", None, 3, 0, 3),
+    ("charges add up", 4, 3, 0, 7),
+    ("usage halves every five minutes", 4, 3, 1, 5),
+    ("a charge is removed", 4, -3, 0, 1),
+    ("nothing is left", 4, -4, 0, None),
+    ("nothing was known", None, -4, 0, None),
+    ("a job that cost nothing", 4, 0, 0, 4),
+]
+
+
+@pytest.mark.parametrize(("why", "used", "seconds", "half_lives", "left"), USAGE, ids=[row[0] for row in USAGE])
+async def test_usage_of_a_tenant(
+    redis: FakeAsyncRedis, why: str, used: int | None, seconds: int, half_lives: int, left: int | None
+) -> None:
+    """GPU-seconds decay, as they are stored: log2 on a moving time scale."""
+    at = 300_000 * half_lives
+    known = "nil" if used is None else f"tenants.usage_after(nil, {used}, 0)"
+    found = await evaluate(redis, f"tostring(tenants.usage_after({known}, {seconds}, {at}))")
+    assert (None if found == "nil" else round(2 ** (float(found) - half_lives), 6)) == left, why
+
+
+async def test_bulk_gets_its_share_of_the_sum(redis: FakeAsyncRedis) -> None:
+    """Nine slots above bulk are due one of bulk at a share of a tenth."""
+    assert await evaluate(redis, "tostring(bulk_share.growth(9, 0.1))") == "1"
+    assert await evaluate(redis, "bulk_share.ranks(true, 2)") == [0, 2, 1]
+    assert await evaluate(redis, "bulk_share.ranks(true, 1)") == [0, 1]
+    assert await evaluate(redis, "bulk_share.ranks(nil, 2)") == [0, 1, 2]
 
 
 @pytest.mark.parametrize("path", script_files().values(), ids=lambda path: path.stem)

@@ -1,17 +1,19 @@
-"""The task of a request, and its images, frames and layers in the job."""
+"""The task of a request, its images, frames and layers in the job, and what no batch can hold."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec, References
+from shared.config.models_file import BatchRule, BatchRules, Catalog, Defaults, Limits, ModelSpec, References
 from shared.errors import InvalidRequest
 from shared.job import InputRef, Job, OutputFormat, Task
-from shared.job_builder import Inputs, check_limits, resolve_job
-from shared.request import parse
+from shared.job_builder import Inputs, check_limits, check_request, make_submission, resolve_job
+from shared.request import JobRequest, parse
 from shared.signature import signature
 
 T2I, I2I, PAINT, EDIT, T2V, I2V = (
@@ -242,3 +244,28 @@ def test_a_model_with_defaults_outside_its_limits_is_refused(table: dict[str, An
     """The models file is checked when it is read."""
     with pytest.raises(ValidationError, match=words):
         ModelSpec.model_validate({"id": "m", "source": "x", **table})
+
+
+SMALL_BATCH = BatchRule(model_contains="demo", resolution="512x512", max_batch_size=2)
+LIMITED = Catalog((ModelSpec(id="demo", source="d", max_batch=8),), BatchRules(schema_version=1, rules=(SMALL_BATCH,)))
+
+
+def sized_request(n: int, width: int, height: int) -> JobRequest:
+    return JobRequest(model="demo", prompt="a red circle", n=n, width=width, height=height)
+
+
+def test_more_images_than_a_batch_rule_allows_are_refused() -> None:
+    """Accepted, the job could never be claimed."""
+    services: Any = SimpleNamespace(catalog=LIMITED)
+    check_request(sized_request(2, width=512, height=512), services)
+    check_request(sized_request(4, width=512, height=768), services)
+    with pytest.raises(InvalidRequest, match="n is at most 2 for model 'demo' at 512x512") as refused:
+        check_request(sized_request(4, width=512, height=512), services)
+    assert refused.value.param == "n"
+
+
+def test_a_size_that_follows_from_the_images_is_checked_too(make_job: Callable[..., Job]) -> None:
+    job = make_job(n=4, width=512, height=512)
+    with pytest.raises(InvalidRequest, match="n is at most 2"):
+        make_submission(job, LIMITED)
+    assert make_submission(job.model_copy(update={"height": 768}), LIMITED).max_batch == 8
