@@ -87,15 +87,17 @@ class Stream(asyncio.Protocol):
 
 @dataclass
 class Delays:
-    """Milliseconds from settles to the clients."""
+    """Milliseconds from settles to the clients, and streams that ended before: their clients would connect again."""
 
     ms: list[float] = field(default_factory=list)
+    ended_early: int = 0
 
     def figures(self) -> dict[str, float]:
         ordered = sorted(self.ms)
         p99 = ordered[-1 - len(ordered) // 100]
         return {
             "events": len(ordered),
+            "ended_early": self.ended_early,
             "median_ms": round(statistics.median(ordered), 1),
             "p99_ms": round(p99, 1),
             "max_ms": round(ordered[-1], 1),
@@ -180,8 +182,11 @@ async def settle(queue: Queue, claim: Claim, stream: Stream, delays: Delays) -> 
     """Settle a job and wait for its terminal event."""
     started = time.perf_counter()
     await queue.claims.settle("bench", claim.job.id, claim.epoch, outcome(claim))
-    async with asyncio.timeout(EVENT_S):
-        delays.ms.append(1000 * (await stream.ended - started))
+    try:
+        async with asyncio.timeout(EVENT_S):
+            delays.ms.append(1000 * (await stream.ended - started))
+    except ConnectionError:
+        delays.ended_early += 1
 
 
 async def measure(redis_url: str, port: int, pid: int, load: Load) -> dict[str, Any]:
