@@ -13,7 +13,7 @@ from api.http.openapi import problems
 from api.routes.operations import fleet_of
 from shared.autoscaling import Scale, wanted_workers
 from shared.errors import FusequeueError
-from shared.queue import QueueDepth, WorkerInfo
+from shared.queue import QueueLoad, WorkerInfo
 from shared.runtime import metrics
 
 router = APIRouter(tags=["operations"])
@@ -60,17 +60,18 @@ async def _error(service: str, check: Awaitable[None]) -> str | None:
 async def _read_queue(services: Services) -> None:
     """Set the metrics of queue and workers; they are empty while Redis is unavailable, and the scrape succeeds."""
     queue = services.queue
-    depths: list[QueueDepth] = []
+    load = QueueLoad((), ())
     workers: list[WorkerInfo] = []
     scale: Scale | None = None
     dead: int | None = None
     with contextlib.suppress(FusequeueError, TimeoutError):
         async with asyncio.timeout(CHECK_TIMEOUT_S):
-            depths = await queue.workers.queue_depths()
+            load = await queue.workers.load()
             workers = await queue.workers.all()
             fleet = fleet_of(workers, await queue.workers.mean_start_s())
-            scale = wanted_workers(await queue.workers.signature_loads(), fleet, services.settings.target_wait_s)
+            loads = await queue.workers.signature_loads(load)
+            scale = wanted_workers(loads, fleet, services.settings.target_wait_s)
             dead = await queue.dead_letters.count()
-    metrics.show_depths(depths)
+    metrics.show_load(load)
     metrics.show_workers(workers)
     metrics.show_scale(scale, dead)

@@ -74,7 +74,8 @@ async def scale(pool: str, services: ServicesDep) -> ScaleObject:
     if pool != services.settings.namespace:
         raise NotFound(f"this API serves the pool {services.settings.namespace!r}", param="pool")
     workers = services.queue.workers
-    fleet, loads = fleet_of(await workers.all(), await workers.mean_start_s()), await workers.signature_loads()
+    fleet = fleet_of(await workers.all(), await workers.mean_start_s())
+    loads = await workers.signature_loads(await workers.load())
     wanted = wanted_workers(loads, fleet, services.settings.target_wait_s)
     return ScaleObject(
         pool=pool,

@@ -116,7 +116,7 @@ class Rounds:
     async def _overviews(self) -> None:
         """Measure what operators and the chores call: their scripts can run long, and block the others meanwhile."""
         await self._cost("queue_depths", self._queue.workers.queue_depths)
-        await self._cost("signature_loads", self._queue.workers.signature_loads)
+        await self._cost("model_depths", self._queue.workers.load)
         _, costs = await self._client.measured(self._queue.maintenance.reconcile)
         for one in costs:
             self.measured.costs[one.name].append(one)

@@ -114,6 +114,29 @@ class QueueDepth:
 
 
 @dataclass(frozen=True)
+class ModelDepth:
+    """Queued and running jobs of one model, over all its signatures."""
+
+    model: str
+    jobs: dict[Priority, int]
+    slots: dict[Priority, int]
+    running_jobs: int
+    signatures: int
+
+    @property
+    def queued_slots(self) -> int:
+        return sum(self.slots.values())
+
+
+@dataclass(frozen=True)
+class QueueLoad:
+    """All queued and running jobs by model, and the signatures with the longest queues and the oldest jobs."""
+
+    models: Sequence[ModelDepth]
+    depths: Sequence[QueueDepth]
+
+
+@dataclass(frozen=True)
 class WorkerInfo:
     """State of a worker at its last heartbeat; the queue sets `beat_at_ms` in Redis time.
 

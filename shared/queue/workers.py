@@ -1,19 +1,26 @@
 """Workers: heartbeats, measured costs, and the load that decides how many workers are needed."""
 
+from __future__ import annotations
+
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from shared.autoscaling import SignatureLoad
 from shared.queue.client import QueueComponent, translated
-from shared.queue.records import RANKS, QueueDepth, WorkerInfo
+from shared.queue.records import RANKS, ModelDepth, QueueDepth, QueueLoad, WorkerInfo
 
 WORKER_TTL_S = 30
 MAX_SIGNATURES = 1000
+MAX_COUNTED = 100_000
 MAX_WORKERS = 1000
-_CHUNK = 50
+# Signatures of one script: both hold Redis for about 1 ms.
+_CHUNK = 20
+_COUNTED_CHUNK = 200
+_FIRST_READY = 4
 _WORKER = TypeAdapter(WorkerInfo)
 
 
@@ -40,7 +47,7 @@ class Workers(QueueComponent):
         """Return the measured seconds per forward by rows."""
         with translated():
             learned = await self._redis.hgetall(self._keys.cost_curve(device, model, shape))
-        return {int(rows): float(seconds) for rows, seconds in sorted(learned.items(), key=lambda row: int(row[0]))}
+        return _curve(learned)
 
     async def learn_start_time(self, seconds: float) -> None:
         """Add the seconds from a worker's start to its readiness to a moving mean, kept for a week."""
@@ -53,44 +60,124 @@ class Workers(QueueComponent):
 
     async def queue_depths(self) -> list[QueueDepth]:
         """Return queued and running jobs by signature, most queued slots first, at most `MAX_SIGNATURES`."""
+        return await self._depths(await self._longest())
+
+    async def load(self) -> QueueLoad:
+        """Return the jobs of all signatures by model, with the signatures of the longest queues and the oldest jobs."""
+        models = await self._model_depths()
+        first_ready = await self._first_ready([one.model for one in models])
+        return QueueLoad(models, await self._depths(list(dict.fromkeys([*await self._longest(), *first_ready]))))
+
+    async def signature_loads(self, load: QueueLoad) -> list[SignatureLoad]:
+        """Return the load of each listed signature and, for each model, that of its others, for autoscaling."""
+        costs = await self._costs([depth.signature for depth in load.depths])
+        means = await self._costs([f"model|{one.model}" for one in load.models])
+        by_model = dict(zip((one.model for one in load.models), means, strict=True))
+        curves = await self._curves(load.depths)
+        loads = [
+            SignatureLoad(
+                signature=depth.signature,
+                queued_slots=depth.queued_slots,
+                running_slots=depth.running_jobs,
+                oldest_wait_s=(depth.oldest_age_ms or 0) / 1000,
+                slot_s=cost.slot_s,
+                rows=cost.rows,
+                cost_curve=curve,
+            )
+            for depth, own, curve in zip(load.depths, costs, curves, strict=True)
+            for cost in (own if own.slot_s is not None else by_model.get(depth.model, own),)
+        ]
+        return loads + [other for one in load.models if (other := _others(one, load.depths, by_model[one.model]))]
+
+    async def _longest(self) -> list[str]:
         with translated():
-            signatures = await self._redis.zrange(self._keys.signatures, 0, MAX_SIGNATURES - 1, desc=True)
+            return list(await self._redis.zrange(self._keys.signatures, 0, MAX_SIGNATURES - 1, desc=True))
+
+    async def _first_ready(self, models: Sequence[str]) -> list[str]:
+        """Return the signatures that became ready first: those of the oldest jobs can have short queues."""
+        with translated():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for model in models:
+                    for priority in RANKS:
+                        pipe.zrange(self._keys.ready(model, priority.value), 0, _FIRST_READY - 1)
+                return [signature for rows in await pipe.execute() for signature in rows]
+
+    async def _depths(self, signatures: Sequence[str]) -> list[QueueDepth]:
         rows: list[list[int | str]] = []
         for first in range(0, len(signatures), _CHUNK):
             rows += await self._scripts.queue_depths(*signatures[first : first + _CHUNK])
         return [_depth(row) for row in rows if row[1]]
 
-    async def signature_loads(self) -> list[SignatureLoad]:
-        """Return the load of each signature with its measured costs, for autoscaling."""
-        depths = await self.queue_depths()
+    async def _model_depths(self) -> list[ModelDepth]:
+        """Return the jobs of up to `MAX_COUNTED` signatures by model, in small scripts."""
+        sums: dict[str, list[int]] = {}
+        seen: set[str] = set()  # a scan can return a member twice
+        cursor = 0
+        while True:
+            with translated():
+                cursor, rows = await self._redis.zscan(self._keys.signatures, cursor, count=_COUNTED_CHUNK)
+            new = [signature for signature, _ in rows if signature not in seen]
+            seen.update(new)
+            for first in range(0, len(new), _COUNTED_CHUNK):
+                for model, *numbers in await self._scripts.model_depths(*new[first : first + _COUNTED_CHUNK]):
+                    before = sums.get(str(model), [0] * len(numbers))
+                    sums[str(model)] = [one + int(more) for one, more in zip(before, numbers, strict=True)]
+            if int(cursor) == 0 or len(seen) >= MAX_COUNTED:
+                return [_model_depth(model, numbers) for model, numbers in sums.items()]
+
+    async def _costs(self, names: Sequence[str]) -> list[_Cost]:
+        """Return the measured costs of signatures or models."""
         with translated():
             async with self._redis.pipeline(transaction=False) as pipe:
-                for depth in depths:
-                    pipe.hmget(self._keys.slot_cost(depth.signature), "slot_s", "rows")
-                    pipe.hmget(self._keys.slot_cost(f"model|{depth.model}"), "slot_s", "rows")
-                    pipe.get(self._keys.cost_device(depth.model, _shape(depth)))
+                for name in names:
+                    pipe.hmget(self._keys.slot_cost(name), "slot_s", "rows")
                 rows = await pipe.execute()
-        loads = []
-        for depth, own, models, device in zip(depths, rows[0::3], rows[1::3], rows[2::3], strict=True):
-            slot_s, mean_rows = own if own[0] is not None else models
-            curve = None if device is None else await self.cost_curve(device, depth.model, _shape(depth))
-            loads.append(
-                SignatureLoad(
-                    signature=depth.signature,
-                    queued_slots=depth.queued_slots,
-                    running_slots=depth.running_jobs,
-                    oldest_wait_s=(depth.oldest_age_ms or 0) / 1000,
-                    slot_s=None if slot_s is None else float(slot_s),
-                    rows=float(mean_rows or 1),
-                    cost_curve=curve,
-                )
-            )
-        return loads
+        return [_Cost(None if slot_s is None else float(slot_s), float(rows or 1)) for slot_s, rows in rows]
+
+    async def _curves(self, depths: Sequence[QueueDepth]) -> list[dict[int, float] | None]:
+        """Return the cost curve of each signature's shape on the device that measured it last, in two round trips."""
+        shapes = list(dict.fromkeys((depth.model, _shape(depth)) for depth in depths))
+        with translated():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for model, shape in shapes:
+                    pipe.get(self._keys.cost_device(model, shape))
+                measured = [(*one, device) for one, device in zip(shapes, await pipe.execute(), strict=True) if device]
+        curves = await self._hashes(self._keys.cost_curve(device, model, shape) for model, shape, device in measured)
+        known = {(model, shape): _curve(curve) for (model, shape, _), curve in zip(measured, curves, strict=True)}
+        return [known.get((depth.model, _shape(depth))) for depth in depths]
+
+
+class _Cost(NamedTuple):
+    """GPU-seconds of a slot, None if not measured, in forwards of `rows` rows on average."""
+
+    slot_s: float | None
+    rows: float
+
+
+def _others(total: ModelDepth, listed: Sequence[QueueDepth], cost: _Cost) -> SignatureLoad | None:
+    """Return the load of a model's signatures that are not listed, at the model's mean cost; None without any."""
+    same = [depth for depth in listed if depth.model == total.model]
+    queued = total.queued_slots - sum(depth.queued_slots for depth in same)
+    running = total.running_jobs - sum(depth.running_jobs for depth in same)
+    if total.signatures <= len(same) or (queued <= 0 and running <= 0):
+        return None
+    name = f"{total.model}: {total.signatures - len(same)} other signatures"
+    return SignatureLoad(name, max(0, queued), max(0, running), 0.0, cost.slot_s, cost.rows)
 
 
 def _shape(depth: QueueDepth) -> str:
     """Return the shape part of the signature as workers store it in cost curves: without the frames of an image."""
     return depth.signature.removeprefix(f"{depth.model}:").partition(":")[0].removesuffix("x1")
+
+
+def _curve(learned: Mapping[str, str]) -> dict[int, float]:
+    return {int(rows): float(seconds) for rows, seconds in sorted(learned.items(), key=lambda row: int(row[0]))}
+
+
+def _model_depth(model: str, numbers: Sequence[int]) -> ModelDepth:
+    queued, (running, signatures) = numbers[:6], numbers[6:]
+    jobs, slots = (dict(zip(RANKS, queued[first::2], strict=True)) for first in (0, 1))
+    return ModelDepth(model, jobs, slots, running, signatures)
 
 
 def _depth(row: list[int | str]) -> QueueDepth:

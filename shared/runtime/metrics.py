@@ -13,7 +13,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 if TYPE_CHECKING:
     from shared.autoscaling import Scale
-    from shared.queue import QueueDepth, WorkerInfo
+    from shared.queue import QueueLoad, WorkerInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -117,18 +117,19 @@ def exposition() -> bytes:
     return generate_latest(REGISTRY)
 
 
-def show_depths(depths: Iterable[QueueDepth]) -> None:
+def show_load(load: QueueLoad) -> None:
     """Set the gauges of queued and running jobs."""
     for gauge in (queued_jobs, running_jobs, oldest_queued_seconds):
         gauge.clear()
+    for model in load.models:
+        for priority, jobs in model.jobs.items():
+            queued_jobs.labels(model.model, priority.value).set(jobs)
+        running_jobs.labels(model.model).set(model.running_jobs)
     oldest: dict[str, float] = {}
-    for depth in depths:
-        for priority, jobs in depth.jobs.items():
-            queued_jobs.labels(depth.model, priority.value).inc(jobs)
-        running_jobs.labels(depth.model).inc(depth.running_jobs)
+    for depth in load.depths:
         oldest[depth.model] = max(oldest.get(depth.model, 0.0), (depth.oldest_age_ms or 0) / 1000)
-    for model, age_s in oldest.items():
-        oldest_queued_seconds.labels(model).set(age_s)
+    for name, age_s in oldest.items():
+        oldest_queued_seconds.labels(name).set(age_s)
 
 
 def show_workers(workers: Iterable[WorkerInfo]) -> None:

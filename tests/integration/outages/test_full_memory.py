@@ -107,6 +107,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "leave_sync_call": ("default", "digest", job),
         "learn_cost": ("cpu", "demo", "64x64", 1, 0.5),
         "learn_start_time": (1.0,),
+        "model_depths": (signature,),
         "next_ready_ms": ("w2", 2, *models),
         "note_use": ("known",),
         "postpone_batch": ("default", "batch_1", 1000),
@@ -143,7 +144,7 @@ REFUSED = {
     "redeliver",
     "submit",
 }
-READ_ONLY = {"identify", "next_ready_ms", "queue_depths", "queue_position"}
+READ_ONLY = {"identify", "model_depths", "next_ready_ms", "queue_depths", "queue_position"}
 
 
 def test_a_script_that_writes_runs_when_redis_is_full_unless_it_is_listed() -> None:

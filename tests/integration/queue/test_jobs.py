@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ from redis.asyncio import Redis
 
 from shared.errors import InvalidRequest
 from shared.job import Priority
-from shared.queue import Queue, QueuePosition, Submission, WorkerInfo
+from shared.queue import Queue, QueuePosition, Submission, WorkerInfo, workers
 from shared.runtime.clock import new_id
 
 Make = Callable[..., Submission]
@@ -239,3 +240,39 @@ async def test_asking_changes_nothing(queue: Queue, make_submission: Make, redis
     assert (await watcher.info("persistence"))["rdb_changes_since_last_save"] == dirty
     await watcher.aclose()
     assert await claim_ids(queue) == ids
+
+
+async def test_load_counts_every_signature_and_knows_the_oldest_job(
+    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of signatures that are not among those listed: the short queues."""
+    monkeypatch.setattr(workers, "MAX_SIGNATURES", 2)
+    await put(queue, make_submission(width=64, height=1024))
+    await asyncio.sleep(0.05)
+    await put(queue, *[make_submission(width=64 * side, n=2) for side in range(1, 12) for _ in range(2)])
+    await put(queue, make_submission(priority=Priority.BULK, n=4))
+    load = await queue.workers.load()
+    (total,) = load.models
+    assert (total.model, total.signatures, sum(total.jobs.values()), total.queued_slots) == ("demo", 12, 24, 49)
+    assert (total.jobs[Priority.BULK], total.slots[Priority.BULK], total.running_jobs) == (1, 4, 0)
+    assert len(load.depths) < 12
+    assert max(depth.oldest_age_ms or 0 for depth in load.depths) >= 50
+    claims = await claim(queue, 1)
+    (total,) = (await queue.workers.load()).models
+    assert (total.running_jobs, sum(total.jobs.values())) == (len(claims), 24 - len(claims))
+
+
+async def test_the_wanted_workers_count_every_signature(
+    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are not listed count at the mean cost of their model."""
+    monkeypatch.setattr(workers, "MAX_SIGNATURES", 1)
+    await put(queue, *[make_submission(width=64 * side) for side in range(1, 13) for _ in range(3)])
+    loads = await queue.workers.signature_loads(await queue.workers.load())
+    assert len(loads) < 12
+    assert sum(one.queued_slots for one in loads) == 36
+    for one in await claim(queue, 3):
+        await end(queue, one, gpu_seconds=0.5)
+    loads = await queue.workers.signature_loads(await queue.workers.load())
+    assert sum(one.queued_slots for one in loads) == 33
+    assert [one.slot_s for one in loads] == [pytest.approx(0.5)] * len(loads)

@@ -141,14 +141,14 @@ async def claims(queue: Queue, make: Make) -> None:
     assert await end(queue, three)
 
 
-@case("heartbeat", "learn_cost", "learn_start_time", "queue_depths")
+@case("heartbeat", "learn_cost", "learn_start_time", "model_depths", "queue_depths")
 async def workers(queue: Queue, make: Make) -> None:
     await put(queue, make())
     await queue.workers.heartbeat(WorkerInfo("w1", MODELS), MODELS)
     for seconds in (1.0, 2.0):
         await queue.workers.learn_cost("cpu", "demo", "64x64", 1, seconds)
         await queue.workers.learn_start_time(seconds)
-    await queue.workers.queue_depths()
+    await queue.workers.load()
 
 
 @case(
