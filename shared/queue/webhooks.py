@@ -104,7 +104,7 @@ class Webhooks(QueueComponent):
         return secrets
 
     async def expand_outbox(self, limit: int = 100) -> int:
-        """Convert up to `limit` outbox entries into deliveries, and return their number."""
+        """Convert up to `limit` outbox entries into about 100 deliveries, and return the number of entries."""
         return await self._scripts.expand_outbox(limit)
 
     async def claim_deliveries(

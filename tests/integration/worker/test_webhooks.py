@@ -30,9 +30,10 @@ from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State, Task
 from shared.job import Webhook as JobWebhook
 from shared.queue import Queue
+from shared.queue.webhooks import MAX_ENDPOINTS
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import connect
-from shared.webhooks import DISABLED_AFTER_S, DeliveryState
+from shared.webhooks import DISABLED_AFTER_S, DeliveryState, WebhookEndpoint
 from worker.chores import webhooks
 from worker.chores.batch_files import BatchContext
 from worker.chores.batches import BatchRunner
@@ -383,3 +384,31 @@ async def test_the_number_of_endpoints_is_bounded(api: httpx.AsyncClient, listen
         await endpoint(api, receiver)
     response = await api.post("/v1/webhooks", json={"url": receiver.url})
     assert (response.status_code, "delete one" in response.json()["detail"]) == (409, True)
+
+
+async def test_the_outbox_is_expanded_in_steps_of_few_deliveries(queue: Queue) -> None:
+    """A hundred events for sixteen endpoints each do not hold Redis for long; each delivery is created once."""
+    keys, redis = queue.client.redis_keys, queue.client.redis
+    for number in range(MAX_ENDPOINTS):
+        await queue.webhooks.put_endpoint(
+            "default",
+            WebhookEndpoint(
+                id=f"we_{number}",
+                url=f"https://h{number}.test/hook",
+                states=("succeeded",),
+                secrets=(),
+                created_at_ms=1,
+            ),
+        )
+    for number in range(1, 101):
+        event = {"event": f"{number}-1", "job": f"job_{number}", "tenant": "default", "state": "succeeded", "url": ""}
+        await redis.xadd(keys.webhook_outbox, event)
+    ids: list[str] = []
+    created, left = 0, 100
+    while left:
+        expanded = await queue.webhooks.expand_outbox(100)
+        ids = await redis.zrange(keys.webhook_deliveries("default"), 0, -1)
+        assert 1 <= len(ids) - created <= 128
+        created, left = len(ids), left - expanded
+        assert await redis.xlen(keys.webhook_outbox) == left
+    assert set(ids) == {f"{at}-1.we_{number}" for at in range(1, 101) for number in range(MAX_ENDPOINTS)}
