@@ -29,14 +29,19 @@ async def alive() -> dict[str, str]:
 
 @router.get("/readyz", responses=problems(503))
 async def ready(services: ServicesDep) -> dict[str, str]:
-    """Return that jobs are accepted: Redis is usable, the storage is writable, and the API is not stopping."""
+    """Return that jobs are accepted: Redis is usable, the storage is writable, and the API is not stopping.
+
+    `warning` says why a restart of Redis would lose jobs, if it would.
+    """
     if services.closing.is_set():
         raise NotReady("the API is stopping")
     checks = await asyncio.gather(_error("redis", services.queue.check()), _error("storage", services.storage.check()))
     errors = [error for error in checks if error is not None]
     if errors:
         raise NotReady("; ".join(errors))
-    return {"status": "ready", "redis": "ok", "storage": "ok"}
+    body = {"status": "ready", "redis": "ok", "storage": "ok"}
+    warning = services.queue.client.durability_warning
+    return {**body, "warning": f"redis: {warning}"} if warning else body
 
 
 @router.get("/metrics", include_in_schema=False, dependencies=[ADMIN_SCOPE])

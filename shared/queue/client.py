@@ -108,6 +108,7 @@ class QueueClient:
         self.redis_keys = RedisKeys(namespace)
         self.settings = settings
         self.scripts = script_methods(self)
+        self.durability_warning = ""
         self._loaded: dict[str, AsyncScript] = {}
 
     @classmethod
@@ -138,8 +139,14 @@ class QueueClient:
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def check(self) -> None:
-        """Raise `IncompatibleRedis` when this Redis could lose jobs or holds a queue of another schema."""
-        policy = await self._eviction_policy()
+        """Raise `IncompatibleRedis` when this Redis evicts jobs or holds a queue of another schema.
+
+        A Redis whose restart loses the jobs is usable, as for development: it sets `durability_warning`, which is
+        logged when it changes.
+        """
+        info = await self._info()
+        self._note_durability(info)
+        policy = str(info.get("maxmemory_policy", "noeviction"))
         if policy != "noeviction":
             raise IncompatibleRedis(
                 f"Redis can evict jobs: its maxmemory-policy is {policy}; "
@@ -169,14 +176,20 @@ class QueueClient:
             self.failover.note(self.failover.count)
             raise RedisUnavailable("cannot reach Redis: this server has become a replica")
 
-    async def _eviction_policy(self) -> str:
+    async def _info(self) -> Mapping[str, Any]:
         with translated():
             try:
-                memory = await self.redis.info("memory")
+                return dict(await self.redis.info())
             except ResponseError as error:  # some services do not allow INFO
-                log.warning("eviction_policy_unknown", reason=str(error))
-                return "noeviction"
-        return str(memory.get("maxmemory_policy", "noeviction"))
+                log.warning("redis_settings_unknown", reason=str(error))
+                return {}
+
+    def _note_durability(self, info: Mapping[str, Any]) -> None:
+        trait = _durability(info)
+        warning = f"{trait.seen}: {trait.remedy}" if trait.remedy else ""
+        if warning and warning != self.durability_warning:
+            log.warning("redis_not_durable", message=warning)
+        self.durability_warning = warning
 
     async def close(self) -> None:
         with translated():
@@ -272,7 +285,7 @@ def _traits(info: Mapping[str, Any]) -> list[RedisTrait]:
 
 
 def _durability(info: Mapping[str, Any]) -> RedisTrait:
-    if not int(info.get("aof_enabled", 0)):
+    if not int(info.get("aof_enabled", 1)):
         remedy = "redis-cli CONFIG SET appendonly yes, and set it in redis.conf: a restart loses the jobs"
         return RedisTrait("redis durability", "appendonly no", remedy)
     if info.get("aof_last_write_status", "ok") != "ok":

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from harness.queue import claim_ids, put
 from redis.asyncio import Redis
+from structlog.testing import capture_logs
 
 from shared.config.settings import Settings
 from shared.errors import IncompatibleRedis, RedisUnavailable
@@ -40,6 +41,18 @@ async def test_a_redis_that_evicts_is_refused(own_queue: Queue) -> None:
         await own_queue.check()
     await own_queue.client.redis.config_set("maxmemory-policy", "noeviction")
     await own_queue.check()
+
+
+async def test_a_redis_without_an_append_only_file_is_used_with_a_warning(own_queue: Queue) -> None:
+    """A development Redis works; each process logs once that a restart loses the jobs."""
+    with capture_logs() as logs:
+        await own_queue.check()
+        assert own_queue.client.durability_warning == ""
+        await own_queue.client.redis.config_set("appendonly", "no")
+        await own_queue.check()
+        await own_queue.check()
+        assert "a restart loses the jobs" in own_queue.client.durability_warning
+    assert [(entry["event"], entry["log_level"]) for entry in logs] == [("redis_not_durable", "warning")]
 
 
 async def test_a_redis_without_info_is_accepted(own_queue: Queue) -> None:
