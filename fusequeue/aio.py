@@ -211,7 +211,7 @@ class AsyncClient:
 
     async def delete(self, job_id: str) -> None:
         """Delete an ended job and its images."""
-        await self._http.send("DELETE", f"/v1/jobs/{job_id}")
+        await self._http.send("DELETE", f"/v1/jobs/{job_id}", removes=True)
 
     async def download(self, job: Job, folder: Path, *, name: str | None = None) -> list[Path]:
         """Save results as `folder/name-index.ext`, atomically, and return the files; `name` defaults to the job id."""
@@ -255,11 +255,11 @@ class AsyncClient:
 
     async def redrive(self, letter_id: str) -> None:
         """Queue the job of a dead letter again."""
-        await self._http.send("POST", f"/v1/dead-letters/{letter_id}/redrive")
+        await self._http.send("POST", f"/v1/dead-letters/{letter_id}/redrive", removes=True)
 
     async def purge(self, letter_id: str) -> None:
         """Delete a dead letter and the record of its job."""
-        await self._http.send("DELETE", f"/v1/dead-letters/{letter_id}")
+        await self._http.send("DELETE", f"/v1/dead-letters/{letter_id}", removes=True)
 
 
 def _write(part: Path, path: Path, data: bytes) -> None:

@@ -58,9 +58,13 @@ class Transport:
         response = await self.send(method, path, **options)
         return response.json() if response.content else None
 
-    async def send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Send a request; raises `RefusedError` for an error response and `Unreachable` for none."""
+    async def send(self, method: str, path: str, *, removes: bool = False, **options: Any) -> httpx.Response:
+        """Send a request; raises `RefusedError` for an error response and `Unreachable` for none.
+
+        With `removes`, the request takes its object away: a 404 after an attempt whose outcome is unknown is a success.
+        """
         down_since: float | None = None
+        unknown = False
         for attempt in count():
             failure: httpx.TransportError | None = None
             try:
@@ -69,6 +73,7 @@ class Transport:
                 failure = error
             if failure is not None or response.status_code in UNAVAILABLE:
                 down_since = down_since or time.monotonic()
+                unknown = True
             else:
                 self.responded, down_since = True, None
             restarting = down_since is not None and self.responded and time.monotonic() - down_since < RESTART_S
@@ -77,7 +82,7 @@ class Transport:
                 if last:
                     raise unreachable(self.client.base_url, failure) from failure
                 await self.pause(attempt, None)
-            elif response.is_success or response.is_redirect:
+            elif response.is_success or response.is_redirect or (removes and unknown and response.status_code == 404):
                 return response
             elif last or not is_retryable(response) or not await self.pause(attempt, retry_after_s(response.headers)):
                 raise refusal(response)

@@ -67,6 +67,28 @@ async def test_a_submit_is_repeated_with_the_same_key_until_it_succeeds() -> Non
     assert len(set(keys)) == 1
 
 
+@pytest.mark.parametrize("call", ["delete", "redrive", "purge"])
+@pytest.mark.parametrize("status", [None, 502])
+async def test_a_deletion_whose_response_was_lost_is_done(call: str, status: int | None) -> None:
+    """Applied at the first attempt, the second one finds nothing; at a first attempt that is an error."""
+    attempts = 0
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        nonlocal attempts
+        attempts += 1
+        if attempts > 1:
+            return httpx.Response(404, json={"detail": "there is no dead letter job_1", "code": "not_found"})
+        if status is None:
+            raise httpx.ReadError("cut off")
+        return httpx.Response(status, headers={"Retry-After": "0"})
+
+    async with client(handler) as api:
+        await getattr(api, call)("job_1")
+        assert attempts == 2
+        with pytest.raises(NotFound):
+            await getattr(api, call)("job_1")
+
+
 @pytest.mark.parametrize(
     ("status", "expected"), [(400, Invalid), (401, Unauthorized), (404, NotFound), (422, Invalid), (418, RefusedError)]
 )
