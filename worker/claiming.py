@@ -14,6 +14,7 @@ from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.job import Priority
 from shared.queue import Claim, Queue
+from shared.queue.claims import Models
 from shared.runtime.asyncio_tools import retry_while_unavailable
 from worker.batch_log import BatchLog
 from worker.cost_curves import CostCurves
@@ -23,6 +24,9 @@ from worker.output.upload import Uploader
 
 MAX_PAUSE_S = 2.0
 MIN_PAUSE_S = 0.05
+MAX_BACKOFF_S = 1.0
+PAUSE_PER_WORKER_S = 0.5
+MAX_FLEET_PAUSE_S = 30.0
 UNKNOWN_LOAD_S = 10.0
 MAX_LOAD_S = 60.0
 FAILED_LOAD_MS = -round(1000 * MAX_LOAD_S)
@@ -50,6 +54,8 @@ class ClaimLoop:
         self._hint = InteractiveHint()
         self._wakeup = asyncio.Event()
         self._stopped = False
+        self._wakeups: list[str] = []  # not used yet
+        self._fruitless = 0
 
     def stop(self) -> None:
         self._stopped = True
@@ -61,41 +67,62 @@ class ClaimLoop:
 
     async def run(self) -> None:
         """Claim until `stop`, or until the queue has a job of a newer version, which this worker can only release."""
-        while not (self._stopped or self.queue.claims.outdated):
-            self._wakeup.clear()
-            result = await retry_while_unavailable(self._claim, "claim_failed", until=lambda: self._stopped)
-            if result is None:
-                return
-            claims, pause_s = result
-            for claim in claims:
-                self.on_claim(claim)
-            if pause_s and not self.queue.claims.outdated:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
-                        await self._wakeup.wait()
+        try:
+            while not (self._stopped or self.queue.claims.outdated):
+                self._wakeup.clear()
+                result = await retry_while_unavailable(self._claim, "claim_failed", until=lambda: self._stopped)
+                if result is None:
+                    return
+                claims, pause_s = result
+                for claim in claims:
+                    self.on_claim(claim)
+                woken = not pause_s or (not self.queue.claims.outdated and await self._woken(pause_s))
+                self._fruitless = 0 if woken else self._fruitless + 1
+        finally:
+            await self._stop_waiting()
 
     async def listen(self) -> None:
-        """Wake the loop whenever Redis reports new jobs."""
+        """Wake the loop for this worker's wake-ups."""
         while True:
             try:
-                priority = await self.queue.claims.wait_wakeup(MAX_PAUSE_S)
+                wakeup = await self.queue.claims.wait_wakeup(self.worker, MAX_PAUSE_S)
             except RedisUnavailable:
                 await asyncio.sleep(random.uniform(0.5, 1.0))
                 continue
-            if priority in (None, Priority.INTERACTIVE):
-                self._hint.set()
+            if wakeup is None:
+                continue
+            self._wakeups.append(wakeup)
+            self._hint.set()
             self.wake()
+            if self._stopped:
+                await self._stop_waiting()
+
+    async def _woken(self, pause_s: float) -> bool:
+        """Pause; return whether a wake-up ended it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._wakeup.wait()
+        return self._wakeup.is_set()
+
+    async def _stop_waiting(self) -> None:
+        """Wait for no more jobs, and pass unused wake-ups on."""
+        with contextlib.suppress(RedisUnavailable):
+            await self.queue.claims.wait_for_jobs(self.worker, (), wait_s=0, unused=self._wakeups)
+            self._wakeups.clear()
 
     async def _claim(self) -> tuple[list[Claim], float]:
         """Return new claims, or how long to pause when there are none, in seconds."""
-        requests = self._requests()
+        wanted = self._requests()
+        # Interactive jobs only while some can be queued.
+        likely = self._hint.likely
+        requests = [one for one in wanted if likely or one.min_priority is not Priority.INTERACTIVE]
         for request in requests:
             if claims := await self._send(request):
                 return claims, 0.0
-        return [], await self._pause_s(requests)
+        return [], await self._pause_s(wanted, requests)
 
     def _requests(self) -> list[ClaimRequest]:
-        """Return what to claim now; interactive jobs only while some can be queued."""
+        """Return what this worker has room for."""
         if self.uploader.full:
             return []
         claimed_jobs = [claimed for claimed in self.claimed_jobs.values() if claimed.occupies_slots]
@@ -109,10 +136,7 @@ class ClaimLoop:
             rows = self.cost_curves.rows(signature, memory_rows)
             self.batch_log.set_limits(signature, memory_rows, rows)
         limit = self.settings.max_preempted_rows
-        requests = claim_requests(running, rows, self._max_batch, rows if limit is None else limit)
-        if self._hint.likely:
-            return requests
-        return [request for request in requests if request.min_priority is not Priority.INTERACTIVE]
+        return claim_requests(running, rows, self._max_batch, rows if limit is None else limit)
 
     async def _send(self, request: ClaimRequest) -> list[Claim]:
         claims, slots, min_priority = self.queue.claims, request.slots, request.min_priority
@@ -131,9 +155,11 @@ class ClaimLoop:
         status = self.engine.status()
         return load_times_ms(self._models, status.loaded_models, status.load_seconds, status.unavailable_models)
 
-    async def _pause_s(self, requests: Sequence[ClaimRequest]) -> float:
-        """Return how long to pause after `requests` returned no jobs: until a signature is ready."""
-        ready_in_ms = None
+    async def _pause_s(self, wanted: Sequence[ClaimRequest], requests: Sequence[ClaimRequest]) -> float:
+        """Wait for wake-ups; return how long to pause after `requests` of the `wanted` ones returned no jobs."""
+        woken = bool(self._wakeups)
+        waiting, queued = await self._wait_for_jobs(wanted)
+        ready_in_ms = 0 if queued else None
         if not any(claimed.occupies_slots for claimed in self.claimed_jobs.values()):
             ready_in_ms = await self.queue.claims.next_ready_ms(self._load_times(), worker=self.worker)
         elif any(request.min_priority is Priority.INTERACTIVE for request in requests):
@@ -142,12 +168,42 @@ class ClaimLoop:
             interactive_in_ms = await self.queue.claims.next_ready_ms(loaded, min_priority=Priority.INTERACTIVE)
             if interactive_in_ms is None:
                 self._hint.clear(seen)
-            if any(request.signature is None for request in requests):
-                ready_in_ms = interactive_in_ms
-        if ready_in_ms is None:
-            return MAX_PAUSE_S
-        # Ready and not claimed: another worker was faster, or the job needs more slots than are free.
-        return MIN_PAUSE_S if ready_in_ms <= 0 else min(ready_in_ms / 1000, MAX_PAUSE_S)
+            elif any(request.signature is None for request in requests):
+                ready_in_ms = min(interactive_in_ms, interactive_in_ms if ready_in_ms is None else ready_in_ms)
+        # A worker that was woken for jobs claims them when they are ready; the others do so later, if it has not.
+        delay_s = 0.0 if woken or waiting <= 1 else random.uniform(0.1, 1.0)
+        return longest_pause_s(ready_in_ms, waiting, self._fruitless, delay_s) * (
+            1.0 if ready_in_ms and woken else random.uniform(0.75, 1.0)
+        )
+
+    async def _wait_for_jobs(self, wanted: Sequence[ClaimRequest]) -> tuple[int, bool]:
+        """Wait for wake-ups for `wanted`, and pass on those that it could not use."""
+        idle = any(one.signature is None and one.min_priority is Priority.BULK for one in wanted)
+        interactive = any(one.min_priority is Priority.INTERACTIVE for one in wanted)
+        signature = next((one.signature for one in wanted if one.min_priority is Priority.BULK), None)
+        models: Models = self._load_times() if idle else self.engine.status().loaded_models if interactive else ()
+        unused = tuple(self._wakeups)
+        result = await self.queue.claims.wait_for_jobs(
+            self.worker, models, wait_s=MAX_FLEET_PAUSE_S + 5.0, signature=signature, idle=idle, unused=unused
+        )
+        del self._wakeups[: len(unused)]
+        return result
+
+
+def longest_pause_s(ready_in_ms: int | None, waiting: int, fruitless: int, delay_s: float = 0.0) -> float:
+    """Return for how long a worker without a wake-up pauses before it tries to claim again, at most.
+
+    `waiting` workers together try about twice a second, so that each job that a lost wake-up leaves is found within
+    `MAX_PAUSE_S`. `ready_in_ms`: until jobs are ready, None without queued ones. Where they are ready and were not
+    claimed, `fruitless` times since the last wake-up, another worker was faster, or they cannot run now.
+    """
+    share_s = min(PAUSE_PER_WORKER_S * waiting, MAX_FLEET_PAUSE_S)
+    longest_s = max(MAX_PAUSE_S, share_s)
+    if ready_in_ms is None:
+        return longest_s
+    if ready_in_ms > 0:
+        return min(ready_in_ms / 1000 + delay_s, longest_s)
+    return min(MIN_PAUSE_S * max(1, waiting) * 2.0 ** min(fruitless, 16), max(MAX_BACKOFF_S, share_s))
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,6 @@ REJECT_WAIT_S = 1.0
 
 MAX_CAUSE_CHARS = 200
 
-WAKEUPS_KEPT = 16
-"""Length of the wake-up stream, as trimmed in `lib/queue.lua`."""
-
 
 class Claims(QueueComponent):
     def __init__(self, client: QueueClient) -> None:
@@ -40,7 +37,6 @@ class Claims(QueueComponent):
         """Set when a job of a newer version was claimed: this worker must stop, so that a newer one runs it."""
         self.unfinished: set[asyncio.Future[None]] = set()
         """Releases of canceled claims, and jobs being rejected; `close` waits for them."""
-        self._wakeup_id: str | None = None
         self._unanswered: dict[str, str] = {}  # by worker, the token of its last request if no reply came
 
     async def claim(
@@ -162,24 +158,40 @@ class Claims(QueueComponent):
         """
         return await self._scripts.next_ready_ms(worker, RANKS.index(min_priority), *_load_times(models))
 
-    async def wait_wakeup(self, timeout_s: float) -> Priority | None:
-        """Wait up to `timeout_s`, at most 2 s, for new jobs; return their highest possible priority, or None.
+    async def wait_for_jobs(
+        self,
+        worker: str,
+        models: Models,
+        *,
+        wait_s: float,
+        signature: str | None = None,
+        idle: bool = True,
+        unused: Sequence[str] = (),
+    ) -> tuple[int, bool]:
+        """Have `wait_wakeup` return when jobs come in the next `wait_s`.
 
-        Wake-ups between two calls count for the second one; the first call returns at once.
+        Returns how many workers wait, and whether jobs of `signature` are queued.
+
+        An idle worker waits for all jobs of `models`; a busy one for interactive jobs of `models`, and for jobs of
+        `signature`, which it has free slots for. A wake-up goes to one worker; `unused` ones are passed on to others.
+        Without models and signature the worker waits no more.
+        """
+        lines, wait_ms = "\n".join(unused), max(1, round(wait_s * 1000))
+        waiting, queued = await self._scripts.wait_for_jobs(
+            worker, wait_ms, lines, idle, signature or "", *_load_times(models)
+        )
+        return waiting, bool(queued)
+
+    async def wait_wakeup(self, worker: str, timeout_s: float) -> str | None:
+        """Wait up to `timeout_s`, at most 2 s, for a wake-up; None without one.
+
+        A worker that cannot use a wake-up passes it to `wait_for_jobs`.
         """
         with translated():
-            if self._wakeup_id is None:
-                last = await self._blocking.xrevrange(self._keys.wakeup, count=1)
-                self._wakeup_id = last[0][0] if last else "0-0"
-                return RANKS[0]
-            block_ms = max(1, min(MAX_BLOCK_MS, round(timeout_s * 1000)))
-            reply = await self._blocking.xread({self._keys.wakeup: self._wakeup_id}, block=block_ms)
-        entries = [entry for _, rows in reply or () for entry in rows]
-        if not entries:
-            return None
-        self._wakeup_id = entries[-1][0]
-        # A full stream can have dropped wake-ups of any priority.
-        return RANKS[0] if len(entries) >= WAKEUPS_KEPT else RANKS[min(_rank(fields) for _, fields in entries)]
+            reply = await self._blocking.blpop(
+                [self._keys.wakeup(worker)], max(0.01, min(MAX_BLOCK_MS / 1000, timeout_s))
+            )
+        return None if reply is None else str(reply[1])
 
     async def renew(self, worker: str, claims: Mapping[str, int]) -> Renewal:
         """Renew the leases of `claims` (job id to epoch) that are still this worker's."""
@@ -256,8 +268,3 @@ def _chunks(claims: Mapping[str, int]) -> list[list[str | int]]:
     """Return job ids and epochs for at most 100 jobs per script."""
     flat = _pairs(claims)
     return [flat[first : first + 200] for first in range(0, len(flat), 200)]
-
-
-def _rank(wakeup: Mapping[str, str]) -> int:
-    rank = wakeup.get("rank", "")
-    return int(rank) if rank.isdecimal() and int(rank) < len(RANKS) else 0

@@ -95,7 +95,9 @@ class RedisKeys:
     idempotency = _Family("tenant digest", "string", ttl="idempotency_s")
     events = _Single("stream", bound="about 100,000 entries")
     progress = _Single("channel")  # one message for all jobs
-    wakeup = _Single("stream", bound="16 entries")
+    wakeup = _Family("worker", "list", ttl="10 s")
+    waiting = _Family("worker", "string", ttl="its wait")  # what its entries in `waiting_workers` must say
+    waiting_workers = _Family("kind name", "zset", ttl="1 min")  # those that wait for a wake-up, by topic
     reply = _Family("token", "string", ttl="30 s")  # of a script, for a repetition
     previews = _Family("job", "hash", ttl="1 min")
     sync_calls = _Family("tenant digest", "zset", ttl="sync_wait_s + 1 min, 1,000 rows")

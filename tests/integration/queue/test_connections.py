@@ -72,7 +72,7 @@ async def test_an_unreachable_redis_is_reported(settings_for: Callable[..., Sett
         queue.jobs.get_many(["job_1"]),
         queue.jobs.page("default"),
         queue.claims.claim("w1", ["demo"], 1),
-        queue.claims.wait_wakeup(1),
+        queue.claims.wait_wakeup("w1", 1),
         queue.workers.all(),
         queue.maintenance.reconcile(),
     ]
@@ -170,12 +170,11 @@ async def test_scripts_that_redis_forgot_are_loaded_again(own_queue: Queue, make
 
 
 async def test_a_wait_survives_a_flush(queue: Queue, make_submission: Make) -> None:
-    """The wake-up stream can disappear under a reader."""
-    await put(queue, make_submission())
-    await queue.claims.wait_wakeup(1)
-    waiting = asyncio.create_task(queue.claims.wait_wakeup(0.2))
+    """The wake-ups can disappear under a reader."""
+    await queue.claims.wait_for_jobs("w1", ["demo"], wait_s=60)
+    waiting = asyncio.create_task(queue.claims.wait_wakeup("w1", 0.2))
     await asyncio.sleep(0.02)
-    await queue.client.redis.delete(queue.client.redis_keys.wakeup)
+    await queue.client.redis.delete(queue.client.redis_keys.wakeup("w1"), queue.client.redis_keys.waiting("w1"))
     await waiting
 
 

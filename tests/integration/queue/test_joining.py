@@ -7,21 +7,29 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put
+from harness.queue import MODELS, a_moment, claim, claim_ids, end, lose, put, redis_ms
 
 from shared.job import Priority
-from shared.queue import Queue, Submission
+from shared.queue import Queue, Submission, WorkerInfo
 
 Make = Callable[..., Submission]
 LONG_MS = 60_000
 
 
-async def woken(queue: Queue) -> Priority:
+async def waits(queue: Queue, worker: str = "w1", **options: Any) -> None:
+    await queue.claims.wait_for_jobs(worker, options.pop("models", MODELS), wait_s=60, **options)
+
+
+async def woken(queue: Queue, worker: str = "w1") -> str:
     """Wait for a wake-up; repeat a wait that a pause of this machine has outlasted."""
     async with asyncio.timeout(60):
-        while (priority := await queue.claims.wait_wakeup(2)) is None:
+        while (wakeup := await queue.claims.wait_wakeup(worker, 2)) is None:
             pass
-    return priority
+    return wakeup
+
+
+async def is_woken(queue: Queue, worker: str = "w1") -> bool:
+    return await queue.claims.wait_wakeup(worker, 0.02) is not None
 
 
 async def test_a_running_batch_takes_jobs_ready_or_not(queue: Queue, make_submission: Make) -> None:
@@ -128,71 +136,116 @@ async def test_a_lost_bulk_job_lets_urgent_ones_pass_for_a_while(
     assert await claim_ids(later, 1) == [bulk]
 
 
-async def test_a_worker_waits_for_the_next_wakeup(queue: Queue, make_submission: Make) -> None:
-    """A submit wakes a blocked worker at once, and no wake-up between two waits is missed."""
-    await queue.claims.wait_wakeup(2)  # the first returns at once
+async def test_a_submit_wakes_a_waiting_worker(queue: Queue, make_submission: Make) -> None:
+    """At once if it is blocked, and otherwise when it next waits for its wake-up."""
+    await waits(queue)
     waiting = asyncio.create_task(woken(queue))
     await a_moment(20)
     assert not waiting.done()
     await put(queue, make_submission())
     await waiting
     await claim(queue)
+    await waits(queue)
     await put(queue, make_submission())
-    assert await queue.claims.wait_wakeup(2) is not None
+    assert await is_woken(queue)
 
 
-async def test_a_wakeup_has_the_highest_priority(queue: Queue, make_submission: Make) -> None:
-    """So that a full worker need not ask whenever a job comes; where it is not known, any may have come."""
-    await queue.claims.wait_wakeup(1)
-    width = iter(range(64, 4096, 16))
-
-    async def woken_by(*priorities: Priority) -> Priority | None:
-        await put(queue, *[make_submission(width=next(width), priority=priority) for priority in priorities])
-        return await queue.claims.wait_wakeup(2)
-
-    assert await woken_by(Priority.BULK) is Priority.BULK
-    assert await woken_by(Priority.BULK, Priority.STANDARD) is Priority.STANDARD
-    assert await woken_by(Priority.INTERACTIVE, Priority.BULK) is Priority.INTERACTIVE
-    assert await queue.claims.wait_wakeup(0.05) is None
-    for _ in range(40):
-        await put(queue, make_submission(width=next(width), priority=Priority.BULK))
-    assert await queue.claims.wait_wakeup(2) is Priority.INTERACTIVE, "more wake-ups than are kept"
-    await queue.client.redis.xadd(queue.client.redis_keys.wakeup, {"w": "1"})
-    assert await queue.claims.wait_wakeup(2) is Priority.INTERACTIVE, "of a version without a rank"
+async def test_a_submit_wakes_one_worker(queue: Queue, make_submission: Make) -> None:
+    """First that with the job's model in memory, then by the length of the wait; not one for other models."""
+    await waits(queue, "other", models=["other"])
+    await waits(queue, "loads", models={"demo": 500})
+    await a_moment(5)
+    await waits(queue, "first")
+    await a_moment(5)
+    await waits(queue, "second")
+    for worker, width in (("first", 64), ("second", 128), ("loads", 192)):
+        await put(queue, make_submission(width=width))
+        woken_ones = [name for name in ("other", "loads", "first", "second") if await is_woken(queue, name)]
+        assert woken_ones == [worker]
+    await put(queue, make_submission(width=256))
+    assert not await is_woken(queue, "other")
 
 
-async def test_a_job_that_may_join_wakes_the_worker(queue: Queue, make_submission: Make) -> None:
-    """One more job of a running signature is ready no earlier than the last, and still its worker has a slot for it."""
-    first = make_submission(window_ms=60_000)
-    await put(queue, first)
-    await queue.claims.wait_wakeup(2)
-    assert len(await claim(queue)) == 1
-    await put(queue, make_submission(window_ms=60_000))
-    await queue.claims.wait_wakeup(2)
-    await put(queue, make_submission(window_ms=60_000))
-    assert await queue.claims.wait_wakeup(2) is not None
+async def test_a_busy_worker_is_woken_for_what_it_has_room_for(queue: Queue, make_submission: Make) -> None:
+    """For its signature before an idle worker; for interactive jobs of its models after one."""
+    await put(queue, make_submission())
+    (running,) = await claim(queue)
+    await waits(queue, "w1", idle=False, signature=running.signature)
+    await waits(queue, "idle")
+    await put(queue, make_submission())
+    assert (await is_woken(queue, "w1"), await is_woken(queue, "idle")) == (True, False)
+    await waits(queue, "w1", idle=False)
+    await put(queue, make_submission(width=128, priority=Priority.INTERACTIVE))
+    assert (await is_woken(queue, "w1"), await is_woken(queue, "idle")) == (False, True)
+    await put(queue, make_submission(width=192))
+    assert not await is_woken(queue, "w1")
+    await put(queue, make_submission(width=256, priority=Priority.INTERACTIVE))
+    assert await is_woken(queue, "w1")
+
+
+async def test_a_claim_that_leaves_ready_jobs_wakes_another_worker(queue: Queue, make_submission: Make) -> None:
+    """A worker that has claimed waits no more."""
+    await waits(queue, "w1")
+    await a_moment(5)
+    await waits(queue, "w2")
+    await put(queue, *[make_submission() for _ in range(12)])
+    assert await is_woken(queue, "w1")
+    assert len(await claim(queue, worker="w1")) == 8
+    assert await is_woken(queue, "w2")
+    await waits(queue, "w3")
+    assert len(await claim(queue, worker="w2")) == 4
+    assert not await is_woken(queue, "w3")
+
+
+async def test_a_wakeup_is_passed_on_twice_at_most(queue: Queue, make_submission: Make) -> None:
+    """A job that no worker can claim does not go round."""
+    for worker in ("w1", "w2", "w3", "w4"):
+        await waits(queue, worker)
+        await a_moment(5)
+    await put(queue, make_submission())
+    for worker in ("w1", "w2", "w3"):
+        await waits(queue, worker, unused=[await woken(queue, worker)])
+    assert not await is_woken(queue, "w4")
+
+
+async def test_a_wakeup_for_jobs_that_are_gone_is_not_passed_on(queue: Queue, make_submission: Make) -> None:
+    await waits(queue, "w1")
+    await a_moment(5)
+    await waits(queue, "w2")
+    await put(queue, make_submission())
+    wakeup = await woken(queue, "w1")
+    assert len(await claim(queue, worker="faster")) == 1
+    await waits(queue, "w1", unused=[wakeup])
+    assert not await is_woken(queue, "w2")
+
+
+async def test_a_worker_without_heartbeats_is_not_woken(queue: Queue, make_submission: Make) -> None:
+    """A crashed worker that is listed would take the wake-up with it."""
+    await queue.workers.heartbeat(WorkerInfo(id="crashed", models=MODELS))
+    await queue.client.redis.zadd(queue.client.redis_keys.workers, {"crashed": await redis_ms(queue) - 5000})
+    await waits(queue, "crashed")
+    await waits(queue, "alive", models={"demo": 500})
+    await put(queue, make_submission())
+    assert (await is_woken(queue, "crashed"), await is_woken(queue, "alive")) == (False, True)
 
 
 async def test_a_wait_ends_by_itself(queue: Queue) -> None:
     """At its timeout, without a wake-up."""
-    await queue.claims.wait_wakeup(1)
+    await waits(queue)
     took_s: list[float] = []
     while not took_s or (took_s[-1] >= 1 and len(took_s) < 5):  # again where the machine paused meanwhile
         began = asyncio.get_running_loop().time()
-        assert await queue.claims.wait_wakeup(0.05) is None
+        assert await queue.claims.wait_wakeup("w1", 0.05) is None
         took_s.append(asyncio.get_running_loop().time() - began)
     assert 0.03 < took_s[-1] < 1
 
 
 async def test_a_submit_that_changes_nothing_wakes_no_worker(queue: Queue, make_submission: Make) -> None:
-    """Workers that cannot claim more are not woken; the wake-up stream stays small."""
+    """Workers that cannot claim more are not woken."""
     await put(queue, make_submission())
-    before = await queue.client.redis.xrevrange(queue.client.redis_keys.wakeup, count=1)
+    await waits(queue)
     await put(queue, make_submission())
-    assert await queue.client.redis.xrevrange(queue.client.redis_keys.wakeup, count=1) == before
-    for width in range(64, 64 + 16 * 40, 16):
-        await put(queue, make_submission(width=width))
-    assert await queue.client.redis.xlen(queue.client.redis_keys.wakeup) <= 16
+    assert not await is_woken(queue)
 
 
 async def test_a_worker_with_other_jobs_is_given_no_lost_one(queue: Queue, make_submission: Make) -> None:

@@ -15,6 +15,7 @@ from worker.claiming import (
     claim_requests,
     leading_signature,
     load_times_ms,
+    longest_pause_s,
 )
 
 BULK, INTERACTIVE = Priority.BULK, Priority.INTERACTIVE
@@ -135,3 +136,25 @@ def test_clearing_ignores_a_response_from_before_the_newest_hint() -> None:
     hint.set()
     hint.clear(seen)
     assert hint.likely
+
+
+@pytest.mark.parametrize(
+    ("ready_in_ms", "waiting", "fruitless", "pause_s", "why"),
+    [
+        (None, 1, 0, 2.0, "a wake-up can be lost, and a job waits for two seconds at most"),
+        (None, 30, 0, 15.0, "30 workers together try twice a second"),
+        (None, 1000, 0, 30.0, "bounded for any fleet"),
+        (300, 1, 0, 0.3, "jobs become ready"),
+        (300, 30, 7, 0.3, "the backoff is for jobs that are ready"),
+        (60_000, 1, 0, 2.0, "jobs can become ready earlier than expected"),
+        (0, 1, 0, 0.05, "another worker was faster"),
+        (0, 1, 3, 0.4, "the pauses double"),
+        (0, 1, 5000, 1.0, "up to a second"),
+        (0, 30, 0, 1.5, "each of 30 workers begins with a longer pause"),
+        (0, 30, 9, 15.0, "all 30 together try a job that none can run twice a second"),
+    ],
+)
+def test_pause_after_a_fruitless_attempt(
+    ready_in_ms: int | None, waiting: int, fruitless: int, pause_s: float, why: str
+) -> None:
+    assert longest_pause_s(ready_in_ms, waiting, fruitless) == pytest.approx(pause_s), why

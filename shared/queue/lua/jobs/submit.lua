@@ -112,9 +112,8 @@ for _, job in ipairs(arrivals) do
   redis.call('HSET', key.signature(job.sig), 'model', job.model, 'window', job.window, 'batch', job.max_batch)
   queue.record_arrival(job.sig, tonumber(job.window), now)
 end
-local urgent, free = 2, {}
+local free = {}
 for _, group in ipairs(added) do
-  urgent = math.min(urgent, group.rank)
   queue.count(group.sig, group.rank, group.tenant, group.jobs, group.slots)
   if redis.call('ZADD', key.lanes(group.sig, group.rank), 'NX', whole(stream_ms(group.first)), group.tenant) == 1 then
     queue.update_lane(group, group.first)
@@ -130,5 +129,5 @@ local sooner = false
 for _, job in ipairs(arrivals) do
   sooner = queue.refresh(job.sig, now, true) and free[job.sig] or sooner
 end
-if sooner then queue.wake(urgent) end
+if sooner then queue.wake() end
 return out

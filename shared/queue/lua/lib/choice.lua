@@ -1,4 +1,4 @@
--- NEEDS model_loads quota
+-- NEEDS model_loads tenants
 -- Part of claim and join: which signature a worker claims next. Claim takes the first row that gives jobs; join holds jobs
 -- back when that row is of another signature. Every step reads a bounded number of rows, whatever is queued.
 -- A choice `c` has worker, models, lowest (rank), now, quotas and short.

@@ -1,4 +1,4 @@
--- NEEDS job_state quota
+-- NEEDS job_state
 -- Part of claim and join: one job enters the batch `b` of a worker, or does not.
 
 local claim_job = {}

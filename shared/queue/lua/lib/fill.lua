@@ -86,6 +86,7 @@ function fill.fill(b, c)
   end
   claim_job.count(b)
   queue.refresh(b.sig, b.now)
+  if b.claims[1] then wakeups.claimed(b.worker, b.sig, b.now) end
   local bulk, above = 0, 0
   for _, group in pairs(b.taken) do
     if group.rank == 2 then bulk = bulk + group.slots else above = above + group.slots end

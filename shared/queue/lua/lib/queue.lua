@@ -1,4 +1,4 @@
--- NEEDS readiness recount tenants
+-- NEEDS readiness recount tenants wakeups
 -- Part of the scripts that queue jobs or remove them: counters, lanes and readiness.
 
 local queue = {}
@@ -118,11 +118,13 @@ function queue.refresh(sig, now, arrived)
   else
     redis.call('ZADD', key.signatures, slots, sig)
   end
-  return sooner or (arrived and (tonumber(state[4]) or 0) > 0)
+  local wake = sooner or (arrived and (tonumber(state[4]) or 0) > 0)
+  if wake or (jobs > 0 and not arrived) then wakeups.note(sig) end
+  return wake
 end
 
--- Wake the workers; `rank` is the highest priority of the new jobs, 0 if unknown.
-function queue.wake(rank) redis.call('XADD', key.wakeup, 'MAXLEN', '=', 16, '*', 'rank', rank or 0) end
+-- Wake a worker for each signature that `refresh` found to have new jobs.
+function queue.wake() wakeups.wake_noted() end
 
 -- Delete a lane and its group when it has no entries; returns whether it has none.
 function queue.sweep_lane(lane)

@@ -1,0 +1,93 @@
+-- Part of the scripts that queue jobs: a wake-up goes to one waiting worker, which claims, waits until the jobs are ready, or
+-- passes the wake-up on. Waiting workers are listed by topic: `running` a signature with free slots, idle for `any` job of a
+-- model, or full and waiting for `interactive` jobs of a model. waiting:<worker> says which lists are current.
+
+local wakeups = {}
+local POPS = 32
+local MAX_PASSES = 2
+local KEPT_MS = 10000
+local LISTED_MS = 60000
+local SILENT_MS = 3000 -- six heartbeats
+local CLASS = 10000000000000
+local noted = {}
+
+-- Whether a worker still sends heartbeats; true for one without any.
+local function alive(worker, now)
+  local beat = redis.call('ZSCORE', key.workers, worker)
+  return not beat or tonumber(beat) >= now - SILENT_MS
+end
+
+-- Take the worker that waits first for a topic.
+local function take(kind, name)
+  local now = clock_ms()
+  local topic = key.waiting_workers(kind, name)
+  local wanted = kind == 'any' and 'any' or 'busy'
+  if kind == 'running' then wanted = 'busy ' .. name end
+  for _ = 1, POPS do
+    local worker = redis.call('ZPOPMIN', topic)[1]
+    if not worker then return nil end
+    local state = redis.call('GET', key.waiting(worker))
+    if state and string.sub(state, 1, #wanted) == wanted then
+      redis.call('DEL', key.waiting(worker))
+      if alive(worker, now) then return worker end
+    end
+  end
+end
+
+-- Wake a worker for the queued jobs of a signature, if one waits. `passes`: how many workers could not use this wake-up.
+function wakeups.wake(sig, passes)
+  local state = redis.call('HMGET', key.signature(sig), 'model', 'jobs:0')
+  if not state[1] then return end
+  local interactive = (tonumber(state[2] or nil) or 0) > 0
+  local worker = take('running', sig) or take('any', state[1]) or (interactive and take('interactive', state[1]))
+  if not worker then return end
+  redis.call('RPUSH', key.wakeup(worker), passes .. ' ' .. sig)
+  redis.call('PEXPIRE', key.wakeup(worker), KEPT_MS)
+end
+
+-- Whether jobs of a signature are ready.
+local function is_ready(sig, now)
+  local model = redis.call('HGET', key.signature(sig), 'model')
+  for rank = 0, 2 do
+    local at = model and redis.call('ZSCORE', key.ready(model, rank), sig)
+    if at and tonumber(at) <= now then return true end
+  end
+  return false
+end
+
+function wakeups.is_queued(sig)
+  for _, jobs in ipairs(redis.call('HMGET', key.signature(sig), 'jobs:0', 'jobs:1', 'jobs:2')) do
+    if (tonumber(jobs or nil) or 0) > 0 then return true end
+  end
+  return false
+end
+
+-- Note a signature with queued jobs, for `wake_noted`.
+function wakeups.note(sig) noted[sig] = true end
+
+function wakeups.wake_noted()
+  for sig in pairs(noted) do wakeups.wake(sig, 0) end
+  noted = {}
+end
+
+-- A worker has claimed jobs: it waits no more, and another is woken for what is left.
+function wakeups.claimed(worker, sig, now)
+  redis.call('DEL', key.waiting(worker))
+  if is_ready(sig, now) then wakeups.wake(sig, 0) end
+end
+
+-- Pass a wake-up on that an `idle` or a busy worker could not use.
+function wakeups.pass_on(wakeup, idle, now)
+  local passes, sig = string.match(wakeup, '^(%d+) (.*)$')
+  if not sig or tonumber(passes) >= MAX_PASSES or not wakeups.is_queued(sig) then return end
+  if not idle or is_ready(sig, now) then wakeups.wake(sig, tonumber(passes) + 1) end
+end
+
+-- List a waiting worker, after those of a lower class. Returns how many wait.
+function wakeups.list(kind, name, worker, class, now)
+  local topic, first = key.waiting_workers(kind, name), class * CLASS
+  redis.call('ZADD', topic, whole(first + now), worker)
+  redis.call('ZREMRANGEBYSCORE', topic, whole(first), whole(first + now - LISTED_MS))
+  redis.call('PEXPIRE', topic, LISTED_MS)
+  return redis.call('ZCARD', topic)
+end

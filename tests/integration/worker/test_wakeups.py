@@ -1,0 +1,156 @@
+"""How many scripts waiting workers cost: a job wakes the workers that it needs, not all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.queue import put
+from harness.stub_engine import StubFleet
+
+from shared.auth import TenantLimits
+from shared.job import Job
+from shared.queue import Queue, QueueClient, Submission
+
+Eventually = Callable[..., Awaitable[None]]
+MakeJob = Callable[..., Job]
+WORKERS = 30
+CLAIMING = {"claim", "join", "next_ready_ms", "wait_for_jobs"}
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the scripts that any queue of this process runs."""
+    counts: Counter[str] = Counter()
+    run = QueueClient.run
+
+    async def counted(client: QueueClient, name: str, *args: Any, **named: Any) -> Any:
+        counts[name] += 1
+        return await run(client, name, *args, **named)
+
+    monkeypatch.setattr(QueueClient, "run", counted)
+    return counts
+
+
+def claiming(scripts: Counter[str]) -> int:
+    return sum(count for name, count in scripts.items() if name in CLAIMING)
+
+
+@asynccontextmanager
+async def idle_fleet(
+    queue: Queue, folder: Path, workers: int, *models: str, **options: Any
+) -> AsyncIterator[StubFleet]:
+    """Yield `workers` workers that have nothing to do, each with connections of its own."""
+    fleet = StubFleet(queue, folder)
+    async with AsyncExitStack() as stack:
+        for _ in range(workers):
+            own = Queue.connect(queue.client.settings)
+            stack.push_async_callback(own.close)
+            await stack.enter_async_context(fleet.worker(*models, queue=own, **options))
+        await asyncio.sleep(1.0)
+        yield fleet
+    await fleet.close()
+
+
+async def ended(queue: Queue, jobs: list[Job]) -> bool:
+    records = await queue.jobs.get_many([job.id for job in jobs])
+    return all(record is not None and record.state.terminal for record in records)
+
+
+async def test_a_job_wakes_few_of_many_idle_workers(
+    queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually, scripts: Counter[str]
+) -> None:
+    """30 idle workers, 20 jobs one after the other: before, each job cost 53 scripts."""
+    async with idle_fleet(queue, tmp_path, WORKERS, "demo", job_s=0.01) as fleet:
+        scripts.clear()
+        waits = []
+        for _ in range(20):
+            job = make_job()
+            await fleet.submit(job)
+            await eventually(lambda job=job: ended(queue, [job]), "the job has ended")
+            record = await queue.jobs.get(job.id)
+            assert record is not None
+            waits.append(record.timings.queue_ms or 0)
+        print(f"{claiming(scripts) / 20:.1f} scripts and {scripts['claim'] / 20:.1f} claims a job; waits {waits} ms")
+        assert scripts["claim"] <= 20 * 7
+        assert claiming(scripts) <= 20 * 20
+        assert sorted(waits)[10] < 100
+
+
+async def rate(scripts: Counter[str], seconds: float) -> float:
+    """Return the claiming scripts a second, from now on."""
+    scripts.clear()
+    started = time.monotonic()
+    await asyncio.sleep(seconds)
+    return claiming(scripts) / (time.monotonic() - started)
+
+
+@pytest.mark.parametrize("reason", ["idle", "quota", "too_large", "no_worker"])
+async def test_jobs_that_no_worker_can_claim_cost_few_scripts(
+    queue: Queue, tmp_path: Path, make_job: MakeJob, scripts: Counter[str], reason: str
+) -> None:
+    """30 idle workers and a job that is ready: without a backoff more than 1,000 scripts a second."""
+    if reason == "quota":
+        await queue.api_keys.set_limits("default", TenantLimits(running_slots=1))
+    async with idle_fleet(queue, tmp_path, WORKERS, "demo") as fleet:
+        if reason != "idle":
+            fields = {"quota": {}, "no_worker": {"model": "other"}, "too_large": {"n": fleet.max_batch + 1}}[reason]
+            await fleet.submit(make_job(**fields))
+            await asyncio.sleep(0.5)
+        if reason == "quota":
+            await fleet.submit(make_job(width=128))
+        await asyncio.sleep(3.0)  # the backoff of each worker grows
+        measured = await rate(scripts, 4.0)
+        print(f"{reason}: {measured:.1f} scripts a second: {dict(scripts)}")
+        assert measured < 40
+
+
+async def test_a_job_whose_woken_worker_crashed_is_claimed_within_two_seconds(
+    queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually
+) -> None:
+    """The worker that waited first is gone; the others find the job by themselves."""
+    async with idle_fleet(queue, tmp_path, 0) as fleet:
+        await queue.claims.wait_for_jobs("crashed", ["demo"], wait_s=60)
+        async with fleet.worker("demo", job_s=0.01):
+            await asyncio.sleep(0.3)
+            job = make_job()
+            await fleet.submit(job)
+            assert await queue.claims.wait_wakeup("crashed", 1) is not None
+            await eventually(lambda: ended(queue, [job]), "the job has ended", timeout_s=10)
+            record = await queue.jobs.get(job.id)
+            assert record is not None
+            assert (record.timings.queue_ms or 0) < 2500
+
+
+async def test_a_wakeup_that_its_worker_cannot_use_is_passed_on(
+    queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually
+) -> None:
+    """A worker that stops passes on what it was woken for."""
+    await queue.claims.wait_for_jobs("stops", ["demo"], wait_s=60)
+    await asyncio.sleep(0.01)
+    await queue.claims.wait_for_jobs("next", ["demo"], wait_s=60)
+    await put(queue, Submission(make_job(), "s", 0, 8))
+    wakeup = await queue.claims.wait_wakeup("stops", 1)
+    assert wakeup is not None
+    assert await queue.claims.wait_wakeup("next", 0.05) is None
+    await queue.claims.wait_for_jobs("stops", (), wait_s=0, unused=[wakeup])
+    assert await queue.claims.wait_wakeup("next", 1) is not None
+
+
+async def test_many_jobs_wake_as_many_workers_as_they_need(
+    queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually
+) -> None:
+    """Each claim that leaves ready jobs wakes the next worker, at once."""
+    async with idle_fleet(queue, tmp_path, 4, "demo", job_s=1.0) as fleet:
+        jobs = [make_job() for _ in range(32)]
+        await fleet.submit(*jobs)
+        await eventually(lambda: ended(queue, jobs), "all jobs have ended")
+        records = await queue.jobs.get_many([job.id for job in jobs])
+        assert max(record.timings.queue_ms or 0 for record in records if record) < 900
+        assert Counter(record.worker for record in records if record) == {worker.name: 8 for worker in fleet.workers}
