@@ -73,8 +73,8 @@ class Jobs(QueueComponent):
     async def position(self, job_id: str) -> QueuePosition | None:
         """Return a queued job's position among the jobs of its signature; None if it is not queued.
 
-        Exact up to 500 jobs ahead in its lane, estimated from arrival times beyond. `eta_s` assumes the signature's
-        recent rate of completions; None when no job has ended within the hour.
+        Beyond 32 jobs ahead in its lane, canceled ones count until the lane reaches them. `eta_s` assumes the
+        signature's recent rate of completions; None when no job has ended within the hour.
         """
         reply = await self._scripts.queue_position(job_id)
         if not reply:

@@ -155,14 +155,20 @@ async def test_places_of_jobs_that_came_back(queue: Queue, make_submission: Make
     assert places == [QueuePosition(1, None), QueuePosition(0, None), QueuePosition(2, None), QueuePosition(3, None)]
 
 
-async def test_a_place_far_behind_is_estimated(queue: Queue, make_submission: Make) -> None:
-    """Beyond five hundred it is not counted, at a cost that does not grow with the line."""
+async def test_a_place_far_behind_is_known(queue: Queue, make_submission: Make) -> None:
+    """Its cost does not grow with the queue; jobs that were canceled before it can count."""
+    ids: list[str] = []
     for _ in range(3):
-        await put(queue, *[make_submission() for _ in range(400)])
-    records, _ = await queue.jobs.page("default", limit=1)
-    place = await queue.jobs.position(records[0].job.id)
-    assert place is not None
-    assert 500 <= place.position < 1200
+        ids += await put(queue, *[make_submission() for _ in range(400)])
+    assert [await queue.jobs.position(ids[at]) for at in (100, 450, 1199)] == [
+        QueuePosition(at, None) for at in (100, 450, 1199)
+    ]
+    claimed = len(await claim(queue, 8))
+    for job_id in ids[500:510]:
+        await queue.jobs.cancel(job_id)
+    assert await queue.jobs.position(ids[600]) == QueuePosition(600 - claimed, None)
+    assert await queue.jobs.position(ids[-1]) == QueuePosition(1199 - claimed - 10, None)
+    assert await queue.jobs.position(ids[40]) == QueuePosition(40 - claimed, None)
 
 
 async def test_an_estimate_follows_the_pace_of_late(queue: Queue, make_submission: Make) -> None:

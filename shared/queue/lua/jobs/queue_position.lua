@@ -1,11 +1,11 @@
--- NEEDS job_state
+-- NEEDS queue
 -- The position of a queued job among its signature's jobs.
 -- ARGV     job_id
 -- Returns  {jobs before it, ms until its end | -1}, or {} if it is not queued
-local READ = 500
-local id, now = ARGV[1], clock_ms()
-local job = job_state.load(id)
-if not job or job.state ~= 'queued' then return {} end
+local READ = 32 -- entries
+local known = redis.call('HMGET', key.job(ARGV[1]), 'state', 'sig', 'rank', 'tenant', 'src', 'entry', 'arrived')
+if known[1] ~= 'queued' then return {} end
+local job = {sig = known[2], rank = tonumber(known[3]), tenant = known[4], src = known[5], entry = known[6], arrived = known[7]}
 
 local function queued(rank)
   return math.max(0, tonumber(redis.call('HGET', key.signature(job.sig), 'jobs:' .. rank) or 0) or 0)
@@ -16,18 +16,23 @@ local function front_of(name)
   return redis.call('ZCOUNT', name, queue.score(job.rank, 0), '(' .. queue.score(job.rank + 1, 0))
 end
 
--- How many entries of its lane precede its own, and how many are queued there.
+local function number_of(row)
+  for at = 1, row and #row[2] or 0, 2 do
+    if row[2][at] == 'number' then return tonumber(row[2][at + 1]) end
+  end
+end
+
+-- How many entries of its lane precede its own, and how many are queued there. Far ones are not read: the numbers of the
+-- entries count instead, and with them those that were canceled meanwhile.
 local function ahead_in_lane(lane)
   local head = queue.head(lane)
   if not head then return 0, 1 end
   local pending = redis.call('XPENDING', lane, 'workers')[1]
   local total = math.max(1, redis.call('XLEN', lane) - pending)
-  local rows = redis.call('XRANGE', lane, head, job.entry, 'COUNT', READ + 1)
-  if #rows <= READ or rows[#rows][1] == job.entry then return math.max(0, #rows - 1), total end
-  local tail = stream_ms(redis.call('XREVRANGE', lane, '+', '-', 'COUNT', 1)[1][1])
-  local first, mine = stream_ms(head), stream_ms(job.entry)
-  local share = tail > first and (mine - first) / (tail - first) or 0.5
-  return math.min(total - 1, math.max(READ, math.floor(share * total))), total
+  local first = number_of(redis.call('XRANGE', lane, head, head)[1])
+  local mine = number_of(redis.call('XRANGE', lane, job.entry, job.entry)[1])
+  if first and mine and mine - first > READ then return math.min(total - 1, mine - first), total end
+  return math.max(0, #redis.call('XRANGE', lane, head, job.entry, 'COUNT', READ + 1) - 1), total
 end
 
 local before = 0
