@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from harness.ports import free_port
+from harness.queue import check_keys
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -166,7 +167,7 @@ async def queue(redis_server: RedisServer, settings_for: Callable[..., Settings]
     """A queue on a real Redis in a new namespace."""
     queue = Queue.connect(settings_for(redis_server.url))
     yield queue
-    await _check_keys(queue)
+    await check_keys(queue)
     await queue.close()
 
 
@@ -183,7 +184,7 @@ async def queue_with(
 
     yield build
     for queue in queues:
-        await _check_keys(queue)
+        await check_keys(queue)
         await queue.close()
 
 
@@ -197,31 +198,8 @@ async def fake_queue(settings_for: Callable[..., Settings]) -> AsyncIterator[Que
     client, blocking = (FakeAsyncRedis(decode_responses=True, protocol=2, server=server) for _ in range(2))
     queue = Queue(QueueClient(client, namespace=settings.namespace, settings=settings, blocking=blocking))
     yield queue
-    await _check_keys(queue)
+    await check_keys(queue)
     await queue.close()
-
-
-async def _check_keys(queue: Queue) -> None:
-    """Fail on a key without a TTL that `shared/queue/redis_keys.py` does not allow; then delete the namespace."""
-    redis, keys = queue.client.redis, queue.client.redis_keys
-    names = [name async for name in redis.scan_iter(match=_pattern(keys.prefix), count=1000)]
-    forever = [name for name in names if not keys.bounded(name) and await redis.pttl(name) == -1]
-    faults = [name for name in forever if not await _alive(queue, name)]
-    if names:
-        await redis.delete(*names)
-    assert not faults, f"keys without a TTL: {faults}"
-
-
-async def _alive(queue: Queue, name: str) -> bool:
-    """Return whether the key belongs to a job that has not ended, or to an input of one."""
-    kind, _, _ = name.removeprefix(queue.client.redis_keys.prefix).partition(":")
-    if kind == "job":
-        return await queue.client.redis.hget(name, "state") in ("queued", "running")
-    return kind == "input" and int(await queue.client.redis.hget(name, "live") or 0) > 0
-
-
-def _pattern(prefix: str) -> str:
-    return "".join(f"\\{char}" if char in "*?[]\\" else char for char in prefix) + "*"
 
 
 async def _eventually(

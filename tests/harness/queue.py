@@ -39,6 +39,25 @@ async def lose(queue: Queue, *job_ids: str) -> None:
         assert await queue.client.redis.zadd(queue.client.redis_keys.leases, {job_id: 1}, xx=True, ch=True) == 1
 
 
+async def miss_deadline(queue: Queue, *job_ids: str) -> None:
+    """Let the deadlines of queued jobs pass."""
+    redis, keys = queue.client.redis, queue.client.redis_keys
+    for job_id in job_ids:
+        await redis.hset(keys.job(job_id), "deadline", 1)
+        assert await redis.zadd(keys.deadlines, {job_id: 1}, xx=True, ch=True) == 1
+
+
+async def end_retention(queue: Queue, *job_ids: str) -> None:
+    """Let the retention of jobs that have ended pass, and delete them as the chores do."""
+    redis, keys = queue.client.redis, queue.client.redis_keys
+    rows = [row for row in await redis.zrange(keys.retention, 0, -1) if row.split("|")[2] in job_ids]
+    if rows:
+        await redis.zadd(keys.retention, dict.fromkeys(rows, 1), xx=True)
+    while items := await queue.maintenance.expired_items():
+        for item in items:
+            await queue.maintenance.forget_item(item)
+
+
 async def state_of(queue: Queue, job_id: str) -> State:
     record = await queue.jobs.get(job_id)
     assert record is not None
@@ -48,8 +67,38 @@ async def state_of(queue: Queue, job_id: str) -> State:
 async def names_left(queue: Queue) -> set[str]:
     """Return the names of the namespace's keys, without the prefix."""
     prefix = queue.client.redis_keys.prefix
-    pattern = prefix.replace("{", "\\{").replace("}", "\\}") + "*"
+    pattern = "".join(f"\\{char}" if char in "*?[]{}\\" else char for char in prefix) + "*"
     return {name.removeprefix(prefix) async for name in queue.client.redis.scan_iter(match=pattern, count=1000)}
+
+
+async def lasting_names(queue: Queue) -> set[str]:
+    """Return the names of the namespace's keys without a TTL, without the prefix."""
+    names = sorted(await names_left(queue))
+    async with queue.client.redis.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.pttl(queue.client.redis_keys.prefix + name)
+        ttls = await pipe.execute()
+    return {name for name, ttl in zip(names, ttls, strict=True) if ttl == -1}
+
+
+async def check_keys(queue: Queue) -> None:
+    """Fail on a key without a TTL that `shared/queue/redis_keys.py` does not allow; then delete the namespace."""
+    prefix = queue.client.redis_keys.prefix
+    lasting = [name for name in await lasting_names(queue) if not queue.client.redis_keys.bounded(prefix + name)]
+    faults = [name for name in lasting if not await _alive(queue, name)]
+    names = [prefix + name for name in await names_left(queue)]
+    if names:
+        await queue.client.redis.delete(*names)
+    assert not faults, f"keys without a TTL: {faults}"
+
+
+async def _alive(queue: Queue, name: str) -> bool:
+    """Return whether the key belongs to a job that has not ended, or to an input of one."""
+    kind, _, _ = name.partition(":")
+    name = queue.client.redis_keys.prefix + name
+    if kind == "job":
+        return await queue.client.redis.hget(name, "state") in ("queued", "running")
+    return kind == "input" and int(await queue.client.redis.hget(name, "live") or 0) > 0
 
 
 async def redis_ms(queue: Queue) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
-from harness.queue import claim, claim_ids, end, lose, names_left, put, state_of
+from harness.queue import claim, claim_ids, end, end_retention, lose, names_left, put, state_of
 
 from shared.job import InputRef, State
 from shared.queue import Queue, Submission, scripts
@@ -159,6 +159,22 @@ async def test_only_ended_jobs_can_be_deleted(queue: Queue, make_submission: Mak
     assert (doomed.kind, doomed.id, doomed.prefix) == ("job", job_id, f"jobs/{job_id}/")
     await queue.maintenance.forget_item(doomed)
     assert await queue.maintenance.expired_items() == []
+
+
+async def test_a_deleted_job_that_is_submitted_again_keeps_its_new_record(queue: Queue, make_submission: Make) -> None:
+    """The line of a batch has the same job id each time it is submitted."""
+    submission = make_submission()
+    (job_id,) = await put(queue, submission)
+    (one,) = await claim(queue)
+    assert await end(queue, one)
+    assert await queue.jobs.forget(job_id)
+    await put(queue, submission)
+    await end_retention(queue, job_id)
+    assert await state_of(queue, job_id) is State.QUEUED
+    (one,) = await claim(queue)
+    assert await end(queue, one)
+    await end_retention(queue, job_id)
+    assert await queue.jobs.get(job_id) is None
 
 
 async def test_items_expire_after_their_retention(queue: Queue, make_submission: Make) -> None:

@@ -1,9 +1,16 @@
 -- RUNS when Redis is full
 -- Items whose retention has ended. Inputs that a job uses and files that a batch reads are postponed; of an input that was
--- stored again, only the old object is returned.
+-- stored again, only the old object is returned. A job that was deleted and submitted again is kept.
 -- ARGV     limit
 -- Returns  rows 'job|tenant|id|batch', 'input|tenant|id|object' and 'file|tenant|id|'
 local now, out = clock_ms(), {}
+
+local function is_unfinished(row)
+  local id = string.match(row, '^job|[^|]*|([^|]*)|')
+  local state = id and redis.call('HGET', key.job(id), 'state')
+  return state == 'queued' or state == 'running'
+end
+
 for _, row in ipairs(redis.call('ZRANGEBYSCORE', key.retention, '-inf', whole(now), 'LIMIT', 0, ARGV[1])) do
   local tenant, id, object = string.match(row, '^input|([^|]*)|([^|]*)|(.*)$')
   local live, current = 0, nil
@@ -15,7 +22,9 @@ for _, row in ipairs(redis.call('ZRANGEBYSCORE', key.retention, '-inf', whole(no
     if object == '' then object = current end -- a row without an object stands for the whole input
     if current ~= object then live = 0 end
   end
-  if live > 0 then
+  if is_unfinished(row) then
+    redis.call('ZREM', key.retention, row)
+  elseif live > 0 then
     redis.call('ZADD', key.retention, whole(now + conf.input_retention_ms), row)
   else
     if tenant and current == object then redis.call('DEL', key.input(tenant, id)) end

@@ -11,6 +11,8 @@ local due = tonumber(redis.call('ZSCORE', key.retention, row) or nil)
 if not due or due > clock_ms() then return 1 end
 redis.call('ZREM', key.retention, row)
 if kind == 'job' then
+  local state = redis.call('HGET', key.job(id), 'state')
+  if state == 'queued' or state == 'running' then return 1 end -- submitted again in the meantime
   job_state.delete(id, tenant, batch ~= '' and batch)
 elseif kind == 'file' then
   redis.call('DEL', key.file(tenant, id), key.file_parts(tenant, id))
