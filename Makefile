@@ -56,7 +56,7 @@ bench-gpu: $(READY)
 	$(BIN)/python -m bench.engine --gpu
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 with the venv module; \

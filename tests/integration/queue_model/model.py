@@ -1,0 +1,183 @@
+"""The queue as a plain model in memory: what each operation must return and change, without an order of claims."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from shared.job import State
+from shared.queue import Claim, Submission
+from shared.queue.records import RANKS
+
+MAX_ATTEMPTS = 1
+MAX_QUEUED_JOBS = 24
+MAX_QUEUED_JOBS_PER_TENANT = 12
+
+Key = tuple[str, str | None]
+"""A tenant and an Idempotency-Key."""
+
+
+@dataclass
+class ModelJob:
+    """A job's record. `history` holds all its states, also those before a redrive or of an earlier record."""
+
+    submission: Submission
+    history: list[State] = field(default_factory=list)
+    epoch: int = 0
+    worker: str | None = None
+    cancel: bool = False
+    solo: bool = False
+    losses: int = 0
+    has_deadline: bool = False
+    late: bool = False
+    lease_expired: bool = False
+    dead_letter: bool = False
+    token: str | None = None
+    forgotten: bool = False
+
+    @property
+    def state(self) -> State:
+        return self.history[-1]
+
+    @property
+    def tenant(self) -> str:
+        return self.submission.job.tenant
+
+    @property
+    def slots(self) -> int:
+        return self.submission.job.slots
+
+    @property
+    def rank(self) -> int:
+        return RANKS.index(self.submission.job.priority)
+
+    def holds(self, worker: str, epoch: int) -> bool:
+        """Return whether this claim of the job is current."""
+        return (self.state, self.worker, self.epoch) == (State.RUNNING, worker, epoch) and not self.forgotten
+
+
+class QueueModel:
+    def __init__(self) -> None:
+        self.jobs: dict[str, ModelJob] = {}
+        self.keys: dict[Key, tuple[str, str | None]] = {}
+        self.queued_limits: dict[str, int] = {}
+        self.running_limits: dict[str, int] = {}
+        self.events: list[tuple[str, State]] = []
+        """Every state change of every job, in the order in which it must be published."""
+
+    def with_state(self, *states: State) -> dict[str, ModelJob]:
+        return {job_id: job for job_id, job in self.jobs.items() if job.state in states and not job.forgotten}
+
+    def queued(self) -> dict[str, ModelJob]:
+        return self.with_state(State.QUEUED)
+
+    def running(self) -> dict[str, ModelJob]:
+        return self.with_state(State.RUNNING)
+
+    def ended(self) -> dict[str, ModelJob]:
+        return {job_id: job for job_id, job in self.jobs.items() if job.state.terminal and not job.forgotten}
+
+    def count(self, jobs: Iterable[ModelJob], by: Callable[[ModelJob], str | None], *, slots: bool) -> dict[str, int]:
+        """Return the jobs or their slots by an attribute."""
+        counted: Counter[str] = Counter()
+        for job in jobs:
+            counted[by(job) or ""] += job.slots if slots else 1
+        return dict(counted)
+
+    def set_state(self, job_id: str, state: State) -> None:
+        job = self.jobs[job_id]
+        job.history.append(state)
+        self.events.append((job_id, state))
+        job.lease_expired = False
+        if state is State.QUEUED:
+            job.worker = None
+
+    def submit(self, submission: Submission) -> tuple[str, str]:
+        """Queue a job; return the result's kind and the job's id, as `Jobs.submit` must."""
+        job_id, tenant = submission.job.id, submission.job.tenant
+        known = self.jobs.get(job_id)
+        if known is not None and not known.forgotten:
+            return "queued", job_id
+        key = (tenant, submission.idempotency_key)
+        earlier, fingerprint = self.keys.get(key, (None, None))
+        if earlier is not None:  # also of a deleted job
+            return ("replayed" if fingerprint == submission.fingerprint else "mismatch"), earlier
+        waiting = self.queued().values()
+        limit = self.queued_limits.get(tenant, MAX_QUEUED_JOBS_PER_TENANT)
+        if sum(job.tenant == tenant for job in waiting) >= limit or len(waiting) >= MAX_QUEUED_JOBS:
+            return "full", ""
+        history = [] if known is None else known.history
+        self.jobs[job_id] = ModelJob(submission, history)
+        self.jobs[job_id].has_deadline = submission.job.deadline_ms is not None
+        self.set_state(job_id, State.QUEUED)
+        if submission.idempotency_key is not None:
+            self.keys[key] = (job_id, submission.fingerprint)
+        return "queued", job_id
+
+    def claim(self, claims: list[Claim], worker: str) -> None:
+        for one in claims:
+            job = self.jobs[one.job.id]
+            assert job.state is State.QUEUED, f"{one.job.id} was {job.state} and is claimed"
+            assert not job.late, f"{one.job.id} is claimed after its deadline"
+            assert one.epoch == job.epoch + 1
+            assert one.solo == job.solo
+            assert one.job == job.submission.job
+            job.epoch, job.worker = one.epoch, worker
+            self.set_state(one.job.id, State.RUNNING)
+
+    def check_quota(self, tenant: str, before: int, claimed: list[int]) -> None:
+        """Fail if a tenant with `before` running slots has claimed jobs beyond its quota."""
+        limit = self.running_limits.get(tenant)
+        if limit is not None and claimed:
+            single = before == 0 and len(claimed) == 1  # a job above the limit runs as the only one
+            assert single or before + sum(claimed) <= limit, f"{tenant}: {before} + {claimed} of {limit} slots"
+
+    def end(self, job_id: str, state: State) -> None:
+        self.set_state(job_id, state)
+        self.jobs[job_id].has_deadline = self.jobs[job_id].late = False
+
+    def settle(self, job_id: str, worker: str, epoch: int, state: State, token: str) -> bool:
+        job = self.jobs[job_id]
+        if not job.forgotten and job.token == token:
+            return True
+        if not job.holds(worker, epoch):
+            return False
+        job.token = token
+        self.end(job_id, state)
+        return True
+
+    def cancel(self, job_id: str) -> None:
+        job = self.jobs[job_id]
+        if job.forgotten or job.state.terminal:
+            return
+        job.cancel = True
+        if job.state is State.QUEUED:
+            self.end(job_id, State.CANCELED)
+
+    def give_back(self, job_id: str, *, lost: bool) -> None:
+        """Queue a running job again, released or lost, or end it."""
+        job = self.jobs[job_id]
+        if job.cancel:
+            return self.end(job_id, State.CANCELED)
+        job.losses += lost and job.solo
+        if lost and job.solo and job.losses >= MAX_ATTEMPTS:
+            job.dead_letter = True
+            return self.end(job_id, State.FAILED)
+        job.solo = job.solo or lost
+        return self.set_state(job_id, State.QUEUED)
+
+    def redrive(self, job_id: str) -> bool:
+        job = self.jobs[job_id]
+        if not job.dead_letter:
+            return False
+        job.dead_letter, job.cancel, job.losses, job.solo, job.token = False, False, 0, True, None
+        self.set_state(job_id, State.QUEUED)
+        return True
+
+    def forget(self, job_id: str) -> bool:
+        job = self.jobs[job_id]
+        if job.forgotten or not job.state.terminal:
+            return False
+        job.forgotten, job.dead_letter = True, False
+        return True
