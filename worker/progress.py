@@ -15,7 +15,7 @@ from shared.config.models_file import Catalog
 from shared.errors import RedisUnavailable
 from shared.job import Phase, Progress
 from shared.queue import ProgressReport, Queue, WorkerInfo
-from shared.runtime.clock import VERSION, now_ms
+from shared.runtime.clock import VERSION
 from worker.cost_curves import CostCurves
 from worker.engine import protocol
 from worker.engine.protocol import EngineEvent, EngineInterface, EngineStatus, ForwardDone, JobEvent
@@ -110,6 +110,8 @@ class ProgressReporter:
         self._changed: set[str] = set()
         self._stored: dict[str, tuple[Phase, float]] = {}  # phase and time.monotonic()
         self._unstored: set[str] = set()
+        self._started_at_s = time.monotonic()
+        self._ready_at_s: float | None = None
         self._info = WorkerInfo(
             id=worker,
             models=tuple(spec.id for spec in catalog),
@@ -118,7 +120,6 @@ class ProgressReporter:
             pid=os.getpid(),
             slots=max(spec.max_batch for spec in catalog),
             version=VERSION,
-            started_at_ms=now_ms(),
         )
 
     def mark_changed(self, claimed: ClaimedJob) -> None:
@@ -129,8 +130,9 @@ class ProgressReporter:
         self._info = replace(self._info, forwards=forwards, forward_rows=rows)
 
     def set_state(self, state: Literal["starting", "ready", "draining"]) -> None:
-        ready_at_ms = now_ms() if state == "ready" else self._info.ready_at_ms
-        self._info = replace(self._info, state=state, ready_at_ms=ready_at_ms)
+        if state == "ready":
+            self._ready_at_s = time.monotonic()
+        self._info = replace(self._info, state=state)
 
     def unready(self) -> str | None:
         """Return why no jobs are claimed now; None when they are."""
@@ -178,9 +180,8 @@ class ProgressReporter:
         while True:
             try:
                 await self._send_heartbeat(engine.status())
-                if not start_time_saved and self._info.ready_at_ms:
-                    start_s = (self._info.ready_at_ms - self._info.started_at_ms) / 1000
-                    await self._queue.workers.learn_start_time(start_s)
+                if not start_time_saved and self._ready_at_s is not None:
+                    await self._queue.workers.learn_start_time(self._ready_at_s - self._started_at_s)
                     start_time_saved = True
                 await self._cost_curves.load(self._queue)
                 if time.monotonic() - curves_saved_at > SAVE_CURVES_EVERY_S:
@@ -200,6 +201,7 @@ class ProgressReporter:
             running_jobs=len(claimed_jobs),
             running_slots=running_slots,
             free_slots=max(0, self._info.slots - running_slots),
+            ready_s=None if self._ready_at_s is None else round(time.monotonic() - self._ready_at_s, 3),
             memory_bytes=engine.memory_bytes,
             models_bytes=engine.models_bytes,
             busy_s=round(engine.thread_time.busy_s, 3),

@@ -13,7 +13,6 @@ from shared.autoscaling import Fleet, wanted_workers
 from shared.errors import NotFound
 from shared.protocols.native import JobObject, iso, job_object
 from shared.queue import DeadLetter, QueueDepth, WorkerInfo
-from shared.runtime.clock import now_ms
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 
@@ -98,12 +97,11 @@ async def scale(pool: str, services: ServicesDep) -> ScaleObject:
 def fleet_of(workers: Sequence[WorkerInfo], start_s: float) -> Fleet:
     """Return the figures of a pool's workers; those that drain do not count."""
     alive = [worker for worker in workers if worker.state != "draining"]
-    ready_at = [worker.ready_at_ms for worker in alive if worker.ready_at_ms]
     return Fleet(
         alive=len(alive),
         busy=sum(worker.running_jobs > 0 for worker in alive),
         starting=sum(worker.state == "starting" for worker in alive),
-        settled_s=None if not ready_at else max(0, now_ms() - max(ready_at)) / 1000,
+        settled_s=min((worker.ready_s for worker in alive if worker.ready_s is not None), default=None),
         start_s=start_s,
     )
 

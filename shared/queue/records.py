@@ -140,9 +140,9 @@ class QueueLoad:
 class WorkerInfo:
     """State of a worker at its last heartbeat; the queue sets `beat_at_ms` in Redis time.
 
-    `ready_at_ms` is 0 until the models are loaded. `running_slots` are images in the engine or about to enter it.
-    `forwards` counts denoiser forwards since the start, `forward_rows` their images. `busy_s` is the GPU thread's time
-    with work, `idle_while_queued_s` without work while a job was queued that it then claimed.
+    `ready_s` is the time since its models were loaded, None until then. `running_slots` are images in the engine or
+    about to enter it. `forwards` counts denoiser forwards since the start, `forward_rows` their images. `busy_s` is
+    the GPU thread's time with work, `idle_while_queued_s` without work while a job was queued that it then claimed.
     """
 
     id: str
@@ -159,8 +159,7 @@ class WorkerInfo:
     host: str = ""
     pid: int = 0
     version: str = ""
-    started_at_ms: int = 0
-    ready_at_ms: int = 0
+    ready_s: float | None = None
     forwards: int = 0
     forward_rows: int = 0
     busy_s: float = 0.0

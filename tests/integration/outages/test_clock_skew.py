@@ -10,6 +10,7 @@ import pytest
 from harness.queue import claim, put, redis_ms, state_of
 from harness.stub_engine import StubFleet
 
+from api.routes.operations import fleet_of
 from shared.config.models_file import ModelSpec
 from shared.job import Job, State, Task
 from shared.job_builder import resolve_job
@@ -73,6 +74,21 @@ async def test_a_running_job_expires_by_the_clock_of_redis(
             return await state_of(queue, long.id) is State.SUCCEEDED
 
         await eventually(ended, "the second job ended")
+
+
+async def test_the_age_of_a_fleet_does_not_depend_on_clocks(
+    queue: Queue, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that has become ready just now is new to an API whose clock is an hour ahead."""
+    real = time.time_ns
+    async with StubFleet(queue, tmp_path).worker("demo"):
+        monkeypatch.setattr("shared.runtime.clock.time.time_ns", lambda: real() + HOUR_MS * 1_000_000)
+
+        async def known() -> bool:
+            return fleet_of(await queue.workers.all(), start_s=0.0).settled_s is not None
+
+        await eventually(known, "the worker is ready")
+        assert 0 <= (fleet_of(await queue.workers.all(), start_s=0.0).settled_s or 0.0) < HOUR_MS / 2000
 
 
 async def test_a_redriven_job_has_no_deadline(queue: Queue, make_submission: Make) -> None:
