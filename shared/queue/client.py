@@ -145,6 +145,7 @@ class QueueClient:
         logged when it changes.
         """
         info = await self._info()
+        self._leave_replica(str(info.get("role", "")))
         self._note_durability(info)
         policy = str(info.get("maxmemory_policy", "noeviction"))
         if policy != "noeviction":
@@ -172,7 +173,10 @@ class QueueClient:
                 role = await self.redis.execute_command("ROLE")
             except ResponseError:  # some services do not allow ROLE
                 return
-        if role[0] in ("slave", b"slave"):
+        self._leave_replica(str(role[0]))
+
+    def _leave_replica(self, role: str) -> None:
+        if role == "slave":
             self.failover.note(self.failover.count)
             raise RedisUnavailable("cannot reach Redis: this server has become a replica")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +108,22 @@ async def test_a_pool_recovers_when_the_name_follows_late(
     await queue.close()
 
 
+async def test_a_replica_is_not_ready(
+    failover: Failover, settings_for: Callable[..., Settings], make_submission: Make
+) -> None:
+    """An API process whose server has become a replica is not ready until it has left it."""
+    queue = Queue.connect(settings_for(failover.proxy.redis_url))
+    await queue.check()
+    await synced(failover)
+    failover.promote()
+    with pytest.raises(RedisUnavailable, match="replica"):
+        await queue.check()
+    failover.switch_name()
+    await queue.check()
+    await put(queue, make_submission())
+    await queue.close()
+
+
 async def test_subscribers_follow_a_failover(
     failover: Failover, settings_for: Callable[..., Settings], make_submission: Make, eventually: Eventually
 ) -> None:
@@ -138,6 +156,46 @@ async def test_subscribers_follow_a_failover(
     assert seen[-1].state is State.SUCCEEDED
     await reader.close()
     await writer.close()
+
+
+async def test_waiting_chores_follow_a_failover(
+    failover: Failover,
+    settings_for: Callable[..., Settings],
+    make_submission: Make,
+    tmp_path: Path,
+    eventually: Eventually,
+) -> None:
+    """A chores worker that waits for its queue, and its schedule, continue on the new primary."""
+    settings = settings_for(failover.proxy.redis_url)
+    environment = {"FUSEQUEUE_REDIS_URL": settings.redis_url, "FUSEQUEUE_NAMESPACE": settings.namespace}
+    queue = Queue.connect(settings)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "worker.chores"),
+        env={**os.environ, **environment, "FUSEQUEUE_STORAGE_DIR": str(tmp_path / "objects")},
+    )
+    try:
+
+        async def idle() -> bool:
+            with Redis.from_url(f"redis://127.0.0.1:{failover.primary_port}") as plain:
+                return "blpop" in str(plain.client_list()) or "blmove" in str(plain.client_list())
+
+        await eventually(idle, "the chores worker waits", 60)
+        await synced(failover)
+        failover.promote()
+        failover.switch_name()
+        (job_id,) = await put(queue, make_submission())
+        await claim(queue)
+        await queue.client.redis.zadd(queue.client.redis_keys.leases, {job_id: 1})
+
+        async def reclaimed() -> bool:
+            record = await queue.jobs.get(job_id)
+            return record is not None and record.state is State.QUEUED
+
+        await eventually(reclaimed, "a chore runs on the new primary", 60)
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.wait(), 60)
+        await queue.close()
 
 
 async def test_chores_follow_a_failover(
