@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from harness.s3_process import admin
@@ -39,15 +39,28 @@ class Report:
         return lines
 
 
+class Forward(NamedTuple):
+    """One row of one forward, from the journal."""
+
+    pid: int
+    job_id: str
+    epoch: int
+    step: int
+
+
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that is known after a run. `webhooks`: (webhook id, job, type) of each one received."""
+    """Everything that is known after a run.
+
+    `webhooks`: (webhook id, job, type) of each one received. `lost_pids`: the workers that were killed or stopped.
+    """
 
     requests: Sequence[Request]
     records: Mapping[str, JobRecord]
     objects: Mapping[str, bytes]
     monitor: Monitor
-    forwards: Sequence[tuple[str, int, int]]
+    forwards: Sequence[Forward]
+    lost_pids: Set[int]
     webhooks: Sequence[tuple[str, str, str]] | None
     leftovers: Sequence[str]
 
@@ -65,6 +78,7 @@ PROMISES = (
     "stale progress",
     "webhooks lost",
     "webhook events doubled",
+    "taken from living workers",
     "left in the queue",
 )
 """Kinds of problems; each must be empty."""
@@ -156,16 +170,20 @@ def _is_of(data: bytes, seed: int) -> bool:
 
 
 def _check_forwards(evidence: Evidence, report: Report) -> None:
-    epochs: defaultdict[str, set[int]] = defaultdict(set)
-    steps = Counter((job_id, step) for job_id, _, step in evidence.forwards)
-    for job_id, epoch, _ in evidence.forwards:
-        epochs[job_id].add(epoch)
+    pids: defaultdict[str, dict[int, int]] = defaultdict(dict)
+    steps = Counter((forward.job_id, forward.step) for forward in evidence.forwards)
+    for forward in evidence.forwards:
+        pids[forward.job_id][forward.epoch] = forward.pid
+    for job_id, runs in pids.items():
+        for epoch in sorted(runs)[:-1]:
+            if runs[epoch] not in evidence.lost_pids:
+                report.problems["taken from living workers"].append(f"{job_id}: claim {epoch} of worker {runs[epoch]}")
     for job_id, known in evidence.records.items():
         total = known.progress.total if known.progress else 0
         if known.state is State.SUCCEEDED and total and total // EPOCH_STEPS != known.epoch:
             report.problems["stale progress"].append(f"{job_id}: stored by claim {total // EPOCH_STEPS}")
     report.counts |= {
-        "jobs run again": sum(len(seen) - 1 for seen in epochs.values()),
+        "jobs run again": sum(len(runs) - 1 for runs in pids.values()),
         "forwards repeated": sum(count - 1 for count in steps.values()),
     }
 
@@ -190,6 +208,7 @@ def collect(
     cluster: Cluster,
     client: Client,
     monitor: Monitor,
+    lost_pids: Set[int],
     webhooks: Iterable[tuple[Mapping[str, str], str]] | None = None,
 ) -> Evidence:
     """Read everything that a run has left."""
@@ -204,6 +223,7 @@ def collect(
             objects=dict(_objects(cluster)),
             monitor=monitor,
             forwards=list(_forwards(cluster.journal)),
+            lost_pids=lost_pids,
             webhooks=received,
             leftovers=_leftovers(connection, cluster),
         )
@@ -242,7 +262,8 @@ def _objects(cluster: Cluster) -> Iterable[tuple[str, bytes]]:
             yield entry["Key"], client.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read()
 
 
-def _forwards(journal: Path) -> Iterable[tuple[str, int, int]]:
-    """Yield job, epoch and step of each row of each forward."""
+def _forwards(journal: Path) -> Iterable[Forward]:
     for line in journal.read_text().splitlines() if journal.exists() else ():
-        yield from json.loads(line)["runs"]
+        entry = json.loads(line)
+        for run in entry["runs"]:
+            yield Forward(entry["pid"], *run)

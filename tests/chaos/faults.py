@@ -28,7 +28,8 @@ class Stage:
     def __init__(self, cluster: Cluster, proxies: Mapping[str, TcpProxy] = MappingProxyType({})) -> None:
         self.cluster = cluster
         self.proxies = proxies
-        self.kills = 0
+        self.lost_pids: set[int] = set()
+        """Workers that were killed or stopped."""
         self._taken: set[int] = set()
         self.exits: list[str] = []
         self.forgetting: Callable[[], None] = lambda: None
@@ -57,9 +58,9 @@ class Stage:
 async def kill_worker(stage: Stage, rng: random.Random) -> None:
     """Kill a worker at any moment, and start another."""
     if process := stage.any("worker", rng):
+        stage.lost_pids.add(process.pid)
         process.send(signal.SIGKILL)
         await process.ended()
-        stage.kills += 1
     stage.cluster.process("worker")
 
 
@@ -67,7 +68,7 @@ async def kill_at(name: str, stage: Stage, rng: random.Random) -> None:
     """Kill a worker when it reaches a hook."""
     process = stage.hooked("worker", name, rng)
     await process.ended(HOOK_TIMEOUT_S)
-    stage.kills += 1
+    stage.lost_pids.add(process.pid)
 
 
 async def kill_api(name: str, stage: Stage, rng: random.Random) -> None:
@@ -86,7 +87,8 @@ async def kill_api(name: str, stage: Stage, rng: random.Random) -> None:
 async def stop_worker(stage: Stage, rng: random.Random) -> None:
     """Stop a worker until its leases have expired and its jobs have other workers, and wake it."""
     if process := stage.any("worker", rng):
-        stage.kills += process.send(signal.SIGSTOP)
+        stage.lost_pids.add(process.pid)
+        process.send(signal.SIGSTOP)
         stage.cluster.process("worker")
         await asyncio.sleep(stage.lease_s * rng.uniform(1.3, 2.0))
         process.send(signal.SIGCONT)
@@ -98,7 +100,7 @@ async def stop_at(name: str, stage: Stage, rng: random.Random) -> None:
     """Stop a worker when it reaches a hook, and wake it when its job has another worker."""
     process = stage.hooked("worker", name, rng, signal.SIGSTOP)
     await wait_for(process.is_stopped, f"a worker reaches {name}", HOOK_TIMEOUT_S)
-    stage.kills += 1
+    stage.lost_pids.add(process.pid)
     await asyncio.sleep(stage.lease_s * rng.uniform(1.3, 2.0))
     process.send(signal.SIGCONT)
     await asyncio.sleep(0.5)

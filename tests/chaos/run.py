@@ -18,10 +18,11 @@ from chaos.client import Client
 from chaos.faults import FAULTS, Stage
 from chaos.monitor import Monitor
 from chaos.plan import Mix, Plan
-from chaos.processes import MAX_BATCH, Cluster, Launcher
+from chaos.processes import MAX_BATCH, Cluster, Launcher, wait_for
 
 TIMEOUT_S = 1800.0
 SETTLE_TIMEOUT_S = 60.0
+DELIVERY_TIMEOUT_S = 150.0  # what a killed chores worker was delivering is due again after 80 s
 SUBMITTERS = 12
 
 
@@ -76,17 +77,21 @@ class Run:
                     self.cluster,
                     self.client,
                     self.monitor,
+                    self.stage.lost_pids,
                     receiver and list(receiver.received),
                 )
         finally:
             self.cluster.close()
         report = check(evidence)
         self._judge(report)
-        report.counts |= {"workers killed or stopped": self.stage.kills, "seconds": round(time.monotonic() - started)}
+        report.counts |= {
+            "workers killed or stopped": len(self.stage.lost_pids),
+            "seconds": round(time.monotonic() - started),
+        }
         return report
 
     def _judge(self, report: Report) -> None:
-        bound = self.scenario.run_again(self.stage.kills)
+        bound = self.scenario.run_again(len(self.stage.lost_pids))
         if report.counts["jobs run again"] > bound:
             report.problems["run again"].append(f"{report.counts['jobs run again']} jobs, at most {bound}")
         for kind, found in (("client", self.client.faults), ("exit status", self.stage.exits)):
@@ -169,9 +174,11 @@ class Run:
             await asyncio.sleep(0.05)
         await self.monitor.caught_up()
         await asyncio.sleep(0.3)  # what a stale worker may still write
-        deadline = time.monotonic() + SETTLE_TIMEOUT_S
-        while receiver is not None and time.monotonic() < deadline:
-            count = len(receiver.received)
-            await asyncio.sleep(3.0)  # the chores deliver every two seconds
-            if len(receiver.received) == count:
-                break
+        if receiver is not None:
+            await self._delivered()
+
+    async def _delivered(self) -> None:
+        """Wait until no webhook is due any more."""
+        names = (self.cluster.keys.webhook_outbox, self.cluster.keys.webhook_hosts)
+        with self.cluster.redis.client as client, contextlib.suppress(TimeoutError):
+            await wait_for(lambda: not client.exists(*names), "all webhooks are delivered", DELIVERY_TIMEOUT_S)
