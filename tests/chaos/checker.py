@@ -63,6 +63,7 @@ class Evidence:
     lost_pids: Set[int]
     webhooks: Sequence[tuple[str, str, str]] | None
     leftovers: Sequence[str]
+    dead_letters: int
 
 
 PROMISES = (
@@ -141,6 +142,7 @@ def _check_ends(evidence: Evidence, report: Report) -> None:
         "succeeded": states[State.SUCCEEDED],
         "failed as planned": states[State.FAILED] - len(report.problems.get("failed unplanned", ())),
         "canceled": states[State.CANCELED],
+        "dead letters": evidence.dead_letters,
         "acknowledged as canceled": sum(request.canceled for request in evidence.requests),
     }
 
@@ -226,6 +228,7 @@ def collect(
             lost_pids=lost_pids,
             webhooks=received,
             leftovers=_leftovers(connection, cluster),
+            dead_letters=int(connection.zcard(cluster.keys.dead_letters)),
         )
 
 

@@ -144,12 +144,19 @@ async def freeze_redis(stage: Stage, rng: random.Random) -> None:
     stage.cluster.redis.send(signal.SIGCONT)
 
 
-async def out_of_memory(stage: Stage, rng: random.Random, seconds: float = 5.0) -> None:
+async def out_of_memory(seconds: str, stage: Stage, rng: random.Random) -> None:
     """Give Redis less memory than it uses."""
     with stage.cluster.redis.client as client:
         client.config_set("maxmemory", "1mb")
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(float(seconds))
         client.config_set("maxmemory", "0")
+
+
+async def step_clock(stage: Stage, rng: random.Random) -> None:
+    """Step the clock of redis-server back or forth, by many leases; needs libfaketime."""
+    clock = stage.cluster.redis.clock
+    clock.write_text(f"{rng.choice('+-')}{rng.uniform(1, 10) * stage.lease_s:.1f}")
+    await asyncio.sleep(2 * stage.lease_s)
 
 
 async def rewrite_aof(stage: Stage, rng: random.Random) -> None:
@@ -285,9 +292,10 @@ FAULTS: dict[str, Action] = {
         action.__name__: action
         for action in (kill_worker, stop_worker, drain_worker, kill_redis, long_outage, freeze_redis)
     },
-    **{action.__name__: action for action in (out_of_memory, rewrite_aof, flush_scripts, flush_all, lose_groups)},
+    **{action.__name__: action for action in (rewrite_aof, step_clock, flush_scripts, flush_all, lose_groups)},
     **{action.__name__: action for action in (lose_indexes, promote_replica, restart_chores, stop_s3, fill_disk)},
     "drop_s3_replies": drop_s3_replies,
+    **_variants("out_of_memory", out_of_memory, ("5",), ("30",)),
     **_variants("kill_at", kill_at, *((name,) for name in hooks.WORKER_HOOKS)),
     **_variants("stop_at", stop_at, *((name,) for name in hooks.WORKER_HOOKS)),
     **_variants("kill_api", kill_api, *((name,) for name in hooks.API_HOOKS)),

@@ -29,6 +29,8 @@ NAMESPACE, BUCKET = "chaos", "images"
 MODELS = ("alpha", "beta")
 MAX_BATCH = 8
 STOP_TIMEOUT_S = 30.0
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+"""Of the package `faketime`: lets the clock of a redis-server step."""
 _MODEL = """[[model]]
 id = "{model}"
 source = "not-loaded/{model}"
@@ -76,16 +78,23 @@ class RedisProcess:
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_port()
         folder.mkdir()
+        self.clock = folder / "clock"
+        """Offset of the server's clock, if libfaketime is installed."""
+        self.clock.write_text("+0")
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *options: str) -> None:
+    def start(self, *options: str, steps_clock: bool = False) -> None:
         executable = redis_executable()
         assert executable is not None
         command = [executable, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
         # A kill keeps written data, also without a sync; during a sync, Redis can delay writes by seconds.
         command += ["--appendonly", "yes", "--appendfsync", "no", "--save", "", "--loglevel", "warning", *options]
+        env = dict(os.environ)
+        if steps_clock and FAKETIME is not None:
+            env |= {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(self.clock)}
+            env |= {"FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
         with (self.folder / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=die_with_parent)
+            self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log, preexec_fn=die_with_parent)
 
     async def started(self) -> RedisProcess:
         def responds() -> bool:
@@ -235,8 +244,8 @@ class Cluster:
         env |= {hooks.DISK_FULL: str(self.disk_full), launch.PORT: str(self.api_port), planted_bugs.BUG: self._bug}
         return env
 
-    async def start(self, workers: int, *, chores: bool = False) -> None:
-        self.redis.start()
+    async def start(self, workers: int, *, chores: bool = False, steps_clock: bool = False) -> None:
+        self.redis.start(steps_clock=steps_clock)
         if self.uses_s3:
             self.start_s3()
         await self.redis.started()

@@ -112,7 +112,9 @@ class Run:
         receiver = stack.enter_context(receiving()) if self.scenario.webhooks else None
         if receiver is not None:
             self.cluster.change_settings(webhook_ports=str(receiver.port))
-        await self.cluster.start(self.scenario.workers, chores=self.scenario.webhooks)
+        await self.cluster.start(
+            self.scenario.workers, chores=self.scenario.webhooks, steps_clock="step_clock" in self.scenario.kinds
+        )
         await stack.enter_async_context(self.monitor)
         await stack.enter_async_context(self.client)
         await self.client.ready()

@@ -12,6 +12,7 @@ def _never(kills: int) -> int:
 
 
 STEPS = tuple(f"kill_at:{name}" for name in hooks.WORKER_HOOKS)
+STOPS = tuple(f"stop_at:{name}" for name in hooks.WORKER_HOOKS)
 LINKS = ("api-redis", "worker-redis")
 NETWORK = (
     *(f"{kind}:{link}" for kind in ("delay", "cut", "half_close") for link in LINKS),
@@ -23,13 +24,14 @@ S3_FAULTS = ("delay:worker-s3", "cut:worker-s3", "half_close:worker-s3", "drop_s
 SCENARIOS = {
     "kills": Scenario(20_000, {"kill_worker": 200}, at_once=2, workers=6),
     "steps": Scenario(2_000, dict.fromkeys(STEPS, 5), webhooks=True),
-    "stops": Scenario(2_000, {"stop_worker": 50}, at_once=4, workers=6),
+    "stops": Scenario(2_000, dict.fromkeys(STOPS, 3) | {"stop_worker": 29}, at_once=4, workers=6),
     "drains": Scenario(4_000, {"drain_worker": 100}, at_once=2, run_again=_never),
     "cancels": Scenario(6_000, mix=Mix(canceled=0.84), run_again=_never),
     "api": Scenario(2_000, {f"kill_api:{name}": 10 for name in hooks.API_HOOKS}, run_again=_never),
     "redis": Scenario(3_000, {"kill_redis": 20, "rewrite_aof": 5, "flush_scripts": 5}, run_again=_never),
     "outages": Scenario(1_000, {"long_outage": 3, "freeze_redis": 3}, run_again=_never),
-    "memory": Scenario(2_000, {"out_of_memory": 6}, run_again=_never),
+    "memory": Scenario(2_000, {"out_of_memory:5": 3, "out_of_memory:30": 1}, run_again=_never),
+    "clock": Scenario(1_000, {"step_clock": 10, "kill_worker": 5}),
     "repairs": Scenario(2_000, {"lose_groups": 5, "lose_indexes": 5}),
     "flush": Scenario(1_000, {"flush_all": 2}),
     "failover": Scenario(1_500, {"promote_replica": 3}, proxied=True),
