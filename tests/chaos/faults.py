@@ -116,7 +116,8 @@ async def drain_worker(stage: Stage, rng: random.Random) -> None:
 
 async def _drain(stage: Stage, process: Process) -> None:
     process.send(signal.SIGTERM)
-    if status := await process.ended():
+    status = await process.ended()
+    if status not in (0, -signal.SIGTERM):  # that signal ends a worker whose start has not come to its handler
         stage.exits.append(f"worker {process.pid}: exit status {status}")
 
 
@@ -243,6 +244,25 @@ async def stop_s3(stage: Stage, rng: random.Random) -> None:
     stage.cluster.send_s3(signal.SIGCONT)
 
 
+async def fail_s3(stage: Stage, rng: random.Random) -> None:
+    """Let S3 respond to every request with 500."""
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            await writer.drain()
+            writer.close()
+
+    proxy = stage.proxies["worker-s3"]
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
+        port, proxy.target_port = proxy.target_port, server.sockets[0].getsockname()[1]
+        proxy.cut()
+        await asyncio.sleep(rng.uniform(1, 4))
+        proxy.target_port = port
+        proxy.cut()
+
+
 async def fill_disk(stage: Stage, rng: random.Random) -> None:
     """Refuse to write results for some seconds."""
     stage.cluster.disk_full.touch()
@@ -294,7 +314,7 @@ FAULTS: dict[str, Action] = {
     },
     **{action.__name__: action for action in (rewrite_aof, step_clock, flush_scripts, flush_all, lose_groups)},
     **{action.__name__: action for action in (lose_indexes, promote_replica, restart_chores, stop_s3, fill_disk)},
-    "drop_s3_replies": drop_s3_replies,
+    **{action.__name__: action for action in (fail_s3, drop_s3_replies)},
     **_variants("out_of_memory", out_of_memory, ("5",), ("30",)),
     **_variants("kill_at", kill_at, *((name,) for name in hooks.WORKER_HOOKS)),
     **_variants("stop_at", stop_at, *((name,) for name in hooks.WORKER_HOOKS)),

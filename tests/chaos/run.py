@@ -84,6 +84,7 @@ class Run:
             self.cluster.close()
         report = check(evidence)
         self._judge(report)
+        report.counts["replies dropped"] = sum(proxy.dropped for proxy in self.stage.proxies.values())
         report.counts |= {
             "workers killed or stopped": len(self.stage.lost_pids),
             "seconds": round(time.monotonic() - started),
@@ -161,11 +162,14 @@ class Run:
         await asyncio.gather(*running)
 
     async def _happen(self, kind: str, seed: int) -> None:
+        started = time.monotonic()
         try:
             await FAULTS[kind](self.stage, random.Random(seed))
         except TimeoutError as error:
             self.stage.exits.append(f"{kind}: {error}")
         finally:
+            with (self.cluster.folder / "faults.log").open("a") as log:
+                log.write(f"{time.time():.1f} {kind} {time.monotonic() - started:.1f} s, {self._outstanding()} open\n")
             self._faults_left -= 1
 
     async def _settled(self, receiver: WebhookReceiver | None) -> None:

@@ -19,7 +19,7 @@ NETWORK = (
     *(f"drop_replies:worker-redis:{name}" for name in ("claim", "join", "settle", "renew")),
     *(f"drop_replies:api-redis:{name}" for name in ("submit", "cancel_job")),
 )
-S3_FAULTS = ("delay:worker-s3", "cut:worker-s3", "half_close:worker-s3", "drop_s3_replies", "stop_s3")
+S3_FAULTS = ("delay:worker-s3", "cut:worker-s3", "half_close:worker-s3", "drop_s3_replies", "stop_s3", "fail_s3")
 
 SCENARIOS = {
     "kills": Scenario(20_000, {"kill_worker": 200}, at_once=2, workers=6),
@@ -44,6 +44,21 @@ SCENARIOS = {
         | dict.fromkeys(STEPS, 2)
         | {f"kill_api:{name}": 2 for name in hooks.API_HOOKS},
         webhooks=True,
+    ),
+    "tempest": Scenario(
+        4_000,
+        {
+            "kill_worker": 10,
+            "kill_redis": 4,
+            "promote_replica": 2,
+            "lose_groups": 2,
+            "lose_indexes": 2,
+            "long_outage": 2,
+        }
+        | dict.fromkeys((*STEPS, *STOPS, *NETWORK, *S3_FAULTS), 2),
+        webhooks=True,
+        proxied=True,
+        s3=True,
     ),
 }
 """`make chaos` runs all; the table in docs/reliability.md has what each shows."""
