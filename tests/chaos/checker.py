@@ -7,8 +7,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis
 from harness.s3_process import admin
@@ -17,7 +16,7 @@ from PIL import Image
 from chaos.client import Client, Request
 from chaos.monitor import Monitor
 from chaos.processes import BUCKET, Cluster
-from chaos.stub_engine import EPOCH_STEPS, color_of
+from chaos.stub_engine import EPOCH_STEPS, Forward, color_of, read_journal
 from shared.job import JobRecord, State
 from shared.queue.records import record
 
@@ -37,15 +36,6 @@ class Report:
         for kind, found in self.problems.items():
             lines += [f"! {kind:<28} {len(found):>7}   {'; '.join(found[:_SHOWN])}"]
         return lines
-
-
-class Forward(NamedTuple):
-    """One row of one forward, from the journal."""
-
-    pid: int
-    job_id: str
-    epoch: int
-    step: int
 
 
 @dataclass(frozen=True)
@@ -224,7 +214,7 @@ def collect(
             records=_records(connection, cluster),
             objects=dict(_objects(cluster)),
             monitor=monitor,
-            forwards=list(_forwards(cluster.journal)),
+            forwards=list(read_journal(cluster.journal)),
             lost_pids=lost_pids,
             webhooks=received,
             leftovers=_leftovers(connection, cluster),
@@ -263,10 +253,3 @@ def _objects(cluster: Cluster) -> Iterable[tuple[str, bytes]]:
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
         for entry in page.get("Contents", ()):
             yield entry["Key"], client.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read()
-
-
-def _forwards(journal: Path) -> Iterable[Forward]:
-    for line in journal.read_text().splitlines() if journal.exists() else ():
-        entry = json.loads(line)
-        for run in entry["runs"]:
-            yield Forward(entry["pid"], *run)

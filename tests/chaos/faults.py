@@ -8,14 +8,15 @@ import functools
 import random
 import signal
 from collections.abc import Awaitable, Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import redis
 from harness.tcp_proxy import TcpProxy, script_pattern
 
 from chaos import hooks
+from chaos.monitor import Monitor
 from chaos.processes import Cluster, Process, RedisProcess, wait_for
+from chaos.stub_engine import read_journal
 from shared.queue import Queue
 
 Action = Callable[["Stage", random.Random], Awaitable[None]]
@@ -25,9 +26,10 @@ HOOK_TIMEOUT_S = 30.0
 class Stage:
     """What faults happen to. `proxies` are by client and server, such as `worker-redis`."""
 
-    def __init__(self, cluster: Cluster, proxies: Mapping[str, TcpProxy] = MappingProxyType({})) -> None:
+    def __init__(self, cluster: Cluster, monitor: Monitor) -> None:
         self.cluster = cluster
-        self.proxies = proxies
+        self.monitor = monitor
+        self.proxies: Mapping[str, TcpProxy] = {}
         self.lost_pids: set[int] = set()
         """Workers that were killed or stopped."""
         self._taken: set[int] = set()
@@ -97,11 +99,11 @@ async def stop_worker(stage: Stage, rng: random.Random) -> None:
 
 
 async def stop_at(name: str, stage: Stage, rng: random.Random) -> None:
-    """Stop a worker when it reaches a hook, and wake it when its job has another worker."""
+    """Stop a worker when it reaches a hook, and wake it when another worker has ended its job."""
     process = stage.hooked("worker", name, rng, signal.SIGSTOP)
     await wait_for(process.is_stopped, f"a worker reaches {name}", HOOK_TIMEOUT_S)
     stage.lost_pids.add(process.pid)
-    await asyncio.sleep(stage.lease_s * rng.uniform(1.3, 2.0))
+    await _outlived(stage, process)
     process.send(signal.SIGCONT)
     await asyncio.sleep(0.5)
     await _drain(stage, process)
@@ -112,6 +114,13 @@ async def drain_worker(stage: Stage, rng: random.Random) -> None:
     if process := stage.any("worker", rng):
         stage.cluster.process("worker")
         await _drain(stage, process)
+
+
+async def _outlived(stage: Stage, process: Process) -> None:
+    """Wait until others have ended the jobs of a stopped worker."""
+    await asyncio.sleep(stage.lease_s * 1.3)
+    jobs = {forward.job_id for forward in read_journal(stage.cluster.journal) if forward.pid == process.pid}
+    await wait_for(lambda: jobs <= stage.monitor.ends.keys(), "jobs of a stopped worker end elsewhere")
 
 
 async def _drain(stage: Stage, process: Process) -> None:

@@ -54,9 +54,9 @@ class Run:
         self.scenario, self.plan = scenario, plan
         options = {"step_s": scenario.step_s, "bug": bug, "s3": scenario.s3, **scenario.settings}
         self.cluster = Cluster(folder, launcher, **options)
-        self.stage = Stage(self.cluster)
         self.client = Client(f"http://127.0.0.1:{self.cluster.api_port}")
         self.monitor = Monitor(self.cluster.redis.port, self.cluster.keys)
+        self.stage = Stage(self.cluster, self.monitor)
         self._faults_left = 0
         self._forgotten = (0, 0)  # requests and ends before Redis lost everything
 

@@ -6,9 +6,10 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,24 @@ FAILS = "fail"
 
 EPOCH_STEPS = 1000
 """Progress counts from epoch * EPOCH_STEPS, so that the reports of two claims of a job differ."""
+
+
+class Forward(NamedTuple):
+    """One row of one forward, from the journal."""
+
+    pid: int
+    job_id: str
+    epoch: int
+    step: int
+
+
+def read_journal(path: Path) -> Iterator[Forward]:
+    """Yield what the engines have written so far; a line that is being written is left out."""
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        if line.endswith(b"\n"):
+            entry = json.loads(line)
+            for run in entry["runs"]:
+                yield Forward(entry["pid"], *run)
 
 
 @dataclass

@@ -17,7 +17,8 @@ from chaos.scenarios import SCENARIOS, STEPS
 
 SEED = 1
 SHORT_LEASE = {"lease_ms": 1000}
-ALL_STEPS = dict.fromkeys((*STEPS, "kill_worker", "kill_api:after_submit", "kill_redis", "drain_worker"), 1)
+WORKER_FAULTS = dict.fromkeys((*STEPS, "kill_worker", "kill_api:after_submit", "drain_worker"), 1)
+REDIS_FAULTS = {"kill_redis": 1, "rewrite_aof": 1, "flush_scripts": 1}
 
 WITH_BUGS = {
     "unfenced_settle": (
@@ -39,8 +40,14 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 
 
 async def test_jobs_outlive_the_processes_that_work_on_them(launcher: Launcher, tmp_path: Path) -> None:
-    """Workers killed at every step, the API at a submit, Redis once; a drain: nothing is lost or done twice."""
-    scenario = Scenario(200, ALL_STEPS, at_once=4, step_s=0.02, webhooks=True, settings=SHORT_LEASE)
+    """Workers killed at every step, the API at a submit, and a drain: nothing is lost or done twice."""
+    scenario = Scenario(150, WORKER_FAULTS, at_once=4, step_s=0.02, webhooks=True, settings=SHORT_LEASE)
+    report = await Run(scenario, scenario.plan(SEED), tmp_path, launcher).report()
+    assert not report.problems, "\n".join(report.lines())
+
+
+async def test_jobs_outlive_a_kill_of_redis(launcher: Launcher, tmp_path: Path) -> None:
+    scenario = Scenario(60, REDIS_FAULTS, workers=2, run_again=lambda kills: 0)
     report = await Run(scenario, scenario.plan(SEED), tmp_path, launcher).report()
     assert not report.problems, "\n".join(report.lines())
 
