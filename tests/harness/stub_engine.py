@@ -41,7 +41,9 @@ class StubEngine:
         self.requests: dict[str, EngineRequest] = {}  # unfinished, by claim key
         self.submitted: list[str] = []  # claim keys
         self.canceled: list[str] = []
-        self.hung = False
+        self.poison: set[str] = set()  # jobs that hang it
+        self.hung = False  # ends its worker
+        self.failure: str | None = None
         self._status = EngineStatus(device="cpu", loaded_models=tuple(loaded))
 
     def start(self) -> None: ...
@@ -54,6 +56,8 @@ class StubEngine:
         for request in requests:
             self.requests[request.claim_key] = request
             self.submitted.append(request.claim_key)
+            if request.job.id in self.poison:
+                self.hung = True
             if self.job_s is not None:
                 asyncio.get_running_loop().call_later(self.job_s, self.finish, request.claim_key)
 
@@ -69,11 +73,11 @@ class StubEngine:
     def status(self) -> EngineStatus:
         if not self.hung:
             return self._status
-        return EngineStatus(device="cpu", activity=Activity(busy=True, since_s=float("-inf")))
+        return EngineStatus(device="cpu", activity=Activity(busy=True, since_s=float("-inf")), failure=self.failure)
 
     def finish(self, claim_key: str, error: JobError | None = None) -> None:
         """End a job with one black image, or with an error; canceled ones have ended already."""
-        if self.requests.pop(claim_key, None) is None:
+        if self.hung or self.requests.pop(claim_key, None) is None:
             return
         if error is None:
             self.events.on_event(OutputReady(claim_key, 0, Output(np.zeros((8, 8, 3), np.uint8))))
@@ -113,6 +117,17 @@ class StubFleet:
         self, *models: str, job_s: float | None = None, queue: Queue | None = None, loaded: Sequence[str] | None = None
     ) -> AsyncIterator[tuple[Worker, StubEngine]]:
         """Run a worker until the end of the block, which drains it."""
+        worker, engine, running = self.start(*models, job_s=job_s, queue=queue, loaded=loaded)
+        try:
+            yield worker, engine
+        finally:
+            worker.drain()
+            await running
+
+    def start(
+        self, *models: str, job_s: float | None = None, queue: Queue | None = None, loaded: Sequence[str] | None = None
+    ) -> tuple[Worker, StubEngine, asyncio.Task[int]]:
+        """Start a worker."""
 
         def engine(_catalog: Catalog, events: EngineEvents, _settings: Settings) -> Any:
             self.engines.append(StubEngine(events, models if loaded is None else loaded, job_s))
@@ -121,12 +136,7 @@ class StubFleet:
         catalog = Catalog(tuple(_spec(model, self.max_batch) for model in models))
         worker = Worker(catalog, queue or self.queue, self.storage, self.settings, engine)
         self.workers.append(worker)
-        running = asyncio.create_task(worker.run())
-        try:
-            yield worker, self.engines[-1]
-        finally:
-            worker.drain()
-            await running
+        return worker, self.engines[-1], asyncio.create_task(worker.run())
 
     async def close(self) -> None:
         await self.storage.close()

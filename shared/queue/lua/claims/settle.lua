@@ -30,10 +30,12 @@ local job = job_state.load(id)
 if not job then return 0 end
 if redis.call('HGET', key.job(id), 'settled') == token then return 1 end
 if job.state ~= 'running' or job.worker ~= worker or job.epoch ~= epoch then return 0 end
-redis.call('HSET', key.job(id), 'settled', token, 'artifacts', ARGV[6], 'batching', ARGV[8], 'timings', ARGV[9],
+-- A client that has canceled a job does not see it succeed.
+local canceled = job.cancel and ARGV[5] == 'succeeded'
+redis.call('HSET', key.job(id), 'settled', token, 'artifacts', canceled and '[]' or ARGV[6], 'batching', ARGV[8], 'timings', ARGV[9],
   'step', ARGV[11], 'total', ARGV[12])
 if ARGV[7] ~= '' then redis.call('HSET', key.job(id), 'error', ARGV[7]) else redis.call('HDEL', key.job(id), 'error') end
-job_state.finish(id, job, ARGV[5], now)
+job_state.finish(id, job, canceled and 'canceled' or ARGV[5], now)
 job_state.unclaim(id, job, now, tonumber(ARGV[10]))
 if ARGV[5] == 'succeeded' and tonumber(ARGV[10]) > 0 then
   local each, rows = tonumber(ARGV[10]) / job.slots, tonumber(cjson.decode(ARGV[8]).mean_rows) or 1
