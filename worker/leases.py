@@ -54,6 +54,7 @@ class Leases:
     def __post_init__(self) -> None:
         self._limits = StallLimits(self.settings.stall_factor, self.settings.stall_floor_s)
         self.hung = asyncio.Event()
+        self.hung_cause = ""
 
     def loops(self) -> tuple[Coroutine[None, None, None], ...]:
         """Return the periodic work, to be run until canceled."""
@@ -66,8 +67,10 @@ class Leases:
 
     async def _renew(self) -> None:
         """Renew every lease; stop jobs that are lost or canceled. A hung GPU thread sets `hung`: its leases expire."""
-        if stalled(self.engine.status().activity, time.monotonic(), self._limits):
-            log.error("gpu_thread_hung", running=len(self.claimed_jobs))
+        status = self.engine.status()
+        if stalled(status.activity, time.monotonic(), self._limits):
+            self.hung_cause = status.failure or "the GPU thread made no progress"
+            log.error("gpu_thread_hung", running=len(self.claimed_jobs), cause=self.hung_cause)
             self.hung.set()
             return
         claimed_jobs: dict[str, ClaimedJob] = {}

@@ -12,6 +12,7 @@ import structlog
 
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
+from shared.errors import RedisUnavailable
 from shared.queue import Claim, Queue
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import cancel_and_wait, retry_while_unavailable
@@ -33,6 +34,7 @@ from worker.progress import EngineEventHandler, ProgressReporter
 log = structlog.get_logger()
 
 EXIT_HUNG = 70
+LOSE_S = 3.0
 RELEASE_S = 10.0  # how long a drain retries the release of its jobs during an outage of Redis
 
 
@@ -155,11 +157,23 @@ class Worker:
         """Wait for `work`; False if a background loop ends first. Ends the process if the GPU thread hangs."""
         await asyncio.wait({work, *watched}, return_when=asyncio.FIRST_COMPLETED)
         if self._leases.hung.is_set():
-            # A hung thread cannot be stopped; its jobs are reclaimed when their leases expire.
-            os._exit(EXIT_HUNG)
+            self._claim_loop.stop()
+            await self._lose_jobs(self._leases.hung_cause)
+            os._exit(EXIT_HUNG)  # a hung thread cannot be stopped
         if not work.done():
             await cancel_and_wait((work,))
         return not work.cancelled()
+
+    async def _lose_jobs(self, cause: str) -> None:
+        """Give up the engine's jobs with the cause of its end, and release those that have left it."""
+        lost = {one.job.id: one.claim.epoch for one in self._claimed_jobs.values() if not one.engine_done.done()}
+        left = {one.job.id: one.claim.epoch for one in self._claimed_jobs.values() if one.engine_done.done()}
+        try:
+            async with asyncio.timeout(LOSE_S):
+                await self._queue.claims.release(self.name, left)
+                await self._queue.claims.lose(self.name, lost, cause)
+        except (RedisUnavailable, TimeoutError) as error:
+            log.warning("claims_not_given_up", error=str(error), remedy="none: their leases expire")
 
     def _start_job(self, claim: Claim) -> None:
         job = claim.job

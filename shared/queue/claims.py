@@ -233,6 +233,13 @@ class Claims(QueueComponent):
         """Return jobs to the front of the queue without counting a loss; return how many were still claimed."""
         return sum([await self._scripts.release(worker, *pairs) for pairs in _chunks(claims)])
 
+    async def lose(self, worker: str, claims: Mapping[str, int], cause: str) -> int:
+        """Give up jobs that end their worker; return how many were still claimed.
+
+        Each counts a loss, as an expired lease does: a job lost `max_attempts` times solo fails with the last `cause`.
+        """
+        return sum([await self._scripts.lose(worker, cause, *pairs) for pairs in _chunks(claims)])
+
     async def learn_efficient_rows(self, signature: str, rows: int) -> None:
         """Store for a day that `rows` rows fill a forward of `signature` efficiently: so many make it ready at once."""
         with translated():

@@ -201,7 +201,7 @@ class EngineStatus:
     `models_bytes` is the memory of loaded models and adapters, out of the device's `memory_bytes`. `load_seconds` is
     the time of each model's last load, from reading its files to its first job. `unavailable_models` has the reason of
     each load that failed. `device_uuid` is the GPU's UUID in NVML. `row_limits` is how many images memory holds at
-    once, by model and shape, where it ran out.
+    once, by model and shape, where it ran out. `failure` is why an engine that ended did so.
     """
 
     device: str
@@ -214,6 +214,7 @@ class EngineStatus:
     row_limits: Mapping[tuple[str, str], int] = field(default_factory=dict)
     activity: Activity = Activity(busy=False, since_s=0.0)
     thread_time: ThreadTime = ThreadTime()
+    failure: str | None = None
 
 
 class EngineInterface(Protocol):

@@ -45,6 +45,7 @@ class RemoteEngine:
         self._ended = threading.Event()
         self._failure: FusequeueError | None = None
         self._stopping = False
+        self._end = "the connection to the engine process failed"
 
     def start(self) -> None:
         local, remote = socket.socketpair()
@@ -91,7 +92,7 @@ class RemoteEngine:
     def status(self) -> EngineStatus:
         status = self._status
         if self._ended.is_set():
-            return replace(status, activity=Activity(busy=True, since_s=float("-inf")))
+            return replace(status, activity=Activity(busy=True, since_s=float("-inf")), failure=self._end)
         now = time.monotonic()
         if not self._unfinished or now - self._received_at_s <= SILENT_S:
             self._silent_since_s = None
@@ -117,7 +118,9 @@ class RemoteEngine:
                 self._handle(channel.receive())
         except (EOFError, OSError):
             if not self._stopping:
-                log.error("engine_process_ended", status=self._exit_status(), jobs=len(self._unfinished))
+                status = self._exit_status()
+                self._end = end_of_process(status)
+                log.error("engine_process_ended", status=status, jobs=len(self._unfinished))
         finally:
             self._ended.set()
             self._outbox.put(None)
@@ -144,3 +147,12 @@ class RemoteEngine:
             return None if self._process is None else self._process.wait(KILL_AFTER_S)
         except subprocess.TimeoutExpired:
             return None
+
+
+def end_of_process(status: int | None) -> str:
+    """Return how a process with this exit status ended; None if it has only closed its connection."""
+    if status is None:
+        return "the engine process closed its connection"
+    if status < 0:
+        return f"the engine process was killed by signal {-status}"
+    return f"the engine process exited with status {status}"

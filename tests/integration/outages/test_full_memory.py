@@ -126,10 +126,12 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "record_attempt": ("known.we_1", "delivered", None, "{}", False, 1000),
         "redeliver": ("new.we_1", "default", "we_1", "https://x.test", "job.succeeded"),
         "redrive_dead_letter": (job,),
+        "lose": ("w1", "the engine ended", job, epoch),
         "release": ("w1", job, epoch),
         "renew": ("w1", job, epoch),
         "report_progress": (job, epoch, 1, "denoising", 1, 8),
         "revoke_key": ("known",),
+        "wait_for_jobs": ("w2", 1000, "", True, "", *models),
         "settle": ("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8),
     }
 

@@ -124,6 +124,16 @@ async def jobs(queue: Queue, make: Make) -> None:
     assert await queue.jobs.put_input("acme", ref, 60) == ref
 
 
+@case("wait_for_jobs", "lose")
+async def waits_and_losses(queue: Queue, make: Make) -> None:
+    await queue.claims.wait_for_jobs("w2", MODELS, wait_s=60)
+    await put(queue, make())
+    (one,) = await claim(queue, 1)
+    assert await queue.claims.lose("w1", {one.job.id: one.epoch}, "the engine ended") == 1
+    (again,) = await claim(queue, 1)
+    assert await end(queue, again)
+
+
 @case("claim", "join", "next_ready_ms", "renew", "report_progress", "put_preview", "release", "settle")
 async def claims(queue: Queue, make: Make) -> None:
     await put(queue, *[make() for _ in range(4)])

@@ -173,14 +173,15 @@ function job_state.leave_queue(id, job)
   queue.count(job.sig, job.rank, job.tenant, -1, -job.slots)
 end
 
--- A worker lost this job: its lease expired. Only a loss while solo counts as the job's own.
-function job_state.lost(id, job, now)
+-- A worker lost this job: its lease expired, or it names a cause. Only a loss while solo counts as the job's own.
+function job_state.lost(id, job, now, cause)
   job_state.unclaim(id, job, now)
   if job.cancel then return job_state.finish(id, job, 'canceled', now) end
   if job.solo then
     local losses = redis.call('HINCRBY', key.job(id), 'losses', 1)
     if losses >= conf.max_attempts then
       local outcome = 'the worker was lost ' .. losses .. ' times while it ran this job solo'
+      if cause then outcome = cause .. ' while it ran this job solo (loss ' .. losses .. ' of ' .. conf.max_attempts .. ')' end
       redis.call('HSET', key.job(id), 'error', cjson.encode({code = 'worker_lost', message = outcome, retryable = false}))
       job_state.finish(id, job, 'failed', now, math.max(conf.retention_ms, conf.dead_ms))
       return job_state.bury(id, 'worker_lost', outcome, now)
