@@ -76,7 +76,10 @@ async def get_job(
 
 @router.post("/{job_id}/cancel", responses=job_responses(200) | problems(404, 503))
 async def cancel_job(job_id: str, context: Context) -> Response:
-    """Cancel a job: a queued one at once, a running one at its next step; it never succeeds. One that has ended does not change."""
+    """Cancel a job: a queued one at once, a running one at its next step. It then never succeeds.
+
+    One that has ended does not change.
+    """
     await context.find_job(job_id)
     record = existing_job(await context.services.queue.jobs.cancel(job_id), job_id)
     return job_response(await context.job_object(record))
