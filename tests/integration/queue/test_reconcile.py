@@ -318,3 +318,17 @@ async def test_a_reconcile_continues_where_its_time_ended(queue: Queue, make_sub
     assert runs > 3
     assert await queue.client.redis.hgetall(queue.client.redis_keys.queued_jobs) == {"default": "2000", "*": "2000"}
     assert await queue.maintenance.reconcile() == 0
+
+
+async def test_a_returned_job_that_was_deleted_is_not_counted(queue: Queue, make_submission: Make) -> None:
+    """Its signature is deleted when nothing else is queued."""
+    ids = await put(queue, make_submission(), make_submission())
+    claims = await claim(queue)
+    await queue.claims.release("w1", {one.job.id: one.epoch for one in claims})
+    await queue.client.redis.delete(queue.client.redis_keys.job(ids[0]))
+    assert await queue.maintenance.reconcile() >= 1
+    (depth,) = await queue.workers.queue_depths()
+    assert depth.queued_jobs == 1
+    assert await queue.client.redis.hgetall(queue.client.redis_keys.queued_jobs) == {"default": "1", "*": "1"}
+    assert await claim_ids(queue) == [ids[1]]
+    assert await queue.client.redis.zcard(queue.client.redis_keys.front(make_submission().signature)) == 0

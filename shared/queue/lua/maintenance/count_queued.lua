@@ -21,11 +21,13 @@ local function read_jobs(sig, name)
   local page = redis.call('ZSCAN', name, cursor, 'COUNT', PAGE)
   for at = 1, #page[2], 2 do
     local id = page[2][at]
-    local job = redis.call('HMGET', key.job(id), 'state', 'rank', 'tenant')
-    if job[1] == 'queued' and job[2] and job[3] then
-      table.insert(rows, {sig, tonumber(job[2]), job[3], name .. id, 1})
+    local job = redis.call('HMGET', key.job(id), 'state', 'src', 'rank', 'tenant')
+    local rank, tenant = tonumber(job[3] or nil), job[4]
+    if job[1] == 'queued' and job[2] ~= 'lane' and rank and tenant then
+      table.insert(rows, {sig, rank, tenant, name .. id, 1})
     else
       redis.call('ZREM', name, id)
+      if rank and tenant then redis.call('ZREM', key.returned(sig, rank, tenant), id) end
     end
   end
   return page[1]
