@@ -13,9 +13,9 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from bench import record
 from bench.queue.filling import JobSource, Level, fill
@@ -25,6 +25,7 @@ from shared.config.settings import Settings
 from shared.queue import Queue
 from shared.queue.client import connect_blocking, connect_commands
 
+Figures: TypeAlias = list[dict[str, Any]]
 FIRST = Level(100, 10, 10)
 LEVELS = (
     FIRST,
@@ -41,8 +42,8 @@ def levels(jobs: int, signatures: int, tenants: int) -> list[Level]:
     return [level for level in LEVELS if level.jobs < jobs] + [last]
 
 
-async def measure(url: str, steps: list[Level], rounds: int) -> list[dict[str, Any]]:
-    """Fill the queue step by step, and return the figures of each step."""
+async def measure(url: str, steps: list[Level], rounds: int, save: Callable[[Figures], None]) -> Figures:
+    """Fill the queue step by step, and return the figures of each step; `save` gets those so far after each."""
     limit = 2 * steps[-1].jobs
     settings = Settings(
         redis_url=url, namespace="bench", max_queued_jobs=limit, max_queued_jobs_per_tenant=limit, lease_ms=600_000
@@ -50,7 +51,8 @@ async def measure(url: str, steps: list[Level], rounds: int) -> list[dict[str, A
     redis, blocking = connect_commands(url), connect_blocking(url)
     client = MeasuredClient(redis, namespace=settings.namespace, settings=settings, blocking=blocking)
     queue, source = Queue(client), JobSource(seed=1)
-    figures, queued = [], 0
+    figures: Figures = []
+    queued = 0
     try:
         empty = await client.used_bytes()
         for level in steps:
@@ -60,6 +62,8 @@ async def measure(url: str, steps: list[Level], rounds: int) -> list[dict[str, A
             print(f"{level}: filled in {filled_s:.0f} s, {used / 2**20:.0f} MiB", flush=True)
             measured = await Rounds(queue, client, source, level, ids).run(rounds)
             queued = level.jobs
+            claims = spread(measured.costs["claim"])
+            print(f"  a claim: {claims['p50_us']:,} us, p99 {claims['p99_us']:,}", flush=True)
             figures.append(
                 {
                     "jobs": level.jobs,
@@ -69,6 +73,7 @@ async def measure(url: str, steps: list[Level], rounds: int) -> list[dict[str, A
                     **summary(measured),
                 }
             )
+            save(figures)
     finally:
         await queue.close()
     return figures
@@ -94,7 +99,7 @@ def spread(costs: list[ScriptCost]) -> dict[str, int]:
     }
 
 
-def table(figures: list[dict[str, Any]]) -> Iterator[str]:
+def table(figures: Figures) -> Iterator[str]:
     """Yield the rows of a table: an operation's median and p99 at each step, and the ratios of the p99s."""
     yield "| operation | " + " | ".join(f"{one['jobs']:,} / {one['signatures']:,}" for one in figures) + " | ratio |"
     yield "|---" * (len(figures) + 2) + "|"
@@ -114,7 +119,7 @@ def ratio(first: Mapping[str, int] | None, last: Mapping[str, int] | None) -> st
     return "" if not first or not last else f"{last['p99_us'] / max(1, first['p99_us']):.1f}"
 
 
-def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
+def main(argv: list[str] | None = None) -> Figures:
     """Measure, print, save and return the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1_000_000)
@@ -124,13 +129,16 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--json", type=Path, help="save the figures and their environment")
     options = parser.parse_args(argv)
     steps = levels(options.jobs, options.signatures, options.tenants)
+
+    def save(figures: Figures) -> None:
+        if options.json is not None:  # also what was measured before a run ended early
+            record.write(options.json, {"steps": figures}, rounds=options.rounds)
+
     with tempfile.TemporaryDirectory(prefix="fusequeue-queue-") as folder, private_redis(Path(folder)) as url:
-        figures = asyncio.run(measure(url, steps, options.rounds))
+        figures = asyncio.run(measure(url, steps, options.rounds, save))
     print("\nRedis microseconds of a script by queued jobs / signatures: median, p99 (most commands in a run)\n")
     for row in table(figures):
         print(row)
-    if options.json is not None:
-        record.write(options.json, {"steps": figures}, rounds=options.rounds)
     return figures
 
 
