@@ -123,6 +123,7 @@ local function next_turns(b, rank, had, has_returned)
       had[tenant], had.count = true, had.count + 1
       if quota.allows(b, tenant, 1) then
         local turn = {tenant = tenant, rank = rank, lane = key.lane(b.sig, rank, tenant), passes = 0, reads = 0}
+        turn.has_returned = has_returned
         turn.returned = has_returned and redis.call('ZRANGE', key.returned(b.sig, rank, tenant), 0, RETURNED_READ - 1) or {}
         table.insert(turns, turn)
       end
@@ -141,7 +142,8 @@ local function leave(b, turn)
   elseif not turn.drained then
     head = queue.head(turn.lane)
   end
-  queue.update_lane({model = b.model, sig = b.sig, rank = turn.rank, tenant = turn.tenant}, head)
+  queue.update_lane({model = b.model, sig = b.sig, rank = turn.rank, tenant = turn.tenant,
+    known = not turn.has_returned and turn.passes == 0}, head)
 end
 
 -- Share the slots among the tenants with queued jobs of a rank.

@@ -167,9 +167,15 @@ function queue.remove_returned(id, job)
 end
 
 -- Update the indexes of a lane (its model, sig, rank and tenant) after entries or returned jobs were added or removed. `head`
--- is the first undelivered entry of its stream, or nil. Returns how many orders did not have it.
+-- is the first undelivered entry of its stream, or nil. lane.known: the orders have it, and it has no returned jobs. Returns
+-- how many orders did not have it.
 function queue.update_lane(lane, head)
   local oldest = head and stream_ms(head) or math.huge
+  if head and lane.known then
+    redis.call('ZADD', key.lanes(lane.sig, lane.rank), whole(oldest), lane.tenant)
+    tenants.move_lane(lane, oldest)
+    return 0
+  end
   if head then
     redis.call('ZADD', key.lanes(lane.sig, lane.rank), whole(oldest), lane.tenant)
   else

@@ -29,10 +29,16 @@ function tenants.usage_of(tenant) return tonumber(redis.call('ZSCORE', key.gpu_u
 
 -- Charge tenants the expected cost of claimed jobs. spent: seconds by tenant.
 function tenants.charge(spent, now)
-  for tenant, seconds in pairs(spent) do
-    local usage = tenants.usage_after(tenants.usage_of(tenant), seconds, now)
-    if usage then redis.call('ZADD', key.gpu_usage, string.format('%.17g', usage), tenant) end
+  local names, rows = {}, {}
+  for tenant in pairs(spent) do table.insert(names, tenant) end
+  for at, known in ipairs(redis.call('ZMSCORE', key.gpu_usage, unpack(names))) do
+    local usage = tenants.usage_after(tonumber(known or nil), spent[names[at]], now)
+    if usage then
+      table.insert(rows, string.format('%.17g', usage))
+      table.insert(rows, names[at])
+    end
   end
+  if rows[1] then redis.call('ZADD', key.gpu_usage, unpack(rows)) end
   redis.call('ZREMRANGEBYSCORE', key.gpu_usage, '-inf', whole(now / HALF_LIFE_MS - 30))
   redis.call('PEXPIRE', key.gpu_usage, 86400000)
 end
@@ -119,6 +125,11 @@ function tenants.add_lane(lane, oldest)
   added = added + redis.call('ZADD', key.lane_order(lane.sig, lane.rank), 'NX', score, lane.tenant)
   if tenants.is_deferred(lane.tenant, lane.model, lane.rank) then return added end
   return added + redis.call('ZADD', key.tenant_order(lane.model, lane.rank), 'NX', score, lane.tenant)
+end
+
+-- Update the place of a lane among its tenant's signatures.
+function tenants.move_lane(lane, oldest)
+  redis.call('ZADD', key.tenant_signatures(lane.tenant, lane.model, lane.rank), whole(oldest), lane.sig)
 end
 
 function tenants.remove_lane(lane)
