@@ -33,8 +33,8 @@ async def holds(queue: Queue, worker: str, *names: str) -> None:
 
 
 async def goes_on(queue: Queue, worker: str, model: str) -> None:
-    """Renew for a minute that a worker holds a model."""
-    later = round(await redis_ms(queue)) + 60_000
+    """Renew that a worker holds a model, for as long as a time ahead counts."""
+    later = round(await redis_ms(queue)) + 2_500
     assert (
         await queue.client.redis.zadd(queue.client.redis_keys.model_holders(model), {worker: later}, xx=True, ch=True)
         == 1
