@@ -18,10 +18,13 @@ GROUP = "workers"
 
 
 class RedisKey:
-    """One kind of key: its type and why it does not grow forever, which is a TTL or a bound."""
+    """One kind of key: its type and why it does not grow forever.
 
-    def __init__(self, kind: str, *, ttl: str = "", bound: str = "") -> None:
-        self.kind, self.ttl, self.bound = kind, ttl, bound
+    That is a `ttl`; a `bound` of what can stay for good; or, for what is gone when no job is queued or running, `live`.
+    """
+
+    def __init__(self, kind: str, *, ttl: str = "", bound: str = "", live: str = "") -> None:
+        self.kind, self.ttl, self.bound, self.live = kind, ttl, bound, live
         self.name = ""
         self.parts: tuple[str, ...] = ()
 
@@ -43,8 +46,8 @@ class _Single(RedisKey):
 class _Family(RedisKey):
     """Keys with variable parts, separated by `|`."""
 
-    def __init__(self, parts: str, kind: str, *, ttl: str = "", bound: str = "") -> None:
-        super().__init__(kind, ttl=ttl, bound=bound)
+    def __init__(self, parts: str, kind: str, *, ttl: str = "", bound: str = "", live: str = "") -> None:
+        super().__init__(kind, ttl=ttl, bound=bound, live=live)
         self.parts = tuple(parts.split())
 
     def __get__(self, keys: RedisKeys, owner: type) -> Callable[..., str]:
@@ -66,29 +69,29 @@ class RedisKeys:
     schema = _Single("string", bound="one number")
     # Jobs and the queue
     job = _Family("id", "hash", bound="max_queued_jobs and running jobs", ttl="once it has ended")
-    lane = _Family("sig priority tenant", "stream", bound="holds jobs; deleted when empty")
-    lanes = _Family("sig priority", "zset", bound="lanes with queued jobs")
-    front = _Family("sig", "zset", bound="queued jobs that were released or skipped")
-    solo = _Family("sig", "zset", bound="queued jobs that a worker lost")
-    returned = _Family("sig priority tenant", "zset", bound="queued jobs of a lane that were released, skipped or lost")
-    lane_order = _Family("sig priority", "zset", bound="tenants with queued jobs, by GPU usage")
-    tenant_order = _Family("model priority", "zset", bound="tenants with queued jobs, by GPU usage")
-    tenant_signatures = _Family("tenant model priority", "zset", bound="signatures of queued jobs, by the oldest")
+    lane = _Family("sig priority tenant", "stream", live="holds jobs; deleted when empty")
+    lanes = _Family("sig priority", "zset", live="lanes with queued jobs")
+    front = _Family("sig", "zset", live="queued jobs that were released or skipped")
+    solo = _Family("sig", "zset", live="queued jobs that a worker lost")
+    returned = _Family("sig priority tenant", "zset", live="queued jobs of a lane that were released, skipped or lost")
+    lane_order = _Family("sig priority", "zset", live="tenants with queued jobs, by GPU usage")
+    tenant_order = _Family("model priority", "zset", live="tenants with queued jobs, by GPU usage")
+    tenant_signatures = _Family("tenant model priority", "zset", live="signatures of queued jobs, by the oldest")
     claims_passed = _Family("worker", "hash", ttl="10 s")  # ready signatures that gave it nothing, by model and rank
     bulk_credit = _Single("hash", ttl="1 h")  # slots due to bulk jobs, by model
-    signature = _Family("sig", "hash", bound="deleted when nothing is queued or running")
-    signatures = _Single("zset", bound="live signatures, by slots")
-    ready = _Family("model priority", "zset", bound="signatures with queued jobs, by readiness")
+    signature = _Family("sig", "hash", live="deleted when nothing is queued or running")
+    signatures = _Single("zset", live="live signatures, by slots")
+    ready = _Family("model priority", "zset", live="signatures with queued jobs, by readiness")
     arrivals = _Family("sig", "hash", ttl="1 h")
     efficient_rows = _Family("sig", "string", ttl="1 d")
     completions = _Single("hash", ttl="1 h")
-    queued_jobs = _Single("hash", bound="tenants with queued jobs, and `*`")
+    queued_jobs = _Single("hash", live="tenants with queued jobs, and `*`")
     gpu_usage = _Single("zset", ttl="1 d")  # decayed GPU-seconds by tenant, pruned
     last_claim = _Family("worker", "string", ttl="lease_ms")  # for a repetition; replaced by the next claim
-    leases = _Single("zset", bound="running jobs, by end of lease")
+    leases = _Single("zset", live="running jobs, by end of lease")
     reclaims = _Single("hash", bound="two times: the last reclaim, the end of the last gap between reclaims")
-    claimed_jobs = _Single("hash", bound="workers with running jobs")
-    deadlines = _Single("zset", bound="queued jobs with a deadline")
+    claimed_jobs = _Single("hash", live="workers with running jobs")
+    deadlines = _Single("zset", live="queued jobs with a deadline")
     jobs = _Family("tenant", "zset", bound="kept jobs: retention")
     videos = _Family("tenant", "zset", bound="kept video jobs: retention")
     batch_jobs = _Family("tenant batch", "zset", bound="kept jobs: retention")
@@ -133,8 +136,8 @@ class RedisKeys:
     url_secret = _Single("string", bound="one secret")
     tenant_limits = _Single("hash", bound="10,000 tenants")
     request_rate = _Family("tenant", "string", ttl="1 min")
-    running_slots = _Single("hash", bound="tenants with running jobs")
-    deferred = _Family("tenant", "set", bound="orders that a tenant with running jobs has left")
+    running_slots = _Single("hash", live="tenants with running jobs")
+    deferred = _Family("tenant", "set", live="orders that a tenant with running jobs has left")
     # Webhooks
     webhook_endpoints = _Family("tenant", "hash", bound="16 endpoints, and the secret")
     webhook_outbox = _Single("stream", bound="about 1,000,000 entries")
@@ -146,10 +149,10 @@ class RedisKeys:
     def __init__(self, namespace: str) -> None:
         self.prefix = f"{{fq:{namespace}}}:"
 
-    def bounded(self, name: str) -> bool:
-        """Return whether the key needs no TTL: something else bounds it whatever it holds."""
+    def bounded(self, name: str, *, unfinished_jobs: bool = True) -> bool:
+        """Return whether the key needs no TTL, whatever it holds, while there are unfinished jobs or none."""
         key = KEYS.get(name.removeprefix(self.prefix).partition(":")[0])
-        return key is not None and bool(key.bound) and not key.ttl
+        return key is not None and not key.ttl and bool(key.bound or (key.live and unfinished_jobs))
 
 
 KEYS = {key.name: key for key in vars(RedisKeys).values() if isinstance(key, RedisKey)}

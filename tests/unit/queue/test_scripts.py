@@ -62,9 +62,10 @@ async def test_ranks_are_the_priorities_in_order(redis: FakeAsyncRedis) -> None:
 def test_every_key_has_a_ttl_or_a_bound(key: RedisKey) -> None:
     """The check after each test, for keys without a TTL, uses the same table."""
     if key.kind != "channel":
-        assert key.ttl or key.bound
-        example = f"{{fq:test}}:{key.name}" + (":x" if key.parts else "")
-        assert RedisKeys("test").bounded(example) == (not key.ttl)
+        assert key.ttl or key.bound or key.live
+        keys, example = RedisKeys("test"), f"{{fq:test}}:{key.name}" + (":x" if key.parts else "")
+        assert keys.bounded(example) == (not key.ttl)
+        assert keys.bounded(example, unfinished_jobs=False) == (not key.ttl and not key.live)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
