@@ -34,7 +34,7 @@ _WRITE_NOTHING = "redis.call('DEL', PREFIX)"
 REPLAYED = frozenset(
     {
         *("forget_job", "release", "lose", "purge_dead_letter", "redrive_dead_letter"),
-        *("admit", "commit_batch", "due_batches", "forget_file"),
+        *("wait_for_jobs", "admit", "commit_batch", "due_batches", "forget_file"),
         *("put_endpoint", "claim_deliveries", "record_attempt"),
         *("join_sync_call", "leave_sync_call", "abandon_sync_call"),
     }

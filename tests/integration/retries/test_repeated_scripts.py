@@ -128,6 +128,11 @@ async def jobs(queue: Queue, make: Make) -> None:
 async def waits_and_losses(queue: Queue, make: Make) -> None:
     await queue.claims.wait_for_jobs("w2", MODELS, wait_s=60)
     await put(queue, make())
+    wakeup = await queue.claims.wait_wakeup("w2", 1)
+    assert wakeup is not None
+    for worker in ("w3", "w4"):
+        await queue.claims.wait_for_jobs(worker, MODELS, wait_s=60)
+    await queue.claims.wait_for_jobs("w2", (), wait_s=0, unused=(wakeup,))
     (one,) = await claim(queue, 1)
     assert await queue.claims.lose("w1", {one.job.id: one.epoch}, "the engine ended") == 1
     (again,) = await claim(queue, 1)
