@@ -22,6 +22,7 @@ from chaos.processes import MAX_BATCH, Cluster, Launcher, wait_for
 
 TIMEOUT_S = 1800.0
 SETTLE_TIMEOUT_S = 60.0
+STUCK_S = 180.0
 DELIVERY_TIMEOUT_S = 150.0  # what a killed chores worker was delivering is due again after 80 s
 SUBMITTERS = 12
 
@@ -128,7 +129,7 @@ class Run:
         """Submit jobs until the planned number is reached and no fault is left."""
         submits = self.plan.submits()
         busy: set[asyncio.Task[None]] = set()
-        while len(self.client.requests) < self.plan.jobs or self._faults_left:
+        while (len(self.client.requests) < self.plan.jobs or self._faults_left) and not self._stuck():
             if self._outstanding() < self.plan.mix.outstanding and len(busy) < SUBMITTERS:
                 busy.add(asyncio.create_task(self.client.submit(*next(submits))))
                 await asyncio.sleep(0)
@@ -139,6 +140,10 @@ class Run:
                 task.result()
         await asyncio.gather(*busy)
         await self.client.finish()
+
+    def _stuck(self) -> bool:
+        """Return whether no job has ended for so long that the run would never end."""
+        return time.monotonic() - self.monitor.last_end_s > STUCK_S
 
     def _outstanding(self) -> int:
         requests, ends = self._forgotten
@@ -153,7 +158,9 @@ class Run:
         self._faults_left = len(faults)
         running: set[asyncio.Task[None]] = set()
         for fault in faults:
-            while len(self.monitor.ends) < fault.at * self.plan.jobs or len(running) >= self.scenario.at_once:
+            while not self._stuck() and (
+                len(self.monitor.ends) < fault.at * self.plan.jobs or len(running) >= self.scenario.at_once
+            ):
                 await asyncio.sleep(0.01)
                 for task in [task for task in running if task.done()]:
                     running.discard(task)
