@@ -121,7 +121,9 @@ def _check_ends(evidence: Evidence, report: Report) -> None:
             states[known.state] += 1
             if known.state is State.FAILED and not request.planned.fails:
                 report.problems["failed unplanned"].append(f"{job_id}: {known.error.code if known.error else '?'}")
-            if request.canceled and known.state is not State.CANCELED:
+            if (request.canceled and known.state is not State.CANCELED) or (
+                request.cancel_accepted and known.state is State.SUCCEEDED
+            ):
                 report.problems["completed after canceled"].append(f"{job_id}: {known.state}")
             if request.seen_end and request.seen_end != known.state:
                 report.problems["client saw"].append(f"{job_id}: {request.seen_end}, is {known.state}")
@@ -133,7 +135,8 @@ def _check_ends(evidence: Evidence, report: Report) -> None:
         "failed as planned": states[State.FAILED] - len(report.problems.get("failed unplanned", ())),
         "canceled": states[State.CANCELED],
         "dead letters": evidence.dead_letters,
-        "acknowledged as canceled": sum(request.canceled for request in evidence.requests),
+        "answered canceled": sum(request.canceled for request in evidence.requests),
+        "cancellation accepted": sum(request.cancel_accepted for request in evidence.requests),
     }
 
 

@@ -31,7 +31,8 @@ class Request:
     unanswered: int = 0
     canceled: bool = False
     """The response to a cancellation said `canceled`."""
-    cancel_requested: bool = False
+    cancel_accepted: bool = False
+    """It said `cancel_requested`, of a job that runs: the job does not succeed any more."""
     seen_end: str = ""
     """A terminal state that a poll or a stream has shown."""
     contradiction: str = ""
@@ -192,7 +193,7 @@ class Client:
         body = await self._persistently(request, "POST", f"/v1/jobs/{job_id}/cancel")
         self._saw(request, job_id, body)
         request.canceled = body.get("status") == State.CANCELED
-        request.cancel_requested = bool(body.get("cancel_requested"))
+        request.cancel_accepted = body.get("status") == State.RUNNING and bool(body.get("cancel_requested"))
 
     async def _poll(self, request: Request, job_id: str) -> None:
         while not request.seen_end:
