@@ -144,7 +144,7 @@ class QueueModel:
         if not job.holds(worker, epoch):
             return False
         job.token = token
-        self.end(job_id, state)
+        self.end(job_id, State.CANCELED if job.cancel and state is State.SUCCEEDED else state)
         return True
 
     def cancel(self, job_id: str) -> None:

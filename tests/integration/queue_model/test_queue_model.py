@@ -23,7 +23,7 @@ STEPS = int(os.environ.get("QUEUE_MODEL_STEPS", "900"))
 
 SEED = int(os.environ.get("QUEUE_MODEL_SEED", "1"))
 STEPS_PER_EXAMPLE = 60
-SHRINK_S = 45
+SHRINK_S = 20
 
 
 @pytest.mark.timeout(600)  # the long form; a failing example is shrunk for SHRINK_S
