@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +123,22 @@ def test_the_limit_of_open_files_is_raised_to_what_streams_need() -> None:
         assert raised == min(hard, waiting.MAX_WAITERS + waiting.OTHER_FILES)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_many_streams_cause_few_full_garbage_collections() -> None:
+    """Each stops the process for as long as it takes to visit all objects."""
+    code = """
+import gc
+from api.__main__ import limit_full_collections
+full = []
+gc.callbacks.append(lambda phase, info: full.append(info) if phase == "stop" and info["generation"] == 2 else None)
+limit_full_collections()
+full.clear()
+streams = [[] for _ in range(200 * 5_000)]
+print(len(full))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert int(ran.stdout) <= 1
 
 
 async def test_fewer_open_files_allow_fewer_waiters(
