@@ -126,7 +126,7 @@ def test_the_limit_of_open_files_is_raised_to_what_streams_need() -> None:
 
 
 def test_many_streams_cause_few_full_garbage_collections() -> None:
-    """Each stops the process for as long as it takes to visit all objects."""
+    """Each stops the process for as long as it takes to look at all objects."""
     code = """
 import gc
 from api.__main__ import limit_full_collections
