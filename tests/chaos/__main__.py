@@ -14,7 +14,6 @@ from chaos.processes import Launcher
 from chaos.run import Run
 from chaos.scenarios import SCENARIOS
 
-
 MEMORY = Path("/dev/shm")  # on a disk, removing the 60,000 files of a long run takes minutes
 
 
