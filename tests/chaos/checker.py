@@ -125,8 +125,8 @@ def _check_ends(evidence: Evidence, report: Report) -> None:
                 request.cancel_accepted and known.state is State.SUCCEEDED
             ):
                 report.problems["completed after canceled"].append(f"{job_id}: {known.state}")
-            if request.seen_end and request.seen_end != known.state:
-                report.problems["client saw"].append(f"{job_id}: {request.seen_end}, is {known.state}")
+            if request.seen_ends - {known.state}:
+                report.problems["client saw"].append(f"{job_id}: {sorted(request.seen_ends)}, is {known.state}")
     for job_id, ends in evidence.monitor.ends.items():
         if len(ends) > 1:
             report.problems["terminal twice"].append(f"{job_id}: {', '.join(ends)}")

@@ -33,8 +33,8 @@ class Request:
     """The response to a cancellation said `canceled`."""
     cancel_accepted: bool = False
     """It said `cancel_requested`, of a job that runs: the job does not succeed any more."""
-    seen_end: str = ""
-    """A terminal state that a poll or a stream has shown."""
+    seen_ends: set[str] = field(default_factory=set)
+    """Terminal states that responses and streams have shown."""
     contradiction: str = ""
     forgotten: bool = False
     """Redis lost everything after this request had been sent."""
@@ -191,42 +191,47 @@ class Client:
     async def _cancel(self, request: Request, job_id: str, after_s: float) -> None:
         await asyncio.sleep(after_s)
         body = await self._persistently(request, "POST", f"/v1/jobs/{job_id}/cancel")
-        self._saw(request, job_id, body)
+        _note_end(request, body)
         request.canceled = body.get("status") == State.CANCELED
         request.cancel_accepted = body.get("status") == State.RUNNING and bool(body.get("cancel_requested"))
 
     async def _poll(self, request: Request, job_id: str) -> None:
-        while not request.seen_end:
+        while True:
             body = await self._persistently(request, "GET", f"/v1/jobs/{job_id}", params={"wait": "5"})
-            if not body:
+            if not body or _note_end(request, body):
                 return
-            self._saw(request, job_id, body)
 
     async def _stream(self, request: Request, job_id: str) -> None:
-        assert self._session is not None
-        deadline = time.monotonic() + GIVE_UP_S
-        last = ""
-        while not request.seen_end and time.monotonic() < deadline:
-            headers = {"Last-Event-ID": last} if last else {}
+        deadline, last = time.monotonic() + GIVE_UP_S, ""
+        while time.monotonic() < deadline:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-                async with self._session.get(f"/v1/jobs/{job_id}/events", headers=headers) as response:
-                    if response.status in (204, 404):  # 204: ended, and the last event was read without its data
-                        return await self._poll(request, job_id)
-                    async for raw in response.content:
-                        line = raw.decode().rstrip()
-                        last = line[4:] if line.startswith("id: ") else last
-                        if line.startswith("data: "):
-                            self._saw(request, job_id, json.loads(line[6:]))
+                status, ended, last = await self._read_events(request, job_id, last)
+                if ended:
+                    return
+                if status in (204, 404):  # 204: ended, and the last event was read without its data
+                    return await self._poll(request, job_id)
             await asyncio.sleep(0.2)
-        if not request.seen_end:
-            self.faults.append(f"stream of {job_id}: no end within {GIVE_UP_S:g} s")
+        self.faults.append(f"stream of {job_id}: no end within {GIVE_UP_S:g} s")
 
-    def _saw(self, request: Request, job_id: str, body: dict[str, Any]) -> None:
-        state = body.get("status")
-        if state not in set(State) or not State(state).terminal:
-            if state in set(State) and request.seen_end:
-                request.contradiction = f"{job_id}: {request.seen_end}, then {state}"
-            return
-        if request.seen_end and request.seen_end != state:
-            request.contradiction = f"{job_id}: {request.seen_end}, then {state}"
-        request.seen_end = str(state)
+    async def _read_events(self, request: Request, job_id: str, last: str) -> tuple[int, bool, str]:
+        """Read a stream to its end; return its status, whether it showed the job's end, and the last event's id."""
+        assert self._session is not None
+        headers, ended = {"Last-Event-ID": last} if last else {}, False
+        async with self._session.get(f"/v1/jobs/{job_id}/events", headers=headers) as response:
+            async for raw in response.content:
+                line = raw.decode().rstrip()
+                last = line[4:] if line.startswith("id: ") else last
+                if line.startswith("data: "):
+                    if ended:
+                        request.contradiction = f"{job_id}: {line} after its end"
+                    ended = _note_end(request, json.loads(line[6:])) or ended
+            return response.status, ended, last
+
+
+def _note_end(request: Request, body: dict[str, Any]) -> bool:
+    """Note the state in a response, if it is terminal; return whether it is."""
+    state = body.get("status")
+    if state not in set(State) or not State(state).terminal:
+        return False
+    request.seen_ends.add(str(state))
+    return True
