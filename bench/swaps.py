@@ -60,7 +60,7 @@ class ModelQueue:
 class OldestFirst:
     """The longest wait first."""
 
-    def turn_s(self, queue: ModelQueue) -> float:
+    def sort_s(self, queue: ModelQueue) -> float:
         return queue.ready_s
 
     def free_s(self, queue: ModelQueue) -> float:
@@ -68,7 +68,7 @@ class OldestFirst:
 
     def stops_admission(self, queue: ModelQueue, current: ModelQueue | None, now: float) -> bool:
         """Return whether `queue` stops admissions to a running batch of another model."""
-        return self.turn_s(queue) <= now - OVERDUE_S
+        return self.sort_s(queue) <= now - OVERDUE_S
 
 
 class InMemoryFirst(OldestFirst):
@@ -85,17 +85,17 @@ class InMemoryFirst(OldestFirst):
         fields = {"ready": queue.ready_s, "load": queue.load_s, "holders": queue.holders, "work": work}
         return self._lua.table_from(fields)
 
-    def turn_s(self, queue: ModelQueue) -> float:
-        return float(self._swaps.turn_at(self._lua_table(queue)))
+    def sort_s(self, queue: ModelQueue) -> float:
+        return float(self._swaps.sort_ms(self._lua_table(queue)))
 
     def free_s(self, queue: ModelQueue) -> float:
         return float(self._swaps.free_at(self._lua_table(queue)))
 
     def stops_admission(self, queue: ModelQueue, current: ModelQueue | None, now: float) -> bool:
-        turn_s = self.turn_s(queue)
-        if turn_s > now - OVERDUE_S:
+        sort_s = self.sort_s(queue)
+        if sort_s > now - OVERDUE_S:
             return False
-        return not queue.load_s or (self.free_s(queue) <= now and not (current and current.ready_s <= turn_s))
+        return not queue.load_s or (self.free_s(queue) <= now and not (current and current.ready_s <= sort_s))
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class SwapSimulation:
         free = [queue for queue in queues if self._policy.free_s(queue) <= self._now]
         if not free:
             return
-        first = min(free, key=lambda queue: (self._policy.turn_s(queue), queue.model))
+        first = min(free, key=lambda queue: (self._policy.sort_s(queue), queue.model))
         if first.load_s:
             self._loads += 1
             worker.model, worker.ready_s = first.model, self._now + first.load_s

@@ -155,7 +155,7 @@ async def test_expected_gap(
 
 # ready = 1000, a load takes 200 and no other worker holds the model unless the row says otherwise; the last columns are
 # the time that orders the signature among others, and the time from which an idle worker can claim it.
-TURNS = [
+SORT_TIMES = [
     ("in memory: ordered by readiness", {"load": 0}, 1000, 1000),
     ("to be loaded: three loads later; an idle worker claims it at once", {}, 1600, 1000),
     ("another worker has it: left to that worker for one load", {"holders": 1}, 2200, 1200),
@@ -166,15 +166,15 @@ TURNS = [
 ]
 
 
-@pytest.mark.parametrize(("why", "facts", "turn", "free"), TURNS, ids=[row[0] for row in TURNS])
+@pytest.mark.parametrize(("why", "facts", "sort_ms", "free"), SORT_TIMES, ids=[row[0] for row in SORT_TIMES])
 async def test_models_in_memory_go_first(
-    redis: FakeAsyncRedis, why: str, facts: dict[str, int], turn: int, free: int
+    redis: FakeAsyncRedis, why: str, facts: dict[str, int], sort_ms: int, free: int
 ) -> None:
     """Which signature a worker serves next, and when a model is worth loading."""
     facts = {"ready": 1000, "load": 200, "holders": 0, "work": 0, **facts}
     table = ", ".join(f"{name} = {value}" for name, value in facts.items())
-    expression = f"{{model_loads.turn_at({{{table}}}), model_loads.free_at({{{table}}})}}"
-    assert await evaluate(redis, expression) == [turn, free], why
+    expression = f"{{model_loads.sort_ms({{{table}}}), model_loads.free_at({{{table}}})}}"
+    assert await evaluate(redis, expression) == [sort_ms, free], why
 
 
 # now = 100000, lease = 8000, so that a grace is 8000 long; the last columns are before when a lease must have ended to
@@ -203,12 +203,20 @@ async def test_holders_renew_before_their_leases_are_reclaimed_after_a_gap(
     assert await evaluate(redis, f"{{{decision}.before, {decision}.gap or false}}") == [before, gap], why
 
 
-IN_MEMORY = {"come": True, "served": 10, "turn": 1000, "sig": "a"}
+IN_MEMORY = {"model_available": True, "usage": 10, "sort_ms": 1000, "sig": "a"}
 ORDER = [
-    ("the least-served tenant goes first, however long another one's jobs are ready", {"served": 11, "turn": 0}, True),
-    ("jobs of one tenant go by readiness", {"turn": 1001}, True),
-    ("whose were ready earlier", {"turn": 999}, False),
-    ("a model to be loaded goes later, also for a tenant that was served less", {"come": False, "served": 0}, True),
+    (
+        "the least-served tenant goes first, however long other jobs are ready",
+        {"usage": 11, "sort_ms": 0},
+        True,
+    ),
+    ("jobs of one tenant go by readiness", {"sort_ms": 1001}, True),
+    ("whose were ready earlier", {"sort_ms": 999}, False),
+    (
+        "a model to be loaded goes later, even with less usage",
+        {"model_available": False, "usage": 0},
+        True,
+    ),
     ("the order is total", {"sig": "b"}, True),
 ]
 

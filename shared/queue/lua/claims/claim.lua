@@ -11,7 +11,7 @@ local c = choice.new(worker, model_loads.models(6), lowest, now)
 local tried, tries = {}, 0
 
 -- Claim the row's signature. Returns the claims, nil if it gave nothing.
-local function claimed(row)
+local function try_claim(row)
   tried[row.sig], tries = true, tries + 1
   local b = {sig = row.sig, model = row.model.name, left = tonumber(ARGV[3]), starting = true, has_other_jobs = ARGV[5] == '1',
     ranks = bulk_share.ranks(c.due[row.model.name], lowest)}
@@ -30,7 +30,7 @@ for _, step in ipairs(choice.steps(c)) do
   for _, rows in ipairs({'by_tenant', 'by_readiness'}) do
     for _, row in ipairs(choice[rows](c, step)) do
       if tries >= TRIES then return {} end
-      local claims = not tried[row.sig] and claimed(row)
+      local claims = not tried[row.sig] and try_claim(row)
       if claims then return claims end
       if rows == 'by_readiness' then choice.pass(c, row) end
     end

@@ -24,7 +24,7 @@ local function own_row(rank)
   local ready = tonumber(redis.call('ZSCORE', key.ready(own, rank), sig) or nil)
   if not ready or ready > now then return nil end
   for _, row in ipairs(tenants.first(key.lane_order(sig, rank), 8)) do
-    if quota.allows(c, row.tenant, 1) then return {sig = sig, come = true, served = row.served, turn = ready} end
+    if quota.allows(c, row.tenant, 1) then return {sig = sig, model_available = true, usage = row.usage, sort_ms = ready} end
   end
 end
 
@@ -34,10 +34,10 @@ local function comes_later(step)
   local rows, mine = choice.by_tenant(c, step), own_row(step.rank)
   if not rows[1] then
     rows = choice.by_readiness(c, step)
-    if mine then mine.served = 0 end
+    if mine then mine.usage = 0 end
   end
   for _, row in ipairs(rows) do
-    if row.sig ~= sig and row.turn <= now - conf.overdue_ms and not (mine and choice.before(mine, row)) then return true end
+    if row.sig ~= sig and row.sort_ms <= now - conf.overdue_ms and not (mine and choice.before(mine, row)) then return true end
   end
   return false
 end

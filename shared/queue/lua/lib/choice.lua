@@ -63,12 +63,12 @@ local EACH = 4
 local TENANTS, PAGES = 8, 4
 local SIGNATURES = 4
 
--- Whether row `a` goes before `b`. row.come: its model is in memory, or it has waited for the load; row.served: GPU usage of
--- its tenant.
+-- Whether row `a` goes before `b`. row.model_available: its model is in memory, or it has waited for the load; row.usage: GPU
+-- usage of its tenant; row.sort_ms: from model_loads.
 function choice.before(a, b)
-  if a.come ~= b.come then return a.come end
-  if a.served ~= b.served then return a.served < b.served end
-  if a.turn ~= b.turn then return a.turn < b.turn end
+  if a.model_available ~= b.model_available then return a.model_available end
+  if a.usage ~= b.usage then return a.usage < b.usage end
+  if a.sort_ms ~= b.sort_ms then return a.sort_ms < b.sort_ms end
   return a.sig < b.sig
 end
 
@@ -107,7 +107,7 @@ local function signatures_of(c, row, model, rank, found)
   for at, ready in ipairs(redis.call('ZMSCORE', key.ready(model.name, rank), unpack(sigs))) do
     ready = tonumber(ready or nil)
     if ready and ready <= c.now then
-      table.insert(found, {sig = sigs[at], ready = ready, tenant = row.tenant, served = row.served, model = model, rank = rank})
+      table.insert(found, {sig = sigs[at], ready = ready, tenant = row.tenant, usage = row.usage, model = model, rank = rank})
     end
   end
 end
@@ -148,7 +148,7 @@ function choice.by_readiness(c, step)
       local ready = redis.call('ZRANGEBYSCORE', key.ready(model.name, step.rank), '-inf', whole(c.now), 'WITHSCORES', 'LIMIT',
         skipped, 2 * EACH)
       for at = 1, #ready, 2 do
-        table.insert(found, {sig = ready[at], ready = tonumber(ready[at + 1]), served = 0, model = model, rank = step.rank})
+        table.insert(found, {sig = ready[at], ready = tonumber(ready[at + 1]), usage = 0, model = model, rank = step.rank})
       end
       if skipped > 0 and #found < 2 * EACH then redis.call('HDEL', key.claims_passed(c.worker), field) end
       add_free(c, rows, found, model, step.rank)

@@ -12,11 +12,11 @@ local function first_lost(b, rank)
     if not job or job.state ~= 'queued' then
       redis.call('ZREM', key.solo(b.sig), id)
     elseif not claim_job.expired(id, job, b.now) and quota.allows(b, job.tenant, job.slots) then
-      table.insert(jobs, {id = id, job = job, at = #jobs + 1, served = tenants.usage_of(job.tenant) or 0})
+      table.insert(jobs, {id = id, job = job, at = #jobs + 1, usage = tenants.usage_of(job.tenant) or 0})
     end
   end
   table.sort(jobs, function(a, c)
-    if a.served ~= c.served then return a.served < c.served end
+    if a.usage ~= c.usage then return a.usage < c.usage end
     return a.at < c.at
   end)
   return jobs[1]

@@ -8,7 +8,7 @@ local HELD_MS = 3000
 
 -- The time (ms) that orders a signature among others. s.ready: since when it is ready; s.load: ms to load its model on this
 -- worker, 0 if loaded; s.holders: other workers that hold it.
-function model_loads.turn_at(s)
+function model_loads.sort_ms(s)
   return s.ready + LOADS_WAITED * s.load * (s.holders > 0 and 2 or 1)
 end
 
@@ -54,7 +54,7 @@ local function work_of(sig, model)
   return 1000 * slots * tonumber(cost)
 end
 
--- Add to rows of ready signatures of one model and priority, each with its ready time, their turn and free times.
+-- Add to rows of ready signatures of one model and priority, each with its ready time: row.sort_ms, row.free and row.model_available.
 function model_loads.place(rows, worker, model, rank, now)
   local holders, work = 0, 0
   if rows[1] and model.load > 0 then holders = others_holding(model.name, worker, now) end
@@ -65,8 +65,8 @@ function model_loads.place(rows, worker, model, rank, now)
   end
   for _, row in ipairs(rows) do
     local facts = {ready = row.ready, load = model.load, holders = holders, work = work}
-    row.turn, row.free = model_loads.turn_at(facts), model_loads.free_at(facts)
-    row.come = model.load == 0 or row.turn <= now
+    row.sort_ms, row.free = model_loads.sort_ms(facts), model_loads.free_at(facts)
+    row.model_available = model.load == 0 or row.sort_ms <= now
   end
   return rows
 end

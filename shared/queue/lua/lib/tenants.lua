@@ -70,19 +70,19 @@ function tenants.first(order, count)
     for at = 1, #found, 2 do table.insert(names, found[at]) end
     if not names[1] then return {} end
     rows = {}
-    for at, usage in ipairs(redis.call('ZMSCORE', key.gpu_usage, unpack(names))) do
-      local served, known = tonumber(usage or nil) or 0, tonumber(found[2 * at])
-      if served ~= known and (served > 0 or known >= 1) then
-        table.insert(stale, string.format('%.17g', served))
+    for at, known in ipairs(redis.call('ZMSCORE', key.gpu_usage, unpack(names))) do
+      local usage, score = tonumber(known or nil) or 0, tonumber(found[2 * at])
+      if usage ~= score and (usage > 0 or score >= 1) then
+        table.insert(stale, string.format('%.17g', usage))
         table.insert(stale, names[at])
       end
-      rows[at] = {tenant = names[at], served = served, at = at}
+      rows[at] = {tenant = names[at], usage = usage, at = at}
     end
     if not stale[1] then break end
     redis.call('ZADD', order, 'XX', unpack(stale))
   end
   table.sort(rows, function(a, b)
-    if a.served ~= b.served then return a.served < b.served end
+    if a.usage ~= b.usage then return a.usage < b.usage end
     return a.at < b.at
   end)
   return rows
