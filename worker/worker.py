@@ -24,12 +24,13 @@ from worker.claiming import ClaimLoop
 from worker.cost_curves import CostCurves
 from worker.engine.protocol import EngineFactory, ForwardDone
 from worker.engine.remote import RemoteEngine
+from worker.engine_events import EngineEventHandler
 from worker.job_runner import ClaimedJob, JobRunner, StopReason
 from worker.leases import Leases
 from worker.metrics import collectors
 from worker.output.image_encoding import PreviewPublisher
 from worker.output.upload import Uploader
-from worker.progress import EngineEventHandler, ProgressReporter
+from worker.progress import ProgressReporter
 
 log = structlog.get_logger()
 

@@ -21,8 +21,8 @@ from worker.engine.protocol import (
     OutputReady,
     PreviewReady,
 )
+from worker.engine_events import EngineEventHandler
 from worker.metrics import collectors
-from worker.progress import EngineEventHandler
 
 KEY = "job_1:1"
 PIXELS = np.zeros((8, 8, 3), np.uint8)

@@ -1,0 +1,79 @@
+"""Events of the engine: from its thread to the claimed jobs on the event loop."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from shared.job import Phase, Progress
+from worker.engine import protocol
+from worker.engine.protocol import EngineEvent, ForwardDone, JobEvent
+from worker.job_runner import ClaimedJob
+from worker.metrics import collectors
+from worker.output.image_encoding import PreviewPublisher
+from worker.output.upload import Uploader
+
+log = structlog.get_logger()
+
+
+@dataclass(eq=False)
+class EngineEventHandler:
+    """Carries the engine's events to the event loop. Events of claims that are not in `jobs` any more are dropped."""
+
+    jobs: dict[str, ClaimedJob]  # read on the loop only
+    uploader: Uploader
+    previews: PreviewPublisher
+    on_change: Callable[[ClaimedJob], None]
+    on_forward: Callable[[ForwardDone], None]
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[EngineEvent] = deque()
+        self._wake_scheduled = False
+
+    def on_event(self, event: EngineEvent) -> None:
+        # Waking the loop is a system call, and a forward has events for each of its jobs: one call serves all of them.
+        self._events.append(event)
+        if not self._wake_scheduled and not self._loop.is_closed():  # closed: the process is ending
+            self._wake_scheduled = True
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._wake_scheduled = False  # before reading the events: those appended from now on schedule another call
+        while self._events:
+            self._loop.call_soon(self._handle, self._events.popleft())
+
+    def _handle(self, event: EngineEvent) -> None:
+        job = self.jobs.get(event.claim_key) if isinstance(event, JobEvent) else None
+        try:
+            if isinstance(event, ForwardDone):
+                self.on_forward(event)
+            elif not isinstance(event, JobEvent):
+                collectors.model_event(event)
+            elif job:
+                self._handle_job_event(job, event)
+        except Exception as error:
+            log.exception("engine_event_failed", kind=type(event).__name__)
+            if job:  # its output may be missing
+                job.fail(error)
+
+    def _handle_job_event(self, job: ClaimedJob, event: JobEvent) -> None:
+        match event:
+            case protocol.PreviewReady(index=index, pixels=pixels):
+                job.publish_preview(self.previews, index, pixels)
+                return
+            case protocol.OutputReady(index=index, output=output):
+                job.upload(self.uploader, index, output)
+                return
+            case protocol.JobPhaseChanged(phase=phase):
+                job.update_progress(phase)
+            case protocol.JobProgress(step=step, total=total):
+                job.update_progress(Phase.DENOISING, Progress(step=step, total=total))
+            case protocol.JobFinished():
+                if job.engine_done.done():
+                    return
+                job.engine_done.set_result(event)
+                job.update_progress(Phase.UPLOADING)
+        self.on_change(job)
