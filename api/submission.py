@@ -24,7 +24,7 @@ from shared.runtime import metrics
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _pending_submits: set[asyncio.Task[list[SubmitResult | FusequeueError]]] = set()
 
-QueueEntry = Submission | SubmitResult
+SubmissionOrReplay = Submission | SubmitResult
 """A job ready for the queue, or the one that an earlier request with the same Idempotency-Key submitted."""
 
 
@@ -78,7 +78,7 @@ async def build_submission(
     *,
     previews: int = 0,
     webhook_version: str | None = None,
-) -> QueueEntry:
+) -> SubmissionOrReplay:
     """Check the request, store its input images and build its job, or raise `InvalidRequest`.
 
     A request with images whose Idempotency-Key is known is not built: nothing is fetched for a replay.
@@ -97,7 +97,7 @@ async def build_submission(
 
 
 async def submit_entries(
-    entries: Sequence[QueueEntry | FusequeueError], services: Services
+    entries: Sequence[SubmissionOrReplay | FusequeueError], services: Services
 ) -> list[SubmitResult | FusequeueError]:
     """Put the submissions into the queue in one script, and return the result of each entry, in order.
 

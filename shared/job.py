@@ -57,6 +57,11 @@ class Priority(StrEnum):
     STANDARD = "standard"
     BULK = "bulk"
 
+    @property
+    def rank(self) -> int:
+        """0 for the highest priority; the number in Redis and in the batch scheduler."""
+        return tuple(Priority).index(self)
+
 
 class Task(StrEnum):
     """Tasks of a model. Images with a strength are noised; images to edit condition the model."""

@@ -20,7 +20,14 @@ from api.http.middleware import NDJSON_TYPES, require_type
 from api.http.ndjson import Line, Splitter, Spool
 from api.http.openapi import ndjson_body, problems
 from api.http.streaming import SEND_TIMEOUT_S
-from api.submission import IdempotencyKey, QueueEntry, build_submission, idempotency, result_label, submit_entries
+from api.submission import (
+    IdempotencyKey,
+    SubmissionOrReplay,
+    build_submission,
+    idempotency,
+    result_label,
+    submit_entries,
+)
 from shared.errors import FusequeueError, PayloadTooLarge
 from shared.queue import Submission, SubmitResult
 from shared.request import parse
@@ -148,9 +155,9 @@ class BulkSubmission:
             results = [error if isinstance(entry, Submission) else entry for entry in entries]
         return b"".join(self._result_line(line.number, result) for line, result in zip(lines, results, strict=True))
 
-    async def _build_all(self, lines: list[Line]) -> list[QueueEntry | FusequeueError]:
+    async def _build_all(self, lines: list[Line]) -> list[SubmissionOrReplay | FusequeueError]:
         """Build the submissions of the lines; those with images concurrently, since their images are fetched."""
-        entries: list[asyncio.Task[QueueEntry | FusequeueError] | QueueEntry | FusequeueError] = []
+        entries: list[asyncio.Task[SubmissionOrReplay | FusequeueError] | SubmissionOrReplay | FusequeueError] = []
         async with asyncio.TaskGroup() as tasks:
             for index, line in enumerate(lines):
                 if line.raw is not None and b'"image' in line.raw:
@@ -161,11 +168,11 @@ class BulkSubmission:
                     await asyncio.sleep(0)
         return [item.result() if isinstance(item, asyncio.Task) else item for item in entries]
 
-    async def _build_with_image(self, line: Line) -> QueueEntry | FusequeueError:
+    async def _build_with_image(self, line: Line) -> SubmissionOrReplay | FusequeueError:
         async with self._images:
             return await self._build(line)
 
-    async def _build(self, line: Line) -> QueueEntry | FusequeueError:
+    async def _build(self, line: Line) -> SubmissionOrReplay | FusequeueError:
         if line.raw is None:
             return PayloadTooLarge(f"the line is longer than {self.max_line_bytes} bytes", param="line")
         try:

@@ -93,7 +93,9 @@ class Settings(BaseSettings):
     max_attempts: Positive = _setting(3, "Losses of a solo job before it becomes a dead letter.")
 
     lease_ms: Positive = _setting(30_000, "Lifetime of a claim that is not renewed.")
-    overdue_ms: Positive = _setting(2_000, "A signature ready for longer stops admissions to other batches.")
+    overdue_ms: Positive = _setting(
+        2_000, "A signature ready for longer stops admissions to other batches if the next claim would choose it."
+    )
     bulk_share: float = _setting(
         0.1, "Share of a model's slots for its bulk jobs while others are queued. 0: none.", ge=0, le=0.9
     )

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from shared.errors import RedisUnavailable
 from shared.job import Failure, Outcome, Priority, State, decode, is_newer
 from shared.queue.client import MAX_BLOCK_MS, QueueClient, QueueComponent, translated
-from shared.queue.records import ARTIFACTS, RANKS, Claim, ProgressReport, Renewal
+from shared.queue.records import ARTIFACTS, Claim, ProgressReport, Renewal
 from shared.queue.scripts import ClaimRow
 
 log = structlog.get_logger()
@@ -54,7 +54,7 @@ class Claims(QueueComponent):
         """
         if slots < 1 or not models:
             return []
-        lowest, load_times = RANKS.index(min_priority), _load_times(models)
+        lowest, load_times = min_priority.rank, _load_times(models)
 
         def request(token: str) -> Awaitable[list[ClaimRow]]:
             return self._scripts.claim(worker, token, slots, lowest, has_other_jobs, *load_times)
@@ -73,12 +73,12 @@ class Claims(QueueComponent):
     ) -> list[Claim]:
         """Claim more jobs of a running batch's signature, ready or not; never a job that must run solo.
 
-        While another signature of `models` is overdue, only jobs of a higher priority than its own are claimed;
-        `on_overdue` is called when that leaves none.
+        While another signature of `models` is overdue and the next claim would choose it, only jobs of a higher
+        priority than its own are claimed; `on_overdue` is called when that leaves none.
         """
         if slots < 1:
             return []
-        lowest, load_times = RANKS.index(min_priority), _load_times(models)
+        lowest, load_times = min_priority.rank, _load_times(models)
 
         def request(token: str) -> Awaitable[list[ClaimRow] | None]:
             return self._scripts.join(worker, token, signature, slots, lowest, *load_times)
@@ -156,7 +156,7 @@ class Claims(QueueComponent):
 
         0 does not promise a claim: another worker can be faster, or a job can need more slots than are free.
         """
-        return await self._scripts.next_ready_ms(worker, RANKS.index(min_priority), *_load_times(models))
+        return await self._scripts.next_ready_ms(worker, min_priority.rank, *_load_times(models))
 
     async def wait_for_jobs(
         self,
@@ -260,7 +260,15 @@ def _cause(error: Exception) -> str:
 
 def _claim(row: ClaimRow) -> Claim:
     _, wire, signature, epoch, solo, queued_ms, left_ms = row
-    return Claim(decode(wire), signature, epoch, epoch, bool(solo), queued_ms, left_ms if left_ms >= 0 else None)
+    return Claim(
+        decode(wire),
+        signature,
+        epoch=epoch,
+        attempt=epoch,
+        solo=bool(solo),
+        queued_ms=queued_ms,
+        deadline_ms=left_ms if left_ms >= 0 else None,
+    )
 
 
 def _load_times(models: Models) -> list[str | int]:

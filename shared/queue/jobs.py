@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from shared.errors import FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
 from shared.job import InputRef, JobRecord, encode
 from shared.queue.client import QueueComponent, translated
-from shared.queue.records import RANKS, QueuePosition, Submission, SubmitResult, paired, record
+from shared.queue.records import QueuePosition, Submission, SubmitResult, paired, record
 from shared.queue.scripts import SubmitArgs
 from shared.runtime.clock import id_time_ms
 
@@ -242,7 +242,7 @@ def _submit_args(submission: Submission) -> SubmitArgs:
     return SubmitArgs(
         id=job.id,
         tenant=job.tenant,
-        rank=RANKS.index(job.priority),
+        rank=job.priority.rank,
         slots=job.slots,
         sig=submission.signature,
         model=job.model,

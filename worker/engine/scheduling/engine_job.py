@@ -4,7 +4,7 @@ import time
 from collections.abc import Hashable
 
 from shared.errors import JobError
-from shared.job import BatchingStats, Priority
+from shared.job import BatchingStats
 from shared.signature import signature
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.lora.per_row import adapter_key
@@ -12,8 +12,6 @@ from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.protocol import EngineRequest, JobFinished, Pixels, shape_key
-
-PRIORITY_RANKS = {Priority.INTERACTIVE: 0, Priority.STANDARD: 1, Priority.BULK: 2}
 
 # Rows of a reproducible job's forwards, the same at any load. Few, so that a solo job stays cheap.
 REPRODUCIBLE_ROWS = 4
@@ -31,7 +29,7 @@ class EngineJob:
         self.key = request.claim_key
         self.spec = request.spec
         self.arrival = arrival
-        self.priority_rank = PRIORITY_RANKS[request.job.priority]
+        self.priority_rank = request.job.priority.rank
         # Padding to the size of another job changes the last bits: reproducible jobs share batches of one size only.
         size = (request.job.width, request.job.height) if request.job.reproducible else None
         self.batch_group: Hashable = request.claim_key if request.solo else (signature(request.job), size)

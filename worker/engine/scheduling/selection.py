@@ -8,7 +8,7 @@ from shared.job import Priority
 from worker.engine.fusion.fused_call import fixed_position
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, Stage
-from worker.engine.scheduling.engine_job import PRIORITY_RANKS, EngineJob
+from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.memory_limits import ForwardKind, MemoryLimits
 from worker.engine.scheduling.timing import ForwardTimer
 
@@ -67,9 +67,7 @@ def select_calls(candidates: Sequence[Candidate], limit: Callable[[Sequence[int]
 
 def is_filler(call: Candidate, first: Candidate) -> bool:
     """Return whether a call is bulk and the first interactive, so that it must not slow the forward down."""
-    return first.priority_rank == PRIORITY_RANKS[Priority.INTERACTIVE] and (
-        call.priority_rank >= PRIORITY_RANKS[Priority.BULK]
-    )
+    return first.priority_rank == Priority.INTERACTIVE.rank and call.priority_rank >= Priority.BULK.rank
 
 
 def free_fillers(own: int, fillers: int, seconds: Callable[[int], float | None]) -> int:
