@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test chaos soak parity lint bench bench-engine bench-gpu bench-http clean
+.PHONY: demo up test chaos soak parity lint bench bench-scale bench-engine bench-gpu bench-http clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -48,6 +48,10 @@ lint: $(READY)
 
 bench: $(READY)
 	for name in simulate swaps fleet engine preempt interactive over_http pool; do $(BIN)/python -m bench.$$name || exit; done
+
+# A million queued jobs (about 4 GB), and ten thousand event streams.
+bench-scale: $(READY)
+	for name in queue queue.subscribers; do $(BIN)/python -m bench.$$name || exit; done
 
 bench-engine: $(READY)
 	$(BIN)/python -m bench.engine
