@@ -156,7 +156,7 @@ def _check_results(evidence: Evidence, report: Report) -> None:
             if data is not None and not _is_of(data, known.job.seed_of(artifact.index)):
                 report.problems["results of another job"].append(f"{job_id}: {artifact.key}")
     results = [key for key in evidence.objects if key.startswith("jobs/")]
-    report.counts |= {"results": len(named), "files of lost attempts": len(set(results) - named)}
+    report.counts |= {"results": len(named), "files without a result": len(set(results) - named)}
 
 
 def _is_of(data: bytes, seed: int) -> bool:
