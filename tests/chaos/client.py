@@ -127,7 +127,8 @@ class Client:
             request.refused += status in _RETRIED
             request.unanswered += status == 0
             if status not in (0, *_RETRIED):
-                self.faults.append(f"submit {request.planned.token}: {status} {body}")
+                if not (request.forgotten and status == 409):  # the job of its key is gone
+                    self.faults.append(f"submit {request.planned.token}: {status} {body}")
                 return
             if not request.planned.key:
                 return

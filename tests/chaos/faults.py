@@ -180,10 +180,12 @@ async def flush_scripts(stage: Stage, rng: random.Random) -> None:
 
 
 async def flush_all(stage: Stage, rng: random.Random) -> None:
-    """Lose all of Redis."""
+    """Lose all of Redis; new jobs then end."""
     with stage.cluster.redis.client as client:
         client.flushall()
     stage.forgetting()
+    ended = len(stage.monitor.ends)
+    await wait_for(lambda: len(stage.monitor.ends) > ended + 200, "new jobs end")
 
 
 async def lose_groups(stage: Stage, rng: random.Random) -> None:
