@@ -7,14 +7,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from harness.engine import a_job, a_spec
 from harness.queue import claim, end, put
 
 from shared.config.models_file import Catalog
 from shared.job import NEWEST_JOB, Job, State, decode
 from shared.queue import Queue, Submission
-from shared.queue.claims import Claims
-from shared.queue.scripts import ClaimRow
+from shared.queue import claims as queue_claims
 from shared.signature import signature
 from shared.storage import connect
 from worker.engine.engine import Engine
@@ -23,14 +23,12 @@ from worker.worker import Worker
 NEXT = NEWEST_JOB + 1
 
 
-class NextClaims(Claims):
-    """Also reads the next version, in which the prompt has another name."""
-
-    async def _decoded(self, worker: str, row: ClaimRow) -> Job | None:
-        wire = json.loads(row[1])
-        if wire.get("schema_version") == NEXT:
-            wire |= {"schema_version": NEWEST_JOB, "prompt": wire.pop("text")}
-        return decode(json.dumps(wire))
+def decode_next(wire: str | bytes) -> Job:
+    """Also read the next version, in which the prompt has another name."""
+    fields = json.loads(wire)
+    if fields.get("schema_version") == NEXT:
+        fields |= {"schema_version": NEWEST_JOB, "prompt": fields.pop("text")}
+    return decode(json.dumps(fields))
 
 
 async def make_next_version(queue: Queue, job_id: str) -> None:
@@ -41,19 +39,22 @@ async def make_next_version(queue: Queue, job_id: str) -> None:
     await queue.client.redis.hset(key, "job", json.dumps(wire))
 
 
-async def test_each_version_runs_the_jobs_it_can_read(queue: Queue, make_submission: Callable[..., Submission]) -> None:
+async def test_each_version_runs_the_jobs_it_can_read(
+    queue: Queue, make_submission: Callable[..., Submission], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The older version releases the newer job unchanged; the newer version runs both."""
     newer, older, other = await put(queue, make_submission(), make_submission(), make_submission(prompt="a blue cross"))
     await make_next_version(queue, newer)
     next_queue = Queue.connect(queue.client.settings)
-    next_queue.claims = NextClaims(next_queue.client)
     old_claims = await claim(queue, 2, "old")
     assert [each.job.id for each in old_claims] == [older]
     assert queue.claims.outdated
     fields = await queue.client.redis.hgetall(queue.client.redis_keys.job(newer))
     assert (fields["state"], fields.get("losses", "0")) == ("queued", "0")
     assert await queue.dead_letters.page() == ([], None)
-    new_claims = await claim(next_queue, 8, "new")
+    with monkeypatch.context() as patch:
+        patch.setattr(queue_claims, "decode", decode_next)
+        new_claims = await claim(next_queue, 8, "new")
     assert {each.job.id for each in new_claims} == {newer, other}
     assert not next_queue.claims.outdated
     assert not any(each.solo for each in new_claims), "a released job is not a lost one: it can have batch mates"
