@@ -16,7 +16,7 @@ from PIL import Image
 from chaos.client import Client, Request
 from chaos.monitor import Monitor
 from chaos.processes import BUCKET, Cluster
-from chaos.stub_engine import EPOCH_STEPS, Forward, color_of, read_journal
+from chaos.sleeping_engine import EPOCH_STEPS, Forward, color_of, read_journal
 from shared.job import JobRecord, State
 from shared.queue.records import record
 

@@ -16,7 +16,7 @@ from harness.tcp_proxy import TcpProxy, script_pattern
 from chaos import hooks
 from chaos.monitor import Monitor
 from chaos.processes import Cluster, Process, RedisProcess, wait_for
-from chaos.stub_engine import read_journal
+from chaos.sleeping_engine import read_journal
 from shared.queue import Queue
 
 Action = Callable[["Stage", random.Random], Awaitable[None]]

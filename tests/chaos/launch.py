@@ -37,7 +37,7 @@ def _run(role: str) -> int:
 
         return worker.chores.__main__.main()
     import worker.__main__
-    from chaos.stub_engine import StubEngine
+    from chaos.sleeping_engine import StubEngine
     from worker.worker import Worker
 
     worker.__main__.Worker = functools.partial(Worker, engine=StubEngine)  # type: ignore[assignment, misc]
@@ -75,7 +75,7 @@ def _reply(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    for module in ("api.__main__", "worker.__main__", "worker.chores.__main__", "chaos.stub_engine"):
+    for module in ("api.__main__", "worker.__main__", "worker.chores.__main__", "chaos.sleeping_engine"):
         with contextlib.suppress(ImportError):
             __import__(module)
     replies = os.fdopen(os.dup(1), "w")

@@ -11,7 +11,7 @@ from collections import defaultdict
 import redis
 from redis.asyncio import Redis
 
-from chaos.stub_engine import EPOCH_STEPS
+from chaos.sleeping_engine import EPOCH_STEPS
 from shared.job import State
 from shared.queue.redis_keys import RedisKeys
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from chaos.processes import MODELS
-from chaos.stub_engine import FAILS
+from chaos.sleeping_engine import FAILS
 
 SIDES = tuple(range(16, 56, 8))  # 25 sizes of two models are 50 signatures
 SEEDS_PER_JOB = 16
