@@ -20,7 +20,7 @@ import redis
 from harness.ports import free_port
 from harness.s3_process import admin, wait_until_listening
 
-from chaos import hooks, launch, planted_bugs, stub_engine
+from chaos import hooks, launch, planted_bugs, sleeping_engine
 from shared.config.settings import Settings
 from shared.queue.redis_keys import RedisKeys
 
@@ -240,7 +240,7 @@ class Cluster:
             value = value.get_secret_value() if hasattr(value, "get_secret_value") else value
             value = ",".join(map(str, value)) if isinstance(value, tuple) else value
             env[f"FUSEQUEUE_{name.upper()}"] = str(value)
-        env |= {stub_engine.JOURNAL: str(self.journal), stub_engine.STEP_S: str(self._step_s)}
+        env |= {sleeping_engine.JOURNAL: str(self.journal), sleeping_engine.STEP_S: str(self._step_s)}
         env |= {hooks.DISK_FULL: str(self.disk_full), launch.PORT: str(self.api_port), planted_bugs.BUG: self._bug}
         return env
 
