@@ -143,7 +143,7 @@ async def _on_queue(work: Callable[[Queue], Awaitable[Any]]) -> Any:
     queue = Queue.connect(settings.load())
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            await queue.check()
+            await queue.check(quiet=True)  # stdout is for the result; `fusequeue doctor` has the warnings
             return await work(queue)
     finally:
         await queue.close()

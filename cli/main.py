@@ -15,7 +15,6 @@ from cli.pool.command import pool
 from cli.up import command as up_command
 from shared.config import settings
 from shared.errors import FusequeueError
-from shared.runtime import log
 from shared.runtime.clock import VERSION
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -28,11 +27,6 @@ INSECURE = "insecure-no-keys"
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(min=1, max=65_535, help="Port to listen on.")]
 NoKeys = Annotated[bool, typer.Option("--insecure-no-keys", help="Require no API key, on any address.")]
-
-
-@app.callback()
-def configure_logging() -> None:
-    log.configure("ERROR")  # to stderr, for stdout is the result; `fusequeue doctor` has the warnings
 
 
 @app.command()

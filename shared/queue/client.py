@@ -138,15 +138,15 @@ class QueueClient:
             seconds, micros = await self.redis.time()
         return int(seconds) * 1000 + int(micros) // 1000
 
-    async def check(self) -> None:
+    async def check(self, *, quiet: bool = False) -> None:
         """Raise `IncompatibleRedis` when this Redis evicts jobs or holds a queue of another schema.
 
         A Redis whose restart loses the jobs is usable, as for development: it sets `durability_warning`, which is
-        logged when it changes.
+        logged when it changes, unless `quiet`.
         """
         info = await self._info()
         self._leave_replica(str(info.get("role", "")))
-        self._note_durability(info)
+        self._note_durability(info, quiet)
         policy = str(info.get("maxmemory_policy", "noeviction"))
         if policy != "noeviction":
             raise IncompatibleRedis(
@@ -188,10 +188,10 @@ class QueueClient:
                 log.warning("redis_settings_unknown", reason=str(error))
                 return {}
 
-    def _note_durability(self, info: Mapping[str, Any]) -> None:
+    def _note_durability(self, info: Mapping[str, Any], quiet: bool) -> None:
         trait = _durability(info)
         warning = f"{trait.seen}: {trait.remedy}" if trait.remedy else ""
-        if warning and warning != self.durability_warning:
+        if warning and warning != self.durability_warning and not quiet:
             log.warning("redis_not_durable", message=warning)
         self.durability_warning = warning
 

@@ -43,9 +43,12 @@ class Queue:
         """Return the time of Redis, for comparisons with times that another machine stored."""
         return await self.client.now_ms()
 
-    async def check(self) -> None:
-        """Raise `IncompatibleRedis` when this Redis could lose jobs or holds a queue of another schema."""
-        await self.client.check()
+    async def check(self, *, quiet: bool = False) -> None:
+        """Raise `IncompatibleRedis` when this Redis could lose jobs or holds a queue of another schema.
+
+        What is worth a warning is logged, unless `quiet`.
+        """
+        await self.client.check(quiet=quiet)
 
     async def examine(self) -> list[RedisTrait]:
         """Return Redis' version, settings, memory, clock and schema, with a remedy for each problem."""
