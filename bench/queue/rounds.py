@@ -12,7 +12,7 @@ from typing import Any
 from bench.queue.filling import MODEL, JobSource, Level, submit
 from bench.queue.private_redis import MeasuredClient, ScriptCost
 from shared.job import Artifact, Outcome, Phase, Progress, State
-from shared.queue import Claim, ProgressReport, Queue, WorkerInfo
+from shared.queue import Claim, ProgressReport, Queue, Submission, WorkerInfo
 
 SLOTS, MORE_SLOTS = 8, 4
 WORKERS = 64
@@ -63,7 +63,7 @@ class Rounds:
         queue, cost = self._queue, self._cost
         job = self._source.job(self._level)
         await cost("submit", lambda: submit(queue, [job]))
-        self._ids[self._random.randrange(len(self._ids))] = job.job.id
+        self._remember(job)
         await cost("next_ready_ms", lambda: queue.claims.next_ready_ms(MODELS, worker=worker))
         claims: list[Claim] = await cost("claim", lambda: queue.claims.claim(worker, MODELS, SLOTS))
         if len(claims) < SLOTS:  # a batch of fewer jobs costs less: not comparable
@@ -86,6 +86,12 @@ class Rounds:
         jobs = [self._source.job(self._level) for _ in range(lost)]
         if jobs:
             await submit(queue, jobs)
+        for job in jobs:
+            self._remember(job)
+
+    def _remember(self, job: Submission) -> None:
+        """Make a job one of those that are read and canceled, in the place of another."""
+        self._ids[self._random.randrange(len(self._ids))] = job.job.id
 
     async def _join(self, worker: str, signature: str) -> list[Claim]:
         def call() -> Awaitable[list[Claim]]:
@@ -96,15 +102,16 @@ class Rounds:
 
     async def _read_and_cancel(self) -> int:
         """Read the position of a job, and cancel one; return how many were queued."""
-        read, canceled = self._random.choice(self._ids), self._random.choice(self._ids)
+        read = self._random.choice(self._ids)
         position, costs = await self._client.measured(lambda: self._queue.jobs.position(read))
         if position is not None:
             self.measured.costs["queue_position"] += costs
-        before = await self._queue.jobs.get(canceled)
-        if before is None or before.state is not State.QUEUED:
-            return 0
-        await self._cost("cancel_job", lambda: self._queue.jobs.cancel(canceled))
-        return 1
+        for canceled in self._random.sample(self._ids, min(20, len(self._ids))):
+            before = await self._queue.jobs.get(canceled)
+            if before is not None and before.state is State.QUEUED:
+                await self._cost("cancel_job", partial(self._queue.jobs.cancel, canceled))
+                return 1
+        return 0
 
     async def _upkeep(self, worker: str) -> None:
         maintenance = self._queue.maintenance

@@ -69,8 +69,13 @@ async def failover(request: pytest.FixtureRequest, tmp_path: Path, eventually: E
 
 
 async def synced(failover: Failover) -> None:
-    """Wait until the replica has every write."""
-    assert await asyncio.to_thread(failover.primary.wait, 1, 10_000) == 1
+    """Wait until the replica has every write.
+
+    WAIT covers the writes before its connection's previous command, hence the PING.
+    """
+    commands = failover.primary.pipeline(transaction=False)
+    commands.ping().wait(1, 10_000)
+    assert (await asyncio.to_thread(commands.execute))[-1] == 1
 
 
 async def test_no_submit_fails_after_a_failover(
