@@ -71,6 +71,7 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
         description=_DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
+        openapi_url=None,  # `openapi.install` serves it
         docs_url=None,
         redoc_url=None,
         exception_handlers=errors.HANDLERS,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import statistics
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -273,3 +275,27 @@ async def test_a_method_not_allowed_response_names_the_allowed_ones(api: httpx.A
     response = await api.put("/v1/jobs/job_00000000000000000000000000")
     assert response.headers["allow"] == "DELETE, GET"
     assert (await api.put("/v1/jobs")).headers["allow"] == "GET, POST"
+
+
+async def test_a_refused_method_costs_about_as_much_as_an_unknown_path(api: httpx.AsyncClient) -> None:
+    """Without a key, the former took 17 ms of the process, the latter 0.7 ms."""
+
+    async def median_s(method: str, path: str) -> float:
+        times = []
+        for _ in range(21):
+            started = time.perf_counter()
+            await api.request(method, path)
+            times.append(time.perf_counter() - started)
+        return statistics.median(times)
+
+    await api.put("/v1/jobs")
+    assert await median_s("PUT", "/v1/jobs") < 5 * await median_s("GET", "/v1/nothing")
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/docs"])
+async def test_the_api_description_has_an_etag(api: httpx.AsyncClient, path: str) -> None:
+    first = await api.get(path)
+    assert first.status_code == 200
+    again = await api.get(path, headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert (await api.get(path, headers={"If-None-Match": '"other"'})).content == first.content

@@ -18,7 +18,7 @@ from shared.auth import Scope, TenantLimits, new_token
 from shared.queue import Queue
 
 ALL = frozenset(Scope)
-OPEN = {"/healthz", "/readyz", "/docs"}
+OPEN = {"/healthz", "/readyz", "/docs", "/openapi.json"}
 
 
 @pytest.fixture
