@@ -10,7 +10,7 @@ from fastapi import Depends, Query, Request
 
 from api.auth import Authenticator, Caller, Signer, check_host, rate_headers
 from api.responses import QueuePositions
-from api.waiting import Waiters
+from api.waiting import TenantWaiters, Waiters
 from shared.auth import Scope
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
@@ -102,6 +102,11 @@ class RequestContext:
     base_url: str
     services: Services
     signer: Signer | None
+
+    @property
+    def waiters(self) -> TenantWaiters:
+        """The waiters of the tenant."""
+        return self.services.waiters.of(None if self.signer is None else self.tenant)
 
     async def find_job(self, job_id: str) -> JobRecord:
         """Return the tenant's job in one round trip, or raise `NotFound`."""

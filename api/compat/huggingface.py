@@ -118,7 +118,7 @@ async def make_image(request: Request, model: str, context: Context) -> Response
     raw = await request.body()
     accept = request.headers.get("accept", "")
     job_request = parse_inference_request(strict_json.decode(raw), model, accept, context.services.catalog)
-    context.services.waiters.check()
+    context.waiters.check()
     digest = request_digest(request, (raw,))
     job_id = (await submit(job_request, context, digest)).id
 
@@ -128,4 +128,4 @@ async def make_image(request: Request, model: str, context: Context) -> Response
         headers = {"Content-Length": str(image.bytes), "x-job-id": job_id, "x-seed": str(image.seed)}
         return StreamedResponse(chunks, media_type=image.content_type, headers={**headers, "Cache-Control": "no-store"})
 
-    return await SyncCall(job_id, context.tenant, digest, context.services).respond(request, build)
+    return await SyncCall(job_id, digest, context).respond(request, build)

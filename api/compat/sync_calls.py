@@ -17,7 +17,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from api import submission
-from api.context import RequestContext, Services
+from api.context import RequestContext
 from api.errors import STATUSES, WaitTimeout, problem
 from api.http.streaming import StreamedResponse, disconnected
 from shared.errors import FusequeueError, Unavailable
@@ -86,9 +86,8 @@ class SyncCall:
     """A request that waits for `job_id`."""
 
     job_id: str
-    tenant: str
     digest: str
-    services: Services
+    context: RequestContext
 
     async def respond(self, request: Request, build: Callable[[JobRecord], Awaitable[StreamedResponse]]) -> Response:
         """Wait for the job, and return `build` of a job that succeeded or the error response.
@@ -102,7 +101,7 @@ class SyncCall:
                 return Response(status_code=499)  # the client has disconnected
             record = await self._ended_record(ended)
             if record.state is not State.SUCCEEDED:
-                await self.services.queue.sync_calls.delivered(self.tenant, self.digest, self.job_id)
+                await self.context.services.queue.sync_calls.delivered(self.context.tenant, self.digest, self.job_id)
                 return failed_response(request.scope, record)
             response = await build(record)
         except FusequeueError as error:
@@ -114,8 +113,8 @@ class SyncCall:
 
     async def _wait(self, request: Request) -> bool | None:
         """Return True when the job has ended, False after `sync_wait_s`, None when the client has disconnected."""
-        wait_s = self.services.settings.sync_wait_s
-        job_end = asyncio.ensure_future(self.services.waiters.until_terminal(self.job_id, wait_s))
+        wait_s = self.context.services.settings.sync_wait_s
+        job_end = asyncio.ensure_future(self.context.waiters.until_terminal(self.job_id, wait_s))
         disconnect = asyncio.ensure_future(disconnected(request.receive))
         try:
             await asyncio.wait({job_end, disconnect}, return_when=asyncio.FIRST_COMPLETED)
@@ -125,13 +124,13 @@ class SyncCall:
 
     async def _ended_record(self, ended: bool) -> JobRecord:
         """Return the record of the ended job; raises for a job that has not ended, for which a retry can wait."""
-        record = await self.services.queue.jobs.get(self.job_id)
+        record = await self.context.services.queue.jobs.get(self.job_id)
         if record is None:
             raise Unavailable(f"job {self.job_id} was deleted before it ended")
         if record.state.terminal:
             return record
-        if not ended and not self.services.closing.is_set():
-            waited_s = self.services.settings.sync_wait_s
+        if not ended and not self.context.services.closing.is_set():
+            waited_s = self.context.services.settings.sync_wait_s
             raise WaitTimeout(f"job {self.job_id} has not ended after {waited_s} s; poll GET /v1/jobs/{self.job_id}")
         raise Unavailable("the API process is stopping; send the request again")
 
@@ -147,7 +146,7 @@ class SyncCall:
             if not complete:
                 self.abandon()
         with contextlib.suppress(Unavailable):
-            await self.services.queue.sync_calls.delivered(self.tenant, self.digest, self.job_id)
+            await self.context.services.queue.sync_calls.delivered(self.context.tenant, self.digest, self.job_id)
 
     def abandon(self) -> None:
         """Stop waiting; the job is canceled unless a retry joins it within `disconnect_grace_s`."""
@@ -156,16 +155,16 @@ class SyncCall:
         task.add_done_callback(_abandoning.discard)
 
     async def _abandon(self) -> None:
-        queue, closing = self.services.queue, self.services.closing
+        queue, closing = self.context.services.queue, self.context.services.closing
         try:
-            version = await queue.sync_calls.leave(self.tenant, self.digest, self.job_id)
+            version = await queue.sync_calls.leave(self.context.tenant, self.digest, self.job_id)
             if version is None:
                 return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.services.settings.disconnect_grace_s):
+                async with asyncio.timeout(self.context.services.settings.disconnect_grace_s):
                     await closing.wait()
                 return  # a retry finds the job in another API process
-            if await queue.sync_calls.abandon(self.tenant, self.digest, self.job_id, version):
+            if await queue.sync_calls.abandon(self.context.tenant, self.digest, self.job_id, version):
                 log.info("job_abandoned", job_id=self.job_id)
                 await queue.jobs.cancel(self.job_id)
         except Unavailable as error:

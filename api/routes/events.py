@@ -54,7 +54,7 @@ async def job_events(
     record = await context.find_job(job_id)
     if record.state.terminal and last_event_id == record.event_id:
         return Response(status_code=204)
-    context.services.waiters.check()
+    context.waiters.check()
     return sse_response(_messages(job_id, last_event_id, context, request.headers.getlist("authorization")))
 
 
@@ -64,7 +64,7 @@ async def _messages(
     services = context.services
     yield f"retry: {RECONNECT_MS}\n\n".encode()
     try:
-        async with contextlib.aclosing(services.waiters.events(job_id, after)) as events:
+        async with contextlib.aclosing(context.waiters.events(job_id, after)) as events:
             async for event in events:
                 with contextlib.suppress(Unavailable):
                     await services.authenticator.caller(authorization)  # the key can be revoked meanwhile

@@ -55,7 +55,7 @@ async def submit_job(request: Request, context: Context, key: IdempotencyKey = N
         headers["Preference-Applied"] = f"wait={wait_s:.0f}"
         with contextlib.suppress(Unavailable):  # the job is stored: without Redis only the wait ends
             if wait_s and not record.state.terminal:
-                await context.services.waiters.until_terminal(record.job.id, wait_s)
+                await context.waiters.until_terminal(record.job.id, wait_s)
                 record = await context.services.queue.jobs.get(record.job.id) or record
     status = 200 if record.state.terminal else 202
     return job_response(await context.job_object(record), status=status, headers=headers)
@@ -69,7 +69,7 @@ async def get_job(
     services = context.services
     record = await context.find_job(job_id)
     if wait and not record.state.terminal:
-        await services.waiters.until_terminal(job_id, min(wait, services.settings.max_wait_s))
+        await context.waiters.until_terminal(job_id, min(wait, services.settings.max_wait_s))
         record = existing_job(await services.queue.jobs.get(job_id), job_id)
     return job_response(await context.job_object(record), if_none_match=if_none_match)
 

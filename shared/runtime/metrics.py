@@ -37,6 +37,11 @@ submits = _counter(
 )
 bulk_lines = _counter("bulk_lines_total", "Lines of bulk requests.", ("outcome",))
 event_subscribers = _gauge("event_subscribers", "Clients subscribed to events of a job.")
+waiters_refused = _counter(
+    "waiters_refused_total",
+    "Streams and waiting requests refused by the limit of the process or of a tenant.",
+    ("limit",),
+)
 event_lag_seconds = _times(
     "event_lag_seconds", "Time from a state change (Redis clock) until this API sends its event."
 )

@@ -112,13 +112,13 @@ _EVENTS = {
 async def batch_events(request: Request, batch_id: str, context: Context) -> Response:
     """Subscribe to a batch."""
     await context.services.queue.batches.get(context.tenant, batch_id)
-    context.services.waiters.check()
+    context.waiters.check()
     return sse_response(_events(batch_id, context, request.headers.getlist("authorization")))
 
 
 async def _events(batch_id: str, context: RequestContext, key: list[str]) -> AsyncGenerator[bytes]:
     services, last, silent_s = context.services, b"", 0.0
-    with contextlib.suppress(Unavailable, NotFound, Unauthenticated), services.waiters.counted():
+    with contextlib.suppress(Unavailable, NotFound, Unauthenticated), context.waiters.counted():
         while not services.closing.is_set():
             await services.authenticator.caller(key)  # ends the stream of a revoked key
             batch = await services.queue.batches.get(context.tenant, batch_id)

@@ -134,11 +134,11 @@ def _image_fields(names: list[str], ids: list[str]) -> dict[str, object]:
 async def _respond(request: Request, context: RequestContext, parsed: ImageRequest, digest: str) -> Response:
     """Submit the job, or join that of an earlier attempt, and respond when it has ended."""
     services = context.services
-    services.waiters.check()
+    context.waiters.check()
     job_id = await earlier_attempt(request, context, digest)
     if job_id is None or await services.queue.jobs.get(job_id) is None:
         job_id = (await submit(parsed.request, context, digest, parsed.previews)).id
-    call = SyncCall(job_id, context.tenant, digest, services)
+    call = SyncCall(job_id, digest, context)
     if parsed.fields.stream:
         return sse_response(call.track(ImageStream(job_id, parsed, context, request.scope).events()))
 
@@ -191,7 +191,7 @@ class ImageStream:
 
     async def _until_end(self) -> AsyncGenerator[bytes]:
         """Yield previews and keep-alives until the job ends."""
-        async with contextlib.aclosing(self._context.services.waiters.events(self._job_id)) as events:
+        async with contextlib.aclosing(self._context.waiters.events(self._job_id)) as events:
             async for event in events:
                 if event is None:
                     yield SSE_KEEPALIVE

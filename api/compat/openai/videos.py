@@ -93,7 +93,7 @@ async def delete_video(video_id: str, context: Context) -> Response:
     if not record.state.terminal:
         canceled = await queue.jobs.cancel(job_id)
         if canceled is not None and not canceled.state.terminal:
-            await context.services.waiters.until_terminal(job_id, DELETE_WAIT_S)
+            await context.waiters.until_terminal(job_id, DELETE_WAIT_S)
     await context.services.storage.delete_prefix(f"jobs/{job_id}/")
     if not await queue.jobs.forget(job_id) and await queue.jobs.get(job_id) is not None:
         raise Conflict(f"video is being canceled: {video_id}; delete it again later", param="id")

@@ -152,7 +152,7 @@ async def cancel_prediction(prediction_id: str, context: Context) -> Response:
     record = existing_job(await queue.jobs.cancel(prediction_id), prediction_id)
     if not record.state.terminal:
         with contextlib.suppress(Unavailable):
-            await context.services.waiters.until_terminal(prediction_id, CANCEL_WAIT_S)
+            await context.waiters.until_terminal(prediction_id, CANCEL_WAIT_S)
         record = existing_job(await queue.jobs.get(prediction_id), prediction_id)
     return JSONResponse(await prediction_object(record, context))
 
@@ -161,7 +161,7 @@ async def cancel_prediction(prediction_id: str, context: Context) -> Response:
 async def stream_prediction(request: Request, prediction_id: str, context: Context) -> Response:
     """Stream a prediction with server-sent events: `logs` with its progress, `output` per image, then `done`."""
     record = await context.find_job(prediction_id)
-    context.services.waiters.check()
+    context.waiters.check()
     return sse_response(_events(record, context, request.headers.getlist("authorization")))
 
 
@@ -225,7 +225,7 @@ async def _create(
     if wait_s:
         left_s = max(0.0, wait_s - RESPONSE_MARGIN_S - (time.monotonic() - started_s))
         with contextlib.suppress(Unavailable):
-            await services.waiters.until_terminal(submitted.job.id, left_s)
+            await context.waiters.until_terminal(submitted.job.id, left_s)
             record = await services.queue.jobs.get(submitted.job.id)
     if record is None or not record.state.terminal:
         record = submitted  # status `starting`: clients take any other one for the end
@@ -278,7 +278,7 @@ async def _events(record: JobRecord, context: RequestContext, key: list[str]) ->
     job, services, last = record.job, context.services, Progress()
     yield sse_message("logs", logs(job, last), "seed")
     try:
-        async with contextlib.aclosing(services.waiters.events(job.id)) as events:
+        async with contextlib.aclosing(context.waiters.events(job.id)) as events:
             async for event in events:
                 with contextlib.suppress(Unavailable):
                     await services.authenticator.caller(key)

@@ -17,8 +17,10 @@ import pytest
 from harness.http_server import BODY, StreamingCall, claimed, deliver, finish, serving
 
 from api import waiting
+from shared.auth import Scope
 from shared.job import Phase, Progress
 from shared.queue import ProgressReport, Queue
+from shared.runtime import metrics
 
 
 @pytest.fixture
@@ -165,3 +167,67 @@ async def test_too_many_waiters_get_retry_after(api: httpx.AsyncClient, monkeypa
     assert (await api.get(f"/v1/jobs/{job_id}", params={"wait": 5})).status_code == 503
     submitted = await api.post("/v1/jobs", json=BODY, headers={"Prefer": "wait=5"})
     assert submitted.status_code == 202, "the job was accepted"
+
+
+def subscribers() -> float:
+    """Return the number of streams and waiting requests of this process."""
+    return metrics.REGISTRY.get_sample_value("fusequeue_event_subscribers") or 0
+
+
+@pytest.mark.parametrize("kind", ["stream", "wait"])
+async def test_a_tenant_that_takes_all_it_can_leaves_places_for_others(
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """One tenant's streams took all places of the process."""
+    monkeypatch.setattr("api.waiting.MAX_WAITERS", 8)
+    keys = {}
+    for tenant in ("greedy", "modest"):
+        token, _ = await fake_queue.api_keys.create(tenant, frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
+        keys[tenant] = {"Authorization": f"Bearer {token}"}
+    async with serving(fake_queue, tmp_path) as api:
+        jobs = {name: (await api.post("/v1/jobs", json=BODY, headers=key)).json()["id"] for name, key in keys.items()}
+        greedy = f"/v1/jobs/{jobs['greedy']}" + ("/events" if kind == "stream" else "?wait=60")
+        calls: list[asyncio.Future[httpx.Response]] = []
+        for number in range(8):
+            calls.append(asyncio.ensure_future(api.get(greedy, headers=keys["greedy"])))
+            async with asyncio.timeout(10):
+                while not calls[-1].done() and subscribers() <= number:
+                    await asyncio.sleep(0.01)
+        refused = [call.result() for call in calls if call.done()]
+        assert len(refused) == 4
+        assert {(response.status_code, response.json()["code"]) for response in refused} == {(503, "too_many_streams")}
+        assert all(response.headers["retry-after"] for response in refused)
+        assert "4 streams and waiting requests of this tenant" in refused[0].json()["detail"]
+
+        modest = f"/v1/jobs/{jobs['modest']}"
+        stream = StreamingCall(api, f"{modest}/events", headers=keys["modest"])
+        await stream.wait_for('"status":"queued"')
+        waited = await asyncio.wait_for(api.get(f"{modest}?wait=0.2", headers=keys["modest"]), 10)
+        assert waited.status_code == 200
+        for name, job in jobs.items():
+            await api.post(f"/v1/jobs/{job}/cancel", headers=keys[name])
+        await stream.read_all()
+        assert {response.status_code for response in await asyncio.gather(*calls)} == {200, 503}
+        assert (await api.get(greedy, headers=keys["greedy"])).status_code == 200
+        assert subscribers() == 0
+
+
+async def test_without_keys_one_tenant_can_use_all_places(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.waiting.MAX_WAITERS", 2)
+    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+    streams = [StreamingCall(api, f"/v1/jobs/{job_id}/events") for _ in range(2)]
+    for stream in streams:
+        await stream.wait_for('"status":"queued"')
+    assert (await api.get(f"/v1/jobs/{job_id}/events")).status_code == 503
+    await finish(fake_queue, tmp_path, job_id)
+    for stream in streams:
+        await stream.read_all()
+
+
+@pytest.mark.parametrize(
+    ("held", "free", "fits"), [(0, 1, True), (0, 0, False), (4, 5, True), (5, 5, False), (1, 1, False)]
+)
+def test_a_share_is_as_many_as_are_free(held: int, free: int, fits: bool) -> None:
+    assert waiting.within_share(held, free) is fits
