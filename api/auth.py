@@ -6,21 +6,19 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from urllib.parse import urlsplit
 
 import structlog
 
+from api.keyless import is_loopback
 from shared.auth import DEFAULT_TENANT, PREFIX, ApiKey, Identity, Rate, Scope, TenantLimits, id_of
 from shared.config.settings import Settings
 from shared.errors import (
     ConfigurationError,
     ExpiredApiKey,
-    HostRefused,
     InvalidApiKey,
     PermissionDenied,
     RedisUnavailable,
@@ -213,32 +211,6 @@ def rate_headers(rate: Rate) -> dict[str, str]:
         "x-ratelimit-remaining-requests": str(rate.remaining),
         "x-ratelimit-reset-requests": f"{rate.reset_ms}ms" if rate.reset_ms < 1000 else f"{seconds}s",
     }
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether `host` is localhost or a loopback address; other names can resolve to any address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def check_host(host: str | None, settings: Settings) -> None:
-    """Raise `HostRefused` where a request without a key names another host than this machine.
-
-    Any site can have its own name resolve to 127.0.0.1, and its pages would then read and write as the same origin.
-    """
-    if settings.auth == "insecure-no-keys" or is_loopback(host or ""):
-        return
-    if settings.public_url is not None and host == urlsplit(settings.public_url).hostname:
-        return
-    raise HostRefused(
-        f"without API keys only localhost is served, not {(host or 'no host')[:100]!r}; create a key with "
-        "`fusequeue keys create`, or set FUSEQUEUE_PUBLIC_URL to the URL that clients use",
-        param="Host",
-    )
 
 
 async def secured(settings: Settings, host: str) -> Settings:

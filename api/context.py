@@ -8,7 +8,8 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
-from api.auth import Authenticator, Caller, Signer, check_host, rate_headers
+from api.auth import Authenticator, Caller, Signer, rate_headers
+from api.keyless import READ_METHODS, check_keyless
 from api.responses import QueuePositions
 from api.waiting import TenantWaiters, Waiters
 from shared.auth import Scope
@@ -23,7 +24,6 @@ from shared.runtime.clock import now_ms
 from shared.storage import Storage
 
 _JOB_ID = re.compile(r"job_[0-9a-hjkmnp-tv-z]{26}")
-_READ_METHODS = frozenset(("GET", "HEAD"))
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ ServicesDep = Annotated[Services, Depends(services)]
 
 
 async def caller(request: Request, services: ServicesDep) -> Caller:
-    """Return the caller and count the request; raises `Unauthenticated`, `HostRefused` or `RateLimited`."""
+    """Return the caller and count the request; raises `Unauthenticated`, `RateLimited` or, without keys, another."""
     authenticated = await services.authenticator.caller(request.headers.getlist("authorization"))
     if not authenticated.has_key:
-        check_host(request.url.hostname, services.settings)
+        check_keyless(request.scope, services.settings)
     rate = await services.authenticator.count_request(authenticated)
     if rate is not None:
         request.scope["rate_headers"] = rate_headers(rate)
@@ -78,7 +78,7 @@ Tenant = Annotated[str, Depends(tenant)]
 
 async def require_jobs_scope(request: Request, caller: CallerDep) -> None:
     """Require the scope to read jobs or, by the method, to write them."""
-    caller.require(Scope.JOBS_READ if request.method in _READ_METHODS else Scope.JOBS_WRITE)
+    caller.require(Scope.JOBS_READ if request.method in READ_METHODS else Scope.JOBS_WRITE)
 
 
 async def require_admin_scope(caller: CallerDep) -> None:

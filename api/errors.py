@@ -59,6 +59,7 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "expired_api_key": (401, "The API key has expired"),
     "permission_denied": (403, "The API key lacks a scope"),
     "host_not_allowed": (403, "Only localhost is served"),
+    "origin_not_allowed": (403, "Pages of other origins are not served"),
     "invalid_signature": (403, "The signed URL is not valid"),
     "not_found": (404, "Not found"),
     "model_not_found": (404, "No such model"),

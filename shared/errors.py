@@ -12,7 +12,8 @@ FusequeueError
 │   ├── InvalidApiKey
 │   └── ExpiredApiKey
 ├── PermissionDenied          the key lacks a scope; the message names it
-├── HostRefused               without keys, a request for another host
+├── HostRefused               without keys, a request for another host or from another machine
+├── OriginRefused             without keys, a request of a page of another origin
 ├── UrlRefused                a signed URL that was changed or has expired
 ├── NotFound                  no such object for this tenant
 ├── Conflict                  the state does not allow this
@@ -91,6 +92,9 @@ class PermissionDenied(FusequeueError, code="permission_denied"): ...
 
 
 class HostRefused(FusequeueError, code="host_not_allowed"): ...
+
+
+class OriginRefused(FusequeueError, code="origin_not_allowed"): ...
 
 
 class UrlRefused(FusequeueError, code="invalid_signature"): ...

@@ -251,7 +251,9 @@ async def test_insecure_no_keys_requires_no_key(fake_queue: Queue, tmp_path: Pat
         assert (await api.get("/metrics")).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "10.0.0.1:8000", "[::]"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "10.0.0.1:8000", "[::]", "evil.example@localhost", "a b"]
+)
 async def test_requests_for_other_hosts_are_refused_without_keys(fake_queue: Queue, tmp_path: Path, host: str) -> None:
     """DNS rebinding: the browser treats this API as the page's server. The page has no key."""
     async with serving(fake_queue, tmp_path, public_url="https://images.example") as api:
