@@ -140,16 +140,30 @@ class ClaimLoop:
 
     async def _send(self, request: ClaimRequest) -> list[Claim]:
         claims, slots, min_priority = self.queue.claims, request.slots, request.min_priority
+        preempted = self._preempted_tenants() if min_priority is Priority.INTERACTIVE else ()
         if request.signature is not None:
             models, mark_overdue = self._load_times(), self.batch_log.mark_overdue
             return await claims.join(
-                self.worker, request.signature, slots, models=models, min_priority=min_priority, on_overdue=mark_overdue
+                self.worker,
+                request.signature,
+                slots,
+                models=models,
+                min_priority=min_priority,
+                preempted=preempted,
+                on_overdue=mark_overdue,
             )
         if min_priority is Priority.BULK:
             return await claims.claim(self.worker, self._load_times(), slots)
         # Only models in memory: a model cannot be loaded next to one whose jobs are preempted.
         loaded = self.engine.status().loaded_models
-        return await claims.claim(self.worker, loaded, slots, min_priority=min_priority, has_other_jobs=True)
+        return await claims.claim(
+            self.worker, loaded, slots, min_priority=min_priority, has_other_jobs=True, preempted=preempted
+        )
+
+    def _preempted_tenants(self) -> Collection[str]:
+        """Return the tenants whose jobs interactive ones would preempt here."""
+        jobs = [claimed.claim.job for claimed in self.claimed_jobs.values() if claimed.occupies_slots]
+        return {job.tenant for job in jobs if job.priority is not Priority.INTERACTIVE}
 
     def _load_times(self) -> dict[str, int]:
         status = self.engine.status()

@@ -99,6 +99,11 @@ class Settings(BaseSettings):
     bulk_share: float = _setting(
         0.1, "Share of a model's slots for its bulk jobs while others are queued. 0: none.", ge=0, le=0.9
     )
+    interactive_allowance_s: float = _setting(
+        10.0,
+        "GPU-seconds above the least-served tenant's up to which interactive jobs precede its jobs.",
+        ge=0,
+    )
     aging_ms: Positive = _setting(30_000, "A job preempted for this long in total gains one priority.")
     max_preempted_rows: int | None = _setting(
         None, "Images that interactive jobs can preempt. Unset: one forward.", ge=0

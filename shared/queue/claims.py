@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import structlog
@@ -47,17 +47,19 @@ class Claims(QueueComponent):
         *,
         min_priority: Priority = Priority.BULK,
         has_other_jobs: bool = False,
+        preempted: Collection[str] = (),
     ) -> list[Claim]:
         """Start a batch: claim jobs of one ready signature of `models`, up to `slots` slots and down to `min_priority`.
 
-        A lost job is claimed solo (`Claim.solo`), and never by a worker that has other jobs.
+        A lost job is claimed solo (`Claim.solo`), and never by a worker that has other jobs. `preempted` are the
+        tenants whose jobs the claimed ones would preempt: a tenant that has used much more preempts none of them.
         """
         if slots < 1 or not models:
             return []
         lowest, load_times = min_priority.rank, _load_times(models)
 
         def request(token: str) -> Awaitable[list[ClaimRow]]:
-            return self._scripts.claim(worker, token, slots, lowest, has_other_jobs, *load_times)
+            return self._scripts.claim(worker, token, slots, lowest, has_other_jobs, " ".join(preempted), *load_times)
 
         return await self._claimed(worker, request) or []
 
@@ -69,19 +71,20 @@ class Claims(QueueComponent):
         *,
         models: Models = (),
         min_priority: Priority = Priority.BULK,
+        preempted: Collection[str] = (),
         on_overdue: Callable[[str], None] = lambda _signature: None,
     ) -> list[Claim]:
         """Claim more jobs of a running batch's signature, ready or not; never a job that must run solo.
 
         While another signature of `models` is overdue and the next claim would choose it, only jobs of a higher
-        priority than its own are claimed; `on_overdue` is called when that leaves none.
+        priority than its own are claimed; `on_overdue` is called when that leaves none. `preempted`: as in `claim`.
         """
         if slots < 1:
             return []
         lowest, load_times = min_priority.rank, _load_times(models)
 
         def request(token: str) -> Awaitable[list[ClaimRow] | None]:
-            return self._scripts.join(worker, token, signature, slots, lowest, *load_times)
+            return self._scripts.join(worker, token, signature, slots, lowest, " ".join(preempted), *load_times)
 
         claims = await self._claimed(worker, request)
         if claims is None:

@@ -81,9 +81,13 @@ class SubmitArgs(NamedTuple):
     video: int | str
 
 
+PARTS = frozenset({"lib", "tenants"})
+"""Folders of files that are parts of scripts."""
+
+
 @cache
 def script_files() -> dict[str, Path]:
-    """Return all Lua files by name; those in `lib` are parts of others."""
+    """Return all Lua files by name: scripts and parts."""
     return {path.stem: path for path in sorted(FOLDER.glob("*/*.lua"))}
 
 
@@ -126,6 +130,7 @@ def _conf(settings: Settings) -> str:
         "lease_ms": settings.lease_ms,
         "overdue_ms": settings.overdue_ms,
         "bulk_share": settings.bulk_share,
+        "interactive_allowance_s": settings.interactive_allowance_s,
         "dead_ms": DEAD_LETTERS_MS,
         "dead_cap": DEAD_LETTERS_CAP,
     }
@@ -144,10 +149,17 @@ class Scripts(Protocol):
 
     # Claims
     async def claim(
-        self, worker: str, token: str, slots: int, lowest_rank: int, has_other_jobs: bool, *models: str | int
+        self,
+        worker: str,
+        token: str,
+        slots: int,
+        lowest_rank: int,
+        has_other_jobs: bool,
+        preempted: str,
+        *models: str | int,
     ) -> list[ClaimRow]: ...
     async def join(
-        self, worker: str, token: str, signature: str, slots: int, lowest_rank: int, *models: str | int
+        self, worker: str, token: str, signature: str, slots: int, lowest_rank: int, preempted: str, *models: str | int
     ) -> list[ClaimRow] | None: ...
     async def next_ready_ms(self, worker: str, lowest_rank: int, *models: str | int) -> int | None: ...
     async def wait_for_jobs(

@@ -14,10 +14,10 @@ from harness.queue import claim, claim_ids, end, lose, put, state_of
 from shared.errors import RedisFull
 from shared.job import InputRef, Phase, Progress, State
 from shared.queue import Claim, ProgressReport, Queue, Submission, WorkerInfo
-from shared.queue.scripts import runs_when_full, script_files
+from shared.queue.scripts import PARTS, runs_when_full, script_files
 
 Make = Callable[..., Submission]
-SCRIPTS = sorted(name for name, path in script_files().items() if path.parent.name != "lib")
+SCRIPTS = sorted(name for name, path in script_files().items() if path.parent.name not in PARTS)
 
 
 @contextlib.asynccontextmanager

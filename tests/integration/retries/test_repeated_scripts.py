@@ -16,7 +16,7 @@ from shared.protocols.openai.files import File, Part
 from shared.queue import Queue, Submission
 from shared.queue.batches import BatchUpdate
 from shared.queue.records import ProgressReport, WorkerInfo
-from shared.queue.scripts import REPLAYED, script_files
+from shared.queue.scripts import PARTS, REPLAYED, script_files
 from shared.queue.webhooks import DeliveryAttempt
 from shared.runtime.clock import now_ms
 from shared.webhooks import AttemptOutcome, DeliveryState, SigningSecret, WebhookEndpoint, new_secret
@@ -24,7 +24,7 @@ from shared.webhooks import AttemptOutcome, DeliveryState, SigningSecret, Webhoo
 Make = Callable[..., Submission]
 Case = Callable[[Queue, Make], Awaitable[None]]
 
-SCRIPTS = {name for name, path in script_files().items() if path.parent.name != "lib"}
+SCRIPTS = {name for name, path in script_files().items() if path.parent.name not in PARTS}
 REPLY_DIFFERS = {
     **dict.fromkeys(("reclaim", "expire", "expand_outbox"), "takes the next rows of a list; the reply is a count"),
     **dict.fromkeys((name for name in SCRIPTS if name.startswith(("reconcile_", "repair_"))), "a count of repairs"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 from collections.abc import AsyncIterator
 from itertools import takewhile
@@ -15,11 +16,11 @@ from fakeredis import FakeAsyncRedis
 
 from shared.job import Priority
 from shared.queue.redis_keys import KEYS, RedisKey, RedisKeys, lua_keys
-from shared.queue.scripts import FOLDER, Scripts, SubmitArgs, script_files, script_methods, script_parameters
+from shared.queue.scripts import FOLDER, PARTS, Scripts, SubmitArgs, script_files, script_methods, script_parameters
 
-LIB = ("prelude", "readiness", "tenants", "model_loads", "choice", "grace", "recount")
+LIB = ("prelude", "readiness", "tenants", "model_loads", "bulk_share", "choice", "grace", "recount")
 TEXT = "\n".join(script_files()[name].read_text("utf-8") for name in LIB)
-SCRIPTS = [name for name, path in script_files().items() if path.parent.name != "lib"]
+SCRIPTS = [name for name, path in script_files().items() if path.parent.name not in PARTS]
 ALL_KEYS = lua_keys(" ".join(f"key.{name}" for name in KEYS))
 
 
@@ -30,8 +31,8 @@ async def redis() -> AsyncIterator[FakeAsyncRedis]:
     await client.aclose()
 
 
-async def evaluate(redis: FakeAsyncRedis, expression: str, *args: Any) -> Any:
-    return await redis.eval(f"local conf = {{}}\n{ALL_KEYS}\n{TEXT}\nreturn {expression}", 1, "{fq:test}:", *args)
+async def evaluate(redis: FakeAsyncRedis, expression: str, *args: Any, conf: str = "") -> Any:
+    return await redis.eval(f"local conf = {{{conf}}}\n{ALL_KEYS}\n{TEXT}\nreturn {expression}", 1, "{fq:test}:", *args)
 
 
 @pytest.mark.parametrize("name", sorted(KEYS))
@@ -203,7 +204,7 @@ async def test_holders_renew_before_their_leases_are_reclaimed_after_a_gap(
     assert await evaluate(redis, f"{{{decision}.before, {decision}.gap or false}}") == [before, gap], why
 
 
-IN_MEMORY = {"model_available": True, "usage": 10, "sort_ms": 1000, "sig": "a"}
+IN_MEMORY = {"model_available": True, "usage": 10, "own_rank": 1, "sort_ms": 1000, "sig": "a"}
 ORDER = [
     (
         "the least-served tenant goes first, however long other jobs are ready",
@@ -217,6 +218,7 @@ ORDER = [
         {"model_available": False, "usage": 0},
         True,
     ),
+    ("a tenant's own jobs go by priority", {"own_rank": 0, "sort_ms": 99_999}, False),
     ("the order is total", {"sig": "b"}, True),
 ]
 
@@ -258,9 +260,50 @@ async def test_usage_of_a_tenant(
 async def test_bulk_gets_its_share_of_the_sum(redis: FakeAsyncRedis) -> None:
     """Nine slots above bulk are due one of bulk at a share of a tenth."""
     assert await evaluate(redis, "tostring(bulk_share.growth(9, 0.1))") == "1"
-    assert await evaluate(redis, "bulk_share.ranks(true, 2)") == [0, 2, 1]
-    assert await evaluate(redis, "bulk_share.ranks(true, 1)") == [0, 1]
-    assert await evaluate(redis, "bulk_share.ranks(nil, 2)") == [0, 1, 2]
+
+
+STEPS = [
+    ("bulk last", 2, "", "0 ahead, 0 behind 1, 2"),
+    ("bulk jobs that are due precede standard ones, of their model", 2, "demo", "0 ahead, 2 of demo, 0 behind 1, 2"),
+    ("no bulk", 1, "", "0 ahead, 0 behind 1"),
+    ("only interactive jobs, which preempt others", 0, "", "0 ahead"),
+]
+
+
+@pytest.mark.parametrize(("why", "lowest", "due", "steps"), STEPS, ids=[row[0] for row in STEPS])
+async def test_order_of_priorities(redis: FakeAsyncRedis, why: str, lowest: int, due: str, steps: str) -> None:
+    """Interactive jobs of tenants that are behind share a step with standard ones."""
+    models = "{{name = 'demo'}, {name = 'other'}}"
+    choice = f"{{lowest = {lowest}, models = {models}, due = {{{due} = {'true' if due else 'nil'}}}}}"
+    choice = choice.replace("{ = nil}", "{}")
+    expression = f"cjson.encode(choice.steps({choice}))"
+    seen = []
+    for step in json.loads(await evaluate(redis, expression)):
+        parts = [f"{part['rank']}{_AHEAD[part.get('ahead')]}" for part in step["parts"]]
+        of = "" if len(step["models"]) == 2 else f" of {step['models'][0]['name']}"
+        seen.append(" ".join(parts) + of)
+    assert ", ".join(seen) == steps, why
+
+
+_AHEAD = {None: "", True: " ahead", False: " behind"}
+
+
+# GPU-seconds that the least-served of the delayed tenants has used, and those up to which a tenant is ahead of it.
+ALLOWANCES = [
+    ("no tenant is delayed", None, math.inf),
+    ("it has used nothing", 0, 10),
+    ("it has used as much as the allowance", 10, 20),
+]
+
+
+@pytest.mark.parametrize(("why", "least", "most"), ALLOWANCES, ids=[row[0] for row in ALLOWANCES])
+async def test_usage_up_to_which_a_tenant_is_ahead(
+    redis: FakeAsyncRedis, why: str, least: float | None, most: float
+) -> None:
+    """An allowance of ten GPU-seconds above the least-served one."""
+    usage = "nil" if least is None else 0 if least == 0 else f"tenants.usage_after(nil, {least}, 0)"
+    found = await evaluate(redis, f"tostring(choice.most_ahead({usage}, 0))", conf="interactive_allowance_s = 10")
+    assert round(2 ** float(found), 6) == most, why
 
 
 @pytest.mark.parametrize("path", script_files().values(), ids=lambda path: path.stem)

@@ -1,20 +1,23 @@
 -- NEEDS fill last_claim
 -- RUNS when Redis is full
 -- Start a batch: choose one ready signature and claim up to `slots` of its slots.
--- ARGV     worker, token, slots, lowest_rank, has_other_jobs, models...
+-- ARGV     worker, token, slots, lowest_rank, has_other_jobs, preempted, models...
 --          `token`: the same as before when a worker repeats its last request
+--          `preempted`: tenants whose jobs on this worker would be preempted, separated by spaces
 --          `models`: each with the ms that loading it takes: 0 if in memory, negative if its last load failed
 -- Returns  for each claim {job id, wire form, signature, epoch, 1 if solo, ms queued, ms to its deadline | -1}
 local TRIES = 16
 local worker, token, lowest, now = ARGV[1], ARGV[2], tonumber(ARGV[4]), clock_ms()
-local c = choice.new(worker, model_loads.models(6), lowest, now)
+local c = choice.new(worker, model_loads.models(7), lowest, ARGV[6], now)
+local steps = choice.steps(c)
 local tried, tries = {}, 0
 
 -- Claim the row's signature. Returns the claims, nil if it gave nothing.
 local function try_claim(row)
   tried[row.sig], tries = true, tries + 1
   local b = {sig = row.sig, model = row.model.name, left = tonumber(ARGV[3]), starting = true, has_other_jobs = ARGV[5] == '1',
-    ranks = bulk_share.ranks(c.due[row.model.name], lowest)}
+    steps = {}}
+  for _, step in ipairs(steps) do if choice.has_model(step, b.model) then table.insert(b.steps, step) end end
   local claims = fill.fill(b, c)
   last_claim.keep(worker, token, claims)
   if claims[1] and not row.model.failed then model_loads.hold(row.model.name, worker, now) end
@@ -26,7 +29,7 @@ end
 
 local repeated = last_claim.repeated(worker, token)
 if repeated then return repeated end
-for _, step in ipairs(choice.steps(c)) do
+for _, step in ipairs(steps) do
   for _, rows in ipairs({'by_tenant', 'by_readiness'}) do
     for _, row in ipairs(choice[rows](c, step)) do
       if tries >= TRIES then return {} end

@@ -1,93 +1,50 @@
--- NEEDS model_loads tenants
+-- NEEDS model_loads tenants bulk_share
 -- Part of claim and join: which signature a worker claims next. Claim takes the first row that gives jobs; join holds jobs
 -- back when that row is of another signature. Every step reads a bounded number of rows, whatever is queued.
--- A choice `c` has worker, models, lowest (rank), now, quotas and short.
--- Bulk jobs get a share of the slots however many others are queued. bulk_credit has the slots that are due to the bulk jobs
--- of a model. It grows with the slots of others that start while bulk jobs are ready, and shrinks with bulk slots down to a
--- debt: a batch takes more than is due. While a slot is due, bulk precedes standard.
+-- A choice `c` has worker, models, lowest (rank), preempted (tenants), now, quotas and short.
+-- Priorities order the jobs of one tenant. Between tenants, interactive jobs go first only while their tenant is `ahead`:
+-- its GPU usage is at most an allowance above that of the least-served tenant whose jobs they delay. Beyond it they go with
+-- the standard jobs of others, by usage.
 
-local bulk_share, choice = {}, {}
-local MOST_DUE = 64
-local KEEP_MS = 3600000
-
--- The credit that `slots` above bulk add: bulk gets `share` of the sum of both.
-function bulk_share.growth(slots, share) return slots * share / (1 - share) end
-
--- The models whose bulk jobs precede standard ones, as a set.
-function bulk_share.due(models, lowest)
-  local due, names = {}, {}
-  if lowest < 2 or conf.bulk_share <= 0 or not models[1] then return due end
-  for at, model in ipairs(models) do names[at] = model.name end
-  for at, credit in ipairs(redis.call('HMGET', key.bulk_credit, unpack(names))) do
-    due[names[at]] = (tonumber(credit or nil) or 0) >= 1 or nil
-  end
-  return due
-end
-
--- The priorities in the order of service, for a model whose bulk jobs are due or not.
-function bulk_share.ranks(due, lowest)
-  if due and lowest == 2 then return {0, 2, 1} end
-  local ranks = {}
-  for rank = 0, lowest do ranks[rank + 1] = rank end
-  return ranks
-end
-
-local function set(model, credit)
-  redis.call('HSET', key.bulk_credit, model, string.format('%.6g', math.min(MOST_DUE, credit)))
-  redis.call('PEXPIRE', key.bulk_credit, KEEP_MS)
-end
-
-local function credit_of(model) return tonumber(redis.call('HGET', key.bulk_credit, model) or nil) or 0 end
-
--- Record the slots of a claim of `model`: `bulk` ones, and `above` of a higher priority.
-function bulk_share.record(models, model, bulk, above, now)
-  if conf.bulk_share <= 0 then return end
-  if bulk > 0 then
-    local credit = credit_of(model)
-    if credit > 0 then set(model, math.max(-MOST_DUE, credit - bulk)) end
-  end
-  if above <= 0 then return end
-  local orders, waiting = {}, {}
-  for at, one in ipairs(models) do orders[at] = key.tenant_order(one.name, 2) end
-  if not orders[1] or redis.call('EXISTS', unpack(orders)) == 0 then return end
-  for _, one in ipairs(models) do
-    local first = redis.call('ZRANGE', key.ready(one.name, 2), 0, 0, 'WITHSCORES')
-    if first[1] and tonumber(first[2]) <= now then table.insert(waiting, one.name) end
-  end
-  for _, name in ipairs(waiting) do
-    set(name, credit_of(name) + bulk_share.growth(above, conf.bulk_share) / #waiting)
-  end
-end
-
+local choice = {}
 local EACH = 4
 local TENANTS, PAGES = 8, 4
 local SIGNATURES = 4
 
 -- Whether row `a` goes before `b`. row.model_available: its model is in memory, or it has waited for the load; row.usage: GPU
--- usage of its tenant; row.sort_ms: from model_loads.
+-- usage of its tenant; row.own_rank: orders the jobs of one tenant; row.sort_ms: from model_loads.
 function choice.before(a, b)
   if a.model_available ~= b.model_available then return a.model_available end
   if a.usage ~= b.usage then return a.usage < b.usage end
+  if a.own_rank ~= b.own_rank then return a.own_rank < b.own_rank end
   if a.sort_ms ~= b.sort_ms then return a.sort_ms < b.sort_ms end
   return a.sig < b.sig
 end
 
-function choice.new(worker, models, lowest, now)
-  return {worker = worker, models = models, lowest = lowest, now = now, quotas = {}, short = {},
-    due = bulk_share.due(models, lowest)}
+-- preempted: names of tenants, separated by spaces, whose jobs on this worker would be delayed.
+function choice.new(worker, models, lowest, preempted, now)
+  return {worker = worker, models = models, lowest = lowest, preempted = preempted, now = now, quotas = {}, short = {},
+    orders = {}, due = bulk_share.due(models, lowest)}
 end
 
--- The priorities in the order of service, each with its models.
+-- The steps in the order of service, each with its models and its parts: a rank, of all tenants (ahead is nil), of those
+-- that are ahead, or of the others.
 function choice.steps(c)
-  local steps, due = {{rank = 0, models = c.models}}, {}
+  local steps, due = {{parts = {{rank = 0, ahead = true}}, models = c.models}}, {}
   for _, model in ipairs(c.models) do if c.due[model.name] then table.insert(due, model) end end
-  if due[1] then table.insert(steps, {rank = 2, models = due}) end
-  for rank = 1, c.lowest do table.insert(steps, {rank = rank, models = c.models}) end
+  if due[1] then table.insert(steps, {parts = {{rank = 2}}, models = due}) end
+  if c.lowest >= 1 then table.insert(steps, {parts = {{rank = 0, ahead = false}, {rank = 1}}, models = c.models}) end
+  if c.lowest >= 2 then table.insert(steps, {parts = {{rank = 2}}, models = c.models}) end
   return steps
 end
 
+function choice.has_model(step, name)
+  for _, model in ipairs(step.models) do if model.name == name then return true end end
+  return false
+end
+
 -- The first tenants of an order with free slots. Tenants without any leave it until one becomes free.
-local function tenants_with_slots(c, model, rank)
+local function read_tenants(c, model, rank)
   for _ = 1, PAGES do
     local order, free, names = tenants.first(key.tenant_order(model, rank), TENANTS), {}, {}
     for at, row in ipairs(order) do names[at] = row.tenant end
@@ -100,6 +57,45 @@ local function tenants_with_slots(c, model, rank)
   return {}
 end
 
+local function tenants_with_slots(c, model, rank)
+  local name = model .. '|' .. rank
+  if not c.orders[name] then c.orders[name] = read_tenants(c, model, rank) end
+  return c.orders[name]
+end
+
+-- The highest GPU usage with which a tenant is ahead. least: of the tenants whose jobs would be delayed, nil for none.
+function choice.most_ahead(least, now)
+  if not least then return math.huge end
+  return tenants.usage_after(least > 0 and least or nil, conf.interactive_allowance_s, now) or 0
+end
+
+local function most_ahead(c)
+  if c.most_ahead then return c.most_ahead end
+  local least = nil
+  local function note(usage) least = math.min(least or math.huge, usage) end
+  for tenant in string.gmatch(c.preempted, '%S+') do note(tenants.usage_of(tenant) or 0) end
+  for _, model in ipairs(c.models) do
+    local first = tenants_with_slots(c, model.name, 1)[1]
+    if first then note(first.usage) end
+    first = c.due[model.name] and tenants_with_slots(c, model.name, 2)[1]
+    if first then note(first.usage) end
+  end
+  c.most_ahead = choice.most_ahead(least, c.now)
+  return c.most_ahead
+end
+
+-- Whether a part of a step has the jobs of a tenant with this usage.
+function choice.includes(c, part, usage)
+  return part.ahead == nil or (usage <= most_ahead(c)) == part.ahead
+end
+
+-- The rows of `rows` that are in a part, and whether there are others.
+local function included(c, part, rows)
+  local found = {}
+  for _, row in ipairs(rows) do if choice.includes(c, part, row.usage) then table.insert(found, row) end end
+  return found, #found < #rows
+end
+
 -- The ready signatures among the first of a tenant.
 local function signatures_of(c, row, model, rank, found)
   local sigs = redis.call('ZRANGE', key.tenant_signatures(row.tenant, model.name, rank), 0, SIGNATURES - 1)
@@ -107,7 +103,8 @@ local function signatures_of(c, row, model, rank, found)
   for at, ready in ipairs(redis.call('ZMSCORE', key.ready(model.name, rank), unpack(sigs))) do
     ready = tonumber(ready or nil)
     if ready and ready <= c.now then
-      table.insert(found, {sig = sigs[at], ready = ready, tenant = row.tenant, usage = row.usage, model = model, rank = rank})
+      table.insert(found, {sig = sigs[at], ready = ready, tenant = row.tenant, usage = row.usage, model = model, rank = rank,
+        own_rank = rank})
     end
   end
 end
@@ -126,32 +123,49 @@ end
 -- Ready signatures of the tenants with the least GPU usage.
 function choice.by_tenant(c, step)
   local rows = {}
-  for _, model in ipairs(step.models) do
-    local found = {}
-    for _, row in ipairs(tenants_with_slots(c, model.name, step.rank)) do
-      if #found >= EACH then break end
-      signatures_of(c, row, model, step.rank, found)
+  for _, part in ipairs(step.parts) do
+    for _, model in ipairs(step.models) do
+      local found = {}
+      for _, row in ipairs(included(c, part, tenants_with_slots(c, model.name, part.rank))) do
+        if #found >= EACH then break end
+        signatures_of(c, row, model, part.rank, found)
+      end
+      add_free(c, rows, found, model, part.rank)
     end
-    add_free(c, rows, found, model, step.rank)
   end
   return sorted(rows)
+end
+
+-- Whether signatures beyond the first tenants can be in a part. The first tenants have the least usage: behind one that is
+-- not ahead there is none that is.
+local function has_more(c, part, model)
+  if redis.call('EXISTS', key.tenant_order(model, part.rank)) == 0 then return false end
+  if part.ahead == nil then return true end
+  local rows, others = included(c, part, tenants_with_slots(c, model, part.rank))
+  if part.ahead then return not others end
+  return rows[1] ~= nil
+end
+
+local function ready_longest(c, part, model)
+  local field, found = model.name .. '|' .. part.rank, {}
+  local skipped = tonumber(redis.call('HGET', key.claims_passed(c.worker), field) or nil) or 0
+  local ready = redis.call('ZRANGEBYSCORE', key.ready(model.name, part.rank), '-inf', whole(c.now), 'WITHSCORES', 'LIMIT',
+    skipped, 2 * EACH)
+  for at = 1, #ready, 2 do
+    table.insert(found, {sig = ready[at], ready = tonumber(ready[at + 1]), usage = 0, model = model, rank = part.rank,
+      own_rank = 0})
+  end
+  if skipped > 0 and #found < 2 * EACH then redis.call('HDEL', key.claims_passed(c.worker), field) end
+  return found
 end
 
 -- The signatures that have been ready longest, for when the first tenants have none that can start. A worker to which they
 -- gave nothing looks further at its next claim (`pass`).
 function choice.by_readiness(c, step)
   local rows = {}
-  for _, model in ipairs(step.models) do
-    if redis.call('EXISTS', key.tenant_order(model.name, step.rank)) == 1 then
-      local field, found = model.name .. '|' .. step.rank, {}
-      local skipped = tonumber(redis.call('HGET', key.claims_passed(c.worker), field) or nil) or 0
-      local ready = redis.call('ZRANGEBYSCORE', key.ready(model.name, step.rank), '-inf', whole(c.now), 'WITHSCORES', 'LIMIT',
-        skipped, 2 * EACH)
-      for at = 1, #ready, 2 do
-        table.insert(found, {sig = ready[at], ready = tonumber(ready[at + 1]), usage = 0, model = model, rank = step.rank})
-      end
-      if skipped > 0 and #found < 2 * EACH then redis.call('HDEL', key.claims_passed(c.worker), field) end
-      add_free(c, rows, found, model, step.rank)
+  for _, part in ipairs(step.parts) do
+    for _, model in ipairs(step.models) do
+      if has_more(c, part, model.name) then add_free(c, rows, ready_longest(c, part, model), model, part.rank) end
     end
   end
   return sorted(rows)

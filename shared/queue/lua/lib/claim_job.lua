@@ -38,10 +38,13 @@ end
 -- Write the counters that the claims of a batch have changed.
 function claim_job.count(b)
   if not b.claims[1] then return end
+  local left, running = {}, {}
   for _, group in pairs(b.taken) do
-    queue.count(b.sig, group.rank, group.tenant, -group.jobs, -group.slots)
-    queue.count_running(group.tenant, group.slots)
+    table.insert(left, {rank = group.rank, tenant = group.tenant, jobs = -group.jobs, slots = -group.slots})
+    running[group.tenant] = (running[group.tenant] or 0) + group.slots
   end
+  queue.count_all(b.sig, left)
+  for tenant, slots in pairs(running) do queue.count_running(tenant, slots) end
   redis.call('HINCRBY', key.claimed_jobs, b.worker, #b.claims)
   redis.call('HINCRBY', key.signature(b.sig), 'running', #b.claims)
   queue.add_all(key.leases, b.leases)

@@ -1,4 +1,4 @@
--- NEEDS lane_turns choice
+-- NEEDS lane_turns
 -- Part of claim and join: claim jobs of one signature for a batch.
 
 local fill = {}
@@ -48,40 +48,50 @@ local function claim_lost(b)
       return b.held
     end
     -- Jobs of a higher priority go first, unless the lost job is overdue.
-    local jobs = tonumber(redis.call('HGET', key.signature(b.sig), 'jobs:' .. rank) or 0) or 0
-    if jobs > 0 and not lost_overdue_after(b, place) then return false end
+    if b.queued[rank].jobs > 0 and not lost_overdue_after(b, place) then return false end
   end
   return false
+end
+
+-- Learn the largest batch of the signature, its queued jobs and slots by rank, and the ranks in the order of their steps.
+local function learn_queued(b)
+  local state = redis.call('HMGET', key.signature(b.sig), 'batch', 'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2', 'slots:2')
+  b.batch, b.queued, b.ranks = tonumber(state[1] or nil), {}, {}
+  local known = {}
+  for rank = 0, 2 do
+    b.queued[rank] = {jobs = tonumber(state[2 * rank + 2] or nil) or 0, slots = tonumber(state[2 * rank + 3] or nil) or 0}
+  end
+  for _, step in ipairs(b.steps) do
+    for _, part in ipairs(step.parts) do
+      if not known[part.rank] then table.insert(b.ranks, part.rank) end
+      known[part.rank] = true
+    end
+  end
 end
 
 -- The slots of a new batch: at most the model's maximum and the efficient rows. If a job needs several slots, efficient
 -- rows are no limit: the job could never start.
 local function slots_to_start(b)
-  local names = {'batch'}
+  local most = math.min(b.left, b.batch or b.left)
   for _, rank in ipairs(b.ranks) do
-    table.insert(names, 'jobs:' .. rank)
-    table.insert(names, 'slots:' .. rank)
-  end
-  local state = redis.call('HMGET', key.signature(b.sig), unpack(names))
-  local most = math.min(b.left, tonumber(state[1] or nil) or b.left)
-  for at = 2, #state, 2 do
-    if state[at] ~= state[at + 1] then return most end
+    if b.queued[rank].jobs ~= b.queued[rank].slots then return most end
   end
   return math.min(most, tonumber(redis.call('GET', key.efficient_rows(b.sig)) or nil) or most)
 end
 
--- Claim up to b.left slots of b.sig, a signature of b.model, for the worker b.worker, with the ranks b.ranks in this order.
+-- Claim up to b.left slots of b.sig, a signature of b.model, for the worker b.worker, in the order of the steps b.steps.
 -- With b.starting the batch can be one lost job, unless its worker has other jobs (b.has_other_jobs). `c` is the choice that
 -- led to the signature.
 function fill.fill(b, c)
   b.now, b.worker, b.quotas, b.short = c.now, c.worker, c.quotas, c.short
   b.claims, b.taken, b.leases, b.spent = {}, {}, {}, {}
+  learn_queued(b)
   if b.starting then b.left = slots_to_start(b) end
   local solo = b.starting and not b.has_other_jobs and claim_lost(b)
   if not solo then
-    for _, rank in ipairs(b.ranks) do
+    for _, step in ipairs(b.steps) do
       if b.left <= 0 or b.held then break end
-      lane_turns.share(b, rank)
+      lane_turns.share(b, c, step.parts)
     end
   end
   claim_job.count(b)

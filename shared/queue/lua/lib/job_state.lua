@@ -19,10 +19,16 @@ end
 -- Time until a job's deadline (ms), 0 after it, -1 without one.
 function job_state.time_left(job, now) return job.deadline and math.max(0, tonumber(job.deadline) - now) or -1 end
 
+local subscriptions = {} -- by tenant, the states that its endpoints want, as one text
+
 -- Add an event to the outbox if an endpoint of the tenant wants its state, or for the `url` of the job's own webhook.
 function job_state.add_to_outbox(event, id, tenant, state, url)
-  local wanted = redis.call('HGET', key.webhook_endpoints(tenant), '*')
-  if url or (wanted and string.find(wanted, '|' .. state .. '|', 1, true)) then
+  local wanted = subscriptions[tenant]
+  if not wanted then
+    wanted = redis.call('HGET', key.webhook_endpoints(tenant), '*') or ''
+    subscriptions[tenant] = wanted
+  end
+  if url or string.find(wanted, '|' .. state .. '|', 1, true) then
     redis.call('XADD', key.webhook_outbox, 'MAXLEN', '~', 1000000, '*', 'event', event, 'job', id, 'tenant', tenant,
       'state', state, 'url', url or '')
   end

@@ -1,4 +1,4 @@
--- NEEDS claim_job
+-- NEEDS claim_job choice
 -- Part of claim and join: the tenants of a signature take turns, the least-served one first. In its turn a tenant's released
 -- and skipped jobs go before the entries of its lane.
 
@@ -112,24 +112,53 @@ local function take_turn(b, turn, count)
   return b.left > 0
 end
 
--- The next tenants in the order of service, without those that had a turn and those without free slots.
-local function next_turns(b, rank, had, has_returned)
-  local rows = tenants.first(key.lane_order(b.sig, rank), math.min(TENANTS_READ, math.max(8, b.left)) + had.count)
+-- The next tenants of a part in the order of service, without those that had a turn (s.had, by rank) and those without free
+-- slots. Returns the turns, and how many tenants were read.
+local function next_turns(b, c, s, part)
+  local had = s.had[part.rank]
+  local rows = tenants.first(key.lane_order(b.sig, part.rank), math.min(TENANTS_READ, math.max(8, b.left)) + had.count)
   local names, turns = {}, {}
   for at, row in ipairs(rows) do names[at] = row.tenant end
   quota.learn(b, names)
-  for _, tenant in ipairs(names) do
-    if not had[tenant] then
+  for _, row in ipairs(rows) do
+    local tenant = row.tenant
+    if not had[tenant] and choice.includes(c, part, row.usage) then
       had[tenant], had.count = true, had.count + 1
       if quota.allows(b, tenant, 1) then
-        local turn = {tenant = tenant, rank = rank, lane = key.lane(b.sig, rank, tenant), passes = 0, reads = 0}
-        turn.has_returned = has_returned
-        turn.returned = has_returned and redis.call('ZRANGE', key.returned(b.sig, rank, tenant), 0, RETURNED_READ - 1) or {}
+        local turn = {tenant = tenant, usage = row.usage, rank = part.rank, lane = key.lane(b.sig, part.rank, tenant),
+          passes = 0, reads = 0, has_returned = s.has_returned[part.rank]}
+        turn.returned = turn.has_returned and redis.call('ZRANGE', key.returned(b.sig, part.rank, tenant), 0, RETURNED_READ - 1)
+          or {}
         table.insert(turns, turn)
       end
     end
   end
   return turns, #rows
+end
+
+-- The next turns of all parts, by usage. A tenant with jobs in two parts has its turn of the second one later.
+local function turns_of(b, c, s, parts)
+  local turns, firsts, more = {}, {}, false
+  for at, part in ipairs(parts) do
+    local had = s.had[part.rank]
+    local known = had.count
+    local found, read = next_turns(b, c, s, part)
+    more = more or (had.count > known and read > known)
+    for _, turn in ipairs(found) do
+      if at > 1 and firsts[turn.tenant] then
+        had[turn.tenant], had.count, more = nil, had.count - 1, true
+      else
+        firsts[turn.tenant] = true
+        table.insert(turns, turn)
+        turn.at = #turns
+      end
+    end
+  end
+  table.sort(turns, function(one, other)
+    if one.usage ~= other.usage then return one.usage < other.usage end
+    return one.at < other.at
+  end)
+  return turns, more
 end
 
 -- Update the indexes of the lane of a turn.
@@ -146,17 +175,28 @@ local function leave(b, turn)
     known = not turn.has_returned and turn.passes == 0}, head)
 end
 
--- Share the slots among the tenants with queued jobs of a rank.
-function lane_turns.share(b, rank)
-  -- If every job needs one slot, as many entries as slots can be read at once; otherwise one by one.
-  local counted = redis.call('HMGET', key.signature(b.sig), 'jobs:' .. rank, 'slots:' .. rank)
-  local single, had = counted[1] == counted[2], {count = 0}
-  local has_returned = queue.first(key.front(b.sig), rank) ~= nil
+-- Whether every job of the parts needs one slot: then as many entries as slots can be read at once, otherwise one by one.
+local function has_single_slots(b, parts)
+  for _, part in ipairs(parts) do
+    if b.queued[part.rank].jobs ~= b.queued[part.rank].slots then return false end
+  end
+  return true
+end
+
+-- Share the slots among the tenants with queued jobs of the parts of a step.
+function lane_turns.share(b, c, parts)
+  local s, queued = {had = {}, has_returned = {}}, {}
+  for _, part in ipairs(parts) do
+    if b.queued[part.rank].jobs > 0 then
+      table.insert(queued, part)
+      s.had[part.rank], s.has_returned[part.rank] = {count = 0}, queue.first(key.front(b.sig), part.rank) ~= nil
+    end
+  end
+  local single = has_single_slots(b, queued)
   for _ = 1, PAGES do
-    if b.left <= 0 or b.held then return end
-    local known = had.count
-    local order, read = next_turns(b, rank, had, has_returned)
-    local active = order
+    if b.left <= 0 or b.held or not queued[1] then return end
+    local turns, more = turns_of(b, c, s, queued)
+    local active = turns
     while b.left > 0 and not b.held and active[1] do
       local again = {}
       local share = single and math.max(1, math.floor(b.left / #active)) or 1
@@ -166,7 +206,7 @@ function lane_turns.share(b, rank)
       end
       active = again
     end
-    for _, turn in ipairs(order) do leave(b, turn) end
-    if had.count == known or read <= known then return end
+    for _, turn in ipairs(turns) do leave(b, turn) end
+    if not more then return end
   end
 end

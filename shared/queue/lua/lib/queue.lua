@@ -14,13 +14,31 @@ function queue.note_moves(sig, rank, tenant, jobs)
   for _, counter in ipairs({'jobs|' .. sig .. '|' .. rank, 'queued|' .. tenant, 'queued|*'}) do recount.note(counter, jobs) end
 end
 
--- Add `jobs` and `slots`, which can be negative, to the queued ones.
+local function add(counter, by, amount)
+  counter[by] = (counter[by] or 0) + amount
+end
+
+-- Add jobs and slots, which can be negative, to the queued ones of a signature. groups: rank, tenant, jobs, slots of each.
+function queue.count_all(sig, groups)
+  local jobs, slots, of_tenant = {}, {}, {}
+  for _, group in pairs(groups) do
+    queue.note_moves(sig, group.rank, group.tenant, group.jobs)
+    add(jobs, group.rank, group.jobs)
+    add(slots, group.rank, group.slots)
+    add(of_tenant, group.tenant, group.jobs)
+    add(of_tenant, '*', group.jobs)
+  end
+  for rank, amount in pairs(jobs) do
+    redis.call('HINCRBY', key.signature(sig), 'jobs:' .. rank, amount)
+    redis.call('HINCRBY', key.signature(sig), 'slots:' .. rank, slots[rank])
+  end
+  for tenant, amount in pairs(of_tenant) do
+    if redis.call('HINCRBY', key.queued_jobs, tenant, amount) <= 0 then redis.call('HDEL', key.queued_jobs, tenant) end
+  end
+end
+
 function queue.count(sig, rank, tenant, jobs, slots)
-  queue.note_moves(sig, rank, tenant, jobs)
-  redis.call('HINCRBY', key.signature(sig), 'jobs:' .. rank, jobs)
-  redis.call('HINCRBY', key.signature(sig), 'slots:' .. rank, slots)
-  if redis.call('HINCRBY', key.queued_jobs, tenant, jobs) <= 0 then redis.call('HDEL', key.queued_jobs, tenant) end
-  if redis.call('HINCRBY', key.queued_jobs, '*', jobs) <= 0 then redis.call('HDEL', key.queued_jobs, '*') end
+  queue.count_all(sig, {{rank = rank, tenant = tenant, jobs = jobs, slots = slots}})
 end
 
 -- Add `slots`, which can be negative, to a tenant's running slots. Freed slots end the deferral of a tenant at its quota.
