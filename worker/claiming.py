@@ -122,12 +122,12 @@ class ClaimLoop:
         return [], await self._pause_s(wanted, requests)
 
     def _requests(self) -> list[ClaimRequest]:
-        """Return what this worker has room for."""
-        if self.uploader.full:
+        """Return what this worker has room for: nothing next to a lost job, or while the spool is full."""
+        if self.uploader.full or any(claimed.claim.solo for claimed in self.claimed_jobs.values()):
             return []
         claimed_jobs = [claimed for claimed in self.claimed_jobs.values() if claimed.occupies_slots]
         claims = [claimed.claim for claimed in claimed_jobs]
-        running = [RunningJob(c.signature, c.job.slots, c.job.priority is Priority.INTERACTIVE, c.solo) for c in claims]
+        running = [RunningJob(c.signature, c.job.slots, c.job.priority is Priority.INTERACTIVE) for c in claims]
         rows = self._max_batch
         if running:
             signature = leading_signature(running)
@@ -174,7 +174,7 @@ class ClaimLoop:
         woken = bool(self._wakeups)
         waiting, queued = await self._wait_for_jobs(wanted)
         ready_in_ms = 0 if queued else None
-        if not any(claimed.occupies_slots for claimed in self.claimed_jobs.values()):
+        if any(one.signature is None and one.min_priority is Priority.BULK for one in wanted):
             ready_in_ms = await self.queue.claims.next_ready_ms(self._load_times(), worker=self.worker)
         elif any(request.min_priority is Priority.INTERACTIVE for request in requests):
             seen = self._hint.count
@@ -227,7 +227,6 @@ class RunningJob:
     signature: str
     slots: int
     interactive: bool = False
-    solo: bool = False
 
 
 @dataclass(frozen=True)
@@ -250,12 +249,10 @@ def claim_requests(running: Sequence[RunningJob], rows: int, max_batch: int, max
     `rows` of the leading signature run together; `max_batch` is the largest batch of any signature. While all jobs run
     together, free slots are open to all priorities. Beyond them there is room for interactive jobs: of the leading
     signature until they fill a forward, of another signature while no interactive job runs. They preempt at most
-    `max_preempted` rows. A solo job gets no batch mates.
+    `max_preempted` rows.
     """
     if not running:
         return [ClaimRequest(None, max_batch)]
-    if any(job.solo for job in running):
-        return []
     leading = leading_signature(running)
     total = sum(job.slots for job in running)
     together = sum(job.slots for job in running if job.signature == leading)

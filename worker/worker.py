@@ -193,6 +193,8 @@ class Worker:
 
     async def _run_job(self, claimed: ClaimedJob) -> None:
         try:
+            if claimed.claim.solo:
+                await self._wait_for_other_jobs(claimed)
             await self._runner.run(claimed)
         except Exception:
             # The job stays unsettled: its lease expires, and it is retried solo.
@@ -201,6 +203,15 @@ class Worker:
             self._claimed_jobs.pop(claimed.claim_key, None)
             self._batch_log.remove(claimed)
             self._claim_loop.wake()
+
+    async def _wait_for_other_jobs(self, claimed: ClaimedJob) -> None:
+        """Wait until this worker holds no other job, or `claimed` is stopped: a lost job can end the process again."""
+        stopped = asyncio.create_task(claimed.stopped.wait())
+        try:
+            while not stopped.done() and (others := self._tasks - {asyncio.current_task()}):
+                await asyncio.wait({stopped, *others}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel_and_wait((stopped,))
 
     def _job_changed(self, claimed: ClaimedJob) -> None:
         self._progress.mark_changed(claimed)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from harness.stub_engine import StubFleet
@@ -13,6 +14,7 @@ from harness.stub_engine import StubFleet
 from shared.job import Job, State
 from shared.queue import Queue
 from shared.runtime.asyncio_tools import cancel_and_wait
+from worker.engine.protocol import EngineRequest
 from worker.worker import EXIT_HUNG
 
 Eventually = Callable[..., Awaitable[None]]
@@ -81,3 +83,84 @@ async def test_job_that_ends_its_engine_every_time_becomes_a_dead_letter_with_th
     assert (record.state, record.error.code, record.error.message) == (State.FAILED, "worker_lost", message)
     ((letter,), _) = await fleet.queue.dead_letters.page()
     assert (letter.id, letter.reason, letter.detail) == (poison.id, "worker_lost", message)
+
+
+async def lose(queue: Queue, job: Job) -> str:
+    """Claim a queued job for a worker that is lost then; return the key of its next claim."""
+    (claim,) = await queue.claims.claim("lost-worker", ["demo"], 8)
+    assert (claim.job.id, await queue.claims.lose("lost-worker", {job.id: claim.epoch}, "killed")) == (job.id, 1)
+    return f"{job.id}:{claim.epoch + 1}"
+
+
+async def test_lost_job_starts_when_its_worker_holds_no_other_job(
+    fleet: StubFleet, make_job: MakeJob, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is claimed when the others are in their last forward, and waits until they are uploaded and settled."""
+    other, lost = make_job(), make_job(width=128)
+    slots_at_start: dict[str, int] = {}
+    storage_available = asyncio.Event()
+    put = fleet.storage.put
+
+    async def put_later(*args: Any) -> None:
+        await storage_available.wait()
+        await put(*args)
+
+    monkeypatch.setattr(fleet.storage, "put", put_later)
+    async with fleet.worker("demo") as (worker, engine):
+        submit = engine.submit
+
+        def submit_recorded(*requests: EngineRequest) -> None:
+            slots_at_start.update({request.claim_key: worker.slots_in_use for request in requests})
+            submit(*requests)
+
+        monkeypatch.setattr(engine, "submit", submit_recorded)
+        await fleet.submit(other)
+        await eventually(lambda: len(engine.submitted) == 1, "the other job runs")
+        await fleet.submit(lost)
+        lost_key = await lose(fleet.queue, lost)
+        engine.step(engine.submitted[0], step=3, total=4)
+        await eventually(lambda: worker.slots_in_use == 2, "the lost job is claimed")
+        engine.finish(engine.submitted[0])
+        await eventually(lambda: engine.submitted[0] not in engine.requests, "the other job has left the engine")
+        storage_available.set()
+        await eventually(lambda: lost_key in engine.submitted, "the lost job runs")
+        assert slots_at_start[lost_key] == lost.slots
+        engine.finish(lost_key)
+        await eventually(partial(all_ended, fleet, [other, lost]), "both have ended")
+
+
+async def test_lost_job_that_waits_for_others_can_be_canceled(
+    fleet: StubFleet, make_job: MakeJob, eventually: Eventually
+) -> None:
+    other, lost = make_job(), make_job(width=128)
+    async with fleet.worker("demo") as (worker, engine):
+        await fleet.submit(other)
+        await eventually(lambda: len(engine.submitted) == 1, "the other job runs")
+        await fleet.submit(lost)
+        await lose(fleet.queue, lost)
+        engine.step(engine.submitted[0], step=3, total=4)
+        await eventually(lambda: worker.slots_in_use == 2, "the lost job is claimed")
+        await fleet.queue.jobs.cancel(lost.id)
+        await eventually(partial(all_ended, fleet, [lost]), "the lost job has ended")
+        assert len(engine.submitted) == 1
+        engine.finish(engine.submitted[0])
+        await eventually(partial(all_ended, fleet, [other]), "the other job has ended")
+
+
+async def test_worker_claims_nothing_until_its_lost_job_has_ended(
+    fleet: StubFleet, make_job: MakeJob, eventually: Eventually
+) -> None:
+    """Also in the job's last forward, after which its slots are free: what ends the worker can be the decoding."""
+    lost, other = make_job(), make_job()
+    await fleet.submit(lost)
+    lost_key = await lose(fleet.queue, lost)
+    async with fleet.worker("demo") as (_, engine):
+        await eventually(lambda: engine.submitted == [lost_key], "the lost job runs")
+        engine.step(lost_key, step=3, total=4)
+        await fleet.submit(other)
+        async with fleet.worker("demo") as (_, next_engine):
+            await eventually(lambda: len(next_engine.submitted) == 1, "another worker runs the other job")
+            next_engine.finish(next_engine.submitted[0])
+            await eventually(partial(all_ended, fleet, [other]), "it has ended")
+        engine.finish(lost_key)
+        await eventually(partial(all_ended, fleet, [lost]), "the lost job has ended")

@@ -68,8 +68,6 @@ def interactive(slots: int = 1, signature: str = "a") -> RunningJob:
             [ClaimRequest("a", 5, BULK), ClaimRequest("a", 5, INTERACTIVE)],
             "other jobs can join interactive ones",
         ),
-        ([RunningJob("a", 1, solo=True)], 8, [], "a lost job runs solo in its process"),
-        ([RunningJob("a", 1, interactive=True, solo=True)], 8, [], "an interactive one too"),
     ],
 )
 def test_claim_requests(running: list[RunningJob], max_preempted: int, requests: list[ClaimRequest], why: str) -> None:
