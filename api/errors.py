@@ -130,6 +130,12 @@ class Problem(BaseModel):
     error: ErrorObject
 
 
+class TextProblem(Problem):
+    """Every error of `/compat/huggingface`: `error` is its text, except where the server refuses a request unread."""
+
+    error: str | ErrorObject  # type: ignore[assignment]
+
+
 def status_of(code: str) -> int:
     """Return the HTTP status of an error code."""
     return STATUSES.get(code, STATUSES["internal_error"])[0]

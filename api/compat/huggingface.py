@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from api.compat.sync_calls import SyncCall, request_digest, submit
 from api.context import Context
-from api.errors import for_error
+from api.errors import TextProblem, for_error
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems, request_body
 from api.http.streaming import StreamedResponse, with_first_read
@@ -102,7 +102,8 @@ router = APIRouter(prefix=PREFIX, tags=["Hugging Face"], route_class=TextErrorRo
 
 _EXAMPLE = {"inputs": "a red circle on a blue ground, left", "parameters": {"seed": 7}}
 _BODY = request_body("application/json", {"schema": InferenceRequest.model_json_schema(), "example": _EXAMPLE})
-_RESPONSES = problems(400, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504) | {
+_ERRORS = problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504, model=TextProblem)
+_RESPONSES = _ERRORS | {
     200: {
         "description": "The image, in the format of `Accept`.",
         "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}},
@@ -110,7 +111,7 @@ _RESPONSES = problems(400, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504) | {
 }
 
 
-@router.post("/{model:path}", openapi_extra=_BODY, responses=_RESPONSES)
+@router.post("/{model:path}", response_class=Response, openapi_extra=_BODY, responses=_RESPONSES)
 async def make_image(request: Request, model: str, context: Context) -> Response:
     """Generate or edit one image and wait for it: `text_to_image` and `image_to_image` of `InferenceClient(model=URL)`.
     The headers `x-job-id` and `x-seed` identify the job."""

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import HTMLResponse, Response
 
-from api.errors import STATUSES, Problem
+from api.errors import STATUSES, Problem, TextProblem
 from shared.protocols.native import JobObject
 from shared.request import JobRequest
 
@@ -18,6 +18,7 @@ _REF = "#/components/schemas/"
 _OPEN_PATHS = frozenset(("/healthz", "/readyz"))
 _KEY = "`Authorization: Bearer fq_...`; `Key` and `Token` work too. Required once a key has been created."
 _IMAGE_ID, _OTHER_ID = "in_0123456789abcdef0123456789abcdef", "in_fedcba9876543210fedcba9876543210"
+_EVENT = {"type": "object", "properties": {name: {"type": "string"} for name in ("id", "event", "data")}}
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "text to image": {"prompt": "a red circle on a blue ground, left"},
     "several images, seeded": {"prompt": "a green square", "seed": 7, "steps": 16, "n": 2, "metadata": {"order": "12"}},
@@ -51,14 +52,22 @@ def upload_body(field: str = "file") -> dict[str, Any]:
     return request_body("multipart/form-data", {"schema": schema})
 
 
+def event_stream(description: str, example: str | None = None) -> dict[str, Any]:
+    """Return the OpenAPI of a response with Server-Sent Events; `itemSchema` is that of one event."""
+    content: dict[str, Any] = {"itemSchema": _EVENT}
+    if example is not None:
+        content["example"] = example
+    return {"description": description, "content": {"text/event-stream": content}}
+
+
 def request_body(media_type: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the OpenAPI of a body with one media type."""
     return {"requestBody": {"required": True, "content": {media_type: content}}}
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def problems(*statuses: int, model: type[Problem] = Problem) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI of errors with these statuses, and of the errors that every path can return."""
-    content = {"application/problem+json": {"schema": {"$ref": f"{_REF}Problem"}}}
+    content = {"application/problem+json": {"schema": {"$ref": f"{_REF}{model.__name__}"}}}
     responses: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*statuses, 500}):
         titles = [f"`{code}`: {title}" for code, (number, title) in STATUSES.items() if number == status]
@@ -88,7 +97,7 @@ def install(app: FastAPI) -> None:
         complete = generate()
         schemas = complete.setdefault("components", {}).setdefault("schemas", {})
         _add_security(complete)
-        for model in (JobRequest, Problem, JobObject):
+        for model in (JobRequest, Problem, TextProblem, JobObject):
             schema = model.model_json_schema(
                 ref_template=f"{_REF}{{model}}", mode="validation" if model is JobRequest else "serialization"
             )

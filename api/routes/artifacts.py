@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.IGNORECASE)
 _SCHEMA = {"schema": {"type": "string", "format": "binary"}}
 _CONTENT = {"content": {"image/*": _SCHEMA, "video/mp4": _SCHEMA}}
-_RESPONSES = problems(404, 416, 422, 503) | {
+OBJECT_RESPONSES = problems(404, 416, 422, 503) | {
     200: {"description": "The image or video.", **_CONTENT},
     206: {"description": "The part of it that `Range` requests.", **_CONTENT},
     304: {"description": "The client has it already."},
@@ -43,7 +43,7 @@ Redirect = Annotated[bool, Query(description="Respond with 307 to a signed URL i
 
 
 @router.head("/{job_id}/artifacts/{index}", include_in_schema=False)
-@router.get("/{job_id}/artifacts/{index}", responses=_RESPONSES)
+@router.get("/{job_id}/artifacts/{index}", response_class=Response, responses=OBJECT_RESPONSES)
 async def artifact(
     request: Request,
     job_id: str,
@@ -62,7 +62,8 @@ async def artifact(
 @router.head("/{job_id}/artifacts/{index}/thumbnail", include_in_schema=False)
 @router.get(
     "/{job_id}/artifacts/{index}/thumbnail",
-    responses=_RESPONSES | {200: {"description": "A JPEG of the video's first frame.", **_CONTENT}},
+    response_class=Response,
+    responses=OBJECT_RESPONSES | {200: {"description": "A JPEG of the video's first frame.", **_CONTENT}},
 )
 async def thumbnail(
     request: Request,

@@ -49,6 +49,7 @@ _EXAMPLE = """{"line":1,"id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","replayed":false,"
 
 @router.post(
     "/v1/jobs:bulk",
+    response_class=Response,
     openapi_extra=ndjson_body(),
     responses=problems(415, 422)
     | {

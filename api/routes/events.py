@@ -11,7 +11,7 @@ from fastapi import APIRouter, Header, Request
 from starlette.responses import Response
 
 from api.context import Context, RequestContext
-from api.http.openapi import problems
+from api.http.openapi import event_stream, problems
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from shared.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable
 from shared.job import Progress, State
@@ -33,12 +33,12 @@ data: {"id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","status":"running","phase":"loading
 
 @router.get(
     "/{job_id}/events",
+    response_class=Response,
     responses=problems(404, 422, 503)
     | {
-        200: {
-            "description": "Events `state` and `progress`; the last one contains the whole job, then the stream ends.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}},
-        },
+        200: event_stream(
+            "Events `state` and `progress`; the last one contains the whole job, then the stream ends.", _EXAMPLE
+        ),
         204: {"description": "The job has ended, and `Last-Event-ID` is its last event: nothing follows."},
     },
 )

@@ -157,7 +157,9 @@ async def list_deliveries(
     return DeliveryList(data=[_delivery(delivery) for delivery in deliveries])
 
 
-@router.post("/deliveries/{delivery_id}/redeliver", status_code=202, responses=problems(404, 503))
+@router.post(
+    "/deliveries/{delivery_id}/redeliver", status_code=202, response_class=Response, responses=problems(404, 503)
+)
 async def redeliver(delivery_id: str, tenant: Tenant, services: ServicesDep) -> Response:
     """Deliver again with the same webhook id."""
     await services.queue.webhooks.redeliver(tenant, delivery_id)

@@ -14,7 +14,7 @@ from api.compat.openai.request_bodies import ListParams, list_page
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
 from api.http.middleware import JSON_TYPES, require_type
-from api.http.openapi import problems, request_body
+from api.http.openapi import event_stream, problems, request_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from shared.errors import NotFound, Unauthenticated, Unavailable
 from shared.protocols.openai.batches import WINDOW_S, Batch, BatchStatus
@@ -102,13 +102,10 @@ async def cancel_batch(batch_id: str, context: Context) -> Response:
     return await get_batch(batch_id, context)
 
 
-_EVENTS = {
-    "description": "An event `batch` with the whole batch, at the start and at every change, until its end.",
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
-}
+_EVENTS = event_stream("An event `batch` with the whole batch, at the start and at every change, until its end.")
 
 
-@router.get("/{batch_id}/events", responses=problems(404, 503) | {200: _EVENTS})
+@router.get("/{batch_id}/events", response_class=Response, responses=problems(404, 503) | {200: _EVENTS})
 async def batch_events(request: Request, batch_id: str, context: Context) -> Response:
     """Subscribe to a batch."""
     await context.services.queue.batches.get(context.tenant, batch_id)

@@ -35,6 +35,7 @@ _POLL_S = 0.1
 _FIELDS = {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string", "enum": ["batch"]}}
 _SCHEMA = {"type": "object", "required": ["file", "purpose"], "properties": _FIELDS}
 _BODY = request_body("multipart/form-data", {"schema": _SCHEMA})
+_CONTENT = {"description": "The lines.", "content": {files.CONTENT_TYPE: {"schema": {"type": "string"}}}}
 
 
 class FileListParams(ListParams):
@@ -134,7 +135,7 @@ async def get_file(file_id: str, context: Context) -> Response:
     return JSONResponse(file_object(await context.services.queue.files.get(context.tenant, file_id)))
 
 
-@router.get("/{file_id}/content", responses=problems(404, 503))
+@router.get("/{file_id}/content", response_class=Response, responses=problems(404, 503) | {200: _CONTENT})
 async def get_content(file_id: str, context: Context) -> Response:
     """Get the content of a file."""
     stored, tenant = context.services.queue.files, context.tenant

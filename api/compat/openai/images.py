@@ -24,7 +24,7 @@ from api.compat.sync_calls import SyncCall, earlier_attempt, failed_response, re
 from api.context import Context, RequestContext
 from api.errors import STATUSES, problem
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
-from api.http.openapi import problems
+from api.http.openapi import event_stream, problems
 from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, sse_message, sse_response
 from shared.config.models_file import MAX_INPUT_IMAGES
 from shared.errors import InvalidRequest, NotFound, Unavailable
@@ -75,7 +75,8 @@ class ImagesResponse(BaseModel):
     usage: dict[str, object]
 
 
-_RESPONSES = {200: {"model": ImagesResponse, "description": "The images; server-sent events with `stream`."}} | _ERRORS
+_EVENTS = event_stream("The images; with `stream`, events `...partial_image`, `...completed` and `error`.")
+_RESPONSES = {200: {"model": ImagesResponse, **_EVENTS}} | _ERRORS
 
 
 @router.post("/generations", openapi_extra=generation_body(ImageFields), responses=_RESPONSES)

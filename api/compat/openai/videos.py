@@ -20,7 +20,7 @@ from api.compat.sync_calls import created_response, earlier_attempt, request_dig
 from api.context import Context, RequestContext
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import problems
-from api.routes.artifacts import ConditionsDep, object_response
+from api.routes.artifacts import OBJECT_RESPONSES, ConditionsDep, object_response
 from shared.errors import Conflict, InvalidRequest, NotFound
 from shared.job import JobRecord, State
 from shared.protocols.openai.videos import VideoFields, parse_video_request, video_job_id, video_object
@@ -100,7 +100,7 @@ async def delete_video(video_id: str, context: Context) -> Response:
     return JSONResponse({"id": video_id, "object": "video.deleted", "deleted": True})
 
 
-@router.get("/{video_id}/content", responses=problems(404, 416, 422, 503))
+@router.get("/{video_id}/content", response_class=Response, responses=OBJECT_RESPONSES)
 async def video_content(
     request: Request,
     video_id: str,

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from api import submission, waiting
 from api.context import Context, RequestContext, ServicesDep, Tenant
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
-from api.http.openapi import problems, request_body, upload_body
+from api.http.openapi import event_stream, problems, request_body, upload_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.responses import existing_job
 from api.routes.inputs import OVERHEAD_BYTES
@@ -157,7 +157,11 @@ async def cancel_prediction(prediction_id: str, context: Context) -> Response:
     return JSONResponse(await prediction_object(record, context))
 
 
-@router.get("/predictions/{prediction_id}/stream", responses=problems(404, 503))
+@router.get(
+    "/predictions/{prediction_id}/stream",
+    response_class=Response,
+    responses=problems(404, 503) | {200: event_stream("Events `logs`, `output`, and at the end `done` or `error`.")},
+)
 async def stream_prediction(request: Request, prediction_id: str, context: Context) -> Response:
     """Stream a prediction with server-sent events: `logs` with its progress, `output` per image, then `done`."""
     record = await context.find_job(prediction_id)
