@@ -161,6 +161,7 @@ class Job(_Frozen):
     reference_sizes: Annotated[tuple[tuple[int, int], ...], SHARED] = ()
     adapters: Annotated[tuple[Adapter, ...], SHARED] = ()
     mixed_fields: Annotated[tuple[str, ...], SHARED] = ()
+    reproducible: Annotated[bool, SHARED] = False  # its forwards have a fixed number of rows
 
     task: Annotated[Task, PER_JOB] = Task.TEXT_TO_IMAGE
     prompt: Annotated[str, PER_JOB]
@@ -175,7 +176,6 @@ class Job(_Frozen):
     images: Annotated[tuple[InputRef, ...], PER_JOB] = ()
     mask: Annotated[InputRef | None, PER_JOB] = None
     last_image: Annotated[InputRef | None, PER_JOB] = None
-    reproducible: Annotated[bool, PER_JOB] = False
     output_format: Annotated[OutputFormat, PER_JOB] = OutputFormat.PNG
     output_quality: Annotated[int, PER_JOB] = 90
     embed_parameters: Annotated[bool, PER_JOB] = False

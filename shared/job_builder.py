@@ -222,7 +222,7 @@ def resolve_job(
         guidance_scale_2=_default(request.guidance_scale_2, defaults.guidance_scale_2),
         scheduler=request.scheduler,
         adapters=resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters),
-        mixed_fields=spec.mixed_fields,
+        mixed_fields=_mixed_fields(spec, request.reproducible),
         reproducible=request.reproducible,
         output_quality=request.output_quality,
         embed_parameters=request.embed_parameters,
@@ -231,6 +231,12 @@ def resolve_job(
         last_image=inputs.last_image,
         **_task_fields(request, spec, task, inputs),
     )
+
+
+def _mixed_fields(spec: ModelSpec, reproducible: bool) -> tuple[str, ...]:
+    """Return the fields in which batch mates of a job can differ."""
+    # Padding to the size of another job would change the last bits.
+    return tuple(name for name in spec.mixed_fields if not (reproducible and name == "size"))
 
 
 def _check_proportions(inputs: Inputs) -> None:

@@ -7,7 +7,10 @@ from typing import Annotated, Any
 
 import pytest
 
-from shared.job import PER_JOB, Adapter, InputRef, Job, OutputFormat, Priority, Sharing, State, Webhook, sharing
+from shared.config.models_file import Limits, ModelSpec
+from shared.job import PER_JOB, Adapter, InputRef, Job, OutputFormat, Priority, Sharing, State, Task, Webhook, sharing
+from shared.job_builder import resolve_job
+from shared.request import JobRequest
 from shared.signature import shape, signature, size_class
 
 A_REF = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=8, height=8)
@@ -60,6 +63,19 @@ def test_only_a_shared_field_changes_the_signature(name: str, make_job: Callable
     job = make_job()
     other = job.model_copy(update={name: OTHER[name]})
     assert (signature(job) != signature(other)) == (sharing(name) is Sharing.SHARED)
+
+
+def test_reproducible_jobs_mix_no_sizes() -> None:
+    """Of a model whose jobs share forwards with other sizes."""
+    spec = ModelSpec(id="m", source="/m", mixed_fields=("adapters", "size"), limits=Limits(multiple_of=16))
+
+    def job(width: int, **fields: Any) -> Job:
+        request = JobRequest(model="m", prompt="a", width=width, height=1024, **fields)
+        return resolve_job(request, spec, Task.TEXT_TO_IMAGE, tenant="t", now_ms=0)
+
+    assert signature(job(1024)) == signature(job(1040))
+    assert signature(job(1024, reproducible=True)) != signature(job(1040, reproducible=True))
+    assert signature(job(1024, reproducible=True)) == signature(job(1024, reproducible=True))
 
 
 SHAPES = [(1024, 1024), (832, 1216), (1216, 832), (1344, 768), (1536, 640), (1280, 720)]

@@ -1,7 +1,6 @@
 """A job inside the engine: its image tasks, their batching figures, and how it ends."""
 
 import time
-from collections.abc import Hashable
 
 from shared.errors import JobError
 from shared.job import BatchingStats
@@ -30,9 +29,7 @@ class EngineJob:
         self.spec = request.spec
         self.arrival = arrival
         self.priority_rank = request.job.priority.rank
-        # Padding to the size of another job changes the last bits: reproducible jobs share batches of one size only.
-        size = (request.job.width, request.job.height) if request.job.reproducible else None
-        self.batch_group: Hashable = request.claim_key if request.solo else (signature(request.job), size)
+        self.batch_group = request.claim_key if request.solo else signature(request.job)
         self.shape = shape_key(request.job)
         self.padded_calls = min(REPRODUCIBLE_ROWS, self.spec.max_batch) if request.job.reproducible else None
         self.inputs = inputs
