@@ -88,6 +88,7 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "model_unavailable": (500, "The model cannot be loaded"),
     "adapter_unavailable": (500, "An adapter cannot be loaded"),
     "unavailable": (503, "Temporarily unavailable"),
+    "overloaded": (503, "The process has no room for more"),
     "redis_unavailable": (503, "The queue is temporarily unavailable"),
     "redis_full": (503, "The queue has no memory left"),
     "storage_unavailable": (503, "The storage is temporarily unavailable"),

@@ -21,6 +21,7 @@ FusequeueError
 ├── QueueFull                 has `retry_after_s`
 ├── RateLimited               has `retry_after_ms`
 ├── Unavailable               an external service does not respond
+│   ├── Overloaded            this process has no room for more of what tenants share
 │   ├── RedisUnavailable
 │   │   └── RedisFull         Redis has no memory left for what clients add
 │   └── StorageUnavailable
@@ -126,6 +127,9 @@ class RateLimited(FusequeueError, code="rate_limit_exceeded", retryable=True):
 
 
 class Unavailable(FusequeueError, code="unavailable", retryable=True): ...
+
+
+class Overloaded(Unavailable, code="overloaded"): ...
 
 
 class RedisUnavailable(Unavailable, code="redis_unavailable"): ...

@@ -46,6 +46,10 @@ event_lag_seconds = _times(
     "event_lag_seconds", "Time from a state change (Redis clock) until this API sends its event."
 )
 
+# API and chores
+shared_in_use = _gauge("shared_in_use", "Use of a bounded resource that tenants share.", ("resource",))
+share_refusals = _counter("share_refusals_total", "Requests refused for want of such a resource.", ("resource",))
+
 # API: queue and workers, read from Redis at each scrape
 queued_jobs = _gauge("queued_jobs", "Queued jobs.", ("model", "priority"))
 running_jobs = _gauge("running_jobs", "Running jobs.", ("model",))
