@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Query, Request
+from starlette.datastructures import UploadFile
 
 from api.auth import Authenticator, Caller, Signer, rate_headers
 from api.keyless import READ_METHODS, check_keyless
@@ -16,7 +17,7 @@ from shared.auth import Scope
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import NotFound, RateLimited, Unavailable
-from shared.inputs import store
+from shared.inputs.store import InputStore
 from shared.job import InputRef, JobRecord, State
 from shared.protocols.native import JobObject, job_object
 from shared.queue import Queue, QueuePosition
@@ -57,6 +58,7 @@ async def caller(request: Request, services: ServicesDep) -> Caller:
     authenticated = await services.authenticator.caller(request.headers.getlist("authorization"))
     if not authenticated.has_key:
         check_keyless(request.scope, services.settings)
+    request.scope["tenant"] = authenticated.tenant  # for the share of its body
     rate = await services.authenticator.count_request(authenticated)
     if rate is not None:
         request.scope["rate_headers"] = rate_headers(rate)
@@ -127,16 +129,17 @@ class RequestContext:
         return None
 
     async def store_input(self, data: bytes, param: str) -> InputRef:
+        """Validate and store an image; raises `InputRejected` that names `param`."""
+        return await self._inputs.put(data, param)
+
+    async def store_upload(self, file: UploadFile, param: str) -> InputRef:
         """Validate and store an uploaded image; raises `InputRejected` that names `param`."""
+        return await self._inputs.put_upload(file.read, file.size or 0, param)
+
+    @property
+    def _inputs(self) -> InputStore:
         services = self.services
-        return await store.store_input(
-            data,
-            tenant=self.tenant,
-            queue=services.queue,
-            storage=services.storage,
-            settings=services.settings,
-            param=param,
-        )
+        return InputStore(self.tenant, services.queue, services.storage, services.settings)
 
     def sign(self, job_id: str, index: int) -> str:
         """Return the query that lets an artifact be fetched without a key; "" where no keys are required."""

@@ -8,56 +8,43 @@ import binascii
 import hashlib
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from shared.config.settings import Settings
 from shared.errors import FetchFailed, FetchRefused, InputRejected, NotFound
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
-from shared.inputs.validation import inspect
+from shared.inputs.validation import ImageFile, inspect
 from shared.job import InputRef
+from shared.runtime.shares import SharedPool, SharedTurns
 from shared.storage import Storage
 
 if TYPE_CHECKING:
     from shared.queue import Queue
 
 T = TypeVar("T")
+Read = Callable[[], Awaitable[bytes]]
 
 _ID = re.compile(r"in_[0-9a-f]{32}")
 _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+)?(;[a-z0-9=_.+-]+)*;base64", re.IGNORECASE)
-# At most this many images are decoded at once.
-_decoders = ThreadPoolExecutor(2, "inspect-image")
+_threads = ThreadPoolExecutor(2, "input-image")
+
+# Bytes of input images in one process, from their reading to the end of their upload. Each counts twice: as sent, and
+# as stored.
+_MIN_BYTES = 96 * 1024 * 1024
+_LARGEST_IMAGES = 2  # that always fit
+_MAX_WAITING = 256  # of one tenant; uploads wait in temporary files
+_TURN_S = 20.0
 
 
-async def store_input(
-    data: bytes, *, tenant: str, queue: Queue, storage: Storage, settings: Settings, param: str = "image"
-) -> InputRef:
-    """Validate and store an image, unless the tenant has the same one; restarts its retention.
-
-    Raises `InputRejected` naming `param`.
-    """
-    if len(data) > settings.max_input_bytes:
-        raise InputRejected(
-            f"the image has {len(data)} bytes; at most {settings.max_input_bytes} are allowed", param=param
-        )
-    input_id = f"in_{(await _on_thread(lambda: hashlib.sha256(data).hexdigest()))[:32]}"
-    ref = await queue.jobs.get_input(tenant, input_id)
-    if ref is not None and await _is_stored(ref, storage):
-        return await queue.jobs.put_input(tenant, ref, settings.input_retention_s)
-    info = await _on_thread(
-        lambda: inspect(data, max_bytes=settings.max_input_bytes, max_pixels=settings.max_input_pixels, param=param)
-    )
-    # First the record, which schedules the object's deletion: a crash before the upload leaves nothing behind.
-    if ref is None:
-        # With the random token, the sweep of an expired object cannot delete the same image uploaded again.
-        key = f"inputs/{tenant}/{input_id}/{secrets.token_hex(8)}.{info.content_type.removeprefix('image/')}"
-        ref = InputRef(id=input_id, key=key, bytes=len(data), **asdict(info))
-    ref = await queue.jobs.put_input(tenant, ref, settings.input_retention_s)
-    await storage.put(ref.key, data, ref.content_type)
-    return ref
+@cache
+def _turns(max_input_bytes: int) -> SharedTurns:
+    pool = SharedPool("input_images", max(_MIN_BYTES, 2 * _LARGEST_IMAGES * max_input_bytes))
+    return SharedTurns(pool, max_waiting=_MAX_WAITING, timeout_s=_TURN_S)
 
 
 @dataclass(frozen=True)
@@ -73,18 +60,63 @@ class InputStore:
     async def resolve(self, value: str, param: str = "image") -> InputRef:
         """Return the stored image of an input id, a data URL or an https URL; restarts its retention.
 
-        Raises `InputRejected` naming `param`, the request field.
+        Raises `InputRejected` naming `param`, the request field, or `Overloaded`.
         """
-        settings = self.settings
         if not _ID.fullmatch(value):
-            data = await _bytes_of(value, settings, self.guard, param)
-            return await store_input(
-                data, tenant=self.tenant, queue=self.queue, storage=self.storage, settings=settings, param=param
-            )
+            data = await _bytes_of(value, self.settings, self.guard, param)
+            return await self.put(data, param)
         ref = await self.queue.jobs.get_input(self.tenant, value)
         if ref is None or not await _is_stored(ref, self.storage):
             raise InputRejected(f"unknown or expired input: {value}; upload it again", param=param)
-        return await self.queue.jobs.put_input(self.tenant, ref, settings.input_retention_s)
+        return await self.queue.jobs.put_input(self.tenant, ref, self.settings.input_retention_s)
+
+    async def put(self, data: bytes, param: str = "image") -> InputRef:
+        """Validate and store an image; see `put_upload`."""
+
+        async def read() -> bytes:
+            return data
+
+        return await self.put_upload(read, len(data), param)
+
+    async def put_upload(self, read: Read, size: int, param: str = "image") -> InputRef:
+        """Validate and store the image of `size` bytes that `read` returns; it is read when there is room for it.
+
+        An image that the tenant has already is not stored again; its retention restarts. The id is that of the bytes
+        as sent. Raises `InputRejected` naming `param`, or `Overloaded`.
+        """
+        most = self.settings.max_input_bytes
+        if size > most:
+            raise InputRejected(f"the image has {size} bytes; at most {most} are allowed", param=param)
+        async with _turns(most).turn(self.tenant, 2 * size):
+            return await self._put(await read(), param)
+
+    async def _put(self, data: bytes, param: str) -> InputRef:
+        settings = self.settings
+        input_id = f"in_{(await _on_thread(lambda: hashlib.sha256(data).hexdigest()))[:32]}"
+        ref = await self.queue.jobs.get_input(self.tenant, input_id)
+        if ref is not None and await _is_stored(ref, self.storage):
+            return await self.queue.jobs.put_input(self.tenant, ref, settings.input_retention_s)
+        limits = {"max_bytes": settings.max_input_bytes, "max_pixels": settings.max_input_pixels}
+        image = await _on_thread(lambda: inspect(data, **limits, param=param))
+        # First the record, which schedules the object's deletion: a crash before the upload leaves nothing behind.
+        if ref is None:
+            ref = _new_ref(self.tenant, input_id, image)
+        ref = await self.queue.jobs.put_input(self.tenant, ref, settings.input_retention_s)
+        await self.storage.put(ref.key, image.data, ref.content_type)
+        return ref
+
+
+def _new_ref(tenant: str, input_id: str, image: ImageFile) -> InputRef:
+    # With the random token, the sweep of an expired object cannot delete the same image uploaded again.
+    key = f"inputs/{tenant}/{input_id}/{secrets.token_hex(8)}.{image.content_type.removeprefix('image/')}"
+    return InputRef(
+        id=input_id,
+        key=key,
+        content_type=image.content_type,
+        bytes=len(image.data),
+        width=image.width,
+        height=image.height,
+    )
 
 
 async def _is_stored(ref: InputRef, storage: Storage) -> bool:
@@ -122,4 +154,4 @@ def _from_data_url(value: str, max_bytes: int, param: str) -> bytes:
 
 
 async def _on_thread(work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(_decoders, work)
+    return await asyncio.get_running_loop().run_in_executor(_threads, work)

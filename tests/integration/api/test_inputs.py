@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzz.hostile_images import SECRET, with_metadata
 from PIL import Image
 
 from shared.config.settings import Settings
 from shared.errors import InputRejected, NotFound, StorageUnavailable
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
-from shared.inputs.store import InputStore, store_input
+from shared.inputs.store import InputStore
 from shared.job import InputRef
 from shared.queue import Queue
 from shared.storage import Storage, connect
@@ -36,10 +37,13 @@ class InputHarness:
 
     def __init__(self, queue: Queue, storage: Storage, settings: Settings) -> None:
         self.parts: dict[str, Any] = {"queue": queue, "storage": storage, "settings": settings}
-        self.queue, self.storage = queue, storage
+        self.queue, self.storage, self.settings = queue, storage, settings
+
+    def of(self, tenant: str) -> InputStore:
+        return InputStore(tenant, **self.parts)
 
     async def store(self, data: bytes, tenant: str = "default", **more: Any) -> InputRef:
-        return await store_input(data, tenant=tenant, **self.parts, **more)
+        return await self.of(tenant).put(data, **more)
 
     async def resolve(self, value: str, tenant: str = "default", **more: Any) -> InputRef:
         return await InputStore(tenant, **self.parts, **more).resolve(value)
@@ -47,7 +51,7 @@ class InputHarness:
 
 @pytest.fixture
 async def inputs(queue: Queue, tmp_path: Path) -> AsyncIterator[InputHarness]:
-    settings = queue.client.settings.model_copy(update={"storage_dir": tmp_path, "max_input_bytes": 5000})
+    settings = queue.client.settings.model_copy(update={"storage_dir": tmp_path, "max_input_bytes": 1024 * 1024})
     storage = connect(settings)
     yield InputHarness(queue, storage, settings)
     await storage.close()
@@ -61,6 +65,54 @@ async def test_an_input_id_depends_on_the_content(inputs: InputHarness) -> None:
     assert ref.key.startswith(f"inputs/default/{ref.id}/")
     assert await inputs.storage.read(ref.key) == data
     assert await inputs.resolve(ref.id) == ref
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+async def test_what_is_stored_of_an_image_has_no_metadata(inputs: InputHarness, kind: str) -> None:
+    """Places where photos were taken, comments and hidden files; the id is that of the bytes as sent."""
+    plain = _image(kind=kind)
+    sent = with_metadata(plain, orientation=6)
+    ref = await inputs.store(sent)
+    stored = await inputs.storage.read(ref.key)
+    assert SECRET in sent
+    assert SECRET not in stored
+    assert (ref.width, ref.height, ref.bytes) == (10, 20, len(stored))
+    assert await inputs.store(sent) == ref
+    assert await inputs.resolve(ref.id) == ref
+    assert (await inputs.store(plain)).id != ref.id
+
+
+async def test_a_tenant_with_many_slow_uploads_leaves_room_for_another(
+    inputs: InputHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as it can have; the other's are stored meanwhile, in less than two seconds."""
+    greedy, slow, finish = inputs.of("greedy"), inputs.storage.put, asyncio.Event()
+
+    async def put(key: str, data: bytes, content_type: str) -> None:
+        if "/greedy/" in key:
+            await finish.wait()
+        await slow(key, data, content_type)
+
+    monkeypatch.setattr(inputs.storage, "put", put)
+    size, read = inputs.settings.max_input_bytes, []
+
+    async def upload(index: int) -> InputRef:
+        async def read_file() -> bytes:
+            read.append(index)
+            return _image("blue") + index.to_bytes(2)
+
+        return await greedy.put_upload(read_file, size)
+
+    uploads = [asyncio.create_task(upload(index)) for index in range(200)]
+    async with asyncio.timeout(30):
+        while len(read) < 24:  # half of 96 MiB, each twice a MiB
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(2):
+            refs = [await inputs.store(_image(colour), tenant="other") for colour in ("red", "green")]
+        assert len(refs) == 2
+        assert len(read) == 24
+        finish.set()
+        assert len({ref.id for ref in await asyncio.gather(*uploads)}) == 200
 
 
 async def test_equal_images_of_a_tenant_are_stored_once(inputs: InputHarness, tmp_path: Path) -> None:
@@ -159,8 +211,8 @@ async def test_an_image_uploaded_again_after_its_expiry_gets_another_key(inputs:
         ("data:image/png;base64,AAA", "not valid base64"),
         ("data:image/png;base64,ÄÖÜ=", "not valid base64"),
         ("data:image/png;base64,aGVsbG8=", "unsupported image; send a PNG, JPEG or WebP"),
-        ("data:image/png;base64," + "A" * 30_000, "more than 5000 bytes"),
-        ("data:image/png;base64," + "%41" * 7_000, "more than 5000 bytes"),
+        ("data:image/png;base64," + "A" * 1_500_000, "more than 1048576 bytes"),
+        ("data:image/png;base64," + "%41" * 1_400_000, "more than 1048576 bytes"),
         ("data:image/png;" + "a=b;" * 10_000 + "base64,AAAA", "invalid data URL"),
     ],
 )
@@ -207,7 +259,7 @@ async def test_a_url_is_fetched_and_stored_like_an_upload(inputs: InputHarness) 
 
 async def test_a_refused_upload_names_its_field(inputs: InputHarness) -> None:
     """`POST /v1/inputs` calls the field `file`."""
-    for data in (b"no image", _image() + bytes(6000)):
+    for data in (b"no image", _image() + bytes(1_100_000)):
         with pytest.raises(InputRejected) as refused:
             await inputs.store(data, param="file")
         assert refused.value.param == "file"
