@@ -17,6 +17,7 @@ from api.compat.replicate import models as replicate_models
 from api.compat.replicate import predictions as replicate_predictions
 from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
 from api.http import openapi
+from api.http.bodies import BodyShares
 from api.http.middleware import BodyLimits, RequestLog
 from api.responses import QueuePositions
 from api.routes import artifacts, bulk, events, health, inputs, jobs, models, operations, webhooks
@@ -79,6 +80,11 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
     _include_routes(app)
     openapi.install(app)
     # The last one added is the outermost: it receives all requests and errors.
+    app.add_middleware(
+        BodyShares,
+        largest_json=max(settings.max_body_bytes, request_bodies.max_json_bytes(settings)),
+        largest_file=settings.max_file_bytes,
+    )
     app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=_body_caps(settings, catalog))
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors_origins, **_CORS)
@@ -100,7 +106,6 @@ def _body_caps(settings: Settings, catalog: Catalog) -> dict[str, int | None]:
     """Return the body limits of paths that differ from the default; None: the route limits its body itself."""
     upload = settings.max_input_bytes + inputs.OVERHEAD_BYTES
     images_per_edit = 1 + max(spec.limits.max_input_images for spec in catalog)  # and a mask
-    base64_image = 4 * -(-settings.max_input_bytes // 3)
     return {
         "/v1/inputs": upload,
         "/v1/jobs:bulk": None,
@@ -108,7 +113,7 @@ def _body_caps(settings: Settings, catalog: Catalog) -> dict[str, int | None]:
         f"{replicate_predictions.router.prefix}/files": upload,
         "/v1/images/edits": images_per_edit * settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
         "/v1/videos": settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
-        **{f"{huggingface.PREFIX}/{spec.id}": base64_image + huggingface.OVERHEAD_BYTES for spec in catalog},
+        **{f"{huggingface.PREFIX}/{spec.id}": request_bodies.max_json_bytes(settings) for spec in catalog},
     }
 
 

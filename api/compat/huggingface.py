@@ -9,9 +9,11 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from api.compat.openai.request_bodies import max_json_bytes
 from api.compat.sync_calls import SyncCall, request_digest, submit
-from api.context import Context
+from api.context import Context, RequestContext
 from api.errors import TextProblem, for_error
+from api.http.bodies import read_body, release_body
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems, request_body
 from api.http.streaming import StreamedResponse, with_first_read
@@ -23,9 +25,6 @@ from shared.request import JobRequest, parse, validated
 from shared.runtime import strict_json
 
 PREFIX = "/compat/huggingface"
-OVERHEAD_BYTES = 256 * 1024
-"""Allowance of a body next to its image."""
-
 _FORMATS = {kind.content_type: kind for kind in OutputFormat if kind is not OutputFormat.MP4}
 
 
@@ -116,12 +115,8 @@ async def make_image(request: Request, model: str, context: Context) -> Response
     """Generate or edit one image and wait for it: `text_to_image` and `image_to_image` of `InferenceClient(model=URL)`.
     The headers `x-job-id` and `x-seed` identify the job."""
     require_type(request, JSON_TYPES)
-    raw = await request.body()
-    accept = request.headers.get("accept", "")
-    job_request = parse_inference_request(strict_json.decode(raw), model, accept, context.services.catalog)
-    context.waiters.check()
-    digest = request_digest(request, (raw,))
-    job_id = (await submit(job_request, context, digest)).id
+    job_id, digest = await _submit(request, model, context)
+    release_body(request)
 
     async def build(record: JobRecord) -> StreamedResponse:
         image = record.artifacts[0]
@@ -130,3 +125,13 @@ async def make_image(request: Request, model: str, context: Context) -> Response
         return StreamedResponse(chunks, media_type=image.content_type, headers={**headers, "Cache-Control": "no-store"})
 
     return await SyncCall(job_id, digest, context).respond(request, build)
+
+
+async def _submit(request: Request, model: str, context: RequestContext) -> tuple[str, str]:
+    """Submit the job of a body, and return its id and digest. The body, up to 28 MB, is dropped before the job ends."""
+    raw = await read_body(request, max_json_bytes(context.services.settings))
+    accept = request.headers.get("accept", "")
+    job_request = parse_inference_request(strict_json.decode(raw), model, accept, context.services.catalog)
+    context.waiters.check()
+    digest = request_digest(request, (raw,))
+    return (await submit(job_request, context, digest)).id, digest

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.context import Context, RequestContext
 from api.errors import RequestTimeout, TooManyLines, describe
+from api.http.bodies import count_at_most
 from api.http.middleware import NDJSON_TYPES, require_type
 from api.http.ndjson import Line, Splitter, Spool
 from api.http.openapi import ndjson_body, problems
@@ -66,7 +67,9 @@ async def submit_bulk(request: Request, context: Context, key: IdempotencyKey = 
     numbers.
     """
     require_type(request, NDJSON_TYPES)
-    return BulkResponse(request.stream(), BulkSubmission(context, key), context.services.settings.max_bulk_lines)
+    settings = context.services.settings
+    count_at_most(request, 2 * settings.max_body_bytes)  # one line, and what has arrived of the next
+    return BulkResponse(request.stream(), BulkSubmission(context, key), settings.max_bulk_lines)
 
 
 class BulkResponse(Response):

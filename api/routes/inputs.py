@@ -6,6 +6,7 @@ from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
 from api.context import Context
+from api.http.bodies import read_form
 from api.http.middleware import UPLOAD_TYPES, require_type
 from api.http.openapi import problems, upload_body
 from shared.errors import InputRejected, InvalidRequest
@@ -39,14 +40,13 @@ class InputObject(BaseModel):
 async def upload(request: Request, context: Context) -> Response:
     """Upload a PNG, JPEG or WebP as the multipart field `file`."""
     require_type(request, UPLOAD_TYPES)
-    async with request.form(max_files=1, max_fields=4, max_part_size=OVERHEAD_BYTES) as form:
+    async with read_form(request, max_files=1, max_fields=4, max_text_bytes=OVERHEAD_BYTES) as form:
         file = form.get("file")
         if not isinstance(file, UploadFile):
             raise InvalidRequest("file: the multipart body has no file in a field of this name", param="file")
         if not file.size:
             raise InputRejected("file: it is empty", param="file")
-        data = await file.read()
-    ref = await context.store_input(data, "file")
+        ref = await context.store_upload(file, "file")
     expires_at_ms = now_ms() + context.services.settings.input_retention_s * 1000
     uploaded = InputObject(**ref.model_dump(exclude={"key"}), expires_at=iso(expires_at_ms) or "")
     return Response(uploaded.model_dump_json(), 201, media_type="application/json")

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from api.compat.openai.request_bodies import ListParams, list_page
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
+from api.http.bodies import read_form
 from api.http.middleware import UPLOAD_TYPES, require_type
 from api.http.openapi import problems, request_body
 from api.http.streaming import StreamedResponse, with_first_read
@@ -46,7 +47,7 @@ class FileListParams(ListParams):
 async def upload(request: Request, context: Context) -> Response:
     """Upload the JSONL file of a batch: multipart fields `file` and `purpose`, which is `batch`."""
     require_type(request, UPLOAD_TYPES)
-    async with request.form(max_files=1, max_fields=8, max_part_size=OVERHEAD_BYTES) as form:
+    async with read_form(request, max_files=1, max_fields=8, max_text_bytes=OVERHEAD_BYTES) as form:
         content, size = _checked_file(form, context.services.settings.max_file_bytes)
         digest = await _digest(request, content)
         file = await _earlier_file(request, context, digest) or await _store(content, size, context, digest)

@@ -18,11 +18,13 @@ from api.compat.openai.request_bodies import (
     PLACEHOLDER,
     Form,
     generation_body,
+    max_json_bytes,
     numeric_fields,
 )
 from api.compat.sync_calls import SyncCall, earlier_attempt, failed_response, request_digest, submit
 from api.context import Context, RequestContext
 from api.errors import STATUSES, problem
+from api.http.bodies import read_body, read_form
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import event_stream, problems
 from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, sse_message, sse_response
@@ -94,11 +96,11 @@ async def edit(request: Request, context: Context) -> Response:
     the image changes. In JSON, images are ids of `POST /v1/inputs`, data URLs or https URLs."""
     require_type(request, JSON_TYPES | UPLOAD_TYPES)
     if not request.headers["content-type"].lower().startswith("multipart/"):
-        raw = await request.body()
+        raw = await read_body(request, max_json_bytes(context.services.settings))
         parsed, digest = _parse_edit(strict_json.decode(raw), context), request_digest(request, (raw,))
     else:
-        limits = {"max_files": MAX_INPUT_IMAGES + 1, "max_fields": MAX_FIELDS, "max_part_size": OVERHEAD_BYTES}
-        async with request.form(**limits) as form:
+        limits = {"max_files": MAX_INPUT_IMAGES + 1, "max_fields": MAX_FIELDS, "max_text_bytes": OVERHEAD_BYTES}
+        async with read_form(request, **limits) as form:
             parsed, digest = await _parse_form(request, form, context)
     return await _respond(request, context, parsed, digest)
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 
 from api.context import RequestContext
+from shared.config.settings import Settings
 from shared.errors import InvalidRequest
 
 OVERHEAD_BYTES = 1024 * 1024
@@ -36,9 +37,14 @@ class Form:
 
     async def store(self, file: UploadFile, name: str, context: RequestContext) -> str:
         """Store an uploaded image, and return its input id."""
-        data = await file.read()
-        self.digested += [name.encode(), data]
-        return (await context.store_input(data, name)).id
+        image = await context.store_upload(file, name)
+        self.digested += [name.encode(), image.id.encode()]  # the id is a digest of the file
+        return image.id
+
+
+def max_json_bytes(settings: Settings) -> int:
+    """Return the limit of a JSON body with an image as a data URL."""
+    return 4 * -(-settings.max_input_bytes // 3) + OVERHEAD_BYTES
 
 
 def numeric_fields(*models: type[BaseModel]) -> frozenset[str]:

@@ -18,6 +18,7 @@ from api.compat.openai.request_bodies import (
 )
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest, submit
 from api.context import Context, RequestContext
+from api.http.bodies import read_form
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import problems
 from api.routes.artifacts import OBJECT_RESPONSES, ConditionsDep, object_response
@@ -42,7 +43,7 @@ async def create_video(request: Request, context: Context) -> Response:
     to OpenAI's. The video is ready when its status is `completed`."""
     require_type(request, JSON_TYPES | UPLOAD_TYPES)
     if request.headers["content-type"].lower().startswith("multipart/"):
-        async with request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=OVERHEAD_BYTES) as form:
+        async with read_form(request, max_files=1, max_fields=MAX_FIELDS, max_text_bytes=OVERHEAD_BYTES) as form:
             job_request, digest = await _parse_form(request, form, context)
     else:
         raw = await request.body()

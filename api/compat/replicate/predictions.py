@@ -1,8 +1,6 @@
 """`/compat/replicate/v1/predictions` and `/files`: jobs as predictions, and the upload of their input images."""
 
-import asyncio
 import contextlib
-import hashlib
 import json
 import re
 import time
@@ -16,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from api import submission, waiting
 from api.context import Context, RequestContext, ServicesDep, Tenant
+from api.http.bodies import read_form, sha256
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import event_stream, problems, request_body, upload_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
@@ -173,23 +172,22 @@ async def stream_prediction(request: Request, prediction_id: str, context: Conte
 async def create_file(request: Request, context: Context) -> Response:
     """Upload an image; its `urls.get` is accepted in an input."""
     require_type(request, UPLOAD_TYPES)
-    async with request.form(max_files=1, max_fields=4, max_part_size=OVERHEAD_BYTES) as form:
+    async with read_form(request, max_files=1, max_fields=4, max_text_bytes=OVERHEAD_BYTES) as form:
         file, metadata_text = form.get("content"), form.get("metadata")
         if not isinstance(file, UploadFile):
             raise InvalidRequest("content: missing; send the file as a multipart field of this name", param="content")
         if not file.size:
             raise InputRejected("content: it is empty", param="content")
-        data, name = await file.read(), file.filename or "file"
-    text = metadata_text.encode("utf-8", "replace") if isinstance(metadata_text, str) else b"{}"
-    metadata = strict_json.decode(text)
-    ref = await context.store_input(data, "content")
-    digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
+        text = metadata_text.encode("utf-8", "replace") if isinstance(metadata_text, str) else b"{}"
+        metadata = strict_json.decode(text)
+        name, size, digest = file.filename or "file", file.size, await sha256(file)
+        ref = await context.store_upload(file, "content")
     at_ms = now_ms()
     body: dict[str, Any] = {
         "id": ref.id,
         "name": name[:255],
         "content_type": ref.content_type,
-        "size": ref.bytes,
+        "size": size,
         "etag": digest,
         "checksums": {"sha256": digest},
         "metadata": metadata if isinstance(metadata, dict) else {},
