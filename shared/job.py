@@ -183,7 +183,7 @@ class Job(_Frozen):
 
     @property
     def slots(self) -> int:
-        """Rows of the job in a fused forward, one per image (guidance doubles them)."""
+        """Slots of a batch that the job takes, one per image."""
         return self.n
 
     def seed_of(self, index: int) -> int:

@@ -52,37 +52,37 @@ class ClaimLoop:
         self._models = [spec.id for spec in self.catalog]
         self._max_batch = max(spec.max_batch for spec in self.catalog)
         self._hint = InteractiveHint()
-        self._wakeup = asyncio.Event()
+        self._pause_ended = asyncio.Event()
         self._stopped = False
-        self._wakeups: list[str] = []  # not used yet
+        self._unused_wakeups: list[str] = []
         self._fruitless = 0
 
     def stop(self) -> None:
         self._stopped = True
-        self.wake()
+        self.end_pause()
 
-    def wake(self) -> None:
+    def end_pause(self) -> None:
         """End the current pause: slots may be free, or jobs queued."""
-        self._wakeup.set()
+        self._pause_ended.set()
 
     async def run(self) -> None:
         """Claim until `stop`, or until the queue has a job of a newer version, which this worker can only release."""
         try:
             while not (self._stopped or self.queue.claims.outdated):
-                self._wakeup.clear()
+                self._pause_ended.clear()
                 result = await retry_while_unavailable(self._claim, "claim_failed", until=lambda: self._stopped)
                 if result is None:
                     return
                 claims, pause_s = result
                 for claim in claims:
                     self.on_claim(claim)
-                woken = not pause_s or (not self.queue.claims.outdated and await self._woken(pause_s))
-                self._fruitless = 0 if woken else self._fruitless + 1
+                ended_early = not pause_s or (not self.queue.claims.outdated and await self._pause(pause_s))
+                self._fruitless = 0 if ended_early else self._fruitless + 1
         finally:
             await self._stop_waiting()
 
     async def listen(self) -> None:
-        """Wake the loop for this worker's wake-ups."""
+        """Collect this worker's wake-ups; each ends the pause."""
         while True:
             try:
                 wakeup = await self.queue.claims.wait_wakeup(self.worker, MAX_PAUSE_S)
@@ -91,24 +91,24 @@ class ClaimLoop:
                 continue
             if wakeup is None:
                 continue
-            self._wakeups.append(wakeup)
+            self._unused_wakeups.append(wakeup)
             self._hint.set()
-            self.wake()
+            self.end_pause()
             if self._stopped:
                 await self._stop_waiting()
 
-    async def _woken(self, pause_s: float) -> bool:
-        """Pause; return whether a wake-up ended it."""
+    async def _pause(self, pause_s: float) -> bool:
+        """Pause; return whether `end_pause` was called."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                await self._wakeup.wait()
-        return self._wakeup.is_set()
+                await self._pause_ended.wait()
+        return self._pause_ended.is_set()
 
     async def _stop_waiting(self) -> None:
-        """Wait for no more jobs, and pass unused wake-ups on."""
+        """Take this worker off the list of waiting ones, and pass its unused wake-ups on."""
         with contextlib.suppress(RedisUnavailable):
-            await self.queue.claims.wait_for_jobs(self.worker, (), wait_s=0, unused=self._wakeups)
-            self._wakeups.clear()
+            await self.queue.claims.stop_waiting(self.worker, unused=self._unused_wakeups)
+            self._unused_wakeups.clear()
 
     async def _claim(self) -> tuple[list[Claim], float]:
         """Return new claims, or how long to pause when there are none, in seconds."""
@@ -119,7 +119,7 @@ class ClaimLoop:
         for request in requests:
             if claims := await self._send(request):
                 return claims, 0.0
-        return [], await self._pause_s(wanted, requests)
+        return [], await self._prepare_pause(wanted, requests)
 
     def _requests(self) -> list[ClaimRequest]:
         """Return what this worker has room for: nothing next to a lost job, or while the spool is full."""
@@ -128,15 +128,15 @@ class ClaimLoop:
         claimed_jobs = [claimed for claimed in self.claimed_jobs.values() if claimed.occupies_slots]
         claims = [claimed.claim for claimed in claimed_jobs]
         running = [RunningJob(c.signature, c.job.slots, c.job.priority is Priority.INTERACTIVE) for c in claims]
-        rows = self._max_batch
+        batch_slots = self._max_batch
         if running:
-            signature = leading_signature(running)
-            leader = next(claimed for claimed in claimed_jobs if claimed.claim.signature == signature)
-            memory_rows = allowed_rows(self.engine.status(), leader.job, leader.spec.max_batch)
-            rows = self.cost_curves.rows(signature, memory_rows)
-            self.batch_log.set_limits(signature, memory_rows, rows)
+            signature = running_signature(running)
+            first = next(claimed for claimed in claimed_jobs if claimed.claim.signature == signature)
+            memory_slots = allowed_rows(self.engine.status(), first.job, first.spec.max_batch)
+            batch_slots = self.cost_curves.rows(signature, memory_slots)
+            self.batch_log.set_limits(signature, memory_slots, batch_slots)
         limit = self.settings.max_preempted_rows
-        return claim_requests(running, rows, self._max_batch, rows if limit is None else limit)
+        return claim_requests(running, batch_slots, self._max_batch, batch_slots if limit is None else limit)
 
     async def _send(self, request: ClaimRequest) -> list[Claim]:
         claims, slots, min_priority = self.queue.claims, request.slots, request.min_priority
@@ -169,10 +169,13 @@ class ClaimLoop:
         status = self.engine.status()
         return load_times_ms(self._models, status.loaded_models, status.load_seconds, status.unavailable_models)
 
-    async def _pause_s(self, wanted: Sequence[ClaimRequest], requests: Sequence[ClaimRequest]) -> float:
-        """Wait for wake-ups; return how long to pause after `requests` of the `wanted` ones returned no jobs."""
-        woken = bool(self._wakeups)
-        waiting, queued = await self._wait_for_jobs(wanted)
+    async def _prepare_pause(self, wanted: Sequence[ClaimRequest], requests: Sequence[ClaimRequest]) -> float:
+        """List this worker as waiting for `wanted`; return for how long to pause, in seconds.
+
+        `requests` are those of `wanted` that were sent and returned no jobs.
+        """
+        had_wakeup = bool(self._unused_wakeups)
+        waiting, queued = await self._list_as_waiting(wanted)
         ready_in_ms = 0 if queued else None
         if any(one.signature is None and one.min_priority is Priority.BULK for one in wanted):
             ready_in_ms = await self.queue.claims.next_ready_ms(self._load_times(), worker=self.worker)
@@ -184,23 +187,23 @@ class ClaimLoop:
                 self._hint.clear(seen)
             elif any(request.signature is None for request in requests):
                 ready_in_ms = min(interactive_in_ms, interactive_in_ms if ready_in_ms is None else ready_in_ms)
-        # A worker that was woken for jobs claims them when they are ready; the others do so later, if it has not.
-        delay_s = 0.0 if woken or waiting <= 1 else random.uniform(0.1, 1.0)
+        # A worker with a wake-up for jobs claims them when they are ready; the others do so later, if it has not.
+        delay_s = 0.0 if had_wakeup or waiting <= 1 else random.uniform(0.1, 1.0)
         return longest_pause_s(ready_in_ms, waiting, self._fruitless, delay_s) * (
-            1.0 if ready_in_ms and woken else random.uniform(0.75, 1.0)
+            1.0 if ready_in_ms and had_wakeup else random.uniform(0.75, 1.0)
         )
 
-    async def _wait_for_jobs(self, wanted: Sequence[ClaimRequest]) -> tuple[int, bool]:
-        """Wait for wake-ups for `wanted`, and pass on those that it could not use."""
+    async def _list_as_waiting(self, wanted: Sequence[ClaimRequest]) -> tuple[int, bool]:
+        """List this worker as waiting for `wanted`, and pass on the wake-ups that it could not use."""
         idle = any(one.signature is None and one.min_priority is Priority.BULK for one in wanted)
         interactive = any(one.min_priority is Priority.INTERACTIVE for one in wanted)
         signature = next((one.signature for one in wanted if one.min_priority is Priority.BULK), None)
         models: Models = self._load_times() if idle else self.engine.status().loaded_models if interactive else ()
-        unused = tuple(self._wakeups)
-        result = await self.queue.claims.wait_for_jobs(
+        unused = tuple(self._unused_wakeups)
+        result = await self.queue.claims.list_as_waiting(
             self.worker, models, wait_s=MAX_FLEET_PAUSE_S + 5.0, signature=signature, idle=idle, unused=unused
         )
-        del self._wakeups[: len(unused)]
+        del self._unused_wakeups[: len(unused)]
         return result
 
 
@@ -238,33 +241,36 @@ class ClaimRequest:
     min_priority: Priority = Priority.BULK
 
 
-def leading_signature(running: Sequence[RunningJob]) -> str:
+def running_signature(running: Sequence[RunningJob]) -> str:
     """Return the signature that the engine runs now; others are preempted. `running` is in order of arrival."""
     return next((job for job in running if job.interactive), running[0]).signature
 
 
-def claim_requests(running: Sequence[RunningJob], rows: int, max_batch: int, max_preempted: int) -> list[ClaimRequest]:
+def claim_requests(
+    running: Sequence[RunningJob], batch_slots: int, max_batch: int, max_preempted: int
+) -> list[ClaimRequest]:
     """Return what to claim, in order: the first request that returns jobs ends the attempt.
 
-    `rows` of the leading signature run together; `max_batch` is the largest batch of any signature. While all jobs run
-    together, free slots are open to all priorities. Beyond them there is room for interactive jobs: of the leading
-    signature until they fill a forward, of another signature while no interactive job runs. They preempt at most
-    `max_preempted` rows.
+    `batch_slots` of the running signature fit into a forward; `max_batch` is the largest batch of any signature.
+
+    - While all jobs are of one signature, its free slots are open to all priorities.
+    - Interactive jobs of the running signature may use each slot of a forward that no interactive job holds: free slots
+      first, then those of other jobs, of which they preempt up to `max_preempted`.
+    - Interactive jobs of another signature are claimed while none runs and at most `max_preempted` slots are in use.
     """
     if not running:
         return [ClaimRequest(None, max_batch)]
-    leading = leading_signature(running)
-    total = sum(job.slots for job in running)
-    together = sum(job.slots for job in running if job.signature == leading)
+    signature = running_signature(running)
+    used = sum(job.slots for job in running)
+    own = sum(job.slots for job in running if job.signature == signature)
     interactive = sum(job.slots for job in running if job.interactive)
     requests = []
-    if total == together < rows:
-        requests.append(ClaimRequest(leading, rows - total))
-    # Interactive jobs can take the rows of a forward that none of them holds: free ones, or preempted ones.
-    free, preemptable = rows - together, rows + max_preempted - total
-    if (room := min(rows - interactive, max(free, preemptable))) > 0:
-        requests.append(ClaimRequest(leading, room, Priority.INTERACTIVE))
-    if not interactive and total <= max_preempted:
+    if used == own < batch_slots:
+        requests.append(ClaimRequest(signature, batch_slots - used))
+    free, with_preemption = batch_slots - own, batch_slots + max_preempted - used
+    if (slots := min(batch_slots - interactive, max(free, with_preemption))) > 0:
+        requests.append(ClaimRequest(signature, slots, Priority.INTERACTIVE))
+    if not interactive and used <= max_preempted:
         requests.append(ClaimRequest(None, max_batch, Priority.INTERACTIVE))
     return requests
 

@@ -144,7 +144,7 @@ class Worker:
             if await self._first(claiming, watched):
                 if not self._draining.is_set():  # the queue has jobs of a newer version
                     self.drain()
-                await self._first(asyncio.create_task(self._wait_for_jobs()), watched)
+                await self._first(asyncio.create_task(self._finish_jobs()), watched)
             await self._release_jobs()
         finally:
             await cancel_and_wait((hung, claiming))
@@ -202,7 +202,7 @@ class Worker:
         finally:
             self._claimed_jobs.pop(claimed.claim_key, None)
             self._batch_log.remove(claimed)
-            self._claim_loop.wake()
+            self._claim_loop.end_pause()
 
     async def _wait_for_other_jobs(self, claimed: ClaimedJob) -> None:
         """Wait until this worker holds no other job, or `claimed` is stopped: a lost job can end the process again."""
@@ -218,7 +218,7 @@ class Worker:
         if claimed.engine_done.done():
             self._batch_log.remove(claimed)
         if not claimed.occupies_slots:
-            self._claim_loop.wake()
+            self._claim_loop.end_pause()
 
     def _forward_done(self, forward: ForwardDone) -> None:
         self._progress.count_forward(forward)
@@ -226,7 +226,7 @@ class Worker:
         if claimed := self._claimed_jobs.get(forward.claim_key):
             self._cost_curves.add(claimed.claim.signature, forward)
 
-    async def _wait_for_jobs(self) -> None:
+    async def _finish_jobs(self) -> None:
         """Wait for running jobs up to the drain timeout."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=self._drain_timeout_s)

@@ -161,7 +161,7 @@ class Claims(QueueComponent):
         """
         return await self._scripts.next_ready_ms(worker, min_priority.rank, *_load_times(models))
 
-    async def wait_for_jobs(
+    async def list_as_waiting(
         self,
         worker: str,
         models: Models,
@@ -171,24 +171,28 @@ class Claims(QueueComponent):
         idle: bool = True,
         unused: Sequence[str] = (),
     ) -> tuple[int, bool]:
-        """Have `wait_wakeup` return when jobs come in the next `wait_s`.
+        """List a worker as waiting for `wait_s`, so that it gets wake-ups (`wait_wakeup`); pass its `unused` ones on.
 
         Returns how many workers wait, and whether jobs of `signature` are queued.
 
         An idle worker waits for all jobs of `models`; a busy one for interactive jobs of `models`, and for jobs of
-        `signature`, which it has free slots for. A wake-up goes to one worker; `unused` ones are passed on to others.
-        Without models and signature the worker waits no more.
+        `signature`, which it has free slots for. A wake-up goes to one worker. Without models and signature the worker
+        is not listed any more.
         """
         lines, wait_ms = "\n".join(unused), max(1, round(wait_s * 1000))
-        waiting, queued = await self._scripts.wait_for_jobs(
+        waiting, queued = await self._scripts.list_as_waiting(
             worker, wait_ms, lines, idle, signature or "", *_load_times(models)
         )
         return waiting, bool(queued)
 
+    async def stop_waiting(self, worker: str, *, unused: Sequence[str] = ()) -> None:
+        """Take a worker off the list of waiting ones, and pass on its wake-ups, the `unused` ones included."""
+        await self.list_as_waiting(worker, (), wait_s=0, unused=unused)
+
     async def wait_wakeup(self, worker: str, timeout_s: float) -> str | None:
         """Wait up to `timeout_s`, at most 2 s, for a wake-up; None without one.
 
-        A worker that cannot use a wake-up passes it to `wait_for_jobs`.
+        A worker that cannot use a wake-up passes it to `list_as_waiting`.
         """
         with translated():
             reply = await self._blocking.blpop(

@@ -34,7 +34,7 @@ _WRITE_NOTHING = "redis.call('DEL', PREFIX)"
 REPLAYED = frozenset(
     {
         *("forget_job", "release", "lose", "purge_dead_letter", "redrive_dead_letter"),
-        *("wait_for_jobs", "admit", "commit_batch", "due_batches", "forget_file"),
+        *("list_as_waiting", "admit", "commit_batch", "due_batches", "forget_file"),
         *("put_endpoint", "claim_deliveries", "record_attempt"),
         *("join_sync_call", "leave_sync_call", "abandon_sync_call"),
     }
@@ -162,7 +162,7 @@ class Scripts(Protocol):
         self, worker: str, token: str, signature: str, slots: int, lowest_rank: int, preempted: str, *models: str | int
     ) -> list[ClaimRow] | None: ...
     async def next_ready_ms(self, worker: str, lowest_rank: int, *models: str | int) -> int | None: ...
-    async def wait_for_jobs(
+    async def list_as_waiting(
         self, worker: str, wait_ms: int, wakeups: str, idle: bool, signature: str, *models: str | int
     ) -> tuple[int, int]: ...
     async def renew(self, worker: str, *claims: str | int) -> tuple[list[str], list[str]]: ...

@@ -131,7 +131,7 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "renew": ("w1", job, epoch),
         "report_progress": (job, epoch, 1, "denoising", 1, 8),
         "revoke_key": ("known",),
-        "wait_for_jobs": ("w2", 1000, "", True, "", *models),
+        "list_as_waiting": ("w2", 1000, "", True, "", *models),
         "settle": ("w1", job, epoch, "token", "succeeded", "[]", None, '{"mean_rows": 1}', "{}", 0.5, 8, 8),
     }
 

@@ -171,7 +171,7 @@ async def test_scripts_that_redis_forgot_are_loaded_again(own_queue: Queue, make
 
 async def test_a_wait_survives_a_flush(queue: Queue, make_submission: Make) -> None:
     """The wake-ups can disappear under a reader."""
-    await queue.claims.wait_for_jobs("w1", ["demo"], wait_s=60)
+    await queue.claims.list_as_waiting("w1", ["demo"], wait_s=60)
     waiting = asyncio.create_task(queue.claims.wait_wakeup("w1", 0.2))
     await asyncio.sleep(0.02)
     await queue.client.redis.delete(queue.client.redis_keys.wakeup("w1"), queue.client.redis_keys.waiting("w1"))

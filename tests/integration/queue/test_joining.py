@@ -17,7 +17,7 @@ LONG_MS = 60_000
 
 
 async def waits(queue: Queue, worker: str = "w1", **options: Any) -> None:
-    await queue.claims.wait_for_jobs(worker, options.pop("models", MODELS), wait_s=60, **options)
+    await queue.claims.list_as_waiting(worker, options.pop("models", MODELS), wait_s=60, **options)
 
 
 async def woken(queue: Queue, worker: str = "w1") -> str:

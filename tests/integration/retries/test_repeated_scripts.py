@@ -124,15 +124,15 @@ async def jobs(queue: Queue, make: Make) -> None:
     assert await queue.jobs.put_input("acme", ref, 60) == ref
 
 
-@case("wait_for_jobs", "lose")
+@case("list_as_waiting", "lose")
 async def waits_and_losses(queue: Queue, make: Make) -> None:
-    await queue.claims.wait_for_jobs("w2", MODELS, wait_s=60)
+    await queue.claims.list_as_waiting("w2", MODELS, wait_s=60)
     await put(queue, make())
     wakeup = await queue.claims.wait_wakeup("w2", 1)
     assert wakeup is not None
     for worker in ("w3", "w4"):
-        await queue.claims.wait_for_jobs(worker, MODELS, wait_s=60)
-    await queue.claims.wait_for_jobs("w2", (), wait_s=0, unused=(wakeup,))
+        await queue.claims.list_as_waiting(worker, MODELS, wait_s=60)
+    await queue.claims.stop_waiting("w2", unused=(wakeup,))
     (one,) = await claim(queue, 1)
     assert await queue.claims.lose("w1", {one.job.id: one.epoch}, "the engine ended") == 1
     (again,) = await claim(queue, 1)

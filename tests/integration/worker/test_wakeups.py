@@ -21,7 +21,7 @@ from shared.queue import Queue, QueueClient, Submission
 Eventually = Callable[..., Awaitable[None]]
 MakeJob = Callable[..., Job]
 WORKERS = 30
-CLAIMING = {"claim", "join", "next_ready_ms", "wait_for_jobs"}
+CLAIMING = {"claim", "join", "next_ready_ms", "list_as_waiting"}
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ async def test_a_job_whose_woken_worker_crashed_is_claimed_within_two_seconds(
 ) -> None:
     """The worker that waited first is gone; the others find the job by themselves."""
     async with idle_fleet(queue, tmp_path, 0) as fleet:
-        await queue.claims.wait_for_jobs("crashed", ["demo"], wait_s=60)
+        await queue.claims.list_as_waiting("crashed", ["demo"], wait_s=60)
         async with fleet.worker("demo", job_s=0.01):
             await asyncio.sleep(0.3)
             job = make_job()
@@ -132,14 +132,14 @@ async def test_a_wakeup_that_its_worker_cannot_use_is_passed_on(
     queue: Queue, tmp_path: Path, make_job: MakeJob, eventually: Eventually
 ) -> None:
     """A worker that stops passes on what it was woken for."""
-    await queue.claims.wait_for_jobs("stops", ["demo"], wait_s=60)
+    await queue.claims.list_as_waiting("stops", ["demo"], wait_s=60)
     await asyncio.sleep(0.01)
-    await queue.claims.wait_for_jobs("next", ["demo"], wait_s=60)
+    await queue.claims.list_as_waiting("next", ["demo"], wait_s=60)
     await put(queue, Submission(make_job(), "s", 0, 8))
     wakeup = await queue.claims.wait_wakeup("stops", 1)
     assert wakeup is not None
     assert await queue.claims.wait_wakeup("next", 0.05) is None
-    await queue.claims.wait_for_jobs("stops", (), wait_s=0, unused=[wakeup])
+    await queue.claims.stop_waiting("stops", unused=[wakeup])
     assert await queue.claims.wait_wakeup("next", 1) is not None
 
 

@@ -13,9 +13,9 @@ from worker.claiming import (
     InteractiveHint,
     RunningJob,
     claim_requests,
-    leading_signature,
     load_times_ms,
     longest_pause_s,
+    running_signature,
 )
 
 BULK, INTERACTIVE = Priority.BULK, Priority.INTERACTIVE
@@ -53,14 +53,14 @@ def interactive(slots: int = 1, signature: str = "a") -> RunningJob:
             [bulk(8), interactive(2, "b")],
             8,
             [ClaimRequest("b", 6, INTERACTIVE)],
-            "while rows are preempted, the leading signature takes no bulk jobs, and a third signature waits",
+            "while rows are preempted, the running signature takes no bulk jobs, and a third signature waits",
         ),
-        ([bulk(8), interactive(8, "b")], 8, [], "at most one forward of the leading signature"),
+        ([bulk(8), interactive(8, "b")], 8, [], "at most one forward of the running signature"),
         (
             [bulk(4), interactive(1, "b")],
             2,
             [ClaimRequest("b", 7, INTERACTIVE)],
-            "free slots of the leading signature preempt no further rows",
+            "free slots of the running signature preempt no further rows",
         ),
         (
             [interactive(3)],
@@ -71,24 +71,24 @@ def interactive(slots: int = 1, signature: str = "a") -> RunningJob:
     ],
 )
 def test_claim_requests(running: list[RunningJob], max_preempted: int, requests: list[ClaimRequest], why: str) -> None:
-    """Eight rows of the leading signature run together, sixteen of another one might."""
-    assert claim_requests(running, rows=8, max_batch=16, max_preempted=max_preempted) == requests, why
+    """Eight slots of the running signature fit into a forward, sixteen of another one might."""
+    assert claim_requests(running, batch_slots=8, max_batch=16, max_preempted=max_preempted) == requests, why
 
 
-def test_leading_signature_is_that_of_the_first_interactive_job() -> None:
+def test_running_signature_is_that_of_the_first_interactive_job() -> None:
     """As in the engine: priority, then age."""
-    assert leading_signature([bulk(8, "a"), interactive(1, "b"), interactive(1, "c")]) == "b"
-    assert leading_signature([bulk(8, "a"), bulk(1, "b")]) == "a"
+    assert running_signature([bulk(8, "a"), interactive(1, "b"), interactive(1, "c")]) == "b"
+    assert running_signature([bulk(8, "a"), bulk(1, "b")]) == "a"
 
 
 @pytest.mark.parametrize("max_preempted", [0, 3, 8, 100])
 def test_preempted_rows_stay_within_their_limit(max_preempted: int) -> None:
     """Claiming all that is requested, repeatedly, neither preempts more rows nor fills two forwards."""
     running = [bulk(8)]
-    while requests := claim_requests(running, rows=8, max_batch=8, max_preempted=max_preempted):
+    while requests := claim_requests(running, batch_slots=8, max_batch=8, max_preempted=max_preempted):
         request = requests[0]
         running.append(RunningJob(request.signature or "b", request.slots, request.min_priority is INTERACTIVE))
-        together = sum(job.slots for job in running if job.signature == leading_signature(running))
+        together = sum(job.slots for job in running if job.signature == running_signature(running))
         preempted = sum(job.slots for job in running) - min(8, together)
         assert preempted <= max_preempted
     assert sum(job.slots for job in running if job.interactive) <= 8
