@@ -1,9 +1,12 @@
-"""Strict JSON: UTF-8, no duplicate keys, no NaN, no NUL; depth and number length are limited."""
+"""Strict JSON: UTF-8, no duplicate keys, no NaN, no NUL, no half of a surrogate pair; depth and numbers are limited."""
 
 import json
+import re
 from typing import Any, NoReturn
 
 from shared.errors import InvalidJson, InvalidRequest
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def decode(raw: bytes) -> Any:
@@ -20,8 +23,8 @@ def decode(raw: bytes) -> Any:
         raise InvalidJson(f"invalid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
     except ValueError as error:  # Python limits the digits of a number
         raise InvalidJson("a number has too many digits") from error
-    if "\\u0000" in text:
-        _refuse_nul(value)
+    if "\\u" in text:
+        _check_texts(value)
     return value
 
 
@@ -38,15 +41,22 @@ def _refuse(constant: str) -> NoReturn:
     raise InvalidJson(f"invalid JSON: {constant}")
 
 
-def _refuse_nul(value: Any) -> None:
+def _check_texts(value: Any) -> None:
+    """Raise `InvalidRequest` for texts that only escapes can make: they are no UTF-8, or end a string elsewhere."""
     pending: list[tuple[str, Any]] = [("", value)]
     while pending:
         path, item = pending.pop()
-        if isinstance(item, str) and "\0" in item:
-            raise InvalidRequest(f"{path or 'body'}: contains a NUL character", param=path or None)
+        if isinstance(item, str) and (fault := _fault(item)):
+            raise InvalidRequest(f"{path or 'body'}: contains {fault}", param=path or None)
         if isinstance(item, dict):
-            if any("\0" in key for key in item):
-                raise InvalidRequest(f"{path or 'body'}: a key contains a NUL character", param=path or None)
+            if fault := next(filter(None, map(_fault, item)), None):
+                raise InvalidRequest(f"{path or 'body'}: a key contains {fault}", param=path or None)
             pending += [(f"{path}.{key}" if path else key, child) for key, child in item.items()]
         elif isinstance(item, list):
             pending += [(path, child) for child in item]
+
+
+def _fault(text: str) -> str | None:
+    if "\0" in text:
+        return "a NUL character"
+    return None if text.isascii() or not _SURROGATE.search(text) else "half of a surrogate pair"

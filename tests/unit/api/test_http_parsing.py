@@ -84,6 +84,15 @@ def test_nul_characters_are_refused_at_any_depth() -> None:
     assert strict_json.decode(rb'{"prompt": "a\\u0000"}') == {"prompt": "a\\u0000"}
 
 
+def test_half_of_a_surrogate_pair_is_refused_at_any_depth() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        strict_json.decode(rb'{"metadata": {"order": ["x", "a\udc00b"]}}')
+    assert caught.value.param == "metadata.order"
+    with pytest.raises(InvalidRequest):
+        strict_json.decode(rb'{"metadata": {"\ud83d": 1}}')
+    assert strict_json.decode(rb'{"prompt": "\ud83d\ude00"}') == {"prompt": "\U0001f600"}
+
+
 def test_lines_do_not_depend_on_the_chunks() -> None:
     data = b'{"a":1}\r\n\n   \n{"b":2}\n' + b"x" * 50 + b'\n{"c":3}'
     whole = [Line(1, b'{"a":1}'), Line(4, b'{"b":2}'), Line(5, None), Line(6, b'{"c":3}')]
