@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app, preflight
-from api.auth import secured
+from api.keys_required import secured
 from shared.config import settings
 from shared.config.settings import Settings
 from shared.errors import FusequeueError

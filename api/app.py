@@ -19,6 +19,7 @@ from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
 from api.http import openapi
 from api.http.bodies import BodyShares
 from api.http.middleware import BodyLimits, RequestLog
+from api.keys_required import KeysRequired
 from api.responses import QueuePositions
 from api.routes import artifacts, bulk, events, health, inputs, jobs, models, operations, webhooks
 from api.waiting import Waiters
@@ -132,6 +133,10 @@ async def _open_services(
             await queue.check()  # raises IncompatibleRedis for a Redis that could lose jobs
     except (RedisUnavailable, TimeoutError) as error:  # it can return later
         log.warning("redis_check_failed", reason=str(error))
+    keys_required = KeysRequired(queue, storage, settings)
+    if keys_required.decided is None:
+        await keys_required.update()
+    stack.push_async_callback(cancel_and_wait, (asyncio.create_task(keys_required.watch()),))
     feed = await stack.enter_async_context(EventFeed(queue))
     closing = asyncio.Event()
     waiters = Waiters(feed, closing, settings.sse_keepalive_s)
@@ -141,7 +146,7 @@ async def _open_services(
         catalog=catalog,
         queue=queue,
         storage=storage,
-        authenticator=Authenticator(queue, settings),
+        authenticator=Authenticator(queue, settings, keys_required),
         queue_positions=QueuePositions(queue),
         waiters=waiters,
         closing=closing,

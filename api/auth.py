@@ -1,4 +1,4 @@
-"""API keys, signed URLs, host check and rate limits. Keys are cached for two seconds, so most requests skip Redis."""
+"""API keys, signed URLs and rate limits. Keys are cached for two seconds, so most requests skip Redis."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import structlog
-
-from api.keyless import is_loopback
+from api.keys_required import KeysRequired
 from shared.auth import DEFAULT_TENANT, PREFIX, ApiKey, Identity, Rate, Scope, TenantLimits, id_of
 from shared.config.settings import Settings
 from shared.errors import (
-    ConfigurationError,
     ExpiredApiKey,
     InvalidApiKey,
     PermissionDenied,
-    RedisUnavailable,
+    StorageUnavailable,
     Unauthenticated,
     Unavailable,
     UrlRefused,
@@ -29,14 +26,11 @@ from shared.errors import (
 from shared.queue import Queue
 from shared.runtime.clock import now_ms
 
-log = structlog.get_logger()
-
 CACHE_S = 2.0
 """Lifetime of a cached key: how soon a revoked key is refused, and keys are required once the first one exists."""
 
 MAX_CACHED_KEYS = 10_000
 USE_RECORDED_EVERY_MS = 60_000
-REDIS_TIMEOUT_S = 10.0
 SCHEMES = ("bearer", "key", "token")
 MAX_URL_EXPIRES = 10**11
 
@@ -63,8 +57,9 @@ class Caller:
 class Authenticator:
     """Returns the caller of an Authorization header; caches a bounded number of keys."""
 
-    def __init__(self, queue: Queue, settings: Settings) -> None:
+    def __init__(self, queue: Queue, settings: Settings, keys_required: KeysRequired) -> None:
         self._queue = queue
+        self._keys_required = keys_required
         self._settings = settings
         self._cache: OrderedDict[str | None, tuple[float, Identity]] = OrderedDict()
         self._reading: dict[str | None, asyncio.Task[Identity]] = {}
@@ -72,8 +67,16 @@ class Authenticator:
 
     async def caller(self, authorization: Sequence[str]) -> Caller:
         """Return the caller that these Authorization headers authenticate, or raise `Unauthenticated`."""
-        if not await self._keys_required():
+        if not await self._requires_key():
             return Caller(DEFAULT_TENANT, None, (await self._without_key()).limits)
+        try:
+            return await self._by_key(authorization)
+        except Unauthenticated:
+            if self._keys_required.known:
+                raise
+            raise StorageUnavailable("whether API keys are required is unknown until the storage responds") from None
+
+    async def _by_key(self, authorization: Sequence[str]) -> Caller:
         token = _token(authorization)
         key_id = id_of(token)
         if key_id is None:
@@ -103,10 +106,14 @@ class Authenticator:
             self._signer = Signer(await self._queue.api_keys.url_secret(), self._settings.presign_expires_s)
         return self._signer
 
-    async def _keys_required(self) -> bool:
-        if self._settings.auth != "auto":
-            return self._settings.auth == "keys"
-        return (await self._without_key()).keys_made
+    async def _requires_key(self) -> bool:
+        decided = self._keys_required.decided
+        if decided is not None:
+            return decided
+        if (await self._without_key()).keys_made:
+            self._keys_required.note_created()
+            return True
+        return not self._keys_required.known
 
     async def _without_key(self) -> Identity:
         """Return the identity of a request without a key.
@@ -211,35 +218,3 @@ def rate_headers(rate: Rate) -> dict[str, str]:
         "x-ratelimit-remaining-requests": str(rate.remaining),
         "x-ratelimit-reset-requests": f"{rate.reset_ms}ms" if rate.reset_ms < 1000 else f"{seconds}s",
     }
-
-
-async def secured(settings: Settings, host: str) -> Settings:
-    """Return the settings to serve `host` with, or raise `ConfigurationError` where it would be open to others.
-
-    Off the loopback, `auto` becomes `keys` once a key exists: the API must not turn open later.
-    """
-    if is_loopback(host) or settings.auth == "keys":
-        return settings
-    if settings.auth == "insecure-no-keys":
-        log.warning("auth_disabled", host=host, detail="anyone who reaches this address can use all of the API")
-        return settings
-    if not await _keys_exist(settings):
-        raise ConfigurationError(
-            f"there are no API keys, so {host} would be open to everyone who reaches it. Create a key first with "
-            "`fusequeue keys create`, or set FUSEQUEUE_AUTH=keys and create it while the API runs, or listen on "
-            "127.0.0.1. To serve without keys nevertheless: --insecure-no-keys"
-        )
-    return settings.model_copy(update={"auth": "keys"})
-
-
-async def _keys_exist(settings: Settings) -> bool:
-    """Return whether a key has ever existed; True while Redis is unavailable, so that the API stays closed."""
-    queue = Queue.connect(settings)
-    try:
-        async with asyncio.timeout(REDIS_TIMEOUT_S):
-            return await queue.api_keys.any_created()
-    except (RedisUnavailable, TimeoutError) as error:
-        log.warning("key_lookup_failed", reason=str(error), detail="the API requires keys")
-        return True
-    finally:
-        await queue.close()

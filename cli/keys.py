@@ -21,7 +21,7 @@ from cli.client_options import Exit
 from cli.up import redis_server
 from shared import auth
 from shared.config import settings
-from shared.errors import FusequeueError, InvalidRequest, NotFound
+from shared.errors import FusequeueError, InvalidRequest, NotFound, StorageUnavailable
 
 if TYPE_CHECKING:
     from shared.queue import Queue
@@ -56,6 +56,7 @@ def create(
         return {"key": token, **_key_row(key)}
 
     row = _run(run, data_dir)
+    asyncio.run(_mark_keys(data_dir))
     if as_json:
         print(json.dumps(row, indent=2))
         return
@@ -147,6 +148,24 @@ async def _on_queue(work: Callable[[Queue], Awaitable[Any]]) -> Any:
             return await work(queue)
     finally:
         await queue.close()
+
+
+async def _mark_keys(data_dir: Path) -> None:
+    """Record in the storage that keys are required, if the settings or `data_dir` name it; each API does it too."""
+    from shared.storage import connect  # imports boto3, if there is a bucket
+
+    config = settings.load()
+    if config.s3_bucket is None and "FUSEQUEUE_STORAGE_DIR" not in os.environ:
+        if not (data_dir / "storage").is_dir():
+            return
+        config = config.model_copy(update={"storage_dir": data_dir / "storage"})
+    storage = connect(config)
+    try:
+        await auth.mark_keys(storage, config.namespace)
+    except StorageUnavailable as error:
+        print(f"not recorded in the storage, which the API does next: {error.message}", file=sys.stderr)
+    finally:
+        await storage.close()
 
 
 def find_redis(data_dir: Path, environ: MutableMapping[str, str]) -> None:

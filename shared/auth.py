@@ -5,6 +5,8 @@ checksum detects mistyped keys without a Redis call; secret scanners match `fq_[
 key is stored: with that much entropy a slow hash would not add protection.
 """
 
+from __future__ import annotations
+
 import hashlib
 import hmac
 import re
@@ -13,8 +15,12 @@ import string
 import zlib
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from shared.storage import Storage
 
 PREFIX = "fq_"
 DEFAULT_TENANT = "default"
@@ -114,6 +120,24 @@ def tenant_name(text: str) -> str:
             param="tenant",
         )
     return text
+
+
+async def keys_marked(storage: Storage, namespace: str) -> bool:
+    """Return whether the storage says that the namespace has had an API key."""
+    try:
+        await storage.head(_marker(namespace))
+    except NotFound:
+        return False
+    return True
+
+
+async def mark_keys(storage: Storage, namespace: str) -> None:
+    """Record in the storage that the namespace has had an API key, for a Redis that loses its data."""
+    await storage.put(_marker(namespace), b"API keys are required\n", "application/octet-stream")
+
+
+def _marker(namespace: str) -> str:
+    return f"control/{namespace}/keys-required"
 
 
 def parse_scopes(text: str) -> frozenset[Scope]:

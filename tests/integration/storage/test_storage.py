@@ -14,6 +14,7 @@ import httpx
 import pytest
 from harness.ports import free_port
 
+from shared.auth import keys_marked, mark_keys
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, NotFound, StorageUnavailable
 from shared.storage import Storage, connect
@@ -42,6 +43,14 @@ async def test_object_reads_back_with_its_size_and_type(storage: Storage) -> Non
     assert (info.size, info.content_type) == (5, "image/png")
     assert info.etag
     assert await storage.read("jobs/job_1/1/0.png") == b"image"
+
+
+async def test_that_a_namespace_has_had_a_key_is_recorded(storage: Storage) -> None:
+    assert not await keys_marked(storage, "one")
+    await mark_keys(storage, "one")
+    await mark_keys(storage, "one")
+    assert await keys_marked(storage, "one")
+    assert not await keys_marked(storage, "other")
 
 
 @pytest.mark.parametrize(("key", "content_type"), [("inputs/default/in_1", "image/webp"), ("a/b.png", "text/x-odd")])

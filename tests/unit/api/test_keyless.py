@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness.http_server import png, serving
 
-from api import auth as api_auth
+from api import keys_required
 from api.keyless import check_keyless, host_of, is_loopback
 from shared.auth import Scope
 from shared.config.settings import Settings
@@ -182,13 +182,13 @@ async def test_an_api_that_others_can_reach_requires_keys(
     async def keys_made(settings: Settings) -> bool:
         return exist
 
-    monkeypatch.setattr(api_auth, "_keys_exist", keys_made)
+    monkeypatch.setattr(keys_required, "_keys_exist", keys_made)
     settings = Settings(auth=auth)  # type: ignore[arg-type]
     if served is not None:
-        assert (await api_auth.secured(settings, host)).auth == served
+        assert (await keys_required.secured(settings, host)).auth == served
         return
     with pytest.raises(ConfigurationError) as refused:
-        await api_auth.secured(settings, host)
+        await keys_required.secured(settings, host)
     for word in (host, "fusequeue keys create", "--insecure-no-keys", "FUSEQUEUE_AUTH=keys"):
         assert word in refused.value.message
 
@@ -196,7 +196,7 @@ async def test_an_api_that_others_can_reach_requires_keys(
 async def test_keys_are_required_while_redis_is_unavailable(settings_for: Callable[..., Settings]) -> None:
     """A slow Redis must not open the API."""
     settings = settings_for("redis://127.0.0.1:1/0")
-    assert (await api_auth.secured(settings, "0.0.0.0")).auth == "keys"
+    assert (await keys_required.secured(settings, "0.0.0.0")).auth == "keys"
 
 
 @pytest.mark.parametrize("origin", ["*", "shop.example", "https://a.example/path", "file://x", "https://A b"])
