@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test chaos soak parity lint bench bench-scale bench-engine bench-gpu bench-http clean
+.PHONY: demo up test chaos soak fuzz attack parity lint bench bench-scale bench-engine bench-gpu bench-http clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -26,6 +26,16 @@ chaos: $(READY)
 # A long load, after which memory, keys, connections and files are back: about half an hour. `make soak JOBS=5000` is shorter.
 soak: $(READY)
 	PYTHONPATH=.:tests $(BIN)/python -m soak $(if $(JOBS),--jobs $(JOBS) --warm-up $(JOBS) --signatures 200)
+
+# What no client should send (docs/security.md): five minutes; `make fuzz SECONDS=60 SEED=7 PARTS="openapi images"`.
+SECONDS := 300
+
+fuzz: $(READY)
+	PYTHONPATH=.:tests $(BIN)/python -m fuzz $(PARTS) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+# What one tenant waits while another attacks (docs/security.md). `make attack ATTACKS="event-streams large-files"`.
+attack: $(READY)
+	PYTHONPATH=.:tests $(BIN)/python -m attack $(ATTACKS)
 
 # All architectures (docs/compatibility.md). Five of them import torchvision, which has no CPU build: its Python code in a
 # separate folder is enough for them (tests/tiny/torchvision_shim.py).

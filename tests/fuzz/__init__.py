@@ -1,0 +1,1 @@
+"""Random requests, bytes, images and files, from a seed, against a real stack."""

@@ -1,0 +1,1 @@
+"""Attacks of one tenant on a real stack, while another tenant's requests are timed."""

@@ -1,0 +1,94 @@
+"""Attacks with images and other uploads, with a key."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import secrets
+
+import aiohttp
+from PIL import Image
+
+from attack.attacks import Attack, Target, repeat
+
+AT_ONCE = 10
+BODY_BYTES = 20 * 1000 * 1000
+
+
+def large(kind: str, width: int, height: int, **options: object) -> bytes:
+    """Return an image of one color: a small file of many pixels."""
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), (9, 99, 199)).save(file, kind, **options)
+    return file.getvalue()
+
+
+def with_trailer(image: bytes, number: int) -> bytes:
+    """Return the image as a file that was not uploaded before."""
+    return image + number.to_bytes(8, "big")
+
+
+async def _images(target: Target, image: bytes) -> None:
+    numbers = itertools.count()
+    async with target.client() as client:
+
+        async def one() -> None:
+            form = aiohttp.FormData()
+            form.add_field("file", with_trailer(image, next(numbers)), filename="a", content_type="image/png")
+            await target.send(client, "POST", "/v1/inputs", data=form)
+
+        await repeat(AT_ONCE, one)
+
+
+async def large_pngs(target: Target) -> None:
+    """PNGs of 39 megapixels."""
+    await _images(target, large("PNG", 6_500, 6_000))
+
+
+async def large_webps(target: Target) -> None:
+    """WebPs of 40 megapixels."""
+    await _images(target, large("WEBP", 8_000, 5_000, quality=1))
+
+
+async def small_inputs(target: Target) -> None:
+    """Inputs without end, each a record and an object."""
+    async with target.client() as client:
+
+        async def one() -> None:
+            file = io.BytesIO()
+            Image.frombytes("RGB", (16, 16), secrets.token_bytes(768)).save(file, "PNG")
+            form = aiohttp.FormData()
+            form.add_field("file", file.getvalue(), filename="a.png", content_type="image/png")
+            await target.send(client, "POST", "/v1/inputs", data=form)
+
+        await repeat(16, one)
+
+
+async def large_bodies(target: Target) -> None:
+    """Bodies of the largest size: images as base64 in JSON, which stay in memory, and files."""
+    text = base64.b64encode(secrets.token_bytes(BODY_BYTES)).decode()
+    async with target.client() as client:
+        body = {"inputs": text, "parameters": {"prompt": "a"}}
+        await repeat(AT_ONCE, lambda: target.send(client, "POST", "/compat/huggingface/alpha", json=body))
+
+
+async def large_files(target: Target) -> None:
+    """Files of 100 MB without end."""
+    data = b'{"custom_id": "a"}\n' * 5_000_000
+    async with target.client() as client:
+
+        async def one() -> None:
+            form = aiohttp.FormData({"purpose": "batch"})
+            form.add_field("file", data, filename="a.jsonl")
+            await target.send(client, "POST", "/v1/files", data=form)
+
+        await repeat(4, one)
+
+
+ATTACKS: dict[str, Attack] = {
+    "39-megapixel PNGs": large_pngs,
+    "40-megapixel WebPs": large_webps,
+    "endless inputs": small_inputs,
+    "20 MB bodies": large_bodies,
+    "100 MB files": large_files,
+}
