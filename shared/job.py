@@ -99,7 +99,7 @@ class OutputFormat(StrEnum):
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, serialize_by_alias=True)
 
 
 class Webhook(_Frozen):
@@ -133,13 +133,14 @@ class Adapter(_Frozen):
 
 
 class Job(_Frozen):
-    """A validated request with all defaults resolved. Sizes are in pixels, times in ms since the epoch.
+    """A validated request with all defaults resolved. Sizes are in pixels; `created_at_ms` is in ms since the epoch.
 
     Every field is marked with its `Sharing`; an unmarked field is shared, so that a forgotten mark costs speed but not
     correctness. `mixed_fields` are shared fields that can differ in a forward of the model; the signature omits them.
 
     `images` are the image to start from or those to edit. `reference_sizes` are the (width, height) that images to edit
     are resized to, empty for other tasks. `layers` is the number of images per result, 0 for models without layers.
+    `time_limit_ms` counts from the job's queueing, because clocks of two machines differ; Redis sets the deadline.
     """
 
     schema_version: Annotated[Literal[3], PER_JOB] = 3
@@ -147,7 +148,7 @@ class Job(_Frozen):
     tenant: Annotated[str, PER_JOB]
     created_at_ms: Annotated[int, PER_JOB]
     priority: Annotated[Priority, PER_JOB] = Priority.STANDARD
-    deadline_ms: Annotated[int | None, PER_JOB] = None  # from its queueing: clocks of two machines differ
+    time_limit_ms: Annotated[int | None, PER_JOB, Field(alias="deadline_ms")] = None  # its name in form 3
     metadata: Annotated[dict[str, str], PER_JOB] = Field(default_factory=dict)
     batch_id: Annotated[str | None, PER_JOB] = None
     webhook: Annotated[Webhook | None, PER_JOB] = None

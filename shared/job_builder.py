@@ -205,7 +205,7 @@ def resolve_job(
         tenant=tenant,
         created_at_ms=now_ms,
         priority=request.priority,
-        deadline_ms=None if request.deadline_s is None else round(request.deadline_s * 1000),
+        time_limit_ms=None if request.deadline_s is None else round(request.deadline_s * 1000),
         metadata=request.metadata,
         batch_id=request.batch_id,
         webhook=_webhook(request),

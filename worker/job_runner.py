@@ -175,7 +175,7 @@ class ClaimedJob:
         self.claim_key = f"{claim.job.id}:{claim.epoch}"
         now_s = time.monotonic()
         self.queued_since_s = now_s - claim.queued_ms / 1000
-        self.deadline_s = None if claim.deadline_ms is None else now_s + claim.deadline_ms / 1000
+        self.deadline_at_s = None if claim.time_left_ms is None else now_s + claim.time_left_ms / 1000
         self.phase = Phase.LOADING
         self.progress = Progress()
         self.engine_done: asyncio.Future[JobFinished] = asyncio.get_running_loop().create_future()

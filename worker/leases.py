@@ -98,7 +98,7 @@ class Leases:
         """Stop claimed jobs past their deadline."""
         now = time.monotonic()
         for claimed in tuple(self.claimed_jobs.values()):
-            if claimed.deadline_s is not None and claimed.deadline_s <= now:
+            if claimed.deadline_at_s is not None and claimed.deadline_at_s <= now:
                 self._stop(claimed, StopReason.EXPIRED)
 
     def _stop(self, claimed: ClaimedJob, reason: StopReason) -> None:

@@ -274,7 +274,7 @@ def _claim(row: ClaimRow) -> Claim:
         attempt=epoch,
         solo=bool(solo),
         queued_ms=queued_ms,
-        deadline_ms=left_ms if left_ms >= 0 else None,
+        time_left_ms=left_ms if left_ms >= 0 else None,
     )
 
 

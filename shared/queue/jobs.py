@@ -250,7 +250,7 @@ def _submit_args(submission: Submission) -> SubmitArgs:
         max_batch=submission.max_batch,
         wire=encode(job),
         created=job.created_at_ms,
-        deadline_ms="" if job.deadline_ms is None else job.deadline_ms,
+        deadline_ms="" if job.time_limit_ms is None else job.time_limit_ms,
         batch=job.batch_id or "",
         input=" ".join(sorted({ref.id for ref in job.inputs.values()})),
         idempotency=idempotency,

@@ -63,8 +63,8 @@ class Claim:
     """A job claimed by a worker until its lease ends.
 
     `attempt` counts all claims from 1, so that object keys made with it never collide; its number is also the `epoch`,
-    the fencing token. A `solo` job was lost before and runs without batch mates. `deadline_ms` is what remains of its
-    time at the claim.
+    the fencing token. A `solo` job was lost before and runs without batch mates. `time_left_ms` is the time
+    from the claim to its deadline.
     """
 
     job: Job
@@ -73,7 +73,7 @@ class Claim:
     attempt: int
     solo: bool
     queued_ms: int
-    deadline_ms: int | None = None
+    time_left_ms: int | None = None
 
 
 @dataclass(frozen=True)

@@ -231,8 +231,8 @@ class BatchRunner:
         fields = {"priority": Priority.BULK, "batch_id": batch.id}
         job = await job_builder.build_job(request.model_copy(update=fields), task, batch.tenant, context)
         left_ms = batch.expires_at_ms - self._clock.now_ms()
-        deadline_ms = left_ms if job.deadline_ms is None else min(job.deadline_ms, left_ms)
-        times = {"created_at_ms": batch.created_at_ms, "deadline_ms": deadline_ms}
+        time_limit_ms = left_ms if job.time_limit_ms is None else min(job.time_limit_ms, left_ms)
+        times = {"created_at_ms": batch.created_at_ms, "time_limit_ms": time_limit_ms}
         job = job.model_copy(update={"id": line_job_id(batch, line.ordinal), **times})
         return job_builder.make_submission(job, context.catalog)
 

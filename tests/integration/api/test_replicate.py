@@ -216,7 +216,7 @@ async def test_failed_and_canceled_predictions(harness: Any, monkeypatch: pytest
         response = await http.post("/predictions", json=body, headers={"Cancel-After": "5m"})
     job = (await service.claim()).job
     assert (response.status_code, response.json()["id"]) == (201, job.id)
-    assert job.deadline_ms == 300_000
+    assert job.time_limit_ms == 300_000
 
 
 async def test_predictions_are_paged(harness: Any, make_submission: Any) -> None:

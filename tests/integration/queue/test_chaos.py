@@ -91,7 +91,7 @@ async def test_every_job_ends_exactly_once(queue_with: Callable[..., Queue], mak
             width=random_numbers.choice([64, 128, 192]),
             tenant=random_numbers.choice(["a", "b", "c"]),
             priority=random_numbers.choice(list(Priority)),
-            deadline_ms=50 if random_numbers.random() < 0.05 else None,
+            time_limit_ms=50 if random_numbers.random() < 0.05 else None,
         )
         for _ in range(JOBS)
     ]

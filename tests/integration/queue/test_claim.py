@@ -284,7 +284,7 @@ async def test_invalid_text_does_not_stop_a_claim(queue: Queue, make_submission:
 
 async def test_a_passed_deadline_is_not_run(queue: Queue, make_submission: Make) -> None:
     """It expires instead, and the next job gets the slots."""
-    late, good = await put(queue, make_submission(deadline_ms=0), make_submission())
+    late, good = await put(queue, make_submission(time_limit_ms=0), make_submission())
     assert await claim_ids(queue) == [good]
     assert await state_of(queue, late) is State.EXPIRED
 

@@ -104,13 +104,13 @@ async def test_a_requeued_job_can_be_canceled(queue: Queue, make_submission: Mak
 
 async def test_queued_jobs_expire(queue: Queue, make_submission: Make) -> None:
     """After its deadline a queued job ends; jobs without or with a later one stay queued; a running one continues."""
-    running, *_ = await put(queue, make_submission(deadline_ms=0))
+    running, *_ = await put(queue, make_submission(time_limit_ms=0))
     await queue.client.redis.hdel(queue.client.redis_keys.job(running), "deadline")
     await claim(queue)
     late, later, never = await put(
         queue,
-        make_submission(deadline_ms=-1),
-        make_submission(deadline_ms=60_000),
+        make_submission(time_limit_ms=-1),
+        make_submission(time_limit_ms=60_000),
         make_submission(),
     )
     assert await queue.maintenance.expire() == 1
@@ -123,7 +123,7 @@ async def test_queued_jobs_expire(queue: Queue, make_submission: Make) -> None:
 async def test_only_queued_jobs_have_deadlines(queue: Queue, make_submission: Make) -> None:
     """Claimed or ended, a job has no row among the deadlines."""
     soon = 60_000
-    _, waiting = await put(queue, make_submission(deadline_ms=soon), make_submission(deadline_ms=soon))
+    _, waiting = await put(queue, make_submission(time_limit_ms=soon), make_submission(time_limit_ms=soon))
     await claim(queue, 1)
     assert await queue.client.redis.zrange(queue.client.redis_keys.deadlines, 0, -1) == [waiting]
     await queue.jobs.cancel(waiting)
@@ -132,7 +132,7 @@ async def test_only_queued_jobs_have_deadlines(queue: Queue, make_submission: Ma
 
 async def test_a_job_released_after_its_deadline_expires(queue: Queue, make_submission: Make) -> None:
     """A released job has a deadline again."""
-    (job_id,) = await put(queue, make_submission(deadline_ms=60_000))
+    (job_id,) = await put(queue, make_submission(time_limit_ms=60_000))
     (one,) = await claim(queue)
     await queue.client.redis.hset(queue.client.redis_keys.job(job_id), "deadline", 1)
     await queue.claims.release("w1", {job_id: one.epoch})
@@ -214,7 +214,7 @@ async def _die(queue: Queue, job_id: str) -> None:
 
 async def test_a_dead_letter_can_be_read_and_redriven(queue: Queue, make_submission: Make) -> None:
     """Its record has the error; redriven, it runs again, solo, with a new count of losses."""
-    (job_id,) = await put(queue, make_submission(deadline_ms=60_000))
+    (job_id,) = await put(queue, make_submission(time_limit_ms=60_000))
     await _die(queue, job_id)
     (letter,), _ = await queue.dead_letters.page()
     assert (letter.id, letter.reason) == (job_id, "worker_lost")
@@ -232,7 +232,7 @@ async def test_a_dead_letter_can_be_read_and_redriven(queue: Queue, make_submiss
     assert record.deadline_at_ms is None
     (one,) = await claim(queue)
     assert (one.solo, one.attempt) == (True, queue.client.settings.max_attempts + 2)
-    assert one.deadline_ms is None, "the worker would stop it at its first renewal"
+    assert one.time_left_ms is None, "the worker would stop it at its first renewal"
     assert await end(queue, one)
     assert len(await queue.client.redis.zrange(queue.client.redis_keys.retention, 0, -1)) == 1
 

@@ -223,7 +223,7 @@ async def test_the_index_drops_rows_of_jobs_that_are_gone(queue: Queue, make_sub
 async def test_all_keys_share_one_hash_tag(queue: Queue, make_submission: Make) -> None:
     """Cluster-mode services run a script only if all its keys are in one slot."""
     before = {name async for name in queue.client.redis.scan_iter(count=1000)}
-    await put(queue, make_submission(deadline_ms=2**32, batch_id="b"))
+    await put(queue, make_submission(time_limit_ms=2**32, batch_id="b"))
     await end(queue, (await claim(queue))[0])
     made = {name async for name in queue.client.redis.scan_iter(count=1000)} - before
     assert made

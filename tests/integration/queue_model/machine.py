@@ -141,7 +141,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _submission(self, one: Spec) -> Submission:
         fields = {name: getattr(one, name) for name in ("tenant", "model", "width", "n", "priority", "window_ms")}
         if "deadline" in one.extras:
-            fields["deadline_ms"] = 3_600_000
+            fields["time_limit_ms"] = 3_600_000
         if "webhook" in one.extras:
             fields["webhook"] = Webhook(url="https://job.invalid/", states=(State.QUEUED, State.FAILED))
         if "image" in one.extras:

@@ -109,7 +109,7 @@ class QueueModel:
             return "full", ""
         history = [] if known is None else known.history
         self.jobs[job_id] = ModelJob(submission, history)
-        self.jobs[job_id].has_deadline = submission.job.deadline_ms is not None
+        self.jobs[job_id].has_deadline = submission.job.time_limit_ms is not None
         self.set_state(job_id, State.QUEUED)
         if submission.idempotency_key is not None:
             self.keys[key] = (job_id, submission.fingerprint)

@@ -179,7 +179,7 @@ async def workers(queue: Queue, make: Make) -> None:
 )
 async def maintenance(queue: Queue, make: Make) -> None:
     redis, keys = queue.client.redis, queue.client.redis_keys
-    lost, late = await put(queue, make(), make(deadline_ms=60_000))
+    lost, late = await put(queue, make(), make(time_limit_ms=60_000))
     await claim(queue, 1)
     await lose(queue, lost)
     await queue.maintenance.reclaim()

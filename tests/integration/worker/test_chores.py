@@ -288,7 +288,7 @@ async def test_maintenance_runs_without_gpu_workers(
 ) -> None:
     """An expired job ends, a lost job is queued again, and a job that a failover lost from its lane too."""
     queue = queue_with(lease_ms=50)
-    lost, late = make_submission(), make_submission(model="other", deadline_ms=0)
+    lost, late = make_submission(), make_submission(model="other", time_limit_ms=0)
     await queue.jobs.submit([lost, late])
     (claim,) = await queue.claims.claim("worker-1", [lost.job.model], 1)
     assert claim.job.id == lost.job.id

@@ -156,7 +156,7 @@ async def expire_a_running_job(harness: WorkerHarness) -> str:
     """Return a job whose deadline passed while it ran; tries again when the job had not started."""
     for number in range(5):
         name = f"expires-{number}"
-        await harness.submit(a_job(name, steps=900, deadline_ms=1500))
+        await harness.submit(a_job(name, steps=900, time_limit_ms=1500))
         (record,) = await harness.ended(name)
         if record.progress.step > 0:
             break
@@ -169,7 +169,7 @@ async def test_jobs_that_end_early_free_their_slots_without_affecting_others(sta
         await harness.submit(a_job("canceled", steps=900), a_job("stays", steps=30))
         await harness.running("canceled")
         await harness.submit(
-            a_job("expires-queued", deadline_ms=1),
+            a_job("expires-queued", time_limit_ms=1),
             a_job("overflows", guidance_scale=1e38),
             a_job("follows", steps=3),
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from shared.job import Artifact, BatchingStats, Failure, Job, Outcome, Phase, Progress, State, Timings, encode
+from shared.job import Artifact, BatchingStats, Failure, Job, Outcome, Phase, Progress, State, Timings, decode, encode
 from shared.queue import Queue
 from shared.queue.records import paired, record
 
@@ -68,3 +69,10 @@ def test_what_cannot_be_read_is_no_record() -> None:
 def test_flat_answers_are_paired() -> None:
     """Scripts answer a hash as a flat list."""
     assert paired(["a", "1", "b", "2"]) == {"a": "1", "b": "2"}
+
+
+def test_time_limit_keeps_its_name_in_the_wire_form(make_job: Callable[..., Job]) -> None:
+    """Form 3 calls it `deadline_ms`."""
+    wire = encode(make_job(time_limit_ms=5))
+    assert json.loads(wire)["deadline_ms"] == 5
+    assert decode(wire).time_limit_ms == 5

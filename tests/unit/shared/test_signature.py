@@ -19,7 +19,7 @@ OTHER: dict[str, Any] = {
     "tenant": "other",
     "created_at_ms": 1,
     "priority": Priority.BULK,
-    "deadline_ms": 5,
+    "time_limit_ms": 5,
     "metadata": {"a": "b"},
     "batch_id": "b1",
     "webhook": Webhook(url="https://example.com/hook", states=(State.FAILED,)),
