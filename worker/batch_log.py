@@ -26,7 +26,7 @@ class BatchLimits:
     memory_rows: int
     efficient_rows: int
     peak_slots: int = 0
-    solo: bool = False
+    must_run_solo: bool = False
     overdue: bool = False
     queued_ms: int = 0
     window_ms: int = 0
@@ -38,7 +38,7 @@ class BatchLimits:
         `overdue`: another signature waited too long. `window`: the first job waited its whole window for batch mates.
         `solo`: a lost job, or no batch mates were expected.
         """
-        if self.solo:
+        if self.must_run_solo:
             return "solo"
         if self.peak_slots >= self.memory_rows < self.rule_rows:
             return "memory"
@@ -74,7 +74,9 @@ class _Batch:
         claim, limits = claimed.claim, self.limits
         waited = self.ended_s is None or claimed.queued_since_s < self.ended_s
         free_slots = min(limits.rule_rows, limits.memory_rows, limits.efficient_rows) - limits.peak_slots
-        return waited and self.signature != claim.signature and not limits.solo and claim.job.slots <= free_slots
+        return (
+            waited and self.signature != claim.signature and not limits.must_run_solo and claim.job.slots <= free_slots
+        )
 
 
 class BatchLog:
@@ -150,12 +152,12 @@ class BatchLog:
             rule_rows=rule_rows,
             memory_rows=rule_rows,
             efficient_rows=rule_rows,
-            solo=claim.solo,
+            must_run_solo=claim.must_run_solo,
             queued_ms=claim.queued_ms,
             window_ms=claimed.spec.window_ms,
         )
         batch = _Batch(claim.signature, claim.job, limits, time.monotonic())
-        if self._latest is not None and not claim.solo and self._latest.had_room_for(claimed):
+        if self._latest is not None and not claim.must_run_solo and self._latest.had_room_for(claimed):
             batch.mismatched_fields = mismatched_fields(self._latest.first_job, claim.job)
             for name in batch.mismatched_fields:
                 metrics.batch_mismatches.labels(name).inc()

@@ -123,7 +123,7 @@ class ClaimLoop:
 
     def _requests(self) -> list[ClaimRequest]:
         """Return what this worker has room for: nothing next to a lost job, or while the spool is full."""
-        if self.uploader.full or any(claimed.claim.solo for claimed in self.claimed_jobs.values()):
+        if self.uploader.full or any(claimed.claim.must_run_solo for claimed in self.claimed_jobs.values()):
             return []
         claimed_jobs = [claimed for claimed in self.claimed_jobs.values() if claimed.occupies_slots]
         claims = [claimed.claim for claimed in claimed_jobs]

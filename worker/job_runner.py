@@ -24,7 +24,7 @@ from shared.storage import Storage
 from worker.engine.protocol import EngineInterface, EngineRequest, InputFiles, JobFinished, Output, Pixels
 from worker.metrics import collectors
 from worker.output.image_encoding import PreviewPublisher
-from worker.output.upload import Uploader, attempt_prefix
+from worker.output.upload import Uploader, claim_prefix
 
 log = structlog.get_logger()
 
@@ -86,7 +86,7 @@ class JobRunner:
         inputs = await self._fetch_inputs(claimed)
         if claimed.stop_reason is not None:
             return claimed.outcome(JobFinished(claimed.claim_key))
-        key, solo = claimed.claim_key, claimed.claim.solo
+        key, solo = claimed.claim_key, claimed.claim.must_run_solo
         self._engine.submit(EngineRequest(key, claimed.job, claimed.spec, inputs, solo, claimed.queued_since_s))
         finished = await claimed.engine_done
         if finished.error is not None or claimed.stop_reason is not None:
@@ -151,7 +151,7 @@ class JobRunner:
                 record = await self._queue.jobs.get(claim.job.id)
                 # With the same epoch, the job was released, or settled after all: its artifacts can be in use.
                 if record is None or record.epoch != claim.epoch:
-                    await self._storage.delete_prefix(attempt_prefix(claim.job, claim.attempt))
+                    await self._storage.delete_prefix(claim_prefix(claim.job, claim.epoch))
         except (Unavailable, TimeoutError) as error:
             log.warning("uploads_not_removed", error=str(error))
 

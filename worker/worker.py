@@ -193,7 +193,7 @@ class Worker:
 
     async def _run_job(self, claimed: ClaimedJob) -> None:
         try:
-            if claimed.claim.solo:
+            if claimed.claim.must_run_solo:
                 await self._wait_for_other_jobs(claimed)
             await self._runner.run(claimed)
         except Exception:

@@ -90,7 +90,9 @@ class Settings(BaseSettings):
     max_requests_per_minute_per_tenant: Positive | None = _setting(
         None, "Requests of one tenant over all API processes. Unset: unlimited."
     )
-    max_attempts: Positive = _setting(3, "Losses of a solo job before it becomes a dead letter.")
+    max_attempts: Positive = _setting(
+        3, "Workers that a job can lose while it runs solo; then it becomes a dead letter."
+    )
 
     lease_ms: Positive = _setting(30_000, "Lifetime of a claim that is not renewed.")
     overdue_ms: Positive = _setting(

@@ -51,8 +51,9 @@ class Claims(QueueComponent):
     ) -> list[Claim]:
         """Start a batch: claim jobs of one ready signature of `models`, up to `slots` slots and down to `min_priority`.
 
-        A lost job is claimed solo (`Claim.solo`), and never by a worker that has other jobs. `preempted` are the
-        tenants whose jobs the claimed ones would preempt: a tenant that has used much more preempts none of them.
+        A lost job is claimed by itself (`Claim.must_run_solo`), and not at all for a worker with jobs that run on.
+        `preempted` are the tenants whose jobs the claimed ones would preempt: a tenant that has used much more preempts
+        none of them.
         """
         if slots < 1 or not models:
             return []
@@ -271,8 +272,7 @@ def _claim(row: ClaimRow) -> Claim:
         decode(wire),
         signature,
         epoch=epoch,
-        attempt=epoch,
-        solo=bool(solo),
+        must_run_solo=bool(solo),
         queued_ms=queued_ms,
         time_left_ms=left_ms if left_ms >= 0 else None,
     )

@@ -62,16 +62,15 @@ class SubmitResult:
 class Claim:
     """A job claimed by a worker until its lease ends.
 
-    `attempt` counts all claims from 1, so that object keys made with it never collide; its number is also the `epoch`,
-    the fencing token. A `solo` job was lost before and runs without batch mates. `time_left_ms` is the time
-    from the claim to its deadline.
+    `epoch`, the fencing token, counts all claims of the job from 1, so that object keys made with it never collide. A
+    job whose worker was lost before must run solo, without batch mates. `time_left_ms` is the time from the claim to
+    its deadline.
     """
 
     job: Job
     signature: str
     epoch: int
-    attempt: int
-    solo: bool
+    must_run_solo: bool
     queued_ms: int
     time_left_ms: int | None = None
 

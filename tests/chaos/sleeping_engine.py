@@ -173,11 +173,11 @@ def _selected(runs: Sequence[_Run]) -> list[_Run]:
     if not runs:
         return []
     leader = runs[0]
-    if leader.request.solo:
+    if leader.request.must_run_solo:
         return [leader]
     wanted, slots, batch = signature(leader.request.job), leader.request.spec.max_batch, []
     for run in runs:
-        if not run.request.solo and run.request.job.slots <= slots and signature(run.request.job) == wanted:
+        if not run.request.must_run_solo and run.request.job.slots <= slots and signature(run.request.job) == wanted:
             batch.append(run)
             slots -= run.request.job.slots
     return batch

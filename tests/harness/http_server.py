@@ -66,7 +66,7 @@ async def finish(queue: Queue, folder: Path, job_id: str) -> bytes:
 async def deliver(queue: Queue, folder: Path, claim: Claim) -> bytes:
     """Store an image for a claimed job and settle it."""
     storage = connect(queue.client.settings.model_copy(update={"storage_dir": folder / "storage"}))
-    data, key = png(), f"jobs/{claim.job.id}/{claim.attempt}/0.png"
+    data, key = png(), f"jobs/{claim.job.id}/{claim.epoch}/0.png"
     await storage.put(key, data, "image/png")
     await storage.close()
     artifact = Artifact(

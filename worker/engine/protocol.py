@@ -54,14 +54,15 @@ class Output:
 class EngineRequest:
     """One job for the engine. `claim_key` is unique to this claim of the job.
 
-    `solo` jobs share no forward. `queued_since_s` is a `time.monotonic()` time, None if the job was not queued.
+    A job that `must_run_solo` shares no forward. `queued_since_s` is a `time.monotonic()` time, None if the job was not
+    queued.
     """
 
     claim_key: str
     job: Job
     spec: ModelSpec
     inputs: InputFiles = InputFiles()
-    solo: bool = False
+    must_run_solo: bool = False
     queued_since_s: float | None = None
 
 

@@ -20,7 +20,7 @@ NVML_TIMEOUT_S = 2.0
 
 
 def claimed(claim: Claim) -> None:
-    attempt = "solo" if claim.solo else "first" if claim.attempt == 1 else "again"
+    attempt = "solo" if claim.must_run_solo else "first" if claim.epoch == 1 else "again"
     metrics.claims.labels(attempt).inc()
     metrics.queue_wait_seconds.labels(claim.job.priority.value).observe(claim.queued_ms / 1000)
 

@@ -75,7 +75,7 @@ class Uploader:
             raise UploadFailed(f"{key} cannot be stored: {type(error).__name__}: {error}") from error
 
     async def _encode(self, claim: Claim, index: int, output: Output) -> tuple[Artifact, Files]:
-        job, key = claim.job, object_key(claim.job, claim.attempt, index)
+        job, key = claim.job, object_key(claim.job, claim.epoch, index)
         content_type = job.output_format.content_type
         common: dict[str, Any] = {"index": index, "key": key, "content_type": content_type}
         common |= {"seed": job.seed_of(index), "flagged": output.flagged}
@@ -120,11 +120,11 @@ class Uploader:
             self.held_bytes -= size
 
 
-def object_key(job: Job, attempt: int, index: int) -> str:
-    """Return the storage key of an output; it names job and attempt, so that attempts never share a key."""
-    return f"{attempt_prefix(job, attempt)}{index}.{job.output_format.value}"
+def object_key(job: Job, epoch: int, index: int) -> str:
+    """Return the storage key of an output; it names the claim's epoch, so that two claims never share a key."""
+    return f"{claim_prefix(job, epoch)}{index}.{job.output_format.value}"
 
 
-def attempt_prefix(job: Job, attempt: int) -> str:
-    """Return the prefix of all keys of an attempt."""
-    return f"jobs/{job.id}/{attempt}/"
+def claim_prefix(job: Job, epoch: int) -> str:
+    """Return the prefix of all keys of a claim."""
+    return f"jobs/{job.id}/{epoch}/"

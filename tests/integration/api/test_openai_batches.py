@@ -108,7 +108,7 @@ async def finish_jobs(queue: Queue, storage: Storage, *, limit: int = 10**9) -> 
 
 
 async def _finish(queue: Queue, storage: Storage, claim: Claim) -> None:
-    data, key = png(), f"jobs/{claim.job.id}/{claim.attempt}/0.png"
+    data, key = png(), f"jobs/{claim.job.id}/{claim.epoch}/0.png"
     if "stored" in claim.job.prompt:
         await storage.put(key, data, "image/png")
     artifact = Artifact(

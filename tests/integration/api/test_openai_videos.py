@@ -76,7 +76,7 @@ class VideoHarness:
     async def finish_next(self) -> Job:
         """Finish the next job with a video."""
         claim = await self.claim()
-        job, key = claim.job, f"jobs/{claim.job.id}/{claim.attempt}/0"
+        job, key = claim.job, f"jobs/{claim.job.id}/{claim.epoch}/0"
         video = encode_video(Output(np.full((job.frames, job.height, job.width, 3), 90, np.uint8)), job, 0)
         await self.storage.put(f"{key}.mp4", video.data, "video/mp4")
         await self.storage.put(f"{key}-thumbnail.jpg", video.thumbnail, "image/jpeg")

@@ -34,10 +34,10 @@ class ChaosWorkers:
             lives += 1
             worker = f"w{number}.{lives}"
             claims = await self.queue.claims.claim(worker, MODELS, self.random_numbers.randint(1, 8))
-            if claims and not claims[0].solo and self.random_numbers.random() < 0.3:
+            if claims and not claims[0].must_run_solo and self.random_numbers.random() < 0.3:
                 claims += await self.queue.claims.join(worker, claims[0].signature, 4, models=MODELS)
             assert len({one.signature for one in claims}) <= 1
-            assert not any(one.solo for one in claims) or len(claims) == 1
+            assert not any(one.must_run_solo for one in claims) or len(claims) == 1
             for one in claims:
                 await self.treat(worker, one)
             await asyncio.sleep(0.001 if claims else 0.005)

@@ -19,7 +19,7 @@ async def test_a_claim_has_all_that_a_worker_needs(queue: Queue, make_submission
     await put(queue, one)
     (claimed,) = await claim(queue, worker="w7")
     assert claimed.job == one.job
-    assert (claimed.signature, claimed.epoch, claimed.attempt, claimed.solo) == (one.signature, 1, 1, False)
+    assert (claimed.signature, claimed.epoch, claimed.must_run_solo) == (one.signature, 1, False)
     assert claimed.queued_ms >= 0
     record = await queue.jobs.get(one.job.id)
     assert record is not None
@@ -228,7 +228,7 @@ async def _running(queue: Queue, job_id: str) -> Claim:
     """Return the claim of a running job, from its record."""
     record = await queue.jobs.get(job_id)
     assert record is not None
-    return Claim(record.job, "", record.epoch, record.epoch, False, 0)
+    return Claim(record.job, "", record.epoch, False, 0)
 
 
 async def test_a_signature_that_does_not_fit_does_not_hide_the_next(queue: Queue, make_submission: Make) -> None:

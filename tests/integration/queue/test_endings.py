@@ -231,7 +231,7 @@ async def test_a_dead_letter_can_be_read_and_redriven(queue: Queue, make_submiss
     assert await queue.client.redis.pttl(queue.client.redis_keys.job(job_id)) == -1
     assert record.deadline_at_ms is None
     (one,) = await claim(queue)
-    assert (one.solo, one.attempt) == (True, queue.client.settings.max_attempts + 2)
+    assert (one.must_run_solo, one.epoch) == (True, queue.client.settings.max_attempts + 2)
     assert one.time_left_ms is None, "the worker would stop it at its first renewal"
     assert await end(queue, one)
     assert len(await queue.client.redis.zrange(queue.client.redis_keys.retention, 0, -1)) == 1

@@ -98,9 +98,9 @@ async def test_a_lost_job_comes_solo(queue_with: Callable[..., Queue], make_subm
     joined = await queue.claims.join("w2", make_submission().signature, 1, models=MODELS)
     assert [one.job.id for one in joined] == [ids[1]]
     (again,) = await claim(queue, 8, "w2")
-    assert (again.job.id, again.solo, again.attempt) == (ids[0], True, 2)
+    assert (again.job.id, again.must_run_solo, again.epoch) == (ids[0], True, 2)
     (last,) = await claim(queue, 8, "w2")
-    assert (last.job.id, last.solo) == (ids[2], False)
+    assert (last.job.id, last.must_run_solo) == (ids[2], False)
 
 
 async def test_a_lost_job_is_not_kept_waiting_by_joiners(

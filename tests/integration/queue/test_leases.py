@@ -163,7 +163,7 @@ async def test_a_released_job_leads_its_line_and_counts_nothing(queue: Queue, ma
     assert await queue.claims.next_ready_ms(MODELS) == 0
     again = await claim(queue, worker="w2")
     assert [one.job.id for one in again] == [*ids, *later]
-    assert not any(one.solo for one in again)
+    assert not any(one.must_run_solo for one in again)
     record = await queue.jobs.get(ids[0])
     assert record is not None
     assert (record.losses, record.attempts, record.epoch) == (0, 2, 2)
@@ -202,7 +202,7 @@ async def test_batch_mates_of_a_killer_are_not_counted(queue: Queue, make_submis
         assert record.losses == 0
     while claims := await claim(queue, worker="w2"):
         (one,) = claims
-        assert one.solo
+        assert one.must_run_solo
         if one.job.id == killer:
             await lose(queue, killer)
             await queue.maintenance.reclaim()
@@ -226,26 +226,26 @@ async def test_a_released_solo_job_stays_solo_and_counts_no_loss(queue: Queue, m
     (solo,) = await claim(queue)
     await queue.claims.release("w1", {job_id: solo.epoch})
     (again,) = await claim(queue)
-    assert again.solo
+    assert again.must_run_solo
     record = await queue.jobs.get(job_id)
     assert record is not None
     assert record.losses == 0
 
 
-async def test_attempts_never_repeat(queue: Queue, make_submission: Make) -> None:
+async def test_epochs_never_repeat(queue: Queue, make_submission: Make) -> None:
     """Whatever happens to a job, each claim's object keys are unique."""
     (job_id,) = await put(queue, make_submission())
-    attempts = []
+    epochs = []
     for lost in (True, False, True):
         (one,) = await claim(queue)
-        attempts.append(one.attempt)
+        epochs.append(one.epoch)
         if lost:
             await lose(queue, job_id)
             await queue.maintenance.reclaim()
         else:
             await queue.claims.release("w1", {job_id: one.epoch})
-    attempts.append((await claim(queue))[0].attempt)
-    assert attempts == [1, 2, 3, 4]
+    epochs.append((await claim(queue))[0].epoch)
+    assert epochs == [1, 2, 3, 4]
 
 
 async def test_progress_is_on_record(queue: Queue, make_submission: Make) -> None:

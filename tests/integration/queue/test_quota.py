@@ -176,7 +176,7 @@ async def test_jobs_given_back_or_lost_wait_for_slots_and_let_others_by(queue: Q
     assert {one.job.id for one in await drained(queue, worker="w2")} == {one.job.id for one in others}
     await end(queue, mine[71])
     (lost,) = await drained(queue)
-    assert (lost.job.id, lost.solo) == (mine[0].job.id, True)
+    assert (lost.job.id, lost.must_run_solo) == (mine[0].job.id, True)
 
 
 async def test_a_running_batch_is_joined_within_the_limit(queue: Queue, make_submission: Make) -> None:

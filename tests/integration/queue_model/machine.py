@@ -169,7 +169,7 @@ class QueueMachine(RuleBasedStateMachine):
     def claim(self, worker: str, slots: int, lowest: Priority, models: tuple[str, ...]) -> None:
         others = any(job.worker == worker for job in self.model.running().values())
         claims = self.run(self.queue.claims.claim(worker, models, slots, min_priority=lowest, has_other_jobs=others))
-        assert not any(one.solo for one in claims) or (len(claims) == 1 and not others)
+        assert not any(one.must_run_solo for one in claims) or (len(claims) == 1 and not others)
         assert all(one.job.model in models for one in claims)
         self._claimed(worker, claims, slots, lowest)
 
@@ -180,7 +180,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         signature = _select(batch, which)[1].submission.signature
         claims = self.run(self.queue.claims.join(worker, signature, slots, models=MODELS, min_priority=lowest))
-        assert all(one.signature == signature and not one.solo for one in claims)
+        assert all(one.signature == signature and not one.must_run_solo for one in claims)
         self._claimed(worker, claims, slots, lowest)
 
     def _claimed(self, worker: str, claims: list[Claim], slots: int, lowest: Priority) -> None:

@@ -121,7 +121,7 @@ class QueueModel:
             assert job.state is State.QUEUED, f"{one.job.id} was {job.state} and is claimed"
             assert not job.late, f"{one.job.id} is claimed after its deadline"
             assert one.epoch == job.epoch + 1
-            assert one.solo == job.solo
+            assert one.must_run_solo == job.solo
             assert one.job == job.submission.job
             job.epoch, job.worker = one.epoch, worker
             self.set_state(one.job.id, State.RUNNING)

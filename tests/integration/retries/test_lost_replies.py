@@ -62,7 +62,7 @@ async def test_a_claim_whose_reply_is_lost_returns_its_jobs(
     assert proxy.dropped == 1
     assert [one.job.id for one in claims] == ids
     assert {one.epoch for one in claims} == {1}
-    assert not any(one.solo for one in claims)
+    assert not any(one.must_run_solo for one in claims)
     assert await state_of(proxied, ids[0]) is State.RUNNING
 
 
@@ -144,7 +144,7 @@ async def test_jobs_whose_replies_were_lost_run_once(
         async with at_once:
             (one,) = await proxied.claims.claim(worker, MODELS, 1)
             runs.append(one.job.id)
-            assert not one.solo
+            assert not one.must_run_solo
             assert await end(queue, one, worker)
 
     ids = await asyncio.gather(*(submit(number) for number in range(LOST_REPLIES)))

@@ -57,7 +57,9 @@ async def test_each_version_runs_the_jobs_it_can_read(
         new_claims = await claim(next_queue, 8, "new")
     assert {each.job.id for each in new_claims} == {newer, other}
     assert not next_queue.claims.outdated
-    assert not any(each.solo for each in new_claims), "a released job is not a lost one: it can have batch mates"
+    assert not any(each.must_run_solo for each in new_claims), (
+        "a released job is not a lost one: it can have batch mates"
+    )
     settled = [await end(queue, each, "old") for each in old_claims]
     assert all(settled + [await end(next_queue, each, "new") for each in new_claims])
     await next_queue.close()

@@ -105,4 +105,4 @@ async def test_job_that_arrives_after_a_batch_is_no_mismatch(make_job: Callable[
 
 
 def _claimed(job: Job, spec: ModelSpec, queued_ms: int = 0) -> ClaimedJob:
-    return ClaimedJob(Claim(job, signature(job), epoch=1, attempt=1, solo=False, queued_ms=queued_ms), spec)
+    return ClaimedJob(Claim(job, signature(job), epoch=1, must_run_solo=False, queued_ms=queued_ms), spec)

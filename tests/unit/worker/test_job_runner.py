@@ -106,13 +106,13 @@ async def test_uploads_of_a_lost_claim_are_removed(harness: RunnerHarness, make_
     await lose(harness.queue, job_id)
     assert await harness.queue.maintenance.reclaim() == [job_id]
     other = await harness.claim("w2")
-    await harness.storage.put(f"jobs/{job_id}/{other.attempt}/0.png", b"image", "image/png")
+    await harness.storage.put(f"jobs/{job_id}/{other.epoch}/0.png", b"image", "image/png")
     assert await end(harness.queue, other, "w2")
     if deleted:
         await harness.storage.delete_prefix(f"jobs/{job_id}/")
         assert await harness.queue.jobs.forget(job_id)
     await harness.finish(claimed, running)
-    assert harness.stored() == ([] if deleted else [f"jobs/{job_id}/{other.attempt}/0.png"])
+    assert harness.stored() == ([] if deleted else [f"jobs/{job_id}/{other.epoch}/0.png"])
 
 
 async def test_upload_in_progress_when_the_claim_is_lost_is_removed(

@@ -41,7 +41,7 @@ def claim() -> Claim:
         id="job_1", tenant="default", created_at_ms=0, model="demo", width=64, height=64, prompt="x", seed=7, steps=2,
         guidance_scale=1.0, n=2,
     )  # fmt: skip
-    return Claim(job, "demo:64x64x1:0", epoch=3, attempt=3, solo=False, queued_ms=5)
+    return Claim(job, "demo:64x64x1:0", epoch=3, must_run_solo=False, queued_ms=5)
 
 
 @pytest.fixture

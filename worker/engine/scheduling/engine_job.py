@@ -29,7 +29,7 @@ class EngineJob:
         self.spec = request.spec
         self.arrival = arrival
         self.priority_rank = request.job.priority.rank
-        self.batch_group = request.claim_key if request.solo else signature(request.job)
+        self.batch_group = request.claim_key if request.must_run_solo else signature(request.job)
         self.shape = shape_key(request.job)
         self.padded_calls = min(REPRODUCIBLE_ROWS, self.spec.max_batch) if request.job.reproducible else None
         self.inputs = inputs
@@ -114,7 +114,7 @@ class EngineJob:
 
     def _solo_reason(self) -> str:
         rows = self.padded_calls or self.spec.max_batch
-        if self.request.solo:
+        if self.request.must_run_solo:
             return "ran solo because a worker was lost while running it"
         if self.model is not None and self.model.solo_reason is not None:
             return self.model.solo_reason
