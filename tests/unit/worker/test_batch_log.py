@@ -31,7 +31,7 @@ from worker.job_runner import ClaimedJob
         ({"peak_slots": 8, "overdue": True}, "full", "the batch was full before another signature was overdue"),
         ({"peak_slots": 3, "queued_ms": 50}, "window", "the first job waited its whole window"),
         ({"peak_slots": 1, "queued_ms": 3}, "solo", "no batch mates were expected: it did not wait"),
-        ({"peak_slots": 1, "queued_ms": 90, "solo": True}, "solo", "the job was lost before"),
+        ({"peak_slots": 1, "queued_ms": 90, "must_run_solo": True}, "solo", "the job was lost before"),
     ],
 )
 def test_stopped_by_names_the_binding_limit(changes: dict[str, Any], reason: str, why: str) -> None:
