@@ -11,21 +11,21 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 2
+QUEUE_SCHEMA = 2
 """Version of the queue's keys and fields in Redis; a program refuses to start on any other."""
 
-NEWEST_JOB = 3
-"""Latest wire form of a job. A job is written in the earliest form that can express it; workers release newer jobs."""
+JOB_FORM = 3
+"""Wire form of a job, its `schema_version`: the latest that this program reads. Workers release jobs of a later one."""
 
 
-class Sharing(StrEnum):
-    """Whether a field must be equal for jobs to share a fused forward."""
+class Matching(StrEnum):
+    """Whether a field must be equal in jobs with one signature."""
 
-    SHARED = "shared"
-    PER_JOB = "per_job"
+    MUST_MATCH = "must_match"
+    MAY_DIFFER = "may_differ"
 
 
-SHARED, PER_JOB = Sharing
+MUST_MATCH, MAY_DIFFER = Matching
 
 
 class State(StrEnum):
@@ -135,52 +135,53 @@ class Adapter(_Frozen):
 class Job(_Frozen):
     """A validated request with all defaults resolved. Sizes are in pixels; `created_at_ms` is in ms since the epoch.
 
-    Every field is marked with its `Sharing`; an unmarked field is shared, so that a forgotten mark costs speed but not
-    correctness. `mixed_fields` are shared fields that can differ in a forward of the model; the signature omits them.
+    Every field is marked: it must match in all jobs of a signature, or may differ. An unmarked field must match: a
+    forgotten mark costs speed but not correctness. The fields that `mixed_fields` names may differ in a forward of the
+    model; the signature omits them.
 
     `images` are the image to start from or those to edit. `reference_sizes` are the (width, height) that images to edit
     are resized to, empty for other tasks. `layers` is the number of images per result, 0 for models without layers.
     `time_limit_ms` counts from the job's queueing, because clocks of two machines differ; Redis sets the deadline.
     """
 
-    schema_version: Annotated[Literal[3], PER_JOB] = 3
-    id: Annotated[str, PER_JOB]
-    tenant: Annotated[str, PER_JOB]
-    created_at_ms: Annotated[int, PER_JOB]
-    priority: Annotated[Priority, PER_JOB] = Priority.STANDARD
-    time_limit_ms: Annotated[int | None, PER_JOB, Field(alias="deadline_ms")] = None  # its name in form 3
-    metadata: Annotated[dict[str, str], PER_JOB] = Field(default_factory=dict)
-    batch_id: Annotated[str | None, PER_JOB] = None
-    webhook: Annotated[Webhook | None, PER_JOB] = None
+    schema_version: Annotated[Literal[3], MAY_DIFFER] = 3
+    id: Annotated[str, MAY_DIFFER]
+    tenant: Annotated[str, MAY_DIFFER]
+    created_at_ms: Annotated[int, MAY_DIFFER]
+    priority: Annotated[Priority, MAY_DIFFER] = Priority.STANDARD
+    time_limit_ms: Annotated[int | None, MAY_DIFFER, Field(alias="deadline_ms")] = None  # its name in form 3
+    metadata: Annotated[dict[str, str], MAY_DIFFER] = Field(default_factory=dict)
+    batch_id: Annotated[str | None, MAY_DIFFER] = None
+    webhook: Annotated[Webhook | None, MAY_DIFFER] = None
 
-    model: Annotated[str, SHARED]
-    width: Annotated[int, SHARED]
-    height: Annotated[int, SHARED]
-    frames: Annotated[int, SHARED] = 1
-    fps: Annotated[int | None, SHARED] = None  # positions along time are in seconds if there is sound
-    layers: Annotated[int, SHARED] = 0
-    reference_sizes: Annotated[tuple[tuple[int, int], ...], SHARED] = ()
-    adapters: Annotated[tuple[Adapter, ...], SHARED] = ()
-    mixed_fields: Annotated[tuple[str, ...], SHARED] = ()
-    reproducible: Annotated[bool, SHARED] = False  # its forwards have a fixed number of rows
+    model: Annotated[str, MUST_MATCH]
+    width: Annotated[int, MUST_MATCH]
+    height: Annotated[int, MUST_MATCH]
+    frames: Annotated[int, MUST_MATCH] = 1
+    fps: Annotated[int | None, MUST_MATCH] = None  # positions along time are in seconds if there is sound
+    layers: Annotated[int, MUST_MATCH] = 0
+    reference_sizes: Annotated[tuple[tuple[int, int], ...], MUST_MATCH] = ()
+    adapters: Annotated[tuple[Adapter, ...], MUST_MATCH] = ()
+    mixed_fields: Annotated[tuple[str, ...], MUST_MATCH] = ()
+    reproducible: Annotated[bool, MUST_MATCH] = False  # its forwards have a fixed number of rows
 
-    task: Annotated[Task, PER_JOB] = Task.TEXT_TO_IMAGE
-    prompt: Annotated[str, PER_JOB]
-    negative_prompt: Annotated[str, PER_JOB] = ""
-    n: Annotated[int, PER_JOB] = 1
-    seed: Annotated[int, PER_JOB]
-    steps: Annotated[int, PER_JOB]
-    guidance_scale: Annotated[float, PER_JOB]
-    guidance_scale_2: Annotated[float | None, PER_JOB] = None
-    scheduler: Annotated[str | None, PER_JOB] = None
-    strength: Annotated[float | None, PER_JOB] = None
-    images: Annotated[tuple[InputRef, ...], PER_JOB] = ()
-    mask: Annotated[InputRef | None, PER_JOB] = None
-    last_image: Annotated[InputRef | None, PER_JOB] = None
-    output_format: Annotated[OutputFormat, PER_JOB] = OutputFormat.PNG
-    output_quality: Annotated[int, PER_JOB] = 90
-    embed_parameters: Annotated[bool, PER_JOB] = False
-    previews: Annotated[int, PER_JOB] = 0  # per image, for clients that wait for it
+    task: Annotated[Task, MAY_DIFFER] = Task.TEXT_TO_IMAGE
+    prompt: Annotated[str, MAY_DIFFER]
+    negative_prompt: Annotated[str, MAY_DIFFER] = ""
+    n: Annotated[int, MAY_DIFFER] = 1
+    seed: Annotated[int, MAY_DIFFER]
+    steps: Annotated[int, MAY_DIFFER]
+    guidance_scale: Annotated[float, MAY_DIFFER]
+    guidance_scale_2: Annotated[float | None, MAY_DIFFER] = None
+    scheduler: Annotated[str | None, MAY_DIFFER] = None
+    strength: Annotated[float | None, MAY_DIFFER] = None
+    images: Annotated[tuple[InputRef, ...], MAY_DIFFER] = ()
+    mask: Annotated[InputRef | None, MAY_DIFFER] = None
+    last_image: Annotated[InputRef | None, MAY_DIFFER] = None
+    output_format: Annotated[OutputFormat, MAY_DIFFER] = OutputFormat.PNG
+    output_quality: Annotated[int, MAY_DIFFER] = 90
+    embed_parameters: Annotated[bool, MAY_DIFFER] = False
+    previews: Annotated[int, MAY_DIFFER] = 0  # per image, for clients that wait for it
 
     @property
     def slots(self) -> int:
@@ -200,9 +201,9 @@ class Job(_Frozen):
         return images | {name: ref for name, ref in others.items() if ref is not None}
 
 
-def sharing(name: str) -> Sharing:
+def matching(name: str) -> Matching:
     """Return the mark of a `Job` field."""
-    return next((mark for mark in Job.model_fields[name].metadata if isinstance(mark, Sharing)), SHARED)
+    return next((mark for mark in Job.model_fields[name].metadata if isinstance(mark, Matching)), MUST_MATCH)
 
 
 class Thumbnail(_Frozen):
@@ -315,17 +316,17 @@ class JobRecord(_Frozen):
 
 
 def encode(job: Job) -> str:
-    """Return the wire form of a job: JSON with its schema version."""
+    """Return the wire form of a job: JSON that names its form."""
     return job.model_dump_json()
 
 
 def is_newer(wire: str | bytes) -> bool:
-    """Return whether a wire form that `decode` rejects has a later version than this program knows."""
+    """Return whether a job that `decode` rejects has a later form than this program reads."""
     try:
         version = json.loads(wire).get("schema_version")
     except (ValueError, AttributeError, RecursionError):
         return False
-    return isinstance(version, int) and version > NEWEST_JOB
+    return isinstance(version, int) and version > JOB_FORM
 
 
 def decode(wire: str | bytes) -> Job:

@@ -1,4 +1,4 @@
-"""Signatures: which jobs are claimed together, and the shared fields that a model's forward can mix nevertheless.
+"""Signatures: jobs with equal ones are claimed together. Also the fields that a model can mix within a signature.
 
 Plain data about architectures, so that no torch is needed. Parity tests prove every entry.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from shared.job import SHARED, Job, sharing
+from shared.job import MUST_MATCH, Job, matching
 
 # Names of the pipeline modules that are called at least once per step.
 DENOISERS = ("transformer", "transformer_2", "unet", "unet_2", "prior")
@@ -38,14 +38,14 @@ ADAPTERS_PER_ROW = frozenset(
     }
 )
 
-_SHARED_FIELDS = frozenset(name for name in Job.model_fields if sharing(name) is SHARED)
+_MATCHING_FIELDS = frozenset(name for name in Job.model_fields if matching(name) is MUST_MATCH)
 
 
 def signature(job: Job) -> str:
-    """Return `model:widthxheightxframes:digest`, equal for jobs whose shared fields, except mixed ones, are equal.
+    """Return `model:widthxheightxframes:digest`; the digest is that of all fields that must match and are not mixed.
 
-    With mixed sizes, `~sidexside` of the size class replaces the size. The digest covers all shared fields. The
-    signature only routes jobs: tensor shapes decide which calls are fused.
+    With mixed sizes, `~sidexside` of the size class replaces the size. The signature only routes jobs: tensor shapes
+    decide which calls are fused.
     """
     values = json.dumps(_values(job), sort_keys=True, separators=(",", ":"))
     return f"{job.model}:{shape(job)}x{job.frames}:{hashlib.sha256(values.encode()).hexdigest()[:12]}"
@@ -62,7 +62,7 @@ def mismatched_fields(one: Job, other: Job) -> tuple[str, ...]:
 
 def _values(job: Job) -> dict[str, Any]:
     mixed = frozenset[str]().union(*(FIELDS[field] for field in job.mixed_fields))
-    return job.model_dump(mode="json", include=set(_SHARED_FIELDS - mixed)) | {"shape": shape(job)}
+    return job.model_dump(mode="json", include=set(_MATCHING_FIELDS - mixed)) | {"shape": shape(job)}
 
 
 def shape(job: Job) -> str:

@@ -157,8 +157,8 @@ class AdapterSpec(BaseModel):
 class ModelSpec(_Table):
     """One model. `source` is a hub id or a folder; `max_batch` limits the rows of a fused forward.
 
-    `window_ms` is the longest time a job waits for batch mates, from its submission. `mixed_fields` are the shared
-    fields that can differ within a batch; for a folder they default to those of its architecture.
+    `window_ms` is the longest time a job waits for batch mates, from its submission. `mixed_fields` are the fields of
+    a job that may differ within a batch of this model; for a folder they default to those of its architecture.
     """
 
     id: Identifier

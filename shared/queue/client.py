@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from shared.config.settings import Settings
 from shared.errors import IncompatibleRedis, RedisFull, RedisUnavailable
-from shared.job import SCHEMA_VERSION
+from shared.job import QUEUE_SCHEMA
 from shared.queue.failover import Failover, following
 from shared.queue.redis_keys import RedisKeys
 from shared.queue.scripts import REPLAYED, script_methods, script_text
@@ -45,7 +45,7 @@ BLOCK_MARGIN_S = 3.0
 
 def schema_remedy(version: int) -> str:
     """Return what to do about a queue of another schema version."""
-    if version > SCHEMA_VERSION:
+    if version > QUEUE_SCHEMA:
         return "upgrade this program"
     return (
         "finish its jobs with the earlier version of fusequeue, then start this one with another "
@@ -156,13 +156,13 @@ class QueueClient:
         with translated():
             known = await self.redis.get(self.redis_keys.schema)
             if known is None:  # a full Redis refuses SET, also of a key that exists
-                await self.redis.set(self.redis_keys.schema, SCHEMA_VERSION, nx=True)
+                await self.redis.set(self.redis_keys.schema, QUEUE_SCHEMA, nx=True)
                 known = await self.redis.get(self.redis_keys.schema)
             version = int(known or 0)
-        if version != SCHEMA_VERSION:
+        if version != QUEUE_SCHEMA:
             namespace = self.settings.namespace
             raise IncompatibleRedis(
-                f"the queue of namespace {namespace} has schema {version}, this program has schema {SCHEMA_VERSION}; "
+                f"the queue of namespace {namespace} has schema {version}, this program has schema {QUEUE_SCHEMA}; "
                 + schema_remedy(version)
             )
 
@@ -255,13 +255,13 @@ async def examine(client: QueueClient) -> list[RedisTrait]:
     """Return version, settings, memory, clock and schema of Redis; raises `RedisUnavailable`."""
     skew_ms = now_ms() - await client.now_ms()
     with translated():
-        version = int(await client.redis.get(client.redis_keys.schema) or SCHEMA_VERSION)  # an empty Redis has none
+        version = int(await client.redis.get(client.redis_keys.schema) or QUEUE_SCHEMA)  # an empty Redis has none
         try:
             info = await client.redis.info("everything")
         except ResponseError:  # some services do not allow INFO
             info = {}
     clock = "synchronize the clocks of both machines (NTP)" if abs(skew_ms) > MOST_SKEW_MS else ""
-    schema = f"{schema_remedy(version)} (this program has schema {SCHEMA_VERSION})" if version != SCHEMA_VERSION else ""
+    schema = f"{schema_remedy(version)} (this program has schema {QUEUE_SCHEMA})" if version != QUEUE_SCHEMA else ""
     return [
         *_traits(info),
         RedisTrait("redis clock", f"{skew_ms / 1000:+.1f} s from this machine", clock),

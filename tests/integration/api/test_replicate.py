@@ -29,7 +29,7 @@ from replicate.webhook import InvalidSignatureError, Webhooks
 from api.compat.replicate import predictions
 from shared.auth import Scope
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
-from shared.job import NEWEST_JOB, Failure, Outcome, Phase, Progress, State, Task
+from shared.job import JOB_FORM, Failure, Outcome, Phase, Progress, State, Task
 from shared.queue import Claim, ProgressReport, Queue
 from shared.storage import connect
 from worker.chores.webhooks import DeliveryPass
@@ -316,7 +316,7 @@ async def test_the_sdk_validates_webhooks_of_predictions(harness: Any) -> None:
         old = await client.webhooks.default.async_secret()
         created = await client.predictions.async_create(version="demo", input=INPUT, webhook=receiver.url)
         claim = await service.claim()
-        assert claim.job.schema_version == NEWEST_JOB, "older workers release this job"
+        assert claim.job.schema_version == JOB_FORM, "older workers release this job"
         await service.deliver_webhooks(receiver)
         await deliver(service.queue, service.folder, claim)
         async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:

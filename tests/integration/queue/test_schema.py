@@ -15,11 +15,11 @@ from harness.ports import free_port
 from redis import Redis
 
 from shared.errors import IncompatibleRedis
-from shared.job import SCHEMA_VERSION
+from shared.job import QUEUE_SCHEMA
 from shared.queue import Queue
 from shared.queue.client import examine
 
-OLD_DATA = {"schema": str(SCHEMA_VERSION - 1), "auth": "keys", "paying:demo:64x64": "4"}
+OLD_DATA = {"schema": str(QUEUE_SCHEMA - 1), "auth": "keys", "paying:demo:64x64": "4"}
 
 PROGRAMS = {
     "api": ("api", "--port", "0"),
@@ -71,7 +71,7 @@ def test_a_program_refuses_the_data_of_the_version_before(durable_server: Any, t
     }
     result = run(*PROGRAMS[program], env=env)
     assert result.returncode == 1, result.stdout
-    assert f"has schema {SCHEMA_VERSION - 1}, this program has schema {SCHEMA_VERSION};" in result.stdout
+    assert f"has schema {QUEUE_SCHEMA - 1}, this program has schema {QUEUE_SCHEMA};" in result.stdout
     assert "FUSEQUEUE_NAMESPACE" in result.stdout
     assert contents(durable_server.url) == OLD_DATA
 
@@ -86,17 +86,17 @@ def test_up_refuses_a_data_folder_of_the_version_before(durable_server: Any, tmp
     options = ("--data-dir", str(data), "--port", str(free_port()))
     result = run("cli.main", "up", *options, env={"FUSEQUEUE_DEVICE": "cpu"}, timeout_s=100)
     assert result.returncode == 1, result.stdout
-    assert f"has schema {SCHEMA_VERSION - 1}, this program has schema {SCHEMA_VERSION};" in result.stdout
+    assert f"has schema {QUEUE_SCHEMA - 1}, this program has schema {QUEUE_SCHEMA};" in result.stdout
     assert "another --data-dir" in result.stdout
     durable_server.start()
     assert contents(durable_server.url) == OLD_DATA
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(SCHEMA_VERSION - 1, "earlier version"), (99, "upgrade this program")])
+@pytest.mark.parametrize(("version", "remedy"), [(QUEUE_SCHEMA - 1, "earlier version"), (99, "upgrade this program")])
 async def test_other_schema_versions_are_refused(queue: Queue, version: int, remedy: str) -> None:
     """The check and the doctor name both versions and the remedy."""
     await queue.client.redis.set(queue.client.redis_keys.schema, version)
-    with pytest.raises(IncompatibleRedis, match=rf"schema {version}, .*schema {SCHEMA_VERSION};.*{remedy}"):
+    with pytest.raises(IncompatibleRedis, match=rf"schema {version}, .*schema {QUEUE_SCHEMA};.*{remedy}"):
         await queue.check()
     assert int(await queue.client.redis.get(queue.client.redis_keys.schema)) == version
     (trait,) = [one for one in await examine(queue.client) if one.name == "queue schema"]
@@ -107,4 +107,4 @@ async def test_other_schema_versions_are_refused(queue: Queue, version: int, rem
 async def test_an_empty_redis_gets_this_schema(queue: Queue) -> None:
     """From then on other versions refuse it."""
     await queue.check()
-    assert int(await queue.client.redis.get(queue.client.redis_keys.schema)) == SCHEMA_VERSION
+    assert int(await queue.client.redis.get(queue.client.redis_keys.schema)) == QUEUE_SCHEMA

@@ -12,7 +12,7 @@ from harness.engine import a_job, a_spec
 from harness.queue import claim, end, put
 
 from shared.config.models_file import Catalog
-from shared.job import NEWEST_JOB, Job, State, decode
+from shared.job import JOB_FORM, Job, State, decode
 from shared.queue import Queue, Submission
 from shared.queue import claims as queue_claims
 from shared.signature import signature
@@ -20,14 +20,14 @@ from shared.storage import connect
 from worker.engine.engine import Engine
 from worker.worker import Worker
 
-NEXT = NEWEST_JOB + 1
+NEXT = JOB_FORM + 1
 
 
 def decode_next(wire: str | bytes) -> Job:
     """Also read the next version, in which the prompt has another name."""
     fields = json.loads(wire)
     if fields.get("schema_version") == NEXT:
-        fields |= {"schema_version": NEWEST_JOB, "prompt": fields.pop("text")}
+        fields |= {"schema_version": JOB_FORM, "prompt": fields.pop("text")}
     return decode(json.dumps(fields))
 
 

@@ -14,7 +14,7 @@ from api.compat.replicate.predictions import PredictionRequest, deadline_s, webh
 from shared.config import models_file
 from shared.errors import InvalidRequest
 from shared.job import (
-    NEWEST_JOB,
+    JOB_FORM,
     Artifact,
     Failure,
     InputRef,
@@ -152,7 +152,7 @@ def test_a_job_without_prediction_webhook_keeps_its_wire_format(make_job: Callab
 def test_schema_2_is_read_and_schema_3_is_newer(make_job: Callable[..., Job]) -> None:
     """An unreadable job of a newer schema is released; one of a known schema becomes a dead letter."""
     wire = json.loads(encode(make_job()))
-    assert decode(json.dumps(wire)).schema_version == NEWEST_JOB == 3
+    assert decode(json.dumps(wire)).schema_version == JOB_FORM == 3
     assert [is_newer(json.dumps({**wire, "schema_version": version})) for version in (2, 3, 4)] == [False, False, True]
 
 

@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import pytest
 
 from shared.config.models_file import Limits, ModelSpec
-from shared.job import PER_JOB, Adapter, InputRef, Job, OutputFormat, Priority, Sharing, State, Task, Webhook, sharing
+from shared.job import (
+    MAY_DIFFER,
+    Adapter,
+    InputRef,
+    Job,
+    Matching,
+    OutputFormat,
+    Priority,
+    State,
+    Task,
+    Webhook,
+    matching,
+)
 from shared.job_builder import resolve_job
 from shared.request import JobRequest
 from shared.signature import shape, signature, size_class
@@ -59,10 +71,10 @@ def test_table_covers_every_field() -> None:
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_only_a_shared_field_changes_the_signature(name: str, make_job: Callable[..., Job]) -> None:
+def test_only_a_field_that_must_match_changes_the_signature(name: str, make_job: Callable[..., Job]) -> None:
     job = make_job()
     other = job.model_copy(update={name: OTHER[name]})
-    assert (signature(job) != signature(other)) == (sharing(name) is Sharing.SHARED)
+    assert (signature(job) != signature(other)) == (matching(name) is Matching.MUST_MATCH)
 
 
 def test_reproducible_jobs_mix_no_sizes() -> None:
@@ -105,16 +117,16 @@ def test_size_class_limits_the_ratio_of_pixel_counts(side: int) -> None:
     assert classes == sorted(classes)
 
 
-def test_unmarked_field_counts_as_shared() -> None:
+def test_unmarked_field_must_match() -> None:
     """A forgotten mark costs speed, not correctness."""
 
     class Extended(Job):
         unmarked: int = 0
-        marked: Annotated[int, PER_JOB] = 0
+        marked: Annotated[int, MAY_DIFFER] = 0
 
     marks = {name: field.metadata for name, field in Extended.model_fields.items()}
-    assert not [mark for mark in marks["unmarked"] if isinstance(mark, Sharing)]
-    assert PER_JOB in marks["marked"]
+    assert not [mark for mark in marks["unmarked"] if isinstance(mark, Matching)]
+    assert MAY_DIFFER in marks["marked"]
 
 
 def test_signature_is_readable_and_safe_in_redis_keys(make_job: Callable[..., Job]) -> None:
