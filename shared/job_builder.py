@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from shared.config.models_file import AdapterSpec, Catalog, ModelSpec, References
 from shared.config.settings import Settings
-from shared.errors import FetchRefused, InvalidRequest
+from shared.errors import FetchRefused, InputRejected, InvalidRequest
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.inputs.store import InputStore
 from shared.job import Adapter, InputRef, Job, OutputFormat, Task, Webhook
@@ -20,6 +20,7 @@ from shared.storage import Storage
 from shared.webhooks import EVENTS, TERMINAL_EVENTS
 
 T = TypeVar("T")
+_LARGEST_INPUTS = 2  # images of the largest size that a job can have
 _RESERVED_BATCH_ID = re.compile(r"batch_[0-9a-z]{26}")
 
 
@@ -84,6 +85,7 @@ async def build_job(
     predictions of this model version.
     """
     inputs = await _store_inputs(request, tenant, services)
+    check_input_pixels(inputs, services.settings.max_input_pixels)
     job = resolve_job(request, services.catalog.get(request.model), task, tenant=tenant, now_ms=now_ms(), inputs=inputs)
     if webhook_version is not None and job.webhook is not None:
         webhook = job.webhook.model_copy(update={"version": webhook_version})
@@ -116,6 +118,14 @@ async def _store_inputs(request: JobRequest, tenant: str, services: JobServices)
         mask=None if request.mask is None else await store.resolve(request.mask, "mask"),
         last_image=None if request.last_image is None else await store.resolve(request.last_image, "last_image"),
     )
+
+
+def check_input_pixels(inputs: Inputs, max_pixels: int) -> None:
+    """Raise `InputRejected` for images that take a worker too long to decode: up to a second for each 10 megapixels."""
+    pixels = sum(ref.width * ref.height for ref in (*inputs.images, inputs.mask, inputs.last_image) if ref is not None)
+    most = _LARGEST_INPUTS * max_pixels
+    if pixels > most:
+        raise InputRejected(f"the images have {pixels} pixels in total; at most {most} are allowed", param="images")
 
 
 def check_limits(request: JobRequest, spec: ModelSpec) -> Task:

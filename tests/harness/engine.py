@@ -187,7 +187,7 @@ class EngineHarness:
     def submit_prepared(self, *jobs: Job) -> None:
         """Submit jobs and wait until their input images are decoded, so that the engine admits them next."""
         self.submit(*jobs)
-        self.engine._input_executor.submit(int).result(TIMEOUT_S)
+        self.engine._input_decoder._small.submit(int).result(TIMEOUT_S)
 
     def run(self, *jobs: Job, solo: Sequence[str] = ()) -> EventRecorder:
         """Submit jobs, which start together, and wait until they have finished."""

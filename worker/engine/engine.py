@@ -5,7 +5,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 import torch
@@ -20,10 +19,10 @@ from worker.engine.device import choose_device, device_uuid, keep_freed_memory, 
 from worker.engine.fusion.self_check import run_self_check
 from worker.engine.lora.adapter_loader import AdapterLoader
 from worker.engine.lora.per_row import AdapterKey
-from worker.engine.pipelines.input_images import InputImages, decode_inputs
+from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.model_cache import ModelCache, ModelCacheFull
-from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, InputFiles
+from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus
 from worker.engine.scheduling.batch_scheduler import BatchScheduler
 from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.timing import ForwardTimer, ThreadTimer
@@ -56,7 +55,11 @@ class Engine:
         self._thread_timer = ThreadTimer(time.monotonic())
         aging_s = settings.aging_ms / 1000
         self._scheduler = BatchScheduler(self._models, self._forward_timer, events, self._unfinished, aging_s)
-        self._input_executor = ThreadPoolExecutor(1, thread_name_prefix="decode-input")
+        self._input_decoder = InputDecoder(
+            lambda decoded: self._inbox.put(lambda: self._admit(decoded)),
+            self._unfinished.__contains__,
+            settings.max_input_pixels,
+        )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = self._failed = self._checking_model = False
         self._load_seconds: dict[str, float] = {}
@@ -72,7 +75,7 @@ class Engine:
     def stop(self, timeout_s: float) -> None:
         self._inbox.put(self._begin_stop)
         self._thread.join(timeout_s)
-        self._input_executor.shutdown(wait=False, cancel_futures=True)
+        self._input_decoder.close()
         self._models.close()
 
     def join(self, timeout_s: float) -> bool:
@@ -82,11 +85,7 @@ class Engine:
 
     def submit(self, *requests: EngineRequest) -> None:
         self._unfinished.update([request.claim_key for request in requests])
-        numbered = [(request, next(self._arrivals)) for request in requests]
-        if all(request.inputs == InputFiles() for request in requests):
-            self._decode_and_admit(numbered)
-        else:
-            self._input_executor.submit(self._decode_and_admit, numbered)
+        self._input_decoder.submit([(request, next(self._arrivals)) for request in requests])
 
     def cancel(self, claim_key: str) -> None:
         self._unfinished.discard(claim_key)
@@ -132,7 +131,7 @@ class Engine:
             while self._thread.is_alive() and not done.wait(0.1):
                 pass
 
-    # All methods below run on the engine's thread, except `_decode_and_admit`.
+    # All methods below run on the engine's thread.
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)
@@ -170,20 +169,11 @@ class Engine:
         self._stopping = True
         self._scheduler.cancel_all()
 
-    def _decode_and_admit(self, numbered: list[tuple[EngineRequest, int]]) -> None:
-        """Decode the input images of jobs on the calling thread, then admit all of them at once."""
-        jobs: list[tuple[EngineJob, JobError | None]] = []
-        for request, arrival in numbered:
-            try:
-                jobs.append((EngineJob(request, arrival, decode_inputs(request.job, request.inputs)), None))
-            except JobError as error:
-                jobs.append((EngineJob(request, arrival, InputImages()), error))
-        self._inbox.put(lambda: self._admit(jobs))
-
-    def _admit(self, jobs: list[tuple[EngineJob, JobError | None]]) -> None:
-        for job, error in jobs:
-            if error is not None:
-                self._scheduler.finish(job, error)
+    def _admit(self, jobs: list[DecodedInputs]) -> None:
+        for decoded in jobs:
+            job = EngineJob(decoded.request, decoded.arrival, decoded.images)
+            if decoded.error is not None:
+                self._scheduler.finish(job, decoded.error)
                 continue
             now, queued_since_s = time.monotonic(), job.request.queued_since_s
             self._thread_timer.note_job(now, now if queued_since_s is None else queued_since_s)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import io
+import queue
 import struct
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.engine import a_job
+from fuzz import hostile_images
+from harness.engine import a_job, a_spec
 from PIL import Image, ImageOps
 
 from shared.errors import InferenceFailed
-from shared.job import Task
-from worker.engine.pipelines.input_images import decode_inputs, fit_image, fit_mask
-from worker.engine.protocol import InputFiles
+from shared.job import InputRef, Job, Task
+from worker.engine.pipelines import input_decoder
+from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder
+from worker.engine.pipelines.input_images import InputImages, decode_inputs, fit_image, fit_mask
+from worker.engine.protocol import EngineRequest, InputFiles
 
 
 def file_of(image: Image.Image, file_format: str = "PNG", **options: Any) -> bytes:
@@ -102,3 +108,83 @@ def test_any_error_of_an_image_reader_ends_its_job(fault: Exception, monkeypatch
     monkeypatch.setattr(ImageOps, "exif_transpose", broken)
     with pytest.raises(InferenceFailed, match="cannot be decoded"):
         fit_image(file_of(Image.new("RGB", (8, 8))), 8, 8)
+
+
+class DecoderHarness:
+    """A decoder whose decoding of a tenant's images waits while its name is in `held`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *held: str) -> None:
+        self.held = {tenant: threading.Event() for tenant in held}
+        self.results: queue.SimpleQueue[list[DecodedInputs]] = queue.SimpleQueue()
+        self.started: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.canceled: set[str] = set()
+        decode = input_decoder.decode_inputs
+
+        def waiting(job: Job, files: InputFiles) -> InputImages:
+            self.started.put(job.id)
+            if job.tenant in self.held:
+                assert self.held[job.tenant].wait(30)
+            return decode(job, files)
+
+        monkeypatch.setattr(input_decoder, "decode_inputs", waiting)
+        self.decoder = InputDecoder(self.results.put, lambda key: key not in self.canceled, 40_000_000)
+
+    def submit(self, *names: str, side: int = 8, data: bytes | None = None) -> None:
+        """Submit jobs, together; a name begins with its tenant."""
+        ref = InputRef(id="in_1", key="k", content_type="image/png", bytes=1, width=side, height=side)
+        numbered = []
+        for arrival, name in enumerate(names):
+            job = a_job(name, tenant=name.partition(" ")[0], strength=0.5, images=(ref,))
+            files = InputFiles(images=(file_of(Image.new("RGB", (8, 8))) if data is None else data,))
+            numbered.append((EngineRequest(name, job, a_spec(Path("tiny")), files), arrival))
+        self.decoder.submit(numbered)
+
+    def next(self) -> list[str]:
+        return [decoded.request.claim_key for decoded in self.results.get(timeout=30)]
+
+
+def test_large_images_of_one_tenant_do_not_hold_up_small_ones_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """39 megapixels take seconds to decode."""
+    harness = DecoderHarness(monkeypatch, "greedy")
+    harness.submit(*(f"greedy {index}" for index in range(20)), side=6000)
+    harness.submit("modest 1", "modest 2")
+    assert harness.next() == ["modest 1", "modest 2"]
+    harness.submit("greedy small", "modest large", side=6000)
+    harness.held["greedy"].set()
+    order = [harness.next()[0] for _ in range(22)]
+    assert order.index("modest large") <= 4  # two are decoded at a time
+    harness.decoder.close()
+
+
+def test_images_of_jobs_that_were_canceled_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = DecoderHarness(monkeypatch)
+    harness.canceled.add("a canceled")
+    harness.submit("a canceled", "a wanted")
+    assert harness.next() == ["a canceled", "a wanted"]
+    assert [harness.started.get(timeout=1), harness.started.empty()] == ["a wanted", True]
+    harness.decoder.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        hostile_images.flat_png(8000, 6000),
+        hostile_images.flat_webp(16_000, 16_000),
+        file_of(Image.new("RGB", (8, 8)), "TIFF"),
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 99 99\n",
+        file_of(Image.new("RGB", (64, 64)))[:90],
+    ],
+)
+def test_a_hostile_stored_object_fails_only_its_job_before_a_decoder_sees_it(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage can hold anything by accident. Pillow reads 40 formats, some of them with other programs."""
+    harness = DecoderHarness(monkeypatch)
+    harness.submit("a bad", data=data)
+    harness.submit("b good")
+    (bad,), (good,) = harness.results.get(timeout=30), harness.results.get(timeout=30)
+    assert isinstance(bad.error, InferenceFailed)
+    assert (bad.error.param, good.error) == ("image", None)
+    assert good.images.images[0].size == (good.request.job.width, good.request.job.height)
+    assert harness.started.get(timeout=1) == "b good"
+    harness.decoder.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from shared.config.models_file import BatchRule, BatchRules, Catalog, Defaults, Limits, ModelSpec, References
-from shared.errors import InvalidRequest
+from shared.errors import InputRejected, InvalidRequest
 from shared.job import InputRef, Job, OutputFormat, Task
-from shared.job_builder import Inputs, check_limits, check_request, make_submission, resolve_job
+from shared.job_builder import Inputs, check_input_pixels, check_limits, check_request, make_submission, resolve_job
 from shared.request import JobRequest, parse
 from shared.signature import signature
 
@@ -269,3 +270,21 @@ def test_a_size_that_follows_from_the_images_is_checked_too(make_job: Callable[.
     with pytest.raises(InvalidRequest, match="n is at most 2"):
         make_submission(job, LIMITED)
     assert make_submission(job.model_copy(update={"height": 768}), LIMITED).max_batch == 8
+
+
+@pytest.mark.parametrize(
+    ("inputs", "allowed"),
+    [
+        (Inputs(), True),
+        (Inputs(images=(ref(1000, 1000),) * 2), True),
+        (Inputs(images=(ref(1000, 1000),), mask=ref(1000, 1000)), True),
+        (Inputs(images=(ref(1000, 1000),) * 2, mask=ref(1, 1)), False),
+        (Inputs(images=(ref(1000, 1000),) * 2, last_image=ref(1, 1)), False),
+        (Inputs(images=(ref(500, 500),) * 9), False),
+    ],
+)
+def test_the_images_of_a_job_have_a_limit_in_total(inputs: Inputs, allowed: bool) -> None:
+    """A worker decodes them; 16 of the largest took a minute."""
+    expected = contextlib.nullcontext() if allowed else pytest.raises(InputRejected, match="at most 2000000 are")
+    with expected:
+        check_input_pixels(inputs, 1_000_000)
