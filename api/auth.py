@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from api.keys_required import KeysRequired
 from shared.auth import DEFAULT_TENANT, PREFIX, ApiKey, Identity, Rate, Scope, TenantLimits, id_of
@@ -25,14 +28,23 @@ from shared.errors import (
 )
 from shared.queue import Queue
 from shared.runtime.clock import now_ms
+from shared.runtime.shares import SharedPool, SharedTurns
 
 CACHE_S = 2.0
 """Lifetime of a cached key: how soon a revoked key is refused, and keys are required once the first one exists."""
 
 MAX_CACHED_KEYS = 10_000
+UNKNOWN_READS = 8
+"""Reads of Redis at once for requests without a known key; a process has 32 connections."""
+
+MAX_UNKNOWN_PER_ADDRESS = 64
+UNKNOWN_WAIT_S = 5.0
+SIGNER_S = 60.0
 USE_RECORDED_EVERY_MS = 60_000
 SCHEMES = ("bearer", "key", "token")
 MAX_URL_EXPIRES = 10**11
+
+_CacheKey: TypeAlias = tuple[str | None, str]  # id of the key, tenant of a request without one
 
 
 @dataclass(frozen=True)
@@ -61,22 +73,34 @@ class Authenticator:
         self._queue = queue
         self._keys_required = keys_required
         self._settings = settings
-        self._cache: OrderedDict[str | None, tuple[float, Identity]] = OrderedDict()
-        self._reading: dict[str | None, asyncio.Task[Identity]] = {}
-        self._signer: Signer | None = None
+        self._cache: OrderedDict[_CacheKey, tuple[float, Identity]] = OrderedDict()
+        self._reading: dict[_CacheKey, asyncio.Task[Identity]] = {}
+        self._signer: tuple[float, Signer] | None = None
+        self._unknown_callers = SharedTurns(
+            SharedPool("unknown_callers", UNKNOWN_READS), max_waiting=MAX_UNKNOWN_PER_ADDRESS, timeout_s=UNKNOWN_WAIT_S
+        )
 
-    async def caller(self, authorization: Sequence[str]) -> Caller:
+    async def caller(self, authorization: Sequence[str], address: str = "") -> Caller:
         """Return the caller that these Authorization headers authenticate, or raise `Unauthenticated`."""
         if not await self._requires_key():
             return Caller(DEFAULT_TENANT, None, (await self._without_key()).limits)
         try:
-            return await self._by_key(authorization)
+            return await self._by_key(authorization, address)
         except Unauthenticated:
             if self._keys_required.known:
                 raise
             raise StorageUnavailable("whether API keys are required is unknown until the storage responds") from None
 
-    async def _by_key(self, authorization: Sequence[str]) -> Caller:
+    async def caller_by_url(self, tenant: str) -> Caller:
+        """Return the caller of a request by signed URL for a tenant's artifact."""
+        limits = (await self._identity(None, tenant)).limits
+        return Caller(tenant, frozenset((Scope.JOBS_READ,)), limits)
+
+    def unknown_caller(self, address: str) -> AbstractAsyncContextManager[None]:
+        """Return a turn to read Redis for a request that no known key vouches for; raises `Overloaded`."""
+        return self._unknown_callers.turn(network_of(address), 1)
+
+    async def _by_key(self, authorization: Sequence[str], address: str) -> Caller:
         token = _token(authorization)
         key_id = id_of(token)
         if key_id is None:
@@ -84,7 +108,7 @@ class Authenticator:
             mistyped = "the API key is mistyped or cut off: its checksum does not match"
             reason = mistyped if token.startswith(PREFIX) else f"not a key of fusequeue: keys begin with {PREFIX}"
             raise InvalidApiKey(reason, param="Authorization")
-        identity = await self._identity(key_id)
+        identity = await self._identity_of(key_id, token, address)
         key = identity.key
         if key is None or not key.matches(token):
             raise InvalidApiKey("there is no such API key", param="Authorization")
@@ -101,26 +125,29 @@ class Authenticator:
         return None if limit is None else await self._queue.api_keys.admit(caller.tenant, limit)
 
     async def signer(self) -> Signer:
-        """Return the signer of this namespace's URLs."""
-        if self._signer is None:
-            self._signer = Signer(await self._queue.api_keys.url_secret(), self._settings.presign_expires_s)
-        return self._signer
+        """Return the signer of this namespace's URLs; the secret is read again after a while, as Redis can lose it."""
+        if self._signer is None or time.monotonic() - self._signer[0] > SIGNER_S:
+            try:
+                signer = Signer(await self._queue.api_keys.url_secret(), self._settings.presign_expires_s)
+            except Unavailable:
+                if self._signer is None:
+                    raise
+                signer = self._signer[1]
+            self._signer = time.monotonic(), signer
+        return self._signer[1]
 
     async def _requires_key(self) -> bool:
         decided = self._keys_required.decided
         if decided is not None:
             return decided
-        if (await self._without_key()).keys_made:
-            self._keys_required.note_created()
-            return True
-        return not self._keys_required.known
+        return (await self._without_key()).keys_made or not self._keys_required.known
 
     async def _without_key(self) -> Identity:
         """Return the identity of a request without a key.
 
         An old one will do while Redis is unavailable: no key can be created then.
         """
-        cached = self._cache.get(None)
+        cached = self._cache.get((None, DEFAULT_TENANT))
         try:
             return await self._identity(None)
         except Unavailable:
@@ -128,31 +155,44 @@ class Authenticator:
                 raise
             return cached[1]
 
-    async def _identity(self, key_id: str | None) -> Identity:
-        cached = self._cache.get(key_id)
-        if cached is not None and time.monotonic() - cached[0] < CACHE_S:
+    async def _identity_of(self, key_id: str, token: str, address: str) -> Identity:
+        """Return the identity of a complete key; one that this process has not seen waits for its share of Redis."""
+        cached = self._cache.get((key_id, DEFAULT_TENANT))
+        if cached is not None and (_fresh(cached) or (cached[1].key is not None and cached[1].key.matches(token))):
+            return await self._identity(key_id)
+        async with self.unknown_caller(address):
+            return await self._identity(key_id)
+
+    async def _identity(self, key_id: str | None, tenant: str = DEFAULT_TENANT) -> Identity:
+        """Return a key and its tenant's limits; without a key those of `tenant`."""
+        name = key_id, tenant
+        cached = self._cache.get(name)
+        if cached is not None and _fresh(cached):
             return cached[1]
         # One read for all requests that wait for it: 200 streams that connect at once would occupy every connection.
-        reading = self._reading.get(key_id)
+        reading = self._reading.get(name)
         if reading is None:
-            reading = self._reading[key_id] = asyncio.create_task(self._read(key_id))
-            reading.add_done_callback(lambda task: self._end_reading(key_id, task))
+            reading = self._reading[name] = asyncio.create_task(self._read(name))
+            reading.add_done_callback(lambda task: self._end_reading(name, task))
         return await asyncio.shield(reading)
 
-    async def _read(self, key_id: str | None) -> Identity:
+    async def _read(self, name: _CacheKey) -> Identity:
         read_at = time.monotonic()
-        identity = await self._queue.api_keys.identify(key_id, DEFAULT_TENANT)
+        key_id, tenant = name
+        identity = await self._queue.api_keys.identify(key_id, tenant)
+        if identity.keys_made:
+            self._keys_required.note_created()
         if identity.key is None and key_id is not None:
-            self._cache.pop(key_id, None)
+            self._cache.pop(name, None)
             return identity
-        self._cache[key_id] = (read_at, identity)
-        self._cache.move_to_end(key_id)
+        self._cache[name] = (read_at, identity)
+        self._cache.move_to_end(name)
         while len(self._cache) > MAX_CACHED_KEYS:
             self._cache.popitem(last=False)
         return identity
 
-    def _end_reading(self, key_id: str | None, task: asyncio.Task[Identity]) -> None:
-        del self._reading[key_id]
+    def _end_reading(self, name: _CacheKey, task: asyncio.Task[Identity]) -> None:
+        del self._reading[name]
         if not task.cancelled():
             task.exception()  # its requests can have been canceled: otherwise asyncio logs that it was never retrieved
 
@@ -161,9 +201,10 @@ class Authenticator:
         now = now_ms()
         if key.last_used_at_ms is not None and now - key.last_used_at_ms < USE_RECORDED_EVERY_MS:
             return
-        cached = self._cache.get(key.id)
+        name = key.id, DEFAULT_TENANT
+        cached = self._cache.get(name)
         if cached is not None:
-            self._cache[key.id] = (cached[0], replace(identity, key=replace(key, last_used_at_ms=now)))
+            self._cache[name] = (cached[0], replace(identity, key=replace(key, last_used_at_ms=now)))
         with contextlib.suppress(Unavailable):
             await self._queue.api_keys.note_use(key.id)
 
@@ -194,6 +235,21 @@ class Signer:
     def _signature(self, job_id: str, index: int, expires: int) -> str:
         signed = f"artifact\n{job_id}\n{index}\n{expires}".encode()
         return hmac.new(self._secret, signed, hashlib.sha256).hexdigest()
+
+
+def network_of(address: str) -> str:
+    """Return the address, or the first half of an IPv6 address: one client has all of the second half."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed, 64), strict=False))
+
+
+def _fresh(cached: tuple[float, Identity]) -> bool:
+    return time.monotonic() - cached[0] < CACHE_S
 
 
 def _token(authorization: Sequence[str]) -> str:

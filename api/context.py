@@ -13,7 +13,7 @@ from api.auth import Authenticator, Caller, Signer, rate_headers
 from api.keyless import READ_METHODS, check_keyless
 from api.responses import QueuePositions
 from api.waiting import TenantWaiters, Waiters
-from shared.auth import Scope
+from shared.auth import Rate, Scope
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import NotFound, RateLimited, Unavailable
@@ -55,15 +55,14 @@ ServicesDep = Annotated[Services, Depends(services)]
 
 async def caller(request: Request, services: ServicesDep) -> Caller:
     """Return the caller and count the request; raises `Unauthenticated`, `RateLimited` or, without keys, another."""
-    authenticated = await services.authenticator.caller(request.headers.getlist("authorization"))
+    authenticated = await services.authenticator.caller(request.headers.getlist("authorization"), _address(request))
     if not authenticated.has_key:
         check_keyless(request.scope, services.settings)
     request.scope["tenant"] = authenticated.tenant  # for the share of its body
     rate = await services.authenticator.count_request(authenticated)
     if rate is not None:
         request.scope["rate_headers"] = rate_headers(rate)
-        if not rate.allowed:
-            raise RateLimited(f"more than {rate.limit} requests in a minute", retry_after_ms=rate.retry_ms)
+    _check_rate(rate)
     return authenticated
 
 
@@ -114,7 +113,7 @@ class RequestContext:
         """Return the tenant's job in one round trip, or raise `NotFound`."""
         record = await self.services.queue.jobs.get(job_id) if _JOB_ID.fullmatch(job_id) else None
         if record is None or record.job.tenant != self.tenant:
-            raise NotFound(f"there is no job {job_id[:64]}, or it has been deleted", param="id")
+            raise _no_job(job_id)
         return record
 
     async def job_object(self, record: JobRecord) -> JobObject:
@@ -171,13 +170,31 @@ async def signed_url_context(
         return await request_context(request, authenticated, services)
     signer = await services.authenticator.signer()
     signer.check(job_id, index, expires=expires or 0, signature=signature, now_ms=now_ms())
-    record = await services.queue.jobs.get(job_id)
-    tenant = "" if record is None else record.job.tenant
+    async with services.authenticator.unknown_caller(_address(request)):
+        record = await services.queue.jobs.get(job_id)
+    if record is None:
+        raise _no_job(job_id)
+    tenant = record.job.tenant
+    # Without headers about the rate: the URL's holder need not be the tenant.
+    _check_rate(await services.authenticator.count_request(await services.authenticator.caller_by_url(tenant)))
     return RequestContext(tenant, _base_url(request, services), services, signer)
 
 
 Context = Annotated[RequestContext, Depends(request_context)]
 SignedUrlContext = Annotated[RequestContext, Depends(signed_url_context)]
+
+
+def _check_rate(rate: Rate | None) -> None:
+    if rate is not None and not rate.allowed:
+        raise RateLimited(f"more than {rate.limit} requests in a minute", retry_after_ms=rate.retry_ms)
+
+
+def _no_job(job_id: str) -> NotFound:
+    return NotFound(f"there is no job {job_id[:64]}, or it has been deleted", param="id")
+
+
+def _address(request: Request) -> str:
+    return "" if request.client is None else request.client.host
 
 
 def _base_url(request: Request, services: Services) -> str:
