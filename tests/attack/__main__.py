@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.processes import ROOT, die_with_parent
+from chaos.processes import ROOT, die_with_parent, wait_for
 from harness.ports import free_port
 from harness.webhook_receiver import receiving
 
@@ -31,7 +32,7 @@ from attack.victim import BOUNDS_S, Victim
 ATTACKS = ("none", *connections.ATTACKS, *jobs.ATTACKS, *uploads.ATTACKS, *hosts.ATTACKS)
 SECONDS = 12.0
 LEAD_S = 2.0
-"""An attack begins so much before the times count: it is under way then."""
+"""An attack has begun so much before the times count."""
 
 OPEN_FILES = 700
 """Of the API: few, so that an attack reaches its limits."""
@@ -72,17 +73,28 @@ async def measure(name: str, folder: Path, seconds: float) -> Result:
         async with running(folder, "hostile", "other", prefix=prefix, files=OPEN_FILES, **SETTINGS, **ports) as stack:
             victim = Victim(stack.url, stack.keys["other"], receiver)
             with attacking(name, stack, hostile_port, folder):
-                await asyncio.sleep(LEAD_S)
+                await under_way(name, folder)
                 await victim.run(seconds)
             result.worst, result.peaks = dict(victim.worst), dict(stack.memory.peaks)
             result.problems += [*victim.faults, *stack.ended(), *stack.memory.excesses()]
     late = {one: bound for one, bound in BOUNDS_S.items() if victim.worst[one] > bound}
     result.problems += [f"{one}: {victim.worst[one]:.1f} s, not {bound:g} s" for one, bound in late.items()]
-    lines = (folder / "attack.log").read_text("utf-8").splitlines() if name != "none" else []
-    result.counts = next((json.loads(line) for line in reversed(lines) if line.startswith("{")), {})
-    if name != "none" and not result.counts:
-        result.problems.append(f"the attack did nothing: {folder / 'attack.log'}")
+    result.counts = counts(folder)
     return result
+
+
+def counts(folder: Path) -> dict[str, int]:
+    """Return what the attack has counted so far."""
+    log = folder / "attack.log"
+    lines = log.read_text("utf-8").splitlines() if log.exists() else []
+    return next((json.loads(line) for line in reversed(lines) if line.startswith("{") and line.endswith("}")), {})
+
+
+async def under_way(name: str, folder: Path) -> None:
+    """Wait until the attack has had its first responses, and `LEAD_S` more."""
+    if name != "none":
+        await wait_for(lambda: counts(folder), f"the attack begins; see {folder}")
+    await asyncio.sleep(LEAD_S)
 
 
 def name_server_prefix(folder: Path) -> tuple[str, ...]:
@@ -130,10 +142,15 @@ def main(argv: list[str] | None = None) -> int:
             print(f"| {name} | needs root: skipped |", flush=True)
             continue
         folder = Path(tempfile.mkdtemp(prefix=f"fusequeue-attack-{chosen}-"))
-        result = asyncio.run(measure(name, folder, options.seconds))
+        try:
+            result = asyncio.run(measure(name, folder, options.seconds))
+        finally:
+            shutil.rmtree(folder / "storage", ignore_errors=True)  # can be gigabytes
         print(result.row(), flush=True)
         print(f"  {result.counts}", file=sys.stderr, flush=True)
         problems += [f"{name}: {problem} ({folder})" for problem in result.problems]
+        if not result.problems:
+            shutil.rmtree(folder)
     print("\n".join(problems) or "all bounds held", flush=True)
     return 1 if problems else 0
 

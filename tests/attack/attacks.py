@@ -19,6 +19,8 @@ import aiohttp
 REPORT_S = 1.0
 TIMEOUT_S = 60.0
 RETRY_S = 0.05
+ADDRESS = ("127.0.0.2", 0)
+"""Of the attacker; the other tenant has another one."""
 
 
 @dataclass
@@ -34,11 +36,17 @@ class Target:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection and count it."""
+        connection = await asyncio.open_connection("127.0.0.1", self.port, local_addr=ADDRESS)
+        self.counts["connected"] += 1
+        return connection
+
     @contextlib.asynccontextmanager
     async def client(self) -> Any:
         """Yield a client with the key and any number of connections."""
         headers, timeout = {"Authorization": f"Bearer {self.key}"}, aiohttp.ClientTimeout(total=TIMEOUT_S)
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, local_addr=ADDRESS)
         async with aiohttp.ClientSession(self.url, headers=headers, timeout=timeout, connector=connector) as session:
             yield session
 

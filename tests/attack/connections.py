@@ -19,8 +19,7 @@ async def idle_connections(target: Target) -> None:
 
     async def one() -> None:
         with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
-            target.counts["connected"] += 1
+            reader, writer = await target.connect()
             await reader.read(1)
             writer.close()
         await asyncio.sleep(0.2)
@@ -51,9 +50,8 @@ async def slow_heads(target: Target) -> None:
 
 async def _trickle(target: Target, first: bytes) -> None:
     with contextlib.suppress(OSError):
-        _, writer = await asyncio.open_connection("127.0.0.1", target.port)
+        _, writer = await target.connect()
         writer.write(first)
-        target.counts["connected"] += 1
         while not writer.is_closing():
             writer.write(b"x")
             await writer.drain()
@@ -67,9 +65,8 @@ async def one_byte_chunks(target: Target) -> None:
     async def one() -> None:
         head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         with contextlib.suppress(OSError):
-            _, writer = await asyncio.open_connection("127.0.0.1", target.port)
+            _, writer = await target.connect()
             writer.write(head.encode())
-            target.counts["connected"] += 1
             while not writer.is_closing():
                 writer.write(b"1\r\nx\r\n" * PIECE)
                 await writer.drain()
@@ -82,8 +79,7 @@ async def pipelined_requests(target: Target) -> None:
 
     async def one() -> None:
         with contextlib.suppress(OSError):
-            _, writer = await asyncio.open_connection("127.0.0.1", target.port)
-            target.counts["connected"] += 1
+            _, writer = await target.connect()
             while not writer.is_closing():
                 writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
                 async with asyncio.timeout(10):

@@ -14,6 +14,8 @@ from attack.attacks import Attack, Target, repeat
 
 SLOW_HOSTS = 40
 LINES = 1_000
+JOB = {"model": "alpha", "prompt": "a"}
+EDIT = {**JOB, "task": "edit"}
 NAME_SERVER = "127.0.0.99"
 
 
@@ -44,7 +46,7 @@ async def slow_image_urls(target: Target) -> None:
     async with await _slow_host(target), target.client() as client:
 
         async def one() -> None:
-            await target.send(client, "POST", "/v1/jobs", json={"model": "alpha", "prompt": "a", "image": next(urls)})
+            await target.send(client, "POST", "/v1/jobs", json={**EDIT, "image": next(urls)})
 
         await repeat(64, one)
 
@@ -59,7 +61,7 @@ async def slow_urls_in_batches(target: Target) -> None:
                     "custom_id": str(line),
                     "method": "POST",
                     "url": "/v1/jobs",
-                    "body": {"model": "alpha", "prompt": "a", "image": f"{next(urls)}{number}-{line}"},
+                    "body": {**EDIT, "image": f"{next(urls)}{number}-{line}"},
                 }
                 for line in range(LINES)
             ]
@@ -78,7 +80,7 @@ async def stalling_webhooks(target: Target) -> None:
     async with await _slow_host(target), target.client() as client:
 
         async def one() -> None:
-            lines = [{"model": "alpha", "prompt": "a", "webhook": next(urls)} for _ in range(200)]
+            lines = [{**JOB, "webhook": next(urls)} for _ in range(200)]
             data, headers = "\n".join(map(json.dumps, lines)).encode(), {"Content-Type": "application/x-ndjson"}
             await target.send(client, "POST", "/v1/jobs:bulk", data=data, headers=headers)
             await asyncio.sleep(2)
@@ -87,7 +89,7 @@ async def stalling_webhooks(target: Target) -> None:
 
 
 async def silent_name_servers(target: Target) -> None:
-    """Image URLs and webhooks whose names no server resolves; the API uses the name server of this attack."""
+    """Image URLs and webhooks with names that no server resolves; the stack uses the name server of this attack."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind((NAME_SERVER, 53))
         numbers = itertools.count()
@@ -96,10 +98,12 @@ async def silent_name_servers(target: Target) -> None:
             async def one() -> None:
                 number = next(numbers)
                 url = f"https://host-{number}.example.com:{target.hostile_port}/a"
-                if number % 2:
-                    await target.send(client, "POST", "/v1/jobs", json={"model": "alpha", "prompt": "a", "image": url})
-                else:
+                if number % 3 == 0:
                     await target.send(client, "POST", "/v1/webhooks", json={"url": url})
+                elif number % 3 == 1:
+                    await target.send(client, "POST", "/v1/jobs", json={**EDIT, "image": url})
+                else:
+                    await target.send(client, "POST", "/v1/jobs", json={**JOB, "webhook": url})
 
             await repeat(64, one)
 

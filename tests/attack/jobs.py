@@ -55,7 +55,7 @@ async def canceled_jobs(target: Target) -> None:
 
 async def interactive_flood(target: Target) -> None:
     """A steady supply of interactive jobs."""
-    await _supply(target, INTERACTIVE_AT_ONCE, lambda number: {**JOB, "priority": "interactive", "n": 4})
+    await _supply(target, INTERACTIVE_AT_ONCE, lambda number: {**JOB, "priority": "interactive", "n": 4, "steps": 20})
 
 
 async def many_signatures(target: Target) -> None:
@@ -64,7 +64,8 @@ async def many_signatures(target: Target) -> None:
 
     def body(number: int) -> dict[str, Any]:
         width, height = sizes[number % SIGNATURES]
-        return {**JOB, "width": width, "height": height, "priority": ("interactive", "standard")[number % 2]}
+        priority = ("interactive", "standard")[number % 2]
+        return {**JOB, "width": width, "height": height, "priority": priority, "steps": 10}
 
     await _supply(target, 1_000, body)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import itertools
+import json
 import secrets
 
 import aiohttp
@@ -68,8 +70,31 @@ async def large_bodies(target: Target) -> None:
     """Bodies of the largest size: images as base64 in JSON, which stay in memory, and files."""
     text = base64.b64encode(secrets.token_bytes(BODY_BYTES)).decode()
     async with target.client() as client:
-        body = {"inputs": text, "parameters": {"prompt": "a"}}
+        body = {"inputs": text, "parameters": {"prompt": "a", "task": "edit"}}
         await repeat(AT_ONCE, lambda: target.send(client, "POST", "/compat/huggingface/alpha", json=body))
+
+
+async def large_images_in_batches(target: Target) -> None:
+    """Batches of six lines, each with another WebP of 40 megapixels in it."""
+    image, numbers = large("WEBP", 8_000, 5_000, quality=1), itertools.count()
+
+    def line() -> dict[str, object]:
+        number = next(numbers)
+        url = f"data:image/webp;base64,{base64.b64encode(with_trailer(image, number)).decode()}"
+        body = {"model": "alpha", "prompt": "a", "task": "edit", "image": url}
+        return {"custom_id": str(number), "method": "POST", "url": "/v1/jobs", "body": body}
+
+    async with target.client() as client:
+
+        async def one() -> None:
+            form = aiohttp.FormData({"purpose": "batch"})
+            form.add_field("file", "\n".join(json.dumps(line()) for _ in range(6)).encode(), filename="a.jsonl")
+            if file := await target.send(client, "POST", "/v1/files", data=form):
+                body = {"input_file_id": file["id"], "endpoint": "/v1/jobs"}
+                await target.send(client, "POST", "/v1/batches", json=body)
+            await asyncio.sleep(0.5)
+
+        await repeat(2, one)
 
 
 async def large_files(target: Target) -> None:
@@ -91,4 +116,5 @@ ATTACKS: dict[str, Attack] = {
     "endless inputs": small_inputs,
     "20 MB bodies": large_bodies,
     "100 MB files": large_files,
+    "large images in batches": large_images_in_batches,
 }
