@@ -171,16 +171,16 @@ class Engine:
 
     def _admit(self, jobs: list[DecodedInputs]) -> None:
         for decoded in jobs:
-            job = EngineJob(decoded.request, decoded.arrival, decoded.images)
+            engine_job = EngineJob(decoded.request, decoded.arrival, decoded.images)
             if decoded.error is not None:
-                self._scheduler.finish(job, decoded.error)
+                self._scheduler.finish(engine_job, decoded.error)
                 continue
-            now, queued_since_s = time.monotonic(), job.request.queued_since_s
+            now, queued_since_s = time.monotonic(), engine_job.request.queued_since_s
             self._thread_timer.note_job(now, now if queued_since_s is None else queued_since_s)
-            if job.key not in self._unfinished:  # canceled while its inputs were decoded
-                self._scheduler.finish(job, canceled=True)
+            if engine_job.claim_key not in self._unfinished:  # canceled while its inputs were decoded
+                self._scheduler.finish(engine_job, canceled=True)
             else:
-                self._scheduler.admit(job)
+                self._scheduler.admit(engine_job)
 
     def _request_model(self, spec: ModelSpec) -> None:
         if self._models.get(spec.id) is not None:

@@ -78,12 +78,12 @@ def _run_rows(model: LoadedModel, rows: int, device: torch.device, note_progress
     try:
         for task in tasks:
             task.start(device)
-        while parked := [(task, task.call) for task in tasks if task.call is not None]:
+        while parked := [(task, task.parked_call) for task in tasks if task.parked_call is not None]:
             group = [(task, call) for task, call in parked if call.batch_key == parked[0][1].batch_key]
-            outcomes = run_fused([call for _, call in group])
+            outputs = run_fused([call for _, call in group])
             note_progress()
-            for (task, _), outcome in zip(group, outcomes, strict=True):
-                task.resume(device, outcome)
+            for (task, _), output in zip(group, outputs, strict=True):
+                task.resume(device, output)
                 if task.error is not None:
                     raise task.error
     finally:

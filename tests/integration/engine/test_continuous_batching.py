@@ -66,10 +66,10 @@ def test_a_cached_text_needs_no_forward(tiny_models: Path, monkeypatch: pytest.M
     selected: list[tuple[str, str]] = []
     select = CallSelector.select
 
-    def record(self: CallSelector, jobs: Any) -> list[TaskCall]:
-        calls = select(self, jobs)
-        selected.extend((call.job.key, call.parked.shared_method.name) for call in calls)
-        return calls
+    def record(self: CallSelector, engine_jobs: Any) -> list[TaskCall]:
+        task_calls = select(self, engine_jobs)
+        selected.extend((one.engine_job.claim_key, one.parked_call.shared_method.name) for one in task_calls)
+        return task_calls
 
     monkeypatch.setattr(CallSelector, "select", record)
     first, again = a_job("first", prompt="a dog"), a_job("again", prompt="a dog", seed=7)

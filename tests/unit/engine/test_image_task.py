@@ -63,8 +63,8 @@ def start(bodies: Sequence[Callable[[], Any]]) -> list[ImageTask]:
 
 def run_parked(tasks: Sequence[ImageTask]) -> FusedCall:
     """Run all parked calls in one fused call and resume their tasks."""
-    parked = [task for task in tasks if task.call is not None]
-    fused = FusedCall([task.call for task in parked if task.call is not None])
+    parked = [task for task in tasks if task.parked_call is not None]
+    fused = FusedCall([task.parked_call for task in parked if task.parked_call is not None])
     for task, outcome in zip(parked, fused.run(), strict=True):
         task.resume(CPU, outcome)
     return fused
@@ -131,7 +131,7 @@ def test_autocast_of_one_task_does_not_leak_into_another(doubler: Doubler, proxy
         return torch.is_autocast_enabled("cpu")
 
     tasks = start([cast, plain])
-    first, second = (task.call for task in tasks)
+    first, second = (task.parked_call for task in tasks)
     assert first is not None
     assert second is not None
     assert first.batch_key != second.batch_key
@@ -198,7 +198,7 @@ def test_out_of_memory_frees_the_activations_of_the_failed_forward(doubler: Doub
     doubler.fails = fail_above_one_row
     tasks = start([lambda: proxy(torch.ones(1, 1)) for _ in range(2)])
     fused = FusedCall(
-        [task.call for task in tasks if task.call is not None],
+        [task.parked_call for task in tasks if task.parked_call is not None],
         free_memory=lambda _failed, _next_calls: alive.append(bool(held)),
     )
     assert [float(outcome) for outcome in fused.run()] == [2, 2]
@@ -213,9 +213,9 @@ def test_padded_forwards_are_filled_with_copies(doubler: Doubler, proxy: ModuleP
     seen: list[list[float]] = []
     doubler.fails = lambda x: seen.append(x[:, 0].tolist())
     tasks = start([lambda value=value: proxy(torch.full((1, 1), value)) for value in (1.0, 2.0, 3.0)])
-    calls = [task.call for task in tasks if task.call is not None]
-    assert [float(row) for row in FusedCall(calls, padded_calls=4, positions=[2, 0, 1]).run()] == [2, 4, 6]
-    assert [float(row) for row in FusedCall(calls[1:2], padded_calls=4, positions=[3]).run()] == [4]
+    calls = [task.parked_call for task in tasks if task.parked_call is not None]
+    assert [float(row) for row in FusedCall(calls, pad_to=4, positions=[2, 0, 1]).run()] == [2, 4, 6]
+    assert [float(row) for row in FusedCall(calls[1:2], pad_to=4, positions=[3]).run()] == [4]
     assert seen == [[2, 3, 1, 1], [2, 2, 2, 2]]
     for task in tasks:
         task.abort()
@@ -265,9 +265,9 @@ def test_a_lost_device_is_not_the_error_of_a_task(proxy: ModuleProxy, doubler: D
 
     doubler.fails = lose_device
     (task,) = start([lambda: proxy(torch.ones(1, 1))])
-    assert task.call is not None
+    assert task.parked_call is not None
     with pytest.raises(torch.AcceleratorError):
-        FusedCall([task.call]).run()
+        FusedCall([task.parked_call]).run()
     task.abort()
 
 

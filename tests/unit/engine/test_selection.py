@@ -12,77 +12,92 @@ ENCODE, DECODE, DENOISE = range(3)
 INTERACTIVE, STANDARD, BULK = range(3)
 
 
-def call(group: str = "a", rank: int = STANDARD, arrival: int = 0, stage: int = DENOISE, **more: Any) -> Candidate:
+def candidate(group: str = "a", rank: int = STANDARD, arrival: int = 0, stage: int = DENOISE, **more: Any) -> Candidate:
     return Candidate(group, rank, arrival, stage, more.pop("key", "same"), **more)
 
 
 @pytest.mark.parametrize(
     ("candidates", "limit", "selected"),
     [
-        pytest.param([call(arrival=2), call(arrival=1)], 8, [1, 0], id="all matching calls, oldest first"),
+        pytest.param([candidate(arrival=2), candidate(arrival=1)], 8, [1, 0], id="all matching calls, oldest first"),
         pytest.param(
-            [call(arrival=3), call(arrival=1), call(arrival=2)], 2, [1, 2], id="the youngest is preempted at the limit"
+            [candidate(arrival=3), candidate(arrival=1), candidate(arrival=2)],
+            2,
+            [1, 2],
+            id="the youngest is preempted at the limit",
         ),
-        pytest.param([call(arrival=1), call(arrival=2, rank=INTERACTIVE)], 1, [1], id="priority before age"),
-        pytest.param([call("b", arrival=2), call("a", arrival=1)], 8, [1], id="the older group runs until it is done"),
+        pytest.param([candidate(arrival=1), candidate(arrival=2, rank=INTERACTIVE)], 1, [1], id="priority before age"),
         pytest.param(
-            [call("a", arrival=1), call("b", arrival=2, rank=INTERACTIVE)], 8, [1], id="priority selects the group too"
+            [candidate("b", arrival=2), candidate("a", arrival=1)], 8, [1], id="the older group runs until it is done"
         ),
         pytest.param(
-            [call("a", arrival=1), call("a", arrival=9, stage=ENCODE)], 8, [1], id="a new job catches up with its group"
+            [candidate("a", arrival=1), candidate("b", arrival=2, rank=INTERACTIVE)],
+            8,
+            [1],
+            id="priority selects the group too",
         ),
         pytest.param(
-            [call("a", arrival=1), call("b", arrival=0, stage=DECODE), call("b", arrival=2)],
+            [candidate("a", arrival=1), candidate("a", arrival=9, stage=ENCODE)],
+            8,
+            [1],
+            id="a new job catches up with its group",
+        ),
+        pytest.param(
+            [candidate("a", arrival=1), candidate("b", arrival=0, stage=DECODE), candidate("b", arrival=2)],
             8,
             [1],
             id="a finished image is decoded first",
         ),
         pytest.param(
-            [call("a", arrival=1), call("b", arrival=2, stage=ENCODE)],
+            [candidate("a", arrival=1), candidate("b", arrival=2, stage=ENCODE)],
             8,
             [0],
             id="a new job of another group delays no one",
         ),
         pytest.param(
-            [call("a", arrival=1), call("b", arrival=2, stage=DECODE)],
+            [candidate("a", arrival=1), candidate("b", arrival=2, stage=DECODE)],
             8,
             [0],
             id="nor does a finished image of another group",
         ),
         pytest.param(
-            [call(arrival=2, key="x"), call(arrival=1, key="y"), call(arrival=3, key="y")],
+            [candidate(arrival=2, key="x"), candidate(arrival=1, key="y"), candidate(arrival=3, key="y")],
             8,
             [1, 2],
             id="the calls with the oldest one's batch key",
         ),
         pytest.param(
-            [call(arrival=1, key="x"), call(arrival=2, key="y", rank=INTERACTIVE), call(arrival=3, key="y")],
+            [
+                candidate(arrival=1, key="x"),
+                candidate(arrival=2, key="y", rank=INTERACTIVE),
+                candidate(arrival=3, key="y"),
+            ],
             8,
             [1, 2],
             id="the calls with the interactive one's batch key",
         ),
-        pytest.param([call()], 0, [0], id="at least one call runs"),
-        pytest.param([call(arrival=2), call(arrival=1)], 0, [1], id="it is the first in order"),
+        pytest.param([candidate()], 0, [0], id="at least one call runs"),
+        pytest.param([candidate(arrival=2), candidate(arrival=1)], 0, [1], id="it is the first in order"),
         pytest.param(
-            [call(arrival=1, position=3), call(arrival=2, position=3), call(arrival=3, position=0)],
+            [candidate(arrival=1, position=3), candidate(arrival=2, position=3), candidate(arrival=3, position=0)],
             8,
             [0, 2],
             id="one per position, the oldest",
         ),
         pytest.param(
-            [call(arrival=1, position=3), call(arrival=2), call(arrival=3)],
+            [candidate(arrival=1, position=3), candidate(arrival=2), candidate(arrival=3)],
             8,
             [0, 1, 2],
             id="calls without a position never collide",
         ),
         pytest.param(
-            [call(arrival=1, stage=DECODE), call(arrival=2), call(arrival=3, stage=DECODE)],
+            [candidate(arrival=1, stage=DECODE), candidate(arrival=2), candidate(arrival=3, stage=DECODE)],
             8,
             [0, 2],
             id="finished images are decoded together",
         ),
         pytest.param(
-            [call(arrival=1, stage=DECODE), call(arrival=2, stage=ENCODE)],
+            [candidate(arrival=1, stage=DECODE), candidate(arrival=2, stage=ENCODE)],
             8,
             [1],
             id="a new job is encoded before finished images are decoded",
@@ -97,11 +112,15 @@ def test_select_calls(candidates: list[Candidate], limit: int, selected: list[in
 @pytest.mark.parametrize(
     ("candidates", "expected"),
     [
-        pytest.param([call("b", arrival=2), call("a", arrival=1)], ([1], 1), id="the calls of one group"),
-        pytest.param([call(rank=BULK), call(arrival=1, rank=BULK)], ([0, 1], 2), id="bulk calls with each other"),
-        pytest.param([call(rank=BULK), call(arrival=1)], ([1, 0], 2), id="with standard calls they are no fillers"),
+        pytest.param([candidate("b", arrival=2), candidate("a", arrival=1)], ([1], 1), id="the calls of one group"),
         pytest.param(
-            [call(rank=BULK), call(arrival=1, rank=INTERACTIVE), call(arrival=2)],
+            [candidate(rank=BULK), candidate(arrival=1, rank=BULK)], ([0, 1], 2), id="bulk calls with each other"
+        ),
+        pytest.param(
+            [candidate(rank=BULK), candidate(arrival=1)], ([1, 0], 2), id="with standard calls they are no fillers"
+        ),
+        pytest.param(
+            [candidate(rank=BULK), candidate(arrival=1, rank=INTERACTIVE), candidate(arrival=2)],
             ([1, 2, 0], 2),
             id="with interactive calls they are",
         ),
@@ -119,7 +138,11 @@ def test_the_limit_gets_the_matching_calls_in_order(
 @pytest.mark.parametrize("stage", [ENCODE, DECODE])
 def test_the_stage_of_a_bulk_call_does_not_delay_an_interactive_one(stage: int) -> None:
     """A new or finished bulk job catches up once no interactive call is parked."""
-    bulk, interactive, standard = call(rank=BULK, stage=stage), call(arrival=1, rank=INTERACTIVE), call(arrival=2)
+    bulk, interactive, standard = (
+        candidate(rank=BULK, stage=stage),
+        candidate(arrival=1, rank=INTERACTIVE),
+        candidate(arrival=2),
+    )
     assert select_calls([bulk, interactive], lambda matching, _own: len(matching)) == [1]
     assert select_calls([bulk, standard], lambda matching, _own: len(matching)) == [0]
 
@@ -135,7 +158,7 @@ def test_the_stage_of_a_bulk_call_does_not_delay_an_interactive_one(stage: int) 
     ],
 )
 def test_only_bulk_calls_with_interactive_ones_are_fillers(rank: int, first_rank: int, filler: bool) -> None:
-    assert is_filler(call(rank=rank), call(rank=first_rank)) is filler
+    assert is_filler(candidate(rank=rank), candidate(rank=first_rank)) is filler
 
 
 FLAT_UP_TO_FOUR = {1: 1.0, 2: 1.01, 3: 1.01, 4: 1.04, 5: 1.3, 6: 1.5, 8: 1.9}

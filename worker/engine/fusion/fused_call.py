@@ -1,4 +1,4 @@
-"""Fused forwards of parked calls; a forward that fails is retried in halves."""
+"""Fused calls: selected parked calls run in one fused forward, or in smaller ones after one that fails."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ class FusedCall:
     """Runs calls with the same batch key in one forward; if it fails, in halves down to single calls."""
 
     calls: Sequence[ParkedCall]
-    padded_calls: int | None = None  # every forward is filled up with copies to this many calls
+    pad_to: int | None = None  # every forward is filled up with copies to this many calls
     positions: Sequence[int] = ()  # of each call in a padded forward
     measure: Measure = lambda run, _indexes: run()  # runs one forward of the calls at `indexes`
     free_memory: Callable[[int, int], None] = lambda _failed, _next_calls: None  # frees memory when it has run out
@@ -66,8 +66,8 @@ class FusedCall:
     def _try(self, indexes: Sequence[int]) -> JobError | None:
         calls = [self.calls[index] for index in indexes]
         try:
-            positions = None if self.padded_calls is None else [self.positions[index] for index in indexes]
-            outputs = self.measure(lambda: run_fused(calls, self.padded_calls, positions), indexes)
+            positions = None if self.pad_to is None else [self.positions[index] for index in indexes]
+            outputs = self.measure(lambda: run_fused(calls, self.pad_to, positions), indexes)
         except torch.AcceleratorError:
             raise  # the device is lost, and the engine with it
         except torch.OutOfMemoryError:
@@ -85,31 +85,31 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "can't allocate memory" in message or "_ALLOC_FAILED" in message
 
 
-def fixed_position(job: Job, index: int, padded_calls: int) -> int:
+def fixed_position(job: Job, index: int, pad_to: int) -> int:
     """Return the position of image `index` of `job` in padded forwards.
 
     A reproducible job's rows keep their positions: a kernel can sum the last rows of a matrix in another order than
     the first. On a CPU, the last of the 4 x 77 rows of a text encoder differed by 4e-7. The content of the other rows
     makes no difference.
     """
-    return (job.seed + index) % padded_calls
+    return (job.seed + index) % pad_to
 
 
 def run_fused(
-    calls: Sequence[ParkedCall], padded_calls: int | None = None, positions: Sequence[int] | None = None
+    calls: Sequence[ParkedCall], pad_to: int | None = None, positions: Sequence[int] | None = None
 ) -> list[Any]:
     """Run `calls` in one forward and return the output of each; in a padded forward at their `positions`."""
     first = calls[0]
     stacker = first.shared_method.stacker
-    if stacker is None or (len(calls) == 1 and padded_calls is None):
-        return [_with_adapters(calls, first.run, padded_calls)]
+    if stacker is None or (len(calls) == 1 and pad_to is None):
+        return [_with_adapters(calls, first.run, pad_to)]
     positions = range(len(calls)) if positions is None else positions
-    filled = list(calls) if padded_calls is None else [first] * padded_calls
+    filled = list(calls) if pad_to is None else [first] * pad_to
     for position, call in zip(positions, calls, strict=True):
         filled[position] = call
     rows = [call.rows for call in filled]
     arguments = stacker.stack([call.arguments for call in filled], rows)
-    output = _with_adapters(filled, lambda: first.shared_method.run(**arguments), padded_calls)
+    output = _with_adapters(filled, lambda: first.shared_method.run(**arguments), pad_to)
     outputs = split(output, rows, stacker.rules.listed_output)
     return [
         stacker.in_requested_form(call.arguments, outputs[position])
@@ -117,12 +117,12 @@ def run_fused(
     ]
 
 
-def _with_adapters(calls: Sequence[ParkedCall], run: Callable[[], Any], padded_calls: int | None) -> Any:
+def _with_adapters(calls: Sequence[ParkedCall], run: Callable[[], Any], pad_to: int | None) -> Any:
     first = calls[0]
     adapters = first.shared_method.adapters
     if adapters.idle:
         return _with_autocast(first, run)
-    with adapters.applied([call.adapter for call in calls], [call.rows for call in calls], merge=padded_calls is None):
+    with adapters.applied([call.adapter for call in calls], [call.rows for call in calls], merge=pad_to is None):
         return _with_autocast(first, run)
 
 

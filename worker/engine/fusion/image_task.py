@@ -31,7 +31,7 @@ class ImageTask:
     """
 
     def __init__(self, body: Callable[[], Any], adapter: AdapterKey = ()) -> None:
-        self.call: ParkedCall | None = None
+        self.parked_call: ParkedCall | None = None
         self.result: Any = None
         self.error: JobError | None = None
         self._body = body
@@ -54,16 +54,17 @@ class ImageTask:
         self._greenlet.gr_context = contextvars.copy_context()
         self._switch(device, self._greenlet.switch)
 
-    def resume(self, device: torch.device, outcome: Any) -> None:
-        """Continue from the parked call up to the next one; an `outcome` that is a `JobError` is raised there."""
+    def resume(self, device: torch.device, output_or_error: Any) -> None:
+        """Continue from the parked call up to the next one. The call returns the output, or raises a `JobError`."""
         if self._greenlet is None:
             raise RuntimeError("the image task has not started")
-        self.call = None
-        self._switch(device, self._greenlet.throw if isinstance(outcome, JobError) else self._greenlet.switch, outcome)
+        self.parked_call = None
+        failed = isinstance(output_or_error, JobError)
+        self._switch(device, self._greenlet.throw if failed else self._greenlet.switch, output_or_error)
 
     def abort(self) -> None:
         """End the task at its parked call and free its memory."""
-        self.call = None
+        self.parked_call = None
         if self._greenlet is not None and not self._greenlet.dead:
             self._greenlet.throw()  # GreenletExit is no Exception: pipelines do not catch it
 
@@ -81,7 +82,7 @@ class ImageTask:
             _set_autocast(device, None)
         torch.set_grad_enabled(False)
         if not self.done:
-            self.call = call
+            self.parked_call = call
             if self._adapter:
                 call.set_adapter(self._adapter)
             if self._autocast is not None:

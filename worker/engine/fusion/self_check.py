@@ -61,14 +61,14 @@ def _run_both_ways(tasks: Sequence[ImageTask], device: torch.device, verified: s
     """Run `tasks` to their ends, adding verified methods to `verified`; return the error of one that failed."""
     for task in tasks:
         task.start(device)
-    while parked := [(task, task.call) for task in tasks if task.call is not None]:
+    while parked := [(task, task.parked_call) for task in tasks if task.parked_call is not None]:
         calls = [call for _, call in parked]
         _infer_missing_rules(calls)
         first = min(calls, key=lambda call: call.shared_method.stage)  # all encode first, to denoise together
         batch = [(task, call) for task, call in parked if call.batch_key == first.batch_key]
-        outcomes = _check_batch([call for _, call in batch], verified)
-        for (task, _), outcome in zip(batch, outcomes, strict=True):
-            task.resume(device, outcome)
+        outputs = _check_batch([call for _, call in batch], verified)
+        for (task, _), output in zip(batch, outputs, strict=True):
+            task.resume(device, output)
     return next((task.error for task in tasks if task.error is not None), None)
 
 

@@ -1,6 +1,6 @@
 """Batch scheduler: holds the engine's jobs, and runs one fused forward after the other."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -44,13 +44,13 @@ class BatchScheduler:
         self._timer = timer
         self._events = events
         self._unfinished = unfinished
-        self._jobs: dict[str, EngineJob] = {}
+        self._jobs: dict[str, EngineJob] = {}  # by claim key
         self._memory = MemoryLimits()
         self._selector = CallSelector(timer, self._memory, aging_s)
 
     @property
     def running(self) -> bool:
-        return any(job.started for job in list(self._jobs.values()))
+        return any(one.started for one in list(self._jobs.values()))
 
     def row_limits(self) -> dict[tuple[str, str], int]:
         """Return how many rows of a denoiser fit into memory now, by model and shape, where memory ran out."""
@@ -60,135 +60,136 @@ class BatchScheduler:
                 limits[model, shape] = min(limit, limits.get((model, shape), limit))
         return limits
 
-    def admit(self, job: EngineJob) -> None:
+    def admit(self, engine_job: EngineJob) -> None:
         """Start a job, or request its model."""
-        self._jobs[job.key] = job
-        model = self._models.get(job.spec.id)
+        self._jobs[engine_job.claim_key] = engine_job
+        model = self._models.get(engine_job.spec.id)
         if model is None:
-            self._report_loading(job)
-            self._models.request_load(job.spec)
+            self._report_loading(engine_job)
+            self._models.request_load(engine_job.spec)
         else:
-            self._start(job, model)
+            self._start(engine_job, model)
 
     def model_loaded(self, model: str, result: LoadedModel | JobError) -> None:
         """Start the jobs that wait for a model, or fail them if it did not load."""
-        for job in [job for job in self._jobs.values() if job.spec.id == model and not job.started]:
+        for engine_job in [one for one in self._jobs.values() if one.spec.id == model and not one.started]:
             if isinstance(result, JobError):
-                self.finish(job, result)
+                self.finish(engine_job, result)
             else:
-                self._start(job, result)
+                self._start(engine_job, result)
 
     def adapters_loaded(self, model: LoadedModel, key: AdapterKey, error: JobError | None) -> None:
         """Start the jobs that wait for adapters of a model, or fail them if these did not load."""
-        jobs = [job for job in self._jobs.values() if job.model is model and job.adapter == key and not job.started]
-        for job in jobs:
+        waiting = [one for one in self._jobs.values() if one.model is model and one.adapter == key and not one.started]
+        for engine_job in waiting:
             if error is not None:
-                self.finish(job, error)
+                self.finish(engine_job, error)
             else:
-                self._start(job, model)
+                self._start(engine_job, model)
         self._trim_adapters(model)
 
-    def cancel(self, key: str) -> None:
+    def cancel(self, claim_key: str) -> None:
         """Remove a job; ignores unknown keys."""
-        if job := self._jobs.get(key):
-            self.finish(job, canceled=True)
+        if engine_job := self._jobs.get(claim_key):
+            self.finish(engine_job, canceled=True)
 
     def cancel_all(self) -> None:
-        for key in list(self._jobs):
-            self.cancel(key)
+        for claim_key in list(self._jobs):
+            self.cancel(claim_key)
 
     def models_in_use(self) -> set[str]:
-        return {job.spec.id for job in self._jobs.values() if job.model is not None}
+        return {one.spec.id for one in self._jobs.values() if one.model is not None}
 
     def can_run(self) -> bool:
-        return any(task.call is not None for job in self._jobs.values() for task in job.tasks)
+        return any(task.parked_call is not None for one in self._jobs.values() for task in one.tasks)
 
     def run_forward(self) -> None:
         """Run one forward for the selected calls, and resume their tasks until the next call."""
-        calls = self._selector.select(self._jobs.values())
-        if calls and calls[0].parked.shared_method.method == "decode":
-            calls = self._drop_non_finite(calls)
-        if not calls:
+        task_calls = self._selector.select(self._jobs.values())
+        if task_calls and task_calls[0].parked_call.shared_method.method == "decode":
+            task_calls = self._drop_non_finite(task_calls)
+        if not task_calls:
             return
-        cache = self._text_cache(calls[0].job, calls[0].parked)
+        cache = self._text_cache(task_calls[0].engine_job, task_calls[0].parked_call)
         if cache is None:
-            results = self._run(calls)
+            results = self._run(task_calls)
         else:
-            parked = [call.parked for call in calls]
-            results = cache.get_or_run(parked, lambda indexes: self._run([calls[index] for index in indexes]))
-        for (job, task, _), result in zip(calls, results, strict=True):
+            parked = [task_call.parked_call for task_call in task_calls]
+            results = cache.get_or_run(parked, lambda indexes: self._run([task_calls[index] for index in indexes]))
+        for (engine_job, task, _), result in zip(task_calls, results, strict=True):
             if not task.done:
                 task.resume(self._device, result)
-                self._after_resume(job, task)
-        self._report_progress({call.job.key: call.job for call in calls}.values())
+                self._after_resume(engine_job, task)
+        self._report_progress(_distinct(task_call.engine_job for task_call in task_calls))
 
-    def _start(self, job: EngineJob, model: LoadedModel) -> None:
-        job.model = model
-        if not model.adapters.use(job.adapter):
-            self._report_loading(job)
-            self._models.adapters.request_load(model, job.adapter)
+    def _start(self, engine_job: EngineJob, model: LoadedModel) -> None:
+        engine_job.model = model
+        if not model.adapters.use(engine_job.adapter):
+            self._report_loading(engine_job)
+            self._models.adapters.request_load(model, engine_job.adapter)
             return
-        job.create_tasks(model)
-        for task in job.tasks:
-            if job.key in self._jobs:  # an earlier task can have finished the job
+        engine_job.create_tasks(model)
+        for task in engine_job.tasks:
+            if engine_job.claim_key in self._jobs:  # an earlier task can have finished the job
                 task.start(self._device)
-                self._after_resume(job, task)
+                self._after_resume(engine_job, task)
 
-    def _report_loading(self, job: EngineJob) -> None:
-        if not job.waited_for_load:
-            job.waited_for_load = True
-            self._events.on_event(protocol.JobPhaseChanged(job.key, Phase.LOADING))
+    def _report_loading(self, engine_job: EngineJob) -> None:
+        if not engine_job.waited_for_load:
+            engine_job.waited_for_load = True
+            self._events.on_event(protocol.JobPhaseChanged(engine_job.claim_key, Phase.LOADING))
 
-    def finish(self, job: EngineJob, error: JobError | None = None, canceled: bool = False) -> None:
+    def finish(self, engine_job: EngineJob, error: JobError | None = None, canceled: bool = False) -> None:
         """Remove a job and report its end; it need not have been admitted."""
-        self._jobs.pop(job.key, None)
-        for task in job.tasks:
+        self._jobs.pop(engine_job.claim_key, None)
+        for task in engine_job.tasks:
             task.abort()
         self._timer.drain()
-        self._unfinished.discard(job.key)
-        self._events.on_event(job.finished(error, canceled))
-        if model := self._models.get(job.spec.id):
+        self._unfinished.discard(engine_job.claim_key)
+        self._events.on_event(engine_job.finished(error, canceled))
+        if model := self._models.get(engine_job.spec.id):
             if model.spec.id not in self.models_in_use():
                 model.release_tensors()
-            if job.adapter:
+            if engine_job.adapter:
                 self._trim_adapters(model)
 
     def _trim_adapters(self, model: LoadedModel, keep_unused: bool = True) -> None:
-        in_use = {job.adapter for job in self._jobs.values() if job.started and job.spec.id == model.spec.id}
+        in_use = {one.adapter for one in self._jobs.values() if one.started and one.spec.id == model.spec.id}
         self._models.adapters.trim(model, in_use, keep_unused=keep_unused)
 
-    def _drop_non_finite(self, calls: list[TaskCall]) -> list[TaskCall]:
+    def _drop_non_finite(self, task_calls: list[TaskCall]) -> list[TaskCall]:
         """Fail the jobs whose latents are not finite; waits for the device once for all of them."""
-        finite = torch.stack([call.parked.finite() for call in calls]).tolist()
-        for (job, task, _), ok in zip(calls, finite, strict=True):
+        finite = torch.stack([task_call.parked_call.finite() for task_call in task_calls]).tolist()
+        for (engine_job, task, _), ok in zip(task_calls, finite, strict=True):
             if not ok and not task.done:
                 task.resume(self._device, non_finite_error())
-                self._after_resume(job, task)
-        return [call for call, ok in zip(calls, finite, strict=True) if ok and not call.task.done]
+                self._after_resume(engine_job, task)
+        return [task_call for task_call, ok in zip(task_calls, finite, strict=True) if ok and not task_call.task.done]
 
-    def _text_cache(self, job: EngineJob, call: ParkedCall) -> TextCache | None:
+    def _text_cache(self, engine_job: EngineJob, parked_call: ParkedCall) -> TextCache | None:
         """Return the cache for the output of a call, None if it must not be cached."""
+        encodes = parked_call.shared_method.stage is Stage.ENCODE
         # The last bits of an encoding depend on its batch mates, which reproducible jobs must not.
-        if call.shared_method.stage is not Stage.ENCODE or job.padded_calls is not None or job.model is None:
+        if not encodes or engine_job.pad_to is not None or engine_job.model is None:
             return None
-        return job.model.text_cache
+        return engine_job.model.text_cache
 
-    def _run(self, calls: Sequence[TaskCall]) -> list[Any]:
-        call, kind, padded_calls = calls[0].parked, calls[0].kind, calls[0].padded_calls
-        self._report_decoding(calls)
+    def _run(self, task_calls: Sequence[TaskCall]) -> list[Any]:
+        stage, kind, pad_to = task_calls[0].parked_call.shared_method.stage, task_calls[0].kind, task_calls[0].pad_to
+        self._report_decoding(task_calls)
 
         def measure(run: Callable[[], list[Any]], indexes: Sequence[int]) -> list[Any]:
-            jobs = [calls[index].job for index in indexes]
+            engine_jobs = [task_calls[index].engine_job for index in indexes]
             outputs = self._timer.measure(
-                (*kind, len(jobs)), run, lambda seconds: self._record_gpu_time(jobs, call, seconds)
+                (*kind, len(indexes)), run, lambda seconds: self._record_gpu_time(engine_jobs, stage, seconds)
             )
-            self._memory.record_success(kind, len(jobs))
+            self._memory.record_success(kind, len(indexes))
             return outputs
 
         def free_memory(failed: int, next_calls: int) -> None:
             self._events.on_event(protocol.MemoryExhausted(kind.model))
             log.warning("memory_exhausted", **kind._asdict(), calls=failed, next_calls=next_calls)
-            if padded_calls is None:  # a padded forward has the same rows for any number of calls
+            if pad_to is None:  # a padded forward has the same rows for any number of calls
                 self._memory.record_failure(kind, failed, next_calls)
             while self._models.evict_one(self.models_in_use()):
                 pass
@@ -197,62 +198,68 @@ class BatchScheduler:
                 model.text_cache.clear()
             empty_cache(self._device)
 
-        positions = [call.position for call in calls if call.position is not None]
-        known_limit = self._memory.fits(kind) if padded_calls is None else None
-        fused = FusedCall([call.parked for call in calls], padded_calls, positions, measure, free_memory, known_limit)
+        parked = [task_call.parked_call for task_call in task_calls]
+        positions = [task_call.position for task_call in task_calls if task_call.position is not None]
+        known_limit = self._memory.fits(kind) if pad_to is None else None
+        fused = FusedCall(parked, pad_to, positions, measure, free_memory, known_limit)
         results = fused.run()
         if failures := fused.failed_forwards:
             self._events.on_event(protocol.ForwardRetried(kind.model, failures))
-            log.warning("forward_retried", model=kind.model, method=kind.method, calls=len(calls), failures=failures)
+            log.warning("forward_retried", model=kind.model, method=kind.method, calls=len(parked), failures=failures)
         return results
 
-    def _record_gpu_time(self, jobs: Sequence[EngineJob], call: ParkedCall, seconds: float) -> None:
-        """Share a forward's time among its jobs by images, and report the forward of a denoiser."""
-        distinct = {job.key: job for job in jobs}
-        for job in jobs:
-            job.gpu_seconds += seconds / len(jobs)
-        if call.shared_method.stage is not Stage.DENOISE:
+    def _record_gpu_time(self, engine_jobs: Sequence[EngineJob], stage: Stage, seconds: float) -> None:
+        """Share a forward's time among its jobs, one entry per image, and report the forward of a denoiser."""
+        rows, distinct = len(engine_jobs), _distinct(engine_jobs)
+        for engine_job in engine_jobs:
+            engine_job.gpu_seconds += seconds / rows
+        if stage is not Stage.DENOISE:
             return
-        for job in distinct.values():
-            job.record_forward(len(jobs), len(distinct))
-        first, rows = jobs[0], len(jobs)
-        padding, device = max(0, (first.padded_calls or 0) - rows), device_name(self._device)
+        for engine_job in distinct:
+            engine_job.record_forward(rows, len(distinct))
+        first = engine_jobs[0]
+        padding, device = max(0, (first.pad_to or 0) - rows), device_name(self._device)
         self._events.on_event(
-            ForwardDone(first.spec.id, rows, len(distinct), seconds, device, first.shape, first.key, padding)
+            ForwardDone(first.spec.id, rows, len(distinct), seconds, device, first.shape, first.claim_key, padding)
         )
 
-    def _after_resume(self, job: EngineJob, task: ImageTask) -> None:
+    def _after_resume(self, engine_job: EngineJob, task: ImageTask) -> None:
         """Resume a task with cached outputs. Report the outputs of a done task; finish a job that is done or failed."""
-        while task.call is not None and (cache := self._text_cache(job, task.call)) is not None:
-            output = cache.get(task.call)
+        while task.parked_call is not None and (cache := self._text_cache(engine_job, task.parked_call)) is not None:
+            output = cache.get(task.parked_call)
             if output is None:
                 break
             task.resume(self._device, output)
         self._timer.note_progress()  # a pipeline's own code can be slow: GLM-Image generates tokens for a whole image
-        if task.call is not None and job.request.job.previews:
-            task.call.preview = job.steps[job.tasks.index(task)].previewing
-        if not task.done or job.key not in self._jobs:
+        if task.parked_call is not None and engine_job.job.previews:
+            task.parked_call.preview = engine_job.steps[engine_job.tasks.index(task)].previewing
+        if not task.done or engine_job.claim_key not in self._jobs:
             return
         if task.error is not None:
-            return self.finish(job, task.error)
-        outputs, first_index = task.result, job.tasks.index(task) * len(task.result)
-        self._report_progress([job])
+            return self.finish(engine_job, task.error)
+        outputs, first_index = task.result, engine_job.tasks.index(task) * len(task.result)
+        self._report_progress([engine_job])
         for index, output in enumerate(outputs, first_index):
-            self._events.on_event(protocol.OutputReady(job.key, index, output))
+            self._events.on_event(protocol.OutputReady(engine_job.claim_key, index, output))
         task.result = None
-        if all(task.done for task in job.tasks):
-            self.finish(job)
+        if all(task.done for task in engine_job.tasks):
+            self.finish(engine_job)
 
-    def _report_decoding(self, calls: Sequence[TaskCall]) -> None:
-        for job, _, call in calls:
-            if call.shared_method.stage is Stage.DECODE and not (call.preview or job.decoding_reported):
-                job.decoding_reported = True
-                self._events.on_event(protocol.JobPhaseChanged(job.key, Phase.DECODING))
+    def _report_decoding(self, task_calls: Sequence[TaskCall]) -> None:
+        for engine_job, _, parked_call in task_calls:
+            decodes = parked_call.shared_method.stage is Stage.DECODE and not parked_call.preview
+            if decodes and not engine_job.decoding_reported:
+                engine_job.decoding_reported = True
+                self._events.on_event(protocol.JobPhaseChanged(engine_job.claim_key, Phase.DECODING))
 
-    def _report_progress(self, jobs: Iterable[EngineJob]) -> None:
-        for job in jobs:
-            if job.progressed and job.key in self._jobs:
-                job.progressed = False
-                for index, pixels in job.take_previews():
-                    self._events.on_event(protocol.PreviewReady(job.key, index, pixels))
-                self._events.on_event(protocol.JobProgress(job.key, *job.progress()))
+    def _report_progress(self, engine_jobs: Iterable[EngineJob]) -> None:
+        for engine_job in engine_jobs:
+            if engine_job.progressed and engine_job.claim_key in self._jobs:
+                engine_job.progressed = False
+                for index, pixels in engine_job.take_previews():
+                    self._events.on_event(protocol.PreviewReady(engine_job.claim_key, index, pixels))
+                self._events.on_event(protocol.JobProgress(engine_job.claim_key, *engine_job.progress()))
+
+
+def _distinct(engine_jobs: Iterable[EngineJob]) -> Collection[EngineJob]:
+    return {one.claim_key: one for one in engine_jobs}.values()

@@ -1,4 +1,4 @@
-"""A job inside the engine: its image tasks, their batching figures, and how it ends."""
+"""An engine job, a claimed job inside the engine: its image tasks, their batching figures, and how it ends."""
 
 import time
 
@@ -17,23 +17,25 @@ REPRODUCIBLE_ROWS = 4
 
 
 class EngineJob:
-    """One job. `arrival` numbers the jobs by arrival.
+    """One claim of a job. `arrival` numbers them by arrival.
 
     Jobs of one `batch_group` can be batch mates; the batch keys of their calls decide what is fused. Each forward of a
-    reproducible job is padded to `padded_calls`. A job that has its `model` but has not started waits for adapters.
+    reproducible job is padded with copies to `pad_to` calls. A job that has its `model` but has not started waits for
+    adapters.
     """
 
     def __init__(self, request: EngineRequest, arrival: int, inputs: InputImages) -> None:
         self.request = request
-        self.key = request.claim_key
+        self.claim_key = request.claim_key
+        self.job = request.job
         self.spec = request.spec
         self.arrival = arrival
-        self.priority_rank = request.job.priority.rank
-        self.batch_group = request.claim_key if request.must_run_solo else signature(request.job)
-        self.shape = shape_key(request.job)
-        self.padded_calls = min(REPRODUCIBLE_ROWS, self.spec.max_batch) if request.job.reproducible else None
+        self.priority_rank = self.job.priority.rank
+        self.batch_group = self.claim_key if request.must_run_solo else signature(self.job)
+        self.shape = shape_key(self.job)
+        self.pad_to = min(REPRODUCIBLE_ROWS, self.spec.max_batch) if self.job.reproducible else None
         self.inputs = inputs
-        self.adapter = adapter_key(request.job.adapters)
+        self.adapter = adapter_key(self.job.adapters)
         self.model: LoadedModel | None = None
         self.tasks: list[ImageTask] = []
         self.steps: list[StepCounter] = []  # of each task
@@ -67,10 +69,10 @@ class EngineJob:
     def create_tasks(self, model: LoadedModel) -> None:
         """Create an image task for each image of the job, without starting it."""
         self._started_s = time.monotonic()
-        for index in range(self.request.job.n):
+        for index in range(self.job.n):
             steps = StepCounter(self._note_progress)
             self.steps.append(steps)
-            self.tasks.append(model.image_task(self.request.job, index, self.inputs, steps))
+            self.tasks.append(model.image_task(self.job, index, self.inputs, steps))
 
     def _note_progress(self) -> None:
         self.progressed = True
@@ -103,7 +105,7 @@ class EngineJob:
             solo_reason=None if self._max_jobs > 1 else self._solo_reason(),
         )
         return JobFinished(
-            claim_key=self.key,
+            claim_key=self.claim_key,
             error=error,
             canceled=canceled,
             batching=batching,
@@ -113,12 +115,12 @@ class EngineJob:
         )
 
     def _solo_reason(self) -> str:
-        rows = self.padded_calls or self.spec.max_batch
+        rows = self.pad_to or self.spec.max_batch
         if self.request.must_run_solo:
             return "ran solo because a worker was lost while running it"
         if self.model is not None and self.model.solo_reason is not None:
             return self.model.solo_reason
-        if self.request.job.n >= rows:
+        if self.job.n >= rows:
             return f"its own images fill a forward of {rows} rows"
         if self.mismatched:
             return "tensor shapes or adapters of other jobs did not match, or memory held no more rows"

@@ -52,11 +52,11 @@ def select_calls(candidates: Sequence[Candidate], limit: Callable[[Sequence[int]
 
     The batch group of the first call runs and other groups wait until it is done: groups that do not fuse run one
     after the other, not in turns. In the group the earliest stage runs, and there the calls that share a batch key
-    with the first, up to `limit(indexes, own)`: `indexes` are in order, and `own` of them are no fillers. The stage
-    is chosen without looking at fillers. The other calls are preempted for now.
+    with the first, up to `limit(indexes, own)`: `indexes` are in order, and the first `own` are the group's calls that
+    are no fillers. The stage is chosen without looking at fillers. The other calls are preempted for now.
     """
-    first = min(candidates, key=lambda call: call.order)
-    group = [at for at, call in enumerate(candidates) if call.batch_group == first.batch_group]
+    first = min(candidates, key=lambda candidate: candidate.order)
+    group = [at for at, candidate in enumerate(candidates) if candidate.batch_group == first.batch_group]
     stage = min(candidates[at].stage for at in group if not is_filler(candidates[at], first))
     ordered = sorted((at for at in group if candidates[at].stage == stage), key=lambda at: candidates[at].order)
     key = candidates[ordered[0]].batch_key
@@ -65,16 +65,16 @@ def select_calls(candidates: Sequence[Candidate], limit: Callable[[Sequence[int]
     return matching[: max(1, limit(matching, own))]
 
 
-def is_filler(call: Candidate, first: Candidate) -> bool:
+def is_filler(candidate: Candidate, first: Candidate) -> bool:
     """Return whether a call is bulk and the first interactive, so that it must not slow the forward down."""
-    return first.priority_rank == Priority.INTERACTIVE.rank and call.priority_rank >= Priority.BULK.rank
+    return first.priority_rank == Priority.INTERACTIVE.rank and candidate.priority_rank >= Priority.BULK.rank
 
 
 def free_fillers(own: int, fillers: int, seconds: Callable[[int], float | None]) -> int:
     """Return how many of `fillers` can join `own` calls without slowing them down by more than `MAX_SLOWDOWN`.
 
-    `seconds(rows)` is the learned time of a forward, None if unknown. The forward of `own` calls is measured first;
-    then twice as many fillers as are known to be free, plus one, are tried.
+    `seconds(rows)` is the learned time of a forward, None if unknown. The forward of `own` calls is measured first,
+    then one with 1, 3, 7, ... fillers, until it is slower than that.
     """
     own_s, free = seconds(own), 0
     while own_s is not None and free < fillers:
@@ -102,34 +102,34 @@ def _one_per_position(candidates: Sequence[Candidate], indexes: Sequence[int]) -
 class TaskCall(NamedTuple):
     """An image task of a job, and the call at which it is parked."""
 
-    job: EngineJob
+    engine_job: EngineJob
     task: ImageTask
-    parked: ParkedCall
+    parked_call: ParkedCall
 
     @property
     def kind(self) -> ForwardKind:
         """What the time and memory of the forward depend on, apart from the number of calls."""
-        method = self.parked.shared_method.name
-        return ForwardKind(self.job.spec.id, self.job.shape, f"{method} of previews" if self.parked.preview else method)
+        job, method = self.engine_job, self.parked_call.shared_method.name
+        return ForwardKind(job.spec.id, job.shape, f"{method} of previews" if self.parked_call.preview else method)
 
     @property
-    def padded_calls(self) -> int | None:
+    def pad_to(self) -> int | None:
         """The number of calls that the forward is padded to, None for no padding."""
-        rows = self.job.padded_calls
-        return None if rows is None else min(rows, self.decode_limit or rows)
+        calls = self.engine_job.pad_to
+        return None if calls is None else min(calls, self.decode_limit or calls)
 
     @property
     def position(self) -> int | None:
         """The call's position in a padded forward."""
-        if self.padded_calls is None:
+        if self.pad_to is None:
             return None
-        return fixed_position(self.job.request.job, self.job.tasks.index(self.task), self.padded_calls)
+        return fixed_position(self.engine_job.job, self.engine_job.tasks.index(self.task), self.pad_to)
 
     @property
     def decode_limit(self) -> int | None:
         """How many images of this size can be decoded together, None for another call."""
-        job = self.job.request.job
-        decodes = self.parked.shared_method.component == "vae"
+        job = self.engine_job.job
+        decodes = self.parked_call.shared_method.component == "vae"
         return max(1, MAX_DECODE_PIXELS // (job.width * job.height * job.frames)) if decodes else None
 
 
@@ -141,42 +141,49 @@ class CallSelector:
         self._memory = memory
         self._aging_s = aging_s
 
-    def select(self, jobs: Collection[EngineJob]) -> list[TaskCall]:
+    def select(self, engine_jobs: Collection[EngineJob]) -> list[TaskCall]:
         """Return the calls of the next forward; empty if no call is parked."""
-        parked = [TaskCall(job, task, task.call) for job in jobs for task in job.tasks if task.call is not None]
+        parked = [
+            TaskCall(engine_job, task, task.parked_call)
+            for engine_job in engine_jobs
+            for task in engine_job.tasks
+            if task.parked_call is not None
+        ]
         if not parked:
             return []
         now = time.monotonic()
-        candidates = [self._candidate(call, now) for call in parked]
+        candidates = [self._candidate(task_call, now) for task_call in parked]
         indexes = select_calls(candidates, lambda matching, own: self._limit([parked[at] for at in matching], own))
         selected = [parked[at] for at in indexes]
-        _record_preemption(jobs, selected, now)
+        _record_preemption(engine_jobs, selected, now)
         _record_mismatches(parked, candidates, selected, candidates[indexes[0]])
         return selected
 
     def _candidate(self, task_call: TaskCall, now: float) -> Candidate:
-        job, call = task_call.job, task_call.parked
-        rank = aged_rank(job.priority_rank, job.preempted_s(now), self._aging_s)
-        key = call.batch_key if job.padded_calls is None else call.exact_batch_key
-        return Candidate(job.batch_group, rank, job.arrival, call.shared_method.stage, key, task_call.position)
+        engine_job, parked_call = task_call.engine_job, task_call.parked_call
+        rank = aged_rank(engine_job.priority_rank, engine_job.preempted_s(now), self._aging_s)
+        key = parked_call.batch_key if engine_job.pad_to is None else parked_call.exact_batch_key
+        stage = parked_call.shared_method.stage
+        return Candidate(engine_job.batch_group, rank, engine_job.arrival, stage, key, task_call.position)
 
-    def _limit(self, calls: Sequence[TaskCall], own: int) -> int:
-        """Return how many of `calls` can run together; those after the first `own` are fillers."""
-        first = calls[0]
-        if first.padded_calls is not None:
-            return first.padded_calls
-        limit = min(self._memory.allowed(first.kind, first.job.spec.max_batch), len(calls))
+    def _limit(self, task_calls: Sequence[TaskCall], own: int) -> int:
+        """Return how many of `task_calls` can run together; those after the first `own` are fillers."""
+        first = task_calls[0]
+        if first.pad_to is not None:
+            return first.pad_to
+        limit = min(self._memory.allowed(first.kind, first.engine_job.spec.max_batch), len(task_calls))
         limit = min(limit, first.decode_limit or limit)
         if own >= limit:
             return limit
         return own + free_fillers(own, limit - own, lambda rows: self._timer.learned_s((*first.kind, rows)))
 
 
-def _record_preemption(jobs: Collection[EngineJob], selected: Sequence[TaskCall], now: float) -> None:
-    keys = {call.job.key for call in selected}
-    rank = min(call.job.priority_rank for call in selected)
-    for job in jobs:
-        job.set_preempted(job.started and job.key not in keys and job.priority_rank > rank, now)
+def _record_preemption(engine_jobs: Collection[EngineJob], selected: Sequence[TaskCall], now: float) -> None:
+    keys = {task_call.engine_job.claim_key for task_call in selected}
+    rank = min(task_call.engine_job.priority_rank for task_call in selected)
+    for engine_job in engine_jobs:
+        waits = engine_job.started and engine_job.claim_key not in keys
+        engine_job.set_preempted(waits and engine_job.priority_rank > rank, now)
 
 
 def _record_mismatches(
@@ -184,12 +191,12 @@ def _record_mismatches(
 ) -> None:
     if first.stage != Stage.DENOISE or len(selected) == len(parked):
         return
-    keys = {call.job.key for call in selected}
-    for (job, _, _), candidate in zip(parked, candidates, strict=True):
-        if candidate.batch_group != first.batch_group or candidate.stage != first.stage or job.key in keys:
+    keys = {task_call.engine_job.claim_key for task_call in selected}
+    for (engine_job, _, _), candidate in zip(parked, candidates, strict=True):
+        if candidate.batch_group != first.batch_group or candidate.stage != first.stage or engine_job.claim_key in keys:
             continue
         excluded = is_filler(candidate, first)
-        job.mismatched |= not excluded
-        for call in selected:
-            call.job.excluded_bulk |= excluded
-            call.job.mismatched |= not excluded
+        engine_job.mismatched |= not excluded
+        for task_call in selected:
+            task_call.engine_job.excluded_bulk |= excluded
+            task_call.engine_job.mismatched |= not excluded
