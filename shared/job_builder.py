@@ -58,11 +58,11 @@ def check_request(request: JobRequest, services: JobServices) -> Task:
         raise InvalidRequest("batch_id: ids of this form are reserved for /v1/batches", param="batch_id")
     task = check_limits(request, spec)
     width, height = _default(request.width, spec.defaults.width), _default(request.height, spec.defaults.height)
-    _check_fits_batch(request.n, spec.id, width, height, services.catalog)
+    _max_batch_for(request.n, spec.id, width, height, services.catalog)
     return task
 
 
-def _check_fits_batch(images: int, model: str, width: int, height: int, catalog: Catalog) -> int:
+def _max_batch_for(images: int, model: str, width: int, height: int, catalog: Catalog) -> int:
     """Return the largest batch of a model and size; raise `InvalidRequest` for a job that no batch can hold."""
     max_batch = catalog.for_size(model, width, height).max_batch
     if images > max_batch:
@@ -104,7 +104,7 @@ def make_submission(
         job=job,
         signature=signature(job),
         window_ms=catalog.get(job.model).window_ms,
-        max_batch=_check_fits_batch(job.slots, job.model, job.width, job.height, catalog),
+        max_batch=_max_batch_for(job.slots, job.model, job.width, job.height, catalog),
         idempotency_key=idempotency_key,
         fingerprint=fingerprint,
     )

@@ -1,4 +1,4 @@
-"""Events of the engine: from its thread to the claimed jobs on the event loop."""
+"""Events of the engine: from the thread that receives them to the claimed jobs on the event loop."""
 
 import asyncio
 from collections import deque
@@ -20,9 +20,9 @@ log = structlog.get_logger()
 
 @dataclass(eq=False)
 class EngineEventHandler:
-    """Carries the engine's events to the event loop. Events of claims that are not in `jobs` any more are dropped."""
+    """Carries the engine's events to the event loop. Events of claims that have ended are dropped."""
 
-    jobs: dict[str, ClaimedJob]  # read on the loop only
+    claimed_jobs: dict[str, ClaimedJob]  # by claim key; read on the loop only
     uploader: Uploader
     previews: PreviewPublisher
     on_change: Callable[[ClaimedJob], None]
@@ -46,34 +46,34 @@ class EngineEventHandler:
             self._loop.call_soon(self._handle, self._events.popleft())
 
     def _handle(self, event: EngineEvent) -> None:
-        job = self.jobs.get(event.claim_key) if isinstance(event, JobEvent) else None
+        claimed = self.claimed_jobs.get(event.claim_key) if isinstance(event, JobEvent) else None
         try:
             if isinstance(event, ForwardDone):
                 self.on_forward(event)
             elif not isinstance(event, JobEvent):
                 collectors.model_event(event)
-            elif job:
-                self._handle_job_event(job, event)
+            elif claimed:
+                self._handle_job_event(claimed, event)
         except Exception as error:
             log.exception("engine_event_failed", kind=type(event).__name__)
-            if job:  # its output may be missing
-                job.fail(error)
+            if claimed:  # its output may be missing
+                claimed.fail(error)
 
-    def _handle_job_event(self, job: ClaimedJob, event: JobEvent) -> None:
+    def _handle_job_event(self, claimed: ClaimedJob, event: JobEvent) -> None:
         match event:
             case protocol.PreviewReady(index=index, pixels=pixels):
-                job.publish_preview(self.previews, index, pixels)
+                claimed.publish_preview(self.previews, index, pixels)
                 return
             case protocol.OutputReady(index=index, output=output):
-                job.upload(self.uploader, index, output)
+                claimed.upload(self.uploader, index, output)
                 return
             case protocol.JobPhaseChanged(phase=phase):
-                job.update_progress(phase)
+                claimed.update_progress(phase)
             case protocol.JobProgress(step=step, total=total):
-                job.update_progress(Phase.DENOISING, Progress(step=step, total=total))
+                claimed.update_progress(Phase.DENOISING, Progress(step=step, total=total))
             case protocol.JobFinished():
-                if job.engine_done.done():
+                if claimed.engine_done.done():
                     return
-                job.engine_done.set_result(event)
-                job.update_progress(Phase.UPLOADING)
-        self.on_change(job)
+                claimed.engine_done.set_result(event)
+                claimed.update_progress(Phase.UPLOADING)
+        self.on_change(claimed)

@@ -93,8 +93,8 @@ class JobRunner:
             return claimed.outcome(finished)
         started = time.monotonic()
         # Uploads and previews end before the job is settled: a client that sees a terminal state finds every file.
-        artifacts = await claimed.artifacts()
-        await claimed.previews_published()
+        artifacts = await claimed.wait_for_artifacts()
+        await claimed.wait_for_previews()
         return claimed.outcome(finished, artifacts, round(1000 * (time.monotonic() - started)))
 
     async def _fetch_inputs(self, claimed: ClaimedJob) -> InputFiles:
@@ -147,7 +147,7 @@ class JobRunner:
         claim = claimed.claim
         try:
             async with asyncio.timeout(CLEANUP_TIMEOUT_S):
-                await claimed.uploads_finished()
+                await claimed.wait_for_uploads()
                 record = await self._queue.jobs.get(claim.job.id)
                 # With the same epoch, the job was released, or settled after all: its artifacts can be in use.
                 if record is None or record.epoch != claim.epoch:
@@ -186,9 +186,9 @@ class ClaimedJob:
 
     @property
     def occupies_slots(self) -> bool:
-        """False from the start of the job's last forward: its slots are free when that forward ends."""
-        last_forward = self.progress.total > 1 and self.progress.step >= self.progress.total - self.job.n
-        return not self.engine_done.done() and not last_forward
+        """False from the start of the job's last denoising forward: its slots are free when that forward ends."""
+        in_last_forward = self.progress.total > 1 and self.progress.step >= self.progress.total - self.job.n
+        return not self.engine_done.done() and not in_last_forward
 
     @property
     def engine_result(self) -> JobFinished:
@@ -235,17 +235,17 @@ class ClaimedJob:
 
         tasks.append(asyncio.create_task(publish()))
 
-    async def previews_published(self) -> None:
+    async def wait_for_previews(self) -> None:
         """Wait until every preview is published or dropped."""
         await asyncio.gather(*chain.from_iterable(self._previews.values()))
 
-    async def artifacts(self) -> tuple[Artifact, ...]:
+    async def wait_for_artifacts(self) -> tuple[Artifact, ...]:
         """Wait for the uploads and return their artifacts in order; empty when the job is stopped first.
 
         Raises the first error of an upload.
         """
         tasks = [self._uploads[index] for index in sorted(self._uploads)]
-        uploaded = asyncio.ensure_future(self.uploads_finished(asyncio.FIRST_EXCEPTION))
+        uploaded = asyncio.ensure_future(self.wait_for_uploads(asyncio.FIRST_EXCEPTION))
         waits: set[asyncio.Future[Any]] = {uploaded, asyncio.ensure_future(self.stopped.wait())}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -254,7 +254,7 @@ class ClaimedJob:
         finally:
             await cancel_and_wait(waits)
 
-    async def uploads_finished(self, return_when: str = asyncio.ALL_COMPLETED) -> None:
+    async def wait_for_uploads(self, return_when: str = asyncio.ALL_COMPLETED) -> None:
         if self._uploads:
             await asyncio.wait(self._uploads.values(), return_when=return_when)
 

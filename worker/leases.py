@@ -66,7 +66,7 @@ class Leases:
         )
 
     async def _renew(self) -> None:
-        """Renew every lease; stop jobs that are lost or canceled. A hung GPU thread sets `hung`: its leases expire."""
+        """Renew every lease; stop jobs that are lost or canceled. If the GPU thread hangs, end the worker (`hung`)."""
         status = self.engine.status()
         if stalled(status.activity, time.monotonic(), self._limits):
             self.hung_cause = status.failure or "the GPU thread made no progress"

@@ -54,7 +54,7 @@ class Worker:
         self._queue = queue
         self._drain_timeout_s = settings.drain_timeout_s
         self._models = [spec.id for spec in catalog]
-        self._claimed_jobs: dict[str, ClaimedJob] = {}  # by key
+        self._claimed_jobs: dict[str, ClaimedJob] = {}  # by claim key
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = asyncio.Event()
         self._uploader = Uploader(storage, settings.spool_bytes)

@@ -169,7 +169,7 @@ class WarmUpDone:
 
 class EngineEvents(Protocol):
     def on_event(self, event: EngineEvent) -> None:
-        """Take the next event; called on the engine's thread, so it must not block."""
+        """Take the next event; called on the engine's thread or on the one that reads its socket: it must not block."""
 
 
 @dataclass(frozen=True)

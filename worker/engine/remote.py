@@ -150,7 +150,7 @@ class RemoteEngine:
 
 
 def end_of_process(status: int | None) -> str:
-    """Return how a process with this exit status ended; None if it has only closed its connection."""
+    """Return how a process ended; `status` is None if only the connection closed."""
     if status is None:
         return "the engine process closed its connection"
     if status < 0:

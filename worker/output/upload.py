@@ -32,8 +32,8 @@ MAX_RETRY_S = 10.0
 class Uploader:
     """Encodes and uploads images and videos; holds up to `spool_bytes` of them while storage is unavailable.
 
-    An upload is retried until it succeeds, or until its job is stopped, lost or released, which cancels it. A full
-    spool stops the claiming of jobs.
+    An upload is retried while storage is unavailable; any other error fails its job. A job that is stopped, lost or
+    released cancels its uploads. A full spool stops the claiming of jobs.
     """
 
     def __init__(self, storage: Storage, spool_bytes: int) -> None:

@@ -78,7 +78,7 @@ async def test_previews_are_published_in_order(
         claimed.publish_preview(PreviewPublisher(fake_queue), 0, np.full((8, 8, 3), shade, np.uint8))
     await asyncio.sleep(0.05)  # a preview that does not wait for the first one is encoded by now
     slow.set()
-    await claimed.previews_published()
+    await claimed.wait_for_previews()
     assert encoded == [0, 1, 2]
     assert [preview.number for preview in await fake_queue.previews.get(job_id)] == [0, 1, 2]
 
