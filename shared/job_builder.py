@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -21,6 +22,9 @@ from shared.webhooks import EVENTS, TERMINAL_EVENTS
 
 T = TypeVar("T")
 _LARGEST_INPUTS = 2  # images of the largest size that a job can have
+URLS_S = 30.0
+"""Time for all image URLs of one request; a settings' limit keeps the timeout of one within it."""
+
 _RESERVED_BATCH_ID = re.compile(r"batch_[0-9a-z]{26}")
 
 
@@ -112,7 +116,9 @@ def make_submission(
 
 async def _store_inputs(request: JobRequest, tenant: str, services: JobServices) -> Inputs:
     """Store the images of a request, one after the other so that only one is in memory."""
-    store = InputStore(tenant, services.queue, services.storage, services.settings)
+    rules = FetchRules.for_inputs(services.settings)
+    guard = FetchGuard(rules, tenant=tenant, until_s=time.monotonic() + URLS_S)
+    store = InputStore(tenant, services.queue, services.storage, services.settings, guard)
     return Inputs(
         images=tuple([await store.resolve(value, param) for param, value in request.image_values.items()]),
         mask=None if request.mask is None else await store.resolve(request.mask, "mask"),

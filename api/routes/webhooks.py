@@ -114,7 +114,7 @@ class DeliveryList(BaseModel):
 async def create_endpoint(request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Create an endpoint; only this response contains its secret."""
     body = await _body(request, EndpointRequest)
-    await _check_url(body.url, services)
+    await _check_url(body.url, tenant, services)
     endpoint = WebhookEndpoint(
         id=f"we_{token_hex(8)}",
         url=body.url,
@@ -177,7 +177,7 @@ async def change_endpoint(endpoint_id: str, request: Request, tenant: Tenant, se
     """Change an endpoint; `{"enabled": true}` enables one that was disabled."""
     body = await _body(request, EndpointChange)
     if body.url is not None:
-        await _check_url(body.url, services)
+        await _check_url(body.url, tenant, services)
     update = body.model_dump(exclude_none=True, exclude={"events"})
     if body.events is not None:
         update["states"] = _states(body.events)
@@ -220,10 +220,10 @@ def _states(events: tuple[JobEventName | OpenAIEventName, ...]) -> tuple[State |
     return tuple(ENDPOINT_EVENTS[name] for name in events)
 
 
-async def _check_url(url: str, services: Services) -> None:
+async def _check_url(url: str, tenant: str, services: Services) -> None:
     """Raise `InvalidRequest` for a URL that deliveries cannot reach; each delivery resolves its name again."""
     try:
-        await FetchGuard(FetchRules.for_webhooks(services.settings)).resolve_url(url)
+        await FetchGuard(FetchRules.for_webhooks(services.settings), tenant=tenant).resolve_url(url)
     except (FetchRefused, FetchFailed) as error:
         raise InvalidRequest(f"url: {error.message}", param="url") from error
 

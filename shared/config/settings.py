@@ -136,7 +136,7 @@ class Settings(BaseSettings):
     max_input_bytes: Positive = _setting(20 * 1024 * 1024, "Largest input image file.")
     max_input_pixels: Positive = _setting(40_000_000, "Largest decoded input image.")
     max_file_bytes: Positive = _setting(200 * 1024 * 1024, "Largest file of `POST /v1/files`.")
-    fetch_timeout_s: float = _setting(15.0, "Timeout for fetching an image URL.", gt=0)
+    fetch_timeout_s: float = _setting(15.0, "Timeout for fetching an image URL.", gt=0, le=30)
     fetch_allow_networks: Networks = _setting((), "Private networks (CIDR) allowed in image URLs, comma-separated.")
     fetch_allow_http: bool = _setting(False, "Allow plain http in image URLs.")
     fetch_ports: Ports = _setting((443, 8443), "Ports allowed in image URLs, comma-separated.")

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import re
-import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 
 import httpx
 
 from shared.config.settings import Settings
 from shared.errors import FetchFailed, FetchRefused
+from shared.inputs import resolver
+from shared.runtime.shares import SharedPool, SharedTurns
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -30,10 +33,14 @@ _MAX_ADDRESSES = 16  # per host name
 _CONNECT_ATTEMPTS = 2  # one per address
 _CONNECT_S = 5.0
 _RESOLVE_S = 5.0
-# A separate pool: a silent name server blocks a thread far beyond our timeout.
-_resolvers = ThreadPoolExecutor(8, "resolve")
+_TURN_S = 15.0
+_MAX_WAITING = 256  # of one tenant
+FETCHES = SharedTurns(SharedPool("image_fetches", 64), max_waiting=_MAX_WAITING, timeout_s=_TURN_S)
+# Bodies from their first byte until they are stored, by the declared length, else by the longest that is allowed.
+FETCHED_BYTES = SharedTurns(SharedPool("fetched_bytes", 96 * 1024 * 1024), max_waiting=_MAX_WAITING, timeout_s=_TURN_S)
 _system_tls = cache(ssl.create_default_context)
 _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-9_-]{0,62}))*")
+_LENGTH = re.compile(r"[0-9]{1,18}")
 _NUMERIC_END = re.compile(r"(^|\.)(0x[0-9a-f]*|[0-9]+)$")
 
 # IANA's special-purpose registries, by the description for error messages.
@@ -126,20 +133,28 @@ class FetchResponse:
     body: bytes | None
 
 
-async def system_resolve(host: str, port: int) -> Sequence[str]:
-    """Return the addresses of `host` in the system's order of preference."""
-    lookup = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    entries = await asyncio.get_running_loop().run_in_executor(_resolvers, lookup)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+@dataclass(frozen=True)
+class _Request:
+    """What is sent, and what holds the memory of the response."""
+
+    method: str
+    headers: Mapping[str, str]
+    content: bytes | None
+    memory: AsyncExitStack
 
 
 @dataclass(frozen=True)
 class FetchGuard:
-    """HTTP client for URLs from clients; `resolve` and `tls` are replaced in tests."""
+    """HTTP client for URLs of one tenant, which uses its share of lookups and fetches.
+
+    No request lasts beyond `until_s` (time.monotonic()). `resolve` and `tls` are replaced in tests.
+    """
 
     rules: FetchRules
-    resolve: Resolve = system_resolve
+    resolve: Resolve | None = None
     tls: ssl.SSLContext = field(default_factory=_system_tls)
+    tenant: str = ""
+    until_s: float = math.inf
 
     async def resolve_url(self, url: str) -> FetchTarget:
         """Resolve and check `url`, or raise `FetchRefused`."""
@@ -167,26 +182,44 @@ class FetchGuard:
         return FetchTarget(parsed, host, port, (literal,) if literal else ())
 
     async def get(self, url: str) -> bytes:
-        """Return the body of `url`, or raise `FetchRefused` or `FetchFailed`."""
-        response = await self.send("GET", url, headers={"accept": "image/png, image/jpeg, image/webp"})
-        if response.status in (301, 302, 303, 307, 308):
-            raise FetchFailed("the URL redirects; use its final address")
-        if response.status != 200:
-            raise FetchFailed(f"the URL responded with status {response.status}")
-        if response.body is None:
-            raise FetchFailed(f"the URL has more than {self.rules.max_bytes} bytes")
-        return response.body
+        """Return the body of `url`; see `fetched`."""
+        async with self.fetched(url) as body:
+            return body
+
+    @asynccontextmanager
+    async def fetched(self, url: str) -> AsyncIterator[bytes]:
+        """Hold the body of `url` and its memory; raises `FetchRefused`, `FetchFailed` or `Overloaded`."""
+        async with AsyncExitStack() as memory:
+            async with FETCHES.turn(self.tenant, 1):
+                headers = {"accept": "image/png, image/jpeg, image/webp"}
+                response = await self._send(url, _Request("GET", headers, None, memory))
+            if response.status in (301, 302, 303, 307, 308):
+                raise FetchFailed("the URL redirects; use its final address")
+            if response.status != 200:
+                raise FetchFailed(f"the URL responded with status {response.status}")
+            if response.body is None:
+                raise FetchFailed(f"the URL has more than {self.rules.max_bytes} bytes")
+            yield response.body
 
     async def send(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, content: bytes | None = None
     ) -> FetchResponse:
         """Make one request and return the response, whatever its status."""
+        async with AsyncExitStack() as memory:
+            return await self._send(url, _Request(method, headers or {}, content, memory))
+
+    async def _send(self, url: str, request: _Request) -> FetchResponse:
         try:
-            async with asyncio.timeout(self.rules.timeout_s):
+            async with asyncio.timeout(self._left_s()):
                 target = await self.resolve_url(url)
-                return await self._call(target, method, headers or {}, content)
+                return await self._call(target, request)
         except TimeoutError as error:
+            if self.until_s <= time.monotonic():
+                raise FetchFailed("the URLs of the request took too long together") from error
             raise FetchFailed(f"no complete response within {self.rules.timeout_s:g} s") from error
+
+    def _left_s(self) -> float:
+        return min(self.rules.timeout_s, max(0.0, self.until_s - time.monotonic()))
 
     def _check_address(self, host: str, address: str) -> None:
         reason = refusal(address, self.rules.networks)
@@ -213,7 +246,7 @@ class FetchGuard:
     async def _addresses(self, host: str, port: int) -> tuple[str, ...]:
         try:
             async with asyncio.timeout(_RESOLVE_S):
-                addresses = tuple(await self.resolve(host, port))
+                addresses = tuple(await self._resolve(host, port))
         except (OSError, UnicodeError, TimeoutError) as error:
             raise FetchFailed(f"cannot resolve {host}") from error
         if not addresses:
@@ -222,24 +255,25 @@ class FetchGuard:
             raise FetchRefused(f"{host} has more than {_MAX_ADDRESSES} addresses")
         return addresses
 
-    async def _call(
-        self, target: FetchTarget, method: str, headers: Mapping[str, str], content: bytes | None
-    ) -> FetchResponse:
+    async def _resolve(self, host: str, port: int) -> Sequence[str]:
+        if self.resolve is not None:
+            return await self.resolve(host, port)
+        return await resolver.resolve(host, port, self.tenant)
+
+    async def _call(self, target: FetchTarget, request: _Request) -> FetchResponse:
         connect_error: httpx.HTTPError | None = None
         for address in target.addresses:
             try:
-                return await self._call_at(address, target, method, dict(headers), content)
+                return await self._call_at(address, target, request)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 connect_error = error
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, ValueError) as error:  # ValueError: h11 reads a length of 5,000 digits
                 raise FetchFailed(f"the request to {target.host} failed: {type(error).__name__}") from error
         raise FetchFailed(f"cannot reach {target.host}") from connect_error
 
-    async def _call_at(
-        self, address: str, target: FetchTarget, method: str, headers: dict[str, str], content: bytes | None
-    ) -> FetchResponse:
+    async def _call_at(self, address: str, target: FetchTarget, request: _Request) -> FetchResponse:
+        own = {"host": target.url.netloc.decode("ascii"), "accept-encoding": "identity"}
         # One client per request: a pooled connection is found by address and could serve another host name.
-        headers |= {"host": target.url.netloc.decode("ascii"), "accept-encoding": "identity"}
         async with (
             httpx.AsyncClient(
                 transport=httpx.AsyncHTTPTransport(verify=self.tls, trust_env=False, retries=0),
@@ -248,23 +282,26 @@ class FetchGuard:
                 trust_env=False,
             ) as client,
             client.stream(
-                method,
+                request.method,
                 target.url.copy_with(host=address),
-                headers=headers,
-                content=content,
+                headers={**request.headers, **own},
+                content=request.content,
                 extensions={"sni_hostname": target.host},
             ) as response,
         ):
-            return FetchResponse(response.status_code, response.headers, await self._read(response))
+            body = await self._read(response, request.memory)
+            return FetchResponse(response.status_code, response.headers, body)
 
-    async def _read(self, response: httpx.Response) -> bytes | None:
-        declared = response.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > self.rules.max_bytes:
+    async def _read(self, response: httpx.Response, memory: AsyncExitStack) -> bytes | None:
+        declared, most = response.headers.get("content-length", ""), self.rules.max_bytes
+        length = int(declared) if _LENGTH.fullmatch(declared) else most
+        if length > most:
             return None
+        await memory.enter_async_context(FETCHED_BYTES.turn(self.tenant, max(1, length)))
         body = bytearray()
         async for chunk in response.aiter_raw():  # raw: unrequested compression is not unpacked
             body += chunk
-            if len(body) > self.rules.max_bytes:
+            if len(body) > most:
                 return None
         return bytes(body)
 

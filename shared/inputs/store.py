@@ -63,12 +63,25 @@ class InputStore:
         Raises `InputRejected` naming `param`, the request field, or `Overloaded`.
         """
         if not _ID.fullmatch(value):
-            data = await _bytes_of(value, self.settings, self.guard, param)
-            return await self.put(data, param)
+            return await self._put_url(value, param)
         ref = await self.queue.jobs.get_input(self.tenant, value)
         if ref is None or not await _is_stored(ref, self.storage):
             raise InputRejected(f"unknown or expired input: {value}; upload it again", param=param)
         return await self.queue.jobs.put_input(self.tenant, ref, self.settings.input_retention_s)
+
+    async def _put_url(self, url: str, param: str) -> InputRef:
+        scheme = url[:8].lower()
+        if scheme.startswith("data:"):
+            data = await _on_thread(lambda: _from_data_url(url, self.settings.max_input_bytes, param))
+            return await self.put(data, param)
+        if not scheme.startswith(("http:", "https:")):
+            raise InputRejected(f"{param} must be an input id (in_...), a data URL or an https URL", param=param)
+        guard = self.guard or FetchGuard(FetchRules.for_inputs(self.settings), tenant=self.tenant)
+        try:
+            async with guard.fetched(url) as data:
+                return await self.put(data, param)
+        except (FetchRefused, FetchFailed) as error:
+            raise InputRejected(f"{param}: {error.message}", param=param) from error
 
     async def put(self, data: bytes, param: str = "image") -> InputRef:
         """Validate and store an image; see `put_upload`."""
@@ -124,18 +137,6 @@ async def _is_stored(ref: InputRef, storage: Storage) -> bool:
         return (await storage.head(ref.key)).size == ref.bytes
     except NotFound:
         return False
-
-
-async def _bytes_of(value: str, settings: Settings, guard: FetchGuard | None, param: str) -> bytes:
-    scheme = value[:8].lower()
-    if scheme.startswith("data:"):
-        return await _on_thread(lambda: _from_data_url(value, settings.max_input_bytes, param))
-    if not scheme.startswith(("http:", "https:")):
-        raise InputRejected(f"{param} must be an input id (in_...), a data URL or an https URL", param=param)
-    try:
-        return await (guard or FetchGuard(FetchRules.for_inputs(settings))).get(value)
-    except (FetchRefused, FetchFailed) as error:
-        raise InputRejected(f"{param}: {error.message}", param=param) from error
 
 
 def _from_data_url(value: str, max_bytes: int, param: str) -> bytes:

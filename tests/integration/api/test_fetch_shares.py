@@ -1,0 +1,144 @@
+"""Image URLs of several tenants in one API process: slow hosts of one leave fetches and memory to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness.http_server import BODY, png, serving
+
+from shared.errors import FetchFailed, Overloaded
+from shared.inputs import fetch_guard, resolver
+from shared.inputs.fetch_guard import FetchGuard, FetchRules
+from shared.queue import Queue
+from shared.runtime.shares import SharedPool, SharedTurns
+
+LOOPBACK = (ip_network("127.0.0.0/8"),)
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[str]:
+    """An image host: /fast sends an image, /slow nothing, /body the head of a large image and then nothing."""
+    tasks: set[asyncio.Task[Any]] = set()
+    data = png()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1]
+            if path == b"/fast":
+                writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(data) + data)
+            elif path == b"/body":
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 20000000\r\n\r\n")
+            elif path == b"/unknown":
+                writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            await writer.drain()
+            if path != b"/fast":
+                await asyncio.Event().wait()
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def guard(tenant: str, timeout_s: float = 20.0) -> FetchGuard:
+    rules = FetchRules(timeout_s, 20 * 2**20, ports=tuple(range(1, 65_536)), allow_http=True, networks=LOOPBACK)
+    return FetchGuard(rules, tenant=tenant)
+
+
+async def settle(tasks: list[asyncio.Task[bytes]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_slow_hosts_of_one_tenant_leave_fetches_to_others(host: str) -> None:
+    """One tenant fetches 200 URLs that stall; another's fetch takes no longer than usual."""
+    stalled = [asyncio.create_task(guard("greedy").get(f"{host}/slow")) for _ in range(200)]
+    await asyncio.sleep(0.3)
+    started_s = time.monotonic()
+    assert await guard("other").get(f"{host}/fast") == png()
+    assert time.monotonic() - started_s < 2
+    await settle(stalled)
+
+
+@pytest.mark.parametrize("path", ["body", "unknown"])
+async def test_bodies_of_one_tenant_leave_memory_to_others(host: str, path: str) -> None:
+    """20 MB are announced by 30 responses: two of them are received at once."""
+    stalled = [asyncio.create_task(guard("greedy").get(f"{host}/{path}")) for _ in range(30)]
+    await asyncio.sleep(0.5)
+    assert await guard("other").get(f"{host}/fast") == png()
+    pool = fetch_guard.FETCHED_BYTES._pool
+    assert 40_000_000 <= pool.size - pool.free <= 2 * 20 * 2**20
+    await settle(stalled)
+    assert pool.size == pool.free
+
+
+async def test_a_fetch_over_the_share_waits_and_is_then_refused(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as a fault of the URL."""
+    pool = SharedPool("image_fetches", 2)
+    monkeypatch.setattr(fetch_guard, "FETCHES", SharedTurns(pool, max_waiting=4, timeout_s=0.2))
+    stalled = asyncio.create_task(guard("a", 1.0).get(f"{host}/slow"))
+    await asyncio.sleep(0.05)
+    with pytest.raises(Overloaded, match="image_fetches"):
+        await guard("a").get(f"{host}/fast")
+    monkeypatch.setattr(fetch_guard, "FETCHES", SharedTurns(pool, max_waiting=4, timeout_s=20))
+    assert await guard("b").get(f"{host}/fast") == png()
+    with pytest.raises(FetchFailed, match="no complete response within 1 s"):
+        await stalled
+    assert await guard("a").get(f"{host}/fast") == png()
+
+
+async def test_a_body_is_held_until_it_is_stored(host: str) -> None:
+    """Bodies that wait for a decoder count, too."""
+    pool = fetch_guard.FETCHED_BYTES._pool
+    async with guard("a").fetched(f"{host}/fast") as body:
+        assert pool.size - pool.free == len(body)
+    assert pool.size == pool.free
+
+
+async def test_the_api_says_which_share_is_used(
+    queue: Queue, tmp_path: Path, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 503 with when to retry, and not as a fault of the image."""
+    pool = SharedPool("image_fetches", 2)
+    monkeypatch.setattr(fetch_guard, "FETCHES", SharedTurns(pool, max_waiting=4, timeout_s=0.1))
+    assert pool.take("default", 1)
+    allowed = {"fetch_allow_networks": LOOPBACK, "fetch_allow_http": True, "fetch_ports": tuple(range(1, 65_536))}
+    async with serving(queue, tmp_path, **allowed) as api:
+        response = await api.post("/v1/jobs", json={**BODY, "image": f"{host}/fast"})
+        assert response.status_code == 503, response.text
+        assert int(response.headers["retry-after"]) > 0
+        assert response.json()["code"] == "overloaded"
+        pool.release("default", 1)
+        accepted: httpx.Response = await api.post("/v1/jobs", json={**BODY, "image": f"{host}/fast"})
+        assert accepted.status_code == 202, accepted.text
+
+
+async def test_a_webhook_is_not_created_while_the_share_of_lookups_is_in_use(queue: Queue, tmp_path: Path) -> None:
+    """503, not an invalid URL."""
+    held = 0
+    while resolver.LOOKUPS.take("default", 1):
+        held += 1
+    try:
+        async with serving(queue, tmp_path) as api:
+            response = await api.post("/v1/webhooks", json={"url": "https://images.example/hook"})
+        assert (response.status_code, response.json()["code"]) == (503, "overloaded")
+    finally:
+        for _ in range(held):
+            resolver.LOOKUPS.release("default", 1)
