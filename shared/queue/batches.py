@@ -71,14 +71,19 @@ class Batches(QueueComponent):
         if not await self._scripts.cancel_batch(tenant, batch_id):
             raise _no_batch(batch_id)
 
-    async def due(self, limit: int, again_ms: int) -> list[tuple[str, str]]:
-        """Return tenant and id of the due batches; each is due again after `again_ms`."""
-        rows = await self._scripts.due_batches(limit, again_ms)
+    async def due(self, places: int, running: Mapping[str, int], again_ms: int) -> list[tuple[str, str]]:
+        """Claim due batches for a process with `places`, of which tenants use `running`; return tenants and ids.
+
+        At most one of a tenant, in turns of tenants: one takes a place while it holds fewer than are free. Each batch
+        is due again after `again_ms`.
+        """
+        in_progress = [item for pair in running.items() for item in pair]
+        rows = await self._scripts.due_batches(places, again_ms, *in_progress)
         return [(tenant, batch_id) for tenant, _, batch_id in (row.partition("|") for row in rows)]
 
-    async def postpone(self, batch: Batch, again_ms: int) -> None:
+    async def postpone(self, tenant: str, batch_id: str, again_ms: int) -> None:
         """Make a batch due after `again_ms`."""
-        await self._scripts.postpone_batch(batch.tenant, batch.id, again_ms)
+        await self._scripts.postpone_batch(tenant, batch_id, again_ms)
 
     async def commit(self, batch: Batch, update: BatchUpdate, again_ms: int | None) -> bool:
         """Commit one step, due again after `again_ms` (None: the batch has ended); False if `batch` is outdated."""

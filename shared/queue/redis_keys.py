@@ -113,7 +113,8 @@ class RedisKeys:
     # Batches
     batch = _Family("tenant batch", "hash", bound="as batches; 7 d after its end")
     batch_accepted = _Family("tenant batch", "string", bound="as batches; one bit a line")
-    active_batches = _Single("zset", bound="active batches, by next check")
+    active_batches = _Family("tenant", "zset", bound="active batches, by next check")
+    batch_tenants = _Single("zset", bound="tenants with active batches, by next turn")
     batches = _Family("tenant", "zset", bound="1,000 rows")
     # Workers
     worker = _Family("id", "hash", ttl="30 s")
@@ -141,10 +142,11 @@ class RedisKeys:
     # Webhooks
     webhook_endpoints = _Family("tenant", "hash", bound="16 endpoints, and the secret")
     webhook_outbox = _Single("stream", bound="about 1,000,000 entries")
-    webhook_hosts = _Single("zset", bound="hosts with pending deliveries")
-    webhook_due = _Family("host", "zset", bound="pending deliveries")
+    webhook_tenants = _Single("zset", bound="tenants with pending deliveries, by the earliest")
+    webhook_hosts = _Family("tenant", "zset", bound="hosts with pending deliveries, by the earliest")
+    webhook_due = _Family("tenant host", "zset", bound="pending deliveries: 50,000 of a tenant")
     webhook_delivery = _Family("id", "hash", ttl="7 d")
-    webhook_deliveries = _Family("tenant", "zset", ttl="7 d")
+    webhook_deliveries = _Family("tenant", "zset", ttl="7 d, 50,000 rows")
 
     def __init__(self, namespace: str) -> None:
         self.prefix = f"{{fq:{namespace}}}:"

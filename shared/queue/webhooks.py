@@ -108,14 +108,15 @@ class Webhooks(QueueComponent):
         return await self._scripts.expand_outbox(limit)
 
     async def claim_deliveries(
-        self, limit: int, per_host: int, running: Mapping[str, int], again_ms: int
+        self, slots: int, per_host: int, running: Mapping[tuple[str, str], int], again_ms: int
     ) -> list[DueDelivery]:
-        """Claim up to `limit` due deliveries, at most `per_host` of one host including its `running` ones.
+        """Claim due deliveries for a sender with `slots`, of which `running` are in use by tenant and host.
 
+        At most `per_host` of a tenant's host, in turns of tenants: one takes a slot while it holds fewer than are free.
         A delivery is due again after `again_ms` unless `record_attempt` follows.
         """
-        pairs = [item for pair in running.items() for item in pair]
-        rows = await self._scripts.claim_deliveries(limit, per_host, again_ms, *pairs)
+        in_progress = [item for (tenant, host), count in running.items() for item in (tenant, host, count)]
+        rows = await self._scripts.claim_deliveries(slots, per_host, again_ms, *in_progress)
         due = []
         for delivery_id, fields, wire in rows:
             delivery = _delivery(delivery_id, paired(fields))

@@ -23,7 +23,7 @@ from chaos.processes import MAX_BATCH, Cluster, Launcher, wait_for
 TIMEOUT_S = 1800.0
 SETTLE_TIMEOUT_S = 60.0
 STUCK_S = 180.0
-DELIVERY_TIMEOUT_S = 150.0  # what a killed chores worker was delivering is due again after 80 s
+DELIVERY_TIMEOUT_S = 90.0  # what a killed chores worker was delivering is due again after 30 s
 SUBMITTERS = 12
 
 
@@ -192,6 +192,6 @@ class Run:
 
     async def _delivered(self) -> None:
         """Wait until no webhook is due any more."""
-        names = (self.cluster.keys.webhook_outbox, self.cluster.keys.webhook_hosts)
+        names = (self.cluster.keys.webhook_outbox, self.cluster.keys.webhook_tenants)
         with self.cluster.redis.client as client, contextlib.suppress(TimeoutError):
             await wait_for(lambda: not client.exists(*names), "all webhooks are delivered", DELIVERY_TIMEOUT_S)

@@ -1,114 +1,42 @@
-"""`python -m worker.chores`: one chores worker, which is an rq worker without forks and the schedule's thread."""
+"""`python -m worker.chores`: one process per queue of chores, below one that supervises them."""
 
-import asyncio
 import os
-import signal
 import sys
-import threading
-from functools import partial
-from types import FrameType
 
 import structlog
-from redis.exceptions import RedisError
-from rq import SimpleWorker
-from rq.exceptions import StopRequested
-from rq.serializers import JSONSerializer
 
 from shared.config import settings
 from shared.config.settings import Settings
-from shared.errors import FusequeueError, RedisUnavailable
-from shared.queue import Queue
+from shared.errors import FusequeueError
 from shared.runtime import log as logging
-from worker.chores import maintenance, rq_queue
+from worker.chores import batch_pass, webhooks  # noqa: F401 - imported before the forks, which share their memory
+from worker.chores.child_processes import EXIT_CONFIGURATION, ChildProcesses
+from worker.chores.rq_queue import ChoreQueue
+from worker.chores.rq_worker import ChoresWorker
 
 log = structlog.get_logger()
 
-MAINTENANCE_INTERVAL_S = 60
-WORKER_TTL_S = 60  # rq's blocking read is 15 s shorter, which bounds the detection of a hung Redis
-RECONNECT_S = 1.0
 
-
-class RqWorker(SimpleWorker):
-    """rq worker without rq's signal handlers, which are installed too late for a stop during the start."""
-
-    def _install_signal_handlers(self) -> None:
-        pass
-
-
-class ChoresWorker:
-    """Runs chores until SIGTERM or SIGINT; reconnects after a Redis outage."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._stopping = threading.Event()
-        self._worker: RqWorker | None = None
-
-    def run(self) -> None:
-        """Run until a signal; the first one lets the current chore finish, the second one stops at once."""
-        for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, self._stop)
-        with rq_queue.connect(self._settings) as connection:
-            make_room = partial(maintenance.sweep_without_rq, self._settings)
-            schedule = rq_queue.Schedule(self._settings, connection, make_room)
-            schedule.start()
-            try:
-                while not self._stopping.is_set():
-                    self._work()
-                    self._stopping.wait(RECONNECT_S)
-            finally:
-                schedule.stop()
-        log.info("chores_stopped")
-
-    def _work(self) -> None:
-        """Run one rq worker until a stop or a Redis error."""
-        try:
-            with rq_queue.connect(self._settings) as connection:
-                asyncio.run(_check_queue(self._settings))
-                self._worker = RqWorker(
-                    [rq_queue.rq_queue(self._settings, connection)],
-                    connection=connection,
-                    serializer=JSONSerializer,
-                    worker_ttl=WORKER_TTL_S,
-                    maintenance_interval=MAINTENANCE_INTERVAL_S,
-                    log_job_description=False,
-                )
-                if not self._stopping.is_set():
-                    logging.announce("chores_ready", queue=rq_queue.queue_name(self._settings.namespace))
-                    self._worker.work(logging_level="WARNING")
-        except StopRequested:
-            pass
-        except (RedisError, RedisUnavailable) as error:
-            log.warning("chores_redis_unavailable", error=str(error))
-        finally:
-            self._worker = None
-
-    def _stop(self, signum: int, frame: FrameType | None) -> None:
-        self._stopping.set()
-        if self._worker is not None:
-            self._worker.request_stop(signum, frame)  # type: ignore[no-untyped-call]
-
-
-async def _check_queue(settings: Settings) -> None:
-    """Raise `IncompatibleRedis` for a queue that this version must not read."""
-    queue = Queue.connect(settings)
+def _work(configured: Settings, kind: ChoreQueue) -> int:
     try:
-        await queue.check()
-    finally:
-        await queue.close()
+        ChoresWorker(configured, kind).run()
+    except FusequeueError as error:
+        log.error("chores_stopped", queue=kind.value, code=error.code, error=error.message)
+        return EXIT_CONFIGURATION
+    return 0
 
 
 def main() -> int:
-    """Run a chores worker and return the exit status; logs a configuration error in one line."""
+    """Run the chores and return the exit status; logs a configuration error in one line."""
     try:
         configured = settings.load()
         logging.configure(configured.log_level)
         for message in settings.unknown_variables(os.environ):
             log.warning("setting_unknown", message=message)
-        ChoresWorker(configured).run()
     except FusequeueError as error:
         log.error("chores_stopped", code=error.code, error=error.message)
-        return 1
-    return 0
+        return EXIT_CONFIGURATION
+    return ChildProcesses([kind.value for kind in ChoreQueue], lambda name: _work(configured, ChoreQueue(name))).run()
 
 
 if __name__ == "__main__":

@@ -19,13 +19,12 @@ from shared.queue.batches import BatchUpdate
 from shared.runtime.clock import SyncedClock
 from shared.storage import Storage
 
-STALE_MS = 15_000
-"""Time until the schedule advances a batch again: longer than a step, and the delay after a step was killed."""
-
 WAIT_MS = 2_000
 STEP_S = 8.0
+"""A step processes no further line after this time."""
+
 GROUP_LINES = 25
-"""Lines that are processed concurrently, between checks of the limits of a step."""
+"""Lines whose results are written between checks of the limits of a step."""
 
 _CHUNK_BYTES = 16 * 1024 * 1024
 
@@ -105,7 +104,7 @@ class BatchWriter:
         parts = await store_part(context, batch, batch.output_file_id, self._results)
         parts += await store_part(context, batch, batch.error_file_id, self._errors)
         counts = {"written": self._lines, "succeeded": len(self._results)}
-        again_ms = WAIT_MS if self._waiting else STALE_MS
+        again_ms = WAIT_MS if self._waiting else 0
         update = BatchUpdate({"written_offset": self._offset}, counts, parts=parts)
         return await self._queue.batches.commit(batch, update, again_ms) and not self._waiting
 

@@ -1,18 +1,16 @@
-"""Batches, in small steps: each continues from the last committed update, and commits its own or has no effect."""
+"""One step of a batch: it continues from the last committed update, and commits its own or has no effect."""
 
 import asyncio
 import json
-import secrets
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
+from itertools import takewhile
 
 import structlog
 
 from shared import job_builder
-from shared.config import models_file, settings
-from shared.config.settings import Settings
-from shared.errors import FusequeueError, InvalidRequest, NotFound, QueueFull
+from shared.errors import FusequeueError, InvalidRequest, QueueFull, Unavailable
 from shared.job import Priority
 from shared.protocols.openai import batch_lines
 from shared.protocols.openai.batch_lines import BatchLine, LineChecker
@@ -30,12 +28,7 @@ from shared.protocols.openai.batches import (
 )
 from shared.queue import Submission
 from shared.queue.batches import BatchUpdate
-from shared.runtime.clock import SyncedClock
-from shared.storage import connect
-from worker.chores import rq_queue
 from worker.chores.batch_files import (
-    GROUP_LINES,
-    STALE_MS,
     STEP_S,
     WAIT_MS,
     BatchContext,
@@ -48,72 +41,19 @@ from worker.chores.batch_files import (
 
 log = structlog.get_logger()
 
-MAX_DUE = 100
-_CONCURRENT_LINES = 8  # each can hold an image in memory
+CONCURRENT_LINES = 8  # each can hold an image in memory
+FULL_MS = 15_000
+"""Longest time until a batch tries again to submit lines for which the queue was full."""
+
+LINES_S = 45.0
+"""A step ends after this time. Its lines end before, by the timeouts of their URLs and of storage."""
 
 
-def advance_due() -> int:
-    """Enqueue a step for each batch that is due, and return their number."""
-    configured = settings.load()
-    due = asyncio.run(_due(configured))
-    _enqueue(configured, [(batch.tenant, batch.id, batch.rev) for batch in due])
-    return len(due)
+class _Unchecked:
+    """In place of a line that has not been checked."""
 
 
-def advance(tenant: str, batch_id: str) -> str:
-    """Run one step of a batch, enqueue the next one if there is more to do, and return the batch's status."""
-    configured = settings.load()
-    more, batch = asyncio.run(_advance(configured, tenant, batch_id))
-    if batch is None:
-        return "deleted"
-    if more:
-        _enqueue(configured, [(tenant, batch_id, batch.rev + 1)])
-    return batch.status.value
-
-
-def _enqueue(configured: Settings, steps: Sequence[tuple[str, str, int]]) -> None:
-    if not steps:
-        return
-    with rq_queue.connect(configured) as connection:
-        queue = rq_queue.rq_queue(configured, connection)
-        for tenant, batch_id, rev in steps:
-            chore_id = f"{batch_id}-{rev}-{secrets.token_hex(4)}"
-            rq_queue.enqueue(
-                queue, "worker.chores.batches.advance", tenant, batch_id, chore_id=chore_id, start_within_s=60
-            )
-
-
-async def _due(configured: Settings) -> list[Batch]:
-    """Return the due batches with work to do, and postpone the others."""
-    due = []
-    async with rq_queue.job_queue(configured) as queue:
-        for tenant, batch_id in await queue.batches.due(MAX_DUE, STALE_MS):
-            try:
-                batch = await queue.batches.get(tenant, batch_id)
-            except NotFound:
-                continue
-            if next_step(batch, await queue.now_ms()) is BatchStep.WAIT:
-                await queue.batches.postpone(batch, WAIT_MS)
-            else:
-                due.append(batch)
-    return due
-
-
-async def _advance(configured: Settings, tenant: str, batch_id: str) -> tuple[bool, Batch | None]:
-    storage = connect(configured)
-    try:
-        async with rq_queue.job_queue(configured) as queue:
-            try:
-                batch = await queue.batches.get(tenant, batch_id)
-            except NotFound:
-                return False, None
-            catalog = models_file.load(configured.models, configured.batch_rules)
-            context = BatchContext(configured, catalog, queue, storage, SyncedClock(await queue.now_ms()))
-            more = await BatchRunner(context, batch).advance()
-    finally:
-        await storage.close()
-    log.info("batch_advanced", batch_id=batch_id, status=batch.status.value, read=batch.read, written=batch.written)
-    return more, batch
+_UNCHECKED = _Unchecked()
 
 
 class BatchRunner:
@@ -140,10 +80,10 @@ class BatchRunner:
         if step is BatchStep.WRITE:
             return await BatchWriter(self._context, self._batch).write()
         if step is BatchStep.WAIT:
-            await self._queue.batches.postpone(self._batch, WAIT_MS)
+            await self._queue.batches.postpone(self._batch.tenant, self._batch.id, WAIT_MS)
         return False
 
-    async def _commit(self, update: BatchUpdate, again_ms: int | None = STALE_MS) -> bool:
+    async def _commit(self, update: BatchUpdate, again_ms: int | None = 0) -> bool:
         return await self._queue.batches.commit(self._batch, update, again_ms)
 
     async def _validate(self) -> bool:
@@ -197,32 +137,43 @@ class BatchRunner:
                 accepted.append(line.ordinal)
         parts = await store_part(self._context, batch, batch.error_file_id, rejected)
         counts = {"read": len(accepted) + len(rejected), "accepted": len(accepted), "failed": len(rejected)}
-        again_ms = min(STALE_MS, *(1000 * full.retry_after_s for full in refused.values())) if refused else STALE_MS
+        again_ms = min(FULL_MS, *(1000 * full.retry_after_s for full in refused.values())) if refused else 0
         update = BatchUpdate({"read_offset": offset}, counts, accepted, parts)
         return await self._commit(update, again_ms) and not refused
 
     async def _check_lines(self, chunk: Sequence[LineAt]) -> list[Submission | FusequeueError | None]:
-        """Return the job of each line, its error, or None for an existing job; stops early after `STEP_S`."""
+        """Return the job of each line, its error, or None for an existing job, of as many lines as there is time for.
+
+        The result ends before a line for which a service failed, which is checked again in the next step; if that is
+        the first one, its error is raised.
+        """
         batch = self._batch
         known = await self._queue.batches.known_jobs([line_job_id(batch, line.ordinal) for line, _ in chunk])
-        limit = asyncio.Semaphore(_CONCURRENT_LINES)
+        checked: list[Submission | FusequeueError | _Unchecked | None] = [_UNCHECKED] * len(chunk)
+        lines = iter(range(len(chunk)))
+        failed: Exception | None = None
 
-        async def check(line: BatchLine, exists: bool) -> Submission | FusequeueError | None:
-            if exists:
-                return None
-            async with limit:
+        async def check_next_lines() -> None:
+            nonlocal failed
+            for at in lines:  # shared by all: each line is checked once
+                if failed is not None or (at and time.monotonic() > self._until_s):
+                    return
                 try:
-                    return await self._submission(line)
+                    checked[at] = None if known[at] else await self._submission(chunk[at][0])
                 except InvalidRequest as error:
-                    return error
+                    checked[at] = error
+                except Unavailable as error:
+                    failed = error
 
-        checked: list[Submission | FusequeueError | None] = []
-        for first in range(0, len(chunk), GROUP_LINES):
-            if checked and time.monotonic() > self._until_s:
-                break
-            group = zip(chunk[first : first + GROUP_LINES], known[first : first + GROUP_LINES], strict=True)
-            checked += await asyncio.gather(*(check(line, exists) for (line, _), exists in group))
-        return checked
+        try:
+            async with asyncio.timeout(LINES_S):
+                await asyncio.gather(*(check_next_lines() for _ in range(CONCURRENT_LINES)))
+        except TimeoutError as error:
+            failed = error
+        done = list(takewhile(lambda item: not isinstance(item, _Unchecked), checked))
+        if failed is not None and not done:
+            raise failed
+        return [item for item in done if not isinstance(item, _Unchecked)]
 
     async def _submission(self, line: BatchLine) -> Submission:
         context, batch = self._context, self._batch

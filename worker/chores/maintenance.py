@@ -16,6 +16,7 @@ from shared.errors import StorageUnavailable
 from shared.queue import ExpiredItem, Queue
 from shared.storage import Storage, connect
 from worker.chores import rq_queue
+from worker.chores.rq_queue import ChoreQueue
 
 log = structlog.get_logger()
 
@@ -50,7 +51,7 @@ def _continue_chain(configured: Settings, chore: str, chain: str, chunk: int, un
     """Enqueue the next chunk of a chore, unless the schedule has started the next chain."""
     if time.time() < until_s:
         with rq_queue.connect(configured) as connection:
-            queue, chore_id = rq_queue.rq_queue(configured, connection), f"{chain}-{chunk + 1}"
+            queue, chore_id = rq_queue.rq_queue(configured, connection, ChoreQueue.UPKEEP), f"{chain}-{chunk + 1}"
             rq_queue.enqueue(queue, chore, chain, chunk + 1, until_s, chore_id=chore_id, start_within_s=60)
 
 

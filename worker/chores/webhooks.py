@@ -1,103 +1,132 @@
-"""Webhook delivery: one pass over the due deliveries, with a limit per host so that a dead host stalls no other."""
+"""Webhook delivery: one pass over the due deliveries.
+
+A host has a few slots, so that a dead one stalls no other, and a tenant at most as many as are free.
+"""
 
 import asyncio
 import random
+import re
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import structlog
 
-from shared.config import settings
 from shared.config.settings import Settings
-from shared.errors import FusequeueError
+from shared.errors import FusequeueError, Unavailable
 from shared.inputs.fetch_guard import FetchGuard, FetchResponse, FetchRules
 from shared.protocols.replicate.predictions import webhook_body
 from shared.queue import Queue
 from shared.queue.webhooks import DeliveryAttempt, DueDelivery
 from shared.runtime.clock import now_ms
 from shared.webhooks import AttemptOutcome, DeliveryState, attempt_outcome, body, headers
-from worker.chores import rq_queue
+from worker.chores.background import Background, stopping
 
 log = structlog.get_logger()
 
-MAX_CONCURRENT = 64
-MAX_CONCURRENT_PER_HOST = 4
+SLOTS = 64
+SLOTS_PER_HOST = 4
+RECLAIM_MARGIN_S = 10.0
+"""An attempt ends within its timeout and the time of a few Redis commands; later its sender counts as killed."""
+
 OUTBOX_CHUNK = 100
 BUDGET_S = 25.0
-"""No attempt starts after this time: with the longest timeout a pass ends well before rq interrupts it."""
+"""A pass ends after this time, well before rq interrupts it."""
+
+_SECONDS = re.compile(r"[0-9]{1,9}")
 
 
 def deliver() -> int:
     """Run one pass and return the number of attempts."""
-    return asyncio.run(_deliver(settings.load()))
+    return BACKGROUND.run()
 
 
-async def _deliver(configured: Settings) -> int:
+@asynccontextmanager
+async def opened(configured: Settings) -> AsyncIterator["DeliveryPass"]:
+    """Open what deliveries need; at the end, wait for those in progress."""
     guard, base_url = FetchGuard(FetchRules.for_webhooks(configured)), (configured.public_url or "").rstrip("/")
-    async with rq_queue.job_queue(configured, 0.95 * rq_queue.JOB_TIMEOUT_S) as queue:
-        return await DeliveryPass(queue, guard, base_url).run()
+    queue = Queue.connect(configured)
+    deliveries = DeliveryPass(queue, guard, base_url)
+    try:
+        yield deliveries
+    finally:
+        await deliveries.drain()
+        await queue.close()
+
+
+BACKGROUND = Background(opened)
 
 
 class DeliveryPass:
-    """One pass; also delivers events that arrive while it waits for slow hosts."""
+    """Passes that follow each other; attempts in progress at the end of one continue."""
 
     def __init__(self, queue: Queue, guard: FetchGuard, base_url: str) -> None:
         self._queue = queue
         self._guard = guard
         self._base_url = base_url
-        self._hosts: dict[asyncio.Task[None], str] = {}
-        self._reclaim_ms = round((guard.rules.timeout_s + rq_queue.JOB_TIMEOUT_S) * 1000)
+        self._running: dict[asyncio.Task[None], tuple[str, str]] = {}
+        self._reclaim_ms = round((guard.rules.timeout_s + RECLAIM_MARGIN_S) * 1000)
 
     async def run(self) -> int:
-        """Deliver until nothing is due or `BUDGET_S` is over; returns the number of attempts."""
+        """Begin attempts until none is due or in progress, or `BUDGET_S` is over; returns their number."""
         attempts = 0
         until_s = time.monotonic() + BUDGET_S
-        try:
-            while time.monotonic() < until_s:
-                expanded = await self._queue.webhooks.expand_outbox(OUTBOX_CHUNK)
-                due = await self._claim()
-                for item in due:
-                    self._hosts[asyncio.create_task(self._attempt(item))] = item.delivery.host
-                attempts += len(due)
-                if not (expanded or due or self._hosts):
-                    break
-                await self._reap(timeout_s=0.0 if expanded or due else 0.5)
-            while self._hosts:
-                await self._reap(timeout_s=None)
-        finally:
-            for task in self._hosts:
-                task.cancel()
+        while time.monotonic() < until_s and not stopping.is_set():
+            expanded = await self._queue.webhooks.expand_outbox(OUTBOX_CHUNK)
+            due = await self._claim()
+            for item in due:
+                task = asyncio.create_task(self._attempt(item))
+                self._running[task] = (item.delivery.tenant, item.delivery.host)
+            attempts += len(due)
+            if not (expanded or due or self._running):
+                break
+            await self._reap(timeout_s=0.0 if expanded or due else 0.5)
         return attempts
 
+    async def drain(self) -> None:
+        """Wait for the attempts in progress."""
+        while self._running:
+            await self._reap(timeout_s=None)
+
     async def _claim(self) -> list[DueDelivery]:
-        free = MAX_CONCURRENT - len(self._hosts)
-        if not free:
+        if len(self._running) == SLOTS:
             return []
-        running = Counter(self._hosts.values())
-        return await self._queue.webhooks.claim_deliveries(free, MAX_CONCURRENT_PER_HOST, running, self._reclaim_ms)
+        running = Counter(self._running.values())
+        return await self._queue.webhooks.claim_deliveries(SLOTS, SLOTS_PER_HOST, running, self._reclaim_ms)
 
     async def _reap(self, timeout_s: float | None) -> None:
-        """Wait for an attempt to end and raise its error."""
-        if not self._hosts:
+        """Wait for an attempt to end."""
+        if not self._running:
             return
-        done, _ = await asyncio.wait(self._hosts, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(self._running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            del self._hosts[task]
-            task.result()
+            del self._running[task]
 
     async def _attempt(self, due: DueDelivery) -> None:
-        delivery = due.delivery
-        started_s = time.monotonic()
-        attempt = DeliveryAttempt(at_ms=now_ms())
+        """Make and record one attempt; an error of our own is logged, and the delivery is due again later."""
+        try:
+            await self._record(due, *await self._make(due))
+        except Unavailable as error:
+            log.warning("webhook_not_recorded", delivery=due.delivery.id, code=error.code, error=error.message)
+        except Exception:
+            log.exception("webhook_attempt_failed", delivery=due.delivery.id)
+
+    async def _make(self, due: DueDelivery) -> tuple[AttemptOutcome, DeliveryAttempt]:
+        delivery, attempt = due.delivery, DeliveryAttempt(at_ms=now_ms())
         if not due.secrets:
-            outcome = AttemptOutcome(DeliveryState.FAILED)
-            attempt = attempt.model_copy(update={"error": "the endpoint was deleted or disabled"})
-        else:
-            reply, error = await self._send(due)
-            status = None if reply is None else reply.status
-            outcome = attempt_outcome(delivery.attempts + 1, status, _retry_after_s(reply), random.random())
-            duration_ms = round(1000 * (time.monotonic() - started_s))
-            attempt = attempt.model_copy(update={"status": status, "error": error, "duration_ms": duration_ms})
+            deleted = {"error": "the endpoint was deleted or disabled"}
+            return AttemptOutcome(DeliveryState.FAILED), attempt.model_copy(update=deleted)
+        started_s = time.monotonic()
+        reply, error = await self._send(due)
+        status = None if reply is None else reply.status
+        outcome = attempt_outcome(delivery.attempts + 1, status, _retry_after_s(reply), random.random())
+        duration_ms = round(1000 * (time.monotonic() - started_s))
+        return outcome, attempt.model_copy(update={"status": status, "error": error, "duration_ms": duration_ms})
+
+    async def _record(self, due: DueDelivery, outcome: AttemptOutcome, attempt: DeliveryAttempt) -> None:
+        delivery = due.delivery
         await self._queue.webhooks.record_attempt(delivery.id, outcome, attempt)
         log.info(
             "webhook_attempted",
@@ -119,11 +148,12 @@ class DeliveryPass:
             content = body(delivery.type, delivery.at_ms, delivery.job_id, record, self._base_url)
         signed = headers(f"msg_{delivery.event_id}", content, due.secrets, now_ms())
         try:
-            return await self._guard.send("POST", delivery.url, headers=signed, content=content), None
+            guard = replace(self._guard, tenant=delivery.tenant)
+            return await guard.send("POST", delivery.url, headers=signed, content=content), None
         except FusequeueError as error:
             return None, error.message
 
 
 def _retry_after_s(reply: FetchResponse | None) -> float | None:
     value = "" if reply is None else reply.headers.get("retry-after", "")
-    return float(value) if value.isdigit() else None
+    return float(value) if _SECONDS.fullmatch(value) else None

@@ -25,8 +25,8 @@ class Maintenance(QueueComponent):
         """Return whether webhook deliveries are pending, and whether batches are active."""
         with translated():
             async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.exists(self._keys.webhook_outbox, self._keys.webhook_hosts)
-                pipe.exists(self._keys.active_batches)
+                pipe.exists(self._keys.webhook_outbox, self._keys.webhook_tenants)
+                pipe.exists(self._keys.batch_tenants)
                 webhooks, batches = await pipe.execute()
         return bool(webhooks), bool(batches)
 

@@ -408,9 +408,9 @@ async def test_every_line_has_one_result_after_kills(
                 server.process.wait(60)
                 assert not (await queue.batches.get("default", batch.id)).status.terminal
                 server = start(port=str(server.port), namespace=server.settings.namespace)
-                row = f"default|{batch.id}"  # due now instead of after a while
-                redis, keys = queue.client.redis, queue.client.redis_keys
-                assert await redis.zadd(keys.active_batches, {row: 1}, xx=True, ch=True) == 1
+                redis, keys = queue.client.redis, queue.client.redis_keys  # due now instead of after a while
+                assert await redis.zadd(keys.active_batches("default"), {batch.id: 1}, xx=True, ch=True) == 1
+                await redis.zadd(keys.batch_tenants, {"default": 1})
             chores_worker()
             await eventually(lambda: reached(10**9, 0), "the batch has ended", 90)
     await queue.close()

@@ -12,7 +12,16 @@ from shared.queue import Queue, Submission, WorkerInfo
 Make = Callable[..., Submission]
 HOUR_MS = 3_600_000
 TIMES = {"job": ("arrived", "started", "returned", "passed"), "arrivals": ("last", "done"), "reclaims": ("last", "gap")}
-SORTED_BY_TIME = ("ready", "lanes", "leases", "deadlines", "active_batches", "workers", "model_holders")
+SORTED_BY_TIME = (
+    "ready",
+    "lanes",
+    "leases",
+    "deadlines",
+    "active_batches",
+    "batch_tenants",
+    "workers",
+    "model_holders",
+)
 
 
 async def set_back(queue: Queue) -> None:
@@ -93,8 +102,10 @@ async def test_a_dead_worker_is_forgotten(queue: Queue) -> None:
 
 async def test_batches_are_advanced(queue: Queue) -> None:
     """An active batch is due again within a minute."""
-    keys = queue.client.redis_keys
-    await queue.client.redis.zadd(keys.active_batches, {"default|batch_1": await redis_ms(queue)})
+    keys, redis = queue.client.redis_keys, queue.client.redis
+    await redis.hset(keys.batch("default", "batch_1"), "status", "in_progress")
+    await redis.zadd(keys.active_batches("default"), {"batch_1": await redis_ms(queue)})
+    await redis.zadd(keys.batch_tenants, {"default": await redis_ms(queue)})
     await set_back(queue)
-    assert await queue.batches.due(10, 15_000) == [("default", "batch_1")]
-    assert await queue.batches.due(10, 15_000) == []
+    assert await queue.batches.due(10, {}, 15_000) == [("default", "batch_1")]
+    assert await queue.batches.due(10, {}, 15_000) == []

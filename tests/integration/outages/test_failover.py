@@ -209,7 +209,7 @@ async def test_chores_follow_a_failover(
     """rq's own connections leave the old primary as well."""
     settings = settings_for(failover.proxy.redis_url)
     with rq_queue.connect(settings) as connection:
-        queue: RqQueue = rq_queue.rq_queue(settings, connection)
+        queue: RqQueue = rq_queue.rq_queue(settings, connection, rq_queue.ChoreQueue.UPKEEP)
         assert await asyncio.to_thread(rq_queue.enqueue, queue, rq_queue.MOVE_ON, chore_id="before", start_within_s=60)
         await synced(failover)
         failover.promote()

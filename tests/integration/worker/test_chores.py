@@ -23,6 +23,8 @@ from shared.queue import Queue, Submission
 from shared.storage import Storage, connect
 from worker.chores import maintenance, rq_queue
 from worker.chores.maintenance import sweep_chunk
+from worker.chores.rq_queue import ChoreQueue
+from worker.chores.schedule import Schedule
 
 ROOT = Path(__file__).parents[3]
 Make = Callable[..., Submission]
@@ -156,10 +158,10 @@ def test_a_chore_id_is_enqueued_once(redis_server: Any, settings_for: Callable[.
     """Two workers that enqueue the same chore run it once; rq's keys expire."""
     settings = settings_for(redis_server.url)
     with rq_queue.connect(settings) as connection:
-        queue = rq_queue.rq_queue(settings, connection)
+        queue = rq_queue.rq_queue(settings, connection, ChoreQueue.UPKEEP)
         assert rq_queue.enqueue(queue, "worker.chores.maintenance.move_on", chore_id="x-1", start_within_s=60)
         assert not rq_queue.enqueue(queue, "worker.chores.maintenance.move_on", chore_id="x-1", start_within_s=60)
-        assert queue.job_ids == [f"fusequeue-{settings.namespace}-chores-x-1"]
+        assert queue.job_ids == [f"fusequeue-{settings.namespace}-upkeep-x-1"]
         assert 0 < connection.ttl(f"rq:job:{queue.job_ids[0]}") <= 60
         queue.delete()
 
@@ -213,7 +215,7 @@ async def test_a_reconcile_that_used_up_its_time_is_continued(
     await queue.jobs.submit([make_submission()])
     await asyncio.to_thread(maintenance.reconcile, "reconcile-1", 0, time.time() + 60)
     with rq_queue.connect(settings) as connection:
-        enqueued = rq_queue.rq_queue(settings, connection)
+        enqueued = rq_queue.rq_queue(settings, connection, ChoreQueue.UPKEEP)
         expected = [] if budget_s else [f"{enqueued.name}-reconcile-1-1"]
         assert enqueued.job_ids == expected
         enqueued.empty()
@@ -221,25 +223,29 @@ async def test_a_reconcile_that_used_up_its_time_is_continued(
 
 async def test_chores_without_work_are_not_enqueued(queue: Queue) -> None:
     """An idle service runs no chores for webhooks and batches."""
-    with rq_queue.connect(queue.client.settings) as connection:
-        schedule = rq_queue.Schedule(queue.client.settings, connection, lambda: None)
-        enqueued = rq_queue.rq_queue(queue.client.settings, connection)
+    settings, keys, redis = queue.client.settings, queue.client.redis_keys, queue.client.redis
+    with rq_queue.connect(settings) as connection:
+        queues = [rq_queue.rq_queue(settings, connection, kind) for kind in ChoreQueue]
+        schedules = [Schedule(settings, connection, kind) for kind in ChoreQueue]
 
         async def enqueued_at(now_s: float) -> list[str]:
-            enqueued.empty()
-            await asyncio.to_thread(schedule.tick, now_s)
-            return sorted({job_id.removeprefix(f"{enqueued.name}-").partition("-")[0] for job_id in enqueued.job_ids})
+            for one, schedule in zip(queues, schedules, strict=True):
+                one.empty()
+                await asyncio.to_thread(schedule.tick, now_s)
+            ids = [job_id.removeprefix(f"{one.name}-") for one in queues for job_id in one.job_ids]
+            return sorted({chore_id.partition("-")[0] for chore_id in ids})
 
         assert await enqueued_at(1000.0) == ["move", "reconcile", "sweep"]
         assert await enqueued_at(1004.0) == []
-        await queue.client.redis.xadd(queue.client.redis_keys.webhook_outbox, {"event": "1-0"})
-        assert await enqueued_at(1008.0) == ["webhooks"]
-        await queue.client.redis.zadd(queue.client.redis_keys.active_batches, {"default|batch_1": 1})
-        assert await enqueued_at(1012.0) == ["batches", "move", "webhooks"]
-        await queue.client.redis.delete(queue.client.redis_keys.webhook_outbox)
-        await queue.client.redis.zadd(queue.client.redis_keys.webhook_hosts, {"example.com": 2**41})
-        assert await enqueued_at(1016.0) == ["batches", "webhooks"]
-        enqueued.delete()
+        await redis.xadd(keys.webhook_outbox, {"event": "1-0"})
+        assert await enqueued_at(1008.0) == ["deliver"]
+        await redis.zadd(keys.batch_tenants, {"default": 1})
+        assert await enqueued_at(1012.0) == ["advance", "deliver", "move"]
+        await redis.delete(keys.webhook_outbox)
+        await redis.zadd(keys.webhook_tenants, {"default": 2**41})
+        assert await enqueued_at(1016.0) == ["advance", "deliver"]
+        for one in queues:
+            one.delete()
 
 
 async def test_the_next_worker_completes_a_killed_sweep(
@@ -344,7 +350,10 @@ async def test_retention_deletes_while_redis_is_full(
 
         async def chore_ran() -> bool:
             return (
-                await redis.exists(f"rq:finished:{rq_queue.queue_name(durable_queue.client.settings.namespace)}") == 1
+                await redis.exists(
+                    f"rq:finished:{rq_queue.queue_name(durable_queue.client.settings.namespace, ChoreQueue.UPKEEP)}"
+                )
+                == 1
             )
 
         await eventually(chore_ran, "rq runs chores again", 60)
@@ -369,7 +378,7 @@ async def test_a_chores_worker_reconnects_after_a_redis_restart(
         await queue.client.redis.zadd(queue.client.redis_keys.retention, {"job|default|job_1|": 1})
         with rq_queue.connect(settings) as connection:
             rq_queue.enqueue(
-                rq_queue.rq_queue(settings, connection),
+                rq_queue.rq_queue(settings, connection, ChoreQueue.UPKEEP),
                 "worker.chores.maintenance.sweep",
                 "restart",
                 0,

@@ -116,10 +116,13 @@ async def endpoint(api: httpx.AsyncClient, receiver: ScriptedReceiver, **more: A
 
 async def make_due(queue: Queue) -> None:
     """Make all scheduled deliveries due."""
-    for host in await queue.client.redis.zrange(queue.client.redis_keys.webhook_hosts, 0, -1):
-        for delivery in await queue.client.redis.zrange(queue.client.redis_keys.webhook_due(host), 0, -1):
-            await queue.client.redis.zadd(queue.client.redis_keys.webhook_due(host), {delivery: 1})
-        await queue.client.redis.zadd(queue.client.redis_keys.webhook_hosts, {host: 1})
+    redis, keys = queue.client.redis, queue.client.redis_keys
+    for tenant in await redis.zrange(keys.webhook_tenants, 0, -1):
+        for host in await redis.zrange(keys.webhook_hosts(tenant), 0, -1):
+            for delivery in await redis.zrange(keys.webhook_due(tenant, host), 0, -1):
+                await redis.zadd(keys.webhook_due(tenant, host), {delivery: 1})
+            await redis.zadd(keys.webhook_hosts(tenant), {host: 1})
+        await redis.zadd(keys.webhook_tenants, {tenant: 1})
 
 
 async def ended(queue: Queue, make_submission: Any, **changes: Any) -> str:
@@ -251,6 +254,7 @@ async def test_the_chore_reads_its_settings_from_the_environment(
         monkeypatch.setenv(f"FUSEQUEUE_{name}", value)
     job_id = await ended(queue, make_submission, webhook=JobWebhook(url=receiver.url, states=(State.SUCCEEDED,)))
     assert await asyncio.to_thread(webhooks.deliver) == 1
+    await asyncio.to_thread(webhooks.BACKGROUND.close)
     ((_, content),) = receiver.received
     assert json.loads(content)["data"]["url"] == f"https://images.test/v1/jobs/{job_id}"
 

@@ -1,3 +1,4 @@
+-- NEEDS job_state
 -- RUNS when Redis is full
 -- Request the cancellation of a batch; one that is finalizing is not changed.
 -- ARGV     tenant, batch_id
@@ -8,6 +9,6 @@ if not status then return 0 end
 if status == 'validating' or status == 'in_progress' then
   redis.call('HSET', name, 'status', 'cancelling', 'cancelling_at', whole(now))
   redis.call('HINCRBY', name, 'rev', 1)
-  redis.call('ZADD', key.active_batches, whole(now), ARGV[1] .. '|' .. ARGV[2])
+  job_state.set_batch_due(ARGV[1], ARGV[2], now, now, true)
 end
 return 1

@@ -6,7 +6,7 @@
 --          accepted = {line, ..}, parts = {{file id, '<bytes> <name>'}, ..}}
 -- Returns  1, or 0 when the batch has changed
 local tenant, id = ARGV[1], ARGV[2]
-local name, row, now = key.batch(tenant, id), tenant .. '|' .. id, clock_ms()
+local name, now = key.batch(tenant, id), clock_ms()
 if redis.call('HGET', name, 'rev') ~= ARGV[3] then return 0 end
 local update = cjson.decode(ARGV[6])
 redis.call('HINCRBY', name, 'rev', 1)
@@ -15,10 +15,11 @@ for at = 1, #update.add, 2 do redis.call('HINCRBY', name, update.add[at], update
 for _, line in ipairs(update.accepted) do redis.call('SETBIT', key.batch_accepted(tenant, id), line, 1) end
 for _, part in ipairs(update.parts) do redis.call('RPUSH', key.file_parts(tenant, part[1]), part[2]) end
 if ARGV[4] ~= '' then
-  redis.call('ZADD', key.active_batches, 'XX', whole(now + tonumber(ARGV[4])), row)
+  job_state.set_batch_due(tenant, id, now + tonumber(ARGV[4]), now)
   return 1
 end
-redis.call('ZREM', key.active_batches, row)
+redis.call('ZREM', key.active_batches(tenant), id)
+job_state.refresh_turn(tenant, now)
 job_state.add_to_outbox(whole(now) .. '-' .. id, id, tenant, 'batch.' .. redis.call('HGET', name, 'status'))
 redis.call('PEXPIRE', name, ARGV[5])
 redis.call('PEXPIRE', key.batch_accepted(tenant, id), ARGV[5])

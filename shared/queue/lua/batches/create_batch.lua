@@ -1,3 +1,4 @@
+-- NEEDS job_state
 -- Create a batch; idempotent by batch id.
 -- ARGV     tenant, batch_id, file_id, max_batches, created_at_ms, fields...
 --          `fields`: names and values of the batch
@@ -13,6 +14,7 @@ end
 if redis.call('ZCARD', key.batches(tenant)) >= tonumber(ARGV[4]) then return 'full' end
 redis.call('HSET', key.batch(tenant, id), unpack(ARGV, 6))
 redis.call('ZADD', key.batches(tenant), ARGV[5], id)
-redis.call('ZADD', key.active_batches, whole(clock_ms()), tenant .. '|' .. id)
+local now = clock_ms()
+job_state.set_batch_due(tenant, id, now, now, true)
 redis.call('HINCRBY', file, 'live', 1)
 return 'ok'

@@ -1,12 +1,37 @@
+-- NEEDS job_state
 -- RUNS when Redis is full
--- Claim due batches; each is due again after the duration of a step.
--- ARGV     limit, again_ms
+-- Claim due batches, at most one of a tenant, in turns of tenants; each is due again later in case its process is killed.
+-- A tenant takes a place only while it holds fewer than are free.
+-- ARGV     places, again_ms, in_progress...
+--          `places`: all of the process; `in_progress`: tenants and their numbers of batches
 -- Returns  'tenant|id' for each
-local now = clock_ms()
-local LONGEST_MS = 60000 -- longer than any step: a later time was written before the clock was set back
-for _, row in ipairs(redis.call('ZRANGEBYSCORE', key.active_batches, whole(now + LONGEST_MS), '+inf', 'LIMIT', 0, ARGV[1])) do
-  redis.call('ZADD', key.active_batches, whole(now), row)
+local now, free, again = clock_ms(), tonumber(ARGV[1]), tonumber(ARGV[2])
+local MAX_TENANTS = 16 -- more than can have batches in progress, so that these hide no others
+local LONGEST_MS = 60000 -- longer than any delay: a later time was written before the clock was set back
+local running, claimed = {}, {}
+for at = 3, #ARGV, 2 do
+  running[ARGV[at]] = tonumber(ARGV[at + 1])
+  free = free - running[ARGV[at]]
 end
-local due = redis.call('ZRANGEBYSCORE', key.active_batches, '-inf', whole(now), 'LIMIT', 0, ARGV[1])
-for _, row in ipairs(due) do redis.call('ZADD', key.active_batches, whole(now + tonumber(ARGV[2])), row) end
-return due
+
+local function late(name)
+  return redis.call('ZRANGEBYSCORE', name, whole(now + LONGEST_MS), '+inf', 'LIMIT', 0, MAX_TENANTS)
+end
+for _, tenant in ipairs(late(key.batch_tenants)) do
+  for _, id in ipairs(late(key.active_batches(tenant))) do redis.call('ZADD', key.active_batches(tenant), whole(now), id) end
+  job_state.refresh_turn(tenant, now)
+end
+for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', key.batch_tenants, '-inf', whole(now), 'LIMIT', 0, MAX_TENANTS)) do
+  if (running[tenant] or 0) < free then
+    local id = redis.call('ZRANGE', key.active_batches(tenant), 0, 0)[1]
+    if id and redis.call('EXISTS', key.batch(tenant, id)) == 1 then
+      redis.call('ZADD', key.active_batches(tenant), whole(now + again), id)
+      table.insert(claimed, tenant .. '|' .. id)
+      free = free - 1
+    elseif id then
+      redis.call('ZREM', key.active_batches(tenant), id)
+    end
+    job_state.refresh_turn(tenant, now, true)
+  end
+end
+return claimed

@@ -77,6 +77,23 @@ function job_state.hold_inputs(tenant, inputs)
   end
 end
 
+-- Set the next turn of a tenant with active batches: when its first one is due, but not before its last turn.
+-- `served`: this is its turn.
+function job_state.refresh_turn(tenant, now, served)
+  local first = redis.call('ZRANGE', key.active_batches(tenant), 0, 0, 'WITHSCORES')
+  if not first[2] then return redis.call('ZREM', key.batch_tenants, tenant) end
+  local last = served and now or tonumber(redis.call('ZSCORE', key.batch_tenants, tenant) or 0)
+  local at = last <= now and math.max(last, tonumber(first[2])) or tonumber(first[2])
+  redis.call('ZADD', key.batch_tenants, whole(at), tenant)
+end
+
+-- Make a batch due at a time; one that is not active only if it is `new`.
+function job_state.set_batch_due(tenant, batch, at, now, new)
+  if new then redis.call('ZADD', key.active_batches(tenant), whole(at), batch)
+  else redis.call('ZADD', key.active_batches(tenant), 'XX', whole(at), batch) end
+  job_state.refresh_turn(tenant, now)
+end
+
 -- Count a job of a batch as ended, once, and make the batch due after its last job. Returns until when the job must be
 -- kept: the batch reads it at its end.
 local function count_in_batch(id, job, state, now)
@@ -88,7 +105,7 @@ local function count_in_batch(id, job, state, now)
     redis.call('HINCRBY', name, state == 'succeeded' and 'completed' or 'failed', 1)
     local ended = redis.call('HINCRBY', name, 'ended', 1)
     if ended >= (tonumber(batch[2] or nil) or 0) then
-      redis.call('ZADD', key.active_batches, 'XX', whole(now), job.tenant .. '|' .. job.batch)
+      job_state.set_batch_due(job.tenant, job.batch, now, now)
     end
   end
   return tonumber(batch[1])

@@ -2,7 +2,7 @@
 
 local webhooks = {}
 local DELIVERY_MS = 7 * 86400000
-local LOG_CAP = 10000
+local KEPT = 50000 -- deliveries of a tenant: with their keys about 40 MB
 
 -- The enabled endpoints of a tenant.
 function webhooks.enabled(tenant)
@@ -28,7 +28,7 @@ function webhooks.refresh(tenant)
   if states == '' then redis.call('HDEL', name, '*') else redis.call('HSET', name, '*', states .. '|') end
 end
 
--- Create a delivery that is due now, unless it exists.
+-- Create a delivery that is due now, unless it exists. Beyond `KEPT` the tenant's oldest one is dropped, pending or not.
 function webhooks.create(d, now)
   local name = key.webhook_delivery(d.id)
   if redis.call('EXISTS', name) == 1 then return end
@@ -37,20 +37,39 @@ function webhooks.create(d, now)
   redis.call('PEXPIRE', name, DELIVERY_MS)
   local log = key.webhook_deliveries(d.tenant)
   redis.call('ZADD', log, whole(now), d.id)
-  redis.call('ZREMRANGEBYRANK', log, 0, -LOG_CAP - 1)
+  local excess = redis.call('ZCARD', log) - KEPT
+  if excess > 0 then
+    for _, id in ipairs(redis.call('ZRANGE', log, 0, math.min(excess, 2) - 1)) do webhooks.drop(id, d.tenant) end
+  end
   redis.call('PEXPIRE', log, DELIVERY_MS)
-  webhooks.due(d.id, d.host, now)
+  webhooks.due(d.id, d.tenant, d.host, now)
 end
 
--- Make a delivery and its host due at a time.
-function webhooks.due(id, host, at)
-  redis.call('ZADD', key.webhook_due(host), whole(at), id)
-  webhooks.refresh_host(host)
+function webhooks.drop(id, tenant)
+  local host = redis.call('HGET', key.webhook_delivery(id), 'host')
+  if host then
+    redis.call('ZREM', key.webhook_due(tenant, host), id)
+    webhooks.refresh_host(tenant, host)
+  end
+  redis.call('DEL', key.webhook_delivery(id))
+  redis.call('ZREM', key.webhook_deliveries(tenant), id)
 end
 
-function webhooks.refresh_host(host)
-  local first = redis.call('ZRANGE', key.webhook_due(host), 0, 0, 'WITHSCORES')
-  if first[2] then redis.call('ZADD', key.webhook_hosts, first[2], host) else redis.call('ZREM', key.webhook_hosts, host) end
+-- Make a delivery due at a time.
+function webhooks.due(id, tenant, host, at)
+  redis.call('ZADD', key.webhook_due(tenant, host), whole(at), id)
+  webhooks.refresh_host(tenant, host)
+end
+
+local function index_first(index, member, of)
+  local first = redis.call('ZRANGE', of, 0, 0, 'WITHSCORES')
+  if first[2] then redis.call('ZADD', index, first[2], member) else redis.call('ZREM', index, member) end
+end
+
+-- Index a host and its tenant by their earliest delivery.
+function webhooks.refresh_host(tenant, host)
+  index_first(key.webhook_hosts(tenant), host, key.webhook_due(tenant, host))
+  index_first(key.webhook_tenants, tenant, key.webhook_hosts(tenant))
 end
 
 function webhooks.host_of(url) return string.match(url, '^%a+://([^/?#]+)') or url end

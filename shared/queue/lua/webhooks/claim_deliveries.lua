@@ -1,29 +1,64 @@
 -- NEEDS webhooks
 -- RUNS when Redis is full
--- Claim due deliveries, a few per host; each is due again later in case its sender is killed.
--- ARGV     limit, max_per_host, again_ms, in_progress...
---          `in_progress`: pairs of host and deliveries in progress to it
+-- Claim due deliveries, a few per host; each is due again later in case its sender is killed. Tenants take turns, the one
+-- with the fewest in progress first, and one takes a slot only while it holds fewer than are free: half of all, if it is the only one.
+-- ARGV     slots, max_per_host, again_ms, in_progress...
+--          `slots`: all of the sender; `in_progress`: its tenants, hosts and numbers of deliveries
 -- Returns  for each {id, fields of the delivery, endpoint or account as JSON | ''}
-local now, limit, per_host, again = clock_ms(), tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local running, claimed = {}, {}
-for at = 4, #ARGV, 2 do running[ARGV[at]] = tonumber(ARGV[at + 1]) end
-local MAX_HOSTS = 500
+local now, free, per_host, again = clock_ms(), tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local MAX_TENANTS, MAX_HOSTS = 128, 32 -- more than can have deliveries in progress, so that these hide no others
+local by_tenant, by_host, claimed, touched = {}, {}, {}, {}
+for at = 4, #ARGV, 3 do
+  local tenant, count = ARGV[at], tonumber(ARGV[at + 2])
+  by_tenant[tenant] = (by_tenant[tenant] or 0) + count
+  by_host[tenant .. '|' .. ARGV[at + 1]] = count
+  free = free - count
+end
 
-for _, host in ipairs(redis.call('ZRANGEBYSCORE', key.webhook_hosts, '-inf', whole(now), 'LIMIT', 0, MAX_HOSTS)) do
-  local free = math.min(per_host - (running[host] or 0), limit - #claimed)
-  if free > 0 then
-    for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.webhook_due(host), '-inf', whole(now), 'LIMIT', 0, free)) do
-      local fields = redis.call('HGETALL', key.webhook_delivery(id))
-      if #fields == 0 then
-        redis.call('ZREM', key.webhook_due(host), id)
-      else
-        redis.call('ZADD', key.webhook_due(host), whole(now + again), id)
-        local d = redis.call('HMGET', key.webhook_delivery(id), 'tenant', 'endpoint')
-        local field = d[2] == 'job' and 'account' or d[2]
-        table.insert(claimed, {id, fields, redis.call('HGET', key.webhook_endpoints(d[1]), field) or ''})
+-- The next due delivery of a tenant: id and host.
+local function next_due(turn)
+  while #turn.ids == 0 do
+    turn.host = table.remove(turn.hosts, 1)
+    if not turn.host then return nil end
+    local room = per_host - (by_host[turn.tenant .. '|' .. turn.host] or 0)
+    if room > 0 then
+      local due = key.webhook_due(turn.tenant, turn.host)
+      turn.ids = redis.call('ZRANGEBYSCORE', due, '-inf', whole(now), 'LIMIT', 0, room)
+    end
+  end
+  return table.remove(turn.ids, 1)
+end
+
+local function claim(turn, id)
+  local fields, due = redis.call('HGETALL', key.webhook_delivery(id)), key.webhook_due(turn.tenant, turn.host)
+  touched[turn.tenant .. '|' .. turn.host] = {turn.tenant, turn.host}
+  if #fields == 0 then return redis.call('ZREM', due, id) end
+  redis.call('ZADD', due, whole(now + again), id)
+  turn.running, free = turn.running + 1, free - 1
+  local d = redis.call('HMGET', key.webhook_delivery(id), 'tenant', 'endpoint')
+  local field = d[2] == 'job' and 'account' or d[2]
+  table.insert(claimed, {id, fields, redis.call('HGET', key.webhook_endpoints(d[1]), field) or ''})
+end
+
+local turns = {}
+for at, tenant in ipairs(redis.call('ZRANGEBYSCORE', key.webhook_tenants, '-inf', whole(now), 'LIMIT', 0, MAX_TENANTS)) do
+  turns[at] = {tenant = tenant, running = by_tenant[tenant] or 0, at = at, ids = {}}
+end
+table.sort(turns, function(a, b) return a.running < b.running or (a.running == b.running and a.at < b.at) end)
+while #turns > 0 do
+  local next_turns = {}
+  for _, turn in ipairs(turns) do
+    if turn.running < free then
+      turn.hosts = turn.hosts
+        or redis.call('ZRANGEBYSCORE', key.webhook_hosts(turn.tenant), '-inf', whole(now), 'LIMIT', 0, MAX_HOSTS)
+      local id = next_due(turn)
+      if id then
+        claim(turn, id)
+        table.insert(next_turns, turn)
       end
     end
-    webhooks.refresh_host(host)
   end
+  turns = next_turns
 end
+for _, pair in pairs(touched) do webhooks.refresh_host(pair[1], pair[2]) end
 return claimed

@@ -16,12 +16,12 @@ redis.call('HINCRBY', name, 'attempts', 1)
 redis.call('HSET', name, 'state', state, 'log', cjson.encode(log))
 if state == 'pending' then
   redis.call('HSET', name, 'next_at_ms', whole(now + tonumber(ARGV[3])))
-  redis.call('ZADD', key.webhook_due(host), whole(now + tonumber(ARGV[3])), id)
+  redis.call('ZADD', key.webhook_due(tenant, host), whole(now + tonumber(ARGV[3])), id)
 else
   redis.call('HDEL', name, 'next_at_ms')
-  redis.call('ZREM', key.webhook_due(host), id)
+  redis.call('ZREM', key.webhook_due(tenant, host), id)
 end
-webhooks.refresh_host(host)
+webhooks.refresh_host(tenant, host)
 local stored = redis.call('HGET', key.webhook_endpoints(tenant), endpoint)
 if endpoint == 'job' or not stored then return 1 end
 local known = cjson.decode(stored)

@@ -13,5 +13,5 @@ local name = key.webhook_delivery(id)
 local d = redis.call('HMGET', name, 'tenant', 'host')
 if d[1] ~= tenant then return 0 end
 redis.call('HSET', name, 'state', 'pending', 'attempts', 0)
-webhooks.due(id, d[2], now)
+webhooks.due(id, tenant, d[2], now)
 return 1

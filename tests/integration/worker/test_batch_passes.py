@@ -1,0 +1,254 @@
+"""Passes over the batches of several tenants: slow ones delay no others, and every step commits what it has done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.http_server import ROOT, png
+
+from shared import job_builder
+from shared.config import models_file
+from shared.errors import StorageUnavailable
+from shared.protocols.openai import files
+from shared.protocols.openai.batches import Batch, BatchStatus
+from shared.protocols.openai.files import File, Part
+from shared.queue import Queue
+from shared.runtime.clock import SyncedClock, new_id, now_ms
+from shared.storage import Storage, connect
+from worker.chores import batch_pass, batches
+from worker.chores.batch_files import BatchContext
+from worker.chores.batch_pass import BatchPass
+from worker.chores.batches import BatchRunner
+
+LOOPBACK = (ip_network("127.0.0.0/8"),)
+JOBS = "/v1/jobs"
+
+
+@pytest.fixture
+async def context(queue: Queue, tmp_path: Path) -> AsyncIterator[BatchContext]:
+    allowed = {"fetch_allow_networks": LOOPBACK, "fetch_allow_http": True, "fetch_ports": tuple(range(1, 65_536))}
+    values = {"models": ROOT / "models.toml", "storage_dir": tmp_path / "storage", **allowed}
+    settings = queue.client.settings.model_copy(update=values)
+    storage = connect(settings)
+    yield BatchContext(settings, models_file.load(settings.models), queue, storage, SyncedClock(now_ms()))
+    await storage.close()
+
+
+@pytest.fixture
+async def image_host() -> AsyncIterator[str]:
+    """A server that sends an image at /fast, and nothing at any other path."""
+    tasks: set[asyncio.Task[Any]] = set()
+    data = png()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if head.startswith(b"GET /fast"):
+                writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(data) + data)
+                await writer.drain()
+            else:
+                await asyncio.Event().wait()
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def line(number: int, **body: Any) -> dict[str, Any]:
+    fields = {"model": "demo", "prompt": f"a red circle, number {number}", "steps": 2, **body}
+    return {"custom_id": f"line-{number}", "method": "POST", "url": JOBS, "body": fields}
+
+
+async def create(context: BatchContext, tenant: str, lines: list[dict[str, Any]]) -> str:
+    """Store a file with these lines and create its batch."""
+    now, data = now_ms(), "\n".join(map(json.dumps, lines)).encode()
+    file = File(
+        id=new_id("file"),
+        tenant=tenant,
+        filename="in.jsonl",
+        purpose="batch",
+        bytes=len(data),
+        created_at_ms=now,
+        expires_at_ms=now + 600_000,
+    )
+    await context.storage.put(f"{files.prefix(tenant, file.id)}0.jsonl", data, files.CONTENT_TYPE)
+    await context.queue.files.put(file, [Part("0.jsonl", len(data))])
+    batch = Batch(
+        id=new_id("batch"),
+        tenant=tenant,
+        endpoint=JOBS,
+        input_file_id=file.id,
+        output_file_id=new_id("file"),
+        error_file_id=new_id("file"),
+        base_url="http://localhost",
+        created_at_ms=now,
+        expires_at_ms=now + 600_000,
+    )
+    await context.queue.batches.create(batch)
+    return batch.id
+
+
+async def validated(context: BatchContext, tenant: str, lines: list[dict[str, Any]]) -> Batch:
+    """Create a batch and run its first step."""
+    batch_id = await create(context, tenant, lines)
+    assert await BatchRunner(context, await context.queue.batches.get(tenant, batch_id)).advance()
+    return await context.queue.batches.get(tenant, batch_id)
+
+
+async def error_lines(context: BatchContext, batch: Batch) -> list[dict[str, Any]]:
+    parts = await context.queue.files.parts(batch.tenant, batch.error_file_id)
+    chunks = files.content(context.storage, batch.tenant, batch.error_file_id, parts)
+    return [json.loads(row) for row in b"".join([chunk async for chunk in chunks]).splitlines()]
+
+
+async def test_a_step_commits_the_lines_that_it_had_time_for(
+    context: BatchContext, image_host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its URLs are fetched concurrently; a slow one fails only its line, with the reason, and the rest follows."""
+    monkeypatch.setattr(batches, "STEP_S", 0.2)
+    settings = context.settings.model_copy(update={"fetch_timeout_s": 1.0})
+    context = BatchContext(settings, context.catalog, context.queue, context.storage, context.clock)
+    slow = [line(number, image=f"{image_host}/{'fast' if number == 3 else 'slow'}") for number in range(1, 26)]
+    batch = await validated(context, "greedy", slow)
+    started_s = time.monotonic()
+    assert await BatchRunner(context, batch).advance()
+    assert time.monotonic() - started_s < 8
+    batch = await context.queue.batches.get("greedy", batch.id)
+    assert 8 <= batch.read < 25
+    assert batch.accepted == 1
+    errors = await error_lines(context, batch)
+    assert [row["custom_id"] for row in errors] == [f"line-{at}" for at in range(1, batch.read + 1) if at != 3]
+    assert {(row["error"]["code"], row["error"]["message"]) for row in errors} == {
+        ("invalid_input_image", "image: no complete response within 1 s")
+    }
+    while batch.read < 25:
+        assert await BatchRunner(context, batch).advance()
+        batch = await context.queue.batches.get("greedy", batch.id)
+    assert (batch.accepted, batch.failed) == (1, 24)
+
+
+async def test_all_urls_of_a_line_have_one_deadline(
+    context: BatchContext, image_host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line with several slow images does not take the timeout of each."""
+    monkeypatch.setattr(job_builder, "URLS_S", 1.0)
+    batch = await validated(context, "default", [line(1, image=f"{image_host}/a", mask=f"{image_host}/b")])
+    started_s = time.monotonic()
+    assert await BatchRunner(context, batch).advance()
+    assert time.monotonic() - started_s < 8
+    (row,) = await error_lines(context, await context.queue.batches.get("default", batch.id))
+    assert row["error"]["message"] == "image: the URLs of the request took too long together"
+
+
+async def test_a_line_that_storage_cannot_store_is_not_refused(
+    context: BatchContext, image_host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines before it are committed; it is tried again in the next step."""
+    put = type(context.storage).put
+    failing = True
+
+    async def fail_once_in_a_while(self: Storage, key: str, *args: Any) -> None:
+        if failing and key.startswith("inputs/"):
+            await asyncio.sleep(0.1)
+            raise StorageUnavailable("no")
+        await put(self, key, *args)
+
+    batch = await validated(context, "default", [line(1), line(2, image=f"{image_host}/fast"), line(3)])
+    monkeypatch.setattr(type(context.storage), "put", fail_once_in_a_while)
+    assert await BatchRunner(context, batch).advance()
+    batch = await context.queue.batches.get("default", batch.id)
+    assert (batch.read, batch.accepted, batch.failed) == (1, 1, 0)
+    with pytest.raises(StorageUnavailable):
+        await BatchRunner(context, batch).advance()
+    failing = False
+    assert await BatchRunner(context, await context.queue.batches.get("default", batch.id)).advance()
+    batch = await context.queue.batches.get("default", batch.id)
+    assert (batch.read, batch.accepted, batch.failed) == (3, 3, 0)
+
+
+async def test_slow_batches_of_one_tenant_delay_no_others(
+    context: BatchContext, image_host: str, eventually: Callable[..., Awaitable[None]]
+) -> None:
+    """Five batches with URLs that stall for 15 s; another tenant's batch of 600 lines is submitted meanwhile."""
+    for _ in range(5):
+        await create(context, "greedy", [line(number, image=f"{image_host}/slow") for number in range(25)])
+    deliveries = BatchPass(context)
+    running = asyncio.create_task(deliveries.run())
+
+    async def two_submit() -> bool:
+        page, _ = await context.queue.batches.page("greedy", None, 10)
+        return sum(batch.status is BatchStatus.IN_PROGRESS for batch in page) == 5
+
+    await eventually(two_submit, "all of them have been validated", 10)
+    batch_id = await create(context, "other", [line(number) for number in range(600)])
+
+    async def submitted() -> bool:
+        return (await context.queue.batches.get("other", batch_id)).accepted == 600
+
+    await eventually(submitted, "the other batch is submitted", 10)
+    running.cancel()
+    for task in tuple(deliveries._running):
+        task.cancel()
+
+
+async def test_tenants_take_turns(context: BatchContext) -> None:
+    """A tenant with many due batches gets one at a time; one that holds as many places as are free gets none."""
+    many = [await create(context, "greedy", [line(1)]) for _ in range(20)]
+    due = context.queue.batches.due
+    assert await due(4, {}, 15_000) == [("greedy", many[0])]
+    await asyncio.sleep(0.005)
+    await create(context, "other", [line(1)])
+    await asyncio.sleep(0.005)
+    claimed = [tenant for _ in range(3) for tenant, _ in await due(4, {}, 15_000)]
+    assert claimed == ["greedy", "other", "greedy", "greedy"]
+    assert await due(4, {"greedy": 2}, 15_000) == []
+    for name in "abc":
+        await create(context, name, [line(1)])
+    assert sorted(tenant for tenant, _ in await due(4, {"greedy": 2}, 15_000)) == ["a", "b"]
+
+
+async def test_a_batch_without_a_record_is_forgotten(context: BatchContext) -> None:
+    """As after a failover that lost it."""
+    batch_id = await create(context, "default", [line(1)])
+    redis, keys = context.queue.client.redis, context.queue.client.redis_keys
+    await redis.delete(keys.batch("default", batch_id))
+    assert await context.queue.batches.due(4, {}, 15_000) == []
+    assert not await redis.exists(keys.batch_tenants, keys.active_batches("default"))
+
+
+async def test_a_pass_does_not_wait_for_its_slowest_step(
+    context: BatchContext, image_host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step continues, is claimed by no other process meanwhile, and its end is committed."""
+    monkeypatch.setattr(batch_pass, "BUDGET_S", 0.5)
+    monkeypatch.setattr(batch_pass, "STALE_MS", 600)
+    monkeypatch.setattr(batch_pass, "_RENEW_S", 0.1)
+    settings = context.settings.model_copy(update={"fetch_timeout_s": 2.0})
+    context = BatchContext(settings, context.catalog, context.queue, context.storage, context.clock)
+    batch = await validated(context, "default", [line(1, image=f"{image_host}/slow")])
+    passes = BatchPass(context)
+    started_s = time.monotonic()
+    assert await passes.run() == 1
+    assert time.monotonic() - started_s < 1.8
+    assert await context.queue.batches.due(4, {}, 1000) == []
+    await asyncio.sleep(0.3)
+    assert await context.queue.batches.due(4, {}, 1000) == []
+    await passes.drain()
+    assert (await context.queue.batches.get("default", batch.id)).failed == 1

@@ -1,0 +1,98 @@
+"""The process of one queue of chores: an rq worker without forks, and the schedule's thread."""
+
+import asyncio
+import signal
+import threading
+from functools import partial
+from types import FrameType
+
+import structlog
+from redis.exceptions import RedisError
+from rq import SimpleWorker
+from rq.exceptions import StopRequested
+from rq.serializers import JSONSerializer
+
+from shared.config.settings import Settings
+from shared.errors import RedisUnavailable
+from shared.queue import Queue
+from shared.runtime import log as logging
+from worker.chores import background, maintenance, rq_queue
+from worker.chores.rq_queue import ChoreQueue
+from worker.chores.schedule import Schedule
+
+log = structlog.get_logger()
+
+MAINTENANCE_INTERVAL_S = 60
+WORKER_TTL_S = 60  # rq's blocking read is 15 s shorter, which bounds the detection of a hung Redis
+RECONNECT_S = 1.0
+
+
+class RqWorker(SimpleWorker):
+    """rq worker without rq's signal handlers, which are installed too late for a stop during the start."""
+
+    def _install_signal_handlers(self) -> None:
+        pass
+
+
+class ChoresWorker:
+    """Runs the chores of one queue until SIGTERM; reconnects after a Redis outage."""
+
+    def __init__(self, settings: Settings, kind: ChoreQueue) -> None:
+        self._settings = settings
+        self._kind = kind
+        self._stopping = threading.Event()
+        self._worker: RqWorker | None = None
+
+    def run(self) -> None:
+        """Run until a signal; the first one lets the current chore finish, the second one stops at once."""
+        signal.signal(signal.SIGTERM, self._stop)
+        make_room = partial(maintenance.sweep_without_rq, self._settings) if self._kind is ChoreQueue.UPKEEP else None
+        with rq_queue.connect(self._settings) as connection:
+            schedule = Schedule(self._settings, connection, self._kind, make_room)
+            schedule.start()
+            try:
+                while not self._stopping.is_set():
+                    self._work()
+                    self._stopping.wait(RECONNECT_S)
+            finally:
+                schedule.stop()
+                background.close_all()
+        log.info("chores_stopped", queue=self._kind.value)
+
+    def _work(self) -> None:
+        """Run one rq worker until a stop or a Redis error."""
+        try:
+            with rq_queue.connect(self._settings) as connection:
+                asyncio.run(_check_queue(self._settings))
+                self._worker = RqWorker(
+                    [rq_queue.rq_queue(self._settings, connection, self._kind)],
+                    connection=connection,
+                    serializer=JSONSerializer,
+                    worker_ttl=WORKER_TTL_S,
+                    maintenance_interval=MAINTENANCE_INTERVAL_S,
+                    log_job_description=False,
+                )
+                if not self._stopping.is_set():
+                    logging.announce("chores_ready", queue=self._kind.value)
+                    self._worker.work(logging_level="WARNING")
+        except StopRequested:
+            pass
+        except (RedisError, RedisUnavailable) as error:
+            log.warning("chores_redis_unavailable", queue=self._kind.value, error=str(error))
+        finally:
+            self._worker = None
+
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
+        self._stopping.set()
+        background.stopping.set()
+        if self._worker is not None:
+            self._worker.request_stop(signum, frame)  # type: ignore[no-untyped-call]
+
+
+async def _check_queue(settings: Settings) -> None:
+    """Raise `IncompatibleRedis` for a queue that this version must not read."""
+    queue = Queue.connect(settings)
+    try:
+        await queue.check()
+    finally:
+        await queue.close()
