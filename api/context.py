@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Query, Request
 from starlette.datastructures import UploadFile
@@ -24,6 +25,9 @@ from shared.queue import Queue, QueuePosition
 from shared.runtime.clock import now_ms
 from shared.storage import Storage
 
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+_SECRET_ENDPOINTS: set[Callable[..., Any]] = set()
 _JOB_ID = re.compile(r"job_[0-9a-hjkmnp-tv-z]{26}")
 
 
@@ -77,9 +81,16 @@ async def tenant(caller: CallerDep) -> str:
 Tenant = Annotated[str, Depends(tenant)]
 
 
+def returns_secret(endpoint: Endpoint) -> Endpoint:
+    """Mark a route that returns a signing secret: with it anyone can sign events, so reading jobs is not enough."""
+    _SECRET_ENDPOINTS.add(endpoint)
+    return endpoint
+
+
 async def require_jobs_scope(request: Request, caller: CallerDep) -> None:
-    """Require the scope to read jobs or, by the method, to write them."""
-    caller.require(Scope.JOBS_READ if request.method in READ_METHODS else Scope.JOBS_WRITE)
+    """Require the scope to read jobs or, by the method and for secrets, to write them."""
+    reads = request.method in READ_METHODS and request.scope["endpoint"] not in _SECRET_ENDPOINTS
+    caller.require(Scope.JOBS_READ if reads else Scope.JOBS_WRITE)
 
 
 async def require_admin_scope(caller: CallerDep) -> None:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from api.context import Services, ServicesDep, Tenant
+from api.context import Services, ServicesDep, Tenant, returns_secret
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems
 from shared.errors import FetchFailed, FetchRefused, InvalidRequest
@@ -134,8 +134,9 @@ async def list_endpoints(tenant: Tenant, services: ServicesDep) -> EndpointList:
 
 
 @router.get("/secret", responses=problems(503))
+@returns_secret
 async def account_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
-    """Return the secret that signs deliveries to the URLs of jobs."""
+    """Return the secret that signs deliveries to the URLs of jobs; needs a key with the scope `jobs:write`."""
     return _secret(await services.queue.webhooks.account_secrets(tenant))
 
 

@@ -13,7 +13,7 @@ from starlette.datastructures import UploadFile
 from starlette.responses import JSONResponse, Response
 
 from api import submission, waiting
-from api.context import Context, RequestContext, ServicesDep, Tenant
+from api.context import Context, RequestContext, ServicesDep, Tenant, returns_secret
 from api.http.bodies import read_form, sha256
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import event_stream, problems, request_body, upload_body
@@ -199,6 +199,7 @@ async def create_file(request: Request, context: Context) -> Response:
 
 
 @router.get("/webhooks/default/secret", responses=problems(503))
+@returns_secret
 async def webhook_secret(tenant: Tenant, services: ServicesDep) -> dict[str, str]:
     """Get the secret that signs the webhooks of predictions."""
     return {"key": (await services.queue.webhooks.account_secrets(tenant))[0].secret}

@@ -16,6 +16,7 @@ from harness.http_server import BODY, StreamingCall, application, finish, png, s
 from api import auth
 from shared.auth import Scope, TenantLimits, new_token
 from shared.queue import Queue
+from shared.webhooks import SigningSecret, WebhookEndpoint, new_secret
 
 ALL = frozenset(Scope)
 OPEN = {"/healthz", "/readyz", "/docs", "/openapi.json"}
@@ -207,6 +208,11 @@ NEEDS = [
     ("POST", "/compat/replicate/v1/predictions", Scope.JOBS_WRITE),
     ("POST", "/compat/replicate/v1/files", Scope.JOBS_WRITE),
     ("POST", "/v1/jobs/job_00000000000000000000000000/cancel", Scope.JOBS_WRITE),
+    ("GET", "/v1/webhooks", Scope.JOBS_READ),
+    ("GET", "/v1/webhooks/secret", Scope.JOBS_WRITE),
+    ("POST", "/v1/webhooks/secret/rotate", Scope.JOBS_WRITE),
+    ("POST", "/v1/webhooks/x/rotate", Scope.JOBS_WRITE),
+    ("GET", "/compat/replicate/v1/webhooks/default/secret", Scope.JOBS_WRITE),
     ("DELETE", "/v1/jobs/job_00000000000000000000000000", Scope.JOBS_WRITE),
     ("GET", "/v1/queues", Scope.ADMIN),
     ("GET", "/v1/workers", Scope.ADMIN),
@@ -227,6 +233,22 @@ async def test_a_missing_scope_is_named(
     assert f"the scope {needed.value}" in response.json()["detail"]
     enough = await api.request(method, path, headers=await bearer(fake_queue, scopes=frozenset({needed})))
     assert enough.status_code not in (401, 403)
+
+
+async def test_a_key_that_only_reads_sees_no_signing_secret(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    """With one, it could sign events that a receiver believes. This covers routes added later."""
+    secrets = (SigningSecret(secret=new_secret()),)
+    endpoint = WebhookEndpoint(id="we_1", url="https://a.example", states=(), secrets=secrets, created_at_ms=1)
+    await fake_queue.webhooks.put_endpoint("acme", endpoint)
+    await fake_queue.webhooks.account_secrets("acme")
+    reader = await bearer(fake_queue, scopes=frozenset({Scope.JOBS_READ}))
+    for method, path in routes(fake_queue, tmp_path):
+        if method == "GET" and "webhook" in path:
+            response = await api.get(path.replace("/x", "/we_1"), headers=reader)
+            assert "whsec_" not in response.text, path
+            assert response.status_code == (403 if path.endswith("/secret") else 200), path
 
 
 async def test_keys_are_required_once_the_first_one_exists(
