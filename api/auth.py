@@ -43,6 +43,7 @@ SIGNER_S = 60.0
 USE_RECORDED_EVERY_MS = 60_000
 SCHEMES = ("bearer", "key", "token")
 MAX_URL_EXPIRES = 10**11
+_KEYS_UNKNOWN = "storage: whether API keys are required is unknown until it responds"
 
 _CacheKey: TypeAlias = tuple[str | None, str]  # id of the key, tenant of a request without one
 
@@ -89,7 +90,7 @@ class Authenticator:
         except Unauthenticated:
             if self._keys_required.known:
                 raise
-            raise StorageUnavailable("whether API keys are required is unknown until the storage responds") from None
+            raise StorageUnavailable(_KEYS_UNKNOWN, public=_KEYS_UNKNOWN) from None
 
     async def caller_by_url(self, tenant: str) -> Caller:
         """Return the caller of a request by signed URL for a tenant's artifact."""

@@ -147,7 +147,7 @@ def describe(error: FusequeueError) -> dict[str, Any]:
     known = error.code in STATUSES
     description: dict[str, Any] = {
         "code": error.code if known else "internal_error",
-        "message": error.message[:MAX_DETAIL_CHARS] if known else "internal error",
+        "message": error.public[:MAX_DETAIL_CHARS] if known else "internal error",
         "param": None if error.param is None else error.param[:MAX_PARAM_CHARS],
         "status": status_of(error.code),
         "retryable": error.retryable,
@@ -206,7 +206,7 @@ def for_error(scope: Mapping[str, Any], error: FusequeueError) -> Response:
         headers["Content-Range"] = f"bytes */{error.size}"
     if status_of(error.code) >= 500:
         log.warning("request_failed", code=error.code, reason=error.message)
-    return problem(scope, error.code, error.message, param=error.param, headers=headers)
+    return problem(scope, error.code, error.public, param=error.param, headers=headers)
 
 
 async def _fusequeue_error(request: Request, error: FusequeueError) -> Response:

@@ -40,23 +40,42 @@ FusequeueError
 `api/errors.py` maps them to HTTP statuses.
 """
 
+import re
 from typing import ClassVar
+
+_PATH = re.compile(r"(?<![\w.:/@-])~?(?:/[\w.@+~-]+){2,}/?")
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\w.])")
+
+
+def without_places(text: str) -> str:
+    """Return a text without folders, URLs and addresses, for clients; of a path its last part stays."""
+    text = _ADDRESS.sub("[address]", _URL.sub("[url]", text))
+    return _PATH.sub(lambda match: match.group().rstrip("/").rpartition("/")[2], text)
 
 
 class FusequeueError(Exception):
-    """Base class: `message` for people, `code` for programs."""
+    """Base class: `message` for operators and logs, `public` for clients, `code` for programs.
+
+    `public` is the message, except where that can name an address, a path, a bucket or a setting.
+    """
 
     code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
+    hidden_as: ClassVar[str | None] = None
 
-    def __init_subclass__(cls, code: str | None = None, retryable: bool | None = None) -> None:
+    def __init_subclass__(
+        cls, code: str | None = None, retryable: bool | None = None, hidden_as: str | None = None
+    ) -> None:
         cls.code = code or cls.code
         cls.retryable = cls.retryable if retryable is None else retryable
+        cls.hidden_as = hidden_as or cls.hidden_as
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, public: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.public = public or self.hidden_as or message
 
 
 class InvalidRequest(FusequeueError, code="invalid_request"): ...
@@ -132,19 +151,21 @@ class Unavailable(FusequeueError, code="unavailable", retryable=True): ...
 class Overloaded(Unavailable, code="overloaded"): ...
 
 
-class RedisUnavailable(Unavailable, code="redis_unavailable"): ...
+class RedisUnavailable(Unavailable, code="redis_unavailable", hidden_as="redis: cannot be reached"): ...
 
 
-class RedisFull(RedisUnavailable, code="redis_full"): ...
+class RedisFull(RedisUnavailable, code="redis_full", hidden_as="redis: no memory left"): ...
 
 
-class StorageUnavailable(Unavailable, code="storage_unavailable"): ...
+class StorageUnavailable(Unavailable, code="storage_unavailable", hidden_as="storage: cannot be used"): ...
 
 
-class IncompatibleRedis(FusequeueError, code="incompatible_redis"): ...
+class IncompatibleRedis(
+    FusequeueError, code="incompatible_redis", hidden_as="redis: its settings or schema do not fit"
+): ...
 
 
-class ConfigurationError(FusequeueError, code="configuration_error"): ...
+class ConfigurationError(FusequeueError, code="configuration_error", hidden_as="the settings are invalid"): ...
 
 
 class JobError(FusequeueError, code="job_failed"): ...

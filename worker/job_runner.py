@@ -15,7 +15,7 @@ import structlog
 from structlog.contextvars import bind_contextvars
 
 from shared.config.models_file import ModelSpec
-from shared.errors import JobError, NotFound, Unavailable, UnexpectedError
+from shared.errors import JobError, NotFound, Unavailable, UnexpectedError, without_places
 from shared.job import Artifact, Failure, Outcome, Phase, Progress, State, Timings
 from shared.queue import Claim, Queue
 from shared.runtime import metrics
@@ -63,7 +63,7 @@ class JobRunner:
         """Settle a job that an unexpected error ended, so that it does not wait for its lease to expire."""
         log.error("job_runner_failed", job_id=claim.job.id, exc_info=error)
         cause = UnexpectedError(error)
-        failure = Failure(code=cause.code, message=cause.message)
+        failure = Failure(code=cause.code, message=without_places(cause.message))
         outcome = Outcome(state=State.FAILED, error=failure, timings=Timings(queue_ms=claim.queued_ms))
         async with asyncio.timeout(SETTLE_FAILED_S):
             settle = partial(self._queue.claims.settle, self._worker, claim.job.id, claim.epoch, outcome)
@@ -274,7 +274,8 @@ class ClaimedJob:
             state = State.CANCELED
         elif finished.error is not None:
             state, cause = State.FAILED, finished.error
-            error = Failure(code=cause.code, message=cause.message, param=cause.param, retryable=cause.retryable)
+            message = without_places(cause.message)
+            error = Failure(code=cause.code, message=message, param=cause.param, retryable=cause.retryable)
         return Outcome(
             state=state,
             artifacts=artifacts if state is State.SUCCEEDED else (),

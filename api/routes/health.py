@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable
 
+import structlog
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -16,6 +17,7 @@ from shared.errors import FusequeueError
 from shared.queue import QueueLoad, WorkerInfo
 from shared.runtime import metrics
 
+log = structlog.get_logger()
 router = APIRouter(tags=["operations"])
 
 CHECK_TIMEOUT_S = 5.0
@@ -31,7 +33,8 @@ async def alive() -> dict[str, str]:
 async def ready(services: ServicesDep) -> dict[str, str]:
     """Return that jobs are accepted: Redis is usable, the storage is writable, and the API is not stopping.
 
-    `warning` says why a restart of Redis would lose jobs, if it would.
+    `warning` says why a restart of Redis would lose jobs, if it would. An error names the part and the kind of fault;
+    the log has addresses and paths.
     """
     if services.closing.is_set():
         raise NotReady("the API is stopping")
@@ -51,14 +54,15 @@ async def prometheus(services: ServicesDep) -> Response:
     return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
 
 
-async def _error(service: str, check: Awaitable[None]) -> str | None:
+async def _error(part: str, check: Awaitable[None]) -> str | None:
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             await check
     except FusequeueError as error:
-        return f"{service}: {error.message}"
+        log.warning("readiness_check_failed", part=part, code=error.code, reason=error.message)
+        return error.public
     except TimeoutError:
-        return f"{service}: no response within {CHECK_TIMEOUT_S:.0f} s"
+        return f"{part}: no response within {CHECK_TIMEOUT_S:.0f} s"
     return None
 
 

@@ -12,7 +12,15 @@ import structlog
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    NoPermissionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shared.config.settings import Settings
 from shared.errors import IncompatibleRedis, RedisFull, RedisUnavailable
@@ -61,7 +69,18 @@ def translated() -> Iterator[None]:
     except (RedisError, OSError, TimeoutError) as error:
         if REFUSED_WHEN_FULL in str(error):
             raise RedisFull("Redis has no memory left; retry later, or raise its maxmemory") from error
-        raise RedisUnavailable(f"cannot reach Redis: {error!s}") from error
+        raise RedisUnavailable(f"cannot reach Redis: {error!s}", public=_public(error)) from error
+
+
+def _public(error: Exception) -> str | None:
+    """Return the kind of fault, without the address that the error's text can contain."""
+    if isinstance(error, AuthenticationError | NoPermissionError):
+        return "redis: access denied"
+    if isinstance(error, BusyLoadingError):
+        return "redis: still loads its data"
+    if isinstance(error, TimeoutError | RedisTimeoutError):
+        return "redis: no response in time"
+    return "redis: responds with an error" if isinstance(error, ResponseError) else None
 
 
 def _pool_options(url: str, failover: Failover | None, timeout_s: float, retries: int) -> dict[str, Any]:

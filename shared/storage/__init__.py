@@ -14,6 +14,7 @@ from shared.config.settings import Settings
 
 MAX_KEY_CHARS = 512
 CHUNK_BYTES = 256 * 1024
+NO_RESPONSE = "storage: no response in time"
 
 # No part starts with a dot: this excludes `.` and `..`, and reserves dot names for the folder storage itself.
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"

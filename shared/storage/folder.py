@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from shared.errors import NotFound, StorageUnavailable
-from shared.storage import CHUNK_BYTES, ObjectInfo, check_key, check_prefix, range_length
+from shared.storage import CHUNK_BYTES, NO_RESPONSE, ObjectInfo, check_key, check_prefix, range_length
 
 T = TypeVar("T")
 
@@ -36,6 +36,13 @@ _ADVICE = {
     errno.EDQUOT: "raise the quota or shorten FUSEQUEUE_RETENTION_S",
     errno.EACCES: "grant this user write access, or set FUSEQUEUE_STORAGE_DIR",
     errno.EROFS: "mount it writable, or set FUSEQUEUE_STORAGE_DIR",
+}
+_PUBLIC = {
+    errno.ENOSPC: "storage: no space left",
+    errno.EDQUOT: "storage: no space left",
+    errno.EACCES: "storage: access denied",
+    errno.EPERM: "storage: access denied",
+    errno.EROFS: "storage: cannot be written",
 }
 _MKDIR_ATTEMPTS = 6  # a sweep can remove the empty directory between mkdir and rename
 
@@ -109,11 +116,15 @@ class FolderStorage:
                 return await loop.run_in_executor(self._threads, work)
         except TimeoutError as error:
             raise StorageUnavailable(
-                f"storage folder {self._root} did not respond within {self._timeout_s:g} s; check its disk or mount"
+                f"storage folder {self._root} did not respond within {self._timeout_s:g} s; check its disk or mount",
+                public=NO_RESPONSE,
             ) from error
         except OSError as error:
             advice = _ADVICE.get(error.errno or 0, "check its disk, or set FUSEQUEUE_STORAGE_DIR")
-            raise StorageUnavailable(f"storage folder {self._root}: {error.strerror or error}; {advice}") from error
+            raise StorageUnavailable(
+                f"storage folder {self._root}: {error.strerror or error}; {advice}",
+                public=_PUBLIC.get(error.errno or 0),
+            ) from error
 
     async def _run_reading(self, work: Callable[[], T]) -> T:
         try:

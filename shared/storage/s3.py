@@ -14,7 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError, NotFound, StorageUnavailable
-from shared.storage import CHUNK_BYTES, ObjectInfo, check_key, check_prefix, range_length
+from shared.storage import CHUNK_BYTES, NO_RESPONSE, ObjectInfo, check_key, check_prefix, range_length
 
 T = TypeVar("T")
 
@@ -23,6 +23,7 @@ _ATTEMPTS = 3
 _MAX_CONNECT_S = 5.0
 _PAGE_KEYS = 1000  # the most that S3 lists or deletes per request
 _PROBE = "health/probe"
+_ACCESS_DENIED = "storage: access denied"
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _DENIED = {"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
 
@@ -165,17 +166,20 @@ class S3Storage:
         except TimeoutError as error:
             raise StorageUnavailable(
                 f"{self._location} did not respond within {self._timeout_s:g} s; check the network and the server, "
-                "or raise FUSEQUEUE_STORAGE_TIMEOUT_S"
+                "or raise FUSEQUEUE_STORAGE_TIMEOUT_S",
+                public=NO_RESPONSE,
             ) from error
         except ClientError as error:
             raise await self._translated(error) from error
         except NoCredentialsError as error:
             raise StorageUnavailable(
-                f"{self._location}: no credentials; set FUSEQUEUE_S3_ACCESS_KEY_ID and FUSEQUEUE_S3_SECRET_ACCESS_KEY"
+                f"{self._location}: no credentials; set FUSEQUEUE_S3_ACCESS_KEY_ID and FUSEQUEUE_S3_SECRET_ACCESS_KEY",
+                public=_ACCESS_DENIED,
             ) from error
         except BotoCoreError as error:
             raise StorageUnavailable(
-                f"cannot reach {self._location}: {error}; check FUSEQUEUE_S3_ENDPOINT_URL and the server"
+                f"cannot reach {self._location}: {error}; check FUSEQUEUE_S3_ENDPOINT_URL and the server",
+                public="storage: cannot be reached",
             ) from error
 
     async def _translated(self, error: ClientError) -> NotFound | StorageUnavailable:
@@ -188,9 +192,13 @@ class S3Storage:
         if code in _DENIED:
             return StorageUnavailable(
                 f"{self._location}: {code}; check FUSEQUEUE_S3_ACCESS_KEY_ID and its "
-                "permission to list, read, write and delete"
+                "permission to list, read, write and delete",
+                public=_ACCESS_DENIED,
             )
-        return StorageUnavailable(f"{self._location} responded with {code or 'an error'}; see the server's log")
+        return StorageUnavailable(
+            f"{self._location} responded with {code or 'an error'}; see the server's log",
+            public="storage: responds with an error",
+        )
 
     async def _bucket_is_missing(self) -> bool:
         loop = asyncio.get_running_loop()
@@ -204,7 +212,10 @@ class S3Storage:
         return False
 
     def _no_bucket(self) -> StorageUnavailable:
-        return StorageUnavailable(f"{self._location} does not exist; create the bucket or set FUSEQUEUE_S3_BUCKET")
+        return StorageUnavailable(
+            f"{self._location} does not exist; create the bucket or set FUSEQUEUE_S3_BUCKET",
+            public="storage: there is no bucket",
+        )
 
     @property
     def _location(self) -> str:

@@ -190,7 +190,7 @@ class ImageStream:
                 yield message
         except (Unavailable, NotFound) as error:  # the response status was sent already
             code = error.code if error.code in STATUSES else Unavailable.code
-            yield _error_event(problem(self._scope, code, error.message))
+            yield _error_event(problem(self._scope, code, error.public))
 
     async def _until_end(self) -> AsyncGenerator[bytes]:
         """Yield previews and keep-alives until the job ends."""

@@ -305,7 +305,7 @@ async def _events(record: JobRecord, context: RequestContext, key: list[str]) ->
         reason = {"reason": "canceled"} if ended.state is State.CANCELED else {}
         yield sse_message("done", json.dumps(reason), "done")
     except (Unavailable, NotFound, Unauthenticated) as error:  # the response status was sent already
-        yield sse_message("error", error.message, "interrupted")
+        yield sse_message("error", error.public, "interrupted")
 
 
 def webhook_fields(body: PredictionRequest) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -232,6 +233,38 @@ async def test_without_redis_the_response_has_retry_after(
     assert error_of(submitted) == error_of(read) == (503, "redis_unavailable", None)
     assert submitted.headers["retry-after"] == read.headers["retry-after"] == "2"
     assert alive.status_code == 200
+
+
+PLACES: list[dict[str, Any]] = [
+    {"storage_dir": "loop"},
+    {"s3_bucket": "private-bucket", "s3_endpoint_url": "http://127.0.0.1:1", "storage_timeout_s": 2.0},
+]
+
+
+@pytest.mark.parametrize("storage", PLACES, ids=["folder", "bucket"])
+async def test_errors_name_no_address_path_or_bucket(
+    tmp_path: Path, settings_for: Any, storage: dict[str, Any]
+) -> None:
+    """Clients learn which part is at fault, and how; the log has the rest."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")  # a folder that no read can follow
+    if "storage_dir" in storage:
+        storage = {"storage_dir": tmp_path / "loop"}
+    queue = Queue.connect(settings_for("redis://:password@127.0.0.1:1/0"))
+    try:
+        async with serving(queue, tmp_path, auth="insecure-no-keys", **storage) as api:
+            with structlog.testing.capture_logs() as lines:
+                ready, read = await api.get("/readyz"), await api.get("/v1/jobs")
+    finally:
+        await queue.close()
+    assert error_of(ready)[:2] == (503, "not_ready")
+    assert error_of(read)[:2] == (503, "redis_unavailable")
+    assert read.json()["detail"] == "redis: cannot be reached"
+    assert re.fullmatch(r"redis: cannot be reached; storage: [a-z ]+", ready.json()["detail"])
+    for place in ("127.0.0.1", ":1", "password", str(tmp_path), "loop", "private-bucket"):
+        assert place not in ready.text + read.text
+    reasons = " ".join(line.get("reason", "") for line in lines)
+    assert "127.0.0.1:1" in reasons
+    assert str(storage.get("storage_dir", "private-bucket")) in reasons
 
 
 async def test_an_internal_error_shows_only_its_request_id(

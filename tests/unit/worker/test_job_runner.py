@@ -13,7 +13,7 @@ import pytest
 from harness.queue import end, lose, put
 
 from shared.config.models_file import ModelSpec
-from shared.errors import StorageUnavailable
+from shared.errors import ModelUnavailable, StorageUnavailable, without_places
 from shared.job import InputRef, State
 from shared.queue import Claim, Queue, Submission
 from shared.storage.folder import FolderStorage
@@ -205,3 +205,36 @@ async def test_inputs_reach_the_engine_in_order_and_a_missing_one_fails_the_job(
         assert record.error is not None
         assert (record.error.code, record.error.param) == ("input_missing", param)
         await harness.storage.put(refs[missing].key, missing.encode(), "image/png")
+
+
+async def test_the_error_that_a_client_reads_names_no_folder(
+    harness: RunnerHarness, make_submission: Callable[..., Submission]
+) -> None:
+    (job_id,) = await put(harness.queue, make_submission())
+    claimed, running = harness.run(await harness.claim())
+    error = ModelUnavailable(
+        "model 'demo' cannot be loaded from /srv/models/demo: no file /srv/models/demo/unet/a.json"
+    )
+    claimed.engine_done.set_result(JobFinished(claimed.claim_key, error=error))
+    async with asyncio.timeout(10):
+        await running
+    record = await harness.queue.jobs.get(job_id)
+    assert record is not None
+    assert record.error is not None
+    assert record.error.message == "model 'demo' cannot be loaded from demo: no file a.json"
+
+
+TEXTS = [
+    ("no file /srv/models/sdxl/unet/config.json", "no file config.json"),
+    ("[Errno 2] No such file: '/home/ann/data/storage/jobs/a/0.png'", "[Errno 2] No such file: '0.png'"),
+    ("~/.cache/huggingface/token is missing", "token is missing"),
+    ("GET https://user:pass@hub.internal:8443/a?token=b failed", "GET [url] failed"),
+    ("connect to 10.0.0.7:6379 failed", "connect to [address] failed"),
+    ("model 'a/b' holds unet/config.json and 1/2 of 3.4.5", "model 'a/b' holds unet/config.json and 1/2 of 3.4.5"),
+    ("the shapes (2, 4) and 64x64 differ", "the shapes (2, 4) and 64x64 differ"),
+]
+
+
+@pytest.mark.parametrize(("text", "public"), TEXTS)
+def test_the_error_of_a_job_names_no_folder_or_address(text: str, public: str) -> None:
+    assert without_places(text) == public
