@@ -33,7 +33,8 @@ def strip(data: bytes) -> StrippedImage:
         kept = (flags & _ALPHA) | (_EXIF if orientation != exif.UPRIGHT else 0)
         sides = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
         parts += _chunk(_EXTENDED, bytes((kept, 0, 0, 0)) + sides)
-        if flags & _ALPHA and kind == _LOSSY and b"ALPH" in chunks:
+        names = list(chunks)
+        if kind == _LOSSY and b"ALPH" in names[: names.index(kind)]:  # decoders use it whatever the flag says
             parts += _chunk(b"ALPH", chunks[b"ALPH"])
     parts += _chunk(kind, chunks[kind])
     if orientation != exif.UPRIGHT:

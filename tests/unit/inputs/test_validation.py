@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz import hostile_images
+from fuzz import hostile_images, images
 from fuzz.hostile_images import SECRET, noise, png_chunk, saved, webp, webp_chunk, with_metadata
 from PIL import Image, ImageOps
 
@@ -24,23 +24,7 @@ LARGE: dict[str, Any] = {"max_bytes": 20_000_000, "max_pixels": 40_000_000}
 KINDS = ("PNG", "JPEG", "WEBP")
 ROOT = Path(__file__).resolve().parents[3]
 
-FILES = {
-    **{f"png {mode}": saved(noise(mode=mode), "PNG") for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")},
-    "png with a transparent colour": saved(noise(), "PNG", transparency=(9, 9, 9)),
-    "png with a transparent entry": saved(noise(mode="P"), "PNG", transparency=bytes(range(200))),
-    "png interlaced": hostile_images.flat_png(40, 30, interlaced=True),
-    "png of 16 bits with alpha": hostile_images.flat_png(40, 30, colour=6, depth=16),
-    **{f"jpeg {mode}": saved(noise(mode=mode), "JPEG") for mode in ("L", "RGB", "CMYK")},
-    **{f"jpeg subsampling {ratio}": saved(noise(), "JPEG", subsampling=ratio) for ratio in (0, 1, 2)},
-    "jpeg progressive": saved(noise(200, 150), "JPEG", progressive=True),
-    "jpeg progressive cmyk": saved(noise(mode="CMYK"), "JPEG", progressive=True),
-    "jpeg with restarts": saved(noise(200, 150), "JPEG", restart_marker_blocks=2),
-    "jpeg of rgb": saved(noise(), "JPEG", keep_rgb=True),
-    "webp": saved(noise(), "WEBP"),
-    "webp lossless": saved(noise(), "WEBP", lossless=True),
-    "webp with alpha": saved(noise(mode="RGBA"), "WEBP"),
-    "webp lossless with alpha": saved(noise(mode="RGBA"), "WEBP", lossless=True),
-}
+FILES = images.corpus()
 
 
 def pixels(data: bytes) -> tuple[str, tuple[int, int], bytes]:
@@ -230,3 +214,10 @@ def test_damaged_file_is_accepted_or_rejected(kind: str) -> None:
         except InputRejected:
             refused += 1
     assert refused > 50
+
+
+def test_mutated_files_are_rejected_or_keep_their_pixels() -> None:
+    """A short form of `make fuzz PARTS=images`."""
+    report = images.run(seed=1, seconds=3)
+    assert report["problems"] == []
+    assert min(report["accepted"], report["rejected"]) > 20
