@@ -76,6 +76,7 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "input_missing": (422, "An input image is no longer stored"),
     "idempotency_key_reused": (422, "The Idempotency-Key was used with another body"),
     "queue_full": (429, "The queue is full"),
+    "quota_exceeded": (429, "The tenant keeps as much as it may"),
     "rate_limit_exceeded": (429, "Too many requests"),
     "internal_error": (500, "Internal error"),
     "job_failed": (500, "The job failed"),

@@ -91,12 +91,13 @@ def revoke(key: KeyName, data_dir: DataDir = DATA, as_json: Json = False) -> Non
 
 @tenants.command("list")
 def list_tenants(data_dir: DataDir = DATA, as_json: Json = False) -> None:
-    """List the tenants that have keys or limits."""
+    """List the tenants that have keys or limits or keep something: limits, and what they keep."""
 
     async def run(queue: Queue) -> list[dict[str, Any]]:
         limits = await queue.api_keys.tenant_limits()
-        names = {key.tenant for key in await queue.api_keys.all()} | set(limits)
-        return [{"tenant": name, **asdict(limits.get(name, auth.TenantLimits()))} for name in sorted(names)]
+        kept = await queue.api_keys.footprints()
+        names = {key.tenant for key in await queue.api_keys.all()} | set(limits) | set(kept)
+        return [_tenant_row(name, limits.get(name), kept.get(name)) for name in sorted(names)]
 
     _print(_run(run, data_dir), as_json)
 
@@ -107,11 +108,23 @@ def limit(
     requests_per_minute: Limit = None,
     queued_jobs: Limit = None,
     running_slots: Limit = None,
+    kept_jobs: Limit = None,
+    record_bytes: Limit = None,
+    stored_objects: Limit = None,
+    stored_bytes: Limit = None,
     data_dir: DataDir = DATA,
     as_json: Json = False,
 ) -> None:
     """Change the given limits of a tenant, and show all of them."""
-    texts = {"requests_per_minute": requests_per_minute, "queued_jobs": queued_jobs, "running_slots": running_slots}
+    texts = {
+        "requests_per_minute": requests_per_minute,
+        "queued_jobs": queued_jobs,
+        "running_slots": running_slots,
+        "kept_jobs": kept_jobs,
+        "record_bytes": record_bytes,
+        "stored_objects": stored_objects,
+        "stored_bytes": stored_bytes,
+    }
 
     async def run(queue: Queue) -> dict[str, Any]:
         name = auth.tenant_name(tenant)
@@ -177,9 +190,14 @@ def find_redis(data_dir: Path, environ: MutableMapping[str, str]) -> None:
 def _parse_limit(name: str, text: str) -> int | None:
     if text == "default":
         return None
-    if not text.isdecimal() or len(text) > 10:
+    if not text.isdecimal() or len(text) > 16:
         raise InvalidRequest(f"{name}: {text[:20]!r} must be a number, or `default`", param=name)
     return int(text)
+
+
+def _tenant_row(name: str, limits: auth.TenantLimits | None, kept: auth.Footprint | None) -> dict[str, Any]:
+    used = {f"{field}_used": value for field, value in asdict(kept or auth.Footprint()).items()}
+    return {"tenant": name, **asdict(limits or auth.TenantLimits()), **used}
 
 
 def _key_row(key: auth.ApiKey) -> dict[str, Any]:

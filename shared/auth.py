@@ -72,6 +72,20 @@ class TenantLimits:
     requests_per_minute: int | None = None
     queued_jobs: int | None = None
     running_slots: int | None = None
+    kept_jobs: int | None = None
+    record_bytes: int | None = None
+    stored_objects: int | None = None
+    stored_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a tenant keeps: records of jobs, its estimated share of Redis, and its objects in storage."""
+
+    kept_jobs: int = 0
+    record_bytes: int = 0
+    stored_objects: int = 0
+    stored_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from api.context import ADMIN_SCOPE, Services, ServicesDep
 from api.errors import NotReady
 from api.http.openapi import problems
 from api.routes.operations import fleet_of
+from shared.auth import Footprint
 from shared.autoscaling import Scale, wanted_workers
 from shared.errors import FusequeueError
 from shared.queue import QueueLoad, WorkerInfo
@@ -73,6 +74,7 @@ async def _read_queue(services: Services) -> None:
     workers: list[WorkerInfo] = []
     scale: Scale | None = None
     dead: int | None = None
+    footprint: Footprint | None = None
     with contextlib.suppress(FusequeueError, TimeoutError):
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             load = await queue.workers.load()
@@ -81,6 +83,8 @@ async def _read_queue(services: Services) -> None:
             loads = await queue.workers.signature_loads(load)
             scale = wanted_workers(loads, fleet, services.settings.target_wait_s)
             dead = await queue.dead_letters.count()
+            footprint = await queue.api_keys.footprint()
     metrics.show_load(load)
     metrics.show_workers(workers)
     metrics.show_scale(scale, dead)
+    metrics.show_footprint(footprint)

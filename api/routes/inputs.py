@@ -35,7 +35,7 @@ class InputObject(BaseModel):
     "",
     status_code=201,
     openapi_extra=upload_body(),
-    responses=problems(400, 408, 413, 415, 422, 503) | {201: {"model": InputObject}},
+    responses=problems(400, 408, 413, 415, 422, 429, 503) | {201: {"model": InputObject}},
 )
 async def upload(request: Request, context: Context) -> Response:
     """Upload a PNG, JPEG or WebP as the multipart field `file`."""

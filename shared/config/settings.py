@@ -87,6 +87,10 @@ class Settings(BaseSettings):
     max_running_slots_per_tenant: Positive | None = _setting(
         None, "Images generated at once for one tenant. Unset: unlimited."
     )
+    max_kept_jobs_per_tenant: Positive = _setting(1_000_000, "Records of jobs of one tenant, ended ones included.")
+    max_record_bytes_per_tenant: Positive = _setting(2 * 1024**3, "Redis memory of one tenant's records, estimated.")
+    max_stored_objects_per_tenant: Positive = _setting(2_000_000, "Inputs, results and file parts of one tenant.")
+    max_stored_bytes_per_tenant: Positive = _setting(1024**4, "Their size in storage.")
     max_requests_per_minute_per_tenant: Positive | None = _setting(
         None, "Requests of one tenant over all API processes. Unset: unlimited."
     )

@@ -1,12 +1,13 @@
 """API keys and tenant limits in Redis."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shared.auth import (
     MAX_NAME_CHARS,
     ApiKey,
+    Footprint,
     Identity,
     Rate,
     Scope,
@@ -16,13 +17,34 @@ from shared.auth import (
     new_token,
     tenant_name,
 )
-from shared.errors import Conflict, InvalidRequest
+from shared.errors import Conflict, InvalidRequest, QuotaExceeded
 from shared.queue.client import QueueComponent, translated
 from shared.queue.records import paired
+from shared.runtime import metrics
 
 MAX_KEYS = 10_000
 MAX_LIMITED_TENANTS = 10_000
+MAX_LIMIT = 10**15
 _LIMITS = tuple(TenantLimits.__dataclass_fields__)
+_IDENTITY_LIMITS = _LIMITS[:3]
+_KEPT = tuple(Footprint.__dataclass_fields__)
+_EVERYONE = "*"
+_FOOTPRINT_PAGE = 1000
+QUOTA_RETRY_S = 60
+_FREED_BY = {
+    "kept_jobs": "delete ended jobs, or wait until they expire",
+    "record_bytes": "delete ended jobs and files, or wait until they and unused inputs expire",
+    "stored_objects": "delete ended jobs and files, or wait until they and unused inputs expire",
+    "stored_bytes": "delete ended jobs and files, or wait until they and unused inputs expire",
+    "idempotency_keys": "wait until the earlier ones expire, or submit without a key",
+}
+
+
+def quota_exceeded(tenant: str, quota: str) -> QuotaExceeded:
+    """Return the error of a quota that a tenant has used up, and count it."""
+    metrics.quota_refusals.labels(quota).inc()
+    message = f"quota of tenant {tenant!r} is used up: {quota}; {_FREED_BY[quota]}"
+    return QuotaExceeded(message, quota=quota, retry_after_s=QUOTA_RETRY_S)
 
 
 class ApiKeys(QueueComponent):
@@ -75,7 +97,7 @@ class ApiKeys(QueueComponent):
         key = _api_key(key_id or "", paired(fields), None)
         if key is not None and expired:
             key = replace(key, expired=True)
-        return Identity(bool(any_created), key, _limits(dict(zip(_LIMITS, limits, strict=True))))
+        return Identity(bool(any_created), key, _limits(dict(zip(_IDENTITY_LIMITS, limits, strict=True))))
 
     async def note_use(self, key_id: str) -> None:
         """Record a key's use, at most once a minute."""
@@ -107,13 +129,27 @@ class ApiKeys(QueueComponent):
         tenants = sorted({field.partition("|")[0] for field in rows})
         return {tenant: _limits({name: rows.get(f"{tenant}|{name}", "") for name in _LIMITS}) for tenant in tenants}
 
+    async def footprints(self) -> dict[str, Footprint]:
+        """Return what each tenant keeps."""
+        rows: dict[str, str] = {}
+        with translated():
+            async for field, value in self._redis.hscan_iter(self._keys.footprint, count=_FOOTPRINT_PAGE):
+                rows[field] = value
+        tenants = sorted({field.partition("|")[0] for field in rows} - {_EVERYONE})
+        return {tenant: _footprint([rows.get(f"{tenant}|{name}") for name in _KEPT]) for tenant in tenants}
+
+    async def footprint(self, tenant: str = _EVERYONE) -> Footprint:
+        """Return what a tenant keeps; by default all of them together."""
+        with translated():
+            return _footprint(await self._redis.hmget(self._keys.footprint, [f"{tenant}|{name}" for name in _KEPT]))
+
     async def set_limits(self, tenant: str, limits: TenantLimits) -> None:
         """Replace a tenant's limits; None means the limit in the settings."""
         tenant_name(tenant)
         values = {f"{tenant}|{name}": getattr(limits, name) for name in _LIMITS}
         for name, value in zip(_LIMITS, values.values(), strict=True):
-            if value is not None and not 1 <= value <= 10**9:
-                raise InvalidRequest(f"{name}: {value}; it must be from 1 to 10^9", param=name)
+            if value is not None and not 1 <= value <= MAX_LIMIT:
+                raise InvalidRequest(f"{name}: {value}; it must be from 1 to 10^15", param=name)
         known = await self.tenant_limits()
         if tenant not in known and len(known) >= MAX_LIMITED_TENANTS:
             raise Conflict(f"too many limited tenants: {MAX_LIMITED_TENANTS}; change the settings instead")
@@ -145,7 +181,11 @@ def _api_key(key_id: str, fields: Mapping[str, str], now_ms: int | None) -> ApiK
 
 
 def _limits(rows: Mapping[str, str]) -> TenantLimits:
-    return TenantLimits(**{name: _number(rows[name]) for name in _LIMITS})
+    return TenantLimits(**{name: _number(rows.get(name, "")) for name in _LIMITS})
+
+
+def _footprint(values: Sequence[str | None]) -> Footprint:
+    return Footprint(*(int(value or 0) for value in values))
 
 
 def _number(text: str) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shared.errors import Conflict, NotFound
 from shared.protocols.openai.batches import Batch
 from shared.protocols.openai.files import File, Part
+from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import QueueComponent, translated
 
 MAX_BATCHES = 1000
@@ -116,14 +117,20 @@ class Batches(QueueComponent):
 
 
 class Files(QueueComponent):
-    async def begin(self, tenant: str, file_id: str, within_ms: int | None = None) -> None:
-        """Schedule the deletion of a file's parts unless `put` follows; raises `Conflict` at `MAX_FILES`.
+    async def begin(self, tenant: str, file_id: str, size: int) -> None:
+        """Count the `size` bytes of an upload, and schedule the deletion of its parts unless `put` follows in an hour.
 
-        `within_ms`, default an hour, is set for files of the service, which `MAX_FILES` does not limit.
+        Raises `Conflict` at `MAX_FILES`, `QuotaExceeded`.
         """
-        max_files, life_ms = (MAX_FILES, _UPLOAD_MS) if within_ms is None else (10**9, within_ms)
-        if await self._scripts.begin_file(tenant, file_id, max_files, life_ms) == "full":
+        result = await self._scripts.begin_file(tenant, file_id, MAX_FILES, _UPLOAD_MS, size)
+        if result == "full":
             raise Conflict(f"too many files: a tenant has at most {MAX_FILES}; delete some first")
+        if result != "ok":
+            raise quota_exceeded(tenant, result)
+
+    async def begin_output(self, tenant: str, file_id: str, within_ms: int) -> None:
+        """Schedule the deletion of a batch's output file unless `put` follows within `within_ms`; no limit applies."""
+        await self._scripts.begin_file(tenant, file_id, 10**9, within_ms, 0)
 
     async def put(self, file: File, parts: Sequence[Part] | None = None) -> None:
         """Publish a file; `parts` is None when they were committed one by one."""

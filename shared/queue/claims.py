@@ -227,6 +227,8 @@ class Claims(QueueComponent):
             gpu_seconds=outcome.gpu_seconds,
             step=outcome.progress.step,
             total=outcome.progress.total,
+            objects=sum(1 if one.thumbnail is None else 2 for one in outcome.artifacts),
+            stored_bytes=sum(one.bytes + (one.thumbnail.bytes if one.thumbnail else 0) for one in outcome.artifacts),
         )
 
     async def report_progress(self, *reports: ProgressReport) -> int:

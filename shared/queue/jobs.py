@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from shared.errors import FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
 from shared.job import InputRef, JobRecord, encode
+from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import QueueComponent, translated
 from shared.queue.records import QueuePosition, Submission, SubmitResult, paired, record
 from shared.queue.scripts import SubmitArgs
@@ -28,8 +29,8 @@ class Jobs(QueueComponent):
     async def submit(self, submissions: Sequence[Submission]) -> list[SubmitResult | FusequeueError]:
         """Queue 1 to `MAX_SUBMISSIONS` jobs in one script; return the result of each, in order.
 
-        A result can be a `QueueFull` or `IdempotencyMismatch`. Submitting is idempotent by job id; a job is queued
-        completely or not at all.
+        A result can be a `QueueFull`, such as `QuotaExceeded`, or `IdempotencyMismatch`. Submitting is idempotent
+        by job id; a job is queued completely or not at all.
         """
         if not 1 <= len(submissions) <= MAX_SUBMISSIONS:
             raise ValueError(f"submit takes 1 to {MAX_SUBMISSIONS} jobs, not {len(submissions)}")
@@ -56,6 +57,8 @@ class Jobs(QueueComponent):
             return SubmitResult(job_id=str(detail), replayed=code == "replayed")
         if code == "mismatch":
             return _mismatch()
+        if code == "quota":
+            return quota_exceeded(submission.job.tenant, detail)
         scope = f"tenant {submission.job.tenant!r}" if code == "tenant_full" else "the service"
         return QueueFull(
             f"queue full: {scope} has the maximum of queued jobs; retry later", retry_after_s=-(-int(detail) // 1000)
@@ -169,10 +172,15 @@ class Jobs(QueueComponent):
         """Store an input image's record for `ttl_s`, and as long as an unfinished job uses it; return the current one.
 
         Its object is deleted when both the time and the jobs have ended, so that an image stored again is not lost.
+        Raises `QuotaExceeded` for a new one.
         """
         name = ref.key.removeprefix(f"inputs/{tenant}/{ref.id}").strip("/")
-        encoded = await self._scripts.put_input(tenant, ref.id, ref.model_dump_json(), ttl_s * 1000, name)
-        return _input(encoded) or ref
+        code, detail = await self._scripts.put_input(
+            tenant, ref.id, ref.model_dump_json(), ttl_s * 1000, name, bytes=ref.bytes
+        )
+        if code == "quota":
+            raise quota_exceeded(tenant, detail)
+        return _input(detail) or ref
 
     async def get_input(self, tenant: str, input_id: str) -> InputRef | None:
         with translated():

@@ -96,6 +96,7 @@ class RedisKeys:
     videos = _Family("tenant", "zset", bound="kept video jobs: retention")
     batch_jobs = _Family("tenant batch", "zset", bound="kept jobs: retention")
     idempotency = _Family("tenant digest", "string", ttl="idempotency_s")
+    idempotency_keys = _Family("tenant", "string", ttl="idempotency_s")  # number of new ones
     events = _Single("stream", bound="about 100,000 entries")
     progress = _Single("channel")  # one message for all jobs
     wakeup = _Family("worker", "list", ttl="10 s")
@@ -104,7 +105,8 @@ class RedisKeys:
     reply = _Family("token", "string", ttl="30 s")  # of a script, for a repetition
     previews = _Family("job", "hash", ttl="1 min")
     sync_calls = _Family("tenant digest", "zset", ttl="sync_wait_s + 1 min, 1,000 rows")
-    # Storage
+    # Storage and quotas
+    footprint = _Single("hash", bound="four numbers a tenant that keeps something, and `*`")
     input = _Family("tenant id", "hash", bound="live jobs that use an input", ttl="while unused")
     retention = _Single("zset", bound="stored objects, by expiry")
     file = _Family("tenant id", "hash", bound="kept files: retention")

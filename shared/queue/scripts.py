@@ -126,6 +126,10 @@ def _conf(settings: Settings) -> str:
         "max_queued_jobs": settings.max_queued_jobs,
         "max_queued_jobs_per_tenant": settings.max_queued_jobs_per_tenant,
         "max_running_slots_per_tenant": settings.max_running_slots_per_tenant or 0,
+        "max_kept_jobs": settings.max_kept_jobs_per_tenant,
+        "max_record_bytes": settings.max_record_bytes_per_tenant,
+        "max_stored_objects": settings.max_stored_objects_per_tenant,
+        "max_stored_bytes": settings.max_stored_bytes_per_tenant,
         "max_attempts": settings.max_attempts,
         "lease_ms": settings.lease_ms,
         "overdue_ms": settings.overdue_ms,
@@ -145,7 +149,9 @@ class Scripts(Protocol):
     async def cancel_job(self, job_id: str) -> list[str]: ...
     async def forget_job(self, job_id: str) -> bool: ...
     async def queue_position(self, job_id: str) -> list[int]: ...
-    async def put_input(self, tenant: str, input_id: str, ref: str, ttl_ms: int, name: str) -> str: ...
+    async def put_input(
+        self, tenant: str, input_id: str, ref: str, ttl_ms: int, name: str, bytes: int
+    ) -> tuple[str, str]: ...
 
     # Claims
     async def claim(
@@ -184,6 +190,8 @@ class Scripts(Protocol):
         gpu_seconds: float,
         step: int,
         total: int,
+        objects: int,
+        stored_bytes: int,
     ) -> bool: ...
 
     # Workers
@@ -229,7 +237,7 @@ class Scripts(Protocol):
     ) -> bool: ...
     async def postpone_batch(self, tenant: str, batch_id: str, again_ms: int) -> None: ...
     async def due_batches(self, places: int, again_ms: int, *in_progress: str | int) -> list[str]: ...
-    async def begin_file(self, tenant: str, file_id: str, max_files: int, remove_after_ms: int) -> str: ...
+    async def begin_file(self, tenant: str, file_id: str, max_files: int, remove_after_ms: int, size: int) -> str: ...
     async def put_file(
         self,
         tenant: str,

@@ -12,6 +12,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 if TYPE_CHECKING:
+    from shared.auth import Footprint
     from shared.autoscaling import Scale
     from shared.queue import QueueLoad, WorkerInfo
 
@@ -35,6 +36,7 @@ http_in_flight = _gauge("http_requests_in_flight", "HTTP requests in flight.")
 submits = _counter(
     "submits_total", "Submitted jobs by outcome: accepted, replayed, or an error code.", ("model", "outcome")
 )
+quota_refusals = _counter("quota_refusals_total", "Jobs, inputs and files that a tenant's quota refused.", ("quota",))
 bulk_lines = _counter("bulk_lines_total", "Lines of bulk requests.", ("outcome",))
 event_subscribers = _gauge("event_subscribers", "Clients subscribed to events of a job.")
 waiters_refused = _counter(
@@ -54,6 +56,10 @@ share_refusals = _counter("share_refusals_total", "Requests refused for want of 
 queued_jobs = _gauge("queued_jobs", "Queued jobs.", ("model", "priority"))
 running_jobs = _gauge("running_jobs", "Running jobs.", ("model",))
 oldest_queued_seconds = _gauge("oldest_queued_seconds", "Age of the oldest queued job.", ("model",))
+kept_jobs = _gauge("kept_jobs", "Records of jobs, ended ones included.")
+record_bytes = _gauge("record_bytes", "Redis memory of all records of tenants, estimated.")
+stored_objects = _gauge("stored_objects", "Inputs, results and file parts in storage.")
+stored_bytes = _gauge("stored_bytes", "Bytes of those objects.")
 dead_letters = _gauge("dead_letters", "Dead letters.")
 workers_wanted = _gauge("workers_wanted", "Workers that the pool needs.")
 workers_alive = _gauge("workers", "Live workers by reported state.", ("state",))
@@ -149,6 +155,14 @@ def show_workers(workers: Iterable[WorkerInfo]) -> None:
         workers_alive.labels(worker.state).inc()
         worker_busy_seconds.labels(worker.id).set(worker.busy_s)
         worker_idle_while_queued_seconds.labels(worker.id).set(worker.idle_while_queued_s)
+
+
+def show_footprint(footprint: Footprint | None) -> None:
+    """Set the gauges of what all tenants keep; None (unknown) becomes NaN."""
+    kept_jobs.set(math.nan if footprint is None else footprint.kept_jobs)
+    record_bytes.set(math.nan if footprint is None else footprint.record_bytes)
+    stored_objects.set(math.nan if footprint is None else footprint.stored_objects)
+    stored_bytes.set(math.nan if footprint is None else footprint.stored_bytes)
 
 
 def show_scale(scale: Scale | None, dead: int | None) -> None:

@@ -58,6 +58,13 @@ async def end_retention(queue: Queue, *job_ids: str) -> None:
             await queue.maintenance.forget_item(item)
 
 
+async def retention_of(queue: Queue, start: str) -> float:
+    """Return when the row of the retention that begins with `start` is due."""
+    rows = await queue.client.redis.zrange(queue.client.redis_keys.retention, 0, -1, withscores=True)
+    (due_ms,) = [due_ms for row, due_ms in rows if row.startswith(start)]
+    return float(due_ms)
+
+
 async def state_of(queue: Queue, job_id: str) -> State:
     record = await queue.jobs.get(job_id)
     assert record is not None

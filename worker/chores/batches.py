@@ -94,7 +94,7 @@ class BatchRunner:
             return await self._end(BatchStatus.FAILED, {"errors": wire})
         life_ms = batch.expires_at_ms + GRACE_MS - self._clock.now_ms() + self._context.settings.file_retention_s * 1000
         for file_id in (batch.output_file_id, batch.error_file_id):
-            await self._queue.files.begin(batch.tenant, file_id, life_ms)
+            await self._queue.files.begin_output(batch.tenant, file_id, life_ms)
         status = BatchStatus.IN_PROGRESS.value
         times = {"in_progress_at": self._clock.now_ms()}
         return await self._commit(BatchUpdate({"status": status, "total": total, **times}))
@@ -128,7 +128,7 @@ class BatchRunner:
         refused = await self._submit([item for item in checked if isinstance(item, Submission)])
         accepted, rejected, offset = [], [], batch.read_offset
         for (line, end), item in zip(chunk, checked, strict=False):
-            if isinstance(item, Submission) and item.job.id in refused:
+            if isinstance(item, QueueFull) or (isinstance(item, Submission) and item.job.id in refused):
                 break
             offset = end
             if isinstance(item, FusequeueError):
@@ -137,9 +137,10 @@ class BatchRunner:
                 accepted.append(line.ordinal)
         parts = await store_part(self._context, batch, batch.error_file_id, rejected)
         counts = {"read": len(accepted) + len(rejected), "accepted": len(accepted), "failed": len(rejected)}
-        again_ms = min(FULL_MS, *(1000 * full.retry_after_s for full in refused.values())) if refused else 0
+        full = [*refused.values(), *(item for item in checked if isinstance(item, QueueFull))]
+        again_ms = min([FULL_MS, *(1000 * one.retry_after_s for one in full)]) if full else 0
         update = BatchUpdate({"read_offset": offset}, counts, accepted, parts)
-        return await self._commit(update, again_ms) and not refused
+        return await self._commit(update, again_ms) and not full
 
     async def _check_lines(self, chunk: Sequence[LineAt]) -> list[Submission | FusequeueError | None]:
         """Return the job of each line, its error, or None for an existing job, of as many lines as there is time for.
@@ -160,7 +161,7 @@ class BatchRunner:
                     return
                 try:
                     checked[at] = None if known[at] else await self._submission(chunk[at][0])
-                except InvalidRequest as error:
+                except (InvalidRequest, QueueFull) as error:
                     checked[at] = error
                 except Unavailable as error:
                     failed = error

@@ -43,7 +43,7 @@ class FileListParams(ListParams):
     purpose: str | None = None
 
 
-@router.post("", openapi_extra=_BODY, responses=problems(400, 408, 409, 413, 415, 422, 503))
+@router.post("", openapi_extra=_BODY, responses=problems(400, 408, 409, 413, 415, 422, 429, 503))
 async def upload(request: Request, context: Context) -> Response:
     """Upload the JSONL file of a batch: multipart fields `file` and `purpose`, which is `batch`."""
     require_type(request, UPLOAD_TYPES)
@@ -102,7 +102,7 @@ async def _store(content: UploadFile, size: int, context: RequestContext, digest
         created_at_ms=now,
         expires_at_ms=now + services.settings.file_retention_s * 1000,
     )
-    await services.queue.files.begin(file.tenant, file.id)
+    await services.queue.files.begin(file.tenant, file.id, size)
     await services.queue.sync_calls.start(file.tenant, digest, file.id)
     try:
         parts = await files.store_upload(_chunks(content), services.storage, file.tenant, file.id)

@@ -56,7 +56,7 @@ class Maintenance(QueueComponent):
 
 
 def _expired_item(row: str) -> ExpiredItem:
-    kind, tenant, item_id, rest = row.split("|", 3)
+    kind, tenant, item_id, rest, *_ = row.split("|")
     if kind == "input":
         return ExpiredItem("input", tenant, item_id, f"inputs/{tenant}/{item_id}/{rest}", row)
     if kind == "file":

@@ -17,9 +17,13 @@ from typing import Literal
 from redis.exceptions import ResponseError
 
 from shared.queue.client import QueueClient, QueueComponent, translated
+from shared.queue.maintenance.footprint_count import FootprintCounter
 
-PHASES = ("jobs", "lanes", "queued", "running")
+PHASES = ("jobs", "lanes", "queued", "running", "footprint")
 LOCK_S = 60
+FOOTPRINT_S = 20.0
+"""Least time of a recount of what tenants keep, which another run cannot continue: a million records take as long."""
+
 PROGRESS_S = 3600
 _SCAN_COUNT = 1000
 _CHUNK = 50
@@ -61,18 +65,27 @@ class Reconciliation(QueueComponent):
             reached, cursor, known = await self._redis.hmget(self._keys.reconcile_progress, "phase", "cursor", "server")
         if reached not in PHASES or known != server:  # the cursor of a scan means nothing to another server
             reached, cursor = PHASES[0], "0"
+        if reached == "footprint":
+            self._until_s = max(self._until_s, time.monotonic() + FOOTPRINT_S)
+            await self._forget_progress()  # whatever comes of it, the next run begins with the first phase
         for phase in PHASES[PHASES.index(reached) :]:
-            await self._save(phase, cursor, server)
+            if reached != "footprint":
+                await self._save(phase, cursor, server)
             if phase == "queued":
                 await self._recount_queued()
             elif phase == "running":
                 await self._recount_running()
+            elif phase == "footprint":
+                await self._recount_footprint()
             else:
                 async for names, after in self._scan("job" if phase == "jobs" else "lane", cursor):
                     await (self._check_jobs(names) if phase == "jobs" else self._check_lanes(names))
                     if after != "0":
                         await self._save(phase, after, server)
             cursor = "0"
+        await self._forget_progress()
+
+    async def _forget_progress(self) -> None:
         with translated():
             await self._redis.delete(self._keys.reconcile_progress)
 
@@ -100,7 +113,7 @@ class Reconciliation(QueueComponent):
             await self._redis.expire(self._keys.reconciling, LOCK_S)
 
     async def _scan(
-        self, kind: Literal["job", "lane", "signature"], cursor: str = "0"
+        self, kind: Literal["job", "lane", "signature", "file_parts"], cursor: str = "0"
     ) -> AsyncIterator[tuple[list[str], str]]:
         """Yield pages of the ids of all keys of a kind, with the cursor after each."""
         prefix = f"{self._keys.prefix}{kind}:"
@@ -137,13 +150,13 @@ class Reconciliation(QueueComponent):
             for chunk in _chunks(new, _CHUNK):
                 await self._recount_signatures(chunk, tenants)
         tenants["*"] = tenants.total()
-        await self._repair_tenants("queued", tenants)
+        await self._repair_tenants("queued", tenants, await self._tenants_of(self._keys.queued_jobs))
+        await self._end_recount()
 
     async def _recount_signatures(self, signatures: Sequence[str], tenants: Counter[str]) -> None:
         counters = [(signature, rank) for signature in signatures for rank in range(3)]
-        await self._continue()
+        await self._extend_recount()
         with translated():
-            await self._redis.expire(self._keys.recount, LOCK_S)
             before = await self._redis.hmget(self._keys.recount, [f"jobs|{one}|{rank}" for one, rank in counters])
         counted: dict[tuple[str, int, str], tuple[str, int]] = {}
         left, section, cursor = signatures, 0, "0"
@@ -167,9 +180,8 @@ class Reconciliation(QueueComponent):
         running: dict[str, tuple[str, int]] = {}
         cursor = 0
         while True:
-            await self._continue()
+            await self._extend_recount()
             with translated():
-                await self._redis.expire(self._keys.recount, LOCK_S)
                 cursor, leases = await self._redis.zscan(self._keys.leases, cursor, count=_LEASES)
                 async with self._redis.pipeline(transaction=False) as pipe:
                     for job_id, _ in leases:
@@ -183,7 +195,24 @@ class Reconciliation(QueueComponent):
         tenants: Counter[str] = Counter()
         for tenant, slots in running.values():
             tenants[tenant] += slots
-        await self._repair_tenants("running", tenants)
+        await self._repair_tenants("running", tenants, await self._tenants_of(self._keys.running_slots))
+        await self._end_recount()
+
+    async def _recount_footprint(self) -> None:
+        """Count again what tenants keep."""
+        await self._begin_recount()
+        counted = await FootprintCounter(self._client, self._scan, self._extend_recount).count()
+        with translated():
+            fields = [field.split("|") async for field, _ in self._redis.hscan_iter(self._keys.footprint)]
+        for kind, tenants in counted.totals.items():
+            known = [tenant for tenant, name in fields if name == kind]
+            await self._repair_tenants(kind, tenants, known)
+        await self._end_recount()
+
+    async def _extend_recount(self) -> None:
+        await self._continue()
+        with translated():
+            await self._redis.expire(self._keys.recount, LOCK_S)
 
     async def _begin_recount(self) -> None:
         with translated():
@@ -193,16 +222,19 @@ class Reconciliation(QueueComponent):
                 pipe.expire(self._keys.recount, LOCK_S)
                 await pipe.execute()
 
-    async def _repair_tenants(self, kind: Literal["queued", "running"], counted: Counter[str]) -> None:
-        name = self._keys.queued_jobs if kind == "queued" else self._keys.running_slots
+    async def _end_recount(self) -> None:
         with translated():
-            tenants = dict.fromkeys([*counted, *[tenant async for tenant, _ in self._redis.hscan_iter(name)]])
-        for chunk in _chunks(tenants, _COUNTS):
+            await self._redis.delete(self._keys.recount)
+
+    async def _tenants_of(self, name: str) -> list[str]:
+        with translated():
+            return [tenant async for tenant, _ in self._redis.hscan_iter(name)]
+
+    async def _repair_tenants(self, kind: str, counted: Counter[str], known: Sequence[str]) -> None:
+        for chunk in _chunks(dict.fromkeys([*counted, *known]), _COUNTS):
             await self._continue()
             counts = (value for tenant in chunk for value in (tenant, counted[tenant]))
             self.repaired += await self._scripts.repair_tenants(self._token, kind, *counts)
-        with translated():
-            await self._redis.delete(self._keys.recount)
 
 
 def _chunks(items: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -81,7 +81,7 @@ async def test_the_sweep_removes_expired_files_and_unfinished_uploads(client: op
     file = client.files.create(file=("a.jsonl", BytesIO(LINES)), purpose="batch")
     queue, storage = Queue.connect(server.settings), connect(server.settings)
     try:
-        await queue.files.begin("default", "file_half")
+        await queue.files.begin("default", "file_half", 1)
         await storage.put("files/default/file_half/00000.jsonl", b"x", "application/jsonl")
         for row in await queue.client.redis.zrange(queue.client.redis_keys.retention, 0, -1):
             await queue.client.redis.zadd(queue.client.redis_keys.retention, {row: 1})

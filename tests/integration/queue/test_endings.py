@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
-from harness.queue import claim, claim_ids, end, end_retention, lose, names_left, put, state_of
+from harness.queue import claim, claim_ids, end, end_retention, lose, names_left, put, retention_of, state_of
 
 from shared.job import InputRef, State
 from shared.queue import Queue, Submission, scripts
@@ -266,13 +266,13 @@ async def test_a_dead_letter_and_its_job_are_kept_equally_long(
     for job_id in (undecodable, lost):
         assert await redis.pttl(keys.dead_letter(job_id)) > kept_ms
         assert await redis.pttl(keys.job(job_id)) > kept_ms
-        assert await redis.zscore(keys.retention, f"job|default|{job_id}|") > now_ms() + kept_ms
+        assert await retention_of(queue, f"job|default|{job_id}|") > now_ms() + kept_ms
         record = await queue.jobs.get(job_id)
         assert record is not None
         assert record.expires_at_ms is not None
         assert record.expires_at_ms > now_ms() + kept_ms
     assert await redis.pttl(keys.input("default", "in_a")) > kept_ms
-    assert await redis.zscore(keys.retention, "input|default|in_a|x") > now_ms() + kept_ms
+    assert await retention_of(queue, "input|default|in_a|x|") > now_ms() + kept_ms
 
 
 async def test_expired_dead_letters_are_not_counted(

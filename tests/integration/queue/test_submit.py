@@ -205,6 +205,7 @@ async def test_an_idle_queue_has_no_lanes(queue: Queue, make_submission: Make) -
         "arrivals",
         "completions",
         "retention",
+        "footprint",
         "model_holders",
         "bulk_credit",
     }

@@ -19,6 +19,7 @@ SUBSCRIBED = {"b": (State.SUCCEEDED, State.FAILED)}
 KEPT = {
     "dead_letters",
     "events",
+    "footprint",
     "reclaims",
     "retention",
     "tenant_limits",
@@ -67,9 +68,9 @@ class Checker:
     async def _read(self) -> dict[str, Any]:
         """Read in one round trip what the queue's API does not return."""
         keys = self.queue.client.redis_keys
-        names = ("queued_jobs", "running_slots", "claimed_jobs", "leases", "deadlines", "events", "outbox")
+        names = ("queued_jobs", "running_slots", "claimed_jobs", "footprint", "leases", "deadlines", "events", "outbox")
         async with self.queue.client.redis.pipeline(transaction=False) as pipe:
-            for name in (keys.queued_jobs, keys.running_slots, keys.claimed_jobs):
+            for name in (keys.queued_jobs, keys.running_slots, keys.claimed_jobs, keys.footprint):
                 pipe.hgetall(name)
             for name in (keys.leases, keys.deadlines):
                 pipe.zrange(name, 0, -1)
@@ -93,6 +94,12 @@ class Checker:
         assert _numbers(found["queued_jobs"]) == by_tenant | total
         assert _numbers(found["running_slots"]) == model.count(running.values(), lambda job: job.tenant, slots=True)
         assert _numbers(found["claimed_jobs"]) == by_worker
+        kept = model.count(
+            (job for job in model.jobs.values() if not job.forgotten), lambda job: job.tenant, slots=False
+        )
+        total = {"*": sum(kept.values())} if kept else {}
+        rows = {field.partition("|"): int(value) for field, value in found["footprint"].items()}
+        assert {tenant: number for (tenant, _, name), number in rows.items() if name == "kept_jobs"} == kept | total
         assert set(found["leases"]) == set(running)
         assert set(found["deadlines"]) == {job_id for job_id, job in queued.items() if job.has_deadline}
 

@@ -231,7 +231,7 @@ async def batches(queue: Queue, make: Make) -> None:
     now = now_ms()
     life = {"created_at_ms": now, "expires_at_ms": now + 60_000}
     file = File(id="file-a", tenant="acme", filename="a", purpose="batch", bytes=1, **life)
-    await queue.files.begin("acme", file.id)
+    await queue.files.begin("acme", file.id, 1)
     await queue.files.put(file, [Part("p", 1)])
     for name in ("batch_a", "batch_b"):
         outputs = {"output_file_id": "file-o", "error_file_id": "file-e"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from harness.queue import MODELS, claim, end, put, state_of
@@ -135,7 +136,7 @@ async def test_only_tenants_within_their_allowance_preempt_the_rows_of_others(
     await put(queue, make_submission(tenant="b"))
     (running,) = await claim(queue)
     (urgent,) = await put(queue, make_submission(tenant="a", priority=INTERACTIVE, width=128))
-    options = {"min_priority": INTERACTIVE, "has_other_jobs": True}
+    options: dict[str, Any] = {"min_priority": INTERACTIVE, "has_other_jobs": True}
     assert await queue.claims.claim("w1", MODELS, SLOTS, preempted=("b",), **options) == []
     assert await state_of(queue, urgent) is State.QUEUED
     (light,) = await put(queue, make_submission(tenant="light", priority=INTERACTIVE))

@@ -13,7 +13,10 @@ redis.call('HINCRBY', name, 'rev', 1)
 if #update.set > 0 then redis.call('HSET', name, unpack(update.set)) end
 for at = 1, #update.add, 2 do redis.call('HINCRBY', name, update.add[at], update.add[at + 1]) end
 for _, line in ipairs(update.accepted) do redis.call('SETBIT', key.batch_accepted(tenant, id), line, 1) end
-for _, part in ipairs(update.parts) do redis.call('RPUSH', key.file_parts(tenant, part[1]), part[2]) end
+for _, part in ipairs(update.parts) do
+  redis.call('RPUSH', key.file_parts(tenant, part[1]), part[2])
+  footprint.change(tenant, '', footprint.of_parts({part[2]}))
+end
 if ARGV[4] ~= '' then
   job_state.set_batch_due(tenant, id, now + tonumber(ARGV[4]), now)
   return 1

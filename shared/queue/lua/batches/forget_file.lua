@@ -1,3 +1,4 @@
+-- NEEDS footprint
 -- RUNS when Redis is full
 -- Delete a file that no batch reads; its stored parts are due for deletion at once.
 -- ARGV     tenant, file_id
@@ -6,6 +7,7 @@ local tenant, id = ARGV[1], ARGV[2]
 local name = key.file(tenant, id)
 if redis.call('EXISTS', name) == 0 then return 'none' end
 if (tonumber(redis.call('HGET', name, 'live') or nil) or 0) > 0 then return 'live' end
+footprint.change(tenant, footprint.of_parts(redis.call('LRANGE', key.file_parts(tenant, id), 0, -1)), '')
 redis.call('DEL', name, key.file_parts(tenant, id))
 redis.call('ZREM', key.files(tenant), id)
 redis.call('ZADD', key.retention, whole(clock_ms()), 'file|' .. tenant .. '|' .. id .. '|')

@@ -1,3 +1,4 @@
+-- NEEDS footprint
 -- RUNS when Redis is full
 -- Publish a file whose parts are stored; idempotent.
 -- ARGV     tenant, file_id, filename, purpose, size, created_at_ms, expires_at_ms, parts...
@@ -7,8 +8,11 @@ local tenant, id = ARGV[1], ARGV[2]
 redis.call('HSET', key.file(tenant, id), 'filename', ARGV[3], 'purpose', ARGV[4], 'bytes', ARGV[5],
   'created_at_ms', ARGV[6], 'expires_at_ms', ARGV[7])
 if ARGV[8] then
-  redis.call('DEL', key.file_parts(tenant, id))
-  for at = 8, #ARGV do redis.call('RPUSH', key.file_parts(tenant, id), ARGV[at]) end
+  local name = key.file_parts(tenant, id)
+  local before = footprint.of_parts(redis.call('LRANGE', name, 0, -1))
+  redis.call('DEL', name)
+  for at = 8, #ARGV do redis.call('RPUSH', name, ARGV[at]) end
+  footprint.change(tenant, before, footprint.of_parts({unpack(ARGV, 8)}))
 end
 redis.call('ZADD', key.files(tenant), ARGV[6], id)
 redis.call('ZADD', key.retention, ARGV[7], 'file|' .. tenant .. '|' .. id .. '|')

@@ -7,6 +7,5 @@
 local id = ARGV[1]
 local job = job_state.load(id)
 if not job or job.state == 'queued' or job.state == 'running' then return 0 end
-job_state.delete(id, job.tenant, job.batch)
-redis.call('ZADD', key.retention, whole(clock_ms() + conf.lease_ms + 60000), job_state.row(job.tenant, id, job.batch))
+job_state.forget(id, job, clock_ms() + conf.lease_ms + 60000)
 return 1

@@ -3,13 +3,14 @@
 -- ARGV     jobs...
 --          `jobs`: the FIELDS of each. `input`: ids separated by spaces; `idempotency`: 'digest fingerprint';
 --          `webhook`: '|state|state| url'; '' for none in all from `deadline_ms` on
--- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full', job id | ms until a retry}
+-- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full' | 'quota',
+--          job id | ms until a retry | name of the quota that is used up}
 local FIELDS = {'id', 'tenant', 'rank', 'slots', 'sig', 'model', 'window', 'max_batch', 'wire', 'created', 'deadline_ms',
   'batch', 'input', 'idempotency', 'webhook', 'video'}
 local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video'}
 local now = clock_ms()
 local total = tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0
-local of_tenant, most_of, added, arrivals, indexed, out = {}, {}, {}, {}, {}, {}
+local of_tenant, most_of, kept, kept_more, added, arrivals, indexed, out = {}, {}, {}, {}, {}, {}, {}, {}
 
 local function waiting_of(tenant)
   if not of_tenant[tenant] then of_tenant[tenant] = tonumber(redis.call('HGET', key.queued_jobs, tenant) or 0) or 0 end
@@ -21,6 +22,26 @@ local function limit_of(tenant)
     most_of[tenant] = tonumber(redis.call('HGET', key.tenant_limits, tenant .. '|queued_jobs') or nil) or conf.max_queued_jobs_per_tenant
   end
   return most_of[tenant]
+end
+
+-- Count a new idempotency key of a tenant. Keys outlive their jobs: in their lifetime as many are allowed as jobs are kept.
+local function too_many_keys(tenant)
+  local name = key.idempotency_keys(tenant)
+  local count = redis.call('INCR', name)
+  if count == 1 then redis.call('PEXPIRE', name, conf.idempotency_ms) end
+  return count > kept[tenant].most[1]
+end
+
+-- The quota that the job exceeds, or nil; otherwise the job is counted.
+local function exceeded_quota(job, has_key)
+  local tenant = job.tenant
+  if not kept[tenant] then kept[tenant], kept_more[tenant] = footprint.read(tenant), {0, 0, 0, 0} end
+  local more = footprint.numbers(job.size)
+  local quota = footprint.exceeded(kept[tenant], more, true)
+  if quota then return quota end
+  if has_key and too_many_keys(tenant) then return 'idempotency_keys' end
+  footprint.count(kept[tenant], more)
+  for at, number in ipairs(more) do kept_more[tenant][at] = kept_more[tenant][at] + number end
 end
 
 -- Time until a hundredth of a full queue has ended, at the recent rate.
@@ -67,7 +88,7 @@ local function enter(job)
   group.jobs = group.jobs + 1
   group.slots = group.slots + job.slots
   local fields = {'job', job.wire, 'state', 'queued', 'tenant', job.tenant, 'sig', job.sig, 'model', job.model,
-    'rank', job.rank, 'slots', job.slots, 'src', 'lane', 'entry', entry, 'arrived', arrived_at(entry), 'event', job_state.event(job.id, job.tenant, 'queued', job.webhook)}
+    'rank', job.rank, 'slots', job.slots, 'size', job.size, 'src', 'lane', 'entry', entry, 'arrived', arrived_at(entry), 'event', job_state.event(job.id, job.tenant, 'queued', job.webhook)}
   if job.deadline_ms ~= '' then
     job.deadline = whole(now + tonumber(job.deadline_ms))
     redis.call('ZADD', key.deadlines, job.deadline, job.id)
@@ -107,6 +128,9 @@ local function submit(job)
   end
   if waiting_of(job.tenant) >= limit_of(job.tenant) then return {'tenant_full', retry_ms(limit_of(job.tenant))} end
   if total >= conf.max_queued_jobs then return {'full', retry_ms(conf.max_queued_jobs)} end
+  job.size = footprint.of_job(#job.wire, 0, 0, 0)
+  local quota = exceeded_quota(job, idem)
+  if quota then return {'quota', quota} end
   enter(job)
   if idem then redis.call('SET', idem, job.id .. ' ' .. fingerprint, 'PX', conf.idempotency_ms) end
   return {'ok', job.id}
@@ -118,6 +142,7 @@ for first = 1, #ARGV, #FIELDS do
   job.rank, job.slots = tonumber(job.rank), tonumber(job.slots)
   table.insert(out, submit(job))
 end
+for tenant, more in pairs(kept_more) do footprint.add(tenant, more) end
 for index, rows in pairs(indexed) do queue.add_all(index, rows) end
 for _, job in ipairs(arrivals) do
   redis.call('HSET', key.signature(job.sig), 'model', job.model, 'window', job.window, 'batch', job.max_batch)

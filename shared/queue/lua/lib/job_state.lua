@@ -1,10 +1,10 @@
--- NEEDS queue
+-- NEEDS queue footprint
 -- Part of the scripts that change the state of jobs.
 
 local job_state = {}
 local FACTS = {'state', 'tenant', 'sig', 'model', 'rank', 'slots', 'src', 'entry', 'batch', 'input', 'solo', 'cancel',
   'losses', 'webhook', 'deadline', 'worker', 'epoch', 'arrived', 'started', 'attempts', 'returned', 'passed', 'job', 'video',
-  'charged'}
+  'charged', 'size'}
 
 -- The fields of a job that scripts need, or nil.
 function job_state.load(id)
@@ -53,7 +53,25 @@ function job_state.delete(id, tenant, batch)
   if batch then redis.call('ZREM', key.batch_jobs(tenant, batch), id) end
 end
 
-function job_state.row(tenant, id, batch) return 'job|' .. tenant .. '|' .. id .. '|' .. (batch or '') end
+-- The row of a job in `retention`; size: from `footprint`, '' when nothing is counted any more.
+function job_state.row(tenant, id, batch, size)
+  return 'job|' .. tenant .. '|' .. id .. '|' .. (batch or '') .. '|' .. (size or '')
+end
+
+-- Delete a job that has ended; its objects are due for deletion at `due`.
+function job_state.forget(id, job, due)
+  job_state.delete(id, job.tenant, job.batch)
+  footprint.change(job.tenant, job.size, '')
+  redis.call('ZREM', key.retention, job_state.row(job.tenant, id, job.batch, job.size))
+  redis.call('ZADD', key.retention, whole(due), job_state.row(job.tenant, id, job.batch, ''))
+end
+
+-- Replace the size of a job that has not ended.
+function job_state.resize(id, job, size)
+  footprint.change(job.tenant, job.size, size)
+  redis.call('HSET', key.job(id), 'size', size)
+  job.size = size
+end
 
 -- Release one input image of a job; unused, it is kept for its own retention or as long as the job, if that is longer.
 local function release_input(tenant, input, now, job_ms)
@@ -62,10 +80,10 @@ local function release_input(tenant, input, now, job_ms)
   if redis.call('HINCRBY', name, 'live', -1) > 0 then return end
   redis.call('HSET', name, 'live', 0)
   redis.call('PEXPIRE', name, whole(keep))
-  local object = redis.call('HGET', name, 'object')
-  if not object then return end -- deleted before the job: its object has a row already or is deleted
+  local stored = redis.call('HMGET', name, 'object', 'size')
+  if not stored[1] then return end -- deleted before the job: its object has a row already or is deleted
   redis.call('ZADD', key.retention, whole(now + keep + 60000),
-    'input|' .. tenant .. '|' .. input .. '|' .. object)
+    'input|' .. tenant .. '|' .. input .. '|' .. stored[1] .. '|' .. (stored[2] or ''))
 end
 
 -- Keep the input images with these ids (separated by spaces) as long as the job needs them.
@@ -122,7 +140,7 @@ function job_state.finish(id, job, state, now, keep_ms)
   redis.call('HDEL', key.job(id), 'phase', 'entry', 'src', 'returned', 'charged')
   redis.call('PEXPIRE', key.job(id), keep)
   redis.call('ZREM', key.deadlines, id)
-  redis.call('ZADD', key.retention, whole(now + keep), job_state.row(job.tenant, id, job.batch))
+  redis.call('ZADD', key.retention, whole(now + keep), job_state.row(job.tenant, id, job.batch, job.size))
   for input in string.gmatch(job.input or '', '%S+') do release_input(job.tenant, input, now, keep_ms or 0) end
 end
 
@@ -131,7 +149,7 @@ function job_state.keep(id, job, ms, now)
   if redis.call('PTTL', key.job(id)) >= ms then return end
   redis.call('HSET', key.job(id), 'expires', whole(now + ms))
   redis.call('PEXPIRE', key.job(id), ms)
-  redis.call('ZADD', key.retention, whole(now + ms), job_state.row(job.tenant, id, job.batch))
+  redis.call('ZADD', key.retention, whole(now + ms), job_state.row(job.tenant, id, job.batch, job.size))
   for input in string.gmatch(job.input or '', '%S+') do
     job_state.hold_inputs(job.tenant, input)
     release_input(job.tenant, input, now, ms)

@@ -56,12 +56,13 @@ end
 -- Record an arrival of a signature. The jobs of one submit count once: they do not predict more.
 function queue.record_arrival(sig, window, now)
   local name = key.arrivals(sig)
-  local known = redis.call('HMGET', name, 'gap', 'last')
+  local known = redis.call('HMGET', name, 'gap', 'last', 'done')
   local since = known[2] and now - tonumber(known[2]) or nil
   local gap = readiness.next_gap(known[1] and tonumber(known[1]) or nil, since, window)
   redis.call('HSET', name, 'last', whole(now))
   if gap then redis.call('HSET', name, 'gap', string.format('%.3f', gap)) else redis.call('HDEL', name, 'gap') end
-  redis.call('PEXPIRE', name, 3600000)
+  -- Without a job that has ended, only the next arrivals read it: a client can vary signatures without end.
+  redis.call('PEXPIRE', name, known[3] and 3600000 or whole(60000 + 10 * window))
 end
 
 -- `count` members of front:<sig> or solo:<sig> with that rank, after the first `skipped`.

@@ -1,8 +1,9 @@
+-- NEEDS footprint
 -- RUNS when Redis is full
 -- Items whose retention has ended. Inputs that a job uses and files that a batch reads are postponed; of an input that was
 -- stored again, only the old object is returned. A job that was deleted and submitted again is kept.
 -- ARGV     limit
--- Returns  rows 'job|tenant|id|batch', 'input|tenant|id|object' and 'file|tenant|id|'
+-- Returns  rows 'job|tenant|id|batch|size', 'input|tenant|id|object|size' and 'file|tenant|id|'
 local now, out = clock_ms(), {}
 
 local function is_unfinished(row)
@@ -12,7 +13,7 @@ local function is_unfinished(row)
 end
 
 for _, row in ipairs(redis.call('ZRANGEBYSCORE', key.retention, '-inf', whole(now), 'LIMIT', 0, ARGV[1])) do
-  local tenant, id, object = string.match(row, '^input|([^|]*)|([^|]*)|(.*)$')
+  local tenant, id, object = string.match(row, '^input|([^|]*)|([^|]*)|([^|]*)')
   local live, current = 0, nil
   local reader, file = string.match(row, '^file|([^|]*)|([^|]*)|$')
   if reader then live = tonumber(redis.call('HGET', key.file(reader, file), 'live') or nil) or 0 end
@@ -24,6 +25,7 @@ for _, row in ipairs(redis.call('ZRANGEBYSCORE', key.retention, '-inf', whole(no
   end
   if is_unfinished(row) then
     redis.call('ZREM', key.retention, row)
+    footprint.change(string.match(row, '^job|([^|]*)'), string.match(row, '([^|]*)$'), '')
   elseif live > 0 then
     redis.call('ZADD', key.retention, whole(now + conf.input_retention_ms), row)
   else

@@ -7,8 +7,5 @@ local id = ARGV[1]
 if redis.call('ZREM', key.dead_letters, id) == 0 then return 0 end
 redis.call('DEL', key.dead_letter(id))
 local job = job_state.load(id)
-if job and job.state ~= 'queued' and job.state ~= 'running' then
-  job_state.delete(id, job.tenant, job.batch)
-  redis.call('ZADD', key.retention, whole(clock_ms()), job_state.row(job.tenant, id, job.batch))
-end
+if job and job.state ~= 'queued' and job.state ~= 'running' then job_state.forget(id, job, clock_ms()) end
 return 1

@@ -10,7 +10,7 @@ if not job or job.state ~= 'failed' then return 0 end
 redis.call('ZREM', key.dead_letters, id)
 redis.call('DEL', key.dead_letter(id))
 redis.call('PERSIST', key.job(id))
-redis.call('ZREM', key.retention, job_state.row(job.tenant, id, job.batch))
+redis.call('ZREM', key.retention, job_state.row(job.tenant, id, job.batch, job.size))
 redis.call('HDEL', key.job(id), 'finished', 'expires', 'error', 'artifacts', 'batching', 'timings', 'settled', 'cancel',
   'started', 'losses', 'attempts', 'deadline', 'passed')
 redis.call('HSET', key.job(id), 'solo', 1)

@@ -1,22 +1,23 @@
 -- NEEDS queue recount
 -- RUNS when Redis is full
--- Repair the counters of tenants: of queued jobs, with '*' for all tenants, or of running slots.
+-- Repair counters of tenants, with '*' for all tenants: of queued jobs, of running slots, or of what they keep.
 -- ARGV     token, kind, counts...
---          `kind`: queued or running; `counts`: tenant and its counted jobs or slots, of each
+--          `kind`: queued, running or a number of `footprint`; `counts`: tenant and its counted amount, of each
 -- Returns  how many counters were wrong
 local token, kind, wrong = ARGV[1], ARGV[2], 0
-local name = kind == 'queued' and key.queued_jobs or key.running_slots
+local names = {queued = key.queued_jobs, running = key.running_slots}
 for at = 3, #ARGV, 2 do
   local tenant = ARGV[at]
+  local name, field = names[kind] or key.footprint, names[kind] and tenant or (tenant .. '|' .. kind)
   local changes = recount.changes(token, kind .. '|' .. tenant)
-  local known = tonumber(redis.call('HGET', name, tenant) or nil) or 0
+  local known = tonumber(redis.call('HGET', name, field) or nil) or 0
   local missing = changes and recount.certain(known, tonumber(ARGV[at + 1]), changes) or 0
   if missing ~= 0 then
     wrong = wrong + 1
     if kind == 'running' then
       queue.count_running(tenant, missing)
-    elseif redis.call('HINCRBY', name, tenant, missing) <= 0 then
-      redis.call('HDEL', name, tenant)
+    elseif redis.call('HINCRBY', name, field, whole(missing)) <= 0 then
+      redis.call('HDEL', name, field)
     end
   end
 end

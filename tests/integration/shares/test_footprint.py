@@ -1,0 +1,203 @@
+"""What a tenant keeps in Redis and storage is counted and bounded, and deleting it makes room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from harness.queue import claim, end_retention, put
+
+from shared.auth import Footprint, TenantLimits
+from shared.errors import QuotaExceeded
+from shared.job import Artifact, InputRef, Outcome, State, Task
+from shared.protocols.openai.files import File, Part
+from shared.queue import Queue, Submission, SubmitResult
+from shared.runtime.clock import now_ms
+
+Make = Callable[..., Submission]
+QueueWith = Callable[..., Queue]
+
+
+def input_ref(name: str, size: int = 1000, tenant: str = "a") -> InputRef:
+    key = f"inputs/{tenant}/in_{name}/1.png"
+    return InputRef(id=f"in_{name}", key=key, content_type="image/png", bytes=size, width=64, height=64)
+
+
+def results(sizes: list[int]) -> Outcome:
+    artifacts = [
+        Artifact(index=at, key=f"jobs/x/1/{at}.png", content_type="image/png", bytes=size, width=64, height=64, seed=1)
+        for at, size in enumerate(sizes)
+    ]
+    return Outcome(state=State.SUCCEEDED, artifacts=tuple(artifacts), gpu_seconds=0.1)
+
+
+def file_of(file_id: str, size: int) -> File:
+    at = now_ms()
+    fields: dict[str, Any] = {
+        "filename": "x.jsonl",
+        "purpose": "batch",
+        "created_at_ms": at,
+        "expires_at_ms": at + 60_000,
+    }
+    return File(id=file_id, tenant="a", bytes=size, **fields)
+
+
+async def refused(queue: Queue, submission: Submission) -> str:
+    """Submit a job that a quota must refuse; return the quota."""
+    (result,) = await queue.jobs.submit([submission])
+    assert isinstance(result, QuotaExceeded), result
+    return result.quota
+
+
+async def run(queue: Queue, outcome: Outcome) -> None:
+    (one,) = await claim(queue, 1)
+    assert await queue.claims.settle("w1", one.job.id, one.epoch, outcome)
+
+
+async def is_exact(queue: Queue) -> bool:
+    """Return whether a recount finds the counters right."""
+    return await queue.maintenance.reconcile() == 0
+
+
+async def test_submitting_and_canceling_in_a_loop_ends(queue_with: QueueWith, make_submission: Make) -> None:
+    """Records of canceled jobs count until they are deleted; another tenant is not affected."""
+    queue = queue_with(max_kept_jobs_per_tenant=3)
+    for _ in range(3):
+        (job_id,) = await put(queue, make_submission(tenant="a"))
+        await queue.jobs.cancel(job_id)
+    assert await refused(queue, make_submission(tenant="a")) == "kept_jobs"
+    assert len(await put(queue, make_submission(tenant="b"))) == 1
+    assert await queue.jobs.forget(job_id)
+    assert len(await put(queue, make_submission(tenant="a"))) == 1
+    assert await refused(queue, make_submission(tenant="a")) == "kept_jobs"
+    assert await is_exact(queue)
+
+
+async def test_one_script_accepts_jobs_up_to_the_quota(queue_with: QueueWith, make_submission: Make) -> None:
+    """The jobs of one call count one after the other; a repetition of accepted ones is accepted."""
+    queue = queue_with(max_kept_jobs_per_tenant=2)
+    jobs = [make_submission(tenant="a") for _ in range(3)]
+    for _ in range(2):
+        results = await queue.jobs.submit(jobs)
+        assert [isinstance(one, SubmitResult) for one in results] == [True, True, False]
+    assert (await queue.api_keys.footprint("a")).kept_jobs == 2
+
+
+async def test_large_records_reach_a_quota_of_their_own(queue_with: QueueWith, make_submission: Make) -> None:
+    """The bytes of a job are estimated from its text."""
+    queue = queue_with(max_record_bytes_per_tenant=50_000)
+    for _ in range(2):
+        await put(queue, make_submission(tenant="a", prompt="x" * 20_000))
+    assert await refused(queue, make_submission(tenant="a", prompt="x" * 20_000)) == "record_bytes"
+    assert len(await put(queue, make_submission(tenant="a"))) == 1
+
+
+async def test_results_count_and_running_work_ends(queue_with: QueueWith, make_submission: Make) -> None:
+    """Above the quota of storage no job is accepted; those that run store what they make."""
+    queue = queue_with(max_stored_bytes_per_tenant=5_000, max_stored_objects_per_tenant=100)
+    first, second = await put(queue, make_submission(tenant="a"), make_submission(tenant="a"))
+    await run(queue, results([2_000, 2_500]))
+    assert len(await put(queue, make_submission(tenant="a"))) == 1
+    await run(queue, results([2_000]))
+    kept = await queue.api_keys.footprint("a")
+    assert (kept.kept_jobs, kept.stored_objects, kept.stored_bytes) == (3, 3, 6_500)
+    assert await refused(queue, make_submission(tenant="a")) == "stored_bytes"
+    with pytest.raises(QuotaExceeded, match="stored_bytes"):
+        await queue.jobs.put_input("a", input_ref("x"), 60)
+    await end_retention(queue, first)
+    assert (await queue.api_keys.footprint("a")).stored_bytes == 2_000
+    assert len(await put(queue, make_submission(tenant="a"))) == 1
+    assert await is_exact(queue)
+    assert await queue.jobs.forget(second)
+    assert await is_exact(queue)
+
+
+async def test_inputs_count_once_each(queue_with: QueueWith, make_submission: Make) -> None:
+    """Equal images are one object; an input that expires makes room."""
+    queue = queue_with(max_stored_objects_per_tenant=2)
+    ref = input_ref("1")
+    for name in ("1", "2", "1"):
+        await queue.jobs.put_input("a", input_ref(name), 60)
+    with pytest.raises(QuotaExceeded, match="stored_objects") as error:
+        await queue.jobs.put_input("a", input_ref("3"), 60)
+    assert error.value.retry_after_s > 0
+    assert (await queue.api_keys.footprint("a")).stored_bytes == 2_000
+    await queue.jobs.put_input("b", input_ref("3", tenant="b"), 60)
+    await queue.api_keys.set_limits("a", TenantLimits(stored_objects=3))
+    (job_id,) = await put(queue, make_submission(tenant="a", images=(ref,), task=Task.IMAGE_TO_IMAGE))
+    await queue.jobs.cancel(job_id)
+    await end_retention(queue, job_id, "in_1", "in_2", "in_3")
+    assert await queue.api_keys.footprints() == {}
+    assert await is_exact(queue)
+
+
+async def test_an_upload_counts_before_it_is_stored(queue_with: QueueWith) -> None:
+    """Uploads in progress are within the quota together; a deleted or unfinished one makes room."""
+    queue = queue_with(max_stored_bytes_per_tenant=1_000)
+    await queue.files.begin("a", "file_1", 600)
+    with pytest.raises(QuotaExceeded, match="stored_bytes"):
+        await queue.files.begin("a", "file_2", 600)
+    await queue.files.put(file_of("file_1", 600), [Part("0", 400), Part("1", 200)])
+    kept = await queue.api_keys.footprint("a")
+    assert (kept.stored_objects, kept.stored_bytes) == (2, 600)
+    assert await is_exact(queue)
+    await queue.files.forget("a", "file_1")
+    await queue.files.begin("a", "file_2", 600)
+    await end_retention(queue, "file_1", "file_2")
+    assert await queue.api_keys.footprint("a") == Footprint()
+    assert await is_exact(queue)
+
+
+async def test_idempotency_keys_of_deleted_jobs_are_bounded(queue_with: QueueWith, make_submission: Make) -> None:
+    """A key outlives its job: as many new ones are allowed in its lifetime as jobs are kept."""
+    queue = queue_with(max_kept_jobs_per_tenant=2)
+    for number in range(2):
+        submission = make_submission(tenant="a", idempotency_key=f"k{number}", fingerprint="x")
+        (job_id,) = await put(queue, submission)
+        await queue.jobs.cancel(job_id)
+        assert await queue.jobs.forget(job_id)
+    assert (
+        await refused(queue, make_submission(tenant="a", idempotency_key="k2", fingerprint="x")) == "idempotency_keys"
+    )
+    assert len(await put(queue, make_submission(tenant="a"))) == 1
+    (again,) = await queue.jobs.submit([make_submission(tenant="a", idempotency_key="k1", fingerprint="x")])
+    assert isinstance(again, SubmitResult)
+    assert again.replayed
+
+
+async def test_a_tenants_own_limit_replaces_the_settings(queue_with: QueueWith, make_submission: Make) -> None:
+    queue = queue_with(max_kept_jobs_per_tenant=1)
+    await queue.api_keys.set_limits("a", TenantLimits(kept_jobs=2))
+    await put(queue, make_submission(tenant="a"), make_submission(tenant="a"))
+    assert await refused(queue, make_submission(tenant="a")) == "kept_jobs"
+
+
+async def test_wrong_counters_are_repaired(queue: Queue, make_submission: Make) -> None:
+    """As after a failover, for jobs in every state, inputs, files, and tenants that keep nothing."""
+    await put(queue, *[make_submission(tenant="a") for _ in range(3)])
+    await run(queue, results([500]))
+    await claim(queue, 1)
+    await queue.jobs.put_input("a", input_ref("1"), 60)
+    await queue.files.begin("a", "file_1", 600)
+    right = await queue.api_keys.footprints()
+    assert await is_exact(queue)
+    name = queue.client.redis_keys.footprint
+    await queue.client.redis.hset(name, mapping={"a|kept_jobs": 9, "a|stored_bytes": 1, "gone|stored_objects": 4})
+    assert await queue.maintenance.reconcile() >= 3
+    assert await queue.api_keys.footprints() == right
+    await queue.client.redis.delete(name)
+    assert await queue.maintenance.reconcile() >= 4
+    assert await queue.api_keys.footprints() == right
+
+
+async def test_a_size_is_close_to_what_redis_uses(queue: Queue, make_submission: Make) -> None:
+    """The estimate of a queued job is within a factor of two."""
+    redis = queue.client.redis
+    await put(queue, *[make_submission(tenant="a") for _ in range(100)])
+    before, kept = int((await redis.info("memory"))["used_memory"]), await queue.api_keys.footprint("a")
+    for _ in range(4):
+        await put(queue, *[make_submission(tenant="a") for _ in range(500)])
+    used = int((await redis.info("memory"))["used_memory"]) - before
+    counted = (await queue.api_keys.footprint("a")).record_bytes - kept.record_bytes
+    assert 0.5 < counted / used < 2, f"{counted / 2000:.0f} bytes a job are counted, {used / 2000:.0f} used"
