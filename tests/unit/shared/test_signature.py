@@ -77,8 +77,8 @@ def test_only_a_field_that_must_match_changes_the_signature(name: str, make_job:
     assert (signature(job) != signature(other)) == (matching(name) is Matching.MUST_MATCH)
 
 
-def test_reproducible_jobs_mix_no_sizes() -> None:
-    """Of a model whose jobs share forwards with other sizes."""
+def test_reproducible_jobs_are_claimed_by_themselves_and_mix_no_sizes() -> None:
+    """They share no forwards with others, also of a model whose jobs share forwards with other sizes."""
     spec = ModelSpec(id="m", source="/m", mixed_fields=("adapters", "size"), limits=Limits(multiple_of=16))
 
     def job(width: int, **fields: Any) -> Job:
@@ -87,7 +87,7 @@ def test_reproducible_jobs_mix_no_sizes() -> None:
 
     assert signature(job(1024)) == signature(job(1040))
     assert signature(job(1024, reproducible=True)) != signature(job(1040, reproducible=True))
-    assert signature(job(1024, reproducible=True)) == signature(job(1024, reproducible=True))
+    assert signature(job(1024, reproducible=True)) == signature(job(1024, reproducible=True)) != signature(job(1024))
 
 
 SHAPES = [(1024, 1024), (832, 1216), (1216, 832), (1344, 768), (1536, 640), (1280, 720)]

@@ -134,7 +134,7 @@ class TaskCall(NamedTuple):
 
 
 class CallSelector:
-    """Selects the calls of the next forward, and records at the jobs who was preempted and why batches were small."""
+    """Selects the calls of the next forward, and records in engine jobs their preemption and why batches were small."""
 
     def __init__(self, timer: ForwardTimer, memory: MemoryLimits, aging_s: float) -> None:
         self._timer = timer
