@@ -85,6 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         configured = settings.load()
+        settings.withhold_permissions(configured)
         log.configure(configured.log_level)
         for message in settings.unknown_variables(os.environ):
             structlog.get_logger().warning("setting_unknown", reason=message)

@@ -74,6 +74,7 @@ def deployment_findings() -> Iterator[Finding]:
     except FusequeueError as error:
         yield Finding("settings", FAILED, error.message, "correct the variable; docs/operations.md lists all settings")
         return
+    settings.withhold_permissions(config)  # the check of the storage can create its folder
     for message in settings.unknown_variables(os.environ):
         yield Finding("settings", WARNING, message, "correct its name, or unset it")
     yield from _models(config)
@@ -147,6 +148,9 @@ async def _storage(config: Settings) -> list[Finding]:
         return [Finding("storage", FAILED, _reason(error), f"make {name} writable, or change {variable}")]
     finally:
         await storage.close()
+    if config.s3_bucket is None and config.storage_dir.stat().st_mode & 0o007:
+        seen = f"{name} is open to every user of this machine"
+        return [Finding("storage", WARNING, seen, f"chmod o= {config.storage_dir}")]
     if config.s3_bucket is None and (free := shutil.disk_usage(config.storage_dir).free) < MIN_FREE_BYTES:
         seen = f"{name}: {free / 2**30:.1f} GiB free"
         return [Finding("storage", WARNING, seen, "free disk space, or shorten retention")]

@@ -172,6 +172,7 @@ async def _mark_keys(data_dir: Path) -> None:
         if not (data_dir / "storage").is_dir():
             return
         config = config.model_copy(update={"storage_dir": data_dir / "storage"})
+    settings.withhold_permissions(config)
     storage = connect(config)
     try:
         await auth.mark_keys(storage, config.namespace)

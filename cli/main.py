@@ -45,7 +45,9 @@ def up(
     for warning in settings.unknown_variables(environ):
         up_command.print_status(warning)
     try:
-        status = asyncio.run(up_command.up(host, port, data_dir.resolve(), workers, models, settings.load(), environ))
+        config = settings.load()
+        settings.withhold_permissions(config)
+        status = asyncio.run(up_command.up(host, port, data_dir.resolve(), workers, models, config, environ))
     except FusequeueError as error:
         up_command.print_status(f"fusequeue: {error.message}")
         status = EXIT_CONFIGURATION

@@ -37,6 +37,7 @@ async def run_worker(configured: Settings) -> int:
 def main() -> int:
     try:
         configured = settings.load()
+        settings.withhold_permissions(configured)
         log.configure(configured.log_level)
         for message in settings.unknown_variables(os.environ):
             structlog.get_logger().warning("setting_unknown", message=message)

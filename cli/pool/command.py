@@ -63,6 +63,7 @@ def pool(
         try:
             if plot is not None:
                 plots.require_matplotlib()
+            settings.withhold_permissions(settings.load())
             report = PoolReport(CommandConsole(as_json), log)
             asyncio.run(_run(service, bounds, poll_interval_s, data_dir.resolve(), models, report, environ))
             if plot is not None:

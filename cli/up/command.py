@@ -4,8 +4,10 @@ import asyncio
 import fcntl
 import os
 import secrets
+import shlex
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ AFTER_DRAIN_S = 10.0  # for a worker to release its jobs and exit after the drai
 STOP_GRACE_S = 10.0
 API_GRACE_S = 30.0  # the API allows 20 s for open requests
 KEY_REQUIRED = (401, 403)
+PARTS = ("logs", "pool", "redis", "storage")
 
 
 def print_status(line: str) -> None:
@@ -57,18 +60,30 @@ async def up(
         print_status(f"models: {', '.join(spec.id for spec in specs)} ({models}); data and logs: {data_dir}")
         async with httpx.AsyncClient(base_url=url, timeout=5.0, trust_env=False) as client:
             workers_env = environment.worker_environments(workers, env)
-            needs = "redis" if processes else None
-            processes += program_processes(host, port, Probes(client), settings.drain_timeout_s, workers_env, needs)
+            needs, probes = "redis" if processes else None, Probes(client)
+            processes += program_processes(host, port, probes, settings.drain_timeout_s, workers_env, needs)
             with writing_to(data_dir):
                 supervisor = Supervisor(processes, env=env, log_dir=data_dir / "logs", print_status=print_status)
-            return await supervise(supervisor, url)
+
+            def on_ready() -> None:
+                if probes.keyless and settings.auth == "auto":
+                    print_status(first_key(data_dir))
+                print(f"ready {url}", flush=True)
+
+            return await supervise(supervisor, on_ready)
 
 
-async def supervise(supervisor: Supervisor, url: str) -> int:
-    """Run until SIGINT, SIGTERM or SIGHUP and print the URL when all is ready; a second signal kills."""
+def first_key(data_dir: Path) -> str:
+    """Return how to create the first key."""
+    command = shlex.join(["fusequeue", "keys", "create", "--data-dir", str(data_dir)])
+    return f"no API keys yet: every program on this machine can use the API. To require keys: {command}"
+
+
+async def supervise(supervisor: Supervisor, on_ready: Callable[[], None]) -> int:
+    """Run until SIGINT, SIGTERM or SIGHUP; a second signal kills."""
     try:
         with on_stop_signal(supervisor.stop):
-            await supervisor.run(lambda: print(f"ready {url}", flush=True))
+            await supervisor.run(on_ready)
     except StartFailed as error:
         print_status(str(error))
         return 1
@@ -108,6 +123,7 @@ def locked(data_dir: Path) -> Iterator[None]:
     """Lock `data_dir` for this process; raises `ConfigurationError` while another process holds it."""
     with writing_to(data_dir):
         data_dir.mkdir(parents=True, exist_ok=True)
+        withhold_parts(data_dir)
         # Append mode: a second process must not erase the holder's process id.
         lock = (data_dir / "lock").open("a+", encoding="ascii")
     with lock:
@@ -125,6 +141,19 @@ def locked(data_dir: Path) -> Iterator[None]:
         yield
 
 
+def withhold_parts(data_dir: Path) -> None:
+    """Take from the folders of an earlier version in `data_dir` the permissions that new ones do not get.
+
+    `data_dir` itself keeps its own: it can be a folder that others use too.
+    """
+    umask = os.umask(0o077)
+    os.umask(umask)
+    for part in (data_dir / name for name in PARTS):
+        if part.is_dir() and not part.is_symlink() and part.stat().st_mode & umask:
+            part.chmod(stat.S_IMODE(part.stat().st_mode) & ~umask)
+            print_status(f"{part}: permissions of others removed")
+
+
 def reachable(host: str) -> str:
     """Return `host` as a client on this machine writes it in a URL."""
     if host in ("0.0.0.0", "::", ""):
@@ -132,16 +161,21 @@ def reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-@dataclass(frozen=True)
+@dataclass
 class Probes:
-    """Readiness checks of the started processes; `client` has the API's base URL."""
+    """Readiness checks of the started processes; `client` has the API's base URL. `keyless`: it required no key."""
 
     client: httpx.AsyncClient
+    keyless: bool = False
 
     async def api(self, process: Process) -> bool:
         """Return whether the API accepts jobs."""
         response = await self._get("/readyz")
-        return response is not None and response.is_success
+        if response is None or not response.is_success:
+            return False
+        listed = await self._get("/v1/workers")
+        self.keyless = listed is not None and listed.is_success
+        return True
 
     async def worker(self, process: Process) -> bool:
         """Return whether the worker has loaded its models and sends heartbeats."""

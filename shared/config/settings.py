@@ -5,6 +5,7 @@ Variables are prefixed with `FUSEQUEUE_`. `None` means unlimited or unset; names
 """
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -63,6 +64,9 @@ class Settings(BaseSettings):
     namespace: str = _setting("default", "Pool of this process; part of every Redis key.", pattern=r"^[a-z0-9-]{1,32}$")
     models: Path = _setting(Path("models.toml"), "The models file.")
     batch_rules: Path | None = _setting(None, "JSON file of rules that limit batches by model and size.")
+    umask: str = _setting(
+        "077", "Permissions withheld from new files and folders. 027: a group can read them.", pattern=r"^0?[0-7]{3}$"
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = _setting("INFO", "Lowest level that is logged.")
 
     storage_dir: Path = _setting(Path("data/storage"), "Folder for inputs and results if no S3 bucket is set.")
@@ -155,6 +159,11 @@ class Settings(BaseSettings):
     public_url: str | None = _setting(None, "Base of the URLs in responses. Unset: that of the request.")
     trusted_proxies: str | None = _setting(None, "Proxies whose X-Forwarded-* headers are trusted, comma-separated.")
     sse_keepalive_s: float = _setting(15.0, "Interval of keep-alive comments on event streams.", gt=0)
+
+
+def withhold_permissions(settings: Settings) -> None:
+    """Let this process and its children create files that only their owner can read, or as `umask` says."""
+    os.umask(int(settings.umask, 8))
 
 
 def load() -> Settings:

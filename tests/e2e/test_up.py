@@ -134,6 +134,31 @@ def test_one_command_starts_all_and_an_interrupt_stops_all(up, tmp_path):
     assert stopped == ["stopping worker-1", "stopping chores", "stopping api", "stopping redis"]
 
 
+def test_only_its_owner_can_read_what_it_writes_and_it_says_how_to_create_the_first_key(up):
+    """Prompts, images, Redis' password and logs; also with the usual umask, with which files are public."""
+    before = os.umask(0o022)
+    try:
+        command = up("--port", str(free_port()), "--workers", "0")
+    finally:
+        os.umask(before)
+    url = command.ready()
+    data = command.folder / "data"
+    create = f"fusequeue keys create --data-dir {data}"
+    assert command.messages().count(create) == 1
+    image = (ROOT / "docs/images/contact-sheet.png").read_bytes()
+    assert httpx.post(f"{url}/v1/inputs", files={"file": ("a.png", image)}, timeout=TIMEOUT_S).status_code == 201
+    written = [data, *data.rglob("*")]
+    assert {"api.log", "redis.conf", "storage"} <= {path.name for path in written}
+    assert [str(path) for path in written if path.stat().st_mode & 0o077] == []
+    env = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
+    subprocess.run([sys.executable, "-m", "cli.main", *create.split()[1:]], cwd=ROOT, env=env, check=True)
+    assert command.end(signal.SIGTERM) == 0, command.messages()
+    again = up("--port", str(free_port()), "--workers", "0")
+    again.ready()
+    assert again.messages().count(create) == 1, "keys are required now"
+    assert again.end(signal.SIGTERM) == 0
+
+
 @pytest.mark.timeout(290)
 def test_the_first_key_takes_effect_while_it_runs_and_restarts_still_work(up):
     """A restarted worker is found ready, although the list of workers then needs an admin key."""

@@ -30,6 +30,7 @@ def main() -> int:
     """Run the chores and return the exit status; logs a configuration error in one line."""
     try:
         configured = settings.load()
+        settings.withhold_permissions(configured)
         logging.configure(configured.log_level)
         for message in settings.unknown_variables(os.environ):
             log.warning("setting_unknown", message=message)

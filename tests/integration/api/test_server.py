@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 from harness.api_process import Server
-from harness.http_server import BODY, ROOT, claimed, deliver
+from harness.http_server import BODY, ROOT, claimed, deliver, png
 from harness.waiting import wait_until
 from redis import Redis
 
@@ -263,6 +264,18 @@ def test_a_redis_that_can_lose_jobs_is_refused_at_startup(durable_server: Any, t
     server = Server(durable_server.url, tmp_path)
     assert server.process.wait(60) != 0
     assert "noeviction" in server.log.read_text()
+
+
+@pytest.mark.parametrize(("umask", "folder", "file"), [("077", 0o700, 0o600), ("027", 0o750, 0o640)])
+def test_only_its_owner_can_read_what_an_api_stores(
+    start: Callable[..., Server], tmp_path: Path, umask: str, folder: int, file: int
+) -> None:
+    server = start(umask=umask)
+    sent = httpx.post(server.url + "/v1/inputs", files={"file": ("a.png", png())}, timeout=60)
+    assert sent.status_code == 201
+    (stored,) = (path for path in (tmp_path / "storage").rglob("*.*") if path.is_file())
+    assert stat.S_IMODE(stored.stat().st_mode) == file
+    assert stat.S_IMODE(stored.parent.stat().st_mode) == folder
 
 
 @pytest.mark.parametrize(("trusted", "scheme"), [({}, "http"), ({"trusted_proxies": "127.0.0.1"}, "https")])

@@ -68,6 +68,11 @@ def _no_redis(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
     env.setenv("FUSEQUEUE_REDIS_URL", "redis://127.0.0.1:9/0")
 
 
+def _open_folder(_redis: Redis, folder: Path, _env: pytest.MonkeyPatch) -> None:
+    (folder / "storage").mkdir()
+    (folder / "storage").chmod(0o755)
+
+
 def _no_folder(_redis: Redis, folder: Path, env: pytest.MonkeyPatch) -> None:
     (folder / "file").touch()
     env.setenv("FUSEQUEUE_STORAGE_DIR", str(folder / "file" / "storage"))
@@ -105,6 +110,7 @@ def _no_number(_redis: Redis, _folder: Path, env: pytest.MonkeyPatch) -> None:
         (_full, ("redis memory", "warning", "MiB used of", "raise maxmemory")),
         (_newer, ("queue schema", "failed", "99", "upgrade this program")),
         (_no_redis, ("redis", "failed", "127.0.0.1:9", "FUSEQUEUE_REDIS_URL")),
+        (_open_folder, ("storage", "warning", "open to every user", "chmod o=")),
         (_no_folder, ("storage", "failed", "file/storage", "FUSEQUEUE_STORAGE_DIR")),
         (_no_models, ("models file", "failed", "none.toml", "FUSEQUEUE_MODELS")),
         (_no_weights, ("model demo", "failed", "no safetensors", "safe_serialization")),

@@ -93,6 +93,28 @@ def test_an_older_server_does_not_start_on_newer_data(tmp_path):
     redis_server.configure(newer, tmp_path, 6390, "secret")
 
 
+def test_folders_of_an_earlier_version_lose_the_permissions_of_others(tmp_path):
+    """They hold prompts, images and Redis' password. The folder around them can have other uses."""
+    for name in ("logs", "redis", "storage", "photos"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o755)
+    tmp_path.chmod(0o755)
+    before = os.umask(0o077)
+    try:
+        with command.locked(tmp_path):
+            modes = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in os.listdir(tmp_path)}
+            around = stat.S_IMODE(tmp_path.stat().st_mode)
+        os.umask(0o027)
+        (tmp_path / "pool").mkdir()
+        (tmp_path / "pool").chmod(0o775)
+        with command.locked(tmp_path):
+            assert stat.S_IMODE((tmp_path / "pool").stat().st_mode) == 0o750, "a group can read, if the umask says so"
+    finally:
+        os.umask(before)
+    assert modes == {"logs": 0o700, "redis": 0o700, "storage": 0o700, "photos": 0o755, "lock": 0o600}
+    assert around == 0o755
+
+
 def test_two_processes_cannot_share_a_data_folder(tmp_path):
     """Two Redis servers on one append-only file would destroy it; the error names the holder."""
     with (
