@@ -18,7 +18,7 @@ from PIL import Image
 
 from attack.stack import Keys
 
-BOUNDS_S = {"submit": 2.0, "read": 2.0, "upload": 5.0, "url": 5.0, "job": 10.0, "webhook": 20.0, "batch": 40.0}
+BOUNDS_S = {"submit": 5.0, "read": 5.0, "upload": 10.0, "url": 10.0, "job": 15.0, "webhook": 20.0, "batch": 40.0}
 """What another tenant waits at most, on two cores that the attacker's own process shares."""
 
 GIVE_UP_S = 60.0
