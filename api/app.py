@@ -20,6 +20,7 @@ from api.http import openapi
 from api.http.bodies import BodyShares
 from api.http.middleware import BodyLimits, RequestLog
 from api.keys_required import KeysRequired
+from api.readiness import CHECK_TIMEOUT_S, Readiness
 from api.responses import QueuePositions
 from api.routes import artifacts, bulk, events, health, inputs, jobs, models, operations, webhooks
 from api.waiting import Waiters
@@ -129,10 +130,12 @@ async def _open_services(
         storage = connect(settings)
         stack.push_async_callback(storage.close)
     try:
-        async with asyncio.timeout(health.CHECK_TIMEOUT_S):
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
             await queue.check()  # raises IncompatibleRedis for a Redis that could lose jobs
     except (RedisUnavailable, TimeoutError) as error:  # it can return later
         log.warning("redis_check_failed", reason=str(error))
+    readiness = Readiness(queue, storage)
+    stack.push_async_callback(readiness.close)
     keys_required = KeysRequired(queue, storage, settings)
     if keys_required.decided is None:
         await keys_required.update()
@@ -149,6 +152,7 @@ async def _open_services(
         authenticator=Authenticator(queue, settings, keys_required),
         queue_positions=QueuePositions(queue),
         waiters=waiters,
+        readiness=readiness,
         closing=closing,
     )
 
@@ -158,7 +162,7 @@ async def preflight(settings: Settings) -> None:
     queue, storage = Queue.connect(settings), connect(settings)
     try:
         with contextlib.suppress(RedisUnavailable, TimeoutError):
-            async with asyncio.timeout(health.CHECK_TIMEOUT_S):
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
                 await queue.check()
     finally:
         await storage.close()

@@ -12,6 +12,7 @@ from starlette.datastructures import UploadFile
 
 from api.auth import Authenticator, Caller, Signer, rate_headers
 from api.keyless import READ_METHODS, check_keyless
+from api.readiness import Readiness
 from api.responses import QueuePositions
 from api.waiting import TenantWaiters, Waiters
 from shared.auth import Rate, Scope
@@ -45,6 +46,7 @@ class Services:
     authenticator: Authenticator
     queue_positions: QueuePositions
     waiters: Waiters
+    readiness: Readiness
     closing: asyncio.Event
 
 

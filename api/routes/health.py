@@ -2,15 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
 
-import structlog
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from api.context import ADMIN_SCOPE, Services, ServicesDep
 from api.errors import NotReady
 from api.http.openapi import problems
+from api.readiness import CHECK_TIMEOUT_S
 from api.routes.operations import fleet_of
 from shared.auth import Footprint
 from shared.autoscaling import Scale, wanted_workers
@@ -18,10 +17,7 @@ from shared.errors import FusequeueError
 from shared.queue import QueueLoad, WorkerInfo
 from shared.runtime import metrics
 
-log = structlog.get_logger()
 router = APIRouter(tags=["operations"])
-
-CHECK_TIMEOUT_S = 5.0
 
 
 @router.get("/healthz", responses=problems())
@@ -35,14 +31,12 @@ async def ready(services: ServicesDep) -> dict[str, str]:
     """Return that jobs are accepted: Redis is usable, the storage is writable, and the API is not stopping.
 
     `warning` says why a restart of Redis would lose jobs, if it would. An error names the part and the kind of fault;
-    the log has addresses and paths.
+    the log has addresses and paths. Requests share one check a second.
     """
     if services.closing.is_set():
         raise NotReady("the API is stopping")
-    checks = await asyncio.gather(_error("redis", services.queue.check()), _error("storage", services.storage.check()))
-    errors = [error for error in checks if error is not None]
-    if errors:
-        raise NotReady("; ".join(errors))
+    if faults := await services.readiness.faults():
+        raise NotReady("; ".join(faults))
     body = {"status": "ready", "redis": "ok", "storage": "ok"}
     warning = services.queue.client.durability_warning
     return {**body, "warning": f"redis: {warning}"} if warning else body
@@ -53,18 +47,6 @@ async def prometheus(services: ServicesDep) -> Response:
     """Return the metrics of this process and the current figures of the queue and the workers."""
     await _read_queue(services)
     return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
-
-
-async def _error(part: str, check: Awaitable[None]) -> str | None:
-    try:
-        async with asyncio.timeout(CHECK_TIMEOUT_S):
-            await check
-    except FusequeueError as error:
-        log.warning("readiness_check_failed", part=part, code=error.code, reason=error.message)
-        return error.public
-    except TimeoutError:
-        return f"{part}: no response within {CHECK_TIMEOUT_S:.0f} s"
-    return None
 
 
 async def _read_queue(services: Services) -> None:

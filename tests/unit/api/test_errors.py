@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import statistics
@@ -17,6 +18,7 @@ from harness.http_server import BODY, application, serving
 
 from shared.errors import RedisUnavailable
 from shared.queue import Queue, QueueClient, Submission
+from shared.storage.folder import FolderStorage
 
 JSON = {"Content-Type": "application/json"}
 
@@ -333,3 +335,21 @@ async def test_the_api_description_has_an_etag(api: httpx.AsyncClient, path: str
     again = await api.get(path, headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
     assert (await api.get(path, headers={"If-None-Match": '"other"'})).content == first.content
+
+
+async def test_requests_for_readiness_share_one_check(
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check writes to the storage, and needs no key: a flood of them would keep the storage from everybody."""
+    checks, check = 0, FolderStorage.check
+
+    async def counted(storage: FolderStorage) -> None:
+        nonlocal checks
+        checks += 1
+        await check(storage)
+
+    monkeypatch.setattr(FolderStorage, "check", counted)
+    async with serving(fake_queue, tmp_path) as api:
+        responses = await asyncio.gather(*(api.get("/readyz") for _ in range(200)))
+    assert {response.status_code for response in responses} == {200}
+    assert checks <= 3
