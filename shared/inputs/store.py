@@ -72,8 +72,9 @@ class InputStore:
     async def _put_url(self, url: str, param: str) -> InputRef:
         scheme = url[:8].lower()
         if scheme.startswith("data:"):
-            data = await _on_thread(lambda: _from_data_url(url, self.settings.max_input_bytes, param))
-            return await self.put(data, param)
+            most = self.settings.max_input_bytes
+            size = min(most, 3 * len(url) // 4)  # decoded when there is room for it
+            return await self.put_upload(lambda: _on_thread(lambda: _from_data_url(url, most, param)), size, param)
         if not scheme.startswith(("http:", "https:")):
             raise InputRejected(f"{param} must be an input id (in_...), a data URL or an https URL", param=param)
         guard = self.guard or FetchGuard(FetchRules.for_inputs(self.settings), tenant=self.tenant)
