@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from api.context import Services, ServicesDep, Tenant, returns_secret
 from api.http.middleware import JSON_TYPES, require_type
-from api.http.openapi import problems
+from api.http.openapi import problems, request_body
 from shared.errors import FetchFailed, FetchRefused, InvalidRequest
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State
@@ -110,7 +110,16 @@ class DeliveryList(BaseModel):
     data: list[DeliveryObject]
 
 
-@router.post("", status_code=201, responses=problems(400, 409, 415, 422, 503) | {201: {"model": EndpointObject}})
+_CREATION = request_body("application/json", {"schema": EndpointRequest.model_json_schema()})
+_CHANGE = request_body("application/json", {"schema": EndpointChange.model_json_schema()})
+
+
+@router.post(
+    "",
+    status_code=201,
+    openapi_extra=_CREATION,
+    responses=problems(400, 409, 415, 422, 503) | {201: {"model": EndpointObject}},
+)
 async def create_endpoint(request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Create an endpoint; only this response contains its secret."""
     body = await _body(request, EndpointRequest)
@@ -173,7 +182,7 @@ async def get_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) 
     return _endpoint(await services.queue.webhooks.endpoint(tenant, endpoint_id))
 
 
-@router.patch("/{endpoint_id}", responses=problems(400, 404, 415, 422, 503))
+@router.patch("/{endpoint_id}", openapi_extra=_CHANGE, responses=problems(400, 404, 415, 422, 503))
 async def change_endpoint(endpoint_id: str, request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Change an endpoint; `{"enabled": true}` enables one that was disabled."""
     body = await _body(request, EndpointChange)

@@ -30,6 +30,9 @@ CHECKS = (
     "unsupported_method",
     "allow_header_conformance",
     "ignored_auth",
+    "negative_data_rejection",
+    "use_after_free",
+    "ensure_resource_availability",
 )
 EXPECTED_5XX = frozenset(("wait_timeout", "deadline_exceeded"))
 """Codes of a synchronous call whose job did not end in time."""
@@ -75,17 +78,20 @@ def run(url: str, owner: Keys, other: Keys, foreign: Objects, *, seed: int, seco
     """Send generated requests as each identity for its share of `seconds`; `foreign` belongs to the owner."""
     document = described(url)
     statuses: Counter[str] = Counter()
+    reached: set[str] = set()
     problems: dict[str, str] = {}
     for number, identity in enumerate(identities(owner, other)):
         # What belongs to the owner must stay out of sight of the others, who know its ids.
         hidden = () if identity.name == "owner" else foreign.secrets
         for scenario in scenarios(document, url, identity, foreign.ids, seed + number, identity.share * seconds):
+            reached |= {node.value.operation.label for node in scenario.recorder.cases.values()}
             for status, found in examined(scenario.recorder, hidden):
                 statuses[status] += 1
                 for kind, detail in found.items():
                     problems.setdefault(kind, f"{kind} ({identity.name}): {detail}")
     return {
         "requests": statuses.total(),
+        "operations": f"{len(reached)} of {sum(map(len, document['paths'].values()))}",
         "statuses": dict(sorted(statuses.items())),
         "problems": list(problems.values())[:MAX_PROBLEMS],
     }
