@@ -1,0 +1,161 @@
+"""`python -m worker.chores`: its processes end and start again independently, and all end with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.http_server import ROOT
+from harness.queue import claim, put
+
+from shared.job import State
+from shared.queue import Queue
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests read /proc")
+
+Eventually = Callable[..., Awaitable[None]]
+
+
+class Chores:
+    """A running chores worker with its log."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the log events with this name."""
+        rows = [json.loads(row) for row in self._log.read_text().splitlines() if row.startswith("{")]
+        return [row for row in rows if row["event"] == name]
+
+    def children(self) -> list[int]:
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split()]
+
+    def ready(self) -> list[str]:
+        return [event["queue"] for event in self.events("chores_ready")]
+
+
+@contextmanager
+def _chores(url: str, namespace: str, folder: Path) -> Iterator[Chores]:
+    values = {"REDIS_URL": url, "NAMESPACE": namespace, "STORAGE_DIR": str(folder / "objects")}
+    log = folder / "chores.log"
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "worker.chores"],
+            cwd=ROOT,
+            env={**os.environ, **{f"FUSEQUEUE_{name}": value for name, value in values.items()}},
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        yield Chores(process, log)
+    finally:
+        process.kill()
+        process.wait(60)
+        print(log.read_text()[-3000:])
+
+
+@pytest.fixture
+async def queue(durable_server: Any, settings_for: Callable[..., Any]) -> AsyncIterator[Queue]:
+    queue = Queue.connect(settings_for(durable_server.url))
+    yield queue
+    await queue.close()
+
+
+@pytest.fixture
+def chores(queue: Queue, tmp_path: Path) -> Iterator[Chores]:
+    settings = queue.client.settings
+    with _chores(settings.redis_url, settings.namespace, tmp_path) as running:
+        yield running
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def _reclaims(queue: Queue, make_submission: Any, eventually: Eventually) -> None:
+    """Lose a job, and wait until upkeep has put it back into the queue."""
+    (job_id,) = await put(queue, make_submission())
+    await claim(queue)
+    await queue.client.redis.zadd(queue.client.redis_keys.leases, {job_id: 1})
+
+    async def queued() -> bool:
+        record = await queue.jobs.get(job_id)
+        return record is not None and record.state is State.QUEUED
+
+    await eventually(queued, "the job is queued again", 60)
+
+
+async def test_a_killed_process_starts_again(
+    chores: Chores, queue: Queue, make_submission: Any, eventually: Eventually
+) -> None:
+    """Each of the three, after a second; upkeep continues after its own end."""
+    await eventually(lambda: sorted(chores.ready()) == ["batches", "upkeep", "webhooks"], "all are ready", 60)
+    killed = chores.children()
+    assert len(killed) == 3
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: sorted(chores.ready()) == sorted(2 * ["batches", "upkeep", "webhooks"]), "again", 60)
+    assert {event["status"] for event in chores.events("chores_process_ended")} == {-signal.SIGKILL}
+    assert not set(killed) & set(chores.children())
+    await _reclaims(queue, make_submission, eventually)
+    chores.process.send_signal(signal.SIGTERM)
+    assert chores.process.wait(60) == 0
+    assert {event["queue"] for event in chores.events("chores_stopped")} == {"batches", "upkeep", "webhooks"}
+
+
+async def test_frozen_webhooks_and_batches_hold_up_no_upkeep(
+    chores: Chores, queue: Queue, make_submission: Any, eventually: Eventually
+) -> None:
+    """As when their processes are out of memory, or hang."""
+    await eventually(lambda: len(chores.ready()) == 3, "all are ready", 60)
+    first, second, _ = chores.children()  # in the order of their start: webhooks, batches, upkeep
+    for pid in (first, second):
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        await _reclaims(queue, make_submission, eventually)
+    finally:
+        for pid in (first, second):
+            os.kill(pid, signal.SIGCONT)
+
+
+async def test_all_processes_end_with_the_first(chores: Chores, eventually: Eventually) -> None:
+    """Also when that one is killed, and a process is frozen."""
+    await eventually(lambda: len(chores.ready()) == 3, "all are ready", 60)
+    children = chores.children()
+    os.kill(children[0], signal.SIGSTOP)
+    chores.process.kill()
+    chores.process.wait(60)
+    await eventually(lambda: not any(_alive(pid) for pid in children), "all have ended", 20)
+
+
+async def test_ctrl_c_lets_chores_finish(chores: Chores, eventually: Eventually) -> None:
+    """A terminal sends SIGINT to all processes; the chores get one signal to stop, not two."""
+    await eventually(lambda: len(chores.ready()) == 3, "all are ready", 60)
+    for pid in (*chores.children(), chores.process.pid):
+        os.kill(pid, signal.SIGINT)
+    assert chores.process.wait(60) == 0
+    assert len(chores.events("chores_stopped")) == 3
+    assert not chores.events("chores_crashed")
+
+
+async def test_what_cannot_run_is_not_started_again(durable_server: Any, queue: Queue, tmp_path: Path) -> None:
+    """A queue of another schema: status 1, and the reason in the log."""
+    await queue.client.redis.set(queue.client.redis_keys.schema, 1)
+    settings = queue.client.settings
+    with _chores(settings.redis_url, settings.namespace, tmp_path) as running:
+        assert running.process.wait(60) == 1
+        assert {event["code"] for event in running.events("chores_stopped")} == {"incompatible_redis"}
+        assert not running.events("chores_process_ended")
