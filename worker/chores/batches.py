@@ -17,6 +17,7 @@ from shared.protocols.openai.batch_lines import BatchLine, LineChecker
 from shared.protocols.openai.batches import (
     CHUNK_LINES,
     GRACE_MS,
+    MAX_FILE_LINES,
     MAX_LINES,
     MAX_OPEN_JOBS,
     Batch,
@@ -104,11 +105,10 @@ class BatchRunner:
         checker = LineChecker(self._batch.endpoint)
         async with aclosing(input_lines(self._context, self._batch, 0)) as lines:
             async for line in lines:
-                if line.blank:
-                    continue
-                checker.check(line.number, line.raw)
-                if checker.total > MAX_LINES:
-                    message = f"a batch has at most {MAX_LINES} lines"
+                if not line.blank:
+                    checker.check(line.number, line.raw)
+                if checker.total > MAX_LINES or line.number > MAX_FILE_LINES:
+                    message = f"a batch has at most {MAX_LINES} lines, and {MAX_FILE_LINES} with blank ones"
                     return checker.total, [BatchError(code="too_many_lines", message=message)]
         if not checker.total:
             return 0, [BatchError(code="empty_file", message="the file has no lines")]
@@ -178,7 +178,7 @@ class BatchRunner:
 
     async def _submission(self, line: BatchLine) -> Submission:
         context, batch = self._context, self._batch
-        request = batch_lines.line_request(batch.endpoint, line.body, context.catalog)
+        request = batch_lines.line_request(batch.endpoint, line.body(), context.catalog)
         task = job_builder.check_request(request, context)
         fields = {"priority": Priority.BULK, "batch_id": batch.id}
         job = await job_builder.build_job(request.model_copy(update=fields), task, batch.tenant, context)

@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict
 from shared.runtime.clock import make_id
 
 MAX_LINES = 50_000
+MAX_FILE_LINES = 200_000
+"""Lines with the blank ones, which each step reads again."""
+
 WINDOW_S = 86_400
 CHUNK_LINES = 500
 MAX_OPEN_JOBS = 5_000
