@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzz import batch_files as fuzz_batch_files
 from harness.http_server import ROOT, png
 
 from shared import job_builder
@@ -230,6 +231,11 @@ async def test_a_file_of_blank_lines_is_refused(context: BatchContext) -> None:
     assert not await BatchRunner(context, await context.queue.batches.get("default", batch_id)).advance()
     batch = await context.queue.batches.get("default", batch_id)
     assert (batch.status, [error.code for error in batch.errors]) == (BatchStatus.FAILED, ["too_many_lines"])
+
+
+def test_hostile_files_end_with_a_result_for_each_line() -> None:
+    """Short form of `make fuzz PARTS=batch_files`."""
+    assert fuzz_batch_files.run(seed=7, seconds=5.0)["problems"] == []
 
 
 async def test_tenants_take_turns(context: BatchContext) -> None:
