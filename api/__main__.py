@@ -6,32 +6,42 @@ import gc
 import os
 import signal
 import sys
+from functools import partial
 from socket import socket
+from typing import Any
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from api.app import create_app, preflight
+from api.http.connections import Connections, capacity, open_files
+from api.http.request_limits import ArrivalLimits
 from api.keys_required import secured
 from shared.config import settings
 from shared.config.settings import Settings
 from shared.errors import FusequeueError
 from shared.runtime import log
 
-MAX_HEADER_BYTES = 64 * 1024
-KEEP_ALIVE_S = 15
 DRAIN_S = 20
 BACKLOG = 1024
 FULL_COLLECTION_AFTER = 200  # collections of younger objects, each after 7,000 new ones; the default is 10
 
 
 class Server(uvicorn.Server):
-    """Ends the event streams before it waits for the connections to close."""
+    """Queues many new connections, and ends the event streams before it waits for the connections to close."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._app = app
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in (listener for server in self.servers for listener in server.sockets):
+            # The kernel can queue more than asyncio accepts at once.
+            with socket(fileno=os.dup(listener.fileno())) as same:
+                same.listen(BACKLOG)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         services = getattr(self._app.state, "services", None)
@@ -41,14 +51,17 @@ class Server(uvicorn.Server):
 
 
 def build_server(configured: Settings, *, host: str, port: int) -> Server:
-    """Return a server of the API, with limits on the memory that a client can occupy."""
+    """Return a server of the API, with limits on what a client can occupy."""
     app = create_app(configured)
     proxies = configured.trusted_proxies
+    most = capacity(open_files(), configured.max_connections)
+    trusted: Any = ProxyHeadersMiddleware(app, proxies or []).trusted_hosts  # type: ignore[arg-type]
+    connections = Connections(most.connections, configured.max_connections_per_address, trusted.__contains__)
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
-        http="h11",
+        http=_protocol(connections),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -56,12 +69,21 @@ def build_server(configured: Settings, *, host: str, port: int) -> Server:
         server_header=False,
         proxy_headers=proxies is not None,
         forwarded_allow_ips=proxies,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        backlog=most.accepted_at_once,
         timeout_graceful_shutdown=DRAIN_S,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     return Server(config, app)
+
+
+def _protocol(connections: Connections) -> Any:
+    """Return what makes the protocol of a connection; h11 in an installation from before the limits."""
+    try:
+        from api.http.server_protocol import ServerProtocol
+    except ModuleNotFoundError as error:
+        remedy = "install the requirements again: until then, the limits on connections and requests do not apply"
+        structlog.get_logger().error("limits_disabled", reason=str(error), remedy=remedy)
+        return "h11"
+    return partial(ServerProtocol, connections=connections, limits=ArrivalLimits())
 
 
 def limit_full_collections() -> None:

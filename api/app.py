@@ -18,6 +18,7 @@ from api.compat.replicate import predictions as replicate_predictions
 from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
 from api.http import openapi
 from api.http.bodies import BodyShares
+from api.http.connections import capacity, open_files
 from api.http.middleware import BodyLimits, RequestLog
 from api.keys_required import KeysRequired
 from api.readiness import CHECK_TIMEOUT_S, Readiness
@@ -142,7 +143,8 @@ async def _open_services(
     stack.push_async_callback(cancel_and_wait, (asyncio.create_task(keys_required.watch()),))
     feed = await stack.enter_async_context(EventFeed(queue))
     closing = asyncio.Event()
-    waiters = Waiters(feed, closing, settings.sse_keepalive_s)
+    places = capacity(open_files(), settings.max_connections).waiters
+    waiters = Waiters(feed, closing, settings.sse_keepalive_s, places)
     stack.push_async_callback(cancel_and_wait, (asyncio.create_task(waiters.end_when_closing()),))
     return Services(
         settings=settings,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import resource
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
@@ -13,23 +12,21 @@ from dataclasses import dataclass
 from api.errors import TooManyStreams
 from shared.queue import EventFeed, JobEvent
 from shared.runtime import metrics
+from shared.runtime.shares import may_take
 
-# Each waiter holds a connection: a file of the process, and about 25 KB.
-MAX_WAITERS = 10_000
-OTHER_FILES = 400  # of connections that do not wait, to Redis and storage, and of uploads
 _WAIT = re.compile(r"wait(?:\s*=\s*\"?(\d{1,9})\"?)?")
 
 
 class Waiters:
     """Places of this process for clients that wait for job events, by a stream or by a request that waits."""
 
-    def __init__(self, feed: EventFeed, closing: asyncio.Event, keepalive_s: float) -> None:
+    def __init__(self, feed: EventFeed, closing: asyncio.Event, keepalive_s: float, places: int) -> None:
         self.feed = feed
         self.closing = closing
         self.keepalive_s = keepalive_s
         self._taken = 0
         self._held: Counter[str] = Counter()
-        self._files = max(0, open_files() - OTHER_FILES)
+        self._places = places
 
     async def end_when_closing(self) -> None:
         """End all subscriptions when the API begins to stop; runs once per process."""
@@ -60,12 +57,12 @@ class Waiters:
 
     def check(self, tenant: str | None) -> None:
         """Raise `TooManyStreams` when all places are taken, or the tenant's share of them."""
-        places = min(MAX_WAITERS, self._files)
+        places = self._places
         if self._taken >= places:
             metrics.waiters_refused.labels("process").inc()
             raise TooManyStreams(f"{places} clients are waiting at this process; try again later")
         held = 0 if tenant is None else self._held[tenant]
-        if not within_share(held, places - self._taken):
+        if not may_take(1, held=held, free=places - self._taken):
             metrics.waiters_refused.labels("tenant").inc()
             raise TooManyStreams(
                 f"{held} streams and waiting requests of this tenant are open at this process, which has "
@@ -114,25 +111,6 @@ class TenantWaiters:
     def check(self) -> None:
         """Raise `TooManyStreams` unless a place can be taken."""
         self._waiters.check(self._tenant)
-
-
-def within_share(held: int, free: int) -> bool:
-    """Return whether one more of what tenants share fits into the share of one that has `held`.
-
-    A tenant can hold as many as are free: by itself half of them, and n tenants leave one part in n + 1 to others.
-    """
-    return held < free
-
-
-def open_files() -> int:
-    """Return how many files this process can open, after raising its soft limit to what the hard one allows."""
-    wanted = MAX_WAITERS + OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        return most
-    return wanted if soft == resource.RLIM_INFINITY else soft
 
 
 def preferred_wait_s(prefer: str | None, max_wait_s: float) -> float | None:

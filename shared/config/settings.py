@@ -157,6 +157,12 @@ class Settings(BaseSettings):
     disconnect_grace_s: float = _setting(15.0, "Time for a retry after a disconnect, before the job is canceled.", ge=0)
     max_bulk_lines: Positive = _setting(100_000, "Most lines of a bulk request.")
     public_url: str | None = _setting(None, "Base of the URLs in responses. Unset: that of the request.")
+    max_connections: Positive | None = _setting(
+        None, "Connections of an API process. Unset: what its limit of open files allows, at most 11,500."
+    )
+    max_connections_per_address: Positive | None = _setting(
+        None, "The same for one client address. Unset: as many as are free; on this machine unlimited."
+    )
     trusted_proxies: str | None = _setting(None, "Proxies whose X-Forwarded-* headers are trusted, comma-separated.")
     sse_keepalive_s: float = _setting(15.0, "Interval of keep-alive comments on event streams.", gt=0)
 

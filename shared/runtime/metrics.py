@@ -33,6 +33,12 @@ _rows = partial(_histogram, buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128))
 http_requests = _counter("http_requests_total", "HTTP responses.", ("method", "route", "status"))
 http_request_seconds = _times("http_request_seconds", "Time to the end of the response.", ("route",))
 http_in_flight = _gauge("http_requests_in_flight", "HTTP requests in flight.")
+http_connections = _gauge("http_connections", "Open HTTP connections.")
+http_connections_closed = _counter(
+    "http_connections_closed_total",
+    "Connections closed by a limit: process_limit, address_limit, evicted, slow_head, slow_body, unread, invalid.",
+    ("reason",),
+)
 submits = _counter(
     "submits_total", "Submitted jobs by outcome: accepted, replayed, or an error code.", ("model", "outcome")
 )

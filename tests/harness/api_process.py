@@ -21,6 +21,7 @@ class Server:
 
     def __init__(self, redis_url: str, folder: Path, **settings: str) -> None:
         self.port = int(settings.pop("port", 0)) or free_port()
+        files = settings.pop("open_files", "")
         self.url = f"http://127.0.0.1:{self.port}"
         overrides = {
             "redis_url": redis_url,
@@ -34,6 +35,8 @@ class Server:
         self.log = folder / "api.log"
         env = {**os.environ, **{f"FUSEQUEUE_{name.upper()}": value for name, value in overrides.items()}}
         command = [sys.executable, "-m", "api", "--port", str(self.port)]
+        if files:
+            command = ["sh", "-c", f'ulimit -n {int(files)} && exec "$@"', "sh", *command]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
 

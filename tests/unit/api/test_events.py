@@ -16,7 +16,7 @@ import httpx
 import pytest
 from harness.http_server import BODY, StreamingCall, claimed, deliver, finish, serving
 
-from api import waiting
+from api.http import connections
 from shared.auth import Scope
 from shared.job import Phase, Progress
 from shared.queue import ProgressReport, Queue
@@ -120,9 +120,9 @@ def test_the_limit_of_open_files_is_raised_to_what_streams_need() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        raised = waiting.open_files()
+        raised = connections.open_files()
         assert raised == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        assert raised == min(hard, waiting.MAX_WAITERS + waiting.OTHER_FILES)
+        assert raised == min(hard, connections.WANTED_FILES)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -143,12 +143,9 @@ print(len(full))
     assert int(ran.stdout) <= 1
 
 
-async def test_fewer_open_files_allow_fewer_waiters(
-    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_fewer_connections_allow_fewer_waiters(fake_queue: Queue, tmp_path: Path) -> None:
     """Otherwise new connections of any kind would fail before the limit of waiters is reached."""
-    monkeypatch.setattr("api.waiting.open_files", lambda: waiting.OTHER_FILES + 1)
-    async with serving(fake_queue, tmp_path) as api:
+    async with serving(fake_queue, tmp_path, max_connections=1) as api:
         job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
         reader = StreamingCall(api, f"/v1/jobs/{job_id}/events")
         await reader.wait_for('"status":"queued"')
@@ -158,8 +155,15 @@ async def test_fewer_open_files_allow_fewer_waiters(
         assert (await api.get(f"/v1/jobs/{job_id}/events")).status_code == 200
 
 
-async def test_too_many_waiters_get_retry_after(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.waiting.MAX_WAITERS", 0)
+async def test_too_many_waiters_get_retry_after(
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.http.connections.MAX_WAITERS", 0)
+    async with serving(fake_queue, tmp_path) as api:
+        await check_that_no_client_can_wait(api)
+
+
+async def check_that_no_client_can_wait(api: httpx.AsyncClient) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     response = await api.get(f"/v1/jobs/{job_id}/events")
     assert (response.status_code, response.json()["code"]) == (503, "too_many_streams")
@@ -179,7 +183,7 @@ async def test_a_tenant_that_takes_all_it_can_leaves_places_for_others(
     fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """One tenant's streams took all places of the process."""
-    monkeypatch.setattr("api.waiting.MAX_WAITERS", 8)
+    monkeypatch.setattr("api.http.connections.MAX_WAITERS", 8)
     keys = {}
     for tenant in ("greedy", "modest"):
         token, _ = await fake_queue.api_keys.create(tenant, frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
@@ -213,9 +217,14 @@ async def test_a_tenant_that_takes_all_it_can_leaves_places_for_others(
 
 
 async def test_without_keys_one_tenant_can_use_all_places(
-    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.waiting.MAX_WAITERS", 2)
+    monkeypatch.setattr("api.http.connections.MAX_WAITERS", 2)
+    async with serving(fake_queue, tmp_path) as api:
+        await check_that_two_streams_fit(api, fake_queue, tmp_path)
+
+
+async def check_that_two_streams_fit(api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
     job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
     streams = [StreamingCall(api, f"/v1/jobs/{job_id}/events") for _ in range(2)]
     for stream in streams:
@@ -224,10 +233,3 @@ async def test_without_keys_one_tenant_can_use_all_places(
     await finish(fake_queue, tmp_path, job_id)
     for stream in streams:
         await stream.read_all()
-
-
-@pytest.mark.parametrize(
-    ("held", "free", "fits"), [(0, 1, True), (0, 0, False), (4, 5, True), (5, 5, False), (1, 1, False)]
-)
-def test_a_share_is_as_many_as_are_free(held: int, free: int, fits: bool) -> None:
-    assert waiting.within_share(held, free) is fits

@@ -1,0 +1,145 @@
+"""Clients without a key that try to occupy an API process, while another one measures `/healthz`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+pytest.importorskip("httptools")
+
+from harness.api_process import Server
+from harness.waiting import wait_until
+
+POST = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+PREFLIGHT = (
+    b"OPTIONS /v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+    b"Origin: https://x.example\r\nAccess-Control-Request-Method: POST\r\n\r\n"
+)
+ONE_BYTE_CHUNKS = b"1\r\n \r\n" * 10_000
+STREAMING = {
+    "one-byte chunks": (CHUNKED, ONE_BYTE_CHUNKS),
+    "one-byte chunks without a route": (PREFLIGHT, ONE_BYTE_CHUNKS),
+    "an endless body": (CHUNKED, b"10000\r\n" + b" " * 65_536 + b"\r\n"),
+    "a body for GET": (CHUNKED.replace(b"POST", b"GET"), ONE_BYTE_CHUNKS),
+    "an endless head": (POST, b"X-Header: a\r\n" * 5_000),
+    "requests in advance": (b"", b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2_000),
+    "refused methods": (b"", b"PUT /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n" * 2_000),
+}
+
+
+@contextlib.contextmanager
+def attacking(server: Server, head: bytes, piece: bytes, clients: int = 4) -> Iterator[list[int]]:
+    """Send `head` and then `piece` again and again, on new connections when the server closes one."""
+    stop, connections = threading.Event(), [0]
+
+    def attack() -> None:
+        while not stop.is_set():
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", server.port), timeout=5) as client,
+            ):
+                connections[0] += 1
+                client.sendall(head)
+                while not stop.is_set():
+                    client.sendall(piece)
+            stop.wait(0.05)
+
+    threads = [threading.Thread(target=attack) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield connections
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+
+
+def healthz_s(server: Server, requests: int) -> list[float]:
+    """Return how long requests of `/healthz` take, each on a new connection."""
+    times = []
+    for _ in range(requests):
+        started = time.monotonic()
+        assert httpx.get(server.url + "/healthz", timeout=30).status_code == 200
+        times.append(time.monotonic() - started)
+    return times
+
+
+@pytest.mark.parametrize("attack", STREAMING)
+def test_what_a_client_sends_without_a_key_does_not_stall_others(start: Callable[..., Server], attack: str) -> None:
+    """Chunks of one byte raised the median from 2 ms to 3.3 s."""
+    server = start(auth="keys")
+    with attacking(server, *STREAMING[attack]) as connections:
+        wait_until(lambda: connections[0] >= 4, "the attack runs")
+        assert statistics.median(healthz_s(server, 15)) < 0.5
+    assert b"Traceback" not in server.log.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (CHUNKED, 401),
+        (CHUNKED.replace(b"/v1/jobs", b"/nothing"), 404),
+        (CHUNKED.replace(b"POST", b"PUT"), 405),
+        (POST + b"Content-Length: 999999999999\r\n\r\n", 413),
+    ],
+)
+def test_a_refused_request_is_not_read_to_its_end(start: Callable[..., Server], head: bytes, status: int) -> None:
+    server = start(auth="keys")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(head)
+        response = client.recv(65_536)
+        assert b" %d " % status in response.split(b"\r\n")[0]
+        assert b"\r\nconnection: close\r\n" in response.lower()
+        wait_until(lambda: refuses(client, b"5\r\naaaaa\r\n" if b"chunked" in head else b"aaaaa"), "it is closed", 10)
+
+
+def refuses(client: socket.socket, data: bytes) -> bool:
+    """Return whether the server has closed the connection."""
+    try:
+        client.sendall(data)
+    except OSError:
+        return True
+    return False
+
+
+def test_more_idle_connections_than_open_files_do_not_lock_the_api(start: Callable[..., Server]) -> None:
+    """400 idle connections at 300 open files did."""
+    server = start(open_files="300")
+    clients = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(400):
+            with contextlib.suppress(OSError):
+                clients.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5)))
+        assert statistics.median(healthz_s(server, 5)) < 0.5
+        body = {"model": "demo", "prompt": "x"}
+        assert httpx.post(server.url + "/v1/jobs", json=body, timeout=30).status_code == 202
+        assert httpx.get(server.url + "/readyz", timeout=30).status_code == 200
+    metrics = httpx.get(server.url + "/metrics", timeout=30).text
+    assert 'fusequeue_http_connections_closed_total{reason="evicted"}' in metrics
+    assert not [line for line in server.log.read_text().splitlines() if json.loads(line)["level"] == "error"]
+
+
+def test_connections_with_a_request_leave_places_in_the_limit(start: Callable[..., Server]) -> None:
+    """A client of one address holds the places it is allowed, and another one is served."""
+    server = start(max_connections="20", max_connections_per_address="10")
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5))
+            client.sendall(POST + b"Content-Length: 10\r\n\r\n")
+        wait_until(lambda: httpx_status(server, "127.0.0.1") == 503, "the address has used its share")
+        assert httpx_status(server, "127.0.0.2") == 200
+
+
+def httpx_status(server: Server, address: str) -> int:
+    with httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=30) as client:
+        return client.get(server.url + "/healthz").status_code

@@ -1,0 +1,403 @@
+"""Limits of one HTTP connection, over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+pytest.importorskip("httptools")
+
+from unit.api.http.raw_http import QUICK, EchoServer, RawClient
+
+from api.http.connections import Connections
+from api.http.server_protocol import CHUNK_OVERHEAD_BYTES, MAX_HEAD_BYTES, MAX_PIPELINED
+
+GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
+CLOSING = b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+CHUNKED = b"POST %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EchoServer]:
+    async with EchoServer().running() as running:
+        yield running
+
+
+def status(response: bytes) -> bytes:
+    return response[9:12]
+
+
+def post(*headers: bytes, body: bytes = b"") -> bytes:
+    return b"\r\n".join([b"POST /a HTTP/1.1", b"Host: x", *headers, b"", body])
+
+
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+INVALID = {
+    "a length and chunks": post(b"Content-Length: 5", b"Transfer-Encoding: chunked", body=b"0\r\n\r\n" + SMUGGLED),
+    "chunks and a length": post(b"Transfer-Encoding: chunked", b"Content-Length: 5", body=b"0\r\n\r\n" + SMUGGLED),
+    "two lengths": post(b"Content-Length: 1", b"Content-Length: 5", body=b"a" + SMUGGLED),
+    "two equal lengths": post(b"Content-Length: 1", b"Content-Length: 1", body=b"a" + SMUGGLED),
+    "a list of lengths": post(b"Content-Length: 1, 1", body=b"a" + SMUGGLED),
+    "a signed length": post(b"Content-Length: +1", body=b"a" + SMUGGLED),
+    "a negative length": post(b"Content-Length: -1", body=SMUGGLED),
+    "a hexadecimal length": post(b"Content-Length: 0x1", body=b"a" + SMUGGLED),
+    "an empty length": post(b"Content-Length:", body=SMUGGLED),
+    "a length beyond 64 bits": post(b"Content-Length: 18446744073709551617", body=b"a" + SMUGGLED),
+    "a length with a space": post(b"Content-Length: 1 1", body=b"a" + SMUGGLED),
+    "a space before the colon": post(b"Content-Length : 1", body=b"a" + SMUGGLED),
+    "another encoding": post(b"Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n" + SMUGGLED),
+    "chunks twice": post(b"Transfer-Encoding: chunked, chunked", body=b"0\r\n\r\n" + SMUGGLED),
+    "two encodings": post(b"Transfer-Encoding: chunked", b"Transfer-Encoding: identity", body=b"0\r\n\r\n" + SMUGGLED),
+    "an unknown encoding": post(b"Transfer-Encoding: xchunked", body=b"0\r\n\r\n" + SMUGGLED),
+    "an encoding with a tab": post(b"Transfer-Encoding:\x0bchunked", body=b"0\r\n\r\n" + SMUGGLED),
+    "a quoted encoding": post(b'Transfer-Encoding: "chunked"', body=b"0\r\n\r\n" + SMUGGLED),
+    "chunks in HTTP/1.0": b"POST /a HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    "a chunk size that is no number": post(b"Transfer-Encoding: chunked", body=b"g\r\n\r\n"),
+    "a signed chunk size": post(b"Transfer-Encoding: chunked", body=b"+1\r\na\r\n0\r\n\r\n"),
+    "a chunk size with 0x": post(b"Transfer-Encoding: chunked", body=b"0x1\r\na\r\n0\r\n\r\n"),
+    "a chunk size beyond 64 bits": post(b"Transfer-Encoding: chunked", body=b"1" + b"0" * 16 + b"\r\na"),
+    "a negative chunk size": post(b"Transfer-Encoding: chunked", body=b"-1\r\na\r\n0\r\n\r\n"),
+    "no chunk size": post(b"Transfer-Encoding: chunked", body=b"\r\na\r\n0\r\n\r\n"),
+    "a chunk that is longer than its size": post(b"Transfer-Encoding: chunked", body=b"1\r\nab\r\n0\r\n\r\n"),
+    "a bare line feed after a chunk size": post(b"Transfer-Encoding: chunked", body=b"1\na\r\n0\r\n\r\n"),
+    "a bare line feed in a chunk extension": post(b"Transfer-Encoding: chunked", body=b"1;a\na\r\n0\r\n\r\n"),
+    "a bare line feed after a chunk": post(b"Transfer-Encoding: chunked", body=b"1\r\na\n0\r\n\r\n"),
+    "a null byte in a chunk extension": post(b"Transfer-Encoding: chunked", body=b"1;\0\r\na\r\n0\r\n\r\n"),
+    "a folded header": b"GET /a HTTP/1.1\r\nHost: x\r\nX-A: b\r\n c\r\n\r\n",
+    "a header that begins with a space": b"GET /a HTTP/1.1\r\n Host: x\r\nHost: x\r\n\r\n",
+    "bare line feeds": b"GET /a HTTP/1.1\nHost: x\n\n",
+    "a bare line feed after a header": b"GET /a HTTP/1.1\r\nHost: x\nX-A: b\r\n\r\n",
+    "a bare carriage return in a header": b"GET /a HTTP/1.1\r\nHost: x\r\nX-A: b\rX-B: c\r\n\r\n",
+    "a null byte in a header": b"GET /a HTTP/1.1\r\nHost: x\r\nX-A: a\0b\r\n\r\n",
+    "a null byte in a header's name": b"GET /a HTTP/1.1\r\nHost: x\r\nX\0A: b\r\n\r\n",
+    "a control character in a header": b"GET /a HTTP/1.1\r\nHost: x\r\nX-A: a\x01b\r\n\r\n",
+    "a header without a name": b"GET /a HTTP/1.1\r\nHost: x\r\n: b\r\n\r\n",
+    "a header without a colon": b"GET /a HTTP/1.1\r\nHost: x\r\nX-A\r\n\r\n",
+    "a space in a header's name": b"GET /a HTTP/1.1\r\nHost: x\r\nX A: b\r\n\r\n",
+    "no host": b"GET /a HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /a HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+    "a target of another host": b"GET http://y/a HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a target with user and host": b"GET http://x@y/a HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a target that is no path": b"GET a HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a null byte in the target": b"GET /a\0 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a target beyond ASCII": b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no target": b"GET HTTP/1.1\r\nHost: x\r\n\r\n",
+    "HTTP/2": b"GET /a HTTP/2.0\r\nHost: x\r\n\r\n",
+    "HTTP/0.9": b"GET /a HTTP/0.9\r\n\r\n",
+    "the preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "another protocol": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "CONNECT": b"CONNECT x:443 HTTP/1.1\r\nHost: x:443\r\n\r\n",
+    "a lower-case method": b"get /a HTTP/1.1\r\nHost: x\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("case", INVALID)
+async def test_an_invalid_request_gets_400_and_is_closed(server: EchoServer, case: str) -> None:
+    response = await server.send(INVALID[case])
+    assert status(response) == b"400", response
+    assert response.count(b"HTTP/1.1 ") == 1, "one response"
+    assert b"connection: close" in response
+    assert b"application/problem+json" in response
+    assert server.seen == [], "no request reaches the application"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        GET % b"/a",
+        b"GET http://x/a HTTP/1.1\r\nHost: X\r\n\r\n",
+        b"\r\nGET /a HTTP/1.1\r\nHost: x\r\nX-A: \xe9\t\r\n\r\n",
+        b"GET /a HTTP/1.0\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
+        post(b"Content-Length: 0"),
+        post(b"Content-Length: 003", body=b"abc"),
+        post(b"Transfer-Encoding: Chunked", body=b"3;a=b\r\nabc\r\n0\r\nX-A: b\r\n\r\n"),
+        post(b"Transfer-Encoding: chunked", body=b"003\r\nabc\r\n000\r\n\r\n"),
+    ],
+)
+async def test_a_valid_request_is_served(server: EchoServer, request_bytes: bytes) -> None:
+    response = await server.send(request_bytes)
+    assert status(response) == b"200", response
+    assert server.seen[0][2] in (b"", b"abc")
+
+
+async def test_a_trailer_is_no_header(server: EchoServer) -> None:
+    """uvicorn added it to the headers, which the application reads later."""
+    await server.send(post(b"Transfer-Encoding: chunked", body=b"0\r\nAuthorization: Bearer x\r\n\r\n"))
+    assert b"authorization" not in dict(server.headers)
+
+
+@pytest.mark.parametrize("size", [1, 7, 4095, 4096, 4097, 100_000])
+async def test_requests_do_not_depend_on_the_pieces_they_arrive_in(server: EchoServer, size: int) -> None:
+    body = bytes(range(256)) * 100
+    data = GET % b"/first" + post(b"Content-Length: %d" % len(body), body=body) + CLOSING % b"/last"
+    client = await server.connect()
+    for start in range(0, min(len(data), 3000 if size == 1 else len(data)), size):
+        await client.send(data[start : start + size])
+        if size < 4095:
+            await asyncio.sleep(0)
+    if size == 1:
+        await client.send(data[3000:])
+    await client.read_all()
+    assert server.seen == [("GET", "/first", b""), ("POST", "/a", body), ("GET", "/last", b"")]
+
+
+async def test_a_request_after_a_closing_one_is_not_served(server: EchoServer) -> None:
+    response = await server.send(CLOSING % b"/a" + GET % b"/b")
+    assert response.count(b"HTTP/1.1 200") == 1
+    assert [path for _, path, _ in server.seen] == ["/a"]
+
+
+async def test_an_invalid_request_does_not_cut_the_response_before_it(server: EchoServer) -> None:
+    """uvicorn wrote its 400 into the earlier response."""
+    client = await server.connect()
+    await client.send(GET % b"/hold")
+    while not server.seen:
+        await asyncio.sleep(0.01)
+    await client.send(b"nonsense\r\n\r\n")
+    await asyncio.sleep(0.05)
+    server.release.set()
+    response = await client.read_all()
+    assert response.count(b"HTTP/1.1 ") == 1
+    assert status(response) == b"200"
+    assert response.endswith(b"/hold")
+
+
+@pytest.mark.parametrize("body", [b"", b"abc"])
+async def test_an_offer_of_http2_is_ignored(server: EchoServer, body: bytes) -> None:
+    """Java's client sends it with every request; llhttp took the body for the other protocol's."""
+    upgrade = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")
+    for pause in (False, True):
+        client = await server.connect()
+        request = post(*upgrade, b"Content-Length: %d" % len(body), body=body)
+        await client.send(request[: len(request) - len(body)])
+        if pause:
+            await asyncio.sleep(0.05)
+        await client.send(body)
+        assert status(await client.response()) == b"200"
+    assert server.seen == [("POST", "/a", body)] * 2
+
+
+async def test_a_body_after_an_offer_is_not_taken_for_a_request(server: EchoServer) -> None:
+    upgrade = (b"Connection: upgrade", b"Upgrade: x")
+    await server.send(post(*upgrade, b"Content-Length: %d" % len(SMUGGLED), body=SMUGGLED))
+    await server.send(
+        post(*upgrade, b"Transfer-Encoding: chunked", body=b"%x\r\n%s\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED))
+    )
+    assert server.seen == [("POST", "/a", SMUGGLED)] * 2
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\nX-A: " + b"a" * MAX_HEAD_BYTES,
+        b"GET /" + b"a" * MAX_HEAD_BYTES,
+        b"GET / HTTP/1.1\r\n" + b"X" * MAX_HEAD_BYTES,
+        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:b\r\n" * 200,
+    ],
+)
+async def test_a_large_head_gets_431(server: EchoServer, head: bytes) -> None:
+    response = await server.send(head)
+    assert status(response) == b"431", response
+    assert server.seen == []
+
+
+async def test_empty_lines_without_a_request_are_bounded(server: EchoServer) -> None:
+    assert status(await server.send(b"\r\n" * MAX_HEAD_BYTES)) == b"431"
+
+
+@pytest.mark.parametrize("extension", [b"", b";a=" + b"b" * 100])
+async def test_chunks_that_are_mostly_overhead_are_refused(server: EchoServer, extension: bytes) -> None:
+    """1,000 bytes of body in chunks of one byte took as long as 1,000 requests."""
+    chunks = b"1%s\r\na\r\n" % extension * (4 * CHUNK_OVERHEAD_BYTES)
+    response = await server.send(CHUNKED % b"/a" + chunks)
+    assert status(response) == b"400"
+    assert b"chunks are too small" in response
+    assert server.seen == []
+    assert server.disconnects == 1, "the application stops reading"
+
+
+async def test_small_chunks_of_a_line_each_are_served(server: EchoServer) -> None:
+    chunks = b"8\r\nabcdefg\n\r\n" * 5000
+    client = await server.connect()
+    await client.send(CHUNKED % b"/a" + chunks + b"0\r\n\r\n")
+    assert status(await client.response()) == b"200"
+    assert len(server.seen[0][2]) == 40_000
+
+
+async def test_many_requests_in_advance_are_answered_in_part(server: EchoServer) -> None:
+    client = await server.connect()
+    await client.send(GET % b"/hold" + GET % b"/a" * 5_000)
+    while not server.seen:
+        await asyncio.sleep(0.01)
+    server.release.set()
+    response = await client.read_all()
+    served = response.count(b"HTTP/1.1 200")
+    assert MAX_PIPELINED < served < 2 * MAX_PIPELINED
+    assert response.count(b"connection: close") == 1
+    assert response.endswith(b"/a")
+
+
+async def endless(client: RawClient, piece: bytes) -> None:
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await client.send(piece)
+            await asyncio.sleep(0.002)
+
+
+async def test_a_response_before_the_end_of_the_body_closes_the_connection(server: EchoServer) -> None:
+    """The rest of the body was read without limit."""
+    client = await server.connect()
+    await client.send(CHUNKED % b"/early")
+    sending = asyncio.create_task(endless(client, b"400\r\n" + b"a" * 1024 + b"\r\n"))
+    response = await client.response()
+    assert status(response) == b"200"
+    assert b"connection: close" in response
+    await asyncio.wait_for(sending, 5)
+
+
+async def test_a_client_that_still_sends_receives_an_early_response(server: EchoServer) -> None:
+    """A reset while it sends would take the response from it."""
+    client = await server.connect()
+    await client.send(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 600000\r\n\r\n")
+    await asyncio.sleep(0.1)
+    await client.send(b"a" * 600_000)
+    assert status(await client.response()) == b"200"
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (b"", b""),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n", b"408"),
+        (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab", b"408"),
+        (CHUNKED % b"/a" + b"5\r\nab", b"408"),
+        (GET % b"/a", b"200"),
+        (GET % b"/a" + b"GET /b", b"200"),
+    ],
+    ids=["nothing", "half a head", "half a body", "half a chunk", "idle", "half a second request"],
+)
+async def test_a_client_that_stops_is_closed(server: EchoServer, sent: bytes, expected: bytes) -> None:
+    started = time.monotonic()
+    response = await server.send(sent)
+    assert status(response) == expected
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nHost: x\r\nX-A: ", CHUNKED % b"/a" + b"ffff\r\n"])
+async def test_a_client_that_sends_a_byte_at_a_time_is_closed(server: EchoServer, start: bytes) -> None:
+    client = await server.connect()
+    await client.send(start)
+    sending = asyncio.create_task(endless_slow(client))
+    assert status(await client.read_all(10)) == b"408"
+    sending.cancel()
+
+
+async def endless_slow(client: RawClient) -> None:
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await client.send(b"a")
+            await asyncio.sleep(0.05)
+
+
+async def test_the_whole_request_has_a_time_limit() -> None:
+    async with EchoServer().with_limits(request_s=0.5, body_bytes_per_s=0.001).running() as server:
+        client = await server.connect()
+        await client.send(CHUNKED % b"/a" + b"ffff\r\n")
+        sending = asyncio.create_task(endless_slow(client))
+        assert status(await client.read_all(10)) == b"408"
+        sending.cancel()
+
+
+async def test_a_body_that_the_application_does_not_read_is_not_late(server: EchoServer) -> None:
+    client = await server.connect()
+    await client.send(GET % b"/hold" + b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + b"a" * 50_000)
+    await asyncio.sleep(3 * QUICK.body_s)
+    server.release.set()
+    assert status(await client.response()) == b"200"
+    await client.send(b"a" * 50_000)
+    assert status(await client.response()) == b"200"
+
+
+async def test_a_stream_without_events_is_not_closed(server: EchoServer) -> None:
+    client = await server.connect()
+    await client.send(GET % b"/hold")
+    await asyncio.sleep(3 * QUICK.idle_s)
+    server.release.set()
+    assert status(await client.response()) == b"200"
+
+
+async def test_a_client_that_does_not_read_is_closed(server: EchoServer) -> None:
+    client = await server.connect()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await client.send(GET % b"/large")
+    async with asyncio.timeout(10):
+        while server.connections.count:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_client_that_reads_slowly_gets_everything(server: EchoServer) -> None:
+    client = await server.connect()
+    await client.send(CLOSING % b"/large")
+    size = 0
+    while piece := await client.reader.read(262_144):
+        size += len(piece)
+        await asyncio.sleep(0.01)
+    assert size > 20_000_000
+
+
+async def test_a_disconnect_ends_every_request_of_the_connection(server: EchoServer) -> None:
+    """uvicorn ended the last one only."""
+    client = await server.connect()
+    await client.send(CHUNKED % b"/stream")
+    assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    client.writer.transport.abort()
+    async with asyncio.timeout(5):
+        while server.disconnects < 1:
+            await asyncio.sleep(0.01)
+
+
+def full(limit: int, per_address: int | None = None) -> Callable[[], EchoServer]:
+    return lambda: EchoServer(connections=Connections(limit, per_address, lambda _: False)).with_limits(idle_s=60)
+
+
+async def test_an_idle_connection_makes_room_for_a_new_one() -> None:
+    """400 idle connections kept everybody from the API."""
+    async with full(3)().running() as server:
+        clients = [await server.connect() for _ in range(10)]
+        for client in (clients[-1], await server.connect()):
+            await client.send(GET % b"/a")
+            assert status(await client.response()) == b"200"
+        assert server.connections.count == 3
+        assert await clients[0].read_all() == b""
+
+
+async def test_a_connection_with_a_request_is_not_closed_for_another_one() -> None:
+    async with full(2)().running() as server:
+        clients = [await server.connect() for _ in range(2)]
+        for client in clients:
+            await client.send(GET % b"/hold")
+        while len(server.seen) < 2:
+            await asyncio.sleep(0.01)
+        refused = await server.send(GET % b"/a")
+        assert status(refused) == b"503"
+        assert b"too_many_connections" in refused
+        assert b"retry-after: 2" in refused.lower()
+        server.release.set()
+        for client in clients:
+            assert status(await client.response()) == b"200"
+
+
+async def test_an_address_has_a_limit_of_its_own() -> None:
+    async with full(100, per_address=2)().running() as server:
+        clients = [await server.connect() for _ in range(2)]
+        for client in clients:
+            await client.send(GET % b"/hold")
+        while len(server.seen) < 2:
+            await asyncio.sleep(0.01)
+        assert b"2 connections from this address are open" in await server.send(GET % b"/a")
+        server.release.set()
