@@ -102,9 +102,8 @@ class JobRunner:
         files: dict[str, bytes | None] = {}
         for name, ref in claimed.job.inputs.items():
             try:
-                files[name] = await retry_while_unavailable(
-                    partial(self._storage.read, ref.key), "input_read_failed", until=claimed.stopped.is_set
-                )
+                read = partial(self._storage.read, ref.key, 0, ref.bytes)
+                files[name] = await retry_while_unavailable(read, "input_read_failed", until=claimed.stopped.is_set)
             except NotFound:
                 raise _InputMissing("the input image is no longer stored", param=name) from None
         return InputFiles(  # `Job.inputs` names several images `images.0`, `images.1`, ...

@@ -34,8 +34,9 @@ _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+)?(;[a-z0-9=_.+-]+)*;base64", r
 _threads = ThreadPoolExecutor(2, "input-image")
 
 # Bytes of input images in one process, from their reading to the end of their upload. Each counts twice: as sent, and
-# as stored.
+# as stored; a small one as a megabyte, so that a tenant stores 48 at a time.
 _MIN_BYTES = 96 * 1024 * 1024
+_SMALL_IMAGE = 1024 * 1024
 _LARGEST_IMAGES = 2  # that always fit
 _MAX_WAITING = 256  # of one tenant; uploads wait in temporary files
 _TURN_S = 20.0
@@ -101,7 +102,7 @@ class InputStore:
         most = self.settings.max_input_bytes
         if size > most:
             raise InputRejected(f"the image has {size} bytes; at most {most} are allowed", param=param)
-        async with _turns(most).turn(self.tenant, 2 * size):
+        async with _turns(most).turn(self.tenant, max(_SMALL_IMAGE, 2 * size)):
             return await self._put(await read(), param)
 
     async def _put(self, data: bytes, param: str) -> InputRef:

@@ -178,7 +178,9 @@ async def test_inputs_reach_the_engine_in_order_and_a_missing_one_fails_the_job(
 ) -> None:
     names = ("first", "second", "mask", "last")
     refs = {
-        name: InputRef(id=f"in_{name}", key=f"inputs/{name}.png", content_type="image/png", bytes=1, width=1, height=1)
+        name: InputRef(
+            id=f"in_{name}", key=f"inputs/{name}.png", content_type="image/png", bytes=len(name), width=1, height=1
+        )
         for name in names
     }
     for name in names:

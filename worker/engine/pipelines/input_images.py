@@ -11,6 +11,8 @@ from shared.errors import InferenceFailed
 from shared.job import Job, Task
 from worker.engine.protocol import InputFiles
 
+_FORMATS = ("PNG", "JPEG", "WEBP")
+
 
 @dataclass(frozen=True)
 class InputImages:
@@ -71,7 +73,7 @@ def _opaque(image: Image.Image) -> Image.Image:
 def _decoded(data: bytes, param: str) -> Iterator[Image.Image]:
     """Yield the upright image. Pillow decodes lazily, so errors of the file are raised while it is used."""
     try:
-        with Image.open(io.BytesIO(data)) as opened:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
             image = ImageOps.exif_transpose(opened)
             if image.mode.startswith("I"):  # 16-bit greys, as of depth maps: Pillow would clip all above 255 to white
                 image = image.convert("I").point(lambda value: value * (255 / 65_535)).convert("L")
