@@ -24,7 +24,8 @@ FusequeueError
 ├── Unavailable               an external service does not respond
 │   ├── Overloaded            this process has no room for more of what tenants share
 │   ├── RedisUnavailable
-│   │   └── RedisFull         Redis has no memory left for what clients add
+│   │   ├── RedisFull         Redis has no memory left for what clients add
+│   │   └── ScriptFailed      a script of the queue has a fault, or finds data that it does not understand
 │   └── StorageUnavailable
 ├── IncompatibleRedis         an eviction policy or schema version that would lose jobs
 ├── ConfigurationError        invalid models.toml, rules or settings
@@ -164,6 +165,9 @@ class RedisUnavailable(Unavailable, code="redis_unavailable", hidden_as="redis: 
 
 
 class RedisFull(RedisUnavailable, code="redis_full", hidden_as="redis: no memory left"): ...
+
+
+class ScriptFailed(RedisUnavailable, code="internal_error", retryable=False, hidden_as="internal error"): ...
 
 
 class StorageUnavailable(Unavailable, code="storage_unavailable", hidden_as="storage: cannot be used"): ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shared.config.settings import Settings
-from shared.errors import IncompatibleRedis, RedisFull, RedisUnavailable
+from shared.errors import IncompatibleRedis, RedisFull, RedisUnavailable, ScriptFailed
 from shared.job import QUEUE_SCHEMA
 from shared.queue.failover import Failover, following
 from shared.queue.redis_keys import RedisKeys
@@ -43,6 +44,9 @@ CONNECTIONS = 32
 
 REFUSED_WHEN_FULL = "command not allowed when used memory > 'maxmemory'"
 """Text of Redis' refusal at `maxmemory`: an error of its own for a command, part of an error's text for a script."""
+
+_SERVER_STATES = re.compile(r"READONLY|MASTERDOWN|LOADING|MISCONF|NOREPLICAS|CLUSTERDOWN|UNBLOCKED|NOPERM|NOAUTH|OOM")
+"""Errors of a command in a script that a later call does not get."""
 
 MAX_BLOCK_MS = 2000
 """Longest blocking read."""
@@ -69,7 +73,15 @@ def translated() -> Iterator[None]:
     except (RedisError, OSError, TimeoutError) as error:
         if REFUSED_WHEN_FULL in str(error):
             raise RedisFull("Redis has no memory left; retry later, or raise its maxmemory") from error
+        if _is_fault_of_script(error):
+            raise ScriptFailed(f"a script of the queue failed: {error!s}") from error
         raise RedisUnavailable(f"cannot reach Redis: {error!s}", public=_public(error)) from error
+
+
+def _is_fault_of_script(error: Exception) -> bool:
+    """Return whether a script itself raised the error, not a command in it that the server's state refuses."""
+    text = str(error)
+    return isinstance(error, ResponseError) and "user_script" in text and not _SERVER_STATES.search(text)
 
 
 def _public(error: Exception) -> str | None:

@@ -197,13 +197,7 @@ class SyncCalls(QueueComponent):
 
     async def start(self, tenant: str, digest: str, job_id: str) -> None:
         """Record that a request waits for the job it has created."""
-        name = self._keys.sync_calls(tenant, digest)
-        with translated():
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.zadd(name, {job_id: 1}, nx=True)  # sent again, it does not undo a retry's join
-                pipe.zremrangebyrank(name, MAX_CALLS, -1)
-                pipe.pexpire(name, self._keep_ms)
-                await pipe.execute()
+        await self._scripts.start_sync_call(tenant, digest, job_id, MAX_CALLS, self._keep_ms)
 
     async def join(self, tenant: str, digest: str) -> str | None:
         """Return the job for a retry to wait for."""

@@ -1,7 +1,6 @@
 """Retries during an outage of Redis or object storage, and reliable cancellation of tasks."""
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 CANCEL_AGAIN_S = 0.2
+MAX_FAULTS = 10
 
 stamina.instrumentation.set_on_retry_hooks(())  # the events below name what is retried
 
@@ -30,21 +30,27 @@ async def retry_while_unavailable(
 ) -> T | None:
     """Repeat `action` while it raises `Unavailable`; return None once `until()` is true after a failure.
 
-    Waits grow from `first_s` to `max_s`. Attempts are unlimited, as an outage has no known length. Each failure is
-    logged as `event` with `context`.
+    Waits grow from `first_s` to `max_s`. Attempts are unlimited, as an outage has no known length, except for errors
+    that are not retryable: the last of `MAX_FAULTS` is raised. Each failure is logged as `event` with `context`.
     """
+    faults = 0
 
     def retriable(error: Exception) -> bool:
+        nonlocal faults
         if not isinstance(error, Unavailable):
             return False
         log.warning(event, code=error.code, error=error.message, **context)
-        return not until()
+        faults += not error.retryable
+        return faults < MAX_FAULTS and not until()
 
     retry = stamina.AsyncRetryingCaller(
         attempts=None, timeout=None, wait_initial=first_s, wait_max=max_s, wait_jitter=first_s
     )
-    with contextlib.suppress(Unavailable):
+    try:
         return await retry(retriable, action)
+    except Unavailable as error:
+        if not error.retryable and faults >= MAX_FAULTS:
+            raise
     return None
 
 

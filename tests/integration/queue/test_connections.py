@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from shared.config.settings import Settings
-from shared.errors import IncompatibleRedis, RedisUnavailable
+from shared.errors import IncompatibleRedis, RedisUnavailable, ScriptFailed
 from shared.queue import Queue, Submission, client
 
 Make = Callable[..., Submission]
@@ -32,6 +32,19 @@ async def test_a_good_redis_passes(queue: Queue) -> None:
     """Twice, for the second process to start."""
     await queue.check()
     await queue.check()
+
+
+async def test_a_fault_of_a_script_is_no_outage(queue: Queue, make_submission: Make) -> None:
+    """Repeating the call gives the same error: the caller gets an internal error, without the text of the script."""
+    await queue.client.redis.set(queue.client.redis_keys.queued_jobs, "not a hash")
+    with pytest.raises(ScriptFailed, match="WRONGTYPE") as failed:
+        await queue.jobs.submit([make_submission()])
+    assert (failed.value.code, failed.value.retryable, failed.value.public) == (
+        "internal_error",
+        False,
+        "internal error",
+    )
+    await queue.client.redis.delete(queue.client.redis_keys.queued_jobs)
 
 
 async def test_a_redis_that_evicts_is_refused(own_queue: Queue) -> None:

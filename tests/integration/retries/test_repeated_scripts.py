@@ -267,7 +267,7 @@ async def webhooks(queue: Queue, make: Make) -> None:
     await queue.webhooks.delete_endpoint("default", endpoint.id)
 
 
-@case("join_sync_call", "leave_sync_call", "abandon_sync_call")
+@case("start_sync_call", "join_sync_call", "leave_sync_call", "abandon_sync_call")
 async def sync_calls(queue: Queue, make: Make) -> None:
     call = ("acme", "d" * 40)
     await queue.sync_calls.start(*call, "job_a")

@@ -1,10 +1,13 @@
-"""Cancellation of tasks that swallow one cancellation."""
+"""Cancellation of tasks that swallow one cancellation, and retries that end."""
 
 from __future__ import annotations
 
 import asyncio
 
-from shared.runtime.asyncio_tools import cancel_and_wait
+import pytest
+
+from shared.errors import RedisUnavailable, ScriptFailed
+from shared.runtime.asyncio_tools import MAX_FAULTS, cancel_and_wait, retry_while_unavailable
 
 
 async def swallow_once(swallowed: list[str]) -> None:
@@ -38,3 +41,29 @@ async def done() -> None: ...
 
 async def test_no_tasks_return_at_once() -> None:
     await cancel_and_wait(())
+
+
+async def test_a_fault_is_not_retried_without_end() -> None:
+    """Outages between do not count: their length is unknown."""
+    calls = 0
+
+    async def call() -> None:
+        nonlocal calls
+        calls += 1
+        raise ScriptFailed("fault") if calls % 2 else RedisUnavailable("outage")
+
+    with pytest.raises(ScriptFailed):
+        await retry_while_unavailable(call, "failed", first_s=0.001, max_s=0.001)
+    assert calls == 2 * MAX_FAULTS - 1
+
+
+async def test_a_retry_ends_without_a_result_when_it_is_not_wanted_any_more() -> None:
+    calls = 0
+
+    async def call() -> None:
+        nonlocal calls
+        calls += 1
+        raise RedisUnavailable("outage")
+
+    assert await retry_while_unavailable(call, "failed", until=lambda: calls == 3, first_s=0.001) is None
+    assert calls == 3

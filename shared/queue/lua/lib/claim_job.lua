@@ -69,9 +69,11 @@ function claim_job.reserves_slots(id, worker, now)
   return (tonumber(redis.call('HGET', key.claimed_jobs, worker) or 0) or 0) > 0
 end
 
--- Expire a queued job whose deadline has passed; returns whether it has.
-function claim_job.expired(id, job, now)
+-- Expire a queued job whose deadline has passed, and count it in b.expired; returns whether it has.
+function claim_job.expired(b, id, job)
+  local now = b.now
   if not (job.deadline and tonumber(job.deadline) <= now) then return false end
+  b.expired = b.expired + 1
   job_state.leave_queue(id, job)
   job_state.finish(id, job, 'expired', now)
   return true

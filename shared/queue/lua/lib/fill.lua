@@ -11,7 +11,7 @@ local function first_lost(b, rank)
     local job = job_state.load(id)
     if not job or job.state ~= 'queued' then
       redis.call('ZREM', key.solo(b.sig), id)
-    elseif not claim_job.expired(id, job, b.now) and quota.allows(b, job.tenant, job.slots) then
+    elseif not claim_job.expired(b, id, job) and quota.allows(b, job.tenant, job.slots) then
       table.insert(jobs, {id = id, job = job, at = #jobs + 1, usage = tenants.usage_of(job.tenant) or 0})
     end
   end
@@ -84,7 +84,7 @@ end
 -- led to the signature.
 function fill.fill(b, c)
   b.now, b.worker, b.quotas, b.short = c.now, c.worker, c.quotas, c.short
-  b.claims, b.taken, b.leases, b.spent = {}, {}, {}, {}
+  b.claims, b.taken, b.leases, b.spent, b.expired = {}, {}, {}, {}, 0
   learn_queued(b)
   if b.starting then b.left = slots_to_start(b) end
   local solo = b.starting and not b.has_other_jobs and claim_lost(b)

@@ -7,6 +7,7 @@ local TENANTS_READ, PAGES = 64, 4
 local RETURNED_READ = 16
 local PASSES = 4
 local READS = 600
+local EXPIRED = 32 -- jobs of a claim; ending one takes about 25 commands
 
 -- Read the next entries of a lane through its group.
 local function read_entries(lane, count)
@@ -42,7 +43,7 @@ local function claim_entry(b, rank, turn, entry)
     bury_entry(b, rank, turn.lane, turn.tenant, entry)
   elseif job.entry ~= entry.id then
     queue.acknowledge(turn.lane, entry.id)
-  elseif job.state == 'queued' and not claim_job.expired(entry.job, job, b.now) then
+  elseif job.state == 'queued' and not claim_job.expired(b, entry.job, job) then
     if job.slots <= b.left then return claim_job.take(b, entry.job, job) end
     queue.acknowledge(turn.lane, entry.id)
     redis.call('HSET', key.job(entry.job), 'src', 'front', 'entry', '')
@@ -65,13 +66,13 @@ end
 
 -- Claim released and skipped jobs of a tenant until `enough` are claimed. Returns false if its quota ends the turn.
 local function from_returned(b, turn, enough)
-  while turn.returned[1] and #b.claims < enough and b.left > 0 and not b.held do
+  while turn.returned[1] and #b.claims < enough and b.left > 0 and not b.held and b.expired < EXPIRED do
     local id = turn.returned[1]
     local job = job_state.load(id)
     if not job or job.state ~= 'queued' then
       queue.remove_returned(id, {sig = b.sig, rank = turn.rank, tenant = turn.tenant})
       turn.touched = true
-    elseif job.src ~= 'solo' and not claim_job.expired(id, job, b.now) then
+    elseif job.src ~= 'solo' and not claim_job.expired(b, id, job) then
       if not quota.allows(b, job.tenant, job.slots) then return false end
       if job.slots <= b.left then
         queue.remove_returned(id, job)
@@ -107,7 +108,7 @@ local function take_turn(b, turn, count)
     for _, entry in ipairs(entries) do claim_entry(b, turn.rank, turn, entry) end
     turn.last = entries[#entries].id
     turn.reads = turn.reads + #entries
-    if turn.passes >= PASSES or turn.reads >= READS then return false end
+    if turn.passes >= PASSES or turn.reads >= READS or b.expired >= EXPIRED then return false end
   end
   return b.left > 0
 end
