@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 from fastapi.routing import APIRoute
 from harness.http_server import BODY, StreamingCall, application, finish, png, serving
 
@@ -89,6 +90,24 @@ async def test_an_invalid_key_is_refused_and_not_repeated(api: httpx.AsyncClient
         assert token[13:-2] not in response.text
     twice = [("Authorization", f"Bearer {token}"), ("Authorization", f"Bearer {token}")]
     assert code(await api.get("/v1/jobs", headers=twice)) == (401, "invalid_api_key")
+
+
+async def test_no_log_contains_a_key_or_the_signature_of_a_url(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    token, _ = await fake_queue.api_keys.create("acme", ALL)
+    header = {"Authorization": f"Bearer {token}"}
+    with structlog.testing.capture_logs() as lines:
+        job_id = (await api.post("/v1/jobs", json=BODY, headers=header)).json()["id"]
+        await finish(fake_queue, tmp_path, job_id)
+        url = httpx.URL((await api.get(f"/v1/jobs/{job_id}", headers=header)).json()["artifacts"][0]["url"])
+        await api.get(url)
+        await api.get(url.copy_set_param("expires", 5))
+        await api.get("/v1/jobs", headers={"Authorization": f"Bearer {token}x"})
+        await api.get(f"/v1/jobs/{token}", headers=header)
+    assert len(lines) > 5
+    for secret in (token, token[13:-6], url.params["signature"]):
+        assert secret not in repr(lines)
 
 
 async def test_a_key_with_a_known_id_and_another_secret_is_refused(api: httpx.AsyncClient, fake_queue: Queue) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -77,9 +76,8 @@ async def test_unknown_keys_leave_redis_to_known_ones(
         for _ in range(300)
     ]
     await asyncio.sleep(0.1)
-    started = time.monotonic()
     assert (await api.get("/v1/models", headers=known)).status_code == 200
-    assert time.monotonic() - started < 2.0
+    assert not all(task.done() for task in flood), "it does not wait for the reads of the others"
     codes = [(response.status_code, response.json()["code"]) for response in await asyncio.gather(*flood)]
     assert set(codes) == {(401, "invalid_api_key"), (503, "overloaded")}
     assert codes.count((401, "invalid_api_key")) <= auth.MAX_UNKNOWN_PER_ADDRESS + auth.UNKNOWN_READS
