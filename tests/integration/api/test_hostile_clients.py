@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("httptools")
 
+from fuzz import raw_http
 from harness.api_process import Server
 from harness.waiting import wait_until
 
@@ -143,3 +144,12 @@ def test_connections_with_a_request_leave_places_in_the_limit(start: Callable[..
 def httpx_status(server: Server, address: str) -> int:
     with httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=30) as client:
         return client.get(server.url + "/healthz").status_code
+
+
+def test_bytes_that_are_almost_http_do_no_harm(start: Callable[..., Server]) -> None:
+    """A short run of a part of `make fuzz`."""
+    server = start(auth="keys")
+    report = raw_http.run("127.0.0.1", server.port, seed=7, seconds=4)
+    assert report["problems"] == []
+    assert report["4xx responses"] > 50
+    assert b"Traceback" not in server.log.read_bytes()
