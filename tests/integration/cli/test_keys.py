@@ -86,13 +86,20 @@ def test_keys_are_created_listed_and_revoked(command: Command) -> None:
     assert json.loads(command("keys", "list", "--json").out)[0]["state"] == "revoked"
 
 
+FOOTPRINT = ("kept_jobs", "record_bytes", "stored_objects", "stored_bytes")
+
+
 def test_limits_are_set_and_reset(command: Command) -> None:
     limits = ("--requests-per-minute", "60", "--queued-jobs", "10", "--running-slots", "4")
     assert command("tenants", "limit", "acme", *limits).status == 0
     changed = command("tenants", "limit", "acme", "--queued-jobs", "default", "--json")
-    expected = {"tenant": "acme", "requests_per_minute": 60, "queued_jobs": None, "running_slots": 4}
-    assert json.loads(changed.out) == expected
-    assert json.loads(command("tenants", "list", "--json").out) == [expected]
+    expected = {"requests_per_minute": 60, "queued_jobs": None, "running_slots": 4, **dict.fromkeys(FOOTPRINT)}
+    assert json.loads(changed.out) == {"tenant": "acme", **expected}
+    kept = command("tenants", "limit", "acme", "--kept-jobs", "500", "--stored-bytes", str(10**12))
+    assert kept.status == 0
+    used = dict.fromkeys((f"{name}_used" for name in FOOTPRINT), 0)
+    expected |= {"kept_jobs": 500, "stored_bytes": 10**12}
+    assert json.loads(command("tenants", "list", "--json").out) == [{"tenant": "acme", **expected, **used}]
 
 
 WRONG = [

@@ -17,7 +17,7 @@ from integration.queue_model.model import QueueModel
 
 from shared.auth import TenantLimits
 from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
-from shared.job import InputRef, Outcome, Phase, Priority, Progress, State, Task, Webhook
+from shared.job import Artifact, InputRef, Outcome, Phase, Priority, Progress, State, Task, Webhook
 from shared.queue import Claim, Queue, Submission, SubmitResult
 from shared.queue.records import ProgressReport
 from shared.runtime.clock import now_ms
@@ -62,6 +62,8 @@ spec = st.builds(
     extras=st.sampled_from(((), ("webhook",), ("deadline",), ("image",), ("webhook", "deadline", "image"))),
 )
 
+
+ARTIFACT = Artifact(index=0, key="jobs/x/1/0.png", content_type="image/png", bytes=9, width=64, height=64, seed=1)
 
 OPERATIONS: list[st.SearchStrategy[tuple[str, dict[str, Any]]]] = []
 
@@ -223,7 +225,7 @@ class QueueMachine(RuleBasedStateMachine):
         self._settle(holder, job_id, job.epoch - (how == "earlier epoch"), state)
 
     def _settle(self, holder: str, job_id: str, epoch: int, state: State) -> None:
-        outcome = Outcome(state=state, gpu_seconds=0.25)
+        outcome = Outcome(state=state, gpu_seconds=0.25, artifacts=(ARTIFACT,) if state is State.SUCCEEDED else ())
         for token in (f"{holder}-{epoch}", f"{holder}-{epoch}", f"{holder}-{epoch}-other"):
             settled = self.run(self.queue.claims.settle(holder, job_id, epoch, outcome, token=token))
             assert settled == self.model.settle(job_id, holder, epoch, state, token)

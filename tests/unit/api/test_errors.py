@@ -220,6 +220,30 @@ async def test_a_full_queue_returns_retry_after(fake_queue: Queue, tmp_path: Pat
     assert int(response.headers["retry-after"]) >= 1
 
 
+async def test_a_used_up_quota_is_named(fake_queue: Queue, tmp_path: Path) -> None:
+    """Submits, images and files; the response says what makes room, and deleting makes room."""
+    limits = {"max_kept_jobs_per_tenant": 1, "max_stored_bytes_per_tenant": 10}
+    settings = fake_queue.client.settings.model_copy(update=limits)
+    full = Queue(QueueClient(fake_queue.client.redis, namespace="kept", settings=settings))
+    async with serving(full, tmp_path) as api:
+        job = (await api.post("/v1/jobs", json=BODY)).json()
+        assert (await api.post(f"/v1/jobs/{job['id']}/cancel")).is_success
+        response = await api.post("/v1/jobs", json=BODY)
+        upload = {"file": ("a.jsonl", b'{"line": 1}\n', "application/jsonl")}
+        files = await api.post("/v1/files", files=upload, data={"purpose": "batch"})
+        described = (await api.get("/openapi.json")).json()["paths"]
+        assert (await api.delete(f"/v1/jobs/{job['id']}")).is_success
+        again = await api.post("/v1/jobs", json=BODY)
+    for refused, quota in ((response, "kept_jobs"), (files, "stored_bytes")):
+        assert error_of(refused)[:2] == (429, "quota_exceeded")
+        assert quota in refused.json()["detail"]
+        assert "delete" in refused.json()["detail"]
+        assert int(refused.headers["retry-after"]) >= 1
+    assert again.status_code == 202
+    for path in ("/v1/jobs", "/v1/jobs/bulk", "/v1/inputs", "/v1/files"):
+        assert path not in described or "429" in described[path]["post"]["responses"], path
+
+
 async def test_without_redis_the_response_has_retry_after(
     fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
