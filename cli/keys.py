@@ -21,7 +21,7 @@ from cli.client_options import Exit
 from cli.up import redis_server
 from shared import auth
 from shared.config import settings
-from shared.errors import FusequeueError, InvalidRequest, NotFound, StorageUnavailable
+from shared.errors import FusequeueError, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from shared.queue import Queue
@@ -56,13 +56,13 @@ def create(
         return {"key": token, **_key_row(key)}
 
     row = _run(run, data_dir)
-    asyncio.run(_mark_keys(data_dir))
     if as_json:
-        print(json.dumps(row, indent=2))
-        return
-    print(row["key"])  # only the key goes to stdout, so that a script can capture it
-    granted, expiry = ", ".join(row["scopes"]), row["expires_at"] or "never"
-    print(f"shown this once; tenant {row['tenant']}, scopes {granted}, expires {expiry}", file=sys.stderr)
+        print(json.dumps(row, indent=2), flush=True)
+    else:
+        print(row["key"], flush=True)  # only the key goes to stdout, so that a script can capture it
+        granted, expiry = ", ".join(row["scopes"]), row["expires_at"] or "never"
+        print(f"shown this once; tenant {row['tenant']}, scopes {granted}, expires {expiry}", file=sys.stderr)
+    asyncio.run(_mark_keys(data_dir))
 
 
 @keys.command("list")
@@ -173,13 +173,14 @@ async def _mark_keys(data_dir: Path) -> None:
             return
         config = config.model_copy(update={"storage_dir": data_dir / "storage"})
     settings.withhold_permissions(config)
-    storage = connect(config)
     try:
-        await auth.mark_keys(storage, config.namespace)
-    except StorageUnavailable as error:
+        storage = connect(config)
+        try:
+            await auth.mark_keys(storage, config.namespace)
+        finally:
+            await storage.close()
+    except FusequeueError as error:
         print(f"not recorded in the storage, which the API does next: {error.message}", file=sys.stderr)
-    finally:
-        await storage.close()
 
 
 def find_redis(data_dir: Path, environ: MutableMapping[str, str]) -> None:

@@ -86,6 +86,18 @@ def test_keys_are_created_listed_and_revoked(command: Command) -> None:
     assert json.loads(command("keys", "list", "--json").out)[0]["state"] == "revoked"
 
 
+def test_a_key_is_printed_although_the_storage_cannot_record_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It exists, and is shown only once."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    monkeypatch.setenv("FUSEQUEUE_STORAGE_DIR", str(tmp_path / "loop"))
+    created = command("keys", "create")
+    assert created.status == 0
+    assert re.fullmatch(r"fq_[0-9A-Za-z]{48}\n", created.out)
+    assert "not recorded in the storage" in created.err
+
+
 FOOTPRINT = ("kept_jobs", "record_bytes", "stored_objects", "stored_bytes")
 
 
