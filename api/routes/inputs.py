@@ -27,7 +27,7 @@ class InputObject(BaseModel):
     width: int
     height: int
     content_type: str
-    bytes: int
+    bytes: int = Field(description="Size of what is kept: metadata are dropped.")
     expires_at: str = Field(description="When it is deleted; each upload and each use postpones this.")
 
 

@@ -142,7 +142,9 @@ class Settings(BaseSettings):
     cors_origins: Origins = _setting((), "Origins allowed to call the API from a browser, comma-separated.")
     max_body_bytes: Positive = _setting(1_048_576, "Largest request body, except uploads and bulk requests.")
     max_input_bytes: Positive = _setting(20 * 1024 * 1024, "Largest input image file.")
-    max_input_pixels: Positive = _setting(40_000_000, "Largest decoded input image.")
+    max_input_pixels: Positive = _setting(
+        40_000_000, "Most pixels of an input image; the images of a job have at most twice as many in total."
+    )
     max_file_bytes: Positive = _setting(200 * 1024 * 1024, "Largest file of `POST /v1/files`.")
     fetch_timeout_s: float = _setting(15.0, "Timeout for fetching an image URL.", gt=0, le=30)
     fetch_allow_networks: Networks = _setting((), "Private networks (CIDR) allowed in image URLs, comma-separated.")
