@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import httpx
 import pytest
@@ -34,6 +35,14 @@ STREAMING = {
     "an endless head": (POST, b"X-Header: a\r\n" * 5_000),
     "requests in advance": (b"", b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2_000),
     "refused methods": (b"", b"PUT /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n" * 2_000),
+}
+
+
+REFUSED = {
+    CHUNKED: 401,
+    CHUNKED.replace(b"/v1/jobs", b"/nothing"): 404,
+    CHUNKED.replace(b"POST", b"PUT"): 405,
+    POST + b"Content-Length: 999999999999\r\n\r\n": 413,
 }
 
 
@@ -75,33 +84,28 @@ def healthz_s(server: Server, requests: int) -> list[float]:
     return times
 
 
-@pytest.mark.parametrize("attack", STREAMING)
-def test_what_a_client_sends_without_a_key_does_not_stall_others(start: Callable[..., Server], attack: str) -> None:
+def test_what_a_client_sends_without_a_key_does_not_stall_others(start: Callable[..., Server]) -> None:
     """Chunks of one byte raised the median from 2 ms to 3.3 s."""
     server = start(auth="keys")
-    with attacking(server, *STREAMING[attack]) as connections:
-        wait_until(lambda: connections[0] >= 4, "the attack runs")
-        assert statistics.median(healthz_s(server, 15)) < 0.5
+    medians = {}
+    for attack, (head, piece) in STREAMING.items():
+        with attacking(server, head, piece) as connections:
+            wait_until(lambda: connections[0] >= 4, "the attack runs")
+            medians[attack] = statistics.median(healthz_s(server, 9))
+    assert {attack: round(median_s, 2) for attack, median_s in medians.items() if median_s > 0.5} == {}
     assert b"Traceback" not in server.log.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("head", "status"),
-    [
-        (CHUNKED, 401),
-        (CHUNKED.replace(b"/v1/jobs", b"/nothing"), 404),
-        (CHUNKED.replace(b"POST", b"PUT"), 405),
-        (POST + b"Content-Length: 999999999999\r\n\r\n", 413),
-    ],
-)
-def test_a_refused_request_is_not_read_to_its_end(start: Callable[..., Server], head: bytes, status: int) -> None:
+def test_a_refused_request_is_not_read_to_its_end(start: Callable[..., Server]) -> None:
     server = start(auth="keys")
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
-        client.sendall(head)
-        response = client.recv(65_536)
-        assert b" %d " % status in response.split(b"\r\n")[0]
-        assert b"\r\nconnection: close\r\n" in response.lower()
-        wait_until(lambda: refuses(client, b"5\r\naaaaa\r\n" if b"chunked" in head else b"aaaaa"), "it is closed", 10)
+    for head, status in REFUSED.items():
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+            client.sendall(head)
+            response = client.recv(65_536)
+            assert b" %d " % status in response.split(b"\r\n")[0]
+            assert b"\r\nconnection: close\r\n" in response.lower()
+            piece = b"5\r\naaaaa\r\n" if b"chunked" in head else b"aaaaa"
+            wait_until(partial(refuses, client, piece), "the connection is closed", 10)
 
 
 def refuses(client: socket.socket, data: bytes) -> bool:

@@ -160,17 +160,13 @@ async def test_too_many_waiters_get_retry_after(
 ) -> None:
     monkeypatch.setattr("api.http.connections.MAX_WAITERS", 0)
     async with serving(fake_queue, tmp_path) as api:
-        await check_that_no_client_can_wait(api)
-
-
-async def check_that_no_client_can_wait(api: httpx.AsyncClient) -> None:
-    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
-    response = await api.get(f"/v1/jobs/{job_id}/events")
-    assert (response.status_code, response.json()["code"]) == (503, "too_many_streams")
-    assert response.headers["retry-after"]
-    assert (await api.get(f"/v1/jobs/{job_id}", params={"wait": 5})).status_code == 503
-    submitted = await api.post("/v1/jobs", json=BODY, headers={"Prefer": "wait=5"})
-    assert submitted.status_code == 202, "the job was accepted"
+        job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+        response = await api.get(f"/v1/jobs/{job_id}/events")
+        assert (response.status_code, response.json()["code"]) == (503, "too_many_streams")
+        assert response.headers["retry-after"]
+        assert (await api.get(f"/v1/jobs/{job_id}", params={"wait": 5})).status_code == 503
+        submitted = await api.post("/v1/jobs", json=BODY, headers={"Prefer": "wait=5"})
+        assert submitted.status_code == 202, "the job was accepted"
 
 
 def subscribers() -> float:
@@ -221,15 +217,11 @@ async def test_without_keys_one_tenant_can_use_all_places(
 ) -> None:
     monkeypatch.setattr("api.http.connections.MAX_WAITERS", 2)
     async with serving(fake_queue, tmp_path) as api:
-        await check_that_two_streams_fit(api, fake_queue, tmp_path)
-
-
-async def check_that_two_streams_fit(api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
-    job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
-    streams = [StreamingCall(api, f"/v1/jobs/{job_id}/events") for _ in range(2)]
-    for stream in streams:
-        await stream.wait_for('"status":"queued"')
-    assert (await api.get(f"/v1/jobs/{job_id}/events")).status_code == 503
-    await finish(fake_queue, tmp_path, job_id)
-    for stream in streams:
-        await stream.read_all()
+        job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+        streams = [StreamingCall(api, f"/v1/jobs/{job_id}/events") for _ in range(2)]
+        for stream in streams:
+            await stream.wait_for('"status":"queued"')
+        assert (await api.get(f"/v1/jobs/{job_id}/events")).status_code == 503
+        await finish(fake_queue, tmp_path, job_id)
+        for stream in streams:
+            await stream.read_all()
