@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,35 @@ def test_a_field_of_any_kind_is_valid_or_refused(name: str) -> None:
             body: dict[str, Any] = {"prompt": "a", field: value}
             with contextlib.suppress(InvalidRequest, NotFound):
                 PARSERS[name][0]({"inputs": "a", "parameters": body} if name == "hugging face" else body)
+
+
+MANY = 330_000
+LARGE_BODIES = {
+    "texts for a list": b'{"url": "https://a", "events": [' + b"1," * MANY + b"1]}",
+    "objects for a list": b'{"prompt": "a", "adapters": [' + b"{}," * (MANY // 2) + b"{}]}",
+    "unknown fields": b"{" + b",".join(b'"%x":1' % number for number in range(MANY // 5)) + b"}",
+    "values of metadata": b'{"metadata": {' + b",".join(b'"%x":1' % number for number in range(MANY // 5)) + b"}}",
+    "escaped texts": b'["\\u00e9"' + b",[]" * MANY + b"]",
+}
+
+
+@pytest.mark.parametrize("name", LARGE_BODIES)
+@pytest.mark.parametrize("parser", [EndpointRequest, JobRequest, BatchRequest, PredictionRequest])
+def test_a_body_of_many_invalid_values_is_refused_within_a_second_of_cpu(name: str, parser: type[BaseModel]) -> None:
+    """Each value was an error of the validation, all of which were built: up to 7 s for one request."""
+    started = time.process_time()
+    with pytest.raises(InvalidRequest):
+        validated(parser, strict_json.decode(LARGE_BODIES[name]))
+    assert time.process_time() - started < 1.0
+
+
+def test_json_of_as_many_values_as_allowed_is_decoded() -> None:
+    values = list(range(strict_json.MAX_VALUES))
+    assert strict_json.decode(json.dumps(values).encode()) == values
+    with pytest.raises(InvalidRequest):
+        strict_json.decode(json.dumps([*values, 0]).encode())
+    with pytest.raises(InvalidRequest):
+        strict_json.decode(json.dumps([{"a": [one]} for one in values]).encode())
 
 
 @near
