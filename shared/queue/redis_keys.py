@@ -68,7 +68,7 @@ class RedisKeys:
 
     schema = _Single("string", bound="one number")
     # Jobs and the queue
-    job = _Family("id", "hash", bound="max_queued_jobs and running jobs", ttl="once it has ended")
+    job = _Family("id", "hash", bound="the quota of kept jobs", ttl="once it has ended")
     lane = _Family("sig priority tenant", "stream", live="holds jobs; deleted when empty")
     lanes = _Family("sig priority", "zset", live="lanes with queued jobs")
     front = _Family("sig", "zset", live="queued jobs that were released or skipped")
@@ -82,7 +82,7 @@ class RedisKeys:
     signature = _Family("sig", "hash", live="deleted when nothing is queued or running")
     signatures = _Single("zset", live="live signatures, by slots")
     ready = _Family("model priority", "zset", live="signatures with queued jobs, by readiness")
-    arrivals = _Family("sig", "hash", ttl="1 h")
+    arrivals = _Family("sig", "hash", ttl="1 h; without ended jobs 1 min and 10 windows")
     efficient_rows = _Family("sig", "string", ttl="1 d")
     completions = _Single("hash", ttl="1 h")
     queued_jobs = _Single("hash", live="tenants with queued jobs, and `*`")
@@ -92,10 +92,10 @@ class RedisKeys:
     reclaims = _Single("hash", bound="two times: the last reclaim, the end of the last gap between reclaims")
     claimed_jobs = _Single("hash", live="workers with running jobs")
     deadlines = _Single("zset", live="queued jobs with a deadline")
-    jobs = _Family("tenant", "zset", bound="kept jobs: retention")
-    videos = _Family("tenant", "zset", bound="kept video jobs: retention")
-    batch_jobs = _Family("tenant batch", "zset", bound="kept jobs: retention")
-    idempotency = _Family("tenant digest", "string", ttl="idempotency_s")
+    jobs = _Family("tenant", "zset", bound="the quota of kept jobs")
+    videos = _Family("tenant", "zset", bound="the quota of kept jobs")
+    batch_jobs = _Family("tenant batch", "zset", bound="the quota of kept jobs")
+    idempotency = _Family("tenant digest", "string", ttl="idempotency_s, as many new ones as kept jobs")
     idempotency_keys = _Family("tenant", "string", ttl="idempotency_s")  # number of new ones
     events = _Single("stream", bound="about 100,000 entries")
     progress = _Single("channel")  # one message for all jobs
@@ -107,10 +107,10 @@ class RedisKeys:
     sync_calls = _Family("tenant digest", "zset", ttl="sync_wait_s + 1 min, 1,000 rows")
     # Storage and quotas
     footprint = _Single("hash", bound="four numbers a tenant that keeps something, and `*`")
-    input = _Family("tenant id", "hash", bound="live jobs that use an input", ttl="while unused")
-    retention = _Single("zset", bound="stored objects, by expiry")
+    input = _Family("tenant id", "hash", bound="the quota of stored objects", ttl="while unused")
+    retention = _Single("zset", bound="kept jobs, inputs and files, by expiry")
     file = _Family("tenant id", "hash", bound="kept files: retention")
-    file_parts = _Family("tenant id", "list", bound="objects of a file: retention")
+    file_parts = _Family("tenant id", "list", bound="the quota of stored objects")
     files = _Family("tenant", "zset", bound="1,000 rows; kept files")
     # Batches
     batch = _Family("tenant batch", "hash", bound="as batches; 7 d after its end")
