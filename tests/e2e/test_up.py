@@ -125,6 +125,8 @@ def test_one_command_starts_all_and_an_interrupt_stops_all(up, tmp_path):
     job = run_job(url)
     assert job["status"] == "succeeded", job
     assert image_bytes(job).startswith(b"\x89PNG")
+    written = [path for path in (command.folder / "data").rglob("*") if path.stat().st_mode & 0o077]
+    assert written == [], "only their owner can read what the processes write, the worker's image included"
     processes = children(command.process.pid)
     assert len(processes) == 4, processes
     assert command.end(signal.SIGINT) == 0, command.messages()
