@@ -143,7 +143,8 @@ class RedisKeys:
     deferred = _Family("tenant", "set", live="orders that a tenant with running jobs has left")
     # Webhooks
     webhook_endpoints = _Family("tenant", "hash", bound="16 endpoints, and the secret")
-    webhook_outbox = _Single("stream", bound="about 1,000,000 entries")
+    webhook_outbox = _Family("tenant", "stream", bound="about 100,000 entries")
+    outbox_tenants = _Single("zset", bound="tenants with entries, by last turn")
     webhook_tenants = _Single("zset", bound="tenants with pending deliveries, by the earliest")
     webhook_hosts = _Family("tenant", "zset", bound="hosts with pending deliveries, by the earliest")
     webhook_due = _Family("tenant host", "zset", bound="pending deliveries: 50,000 of a tenant")

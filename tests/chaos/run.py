@@ -192,6 +192,6 @@ class Run:
 
     async def _delivered(self) -> None:
         """Wait until no webhook is due any more."""
-        names = (self.cluster.keys.webhook_outbox, self.cluster.keys.webhook_tenants)
+        names = (self.cluster.keys.outbox_tenants, self.cluster.keys.webhook_tenants)
         with self.cluster.redis.client as client, contextlib.suppress(TimeoutError):
             await wait_for(lambda: not client.exists(*names), "all webhooks are delivered", DELIVERY_TIMEOUT_S)

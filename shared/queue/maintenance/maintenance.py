@@ -25,7 +25,7 @@ class Maintenance(QueueComponent):
         """Return whether webhook deliveries are pending, and whether batches are active."""
         with translated():
             async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.exists(self._keys.webhook_outbox, self._keys.webhook_tenants)
+                pipe.exists(self._keys.outbox_tenants, self._keys.webhook_tenants)
                 pipe.exists(self._keys.batch_tenants)
                 webhooks, batches = await pipe.execute()
         return bool(webhooks), bool(batches)

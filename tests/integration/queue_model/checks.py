@@ -20,12 +20,15 @@ KEPT = {
     "dead_letters",
     "events",
     "footprint",
+    "outbox_tenants",
     "reclaims",
     "retention",
     "tenant_limits",
     "wakeup",
     "webhook_endpoints:b",
-    "webhook_outbox",
+    "webhook_outbox:a",
+    "webhook_outbox:b",
+    "webhook_outbox:c",
 }
 """Keys without a TTL that may remain when every job has ended and is forgotten: streams and sets with a maximal length,
 what is yet to be sent, what users have set, and rows that a later sweep removes."""
@@ -39,7 +42,7 @@ class Checker:
 
     def __init__(self, queue: Queue, model: QueueModel, inputs: dict[str, InputRef]) -> None:
         self.queue, self.model, self.inputs = queue, model, inputs
-        self._last = {"events": "-", "outbox": "-"}
+        self._last = {"events": "-", **dict.fromkeys(inputs, "-")}
         self._checked = self._checks = 0
 
     async def check(self) -> None:
@@ -68,14 +71,16 @@ class Checker:
     async def _read(self) -> dict[str, Any]:
         """Read in one round trip what the queue's API does not return."""
         keys = self.queue.client.redis_keys
-        names = ("queued_jobs", "running_slots", "claimed_jobs", "footprint", "leases", "deadlines", "events", "outbox")
+        names = ("queued_jobs", "running_slots", "claimed_jobs", "footprint", "leases", "deadlines", "events")
+        names = (*names, *self.inputs)
         async with self.queue.client.redis.pipeline(transaction=False) as pipe:
             for name in (keys.queued_jobs, keys.running_slots, keys.claimed_jobs, keys.footprint):
                 pipe.hgetall(name)
             for name in (keys.leases, keys.deadlines):
                 pipe.zrange(name, 0, -1)
             pipe.xrange(keys.events, min=self._last["events"])
-            pipe.xrange(keys.webhook_outbox, min=self._last["outbox"])
+            for tenant in self.inputs:
+                pipe.xrange(keys.webhook_outbox(tenant), min=self._last[tenant])
             for tenant, ref in self.inputs.items():
                 pipe.hget(keys.input(tenant, ref.id), "live")
             replies = await pipe.execute()
@@ -83,6 +88,7 @@ class Checker:
         for stream in self._last:
             if found[stream]:
                 self._last[stream] = f"({found[stream][-1][0]}"
+        found["outbox"] = sorted((row for tenant in self.inputs for row in found[tenant]), key=_event)
         return found | {"inputs": dict(zip(self.inputs, replies[len(names) :], strict=True))}
 
     def _counters(self, found: dict[str, Any]) -> None:
@@ -141,6 +147,10 @@ class Checker:
             else:
                 numbers[-1] += 1
         assert seen == expected, "queued jobs and slots by priority, and running jobs"
+
+
+def _event(entry: Entry) -> tuple[int, ...]:
+    return tuple(map(int, entry[1]["event"].split("-")))
 
 
 def _job(change: tuple[str, State]) -> str:

@@ -237,11 +237,11 @@ async def test_chores_without_work_are_not_enqueued(queue: Queue) -> None:
 
         assert await enqueued_at(1000.0) == ["move", "reconcile", "sweep"]
         assert await enqueued_at(1004.0) == []
-        await redis.xadd(keys.webhook_outbox, {"event": "1-0"})
+        await redis.zadd(keys.outbox_tenants, {"default": 1})
         assert await enqueued_at(1008.0) == ["deliver"]
         await redis.zadd(keys.batch_tenants, {"default": 1})
         assert await enqueued_at(1012.0) == ["advance", "deliver", "move"]
-        await redis.delete(keys.webhook_outbox)
+        await redis.delete(keys.outbox_tenants)
         await redis.zadd(keys.webhook_tenants, {"default": 2**41})
         assert await enqueued_at(1016.0) == ["advance", "deliver"]
         for one in queues:

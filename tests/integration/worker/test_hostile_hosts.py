@@ -151,8 +151,9 @@ async def test_a_flood_of_hosts_hides_no_other_tenant(queue: Queue, make_submiss
     """A thousand hosts of one tenant are due before another tenant's delivery, which is claimed first all the same."""
     redis, keys = queue.client.redis, queue.client.redis_keys
     for number in range(1000):
-        entry = {"event": f"{number + 1}-1", "job": "", "tenant": "greedy", "state": "succeeded"}
-        await redis.xadd(keys.webhook_outbox, {**entry, "url": f"https://h{number}.test/"})
+        entry = {"event": f"{number + 1}-1", "job": "", "state": "succeeded"}
+        await redis.xadd(keys.webhook_outbox("greedy"), {**entry, "url": f"https://h{number}.test/"})
+    await redis.zadd(keys.outbox_tenants, {"greedy": 1})
     while await queue.webhooks.expand_outbox():
         pass
     await event(queue, make_submission, "other", "https://other.test/")
@@ -167,6 +168,25 @@ async def test_a_flood_of_hosts_hides_no_other_tenant(queue: Queue, make_submiss
     await queue.webhooks.expand_outbox()
     (one,) = await queue.webhooks.claim_deliveries(64, 4, running, 60_000)
     assert one.delivery.tenant == "other"
+
+
+async def test_a_flood_of_events_delays_no_other_tenant(queue: Queue, make_submission: Any) -> None:
+    """5,000 events of one tenant are in the outbox; another tenant's becomes a delivery in the second step."""
+    redis, keys = queue.client.redis, queue.client.redis_keys
+    async with redis.pipeline(transaction=False) as pipe:
+        for number in range(5000):
+            entry = {"event": f"{number + 1}-1", "job": "", "state": "succeeded"}
+            pipe.xadd(keys.webhook_outbox("greedy"), {**entry, "url": "https://greedy.test/"})
+        await pipe.execute()
+    await redis.zadd(keys.outbox_tenants, {"greedy": 1})
+    await event(queue, make_submission, "other", "https://other.test/")
+    for _ in range(2):
+        assert await queue.webhooks.expand_outbox() > 90
+    assert len(await queue.webhooks.deliveries("other")) == 1
+    while await queue.webhooks.expand_outbox():
+        pass
+    assert await redis.zcard(keys.webhook_deliveries("greedy")) == 5000
+    assert not await redis.exists(keys.outbox_tenants, keys.webhook_outbox("greedy"), keys.webhook_outbox("other"))
 
 
 async def test_deliveries_of_a_killed_sender_come_again_soon(queue: Queue, make_submission: Any) -> None:

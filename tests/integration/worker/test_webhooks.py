@@ -405,8 +405,9 @@ async def test_the_outbox_is_expanded_in_steps_of_few_deliveries(queue: Queue) -
             ),
         )
     for number in range(1, 101):
-        event = {"event": f"{number}-1", "job": f"job_{number}", "tenant": "default", "state": "succeeded", "url": ""}
-        await redis.xadd(keys.webhook_outbox, event)
+        event = {"event": f"{number}-1", "job": f"job_{number}", "state": "succeeded", "url": ""}
+        await redis.xadd(keys.webhook_outbox("default"), event)
+    await redis.zadd(keys.outbox_tenants, {"default": 1})
     ids: list[str] = []
     created, left = 0, 100
     while left:
@@ -414,5 +415,5 @@ async def test_the_outbox_is_expanded_in_steps_of_few_deliveries(queue: Queue) -
         ids = await redis.zrange(keys.webhook_deliveries("default"), 0, -1)
         assert 1 <= len(ids) - created <= 128
         created, left = len(ids), left - expanded
-        assert await redis.xlen(keys.webhook_outbox) == left
+        assert await redis.xlen(keys.webhook_outbox("default")) == left
     assert set(ids) == {f"{at}-1.we_{number}" for at in range(1, 101) for number in range(MAX_ENDPOINTS)}

@@ -314,7 +314,7 @@ def test_no_script_uses_commands_that_lose_jobs(path: Path) -> None:
         assert word not in code, f"{path.name} uses {word}"
     for text in code.splitlines():
         if "MAXLEN" in text:
-            # The outbox is trimmed at a million events that no chores worker has fetched for days.
+            # The outbox is trimmed at 100,000 events of a tenant that no chores worker has fetched for days.
             assert any(name in text for name in ("key.events", "key.wakeup", "key.webhook_outbox")), (
                 f"{path.name} trims a stream that can hold jobs: {text}"
             )

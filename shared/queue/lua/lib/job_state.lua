@@ -29,8 +29,9 @@ function job_state.add_to_outbox(event, id, tenant, state, url)
     subscriptions[tenant] = wanted
   end
   if url or string.find(wanted, '|' .. state .. '|', 1, true) then
-    redis.call('XADD', key.webhook_outbox, 'MAXLEN', '~', 1000000, '*', 'event', event, 'job', id, 'tenant', tenant,
-      'state', state, 'url', url or '')
+    redis.call('XADD', key.webhook_outbox(tenant), 'MAXLEN', '~', 100000, '*', 'event', event, 'job', id, 'state', state,
+      'url', url or '')
+    redis.call('ZADD', key.outbox_tenants, 'NX', whole(stream_ms(event)), tenant)
   end
 end
 

@@ -1,7 +1,7 @@
 -- NEEDS webhooks
 -- RUNS when Redis is full
 -- Claim due deliveries, a few per host; each is due again later in case its sender is killed. Tenants take turns, the one
--- with the fewest in progress first, and one takes a slot only while it holds fewer than are free: half of all, if it is the only one.
+-- with the fewest in progress first. One takes a slot only while it holds fewer than are free.
 -- ARGV     slots, max_per_host, again_ms, in_progress...
 --          `slots`: all of the sender; `in_progress`: its tenants, hosts and numbers of deliveries
 -- Returns  for each {id, fields of the delivery, endpoint or account as JSON | ''}
