@@ -40,6 +40,8 @@ OPEN_FILES = 700
 NEEDS_FILES = ("batch streams", "held lines")
 
 SETTINGS = {"fetch_allow_networks": "127.0.0.0/8", "fetch_allow_http": True, "sync_wait_s": 20}
+PER_ADDRESS = {"max_connections_per_address": 200}
+"""Addresses of this machine have no limit by default."""
 
 
 @dataclass
@@ -71,9 +73,11 @@ async def measure(name: str, folder: Path, seconds: float) -> Result:
     hostile_port = free_port()
     with receiving() as receiver:
         ports = {"fetch_ports": str(hostile_port), "webhook_ports": f"{hostile_port},{receiver.port}"}
-        files = None if name in NEEDS_FILES else OPEN_FILES
+        files, limits = (None, {}) if name in NEEDS_FILES else (OPEN_FILES, PER_ADDRESS)
         prefix = name_server_prefix(folder) if name == "silent name servers" else ()
-        async with running(folder, "hostile", "other", prefix=prefix, files=files, **SETTINGS, **ports) as stack:
+        async with running(
+            folder, "hostile", "other", prefix=prefix, files=files, **SETTINGS, **ports, **limits
+        ) as stack:
             victim = Victim(stack.url, stack.keys["other"], receiver)
             with attacking(name, stack, hostile_port, folder):
                 await under_way(name, folder)
