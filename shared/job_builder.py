@@ -21,7 +21,7 @@ from shared.storage import Storage
 from shared.webhooks import EVENTS, TERMINAL_EVENTS
 
 T = TypeVar("T")
-_LARGEST_INPUTS = 2  # images of the largest size that a job can have
+_LARGEST_FILES, _LARGEST_IMAGES = 4, 2  # of the largest size that a job can have, by bytes and by pixels
 URLS_S = 30.0
 """Time for all image URLs of one request; a settings' limit keeps the timeout of one within it."""
 
@@ -89,7 +89,7 @@ async def build_job(
     predictions of this model version.
     """
     inputs = await _store_inputs(request, tenant, services)
-    check_input_pixels(inputs, services.settings.max_input_pixels)
+    check_input_sizes(inputs, services.settings.max_input_bytes, services.settings.max_input_pixels)
     job = resolve_job(request, services.catalog.get(request.model), task, tenant=tenant, now_ms=now_ms(), inputs=inputs)
     if webhook_version is not None and job.webhook is not None:
         webhook = job.webhook.model_copy(update={"version": webhook_version})
@@ -126,12 +126,19 @@ async def _store_inputs(request: JobRequest, tenant: str, services: JobServices)
     )
 
 
-def check_input_pixels(inputs: Inputs, max_pixels: int) -> None:
-    """Raise `InputRejected` for images that take a worker too long to decode: up to a second for each 10 megapixels."""
-    pixels = sum(ref.width * ref.height for ref in (*inputs.images, inputs.mask, inputs.last_image) if ref is not None)
-    most = _LARGEST_INPUTS * max_pixels
-    if pixels > most:
-        raise InputRejected(f"the images have {pixels} pixels in total; at most {most} are allowed", param="images")
+def check_input_sizes(inputs: Inputs, max_bytes: int, max_pixels: int) -> None:
+    """Raise `InputRejected` for images that together take a worker too much memory or time.
+
+    It holds the files of all jobs of a batch, and decodes 10 megapixels a second on a busy machine.
+    """
+    refs = [ref for ref in (*inputs.images, inputs.mask, inputs.last_image) if ref is not None]
+    totals = (
+        ("bytes", sum(ref.bytes for ref in refs), _LARGEST_FILES * max_bytes),
+        ("pixels", sum(ref.width * ref.height for ref in refs), _LARGEST_IMAGES * max_pixels),
+    )
+    for unit, total, most in totals:
+        if total > most:
+            raise InputRejected(f"the images have {total} {unit} in total; at most {most} are allowed", param="images")
 
 
 def check_limits(request: JobRequest, spec: ModelSpec) -> Task:

@@ -88,6 +88,7 @@ class JobRunner:
             return claimed.outcome(JobFinished(claimed.claim_key))
         key, solo = claimed.claim_key, claimed.claim.must_run_solo
         self._engine.submit(EngineRequest(key, claimed.job, claimed.spec, inputs, solo, claimed.queued_since_s))
+        del inputs  # up to 80 MB of files, which the running job does not need
         finished = await claimed.engine_done
         if finished.error is not None or claimed.stop_reason is not None:
             return claimed.outcome(finished)

@@ -162,6 +162,8 @@ def test_images_of_jobs_that_were_canceled_are_not_decoded(monkeypatch: pytest.M
     harness.submit("a canceled", "a wanted")
     assert harness.next() == ["a canceled", "a wanted"]
     assert [harness.started.get(timeout=1), harness.started.empty()] == ["a wanted", True]
+    harness.submit("a wanted")
+    assert harness.results.get(timeout=30)[0].request.inputs == InputFiles()  # no file is kept
     harness.decoder.close()
 
 

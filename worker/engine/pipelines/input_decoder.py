@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shared.errors import InferenceFailed, InputRejected, JobError
 from shared.inputs.validation import inspect
@@ -71,12 +71,13 @@ class InputDecoder:
         self._done([self._decode(*item)])
 
     def _decode(self, request: EngineRequest, arrival: int) -> DecodedInputs:
+        rest = replace(request, inputs=InputFiles())  # a job does not keep its files: up to 80 MB
         if not self._is_wanted(request.claim_key):
-            return DecodedInputs(request, arrival)
+            return DecodedInputs(rest, arrival)
         try:
-            return DecodedInputs(request, arrival, decode_inputs(request.job, self._checked(request.inputs)))
+            return DecodedInputs(rest, arrival, decode_inputs(request.job, self._checked(request.inputs)))
         except JobError as error:
-            return DecodedInputs(request, arrival, error=error)
+            return DecodedInputs(rest, arrival, error=error)
 
     def _checked(self, files: InputFiles) -> InputFiles:
         """Return the files as the decoders may see them, or raise `InferenceFailed`: a stored object can be damaged."""
