@@ -95,7 +95,7 @@ class RedisKeys:
     jobs = _Family("tenant", "zset", bound="the quota of kept jobs")
     videos = _Family("tenant", "zset", bound="the quota of kept jobs")
     batch_jobs = _Family("tenant batch", "zset", bound="the quota of kept jobs")
-    idempotency = _Family("tenant digest", "string", ttl="idempotency_s, as many new ones as kept jobs")
+    idempotency = _Family("tenant digest", "string", ttl="idempotency_s; bounded by idempotency_keys")
     idempotency_keys = _Family("tenant", "string", ttl="idempotency_s")  # number of new ones
     events = _Single("stream", bound="about 100,000 entries")
     progress = _Single("channel")  # one message for all jobs

@@ -21,6 +21,8 @@ from shared.queue.redis_keys import lua_keys
 
 DEAD_LETTERS_MS = 7 * 86_400_000
 DEAD_LETTERS_CAP = 10_000
+IDEMPOTENCY_KEYS = 100_000
+"""New keys of a tenant within their lifetime, 20 MB; more where its quota of kept jobs is larger."""
 
 ClaimRow: TypeAlias = Sequence[Any]
 """Job id, wire form, signature, epoch, 1 if solo, ms queued, ms to its deadline or -1."""
@@ -123,6 +125,7 @@ def _conf(settings: Settings) -> str:
         "retention_ms": settings.retention_s * 1000,
         "input_retention_ms": settings.input_retention_s * 1000,
         "idempotency_ms": settings.idempotency_s * 1000,
+        "idempotency_keys": IDEMPOTENCY_KEYS,
         "max_queued_jobs": settings.max_queued_jobs,
         "max_queued_jobs_per_tenant": settings.max_queued_jobs_per_tenant,
         "max_running_slots_per_tenant": settings.max_running_slots_per_tenant or 0,

@@ -24,12 +24,13 @@ local function limit_of(tenant)
   return most_of[tenant]
 end
 
--- Count a new idempotency key of a tenant. Keys outlive their jobs: in their lifetime as many are allowed as jobs are kept.
+-- Count a new idempotency key of a tenant. Keys outlive their jobs: in their lifetime as many are allowed as jobs are kept, but
+-- no fewer than a client that deletes its jobs needs.
 local function too_many_keys(tenant)
   local name = key.idempotency_keys(tenant)
   local count = redis.call('INCR', name)
   if count == 1 then redis.call('PEXPIRE', name, conf.idempotency_ms) end
-  return count > kept[tenant].most[1]
+  return count > math.max(conf.idempotency_keys, kept[tenant].most[1])
 end
 
 -- The quota that the job exceeds, or nil; otherwise the job is counted.
