@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,10 +15,11 @@ from typing import Any
 
 import pytest
 from harness.http_server import ROOT
-from harness.queue import claim, put
+from harness.queue import claim, end, put
 
-from shared.job import State
+from shared.job import State, Webhook
 from shared.queue import Queue
+from shared.webhooks import DeliveryState
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests read /proc")
 
@@ -45,8 +47,8 @@ class Chores:
 
 
 @contextmanager
-def _chores(url: str, namespace: str, folder: Path) -> Iterator[Chores]:
-    values = {"REDIS_URL": url, "NAMESPACE": namespace, "STORAGE_DIR": str(folder / "objects")}
+def _chores(url: str, namespace: str, folder: Path, **more: str) -> Iterator[Chores]:
+    values = {"REDIS_URL": url, "NAMESPACE": namespace, "STORAGE_DIR": str(folder / "objects"), **more}
     log = folder / "chores.log"
     with log.open("ab") as out:
         process = subprocess.Popen(
@@ -139,6 +141,36 @@ async def test_all_processes_end_with_the_first(chores: Chores, eventually: Even
     chores.process.kill()
     chores.process.wait(60)
     await eventually(lambda: not any(_alive(pid) for pid in children), "all have ended", 20)
+
+
+async def test_a_stop_waits_for_deliveries_in_progress(
+    queue: Queue, make_submission: Any, tmp_path: Path, eventually: Eventually
+) -> None:
+    """The receiver answers after the signal; the delivery is recorded, and not sent again."""
+    requests, answer = [0], asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        requests[0] += 1
+        await answer.wait()
+        writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        allowed = {"WEBHOOK_ALLOW_NETWORKS": "127.0.0.0/8", "WEBHOOK_ALLOW_HTTP": "1", "WEBHOOK_PORTS": str(port)}
+        settings = queue.client.settings
+        with _chores(settings.redis_url, settings.namespace, tmp_path, **allowed) as running:
+            webhook = Webhook(url=f"http://127.0.0.1:{port}/", states=(State.SUCCEEDED,))
+            await put(queue, make_submission(webhook=webhook))
+            assert await end(queue, (await claim(queue))[0])
+            await eventually(lambda: requests[0] == 1, "the delivery is sent", 60)
+            running.process.send_signal(signal.SIGTERM)
+            await eventually(lambda: len(running.events("chores_stopped")) == 2, "the other queues stop", 60)
+            answer.set()
+            assert await asyncio.to_thread(running.process.wait, 60) == 0
+    (delivery,) = await queue.webhooks.deliveries("default")
+    assert (delivery.state, delivery.attempts) == (DeliveryState.DELIVERED, 1)
 
 
 async def test_ctrl_c_lets_chores_finish(chores: Chores, eventually: Eventually) -> None:
