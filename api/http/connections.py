@@ -62,7 +62,7 @@ class _Address:
     idle: dict[Place, None] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Place:
     """A connection's place among those of its process. It is idle before its first request and between two."""
 

@@ -38,6 +38,13 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 class ServerProtocol(HttpToolsProtocol):
     """One connection. `_reading` is False once it serves no further request; what the client sends then is dropped."""
 
+    # Python shares the keys of instances with up to 30 attributes; with these, there would be 42.
+    __slots__ = (
+        *("_active", "_body_bytes", "_connections", "_cut", "_dropped_bytes", "_fault", "_head_bytes", "_in_body"),
+        *("_limits", "_lingering", "_place", "_progress", "_reading", "_since", "_timer", "_wire_bytes"),
+        "_written_bytes",
+    )
+
     def __init__(
         self,
         config: Config,
