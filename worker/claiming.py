@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
-from shared.job import Priority
+from shared.job import Job, Priority
 from shared.queue import Claim, Queue
 from shared.queue.claims import Models
 from shared.runtime.asyncio_tools import retry_while_unavailable
@@ -140,7 +140,8 @@ class ClaimLoop:
 
     async def _send(self, request: ClaimRequest) -> list[Claim]:
         claims, slots, min_priority = self.queue.claims, request.slots, request.min_priority
-        preempted = self._preempted_tenants() if min_priority is Priority.INTERACTIVE else ()
+        running = (claimed.claim.job for claimed in self.claimed_jobs.values() if claimed.occupies_slots)
+        preempted = preempted_tenants(running, min_priority)
         if request.signature is not None:
             models, mark_overdue = self._load_times(), self.batch_log.mark_overdue
             return await claims.join(
@@ -159,11 +160,6 @@ class ClaimLoop:
         return await claims.claim(
             self.worker, loaded, slots, min_priority=min_priority, has_other_jobs=True, preempted=preempted
         )
-
-    def _preempted_tenants(self) -> Collection[str]:
-        """Return the tenants whose jobs interactive ones would preempt here."""
-        jobs = [claimed.claim.job for claimed in self.claimed_jobs.values() if claimed.occupies_slots]
-        return {job.tenant for job in jobs if job.priority is not Priority.INTERACTIVE}
 
     def _load_times(self) -> dict[str, int]:
         status = self.engine.status()
@@ -273,6 +269,13 @@ def claim_requests(
     if not interactive and used <= max_preempted:
         requests.append(ClaimRequest(None, max_batch, Priority.INTERACTIVE))
     return requests
+
+
+def preempted_tenants(running: Iterable[Job], min_priority: Priority) -> set[str]:
+    """Return the tenants whose running jobs claimed ones would preempt: only interactive jobs preempt others."""
+    if min_priority is not Priority.INTERACTIVE:
+        return set()
+    return {job.tenant for job in running if job.priority is not Priority.INTERACTIVE}
 
 
 def load_times_ms(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from shared.job import Priority
+from shared.job import Job, Priority
 from worker.claiming import (
     HINT_TTL_S,
     MAX_LOAD_S,
@@ -15,6 +17,7 @@ from worker.claiming import (
     claim_requests,
     load_times_ms,
     longest_pause_s,
+    preempted_tenants,
     running_signature,
 )
 
@@ -27,6 +30,27 @@ def bulk(slots: int = 1, signature: str = "a") -> RunningJob:
 
 def interactive(slots: int = 1, signature: str = "a") -> RunningJob:
     return RunningJob(signature, slots, interactive=True)
+
+
+@pytest.mark.parametrize(
+    ("running", "min_priority", "tenants", "why"),
+    [
+        ([("a", BULK), ("b", Priority.STANDARD)], INTERACTIVE, {"a", "b"}, "all that interactive jobs delay"),
+        ([("a", INTERACTIVE), ("b", BULK)], INTERACTIVE, {"b"}, "interactive jobs are not preempted"),
+        ([("a", BULK)], BULK, set(), "jobs for free slots delay no other"),
+        ([], INTERACTIVE, set(), "nothing runs"),
+    ],
+)
+def test_tenants_that_are_preempted(
+    make_job: Callable[..., Job],
+    running: list[tuple[str, Priority]],
+    min_priority: Priority,
+    tenants: set[str],
+    why: str,
+) -> None:
+    """The queue compares their GPU usage with that of the tenant whose jobs would preempt them."""
+    jobs = [make_job(tenant=tenant, priority=priority) for tenant, priority in running]
+    assert preempted_tenants(jobs, min_priority) == tenants, why
 
 
 @pytest.mark.parametrize(
