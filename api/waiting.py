@@ -55,6 +55,10 @@ class Waiters:
                     del self._held[tenant]
             metrics.event_subscribers.dec()
 
+    def held(self, tenant: str | None) -> int:
+        """Return how many places a tenant has taken."""
+        return self._taken if tenant is None else self._held[tenant]
+
     def check(self, tenant: str | None) -> None:
         """Raise `TooManyStreams` when all places are taken, or the tenant's share of them."""
         places = self._places
@@ -107,6 +111,11 @@ class TenantWaiters:
     def counted(self) -> contextlib.AbstractContextManager[None]:
         """Hold one place while the block runs."""
         return self._waiters.counted(self._tenant)
+
+    @property
+    def held(self) -> int:
+        """How many places the tenant has taken."""
+        return self._waiters.held(self._tenant)
 
     def check(self) -> None:
         """Raise `TooManyStreams` unless a place can be taken."""

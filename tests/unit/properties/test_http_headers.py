@@ -1,4 +1,4 @@
-"""Header parsers: what RFC 9110 and RFC 7240 say for valid values, and no other error for any text."""
+"""Header parsers: what RFC 9110 and RFC 7240 say for valid values, and no other error for any text; intervals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.compat.huggingface import output_format
+from api.compat.openai.batches import interval_s
 from api.compat.replicate.predictions import deadline_s
 from api.errors import RangeNotSatisfiable
 from api.responses import etag_matches
@@ -108,3 +109,8 @@ def test_any_duration_is_positive_and_bounded_or_refused(text: str) -> None:
 @given(accept=header_text)
 def test_any_accept_header_selects_an_image_format(accept: str) -> None:
     assert output_format(accept) in set(OutputFormat) - {OutputFormat.MP4}
+
+
+@pytest.mark.parametrize(("streams", "seconds"), [(1, 1.0), (200, 1.0), (400, 2.0), (2_000, 10.0), (5_000, 15.0)])
+def test_the_streams_of_a_tenants_batches_read_less_often_the_more_there_are(streams: int, seconds: float) -> None:
+    assert interval_s(streams, keepalive_s=15.0) == seconds
