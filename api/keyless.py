@@ -23,7 +23,7 @@ CREATE_KEY = "create a key with `fusequeue keys create`"
 _HOST = re.compile(r"([a-z0-9_]([a-z0-9_.-]*[a-z0-9])?|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
 _FORWARDED = re.compile(
     r"forwarded|x-forwarded(-.+)?|x-original-.+|via|cdn-loop|x-real-ip|x-(client|cluster-client|proxyuser)-ip"
-    r"|(true-client|fastly-client|do-connecting)-ip|(cf|fly|x-amzn|x-azure|x-envoy)-.+"
+    r"|(true-client|fastly-client|do-connecting)-ip|(cf|fly|x-amzn|x-azure|x-envoy)-(?!trace-id$).+"
 )
 _OWN_SITES = ("same-origin", "none")  # none: a person typed the address
 

@@ -88,6 +88,8 @@ REQUESTS: list[tuple[str, str, list[tuple[str, str]], tuple[str, int] | None, st
     ("auto", "GET", [LOCAL, ("via", "1.1 proxy")], HERE, "1.1", "host_not_allowed"),
     ("auto", "GET", [LOCAL, ("cf-connecting-ip", "203.0.113.9")], HERE, "1.1", "host_not_allowed"),
     ("auto", "GET", [LOCAL, ("true-client-ip", "203.0.113.9")], HERE, "1.1", "host_not_allowed"),
+    ("auto", "GET", [LOCAL, ("x-amzn-oidc-identity", "a")], HERE, "1.1", "host_not_allowed"),
+    ("auto", "GET", [LOCAL, ("x-amzn-trace-id", "1b4e28ba")], HERE, "1.1", None),  # Hugging Face's client sends it
     ("auto", "GET", [LOCAL], HERE, "1.0", "host_not_allowed"),
     ("auto", "GET", [LOCAL], ("192.168.0.7", 1), "1.1", "host_not_allowed"),
     ("auto", "GET", [LOCAL], None, "1.1", "host_not_allowed"),
