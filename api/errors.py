@@ -4,6 +4,7 @@ Every error of every path is `application/problem+json` (RFC 9457), with an `err
 """
 
 from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import structlog
@@ -15,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from shared.errors import FusequeueError, InvalidRequest, NotFound, QueueFull, RateLimited, Unauthenticated, Unavailable
+from shared.runtime.clock import new_id
 
 log = structlog.get_logger()
 
@@ -190,6 +192,17 @@ def problem(
         media_type="application/problem+json",
         headers={**({"x-should-retry": "false"} if status == 409 else {}), **(headers or {})},
     )
+
+
+def closing_response(code: str, detail: str, headers: Mapping[str, str] | None = None) -> bytes:
+    """Return the bytes of the response for an error code, with which a connection ends."""
+    request_id = new_id("req")
+    response = problem({"request_id": request_id}, code, detail, headers=headers)
+    status = HTTPStatus(response.status_code)
+    lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode("ascii")]
+    lines += [name + b": " + value for name, value in response.raw_headers]
+    lines += [b"x-request-id: " + request_id.encode("ascii"), b"connection: close", b"", bytes(response.body)]
+    return b"\r\n".join(lines)
 
 
 def for_error(scope: Mapping[str, Any], error: FusequeueError) -> Response:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from api.errors import UNAVAILABLE_RETRY_S, problem
+from api.errors import UNAVAILABLE_RETRY_S, closing_response
 from api.http.connections import Connections, Place
 from api.http.request_limits import ArrivalLimits, ConnectionPhase, head_fault, overdue
 from shared.runtime import metrics
-from shared.runtime.clock import new_id
 
 PIECE_BYTES = 4096  # parsed at once: bounds what is parsed beyond a limit
 MAX_HEAD_BYTES = 32 * 1024
@@ -40,7 +38,17 @@ class ServerProtocol(HttpToolsProtocol):
 
     # Python shares the keys of instances with up to 30 attributes; with these, there would be 42.
     __slots__ = (
-        *("_active", "_body_bytes", "_connections", "_cut", "_dropped_bytes", "_fault", "_head_bytes", "_in_body"),
+        *(
+            "_active",
+            "_between",
+            "_body_bytes",
+            "_connections",
+            "_cut",
+            "_dropped_bytes",
+            "_fault",
+            "_head_bytes",
+            "_in_body",
+        ),
         *("_limits", "_lingering", "_place", "_progress", "_reading", "_since", "_timer", "_wire_bytes"),
         "_written_bytes",
     )
@@ -65,6 +73,7 @@ class ServerProtocol(HttpToolsProtocol):
         self._fault: tuple[str, str] | None = None
         self._reading = True
         self._in_body = False
+        self._between = False  # a request has ended, and no other one has begun
         self._cut = False  # something that the client has sent, or is sending, is not read
         self._lingering = False
         self._since = 0.0
@@ -78,7 +87,7 @@ class ServerProtocol(HttpToolsProtocol):
         place = self._connections.admit(self, self.client[0] if self.client else "")
         if isinstance(place, str):
             self._reading = False
-            self.write(_error("too_many_connections", place, {"Retry-After": str(UNAVAILABLE_RETRY_S)}))
+            self.write(closing_response("too_many_connections", place, {"Retry-After": str(UNAVAILABLE_RETRY_S)}))
             transport.close()
         else:
             self._place = place
@@ -150,6 +159,7 @@ class ServerProtocol(HttpToolsProtocol):
 
     def _parse(self, piece: memoryview) -> None:
         was_in_body = self._in_body
+        self._between = False
         if not was_in_body and not self._head_bytes:
             self._since = self.loop.time()
         try:
@@ -160,6 +170,8 @@ class ServerProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             if self._reading:
                 self._fail(*(self._fault or ("bad_request", f"invalid HTTP/1.1: {error}")), reason="invalid")
+            return
+        if self._between:
             return
         if not self._in_body:
             self._head_bytes += len(piece)
@@ -190,6 +202,7 @@ class ServerProtocol(HttpToolsProtocol):
             self.pipeline[0][0].keep_alive = False  # the last one served; the client sends the others again
         if not self._reading:
             raise ConnectionAbortedError
+        self._between = False
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -220,7 +233,7 @@ class ServerProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade() and any(name in _FRAMING for name, _ in self.headers):
             return  # llhttp ends the request at its head
         super().on_message_complete()
-        self._in_body = False
+        self._in_body, self._between = False, True
         if not self.cycle.keep_alive:
             self._reading = False
 
@@ -260,7 +273,7 @@ class ServerProtocol(HttpToolsProtocol):
             (self.pipeline[0][0] if self.pipeline else self._active).keep_alive = False
             return
         if failed is None or not failed.response_started:
-            self.write(_error(code, detail))
+            self.write(closing_response(code, detail))
         self.close()
 
     # Time limits
@@ -339,12 +352,3 @@ def _end(cycle: RequestResponseCycle) -> None:
     if not cycle.response_complete:
         cycle.disconnected = True
         cycle.message_event.set()
-
-
-def _error(code: str, detail: str, headers: Mapping[str, str] | None = None) -> bytes:
-    """Return a whole response for a connection that ends with it."""
-    request_id = new_id("req")
-    response = problem({"request_id": request_id}, code, detail, headers=headers)
-    lines = [name + b": " + value for name, value in response.raw_headers]
-    lines += [b"x-request-id: " + request_id.encode("ascii"), b"connection: close", b"", b""]
-    return STATUS_LINE[response.status_code] + b"\r\n".join(lines) + bytes(response.body)

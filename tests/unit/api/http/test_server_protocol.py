@@ -182,6 +182,18 @@ async def test_an_offer_of_http2_is_ignored(server: EchoServer, body: bytes) -> 
     assert server.seen == [("POST", "/a", body)] * 2
 
 
+async def test_a_connection_stays_open_after_an_offer_without_a_body(server: EchoServer) -> None:
+    client = await server.connect()
+    offer = b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    for _ in range(2):
+        await client.send(offer)
+        assert status(await client.response()) == b"200"
+    await client.send(offer + GET % b"/b")
+    for _ in range(2):
+        assert status(await client.response()) == b"200"
+    assert [path for _, path, _ in server.seen] == ["/a", "/a", "/a", "/b"]
+
+
 async def test_a_body_after_an_offer_is_not_taken_for_a_request(server: EchoServer) -> None:
     upgrade = (b"Connection: upgrade", b"Upgrade: x")
     await server.send(post(*upgrade, b"Content-Length: %d" % len(SMUGGLED), body=SMUGGLED))
@@ -272,19 +284,31 @@ async def test_a_client_that_still_sends_receives_an_early_response(server: Echo
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
-        (b"", b""),
-        (b"GET / HTTP/1.1\r\nHost: x\r\n", b"408"),
-        (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab", b"408"),
-        (CHUNKED % b"/a" + b"5\r\nab", b"408"),
-        (GET % b"/a", b"200"),
-        (GET % b"/a" + b"GET /b", b"200"),
+        (b"", []),
+        (b"\r\n", [b"408"]),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n", [b"408"]),
+        (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab", [b"408"]),
+        (CHUNKED % b"/a" + b"5\r\nab", [b"408"]),
+        (GET % b"/a", [b"200"]),
+        (post(b"Content-Length: 3", body=b"abc"), [b"200"]),
+        (GET % b"/a" + b"GET /b", [b"200", b"408"]),
     ],
-    ids=["nothing", "half a head", "half a body", "half a chunk", "idle", "half a second request"],
+    ids=[
+        "nothing",
+        "an empty line",
+        "half a head",
+        "half a body",
+        "half a chunk",
+        "idle",
+        "idle after a body",
+        "half a second",
+    ],
 )
-async def test_a_client_that_stops_is_closed(server: EchoServer, sent: bytes, expected: bytes) -> None:
+async def test_a_client_that_stops_is_closed(server: EchoServer, sent: bytes, expected: list[bytes]) -> None:
+    """A 408 on an idle connection could be taken for the response to the next request."""
     started = time.monotonic()
     response = await server.send(sent)
-    assert status(response) == expected
+    assert [status(b"HTTP/1.1 " + part) for part in response.split(b"HTTP/1.1 ")[1:]] == expected
     assert time.monotonic() - started < 5
 
 
