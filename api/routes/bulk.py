@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.context import Context, RequestContext
-from api.errors import RequestTimeout, TooManyLines, describe
+from api.errors import TooManyLines, describe
 from api.http.bodies import count_at_most
 from api.http.middleware import NDJSON_TYPES, require_type
 from api.http.ndjson import Line, Splitter, Spool
@@ -105,7 +105,7 @@ class BulkResponse(Response):
                 if not await self._submit(self._splitter.feed(data)):
                     return
             await self._submit(self._splitter.finish())
-        except RequestTimeout as error:
+        except FusequeueError as error:  # the body came too slowly, or there is no memory for it
             await self._spool.write(error_line(None, error))
         except ClientDisconnect:
             log.info("bulk_client_disconnected", lines=self._splitter.number)

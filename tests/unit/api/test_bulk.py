@@ -165,3 +165,14 @@ async def test_an_empty_bulk_request_has_an_empty_response(api: httpx.AsyncClien
 async def test_another_content_type_is_refused(api: httpx.AsyncClient) -> None:
     response = await api.post("/v1/jobs:bulk", content=line(), headers={"Content-Type": "application/json"})
     assert (response.status_code, response.json()["error"]["param"]) == (415, "Content-Type")
+
+
+async def test_a_request_without_memory_for_its_body_ends_with_an_error_line(
+    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with an internal error in the middle of the response, a traceback in the log, and memory kept by it."""
+    monkeypatch.setattr("api.http.bodies.SharedPool.take", lambda *_: False)
+    response = await api.post("/v1/jobs:bulk", content=line() + b"\n", headers=NDJSON)
+    error = json.loads(response.text)["error"]
+    assert (response.status_code, error["code"], error["status"]) == (200, "overloaded", 503)
+    assert error["retryable"]
