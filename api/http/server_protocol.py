@@ -305,7 +305,7 @@ class ServerProtocol(HttpToolsProtocol):
             self._since += self._limits.check_every_s  # the client waits for this process
         elif overdue(phase, now - self._since, self._body_bytes, self._limits):
             self._end_overdue(phase)
-        if phase is not ConnectionPhase.RESPONSE or unsent:
+        if self._timer is None and (phase is not ConnectionPhase.RESPONSE or unsent):
             self._timer = self.loop.call_later(self._limits.check_every_s, self._check)
 
     def _phase(self) -> ConnectionPhase:

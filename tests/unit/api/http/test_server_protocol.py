@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -14,7 +15,7 @@ pytest.importorskip("httptools")
 from unit.api.http.raw_http import QUICK, EchoServer, RawClient
 
 from api.http.connections import Connections
-from api.http.server_protocol import CHUNK_OVERHEAD_BYTES, MAX_HEAD_BYTES, MAX_PIPELINED
+from api.http.server_protocol import CHUNK_OVERHEAD_BYTES, MAX_HEAD_BYTES, MAX_PIPELINED, ServerProtocol
 
 GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
 CLOSING = b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -383,6 +384,20 @@ async def test_a_disconnect_ends_every_request_of_the_connection(server: EchoSer
     async with asyncio.timeout(5):
         while server.disconnects < 1:
             await asyncio.sleep(0.01)
+
+
+async def test_nothing_remains_of_a_closed_connection(server: EchoServer) -> None:
+    """Python looks for reference cycles rarely here, and a timer that goes on would keep a connection forever."""
+    gc.disable()
+    half, late = b"GET /half HTTP/1.1\r\n", CHUNKED % b"/a" + b"5\r\nab"
+    await asyncio.gather(*map(server.send, (CLOSING % b"/a", GET % b"/a", half, late, INVALID["HTTP/2"], b"")))
+    server.clients.clear()
+    try:
+        async with asyncio.timeout(5):
+            while any(type(each) is ServerProtocol for each in gc.get_objects()):
+                await asyncio.sleep(0.05)
+    finally:
+        gc.enable()
 
 
 def full(limit: int, per_address: int | None = None) -> Callable[[], EchoServer]:
