@@ -83,7 +83,7 @@ class Batches(QueueComponent):
         return [(tenant, batch_id) for tenant, _, batch_id in (row.partition("|") for row in rows)]
 
     async def postpone(self, tenant: str, batch_id: str, again_ms: int) -> None:
-        """Make a batch due after `again_ms`."""
+        """Make a claimed batch due after `again_ms`, unless it has become due since its claim."""
         await self._scripts.postpone_batch(tenant, batch_id, again_ms)
 
     async def commit(self, batch: Batch, update: BatchUpdate, again_ms: int | None) -> bool:

@@ -20,6 +20,9 @@ from shared.runtime.clock import SyncedClock
 from shared.storage import Storage
 
 WAIT_MS = 2_000
+ENDS_MS = 10_000
+"""Time until a batch that waits for its last jobs is looked at again: the end of the last one makes it due."""
+
 STEP_S = 8.0
 """A step processes no further line after this time."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ from shared.queue import Queue
 from shared.runtime.clock import SyncedClock
 from shared.storage import connect
 from worker.chores.background import Background, stopping
-from worker.chores.batch_files import WAIT_MS, BatchContext
+from worker.chores.batch_files import BatchContext
 from worker.chores.batches import BatchRunner
 
 log = structlog.get_logger()
@@ -98,9 +99,7 @@ class BatchPass:
         renewing = asyncio.create_task(self._keep(tenant, batch_id))
         try:
             batch = await self._batches.get(tenant, batch_id)
-            if next_step(batch, self._context.clock.now_ms()) is BatchStep.WAIT:
-                await self._batches.postpone(tenant, batch_id, WAIT_MS)
-                return
+            waits = next_step(batch, self._context.clock.now_ms()) is BatchStep.WAIT
             await BatchRunner(self._context, batch).advance()
         except NotFound:
             return
@@ -109,7 +108,8 @@ class BatchPass:
         except Exception:
             log.exception("batch_step_failed", batch_id=batch_id)
         else:
-            log.info("batch_advanced", batch_id=batch_id, status=batch.status, read=batch.read, written=batch.written)
+            facts = {"batch_id": batch_id, "status": batch.status.value, "read": batch.read, "written": batch.written}
+            log.log(logging.DEBUG if waits else logging.INFO, "batch_advanced", **facts)
         finally:
             renewing.cancel()
 

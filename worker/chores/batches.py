@@ -30,6 +30,7 @@ from shared.protocols.openai.batches import (
 from shared.queue import Submission
 from shared.queue.batches import BatchUpdate
 from worker.chores.batch_files import (
+    ENDS_MS,
     STEP_S,
     WAIT_MS,
     BatchContext,
@@ -81,7 +82,8 @@ class BatchRunner:
         if step is BatchStep.WRITE:
             return await BatchWriter(self._context, self._batch).write()
         if step is BatchStep.WAIT:
-            await self._queue.batches.postpone(self._batch.tenant, self._batch.id, WAIT_MS)
+            again_ms = WAIT_MS if self._batch.read < self._batch.total else ENDS_MS
+            await self._queue.batches.postpone(self._batch.tenant, self._batch.id, again_ms)
         return False
 
     async def _commit(self, update: BatchUpdate, again_ms: int | None = 0) -> bool:
