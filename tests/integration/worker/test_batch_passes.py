@@ -16,6 +16,7 @@ from fuzz import batch_files as fuzz_batch_files
 from harness.http_server import ROOT, png
 
 from shared import job_builder
+from shared.auth import TenantLimits
 from shared.config import models_file
 from shared.errors import StorageUnavailable
 from shared.protocols.openai import files
@@ -223,6 +224,27 @@ async def test_lines_of_a_step_are_decoded_one_at_a_time(context: BatchContext) 
     assert peak < 4 * size
     assert await BatchRunner(context, batch).advance()
     assert {row["error"]["param"] for row in await error_lines(context, batch)} == {"metadata"}
+
+
+@pytest.mark.parametrize(("quota", "more"), [("kept_jobs", 2), ("stored_bytes", 1)])
+async def test_a_batch_waits_while_its_tenant_keeps_as_much_as_it_may(
+    context: BatchContext, image_host: str, quota: str, more: int
+) -> None:
+    """Jobs and inputs of its lines are refused by a quota: no line fails, and the batch continues later."""
+    lines = [line(1), line(2), line(3, image=f"{image_host}/fast")]
+    batch = await validated(context, "default", lines)
+    kept = getattr(await context.queue.api_keys.footprint("default"), quota)
+    set_limits = context.queue.api_keys.set_limits
+    await set_limits("default", TenantLimits(**{quota: kept + more}))
+
+    async def step() -> tuple[int, int, int]:
+        await BatchRunner(context, await context.queue.batches.get("default", batch.id)).advance()
+        now = await context.queue.batches.get("default", batch.id)
+        return now.read, now.accepted, now.failed
+
+    assert [await step() for _ in range(2)] == [(2, 2, 0)] * 2
+    await set_limits("default", TenantLimits())
+    assert await step() == (3, 3, 0)
 
 
 async def test_a_file_of_blank_lines_is_refused(context: BatchContext) -> None:
