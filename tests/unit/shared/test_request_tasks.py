@@ -286,7 +286,7 @@ def test_a_size_that_follows_from_the_images_is_checked_too(make_job: Callable[.
     ],
 )
 def test_the_images_of_a_job_have_a_limit_in_total(inputs: Inputs, allowed: bool) -> None:
-    """A worker decodes them; 16 of the largest took a minute."""
+    """A worker decodes them: 39 megapixels in 2 to 5 s on two busy cores."""
     expected = contextlib.nullcontext() if allowed else pytest.raises(InputRejected, match=r"at most \d+ are")
     with expected:
         check_input_sizes(inputs, 1_000, 1_000_000)
