@@ -31,6 +31,7 @@ from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.queue import EventFeed, Queue
 from shared.runtime.asyncio_tools import cancel_and_wait
+from shared.runtime.shares import SharedPool
 from shared.storage import Storage, connect
 
 log = structlog.get_logger()
@@ -143,8 +144,8 @@ async def _open_services(
     stack.push_async_callback(cancel_and_wait, (asyncio.create_task(keys_required.watch()),))
     feed = await stack.enter_async_context(EventFeed(queue))
     closing = asyncio.Event()
-    places = capacity(open_files(), settings.max_connections).waiters
-    waiters = Waiters(feed, closing, settings.sse_keepalive_s, places)
+    most = capacity(open_files(), settings.max_connections)
+    waiters = Waiters(feed, closing, settings.sse_keepalive_s, most.waiters)
     stack.push_async_callback(cancel_and_wait, (asyncio.create_task(waiters.end_when_closing()),))
     return Services(
         settings=settings,
@@ -154,6 +155,7 @@ async def _open_services(
         authenticator=Authenticator(queue, settings, keys_required),
         queue_positions=QueuePositions(queue),
         waiters=waiters,
+        requests=SharedPool("requests", most.connections),
         readiness=readiness,
         closing=closing,
     )

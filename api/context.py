@@ -5,12 +5,14 @@ import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Query, Request
 from starlette.datastructures import UploadFile
 
 from api.auth import Authenticator, Caller, Signer, rate_headers
+from api.http.middleware import RELEASE_KEY
 from api.keyless import READ_METHODS, check_keyless
 from api.readiness import Readiness
 from api.responses import QueuePositions
@@ -24,6 +26,7 @@ from shared.job import InputRef, JobRecord, State
 from shared.protocols.native import JobObject, job_object
 from shared.queue import Queue, QueuePosition
 from shared.runtime.clock import now_ms
+from shared.runtime.shares import SharedPool
 from shared.storage import Storage
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -46,6 +49,7 @@ class Services:
     authenticator: Authenticator
     queue_positions: QueuePositions
     waiters: Waiters
+    requests: SharedPool
     readiness: Readiness
     closing: asyncio.Event
 
@@ -65,11 +69,23 @@ async def caller(request: Request, services: ServicesDep) -> Caller:
     if not authenticated.has_key:
         check_keyless(request.scope, services.settings)
     request.scope["tenant"] = authenticated.tenant  # for the share of its body
+    if authenticated.has_key:
+        _count_in_flight(request, services.requests, authenticated.tenant)
     rate = await services.authenticator.count_request(authenticated)
     if rate is not None:
         request.scope["rate_headers"] = rate_headers(rate)
     _check_rate(rate)
     return authenticated
+
+
+def _count_in_flight(request: Request, requests: SharedPool, tenant: str) -> None:
+    """Count a request for its tenant until its end; raises `Overloaded` without a place.
+
+    Behind a proxy all clients have one address, and the limit of connections per address does not apply.
+    """
+    if not requests.take(tenant, 1):
+        raise requests.refusal("too many requests of this tenant are in flight at this process")
+    request.scope[RELEASE_KEY] = partial(requests.release, tenant, 1)
 
 
 CallerDep = Annotated[Caller, Depends(caller)]

@@ -18,6 +18,9 @@ from shared.runtime.clock import new_id
 log = structlog.get_logger()
 
 BODY_TIMEOUT_S = 60.0
+RELEASE_KEY = "fusequeue.release"
+"""Of the scope: called at the end of the request."""
+
 JSON_TYPES = frozenset(("application/json",))
 NDJSON_TYPES = frozenset(("application/x-ndjson", "application/ndjson", "application/jsonl", "application/json-lines"))
 UPLOAD_TYPES = frozenset(("multipart/form-data",))
@@ -52,6 +55,8 @@ class RequestLog:
                 log.exception("request_crashed", method=scope["method"], path=scope["path"][:200])
                 await problem(scope, "internal_error", "")(scope, receive, response.send)
             finally:
+                if RELEASE_KEY in scope:
+                    scope[RELEASE_KEY]()
                 _record(scope, response.status, time.perf_counter() - started)
 
 

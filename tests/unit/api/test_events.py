@@ -225,3 +225,32 @@ async def test_without_keys_one_tenant_can_use_all_places(
         await finish(fake_queue, tmp_path, job_id)
         for stream in streams:
             await stream.read_all()
+
+
+async def test_a_tenants_requests_in_flight_leave_room_for_others(fake_queue: Queue, tmp_path: Path) -> None:
+    """Behind a proxy all clients have one address; a tenant's slow uploads could hold every connection."""
+    keys = {}
+    for tenant in ("greedy", "modest"):
+        token, _ = await fake_queue.api_keys.create(tenant, frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
+        keys[tenant] = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    release = asyncio.Event()
+
+    async def slow_body() -> AsyncIterator[bytes]:
+        yield b"{"
+        await release.wait()
+
+    async with serving(fake_queue, tmp_path, max_connections=8) as api:
+        uploads = [
+            asyncio.ensure_future(api.post("/v1/jobs", content=slow_body(), headers=keys["greedy"])) for _ in range(8)
+        ]
+        async with asyncio.timeout(10):
+            while sum(upload.done() for upload in uploads) < 4:
+                await asyncio.sleep(0.01)
+        refused = [upload.result() for upload in uploads if upload.done()]
+        assert {(response.status_code, response.json()["code"]) for response in refused} == {(503, "overloaded")}
+        assert "requests of this tenant" in refused[0].json()["detail"]
+        async with asyncio.timeout(10):
+            assert (await api.get("/v1/jobs", headers=keys["modest"])).status_code == 200
+        release.set()
+        assert {response.status_code for response in await asyncio.gather(*uploads)} == {400, 503}
+        assert (await api.get("/v1/jobs", headers=keys["greedy"])).status_code == 200
