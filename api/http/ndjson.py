@@ -45,6 +45,10 @@ class Splitter:
             if line is not None:
                 yield line
 
+    def clear(self) -> None:
+        """Drop what is held of a line."""
+        self._held = bytearray()
+
     def _complete(self, end: bytes) -> Line | None:
         self.number += 1
         self._hold(end)

@@ -98,6 +98,7 @@ class BulkResponse(Response):
         finally:
             await cancel_and_wait((reading,))
             self._spool.close()
+            self._splitter.clear()  # Python looks rarely for the cycles that would keep its line
 
     async def _read(self) -> None:
         try:

@@ -15,7 +15,8 @@ from PIL import Image
 
 from attack.attacks import TIMEOUT_S, Attack, Target, repeat
 
-AT_ONCE, HELD = 10, 2_000
+AT_ONCE, HELD = 10, 1_000
+PAUSE_S = 5.0
 BODY_BYTES = 20 * 1000 * 1000
 
 
@@ -108,7 +109,12 @@ async def held_lines(target: Target) -> None:
         await asyncio.sleep(TIMEOUT_S)
 
     async with target.client() as client:
-        await repeat(HELD, lambda: target.send(client, "POST", "/v1/jobs:bulk", data=line(), headers=head))
+
+        async def one() -> None:
+            await target.send(client, "POST", "/v1/jobs:bulk", data=line(), headers=head)
+            await asyncio.sleep(PAUSE_S)  # to occupy memory, not the network
+
+        await repeat(HELD, one)
 
 
 async def large_forms(target: Target) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import secrets
 from collections import Counter
 from collections.abc import Iterator
@@ -67,3 +68,21 @@ async def test_ten_of_the_largest_bodies_stay_within_the_memory_of_the_process(s
     assert statuses[504] >= 1  # accepted: no worker runs its job
     grown = (server.peak_kb() - idle) / 1024
     assert grown < MIB_ALLOWED
+
+
+async def test_hundreds_of_bulk_requests_that_hold_a_line_take_little_memory(server: Server) -> None:
+    """Those without memory for their body are refused: tracebacks of the refusals kept 2.4 GB."""
+    headers = ("Host: localhost", "Content-Type: application/x-ndjson", "Content-Length: 2000000", "", "")
+    head = "\r\n".join(("POST /v1/jobs:bulk HTTP/1.1", *headers)).encode()
+    idle = server.reset_peak()
+
+    async def hold() -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(head + b"x" * 1_000_000)
+        with contextlib.suppress(TimeoutError, OSError):
+            await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        return 1
+
+    assert sum(await asyncio.gather(*(hold() for _ in range(600)))) == 600
+    assert (server.peak_kb() - idle) / 1024 < MIB_ALLOWED / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from itertools import chain
 from pathlib import Path
@@ -13,6 +14,7 @@ from harness.http_server import BODY, serving
 
 from api.routes import jobs
 from shared.queue import Queue
+from shared.queue.jobs import Jobs
 
 
 @pytest.fixture
@@ -86,3 +88,21 @@ async def test_a_repeated_parameter_is_refused(api: httpx.AsyncClient) -> None:
     """Ignoring one value would list the wrong jobs."""
     answer = await api.get("/v1/jobs?status=failed&status=succeeded")
     assert (answer.status_code, answer.json()["error"]["param"]) == (422, "status")
+
+
+async def test_filtered_lists_of_a_tenant_take_turns(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each can read a thousand jobs: 64 at once kept other tenants waiting."""
+    at_once: list[int] = [0]
+    read = Jobs.page
+
+    async def page(*values: Any, **options: Any) -> Any:
+        at_once.append(at_once[-1] + 1)
+        await asyncio.sleep(0.01)
+        rows = await read(*values, **options)
+        at_once.append(at_once[-1] - 1)
+        return rows
+
+    monkeypatch.setattr(Jobs, "page", page)
+    responses = await asyncio.gather(*(api.get("/v1/jobs?model=none") for _ in range(20)))
+    assert {response.status_code for response in responses} == {200}
+    assert max(at_once) == 4
