@@ -12,6 +12,7 @@ from typing import Protocol
 
 from shared.config import settings
 from shared.config.settings import Settings
+from shared.errors import Unavailable
 
 DRAIN_TIMEOUT_S = 60.0
 
@@ -60,7 +61,7 @@ class Background:
         """Wait for what is in progress, and end the thread."""
         if self._loop is None or self._thread is None:
             return
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, Unavailable):
             asyncio.run_coroutine_threadsafe(self._stack.aclose(), self._loop).result(DRAIN_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import structlog
 
@@ -14,7 +15,7 @@ from shared.config.settings import Settings
 from shared.errors import NotFound, Unavailable
 from shared.protocols.openai.batches import BatchStep, next_step
 from shared.queue import Queue
-from shared.runtime.clock import SyncedClock
+from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import connect
 from worker.chores.background import Background, stopping
 from worker.chores.batch_files import BatchContext
@@ -44,7 +45,7 @@ async def opened(configured: Settings) -> AsyncIterator["BatchPass"]:
     """Open what steps need; at the end, wait for those in progress."""
     catalog = models_file.load(configured.models, configured.batch_rules)
     queue, storage = Queue.connect(configured), connect(configured)
-    batches = BatchPass(BatchContext(configured, catalog, queue, storage, SyncedClock(await queue.now_ms())))
+    batches = BatchPass(BatchContext(configured, catalog, queue, storage, SyncedClock(now_ms())))
     try:
         yield batches
     finally:
@@ -99,8 +100,9 @@ class BatchPass:
         renewing = asyncio.create_task(self._keep(tenant, batch_id))
         try:
             batch = await self._batches.get(tenant, batch_id)
-            waits = next_step(batch, self._context.clock.now_ms()) is BatchStep.WAIT
-            await BatchRunner(self._context, batch).advance()
+            clock = SyncedClock(await self._context.queue.now_ms())
+            waits = next_step(batch, clock.now_ms()) is BatchStep.WAIT
+            await BatchRunner(replace(self._context, clock=clock), batch).advance()
         except NotFound:
             return
         except Unavailable as error:

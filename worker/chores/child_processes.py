@@ -101,6 +101,8 @@ class ChildProcesses:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             _end_with(parent)
             status = self._run(name)
+        except SystemExit:  # rq's reply to a second signal
+            status = 0
         except BaseException:
             log.exception("chores_crashed", queue=name)
             status = 70

@@ -303,6 +303,15 @@ async def test_batches_that_only_wait_for_their_jobs_are_seldom_looked_at(contex
     assert await context.queue.batches.due(4, {}, 15_000) == [("default", batch.id)]
 
 
+async def test_each_step_reads_the_clock_of_redis(context: BatchContext) -> None:
+    """The process lives for weeks: the clock of Redis can be corrected, or be another server's after a failover."""
+    ahead = SyncedClock(now_ms() + 3_600_000)
+    context = BatchContext(context.settings, context.catalog, context.queue, context.storage, ahead)
+    batch_id = await create(context, "default", [line(1)])
+    await BatchPass(context).run()
+    assert (await context.queue.batches.get("default", batch_id)).status is BatchStatus.IN_PROGRESS
+
+
 async def test_a_batch_without_a_record_is_forgotten(context: BatchContext) -> None:
     """As after a failover that lost it."""
     batch_id = await create(context, "default", [line(1)])
