@@ -204,6 +204,7 @@ async def signed_url_context(
     if record is None:
         raise _no_job(job_id)
     tenant = record.job.tenant
+    _count_in_flight(request, services.requests, tenant)
     # Without headers about the rate: the URL's holder need not be the tenant.
     _check_rate(await services.authenticator.count_request(await services.authenticator.caller_by_url(tenant)))
     return RequestContext(tenant, _base_url(request, services), services, signer)

@@ -240,6 +240,9 @@ async def test_a_tenants_requests_in_flight_leave_room_for_others(fake_queue: Qu
         await release.wait()
 
     async with serving(fake_queue, tmp_path, max_connections=8) as api:
+        done = (await api.post("/v1/jobs", json=BODY, headers=keys["greedy"])).json()["id"]
+        await finish(fake_queue, tmp_path, done)
+        image = (await api.get(f"/v1/jobs/{done}", headers=keys["greedy"])).json()["artifacts"][0]["url"]
         uploads = [
             asyncio.ensure_future(api.post("/v1/jobs", content=slow_body(), headers=keys["greedy"])) for _ in range(8)
         ]
@@ -251,6 +254,8 @@ async def test_a_tenants_requests_in_flight_leave_room_for_others(fake_queue: Qu
         assert "requests of this tenant" in refused[0].json()["detail"]
         async with asyncio.timeout(10):
             assert (await api.get("/v1/jobs", headers=keys["modest"])).status_code == 200
+        assert (await api.get(image)).status_code == 503, "a signed URL counts for its tenant"
         release.set()
         assert {response.status_code for response in await asyncio.gather(*uploads)} == {400, 503}
         assert (await api.get("/v1/jobs", headers=keys["greedy"])).status_code == 200
+        assert (await api.get(image)).status_code == 200
