@@ -103,9 +103,7 @@ class BatchPass:
             clock = SyncedClock(await self._context.queue.now_ms())
             waits = next_step(batch, clock.now_ms()) is BatchStep.WAIT
             await BatchRunner(replace(self._context, clock=clock), batch).advance()
-        except NotFound:
-            return
-        except Unavailable as error:
+        except (NotFound, Unavailable) as error:  # NotFound: also of an input file that storage has lost
             log.warning("batch_step_failed", batch_id=batch_id, code=error.code, error=error.message)
         except Exception:
             log.exception("batch_step_failed", batch_id=batch_id)
