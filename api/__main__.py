@@ -18,6 +18,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from api.app import create_app, preflight
 from api.http.connections import Connections, capacity, open_files
 from api.http.request_limits import ArrivalLimits
+from api.http.server_protocol import ServerProtocol
 from api.keys_required import secured
 from shared.config import settings
 from shared.config.settings import Settings
@@ -61,7 +62,7 @@ def build_server(configured: Settings, *, host: str, port: int) -> Server:
         app,
         host=host,
         port=port,
-        http=_protocol(connections),
+        http=partial(ServerProtocol, connections=connections, limits=ArrivalLimits()),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,
@@ -73,17 +74,6 @@ def build_server(configured: Settings, *, host: str, port: int) -> Server:
         timeout_graceful_shutdown=DRAIN_S,
     )
     return Server(config, app)
-
-
-def _protocol(connections: Connections) -> Any:
-    """Return what makes the protocol of a connection; h11 in an installation from before the limits."""
-    try:
-        from api.http.server_protocol import ServerProtocol
-    except ModuleNotFoundError as error:
-        remedy = "install the requirements again: until then, the limits on connections and requests do not apply"
-        structlog.get_logger().error("limits_disabled", reason=str(error), remedy=remedy)
-        return "h11"
-    return partial(ServerProtocol, connections=connections, limits=ArrivalLimits())
 
 
 def limit_full_collections() -> None:

@@ -12,10 +12,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import httpx
-import pytest
-
-pytest.importorskip("httptools")
-
 from fuzz import raw_http
 from harness.api_process import Server
 from harness.waiting import wait_until

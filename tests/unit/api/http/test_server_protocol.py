@@ -9,9 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-
-pytest.importorskip("httptools")
-
 from unit.api.http.raw_http import QUICK, EchoServer, RawClient
 
 from api.http.connections import Connections
