@@ -33,7 +33,7 @@ class ArrivalLimits:
     request_s: float = 3600
     unread_s: float = 30
     """In which a client reads `MIN_READ_BYTES`, or all there are."""
-    linger_s: float = 2
+    linger_s: float = 10
     """After a response before the end of the request: a reset during it would take the response from the client."""
     check_every_s: float = 2.5
 

@@ -28,7 +28,7 @@ MAX_HEADERS = 100
 MAX_PIPELINED = 16
 # A chunk takes five bytes more than its data, and a chunk of one byte as much time as one of a thousand.
 CHUNK_OVERHEAD_BYTES = 8 * 1024
-MAX_DROPPED_BYTES = 1024 * 1024
+MAX_DROPPED_BYTES = 64 * 1024 * 1024  # more than the largest body but files and bulk requests
 MIN_READ_BYTES = 16 * 1024
 _FRAMING = (b"content-length", b"transfer-encoding")
 

@@ -30,14 +30,21 @@ def usage(cluster: Cluster) -> dict[str, float]:
             raise RuntimeError(f"{process.role} ended with status {process.status}: {process.log}")
         numbers[process.role] = number = numbers.get(process.role, 0) + 1
         name = f"{process.role} {number}"
-        figures[f"{name}: KB resident"] = resident_kb(process.pid)
-        figures[f"{name}: open files"] = open_files(process.pid)
+        family = with_children(process.pid)
+        figures[f"{name}: KB resident"] = sum(map(resident_kb, family))
+        figures[f"{name}: open files"] = sum(map(open_files, family))
     figures["storage: files"] = sum(len(files) for _, _, files in os.walk(cluster.storage))
     return figures
 
 
 def count(client: Redis, kind: str) -> int:
     return sum(1 for _ in client.scan_iter(count=1000, _type=kind))
+
+
+def with_children(pid: int) -> list[int]:
+    """Return a process and its child processes, such as those of the chores."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *map(int, children)]
 
 
 def resident_kb(pid: int) -> int:

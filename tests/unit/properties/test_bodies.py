@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,13 +111,10 @@ LARGE_BODIES = {
 
 
 @pytest.mark.parametrize("name", LARGE_BODIES)
-@pytest.mark.parametrize("parser", [EndpointRequest, JobRequest, BatchRequest, PredictionRequest])
-def test_a_body_of_many_invalid_values_is_refused_within_a_second_of_cpu(name: str, parser: type[BaseModel]) -> None:
-    """Each value was an error of the validation, all of which were built: up to 7 s for one request."""
-    started = time.process_time()
-    with pytest.raises(InvalidRequest):
-        validated(parser, strict_json.decode(LARGE_BODIES[name]))
-    assert time.process_time() - started < 1.0
+def test_a_body_of_many_values_is_refused_before_its_validation(name: str) -> None:
+    """Each invalid value would be an error of the validation, all of which are built: up to 7 s for one request."""
+    with pytest.raises(InvalidRequest, match=f"more than {strict_json.MAX_VALUES} values"):
+        strict_json.decode(LARGE_BODIES[name])
 
 
 def test_json_of_as_many_values_as_allowed_is_decoded() -> None:
