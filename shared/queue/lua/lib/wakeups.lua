@@ -4,7 +4,7 @@
 
 local wakeups = {}
 local POPS = 32
-local MAX_PASSES = 2
+local MAX_HANDOVERS = 2
 local KEPT_MS = 10000
 local LISTED_MS = 60000
 local SILENT_MS = 3000 -- six heartbeats
@@ -34,14 +34,14 @@ local function take(kind, name)
   end
 end
 
--- Wake a worker for the queued jobs of a signature, if one waits. `passes`: how many workers could not use this wake-up.
-function wakeups.wake(sig, passes)
+-- Wake a worker for the queued jobs of a signature, if one waits. `handovers`: how many workers could not use this wake-up.
+function wakeups.wake(sig, handovers)
   local state = redis.call('HMGET', key.signature(sig), 'model', 'jobs:0')
   if not state[1] then return end
   local interactive = (tonumber(state[2] or nil) or 0) > 0
   local worker = take('running', sig) or take('any', state[1]) or (interactive and take('interactive', state[1]))
   if not worker then return end
-  redis.call('RPUSH', key.wakeup(worker), passes .. ' ' .. sig)
+  redis.call('RPUSH', key.wakeup(worker), handovers .. ' ' .. sig)
   redis.call('PEXPIRE', key.wakeup(worker), KEPT_MS)
 end
 
@@ -78,9 +78,9 @@ end
 
 -- Pass a wake-up on that an `idle` or a busy worker could not use.
 function wakeups.pass_on(wakeup, idle, now)
-  local passes, sig = string.match(wakeup, '^(%d+) (.*)$')
-  if not sig or tonumber(passes) >= MAX_PASSES or not wakeups.is_queued(sig) then return end
-  if not idle or is_ready(sig, now) then wakeups.wake(sig, tonumber(passes) + 1) end
+  local handovers, sig = string.match(wakeup, '^(%d+) (.*)$')
+  if not sig or tonumber(handovers) >= MAX_HANDOVERS or not wakeups.is_queued(sig) then return end
+  if not idle or is_ready(sig, now) then wakeups.wake(sig, tonumber(handovers) + 1) end
 end
 
 -- List a waiting worker, after those of a lower class. Returns how many wait.
