@@ -75,8 +75,8 @@ class SubmitArgs(NamedTuple):
     max_batch: int
     wire: str
     created: int
-    deadline_ms: int | str
-    batch: str
+    time_limit_ms: int | str
+    batch_id: str
     input: str
     idempotency: str
     webhook: str

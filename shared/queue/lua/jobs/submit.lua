@@ -2,17 +2,19 @@
 -- Queue jobs, each completely or not at all; idempotent by job id.
 -- ARGV     jobs...
 --          `jobs`: the FIELDS of each. `input`: ids separated by spaces; `idempotency`: 'digest fingerprint';
---          `webhook`: '|state|state| url'; '' for none in all from `deadline_ms` on
+--          `webhook`: '|state|state| url'; '' for none in all from `time_limit_ms` on
 -- Returns  for each {'ok' | 'replayed' | 'mismatch' | 'full' | 'tenant_full' | 'quota',
 --          job id | ms until a retry | name of the quota that is used up}
-local FIELDS = {'id', 'tenant', 'rank', 'slots', 'sig', 'model', 'window', 'max_batch', 'wire', 'created', 'deadline_ms',
-  'batch', 'input', 'idempotency', 'webhook', 'video'}
-local OPTIONAL = {'deadline', 'batch', 'input', 'webhook', 'video'}
+local FIELDS = {'id', 'tenant', 'rank', 'slots', 'sig', 'model', 'window', 'max_batch', 'wire', 'created', 'time_limit_ms',
+  'batch_id', 'input', 'idempotency', 'webhook', 'video'}
+-- Fields of the job's hash that are left out when empty, and where their values are. `deadline` is now plus the time limit.
+local OPTIONAL = {{'deadline', 'deadline'}, {'batch', 'batch_id'}, {'input', 'input'}, {'webhook', 'webhook'},
+  {'video', 'video'}}
 local now = clock_ms()
 local total = tonumber(redis.call('HGET', key.queued_jobs, '*') or 0) or 0
 local of_tenant, most_of, kept, kept_more, added, arrivals, indexed, out = {}, {}, {}, {}, {}, {}, {}, {}
 
-local function waiting_of(tenant)
+local function queued_of(tenant)
   if not of_tenant[tenant] then of_tenant[tenant] = tonumber(redis.call('HGET', key.queued_jobs, tenant) or 0) or 0 end
   return of_tenant[tenant]
 end
@@ -52,7 +54,9 @@ local function retry_ms(limit)
   return math.ceil(math.min(60000, math.max(1000, gap * limit / 100)))
 end
 
--- Milliseconds, with thousandths to order the jobs of one script: a score in front:<sig> has no more digits.
+-- Milliseconds from the id of a stream entry, with a fraction that orders the jobs of one millisecond by the number in the id.
+-- Numbers are 0.002 ms apart: a score in front:<sig> is above 2^43 in bulk, where a double has steps of 2^-9 ms. From
+-- the 500th on they are the same.
 local function arrived_at(entry)
   local ms, number = string.match(entry, '^(%d+)-(%d+)$')
   return string.format('%s.%03d', ms, math.min(999, 2 * tonumber(number)))
@@ -90,20 +94,21 @@ local function enter(job)
   group.slots = group.slots + job.slots
   local fields = {'job', job.wire, 'state', 'queued', 'tenant', job.tenant, 'sig', job.sig, 'model', job.model,
     'rank', job.rank, 'slots', job.slots, 'size', job.size, 'src', 'lane', 'entry', entry, 'arrived', arrived_at(entry), 'event', job_state.event(job.id, job.tenant, 'queued', job.webhook)}
-  if job.deadline_ms ~= '' then
-    job.deadline = whole(now + tonumber(job.deadline_ms))
+  if job.time_limit_ms ~= '' then
+    job.deadline = whole(now + tonumber(job.time_limit_ms))
     redis.call('ZADD', key.deadlines, job.deadline, job.id)
   end
-  for _, name in ipairs(OPTIONAL) do
-    if (job[name] or '') ~= '' then
-      table.insert(fields, name)
-      table.insert(fields, job[name])
+  for _, field in ipairs(OPTIONAL) do
+    local value = job[field[2]]
+    if (value or '') ~= '' then
+      table.insert(fields, field[1])
+      table.insert(fields, value)
     end
   end
   redis.call('HSET', job.key, unpack(fields))
   note(key.jobs(job.tenant), job)
   if job.video ~= '' then note(key.videos(job.tenant), job) end
-  if job.batch ~= '' then note(key.batch_jobs(job.tenant, job.batch), job) end
+  if job.batch_id ~= '' then note(key.batch_jobs(job.tenant, job.batch_id), job) end
   if job.input ~= '' then job_state.hold_inputs(job.tenant, job.input) end
   if not arrivals[job.sig] then
     arrivals[job.sig] = job
@@ -127,7 +132,7 @@ local function submit(job)
       if known_id then return {known_print == fingerprint and 'replayed' or 'mismatch', known_id} end
     end
   end
-  if waiting_of(job.tenant) >= limit_of(job.tenant) then return {'tenant_full', retry_ms(limit_of(job.tenant))} end
+  if queued_of(job.tenant) >= limit_of(job.tenant) then return {'tenant_full', retry_ms(limit_of(job.tenant))} end
   if total >= conf.max_queued_jobs then return {'full', retry_ms(conf.max_queued_jobs)} end
   job.size = footprint.of_job(#job.wire, 0, 0, 0)
   local quota = exceeded_quota(job, idem)
@@ -146,6 +151,7 @@ end
 for tenant, more in pairs(kept_more) do footprint.add(tenant, more) end
 for index, rows in pairs(indexed) do queue.add_all(index, rows) end
 for _, job in ipairs(arrivals) do
+  -- The signature's field `batch` is max_batch.
   redis.call('HSET', key.signature(job.sig), 'model', job.model, 'window', job.window, 'batch', job.max_batch)
   queue.record_arrival(job.sig, tonumber(job.window), now)
 end
@@ -162,9 +168,9 @@ for _, group in ipairs(added) do
     if redis.call('EXISTS', key.job(old)) == 0 then redis.call('ZREM', key.jobs(group.tenant), old) end
   end
 end
-local sooner = false
+local wake = false
 for _, job in ipairs(arrivals) do
-  sooner = queue.refresh(job.sig, now, true) and free[job.sig] or sooner
+  wake = queue.refresh(job.sig, now, true) and free[job.sig] or wake
 end
-if sooner then queue.wake() end
+if wake then queue.wake() end
 return out

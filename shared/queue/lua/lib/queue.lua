@@ -2,8 +2,9 @@
 -- Part of the scripts that queue jobs or remove them: counters, lanes and readiness.
 
 local queue = {}
--- A stream has no front. Released and skipped jobs are in front:<sig>, lost ones in solo:<sig>, by priority, then by arrival.
--- Both are in returned:<lane> as well, lost ones last, which is read before the lane's stream.
+-- A stream has no front. Returned jobs are outside their lane's stream and go before it: released and skipped ones are in
+-- front:<sig>, lost ones in solo:<sig>, by priority, then by arrival. All are in returned:<lane> as well, lost ones last,
+-- which is read before the lane's stream. A job's field `returned` is since when it is there.
 local PRIORITY_SPAN = 4398046511104
 
 function queue.score(rank, arrived) return string.format('%.3f', rank * PRIORITY_SPAN + arrived) end
@@ -76,7 +77,7 @@ function queue.first(name, rank)
   return queue.of_rank(name, rank, 0, 1)[1]
 end
 
--- Since when a released or lost job of that rank is queued, or nil.
+-- Since when the first returned job (released, skipped or lost) of that rank is there, or nil.
 function queue.returned_at(sig, rank)
   local at = nil
   for _, name in ipairs({key.front(sig), key.solo(sig)}) do
@@ -94,7 +95,7 @@ function queue.refresh(sig, now, arrived)
     'slots:0', 'slots:1', 'slots:2')
   local model = state[1]
   if not model then return false end
-  local slots, jobs, sooner = 0, 0, false
+  local slots, jobs, ready_earlier = 0, 0, false
   for rank = 0, 2 do
     slots = slots + math.max(0, tonumber(state[8 + rank] or 0) or 0)
     jobs = jobs + math.max(0, tonumber(state[5 + rank] or 0) or 0)
@@ -106,9 +107,10 @@ function queue.refresh(sig, now, arrived)
     if (tonumber(state[5 + rank] or 0) or 0) > 0 then
       if not shared_facts then
         local gap = redis.call('HGET', key.arrivals(sig), 'gap')
-        local batch = tonumber(state[3] or nil) or math.huge
+        local max_batch = tonumber(state[3] or nil) or math.huge
         shared_facts = {gap = gap and tonumber(gap) or nil,
-          efficient_rows = math.min(batch, tonumber(redis.call('GET', key.efficient_rows(sig)) or batch) or batch)}
+          efficient_rows = math.min(max_batch, tonumber(redis.call('GET', key.efficient_rows(sig)) or max_batch)
+            or max_batch)}
       end
       local head = redis.call('ZRANGE', key.lanes(sig, rank), 0, 0, 'WITHSCORES')
       local returned = queue.returned_at(sig, rank)
@@ -126,7 +128,7 @@ function queue.refresh(sig, now, arrived)
       local known = redis.call('ZSCORE', ready, sig)
       local earlier = not known or tonumber(known) > at
       if earlier or not arrived then redis.call('ZADD', ready, whole(at), sig) end
-      if earlier then sooner = true end
+      if earlier then ready_earlier = true end
     else
       redis.call('ZREM', ready, sig)
     end
@@ -137,7 +139,7 @@ function queue.refresh(sig, now, arrived)
   else
     redis.call('ZADD', key.signatures, slots, sig)
   end
-  local wake = sooner or (arrived and (tonumber(state[4]) or 0) > 0)
+  local wake = ready_earlier or (arrived and (tonumber(state[4]) or 0) > 0)
   if wake or (jobs > 0 and not arrived) then wakeups.note(sig) end
   return wake
 end
@@ -173,7 +175,7 @@ end
 -- The order of a returned job within its lane.
 function queue.returned_score(solo, arrived) return queue.score(solo and 1 or 0, arrived) end
 
--- Add a released, skipped or lost job to the front of its signature and of its lane.
+-- Add a returned job (released, skipped or lost) to the front of its signature and of its lane.
 function queue.add_returned(id, job, arrived)
   redis.call('ZADD', job.src == 'solo' and key.solo(job.sig) or key.front(job.sig), queue.score(job.rank, arrived), id)
   redis.call('ZADD', key.returned(job.sig, job.rank, job.tenant), queue.returned_score(job.src == 'solo', arrived), id)
