@@ -204,7 +204,7 @@ async def test_holders_renew_before_their_leases_are_reclaimed_after_a_gap(
     assert await evaluate(redis, f"{{{decision}.before, {decision}.gap or false}}") == [before, gap], why
 
 
-IN_MEMORY = {"model_available": True, "usage": 10, "own_rank": 1, "sort_ms": 1000, "sig": "a"}
+IN_MEMORY = {"load_justified": True, "usage": 10, "own_rank": 1, "sort_ms": 1000, "sig": "a"}
 ORDER = [
     (
         "the least-served tenant goes first, however long other jobs are ready",
@@ -215,7 +215,7 @@ ORDER = [
     ("whose were ready earlier", {"sort_ms": 999}, False),
     (
         "a model to be loaded goes later, even with less usage",
-        {"model_available": False, "usage": 0},
+        {"load_justified": False, "usage": 0},
         True,
     ),
     ("a tenant's own jobs go by priority", {"own_rank": 0, "sort_ms": 99_999}, False),

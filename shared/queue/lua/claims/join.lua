@@ -6,7 +6,7 @@
 --          `token`, `preempted`, `models`: as in claim
 -- Returns  as claim; nil if queued jobs were held back for another signature
 local worker, token, sig, lowest, now = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5]), clock_ms()
-local c = choice.new(worker, model_loads.models(7), lowest, ARGV[6], now)
+local request = choice.new(worker, model_loads.models(7), lowest, ARGV[6], now)
 local own = redis.call('HGET', key.signature(sig), 'model')
 
 -- Whether other signatures are overdue in this step.
@@ -26,8 +26,8 @@ local function row_of(part)
   local ready = tonumber(redis.call('ZSCORE', key.ready(own, part.rank), sig) or nil)
   if not ready or ready > now then return nil end
   for _, row in ipairs(tenants.first(key.lane_order(sig, part.rank), 8)) do
-    if choice.includes(c, part, row.usage) and quota.allows(c, row.tenant, 1) then
-      return {sig = sig, model_available = true, usage = row.usage, own_rank = part.rank, sort_ms = ready}
+    if choice.includes(request, part, row.usage) and quota.allows(request, row.tenant, 1) then
+      return {sig = sig, load_justified = true, usage = row.usage, own_rank = part.rank, sort_ms = ready}
     end
   end
 end
@@ -45,9 +45,9 @@ end
 -- Whether an overdue signature goes before this one at the next claim.
 local function comes_later(step)
   if not others_overdue(step) then return false end
-  local rows, mine = choice.by_tenant(c, step), own_row(step)
+  local rows, mine = choice.by_tenant(request, step), own_row(step)
   if not rows[1] then
-    rows = choice.by_readiness(c, step)
+    rows = choice.by_readiness(request, step)
     if mine then mine.usage, mine.own_rank = 0, 0 end
   end
   for _, row in ipairs(rows) do
@@ -68,18 +68,18 @@ end
 
 -- The steps that can join, and whether queued jobs of others are held back.
 local function allowed_steps()
-  local allowed, passed = {}, {}
-  for _, step in ipairs(choice.steps(c)) do
+  local allowed, complete = {}, {} -- complete: ranks of which all jobs can join
+  for _, step in ipairs(choice.steps(request)) do
     local mine = choice.has_model(step, own)
     if comes_later(step) or (mine and lost_overdue(step)) then break end
     if mine then
       table.insert(allowed, step)
       -- Jobs of rank 0 can be in two steps.
-      for _, part in ipairs(step.parts) do passed[part.rank] = part.ahead ~= true or lowest == 0 end
+      for _, part in ipairs(step.parts) do complete[part.rank] = part.ahead ~= true or lowest == 0 end
     end
   end
   for rank = 0, lowest do
-    if not passed[rank] and (tonumber(redis.call('HGET', key.signature(sig), 'jobs:' .. rank) or nil) or 0) > 0 then
+    if not complete[rank] and (tonumber(redis.call('HGET', key.signature(sig), 'jobs:' .. rank) or nil) or 0) > 0 then
       return allowed, true
     end
   end
@@ -92,7 +92,7 @@ if not own then return {} end
 local steps, held_back = allowed_steps()
 local claims = {}
 if steps[1] then
-  claims = fill.fill({sig = sig, model = own, left = tonumber(ARGV[4]), steps = steps, starting = false}, c)
+  claims = fill.fill({sig = sig, model = own, left = tonumber(ARGV[4]), steps = steps, starting = false}, request)
   last_claim.keep(worker, token, claims)
 end
 if claims[1] or not held_back then return claims end

@@ -1,7 +1,6 @@
 -- NEEDS model_loads tenants bulk_share
 -- Part of claim and join: which signature a worker claims next. Claim takes the first row that gives jobs; join holds jobs
 -- back when that row is of another signature. Every step reads a bounded number of rows, whatever is queued.
--- A choice `c` has worker, models, lowest (rank), preempted (tenants), now, quotas and short.
 -- Priorities order the jobs of one tenant. Between tenants, interactive jobs go first only while their tenant is `ahead`:
 -- its GPU usage is at most an allowance above that of the least-served tenant whose jobs they delay. Beyond it they go with
 -- the standard jobs of others, by usage.
@@ -11,17 +10,26 @@ local EACH = 4
 local TENANTS, PAGES = 8, 4
 local SIGNATURES = 4
 
--- Whether row `a` goes before `b`. row.model_available: its model is in memory, or it has waited for the load; row.usage: GPU
--- usage of its tenant; row.own_rank: orders the jobs of one tenant; row.sort_ms: from model_loads.
+-- Whether row `a` goes before `b`. row.load_justified: its model is in memory, or its jobs have already been ready for three
+-- load times, six if other workers hold the model; row.usage: GPU usage of its tenant; row.own_rank: orders the jobs of one
+-- tenant; row.sort_ms: from model_loads.
 function choice.before(a, b)
-  if a.model_available ~= b.model_available then return a.model_available end
+  if a.load_justified ~= b.load_justified then return a.load_justified end
   if a.usage ~= b.usage then return a.usage < b.usage end
   if a.own_rank ~= b.own_rank then return a.own_rank < b.own_rank end
   if a.sort_ms ~= b.sort_ms then return a.sort_ms < b.sort_ms end
   return a.sig < b.sig
 end
 
--- preempted: names of tenants, separated by spaces, whose jobs on this worker would be delayed.
+-- The request of a worker for jobs: one call of claim or join. Its fields:
+--   worker, now     who asks, and when (ms)
+--   models          from model_loads.models
+--   lowest          the lowest priority that it takes, as a rank
+--   preempted       names of tenants, separated by spaces, whose jobs on this worker would be delayed
+--   quotas, short   of `quota`: limits of tenants read so far; tenants whose jobs did not start because of theirs
+--   orders          tenants with free slots, by model and rank, once read
+--   due             models whose bulk jobs precede standard ones, as a set
+--   most_ahead      the highest GPU usage with which a tenant is ahead, once computed
 function choice.new(worker, models, lowest, preempted, now)
   return {worker = worker, models = models, lowest = lowest, preempted = preempted, now = now, quotas = {}, short = {},
     orders = {}, due = bulk_share.due(models, lowest)}
@@ -29,12 +37,14 @@ end
 
 -- The steps in the order of service, each with its models and its parts: a rank, of all tenants (ahead is nil), of those
 -- that are ahead, or of the others.
-function choice.steps(c)
-  local steps, due = {{parts = {{rank = 0, ahead = true}}, models = c.models}}, {}
-  for _, model in ipairs(c.models) do if c.due[model.name] then table.insert(due, model) end end
+function choice.steps(request)
+  local steps, due = {{parts = {{rank = 0, ahead = true}}, models = request.models}}, {}
+  for _, model in ipairs(request.models) do if request.due[model.name] then table.insert(due, model) end end
   if due[1] then table.insert(steps, {parts = {{rank = 2}}, models = due}) end
-  if c.lowest >= 1 then table.insert(steps, {parts = {{rank = 0, ahead = false}, {rank = 1}}, models = c.models}) end
-  if c.lowest >= 2 then table.insert(steps, {parts = {{rank = 2}}, models = c.models}) end
+  if request.lowest >= 1 then
+    table.insert(steps, {parts = {{rank = 0, ahead = false}, {rank = 1}}, models = request.models})
+  end
+  if request.lowest >= 2 then table.insert(steps, {parts = {{rank = 2}}, models = request.models}) end
   return steps
 end
 
@@ -44,23 +54,23 @@ function choice.has_model(step, name)
 end
 
 -- The first tenants of an order with free slots. Tenants without any leave it until one becomes free.
-local function read_tenants(c, model, rank)
+local function read_tenants(request, model, rank)
   for _ = 1, PAGES do
     local order, free, names = tenants.first(key.tenant_order(model, rank), TENANTS), {}, {}
     for at, row in ipairs(order) do names[at] = row.tenant end
-    quota.learn(c, names)
+    quota.learn(request, names)
     for _, row in ipairs(order) do
-      if quota.allows(c, row.tenant, 1) then table.insert(free, row) else tenants.defer(row.tenant, model, rank) end
+      if quota.allows(request, row.tenant, 1) then table.insert(free, row) else tenants.defer(row.tenant, model, rank) end
     end
     if free[1] or #order < TENANTS then return free end
   end
   return {}
 end
 
-local function tenants_with_slots(c, model, rank)
+local function tenants_with_slots(request, model, rank)
   local name = model .. '|' .. rank
-  if not c.orders[name] then c.orders[name] = read_tenants(c, model, rank) end
-  return c.orders[name]
+  if not request.orders[name] then request.orders[name] = read_tenants(request, model, rank) end
+  return request.orders[name]
 end
 
 -- The highest GPU usage with which a tenant is ahead. least: of the tenants whose jobs would be delayed, nil for none.
@@ -69,40 +79,40 @@ function choice.most_ahead(least, now)
   return tenants.usage_after(least > 0 and least or nil, conf.interactive_allowance_s, now) or 0
 end
 
-local function most_ahead(c)
-  if c.most_ahead then return c.most_ahead end
+local function most_ahead(request)
+  if request.most_ahead then return request.most_ahead end
   local least = nil
   local function note(usage) least = math.min(least or math.huge, usage) end
-  for tenant in string.gmatch(c.preempted, '%S+') do note(tenants.usage_of(tenant) or 0) end
-  for _, model in ipairs(c.models) do
-    local first = tenants_with_slots(c, model.name, 1)[1]
+  for tenant in string.gmatch(request.preempted, '%S+') do note(tenants.usage_of(tenant) or 0) end
+  for _, model in ipairs(request.models) do
+    local first = tenants_with_slots(request, model.name, 1)[1]
     if first then note(first.usage) end
-    first = c.due[model.name] and tenants_with_slots(c, model.name, 2)[1]
+    first = request.due[model.name] and tenants_with_slots(request, model.name, 2)[1]
     if first then note(first.usage) end
   end
-  c.most_ahead = choice.most_ahead(least, c.now)
-  return c.most_ahead
+  request.most_ahead = choice.most_ahead(least, request.now)
+  return request.most_ahead
 end
 
 -- Whether a part of a step has the jobs of a tenant with this usage.
-function choice.includes(c, part, usage)
-  return part.ahead == nil or (usage <= most_ahead(c)) == part.ahead
+function choice.includes(request, part, usage)
+  return part.ahead == nil or (usage <= most_ahead(request)) == part.ahead
 end
 
 -- The rows of `rows` that are in a part, and whether there are others.
-local function included(c, part, rows)
+local function included(request, part, rows)
   local found = {}
-  for _, row in ipairs(rows) do if choice.includes(c, part, row.usage) then table.insert(found, row) end end
+  for _, row in ipairs(rows) do if choice.includes(request, part, row.usage) then table.insert(found, row) end end
   return found, #found < #rows
 end
 
 -- The ready signatures among the first of a tenant.
-local function signatures_of(c, row, model, rank, found)
+local function signatures_of(request, row, model, rank, found)
   local sigs = redis.call('ZRANGE', key.tenant_signatures(row.tenant, model.name, rank), 0, SIGNATURES - 1)
   if not sigs[1] then return end
   for at, ready in ipairs(redis.call('ZMSCORE', key.ready(model.name, rank), unpack(sigs))) do
     ready = tonumber(ready or nil)
-    if ready and ready <= c.now then
+    if ready and ready <= request.now then
       table.insert(found, {sig = sigs[at], ready = ready, tenant = row.tenant, usage = row.usage, model = model, rank = rank,
         own_rank = rank})
     end
@@ -114,23 +124,23 @@ local function sorted(rows)
   return rows
 end
 
-local function add_free(c, rows, found, model, rank)
-  for _, row in ipairs(model_loads.place(found, c.worker, model, rank, c.now)) do
-    if row.free <= c.now then table.insert(rows, row) end
+local function add_free(request, rows, found, model, rank)
+  for _, row in ipairs(model_loads.place(found, request.worker, model, rank, request.now)) do
+    if row.free <= request.now then table.insert(rows, row) end
   end
 end
 
 -- Ready signatures of the tenants with the least GPU usage.
-function choice.by_tenant(c, step)
+function choice.by_tenant(request, step)
   local rows = {}
   for _, part in ipairs(step.parts) do
     for _, model in ipairs(step.models) do
       local found = {}
-      for _, row in ipairs(included(c, part, tenants_with_slots(c, model.name, part.rank))) do
+      for _, row in ipairs(included(request, part, tenants_with_slots(request, model.name, part.rank))) do
         if #found >= EACH then break end
-        signatures_of(c, row, model, part.rank, found)
+        signatures_of(request, row, model, part.rank, found)
       end
-      add_free(c, rows, found, model, part.rank)
+      add_free(request, rows, found, model, part.rank)
     end
   end
   return sorted(rows)
@@ -138,42 +148,44 @@ end
 
 -- Whether signatures beyond the first tenants can be in a part. The first tenants have the least usage: behind one that is
 -- not ahead there is none that is.
-local function has_more(c, part, model)
+local function has_more(request, part, model)
   if redis.call('EXISTS', key.tenant_order(model, part.rank)) == 0 then return false end
   if part.ahead == nil then return true end
-  local rows, others = included(c, part, tenants_with_slots(c, model, part.rank))
+  local rows, others = included(request, part, tenants_with_slots(request, model, part.rank))
   if part.ahead then return not others end
   return rows[1] ~= nil
 end
 
-local function ready_longest(c, part, model)
+local function ready_longest(request, part, model)
   local field, found = model.name .. '|' .. part.rank, {}
-  local skipped = tonumber(redis.call('HGET', key.claims_passed(c.worker), field) or nil) or 0
-  local ready = redis.call('ZRANGEBYSCORE', key.ready(model.name, part.rank), '-inf', whole(c.now), 'WITHSCORES', 'LIMIT',
-    skipped, 2 * EACH)
+  local rows_skipped = tonumber(redis.call('HGET', key.claims_passed(request.worker), field) or nil) or 0
+  local ready = redis.call('ZRANGEBYSCORE', key.ready(model.name, part.rank), '-inf', whole(request.now), 'WITHSCORES',
+    'LIMIT', rows_skipped, 2 * EACH)
   for at = 1, #ready, 2 do
     table.insert(found, {sig = ready[at], ready = tonumber(ready[at + 1]), usage = 0, model = model, rank = part.rank,
       own_rank = 0})
   end
-  if skipped > 0 and #found < 2 * EACH then redis.call('HDEL', key.claims_passed(c.worker), field) end
+  if rows_skipped > 0 and #found < 2 * EACH then redis.call('HDEL', key.claims_passed(request.worker), field) end
   return found
 end
 
 -- The signatures that have been ready longest, for when the first tenants have none that can start. A worker to which they
--- gave nothing looks further at its next claim (`pass`).
-function choice.by_readiness(c, step)
+-- gave nothing looks further at its next claim (`skip_row`).
+function choice.by_readiness(request, step)
   local rows = {}
   for _, part in ipairs(step.parts) do
     for _, model in ipairs(step.models) do
-      if has_more(c, part, model.name) then add_free(c, rows, ready_longest(c, part, model), model, part.rank) end
+      if has_more(request, part, model.name) then
+        add_free(request, rows, ready_longest(request, part, model), model, part.rank)
+      end
     end
   end
   return sorted(rows)
 end
 
 -- Start after this row of `by_readiness` at the worker's next claims.
-function choice.pass(c, row)
-  local name = key.claims_passed(c.worker)
+function choice.skip_row(request, row)
+  local name = key.claims_passed(request.worker)
   redis.call('HINCRBY', name, row.model.name .. '|' .. row.rank, 1)
   redis.call('PEXPIRE', name, 10000)
 end

@@ -5,65 +5,66 @@ local fill = {}
 local LOST_READ = 16
 
 -- The first lost job whose tenant's quota allows its slots, the least-served tenant first.
-local function first_lost(b, rank)
-  local jobs, ids = {}, queue.of_rank(key.solo(b.sig), rank, 0, LOST_READ)
+local function first_lost(batch, rank)
+  local jobs, ids = {}, queue.of_rank(key.solo(batch.sig), rank, 0, LOST_READ)
   for _, id in ipairs(ids) do
     local job = job_state.load(id)
     if not job or job.state ~= 'queued' then
-      redis.call('ZREM', key.solo(b.sig), id)
-    elseif not claim_job.expired(b, id, job) and quota.allows(b, job.tenant, job.slots) then
+      redis.call('ZREM', key.solo(batch.sig), id)
+    elseif not claim_job.expired(batch, id, job) and quota.allows(batch, job.tenant, job.slots) then
       table.insert(jobs, {id = id, job = job, at = #jobs + 1, usage = tenants.usage_of(job.tenant) or 0})
     end
   end
-  table.sort(jobs, function(a, c)
-    if a.usage ~= c.usage then return a.usage < c.usage end
-    return a.at < c.at
+  table.sort(jobs, function(one, other)
+    if one.usage ~= other.usage then return one.usage < other.usage end
+    return one.at < other.at
   end)
   return jobs[1]
 end
 
-local function lost_overdue_after(b, place)
-  for at = place + 1, #b.ranks do
-    local id = queue.first(key.solo(b.sig), b.ranks[at])
+local function lost_overdue_after(batch, place)
+  for at = place + 1, #batch.ranks do
+    local id = queue.first(key.solo(batch.sig), batch.ranks[at])
     local since = id and tonumber(redis.call('HGET', key.job(id), 'returned') or nil)
-    if since and b.now - since > conf.overdue_ms then return true end
+    if since and batch.now - since > conf.overdue_ms then return true end
   end
   return false
 end
 
 -- Claim the first lost job, to run solo, if it is next. Returns whether that decides the batch.
-local function claim_lost(b)
-  if redis.call('EXISTS', key.solo(b.sig)) == 0 then return false end
-  for place, rank in ipairs(b.ranks) do
-    local lost = first_lost(b, rank)
+local function claim_lost(batch)
+  if redis.call('EXISTS', key.solo(batch.sig)) == 0 then return false end
+  for place, rank in ipairs(batch.ranks) do
+    local lost = first_lost(batch, rank)
     if lost then
-      if lost.job.slots <= b.left then
+      if lost.job.slots <= batch.left then
         queue.remove_returned(lost.id, lost.job)
-        claim_job.take(b, lost.id, lost.job)
-        queue.update_lane(lost.job, queue.head(key.lane(b.sig, rank, lost.job.tenant)))
+        claim_job.take(batch, lost.id, lost.job)
+        queue.update_lane(lost.job, queue.head(key.lane(batch.sig, rank, lost.job.tenant)))
         return true
       end
-      claim_job.skip(b, lost.id)
-      b.held = claim_job.reserves_slots(lost.id, b.worker, b.now)
-      return b.held
+      claim_job.skip(batch, lost.id)
+      batch.held = claim_job.reserves_slots(lost.id, batch.worker, batch.now)
+      return batch.held
     end
     -- Jobs of a higher priority go first, unless the lost job is overdue.
-    if b.queued[rank].jobs > 0 and not lost_overdue_after(b, place) then return false end
+    if batch.queued[rank].jobs > 0 and not lost_overdue_after(batch, place) then return false end
   end
   return false
 end
 
 -- Learn the largest batch of the signature, its queued jobs and slots by rank, and the ranks in the order of their steps.
-local function learn_queued(b)
-  local state = redis.call('HMGET', key.signature(b.sig), 'batch', 'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2', 'slots:2')
-  b.batch, b.queued, b.ranks = tonumber(state[1] or nil), {}, {}
+local function learn_queued(batch)
+  local state = redis.call('HMGET', key.signature(batch.sig), 'batch', 'jobs:0', 'slots:0', 'jobs:1', 'slots:1', 'jobs:2',
+    'slots:2')
+  batch.max_batch, batch.queued, batch.ranks = tonumber(state[1] or nil), {}, {}
   local known = {}
   for rank = 0, 2 do
-    b.queued[rank] = {jobs = tonumber(state[2 * rank + 2] or nil) or 0, slots = tonumber(state[2 * rank + 3] or nil) or 0}
+    batch.queued[rank] = {jobs = tonumber(state[2 * rank + 2] or nil) or 0, slots = tonumber(state[2 * rank + 3] or nil) or 0}
   end
-  for _, step in ipairs(b.steps) do
+  for _, step in ipairs(batch.steps) do
     for _, part in ipairs(step.parts) do
-      if not known[part.rank] then table.insert(b.ranks, part.rank) end
+      if not known[part.rank] then table.insert(batch.ranks, part.rank) end
       known[part.rank] = true
     end
   end
@@ -71,36 +72,48 @@ end
 
 -- The slots of a new batch: at most the model's maximum and the efficient rows. If a job needs several slots, efficient
 -- rows are no limit: the job could never start.
-local function slots_to_start(b)
-  local most = math.min(b.left, b.batch or b.left)
-  for _, rank in ipairs(b.ranks) do
-    if b.queued[rank].jobs ~= b.queued[rank].slots then return most end
+local function slots_to_start(batch)
+  local most = math.min(batch.left, batch.max_batch or batch.left)
+  for _, rank in ipairs(batch.ranks) do
+    if batch.queued[rank].jobs ~= batch.queued[rank].slots then return most end
   end
-  return math.min(most, tonumber(redis.call('GET', key.efficient_rows(b.sig)) or nil) or most)
+  return math.min(most, tonumber(redis.call('GET', key.efficient_rows(batch.sig)) or nil) or most)
 end
 
--- Claim up to b.left slots of b.sig, a signature of b.model, for the worker b.worker, in the order of the steps b.steps.
--- With b.starting the batch can be one lost job, unless its worker has other jobs (b.has_other_jobs). `c` is the choice that
--- led to the signature.
-function fill.fill(b, c)
-  b.now, b.worker, b.quotas, b.short = c.now, c.worker, c.quotas, c.short
-  b.claims, b.taken, b.leases, b.spent, b.expired = {}, {}, {}, {}, 0
-  learn_queued(b)
-  if b.starting then b.left = slots_to_start(b) end
-  local solo = b.starting and not b.has_other_jobs and claim_lost(b)
+-- Claim jobs of one signature for a batch; returns the claims. `request` is from choice.new. The caller sets of `batch`:
+--   sig, model      the signature and its model
+--   left            slots that can still be claimed
+--   steps           the steps of `choice` to claim from, in this order
+--   starting        a new batch: it can be one lost job, unless its worker has other jobs (has_other_jobs)
+-- and this function and those that it calls:
+--   now, worker, quotas, short   as in `request`
+--   max_batch       the most slots of a batch of the signature, or nil
+--   queued, ranks   queued jobs and slots by rank; the ranks in the order of their steps
+--   held            a skipped job reserves the slots that are left: claim no more
+--   claims          rows of the reply
+--   expired         how many jobs were found past their deadline and ended
+--   taken, leases, spent   written by claim_job.count: jobs and slots claimed by rank and tenant; rows of key.leases; seconds
+--                   to charge by tenant
+--   slot_cost       seconds that a slot is expected to cost, once read
+function fill.fill(batch, request)
+  batch.now, batch.worker, batch.quotas, batch.short = request.now, request.worker, request.quotas, request.short
+  batch.claims, batch.taken, batch.leases, batch.spent, batch.expired = {}, {}, {}, {}, 0
+  learn_queued(batch)
+  if batch.starting then batch.left = slots_to_start(batch) end
+  local solo = batch.starting and not batch.has_other_jobs and claim_lost(batch)
   if not solo then
-    for _, step in ipairs(b.steps) do
-      if b.left <= 0 or b.held then break end
-      lane_turns.share(b, c, step.parts)
+    for _, step in ipairs(batch.steps) do
+      if batch.left <= 0 or batch.held then break end
+      lane_turns.share(batch, request, step.parts)
     end
   end
-  claim_job.count(b)
-  queue.refresh(b.sig, b.now)
-  if b.claims[1] then wakeups.claimed(b.worker, b.sig, b.now) end
+  claim_job.count(batch)
+  queue.refresh(batch.sig, batch.now)
+  if batch.claims[1] then wakeups.claimed(batch.worker, batch.sig, batch.now) end
   local bulk, above = 0, 0
-  for _, group in pairs(b.taken) do
+  for _, group in pairs(batch.taken) do
     if group.rank == 2 then bulk = bulk + group.slots else above = above + group.slots end
   end
-  bulk_share.record(c.models, b.model, bulk, above, b.now)
-  return b.claims
+  bulk_share.record(request.models, batch.model, bulk, above, batch.now)
+  return batch.claims
 end

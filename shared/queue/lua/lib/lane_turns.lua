@@ -5,7 +5,7 @@
 local lane_turns = {}
 local TENANTS_READ, PAGES = 64, 4
 local RETURNED_READ = 16
-local PASSES = 4
+local SKIPS = 4
 local READS = 600
 local EXPIRED = 32 -- jobs of a claim; ending one takes about 25 commands
 
@@ -29,29 +29,29 @@ local function read_entries(lane, count)
 end
 
 -- Move an entry without a job to the dead letters.
-local function bury_entry(b, rank, lane, tenant, entry)
+local function bury_entry(batch, rank, lane, tenant, entry)
   queue.acknowledge(lane, entry.id)
-  queue.count(b.sig, rank, tenant, -1, -(tonumber(entry.slots) or 1))
-  job_state.bury(entry.job or (b.sig .. '|' .. RANKS[rank] .. '|' .. tenant .. '|' .. entry.id), 'no_record',
-    'entry without a job: ' .. b.sig, b.now)
+  queue.count(batch.sig, rank, tenant, -1, -(tonumber(entry.slots) or 1))
+  job_state.bury(entry.job or (batch.sig .. '|' .. RANKS[rank] .. '|' .. tenant .. '|' .. entry.id), 'no_record',
+    'entry without a job: ' .. batch.sig, batch.now)
 end
 
 -- Claim the job of an entry, or move it to the front of its lane if it does not fit.
-local function claim_entry(b, rank, turn, entry)
+local function claim_entry(batch, rank, turn, entry)
   local job = entry.job and job_state.load(entry.job) or nil
   if not job then
-    bury_entry(b, rank, turn.lane, turn.tenant, entry)
+    bury_entry(batch, rank, turn.lane, turn.tenant, entry)
   elseif job.entry ~= entry.id then
     queue.acknowledge(turn.lane, entry.id)
-  elseif job.state == 'queued' and not claim_job.expired(b, entry.job, job) then
-    if job.slots <= b.left then return claim_job.take(b, entry.job, job) end
+  elseif job.state == 'queued' and not claim_job.expired(batch, entry.job, job) then
+    if job.slots <= batch.left then return claim_job.take(batch, entry.job, job) end
     queue.acknowledge(turn.lane, entry.id)
     redis.call('HSET', key.job(entry.job), 'src', 'front', 'entry', '')
     job.src = 'front'
-    queue.add_returned(entry.job, job, tonumber(job.arrived) or b.now)
-    queue.note_moves(b.sig, rank, job.tenant, 1)
-    claim_job.skip(b, entry.job)
-    turn.passes = turn.passes + 1
+    queue.add_returned(entry.job, job, tonumber(job.arrived) or batch.now)
+    queue.note_moves(batch.sig, rank, job.tenant, 1)
+    claim_job.skip(batch, entry.job)
+    turn.skips = turn.skips + 1
   end
 end
 
@@ -65,22 +65,22 @@ local function next_slots(turn)
 end
 
 -- Claim released and skipped jobs of a tenant until `enough` are claimed. Returns false if its quota ends the turn.
-local function from_returned(b, turn, enough)
-  while turn.returned[1] and #b.claims < enough and b.left > 0 and not b.held and b.expired < EXPIRED do
+local function from_returned(batch, turn, enough)
+  while turn.returned[1] and #batch.claims < enough and batch.left > 0 and not batch.held and batch.expired < EXPIRED do
     local id = turn.returned[1]
     local job = job_state.load(id)
     if not job or job.state ~= 'queued' then
-      queue.remove_returned(id, {sig = b.sig, rank = turn.rank, tenant = turn.tenant})
+      queue.remove_returned(id, {sig = batch.sig, rank = turn.rank, tenant = turn.tenant})
       turn.touched = true
-    elseif job.src ~= 'solo' and not claim_job.expired(b, id, job) then
-      if not quota.allows(b, job.tenant, job.slots) then return false end
-      if job.slots <= b.left then
+    elseif job.src ~= 'solo' and not claim_job.expired(batch, id, job) then
+      if not quota.allows(batch, job.tenant, job.slots) then return false end
+      if job.slots <= batch.left then
         queue.remove_returned(id, job)
-        claim_job.take(b, id, job)
+        claim_job.take(batch, id, job)
         turn.touched = true
       else
-        claim_job.skip(b, id)
-        b.held = claim_job.reserves_slots(id, b.worker, b.now)
+        claim_job.skip(batch, id)
+        batch.held = claim_job.reserves_slots(id, batch.worker, batch.now)
       end
     end
     table.remove(turn.returned, 1)
@@ -89,15 +89,15 @@ local function from_returned(b, turn, enough)
 end
 
 -- Claim up to `count` jobs of a tenant. Returns whether there can be more.
-local function take_turn(b, turn, count)
-  local enough = #b.claims + count
-  if not from_returned(b, turn, enough) then return false end
-  while #b.claims < enough and b.left > 0 and not b.held do
-    local at_once = enough - #b.claims
-    if quota.bound(b, turn.tenant) then
+local function take_turn(batch, turn, count)
+  local enough = #batch.claims + count
+  if not from_returned(batch, turn, enough) then return false end
+  while #batch.claims < enough and batch.left > 0 and not batch.held do
+    local at_once = enough - #batch.claims
+    if quota.bound(batch, turn.tenant) then
       -- Check before reading: an entry that was read has left the queue.
       local slots = next_slots(turn)
-      if slots and not quota.allows(b, turn.tenant, slots) then return false end
+      if slots and not quota.allows(batch, turn.tenant, slots) then return false end
       at_once = 1
     end
     local entries = read_entries(turn.lane, at_once)
@@ -105,31 +105,31 @@ local function take_turn(b, turn, count)
       turn.drained = true
       return false
     end
-    for _, entry in ipairs(entries) do claim_entry(b, turn.rank, turn, entry) end
+    for _, entry in ipairs(entries) do claim_entry(batch, turn.rank, turn, entry) end
     turn.last = entries[#entries].id
     turn.reads = turn.reads + #entries
-    if turn.passes >= PASSES or turn.reads >= READS or b.expired >= EXPIRED then return false end
+    if turn.skips >= SKIPS or turn.reads >= READS or batch.expired >= EXPIRED then return false end
   end
-  return b.left > 0
+  return batch.left > 0
 end
 
 -- The next tenants of a part in the order of service, without those that had a turn (s.had, by rank) and those without free
 -- slots. Returns the turns, and how many tenants were read.
-local function next_turns(b, c, s, part)
+local function next_turns(batch, request, s, part)
   local had = s.had[part.rank]
-  local rows = tenants.first(key.lane_order(b.sig, part.rank), math.min(TENANTS_READ, math.max(8, b.left)) + had.count)
+  local rows = tenants.first(key.lane_order(batch.sig, part.rank), math.min(TENANTS_READ, math.max(8, batch.left)) + had.count)
   local names, turns = {}, {}
   for at, row in ipairs(rows) do names[at] = row.tenant end
-  quota.learn(b, names)
+  quota.learn(batch, names)
   for _, row in ipairs(rows) do
     local tenant = row.tenant
-    if not had[tenant] and choice.includes(c, part, row.usage) then
+    if not had[tenant] and choice.includes(request, part, row.usage) then
       had[tenant], had.count = true, had.count + 1
-      if quota.allows(b, tenant, 1) then
-        local turn = {tenant = tenant, usage = row.usage, rank = part.rank, lane = key.lane(b.sig, part.rank, tenant),
-          passes = 0, reads = 0, has_returned = s.has_returned[part.rank]}
-        turn.returned = turn.has_returned and redis.call('ZRANGE', key.returned(b.sig, part.rank, tenant), 0, RETURNED_READ - 1)
-          or {}
+      if quota.allows(batch, tenant, 1) then
+        local turn = {tenant = tenant, usage = row.usage, rank = part.rank, lane = key.lane(batch.sig, part.rank, tenant),
+          skips = 0, reads = 0, has_returned = s.has_returned[part.rank]}
+        turn.returned = turn.has_returned and redis.call('ZRANGE', key.returned(batch.sig, part.rank, tenant), 0,
+          RETURNED_READ - 1) or {}
         table.insert(turns, turn)
       end
     end
@@ -138,12 +138,12 @@ local function next_turns(b, c, s, part)
 end
 
 -- The next turns of all parts, by usage. A tenant with jobs in two parts has its turn of the second one later.
-local function turns_of(b, c, s, parts)
+local function turns_of(batch, request, s, parts)
   local turns, firsts, more = {}, {}, false
   for at, part in ipairs(parts) do
     local had = s.had[part.rank]
     local known = had.count
-    local found, read = next_turns(b, c, s, part)
+    local found, read = next_turns(batch, request, s, part)
     more = more or (had.count > known and read > known)
     for _, turn in ipairs(found) do
       if at > 1 and firsts[turn.tenant] then
@@ -163,7 +163,7 @@ local function turns_of(b, c, s, parts)
 end
 
 -- Update the indexes of the lane of a turn.
-local function leave(b, turn)
+local function leave(batch, turn)
   if not (turn.last or turn.drained or turn.touched) then return end
   local head = nil
   if turn.last then
@@ -172,42 +172,42 @@ local function leave(b, turn)
   elseif not turn.drained then
     head = queue.head(turn.lane)
   end
-  queue.update_lane({model = b.model, sig = b.sig, rank = turn.rank, tenant = turn.tenant,
-    known = not turn.has_returned and turn.passes == 0}, head)
+  queue.update_lane({model = batch.model, sig = batch.sig, rank = turn.rank, tenant = turn.tenant,
+    known = not turn.has_returned and turn.skips == 0}, head)
 end
 
 -- Whether every job of the parts needs one slot: then as many entries as slots can be read at once, otherwise one by one.
-local function has_single_slots(b, parts)
+local function has_single_slots(batch, parts)
   for _, part in ipairs(parts) do
-    if b.queued[part.rank].jobs ~= b.queued[part.rank].slots then return false end
+    if batch.queued[part.rank].jobs ~= batch.queued[part.rank].slots then return false end
   end
   return true
 end
 
 -- Share the slots among the tenants with queued jobs of the parts of a step.
-function lane_turns.share(b, c, parts)
+function lane_turns.share(batch, request, parts)
   local s, queued = {had = {}, has_returned = {}}, {}
   for _, part in ipairs(parts) do
-    if b.queued[part.rank].jobs > 0 then
+    if batch.queued[part.rank].jobs > 0 then
       table.insert(queued, part)
-      s.had[part.rank], s.has_returned[part.rank] = {count = 0}, queue.first(key.front(b.sig), part.rank) ~= nil
+      s.had[part.rank], s.has_returned[part.rank] = {count = 0}, queue.first(key.front(batch.sig), part.rank) ~= nil
     end
   end
-  local single = has_single_slots(b, queued)
+  local single = has_single_slots(batch, queued)
   for _ = 1, PAGES do
-    if b.left <= 0 or b.held or not queued[1] then return end
-    local turns, more = turns_of(b, c, s, queued)
+    if batch.left <= 0 or batch.held or not queued[1] then return end
+    local turns, more = turns_of(batch, request, s, queued)
     local active = turns
-    while b.left > 0 and not b.held and active[1] do
+    while batch.left > 0 and not batch.held and active[1] do
       local again = {}
-      local share = single and math.max(1, math.floor(b.left / #active)) or 1
+      local share = single and math.max(1, math.floor(batch.left / #active)) or 1
       for _, turn in ipairs(active) do
-        if b.left <= 0 or b.held then break end
-        if take_turn(b, turn, math.min(share, b.left)) then table.insert(again, turn) end
+        if batch.left <= 0 or batch.held then break end
+        if take_turn(batch, turn, math.min(share, batch.left)) then table.insert(again, turn) end
       end
       active = again
     end
-    for _, turn in ipairs(turns) do leave(b, turn) end
+    for _, turn in ipairs(turns) do leave(batch, turn) end
     if not more then return end
   end
 end

@@ -54,7 +54,9 @@ local function work_of(sig, model)
   return 1000 * slots * tonumber(cost)
 end
 
--- Add to rows of ready signatures of one model and priority, each with its ready time: row.sort_ms, row.free and row.model_available.
+-- Add to rows of ready signatures of one model and priority, each with its ready time: row.sort_ms, row.free (from when the
+-- worker can claim it) and row.load_justified (nothing to load, or jobs have already waited LOADS_WAITED load times, twice as
+-- many if other workers hold the model).
 function model_loads.place(rows, worker, model, rank, now)
   local holders, work = 0, 0
   if rows[1] and model.load > 0 then holders = others_holding(model.name, worker, now) end
@@ -66,7 +68,7 @@ function model_loads.place(rows, worker, model, rank, now)
   for _, row in ipairs(rows) do
     local facts = {ready = row.ready, load = model.load, holders = holders, work = work}
     row.sort_ms, row.free = model_loads.sort_ms(facts), model_loads.free_at(facts)
-    row.model_available = model.load == 0 or row.sort_ms <= now
+    row.load_justified = model.load == 0 or row.sort_ms <= now
   end
   return rows
 end

@@ -139,15 +139,15 @@ function tenants.remove_lane(lane)
   if redis.call('EXISTS', signatures) == 0 then redis.call('ZREM', key.tenant_order(lane.model, lane.rank), lane.tenant) end
 end
 
--- The limit of a tenant's running slots, for claim and join. A batch `b` keeps what it knows in b.quotas, and the tenants
--- whose jobs did not start because of it in b.short.
+-- The limit of a tenant's running slots, for claim and join. `scope` is a request of `choice` or a batch of `fill`, which
+-- share two fields: scope.quotas, the limits read so far, and scope.short, the tenants whose jobs did not start because of them.
 local quota = {}
 
--- Read limits and running slots of the tenants that the batch does not know yet.
-function quota.learn(b, tenants)
+-- Read limits and running slots of the tenants that are not in scope.quotas yet.
+function quota.learn(scope, tenants)
   local unknown, fields = {}, {}
   for _, tenant in ipairs(tenants) do
-    if b.quotas[tenant] == nil then
+    if scope.quotas[tenant] == nil then
       table.insert(unknown, tenant)
       table.insert(fields, tenant .. '|running_slots')
     end
@@ -156,22 +156,22 @@ function quota.learn(b, tenants)
   local own = redis.call('HMGET', key.tenant_limits, unpack(fields))
   for at, tenant in ipairs(unknown) do
     local most = tonumber(own[at] or nil) or conf.max_running_slots_per_tenant
-    b.quotas[tenant] = most > 0 and {most = most, used = tonumber(redis.call('HGET', key.running_slots, tenant) or nil) or 0}
+    scope.quotas[tenant] = most > 0 and {most = most, used = tonumber(redis.call('HGET', key.running_slots, tenant) or nil) or 0}
   end
 end
 
 -- Whether a tenant can have `slots` more. A job above its tenant's limit starts while no other job of the tenant runs;
 -- otherwise it would never start.
-function quota.allows(b, tenant, slots)
-  quota.learn(b, {tenant})
-  local own = b.quotas[tenant]
+function quota.allows(scope, tenant, slots)
+  quota.learn(scope, {tenant})
+  local own = scope.quotas[tenant]
   if not own or own.used <= 0 or own.used + slots <= own.most then return true end
-  b.short[tenant] = true
+  scope.short[tenant] = true
   return false
 end
 
-function quota.bound(b, tenant) return b.quotas[tenant] and true or false end
+function quota.bound(scope, tenant) return scope.quotas[tenant] and true or false end
 
-function quota.use(b, tenant, slots)
-  if b.quotas[tenant] then b.quotas[tenant].used = b.quotas[tenant].used + slots end
+function quota.use(scope, tenant, slots)
+  if scope.quotas[tenant] then scope.quotas[tenant].used = scope.quotas[tenant].used + slots end
 end
