@@ -50,9 +50,9 @@ def sweep(chain: str, chunk: int, until_s: float) -> int:
 def _continue_chain(configured: Settings, chore: str, chain: str, chunk: int, until_s: float) -> None:
     """Enqueue the next chunk of a chore, unless the schedule has started the next chain."""
     if time.time() < until_s:
-        with rq_queue.connect(configured) as connection:
-            queue, chore_id = rq_queue.rq_queue(configured, connection, ChoreQueue.UPKEEP), f"{chain}-{chunk + 1}"
-            rq_queue.enqueue(queue, chore, chain, chunk + 1, until_s, chore_id=chore_id, start_within_s=60)
+        queue = rq_queue.rq_queue(configured, rq_queue.kept_connection(configured), ChoreQueue.UPKEEP)
+        chore_id = f"{chain}-{chunk + 1}"
+        rq_queue.enqueue(queue, chore, chain, chunk + 1, until_s, chore_id=chore_id, start_within_s=60)
 
 
 def sweep_without_rq(configured: Settings) -> int:

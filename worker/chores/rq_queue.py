@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from redis import Redis
@@ -59,6 +60,15 @@ def connect(settings: Settings) -> Redis:
         health_check_interval=30,
         protocol=2,
     )
+
+
+@lru_cache(maxsize=1)
+def kept_connection(settings: Settings) -> Redis:
+    """Return the client with which chores of this process enqueue others.
+
+    rq keeps a script for every client that enqueues a unique chore: 35 KB for each that was opened for one chore.
+    """
+    return connect(settings)
 
 
 def queue_name(namespace: str, kind: ChoreQueue) -> str:
