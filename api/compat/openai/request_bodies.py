@@ -11,6 +11,7 @@ from starlette.datastructures import FormData, UploadFile
 from api.context import RequestContext
 from shared.config.settings import Settings
 from shared.errors import InvalidRequest
+from shared.request import JobRequest
 
 OVERHEAD_BYTES = 1024 * 1024
 """Allowance of a multipart body for prompt and part headers, next to its files."""
@@ -124,8 +125,10 @@ def generation_body(fields: type[BaseModel], *, upload: bool = False) -> dict[st
     for name, field in fields.model_fields.items():
         facts = {"default": field.default, "description": field.description}
         own[name] = {key: value for key, value in facts.items() if value is not None}
-    job = {"$ref": "#/components/schemas/JobRequest"}
-    schema = {"allOf": [job, {"type": "object", "properties": own}]}
+    job = JobRequest.model_json_schema()
+    of_job = {name: {"$ref": f"#/components/schemas/JobRequest/properties/{name}"} for name in job["properties"]}
+    required = [name for name in job["required"] if name != "model"]  # default: the first model
+    schema = {"type": "object", "required": required, "properties": {**of_job, **own}, "additionalProperties": False}
     content: dict[str, Any] = {"application/json": {"schema": schema}}
     if upload:
         file = {"type": "string", "format": "binary", "description": "PNG, JPEG or WebP."}
