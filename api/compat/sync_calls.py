@@ -75,6 +75,8 @@ def failed_response(scope: Mapping[str, Any], record: JobRecord) -> Response:
     message = f"job {record.job.id} {record.state.value}"
     if record.state is State.CANCELED:
         code = "job_canceled"
+    elif record.state is State.EXPIRED and record.error is None:  # while it was queued
+        code, message = "deadline_exceeded", f"the deadline of job {record.job.id} passed while it was queued"
     elif record.error is not None:
         code = record.error.code if record.error.code in STATUSES else code
         message, param, retryable = record.error.message, record.error.param, record.error.retryable

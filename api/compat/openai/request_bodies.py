@@ -126,8 +126,10 @@ def generation_body(fields: type[BaseModel], *, upload: bool = False) -> dict[st
         facts = {"default": field.default, "description": field.description}
         own[name] = {key: value for key, value in facts.items() if value is not None}
     job = JobRequest.model_json_schema()
-    of_job = {name: {"$ref": f"#/components/schemas/JobRequest/properties/{name}"} for name in job["properties"]}
+    refs = {name: {"$ref": f"#/components/schemas/JobRequest/properties/{name}"} for name in job["properties"]}
     required = [name for name in job["required"] if name != "model"]  # default: the first model
+    # null counts as unset
+    of_job = {name: ref if name in required else {"anyOf": [ref, {"type": "null"}]} for name, ref in refs.items()}
     schema = {"type": "object", "required": required, "properties": {**of_job, **own}, "additionalProperties": False}
     content: dict[str, Any] = {"application/json": {"schema": schema}}
     if upload:

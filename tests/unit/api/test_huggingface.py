@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,16 @@ async def test_the_error_field_is_text_for_every_error(fake_queue: Queue, tmp_pa
     assert (response.status_code, body["code"]) == (401, "invalid_api_key")
     assert body["error"] == body["detail"] == "not a key of fusequeue: keys begin with fq_"
     assert response.headers["www-authenticate"].startswith("Bearer ")
+
+
+async def test_a_call_whose_job_expires_in_the_queue_names_the_deadline(fake_queue: Queue, tmp_path: Path) -> None:
+    """It is no fault of the service."""
+    async with serving(fake_queue, tmp_path) as api:
+        body = {"model": "demo", "prompt": "a red circle", "deadline_s": 0.001}
+        call = asyncio.create_task(api.post("/v1/images/generations", json=body))
+        async with asyncio.timeout(30):
+            while not await fake_queue.maintenance.expire(10):
+                await asyncio.sleep(0.01)
+        response = await call
+    assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
+    assert response.headers["x-should-retry"] == "false"
