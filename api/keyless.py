@@ -1,6 +1,6 @@
 """Requests without an API key, which the API serves only to this machine while it requires none.
 
-Three kinds of strangers can look like this machine: a page of another site in a local browser, whose forms need no
+Three kinds of strangers can look like this machine: a page of another site in a local browser, as forms need no
 CORS; a name that its owner points at 127.0.0.1 (DNS rebinding); and a client of a proxy that runs here.
 """
 

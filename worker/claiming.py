@@ -272,7 +272,7 @@ def claim_requests(
 
 
 def preempted_tenants(running: Iterable[Job], min_priority: Priority) -> set[str]:
-    """Return the tenants whose running jobs claimed ones would preempt: only interactive jobs preempt others."""
+    """Return the tenants of the running jobs that claimed ones would preempt: only interactive jobs preempt others."""
     if min_priority is not Priority.INTERACTIVE:
         return set()
     return {job.tenant for job in running if job.priority is not Priority.INTERACTIVE}

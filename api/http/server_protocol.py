@@ -38,19 +38,9 @@ class ServerProtocol(HttpToolsProtocol):
 
     # Python shares the keys of instances with up to 30 attributes; with these, there would be 42.
     __slots__ = (
-        *(
-            "_active",
-            "_between",
-            "_body_bytes",
-            "_connections",
-            "_cut",
-            "_dropped_bytes",
-            "_fault",
-            "_head_bytes",
-            "_in_body",
-        ),
-        *("_limits", "_lingering", "_place", "_progress", "_reading", "_since", "_timer", "_wire_bytes"),
-        "_written_bytes",
+        *("_active", "_between", "_body_bytes", "_connections", "_cut", "_dropped_bytes", "_fault"),
+        *("_head_bytes", "_in_body", "_limits", "_lingering", "_place", "_progress", "_reading"),
+        *("_since", "_timer", "_wire_bytes", "_written_bytes"),
     )
 
     def __init__(

@@ -7,7 +7,6 @@ SIGNAL when process PARENT dies. Only Linux supports this; elsewhere COMMAND run
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import sys
@@ -16,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from shared.runtime.parent_process import end_with_parent
+
 LOG_BYTES = 5 * 1024 * 1024
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 2000
 READY_EVENTS = (b"worker_ready", b"chores_ready")  # log events of a process that accepts work
 CHUNK_BYTES = 64 * 1024
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>; kept over execve
 
 
 class BoundedLog:
@@ -137,11 +137,8 @@ async def _copy(reader_fd: int, log: BoundedLog) -> None:
 
 
 def watch_parent(parent: int, signal_number: int, command: list[str]) -> None:
-    """Ask the kernel to send `signal_number` when `parent` dies, then become `command`."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
-        if os.getppid() != parent:
-            sys.exit(1)  # the parent died before prctl: no signal would come
+    """Become `command`, which receives `signal_number` when `parent` dies."""
+    end_with_parent(parent, signal_number)
     os.execvp(command[0], command)
 
 

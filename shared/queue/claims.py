@@ -52,8 +52,8 @@ class Claims(QueueComponent):
         """Start a batch: claim jobs of one ready signature of `models`, up to `slots` slots and down to `min_priority`.
 
         A lost job is claimed by itself (`Claim.must_run_solo`), and not at all for a worker with jobs that run on.
-        `preempted` are the tenants whose jobs the claimed ones would preempt: a tenant that has used much more preempts
-        none of them.
+        `preempted` are the tenants with jobs that the claimed ones would preempt: a tenant that has used much more
+        preempts none of them.
         """
         if slots < 1 or not models:
             return []

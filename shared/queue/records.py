@@ -63,7 +63,7 @@ class Claim:
     """A job claimed by a worker until its lease ends.
 
     `epoch`, the fencing token, counts all claims of the job from 1, so that object keys made with it never collide. A
-    job whose worker was lost before must run solo, without batch mates. `time_left_ms` is the time from the claim to
+    lost job must run solo, without batch mates. `time_left_ms` is the time from the claim to
     its deadline.
     """
 

@@ -28,7 +28,7 @@ async def idle_connections(target: Target) -> None:
 
 
 async def slow_bodies(target: Target) -> None:
-    """Requests whose announced body arrives one byte in a few seconds."""
+    """Requests with an announced body that arrives one byte in a few seconds."""
 
     async def one() -> None:
         head = (
@@ -40,7 +40,7 @@ async def slow_bodies(target: Target) -> None:
 
 
 async def slow_heads(target: Target) -> None:
-    """Requests whose head never ends."""
+    """Requests with a head that never ends."""
 
     async def one() -> None:
         await _trickle(target, f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\nX-".encode())
@@ -75,7 +75,7 @@ async def one_byte_chunks(target: Target) -> None:
 
 
 async def pipelined_requests(target: Target) -> None:
-    """Many requests in one write, whose responses are never read."""
+    """Many requests in one write, with responses that are never read."""
 
     async def one() -> None:
         with contextlib.suppress(OSError):

@@ -52,7 +52,7 @@ async def slow_image_urls(target: Target) -> None:
 
 
 async def slow_urls_in_batches(target: Target) -> None:
-    """Batches whose lines have image URLs of slow hosts."""
+    """Batches of lines with image URLs of slow hosts."""
     urls = _urls(target)
     async with await _slow_host(target), target.client() as client:
         for number in range(4):
@@ -75,7 +75,7 @@ async def slow_urls_in_batches(target: Target) -> None:
 
 
 async def stalling_webhooks(target: Target) -> None:
-    """Jobs whose webhooks go to slow hosts."""
+    """Jobs with webhooks to slow hosts."""
     urls = _urls(target)
     async with await _slow_host(target), target.client() as client:
 

@@ -118,7 +118,7 @@ def _proportional(process: psutil.Process) -> int:
 
 
 class Stack:
-    """redis-server, an API that requires keys, chores, and workers whose engine sleeps: `async with Stack(...)`.
+    """redis-server, an API that requires keys, chores, and workers with an engine that sleeps: `async with Stack(...)`.
 
     API and chores are started as a deployment starts them, so that their memory is theirs.
     """

@@ -118,7 +118,7 @@ async def held_lines(target: Target) -> None:
 
 
 async def large_forms(target: Target) -> None:
-    """Multipart bodies of one part whose header has no end, and of many empty parts."""
+    """Multipart bodies of one part with a header that has no end, and of many empty parts."""
     bodies = itertools.cycle(
         (
             b'--x\r\nContent-Disposition: form-data; name="' + b"a" * BODY_BYTES,
@@ -132,7 +132,7 @@ async def large_forms(target: Target) -> None:
 
 
 async def large_json(target: Target) -> None:
-    """JSON of the largest size whose values are all invalid."""
+    """JSON of the largest size with invalid values only."""
     data = b'{"url": "https://a", "events": [' + b"1," * 500_000 + b"1]}"
     head = {"Content-Type": "application/json"}
     async with target.client() as client:

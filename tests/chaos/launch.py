@@ -8,17 +8,16 @@ processes end with it, and it ends with its stdin.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import json
 import os
-import signal
 import sys
 import traceback
 from typing import Any
 
+from shared.runtime.parent_process import end_with_parent
+
 PORT = "CHAOS_PORT"
-_PR_SET_PDEATHSIG = 1
 
 
 def _run(role: str) -> int:
@@ -47,7 +46,7 @@ def _run(role: str) -> int:
 def _child(role: str, env: dict[str, str], log: str) -> None:
     status = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent(os.getppid())
         os.setsid()
         os.environ.clear()
         os.environ.update(env)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from harness.s3_process import admin, wait_until_listening
 from chaos import hooks, launch, planted_bugs, sleeping_engine
 from shared.config.settings import Settings
 from shared.queue.redis_keys import RedisKeys
+from shared.runtime.parent_process import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE, BUCKET = "chaos", "images"
@@ -60,7 +60,7 @@ def redis_executable() -> str | None:
 
 def die_with_parent() -> None:
     """Let a child process end with this one; for `preexec_fn`."""
-    ctypes.CDLL(None).prctl(launch._PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(os.getppid())
 
 
 async def wait_for(condition: Callable[[], object], what: str, timeout_s: float = STOP_TIMEOUT_S) -> None:

@@ -35,7 +35,7 @@ CHECKS = (
     "ensure_resource_availability",
 )
 EXPECTED_5XX = frozenset(("wait_timeout", "deadline_exceeded"))
-"""Codes of a synchronous call whose job did not end in time."""
+"""Codes of a synchronous call with a job that did not end in time."""
 
 Ids = Mapping[str, Sequence[str]]
 REQUEST_TIMEOUT_S = 20.0

@@ -15,7 +15,7 @@ from typing import Any
 
 CLIENTS = 12
 ANSWER_S = 0.3  # for requests that are complete; others get no response yet
-CLOSE_S = 20.0  # of a connection whose request was refused, on a busy machine
+CLOSE_S = 20.0  # of a connection after a refused request, on a busy machine
 HELD = 40
 HANG_S = 90.0  # a body's 60 s, and the checks
 HEALTHZ_S = 0.05

@@ -48,6 +48,33 @@ def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
     return file.getvalue()
 
 
+@contextlib.asynccontextmanager
+async def hosting(heads: Mapping[bytes, bytes] | None = None) -> AsyncIterator[str]:
+    """Yield the URL of an image host: it sends an image at /fast, `heads` at their paths, then nothing more."""
+    tasks: set[asyncio.Task[Any]] = set()
+    image = png()
+    whole = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(image) + image
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1]
+            writer.write(whole if path == b"/fast" else (heads or {}).get(path, b""))
+            await writer.drain()
+            if path != b"/fast":
+                await asyncio.Event().wait()
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def claimed(queue: Queue, job_id: str) -> Claim:
     """Claim jobs as a worker does until `job_id` is among them."""
     async with asyncio.timeout(60):

@@ -27,7 +27,7 @@ STEP_S = 8.0
 """A step processes no further line after this time."""
 
 GROUP_LINES = 25
-"""Lines whose results are written between checks of the limits of a step."""
+"""Lines with results that are written between checks of the limits of a step."""
 
 _CHUNK_BYTES = 16 * 1024 * 1024
 

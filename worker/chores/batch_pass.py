@@ -30,7 +30,7 @@ BUDGET_S = 25.0
 """A pass ends after this time, well before rq interrupts it."""
 
 STALE_MS = 15_000
-"""Time until a step is begun again whose process was killed."""
+"""Time until a step of a killed process is begun again."""
 
 _RENEW_S = 5.0
 

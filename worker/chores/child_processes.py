@@ -1,6 +1,5 @@
 """Child processes, one per name, until a signal: started again when they are killed, stopped together."""
 
-import ctypes
 import gc
 import os
 import select
@@ -14,6 +13,8 @@ from types import FrameType
 
 import structlog
 
+from shared.runtime.parent_process import end_with_parent
+
 log = structlog.get_logger()
 
 EXIT_CONFIGURATION = 1
@@ -22,7 +23,6 @@ EXIT_CONFIGURATION = 1
 MAX_PAUSE_S = 30.0
 _LONG_LIFE_S = 60.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 @dataclass
@@ -99,7 +99,7 @@ class ChildProcesses:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which stops the children
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            _end_with(parent)
+            end_with_parent(parent)
             status = self._run(name)
         except SystemExit:  # rq's reply to a second signal
             status = 0
@@ -135,11 +135,3 @@ class ChildProcesses:
         for child in self._children:
             if child.pid:
                 os.kill(child.pid, signal.SIGTERM)
-
-
-def _end_with(parent: int) -> None:
-    """Let the system kill this process when `parent` dies; elsewhere than on Linux it continues without it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)

@@ -4,7 +4,6 @@ The worker sends the catalog and the settings, then the names of engine methods 
 engine's events and, ten times a second, its status.
 """
 
-import ctypes
 import gc
 import os
 import signal
@@ -18,6 +17,7 @@ import structlog
 
 from shared.errors import ConfigurationError, FusequeueError
 from shared.runtime import log
+from shared.runtime.parent_process import end_with_parent
 from worker.engine.channel import Channel
 from worker.engine.device import device_facts
 from worker.engine.engine import Engine
@@ -29,7 +29,6 @@ Python's default of 5 ms would wait that long to get it back, many times per for
 
 STATUS_INTERVAL_S = 0.1
 MAX_EVENTS_PER_MESSAGE = 64
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 DEFERRED = (JobPhaseChanged, OutputReady, ForwardDone)  # another event usually follows at once
 
@@ -92,8 +91,7 @@ def main(descriptor: int) -> int:
     """Run until the worker sends `stop` or its process ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the worker handles them
-    if sys.platform == "linux":  # end with the worker even if this process hangs
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    end_with_parent(os.getppid())  # with the worker, even if this process hangs
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     channel = Channel(socket.socket(fileno=descriptor))
     catalog, settings = channel.receive()

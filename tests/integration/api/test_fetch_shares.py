@@ -7,11 +7,10 @@ import time
 from collections.abc import AsyncIterator
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import BODY, png, serving
+from harness.http_server import BODY, hosting, png, serving
 
 from shared.errors import FetchFailed, Overloaded
 from shared.inputs import fetch_guard, resolver
@@ -22,38 +21,24 @@ from shared.runtime.shares import SharedPool, SharedTurns
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 
 
+HEADS = {
+    b"/body": b"HTTP/1.1 200 OK\r\ncontent-length: 20000000\r\n\r\n",
+    b"/unknown": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+}
+"""What the host sends of large images, of a declared and of an unknown length."""
+
+
 @pytest.fixture
 async def host() -> AsyncIterator[str]:
-    """An image host: /fast sends an image, /slow nothing, /body the head of a large image and then nothing."""
-    tasks: set[asyncio.Task[Any]] = set()
-    data = png()
+    async with hosting(HEADS) as url:
+        yield url
 
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1]
-            if path == b"/fast":
-                writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(data) + data)
-            elif path == b"/body":
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 20000000\r\n\r\n")
-            elif path == b"/unknown":
-                writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-            await writer.drain()
-            if path != b"/fast":
-                await asyncio.Event().wait()
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def in_use(pool: SharedPool, least: int) -> None:
+    """Wait until tenants hold at least `least` units."""
+    async with asyncio.timeout(30):
+        while pool.size - pool.free < least:
+            await asyncio.sleep(0.01)
 
 
 def guard(tenant: str, timeout_s: float = 20.0) -> FetchGuard:
@@ -70,7 +55,7 @@ async def settle(tasks: list[asyncio.Task[bytes]]) -> None:
 async def test_slow_hosts_of_one_tenant_leave_fetches_to_others(host: str) -> None:
     """One tenant fetches 200 URLs that stall; another's fetch takes no longer than usual."""
     stalled = [asyncio.create_task(guard("greedy").get(f"{host}/slow")) for _ in range(200)]
-    await asyncio.sleep(0.3)
+    await in_use(fetch_guard.FETCHES._pool, 32)
     started_s = time.monotonic()
     assert await guard("other").get(f"{host}/fast") == png()
     assert time.monotonic() - started_s < 2
@@ -81,9 +66,9 @@ async def test_slow_hosts_of_one_tenant_leave_fetches_to_others(host: str) -> No
 async def test_bodies_of_one_tenant_leave_memory_to_others(host: str, path: str) -> None:
     """20 MB are announced by 30 responses: two of them are received at once."""
     stalled = [asyncio.create_task(guard("greedy").get(f"{host}/{path}")) for _ in range(30)]
-    await asyncio.sleep(0.5)
-    assert await guard("other").get(f"{host}/fast") == png()
     pool = fetch_guard.FETCHED_BYTES._pool
+    await in_use(pool, 40_000_000)
+    assert await guard("other").get(f"{host}/fast") == png()
     assert 40_000_000 <= pool.size - pool.free <= 2 * 20 * 2**20
     await settle(stalled)
     assert pool.size == pool.free
@@ -94,7 +79,7 @@ async def test_a_fetch_over_the_share_waits_and_is_then_refused(host: str, monke
     pool = SharedPool("image_fetches", 2)
     monkeypatch.setattr(fetch_guard, "FETCHES", SharedTurns(pool, max_waiting=4, timeout_s=0.2))
     stalled = asyncio.create_task(guard("a", 1.0).get(f"{host}/slow"))
-    await asyncio.sleep(0.05)
+    await in_use(pool, 1)
     with pytest.raises(Overloaded, match="image_fetches"):
         await guard("a").get(f"{host}/fast")
     monkeypatch.setattr(fetch_guard, "FETCHES", SharedTurns(pool, max_waiting=4, timeout_s=20))

@@ -94,14 +94,17 @@ def test_what_a_client_sends_without_a_key_does_not_stall_others(start: Callable
 
 def test_a_refused_request_is_not_read_to_its_end(start: Callable[..., Server]) -> None:
     server = start(auth="keys")
-    for head, status in REFUSED.items():
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+    clients = []
+    with contextlib.ExitStack() as stack:
+        for head, status in REFUSED.items():
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
             client.sendall(head)
             response = client.recv(65_536)
             assert b" %d " % status in response.split(b"\r\n")[0]
             assert b"\r\nconnection: close\r\n" in response.lower()
-            piece = b"5\r\naaaaa\r\n" if b"chunked" in head else b"aaaaa"
-            wait_until(partial(refuses, client, piece), "the connection is closed", 10)
+            clients.append((client, b"5\r\naaaaa\r\n" if b"chunked" in head else b"aaaaa"))
+        for client, piece in clients:  # the server drops what still arrives for 10 s
+            wait_until(partial(refuses, client, piece), "the connection is closed", 30)
 
 
 def refuses(client: socket.socket, data: bytes) -> bool:

@@ -100,7 +100,7 @@ def test_the_command_records_the_first_key_in_the_storage(
     assert code(start()) in KEYED
 
 
-def test_an_api_whose_storage_is_silent_at_its_start_is_closed_until_it_responds(
+def test_an_api_with_silent_storage_at_its_start_is_closed_until_it_responds(
     start: Callable[..., Server], tmp_path: Path
 ) -> None:
     """It cannot know whether Redis has lost a key; a valid key is served meanwhile."""

@@ -1,4 +1,4 @@
-"""Jobs whose deadline has passed are ended in small numbers: one tenant's do not lengthen the claims of others."""
+"""Jobs past their deadline are ended in small numbers: one tenant's do not lengthen the claims of others."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ async def test_a_joined_batch_is_left_to_an_overdue_job_of_another_tenant(
 async def test_only_tenants_within_their_allowance_preempt_the_rows_of_others(
     queue: Queue, make_submission: Make
 ) -> None:
-    """A full worker names the tenants whose rows would be preempted; a tenant can always preempt its own."""
+    """A full worker names the tenants of the rows that would be preempted; a tenant can always preempt its own."""
     await learn_cost(queue, make_submission)
     for _ in range(5):
         await put(queue, *[make_submission(tenant="a") for _ in range(SLOTS)])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from fuzz import batch_files as fuzz_batch_files
-from harness.http_server import ROOT, png
+from harness.http_server import ROOT, hosting
 
 from shared import job_builder
 from shared.auth import TenantLimits
@@ -47,31 +47,8 @@ async def context(queue: Queue, tmp_path: Path) -> AsyncIterator[BatchContext]:
 @pytest.fixture
 async def image_host() -> AsyncIterator[str]:
     """A server that sends an image at /fast, and nothing at any other path."""
-    tasks: set[asyncio.Task[Any]] = set()
-    data = png()
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-            if head.startswith(b"GET /fast"):
-                writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(data) + data)
-                await writer.drain()
-            else:
-                await asyncio.Event().wait()
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with hosting() as url:
+        yield url
 
 
 def line(number: int, **body: Any) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def delivery_pass(queue: Queue, timeout_s: float) -> DeliveryPass:
 
 
 async def event(queue: Queue, make_submission: Any, tenant: str, url: str) -> None:
-    """End a job of `tenant` whose webhook is `url`."""
+    """End a job of `tenant` with the webhook `url`."""
     await put(queue, make_submission(tenant=tenant, webhook=JobWebhook(url=url, states=(State.SUCCEEDED,))))
     assert await end(queue, (await claim(queue))[0])
 

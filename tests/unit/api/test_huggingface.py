@@ -86,7 +86,7 @@ async def test_the_error_field_is_text_for_every_error(fake_queue: Queue, tmp_pa
     assert response.headers["www-authenticate"].startswith("Bearer ")
 
 
-async def test_a_call_whose_job_expires_in_the_queue_names_the_deadline(fake_queue: Queue, tmp_path: Path) -> None:
+async def test_a_call_names_the_deadline_of_a_job_that_expires_in_the_queue(fake_queue: Queue, tmp_path: Path) -> None:
     """It is no fault of the service."""
     async with serving(fake_queue, tmp_path) as api:
         body = {"model": "demo", "prompt": "a red circle", "deadline_s": 0.001}

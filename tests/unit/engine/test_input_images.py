@@ -111,7 +111,7 @@ def test_any_error_of_an_image_reader_ends_its_job(fault: Exception, monkeypatch
 
 
 class DecoderHarness:
-    """A decoder whose decoding of a tenant's images waits while its name is in `held`."""
+    """A decoder that does not decode a tenant's images while its name is in `held`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *held: str) -> None:
         self.held = {tenant: threading.Event() for tenant in held}

@@ -78,7 +78,7 @@ def test_only_a_field_that_must_match_changes_the_signature(name: str, make_job:
 
 
 def test_reproducible_jobs_are_claimed_by_themselves_and_mix_no_sizes() -> None:
-    """They share no forwards with others, also of a model whose jobs share forwards with other sizes."""
+    """They share no forwards with others, also of a model that mixes sizes in a forward."""
     spec = ModelSpec(id="m", source="/m", mixed_fields=("adapters", "size"), limits=Limits(multiple_of=16))
 
     def job(width: int, **fields: Any) -> Job:

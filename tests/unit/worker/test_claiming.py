@@ -48,7 +48,7 @@ def test_tenants_that_are_preempted(
     tenants: set[str],
     why: str,
 ) -> None:
-    """The queue compares their GPU usage with that of the tenant whose jobs would preempt them."""
+    """The queue compares their GPU usage with that of the tenant of the claimed jobs."""
     jobs = [make_job(tenant=tenant, priority=priority) for tenant, priority in running]
     assert preempted_tenants(jobs, min_priority) == tenants, why
 

@@ -61,7 +61,7 @@ class InputDecoder:
             executor.shutdown(wait=False, cancel_futures=True)
 
     def _decode_next(self) -> None:
-        """Decode the images of one request, of the tenant whose turn it is."""
+        """Decode the images of one request, of the tenant with the next turn."""
         with self._lock:
             tenant = next(iter(self._waiting))
             requests = self._waiting.pop(tenant)

@@ -1,7 +1,7 @@
 -- NEEDS footprint
 -- Schedule the deletion of a file's parts before they are stored; put_file cancels it.
 -- ARGV     tenant, file_id, max_files, remove_after_ms, size
---          `size`: bytes to be stored, counted at once; 0 for a file of the service, whose parts are counted when committed
+--          `size`: bytes to be stored, counted at once; 0 for a file of the service: its parts are counted when committed
 -- Returns  'ok', 'full' or the name of the quota that is used up
 local tenant, id, size = ARGV[1], ARGV[2], tonumber(ARGV[5])
 local parts = key.file_parts(tenant, id)

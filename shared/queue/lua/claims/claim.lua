@@ -3,7 +3,7 @@
 -- Start a batch: choose one ready signature and claim up to `slots` of its slots.
 -- ARGV     worker, token, slots, lowest_rank, has_other_jobs, preempted, models...
 --          `token`: the same as before when a worker repeats its last request
---          `preempted`: tenants whose jobs on this worker would be preempted, separated by spaces
+--          `preempted`: tenants with jobs on this worker that would be preempted, separated by spaces
 --          `models`: each with the ms that loading it takes: 0 if in memory, negative if its last load failed
 -- Returns  for each claim {job id, wire form, signature, epoch, 1 if solo, ms queued, ms to its deadline | -1}
 local TRIES = 16

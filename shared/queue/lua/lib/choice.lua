@@ -2,7 +2,7 @@
 -- Part of claim and join: which signature a worker claims next. Claim takes the first row that gives jobs; join holds jobs
 -- back when that row is of another signature. Every step reads a bounded number of rows, whatever is queued.
 -- Priorities order the jobs of one tenant. Between tenants, interactive jobs go first only while their tenant is `ahead`:
--- its GPU usage is at most an allowance above that of the least-served tenant whose jobs they delay. Beyond it they go with
+-- its GPU usage is at most an allowance above that of the least-served tenant that they delay. Beyond it they go with
 -- the standard jobs of others, by usage.
 
 local choice = {}
@@ -25,10 +25,10 @@ end
 --   worker, now     who asks, and when (ms)
 --   models          from model_loads.models
 --   lowest          the lowest priority that it takes, as a rank
---   preempted       names of tenants, separated by spaces, whose jobs on this worker would be delayed
---   quotas, short   of `quota`: limits of tenants read so far; tenants whose jobs did not start because of theirs
+--   preempted       names of tenants, separated by spaces, with jobs on this worker that would be delayed
+--   quotas, short   of `quota`: limits of tenants read so far; tenants with jobs that did not start because of theirs
 --   orders          tenants with free slots, by model and rank, once read
---   due             models whose bulk jobs precede standard ones, as a set
+--   due             models in which bulk jobs precede standard ones, as a set
 --   most_ahead      the highest GPU usage with which a tenant is ahead, once computed
 function choice.new(worker, models, lowest, preempted, now)
   return {worker = worker, models = models, lowest = lowest, preempted = preempted, now = now, quotas = {}, short = {},
@@ -73,7 +73,7 @@ local function tenants_with_slots(request, model, rank)
   return request.orders[name]
 end
 
--- The highest GPU usage with which a tenant is ahead. least: of the tenants whose jobs would be delayed, nil for none.
+-- The highest GPU usage with which a tenant is ahead. least: of the tenants that would be delayed, nil for none.
 function choice.most_ahead(least, now)
   if not least then return math.huge end
   return tenants.usage_after(least > 0 and least or nil, conf.interactive_allowance_s, now) or 0

@@ -72,7 +72,7 @@ function claim_job.reserves_slots(id, worker, now)
   return (tonumber(redis.call('HGET', key.claimed_jobs, worker) or 0) or 0) > 0
 end
 
--- Expire a queued job whose deadline has passed, and count it in batch.expired; returns whether it has.
+-- Expire a queued job past its deadline, and count it in batch.expired; returns whether it has.
 function claim_job.expired(batch, id, job)
   local now = batch.now
   if not (job.deadline and tonumber(job.deadline) <= now) then return false end

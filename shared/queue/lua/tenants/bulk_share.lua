@@ -10,7 +10,7 @@ local KEEP_MS = 3600000
 -- The credit that `slots` above bulk add: bulk gets `share` of the sum of both.
 function bulk_share.growth(slots, share) return slots * share / (1 - share) end
 
--- The models whose bulk jobs precede standard ones, as a set.
+-- The models in which bulk jobs precede standard ones, as a set.
 function bulk_share.due(models, lowest)
   local due, names = {}, {}
   if lowest < 2 or conf.bulk_share <= 0 or not models[1] then return due end

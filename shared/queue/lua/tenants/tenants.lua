@@ -140,7 +140,7 @@ function tenants.remove_lane(lane)
 end
 
 -- The limit of a tenant's running slots, for claim and join. `scope` is a request of `choice` or a batch of `fill`, which
--- share two fields: scope.quotas, the limits read so far, and scope.short, the tenants whose jobs did not start because of them.
+-- share two fields: scope.quotas, the limits read so far, and scope.short, the tenants with jobs that did not start because of them.
 local quota = {}
 
 -- Read limits and running slots of the tenants that are not in scope.quotas yet.

@@ -2,7 +2,7 @@
 -- RUNS when Redis is full
 -- Convert outbox entries into deliveries, one per subscribed endpoint and one for the job's own URL, until the work of
 -- about WORK deliveries is done: 116 take 2.5 ms. An entry is converted completely, with at most 17 deliveries. Tenants
--- take turns: one whose entries are not all converted goes behind the others.
+-- take turns: one with unconverted entries goes behind the others.
 -- ARGV     limit
 -- Returns  number of entries
 local WORK, ENDPOINT_READ = 100, 0.1
@@ -30,7 +30,7 @@ local function expand(tenant)
     redis.call('XDEL', outbox, entry[1])
     done = done + 1
   end
-  -- Behind the tenants whose first event came in the same millisecond.
+  -- Behind the tenants with a first event of the same millisecond.
   if redis.call('XLEN', outbox) > 0 then return redis.call('ZADD', key.outbox_tenants, whole(now + 1), tenant) end
   redis.call('DEL', outbox)
   redis.call('ZREM', key.outbox_tenants, tenant)
