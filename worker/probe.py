@@ -23,7 +23,7 @@ from shared.runtime import log, plots
 from worker.cost_curves import efficient_rows
 from worker.engine.device import choose_device, measure_peak_memory
 from worker.engine.engine import Engine
-from worker.engine.fusion.self_check import sample_files, sample_job
+from worker.engine.fusion.sample_jobs import sample_files, sample_job
 from worker.engine.protocol import EngineEvent, EngineRequest, ForwardDone, JobFinished
 from worker.engine.warm_up import row_counts
 

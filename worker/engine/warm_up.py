@@ -11,7 +11,7 @@ from shared.errors import JobError
 from worker.engine.fusion.fused_call import run_fused
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import Stage
-from worker.engine.fusion.self_check import sample_files, sample_job
+from worker.engine.fusion.sample_jobs import sample_files, sample_job
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import LoadedModel

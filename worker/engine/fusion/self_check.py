@@ -1,30 +1,25 @@
 """The self-check at load: fused rows must equal the rows of single calls; otherwise the method runs unfused.
 
-Rules of architectures that have none are inferred from the calls of the check. Sample jobs also serve the warm-up and
-the model probe.
+Rules of architectures that have none are inferred from the calls of the check.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
 import torch
-from PIL import Image
 
-from shared.config.models_file import ModelSpec
 from shared.errors import JobError
-from shared.job import InputRef, Job, Task
 from worker.engine.fusion.architectures import Argument, Kind, StackingRules
 from worker.engine.fusion.batch_key import Arguments, is_omitted
 from worker.engine.fusion.fused_call import run_fused
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
+from worker.engine.fusion.sample_jobs import sample_files, sample_job
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.task_pipelines import takes_last_image
-from worker.engine.protocol import InputFiles
 
 log = structlog.get_logger()
 
@@ -202,41 +197,3 @@ def _has_rows(value: Any, count: int) -> bool:
         return False
     leaves = [item for item in items if item is not None]
     return bool(leaves) and all(_has_rows(item, count) for item in leaves)
-
-
-def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: tuple[int, int]) -> Job:
-    """Return a job of two steps for one image or video of `spec`; `at` is its id and seed."""
-    limits, defaults = spec.limits, spec.defaults
-    width, height = size
-    ref = InputRef(id="sample", key="", content_type="image/png", bytes=0, width=width, height=height)
-    has_image = task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
-    return Job(
-        id=f"sample-{at}",
-        tenant="sample",
-        created_at_ms=0,
-        model=spec.id,
-        width=width,
-        height=height,
-        # One group of frames after the first frame, or as many as are allowed.
-        frames=min(limits.frames_multiple + 1, limits.max_frames) if task.makes_video else 1,
-        fps=defaults.fps if task.makes_video else None,
-        layers=0 if task.makes_video else defaults.layers,
-        reference_sizes=(spec.references.size_for(width, height),) if task is Task.EDIT else (),
-        task=task,
-        prompt=prompt,
-        seed=at,
-        steps=2,
-        guidance_scale=defaults.guidance_scale,
-        guidance_scale_2=defaults.guidance_scale_2,
-        strength=1.0 if task.has_strength else None,
-        images=(ref,) if has_image else (),
-        mask=ref if task is Task.INPAINT else None,
-    )
-
-
-def sample_files(job: Job) -> InputFiles:
-    file = io.BytesIO()
-    Image.radial_gradient("L").save(file, "PNG")
-    data = file.getvalue()
-    mask, last = (None if ref is None else data for ref in (job.mask, job.last_image))
-    return InputFiles(images=(data,) * len(job.images), mask=mask, last_image=last)

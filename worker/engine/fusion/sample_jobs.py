@@ -1,0 +1,47 @@
+"""Sample jobs of a model, for the self-check, the warm-up and the model probe."""
+
+import io
+
+from PIL import Image
+
+from shared.config.models_file import ModelSpec
+from shared.job import InputRef, Job, Task
+from worker.engine.protocol import InputFiles
+
+
+def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: tuple[int, int]) -> Job:
+    """Return a job of two steps for one image or video of `spec`; `at` is its id and seed."""
+    limits, defaults = spec.limits, spec.defaults
+    width, height = size
+    ref = InputRef(id="sample", key="", content_type="image/png", bytes=0, width=width, height=height)
+    has_image = task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
+    return Job(
+        id=f"sample-{at}",
+        tenant="sample",
+        created_at_ms=0,
+        model=spec.id,
+        width=width,
+        height=height,
+        # One group of frames after the first frame, or as many as are allowed.
+        frames=min(limits.frames_multiple + 1, limits.max_frames) if task.makes_video else 1,
+        fps=defaults.fps if task.makes_video else None,
+        layers=0 if task.makes_video else defaults.layers,
+        reference_sizes=(spec.references.size_for(width, height),) if task is Task.EDIT else (),
+        task=task,
+        prompt=prompt,
+        seed=at,
+        steps=2,
+        guidance_scale=defaults.guidance_scale,
+        guidance_scale_2=defaults.guidance_scale_2,
+        strength=1.0 if task.has_strength else None,
+        images=(ref,) if has_image else (),
+        mask=ref if task is Task.INPAINT else None,
+    )
+
+
+def sample_files(job: Job) -> InputFiles:
+    file = io.BytesIO()
+    Image.radial_gradient("L").save(file, "PNG")
+    data = file.getvalue()
+    mask, last = (None if ref is None else data for ref in (job.mask, job.last_image))
+    return InputFiles(images=(data,) * len(job.images), mask=mask, last_image=last)
