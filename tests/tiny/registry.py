@@ -18,6 +18,8 @@ MODULES = {
     "images.ernie": ("ernie-image",),
     "images.glm": ("glm-image",),
     "images.inpaint": ("sd-inpaint", "sdxl-inpaint", "sd3-16", "sd3.5-medium", "sd3.5-large"),
+    "images.kandinsky": ("kandinsky-2.1", "kandinsky-2.2", "kandinsky-3"),
+    "images.deepfloyd": ("deepfloyd-if", "prx-pixel"),
     "images.unlisted": ("pixart-sigma", "aura-flow", "lumina-2", "chroma"),
     "videos.wan": ("wan-2.1-t2v", "wan-2.2-t2v", "wan-2.2-ti2v", "wan-2.1-i2v", "wan-2.1-flf2v", "wan-2.2-i2v"),
     "videos.hunyuan": ("hunyuan-video", "hunyuan-video-i2v", "hunyuan-video-1.5", "hunyuan-video-1.5-i2v"),

@@ -10,7 +10,14 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
-from transformers import CLIPTokenizer, GemmaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer, T5Tokenizer
+from transformers import (
+    CLIPTokenizer,
+    GemmaTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
+    T5Tokenizer,
+    XLMRobertaTokenizer,
+)
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 if TYPE_CHECKING:
@@ -63,6 +70,12 @@ def t5(max_length: int = 64) -> T5Tokenizer:
     """A T5 tokenizer over single letters."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -10.0), ("▁", -2.0), *((letter, -3.0) for letter in LETTERS)]
     return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=max_length)
+
+
+def xlm_roberta() -> XLMRobertaTokenizer:
+    """An XLM-RoBERTa tokenizer over single letters."""
+    pieces = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -10.0), ("▁", -2.0)]
+    return XLMRobertaTokenizer(vocab=[*pieces, *((letter, -3.0) for letter in LETTERS)], model_max_length=77)
 
 
 def qwen_vl(tokenizer: Qwen2Tokenizer) -> Qwen2VLProcessor:
