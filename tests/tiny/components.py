@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any
+from unittest import mock
 
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from tiny import tokens
-from transformers import CLIPTextConfig, CLIPTokenizer, T5Config, T5EncoderModel, T5Tokenizer
+from transformers import (
+    CLIPTextConfig,
+    CLIPTokenizer,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
+)
 
 
-def clip_config(tokenizer: CLIPTokenizer) -> CLIPTextConfig:
+def clip_config(tokenizer: CLIPTokenizer, positions: int = 77) -> CLIPTextConfig:
     return CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=tokens.WIDTH,
@@ -17,6 +29,7 @@ def clip_config(tokenizer: CLIPTokenizer) -> CLIPTextConfig:
         num_hidden_layers=2,
         num_attention_heads=4,
         projection_dim=tokens.WIDTH,
+        max_position_embeddings=positions,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -29,6 +42,30 @@ def t5_sizes(vocabulary: int, width: int = tokens.WIDTH) -> dict[str, Any]:
 
 def t5_encoder(tokenizer: T5Tokenizer, width: int = tokens.WIDTH) -> T5EncoderModel:
     return T5EncoderModel(T5Config(**t5_sizes(len(tokenizer), width)))
+
+
+def qwen_vl(vocabulary: int, layers: int = 2) -> Qwen2_5_VLForConditionalGeneration:
+    """The text encoder of several families; they use it without images."""
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(
+            text_config={
+                "vocab_size": vocabulary,
+                "hidden_size": tokens.WIDTH,
+                "intermediate_size": 37,
+                "num_hidden_layers": layers,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
+            },
+            vision_config={
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 24,
+                "num_heads": 2,
+                "out_hidden_size": tokens.WIDTH,
+            },
+        )
+    )
 
 
 def vae(latent_channels: int = 4, **more: Any) -> AutoencoderKL:
@@ -76,3 +113,17 @@ def xl_unet(in_channels: int = 4) -> UNet2DConditionModel:
         addition_time_embed_dim=8,
         projection_class_embeddings_input_dim=6 * 8 + tokens.WIDTH,
     )
+
+
+@contextmanager
+def new_ones_have(pipeline_class: Any, **attributes: Any) -> Iterator[None]:
+    """Give each new pipeline of a class `attributes`: for those that hold a list of large sizes, and take no other."""
+    original = pipeline_class.__init__
+
+    @wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        vars(self).update(attributes)
+
+    with mock.patch.object(pipeline_class, "__init__", init):
+        yield

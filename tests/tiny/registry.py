@@ -25,9 +25,13 @@ MODULES = {
     "videos.hunyuan": ("hunyuan-video", "hunyuan-video-i2v", "hunyuan-video-1.5", "hunyuan-video-1.5-i2v"),
     "videos.ltx2": ("ltx-2", "ltx-2.3"),
     "videos.helios": ("helios", "helios-mid", "helios-distilled"),
+    "more.kandinsky5": ("kandinsky-5-t2i", "kandinsky-5-t2v", "kandinsky-5-i2v"),
+    "more.ltx": ("ltx-video", "ltx-video-i2v", "mochi", "cosmos-2-t2i"),
+    "more.cogview": ("cogvideox", "cogvideox-5b", "cogvideox-i2v", "cogview-3", "cogview-4"),
+    "more.hunyuan": ("hunyuan-dit", "hunyuan-image-2.1", "hidream"),
 }
 NEEDS_TORCHVISION = frozenset(
-    {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
+    {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev", "cosmos-2-t2i"}
 )
 
 

@@ -11,6 +11,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 from transformers import (
+    BertTokenizer,
     CLIPTokenizer,
     GemmaTokenizer,
     PreTrainedTokenizerFast,
@@ -58,6 +59,12 @@ def clip() -> CLIPTokenizer:
     """A CLIP tokenizer that has single letters only."""
     pieces = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), "<|startoftext|>", "<|endoftext|>"]
     return CLIPTokenizer(vocab={piece: at for at, piece in enumerate(pieces)}, merges=[], model_max_length=77)
+
+
+def bert() -> BertTokenizer:
+    """A BERT tokenizer over single letters."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    return BertTokenizer(vocab={piece: at for at, piece in enumerate(pieces)}, model_max_length=77)
 
 
 def gemma() -> GemmaTokenizer:
