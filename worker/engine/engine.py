@@ -145,7 +145,7 @@ class Engine:
                 self._models.start_next_load(self._scheduler.models_in_use())
                 self._run_messages(wait=not self._scheduler.can_run())
                 self._scheduler.run_forward()
-        except Exception:
+        except BaseException:
             self._failed = True
             log.exception("engine_thread_failed", jobs=len(self._unfinished))
         finally:

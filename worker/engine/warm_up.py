@@ -8,7 +8,7 @@ import structlog
 import torch
 
 from shared.errors import JobError
-from worker.engine.fusion.fused_call import run_fused
+from worker.engine.fusion.fused_call import as_job_error, run_fused
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import Stage
 from worker.engine.fusion.sample_jobs import sample_files, sample_job
@@ -59,9 +59,8 @@ def _run_row_counts(model: LoadedModel, device: torch.device, note_progress: Cal
         except torch.OutOfMemoryError:
             gc.collect()
             empty_cache(device)
-        except Exception as error:  # compilers fail in many ways, and the model can run uncompiled
-            message = f"{type(error).__name__}: {error}"[:500]
-            log.warning("warm_up_failed", model=model.spec.id, rows=rows, error=message)
+        except BaseException as error:  # compilers fail in many ways, and the model can run uncompiled
+            log.warning("warm_up_failed", model=model.spec.id, rows=rows, error=as_job_error(error).message)
             return isinstance(error, JobError)
     return True
 

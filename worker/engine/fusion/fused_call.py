@@ -68,21 +68,36 @@ class FusedCall:
         try:
             positions = None if self.pad_to is None else [self.positions[index] for index in indexes]
             outputs = self.measure(lambda: run_fused(calls, self.pad_to, positions), indexes)
-        except torch.AcceleratorError:
-            raise  # the device is lost, and the engine with it
-        except torch.OutOfMemoryError:
-            return OutOfMemory(f"{calls[0].shared_method} does not fit into memory, even for one image")
-        except Exception as error:  # one call's failure does not end its batch mates
-            message = f"{type(error).__name__}: {error}"[:500]
-            return OutOfMemory(message) if _is_out_of_memory(error) else InferenceFailed(message)
+        except BaseException as error:  # one call's failure does not end its batch mates
+            failure = as_job_error(error)
+            if isinstance(error, torch.OutOfMemoryError):
+                failure = OutOfMemory(f"{calls[0].shared_method} does not fit into memory, even for one image")
+            return failure
         for index, output in zip(indexes, outputs, strict=True):
             self._results[index] = output
         return None
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def as_job_error(error: BaseException) -> JobError:
+    """Return what a model's or pipeline's code raised as the error of its job; raises it if the device is lost.
+
+    Such code can raise anything. Also `SystemExit` and `KeyboardInterrupt` concern only its own model: signals reach
+    neither the engine's threads nor its process.
+    """
+    if isinstance(error, torch.AcceleratorError):
+        raise error  # the device is lost for the whole process
+    if isinstance(error, JobError):
+        error.__traceback__ = error.__context__ = None  # its frames hold activations
+        return error
+    message = f"{type(error).__name__}: {error}"[:500]
+    return OutOfMemory(message) if _is_out_of_memory(error) else InferenceFailed(message)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
     message = str(error)
-    return isinstance(error, MemoryError) or "can't allocate memory" in message or "_ALLOC_FAILED" in message
+    return "can't allocate memory" in message or "_ALLOC_FAILED" in message
 
 
 def fixed_position(job: Job, index: int, pad_to: int) -> int:

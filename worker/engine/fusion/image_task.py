@@ -14,7 +14,8 @@ import greenlet
 import structlog
 import torch
 
-from shared.errors import InferenceFailed, JobError, OutOfMemory
+from shared.errors import JobError, OutOfMemory
+from worker.engine.fusion.fused_call import as_job_error
 from worker.engine.fusion.module_proxy import ParkedCall
 from worker.engine.lora.per_row import AdapterKey
 
@@ -36,6 +37,7 @@ class ImageTask:
         self.error: JobError | None = None
         self._body = body
         self._adapter = adapter
+        self._aborted = False
         self._autocast: torch.dtype | None = None
         self._rng_state: RngState | None = None
         self._greenlet: greenlet.greenlet | None = None
@@ -66,6 +68,7 @@ class ImageTask:
         """End the task at its parked call and free its memory."""
         self.parked_call = None
         if self._greenlet is not None and not self._greenlet.dead:
+            self._aborted = True
             self._greenlet.throw()  # GreenletExit is no Exception: pipelines do not catch it
 
     def _switch(self, device: torch.device, enter: Callable[..., Any], *args: Any) -> None:
@@ -92,18 +95,16 @@ class ImageTask:
     def _run(self) -> None:
         try:
             self.result = self._body()
-        except torch.AcceleratorError:
-            raise  # the device is lost for the whole process
-        except JobError as error:
-            error.__traceback__ = error.__context__ = None  # its frames hold activations
-            self.error = error
-        except torch.OutOfMemoryError:
-            self.error = OutOfMemory("out of memory outside the shared modules")
-        except Exception as error:  # a fault in a pipeline's own code ends only its job
-            # Without the message, which can quote a prompt.
+        except BaseException as error:  # a fault in a pipeline's own code ends only its job
+            if self._aborted:
+                return
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            log.warning("image_task_failed", error=type(error).__name__, where=f"{frame.filename}:{frame.lineno}")
-            self.error = InferenceFailed(f"{type(error).__name__}: {error}"[:500])
+            self.error = as_job_error(error)
+            if isinstance(error, torch.OutOfMemoryError):
+                self.error = OutOfMemory("out of memory outside the shared modules")
+            elif not isinstance(error, JobError):
+                # Without the message, which can quote a prompt.
+                log.warning("image_task_failed", error=type(error).__name__, where=f"{frame.filename}:{frame.lineno}")
 
 
 def _set_autocast(device: torch.device, dtype: torch.dtype | None) -> None:

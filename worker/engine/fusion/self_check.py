@@ -9,10 +9,10 @@ from typing import Any
 import structlog
 import torch
 
-from shared.errors import JobError
+from shared.errors import InferenceFailed, JobError
 from worker.engine.fusion.architectures import Argument, Kind, StackingRules
 from worker.engine.fusion.batch_key import Arguments, is_omitted
-from worker.engine.fusion.fused_call import run_fused
+from worker.engine.fusion.fused_call import as_job_error, run_fused
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
 from worker.engine.fusion.sample_jobs import sample_files, sample_job
@@ -40,7 +40,7 @@ def run_self_check(model: LoadedModel, device: torch.device) -> None:
     verified: set[SharedMethod] = set()
     error: JobError | None = None
     for size in dict.fromkeys(((side, side), (defaults.width, defaults.height))):
-        error = _run_both_ways(_sample_tasks(model, size), device, verified)
+        error = _check_at(size, model, device, verified)
         if error is None:
             break
     if error is not None:
@@ -50,6 +50,21 @@ def run_self_check(model: LoadedModel, device: torch.device) -> None:
                 method.disable_fusing(f"the self-check of {method.architecture} could not run")
     _settle_denoisers(model, verified)
     model.release_tensors()
+
+
+def _check_at(
+    size: tuple[int, int], model: LoadedModel, device: torch.device, verified: set[SharedMethod]
+) -> JobError | None:
+    """Run sample jobs of one size both ways; return the error of one that failed, or of the check."""
+    tasks: list[ImageTask] = []
+    try:
+        tasks += _sample_tasks(model, size)
+        return _run_both_ways(tasks, device, verified)
+    except BaseException as error:
+        return as_job_error(error)
+    finally:
+        for task in tasks:
+            task.abort()
 
 
 def _run_both_ways(tasks: Sequence[ImageTask], device: torch.device, verified: set[SharedMethod]) -> JobError | None:
@@ -111,8 +126,8 @@ def _check_batch(calls: Sequence[ParkedCall], verified: set[SharedMethod]) -> li
     method = calls[0].shared_method
     try:
         singles = [call.run() for call in calls]
-    except (RuntimeError, ValueError, TypeError) as error:
-        return [JobError(f"{method}: {error}")] * len(calls)
+    except BaseException as error:
+        return [InferenceFailed(f"{method}: {as_job_error(error).message}")] * len(calls)
     if method.stacker is not None and len(calls) > 1:
         reason = _difference(calls, singles)
         if reason is None:
@@ -127,7 +142,8 @@ def _check_batch(calls: Sequence[ParkedCall], verified: set[SharedMethod]) -> li
 def _difference(calls: Sequence[ParkedCall], singles: Sequence[Any]) -> str | None:
     try:
         fused = run_fused(calls)
-    except Exception as error:  # with a wrong rule anything can fail; the model still runs unfused
+    except BaseException as error:  # with a wrong rule anything can fail; the model still runs unfused
+        as_job_error(error)
         return f"the fused forward raised {type(error).__name__}"
     for expected, actual in zip(_leaves(singles), _leaves(fused), strict=True):
         if expected.shape != actual.shape:

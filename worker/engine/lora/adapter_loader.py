@@ -58,7 +58,7 @@ class AdapterLoader:
                 outcome = changes_for(model, key, self._device)
         except JobError as error:
             outcome = type(error)(error.message, param="adapters")
-        except Exception as error:  # the top of the reader's thread: its jobs must end
+        except BaseException as error:  # the top of the reader's thread: its jobs must end
             log.exception("adapter_load_failed", model=model.spec.id, adapters=key)
             outcome = AdapterUnavailable(f"adapters cannot be loaded: {type(error).__name__}", param="adapters")
         seconds = round(time.monotonic() - started, 3)

@@ -162,7 +162,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
     return model
 
 
-def load_error(spec: ModelSpec, error: Exception) -> ModelUnavailable:
+def load_error(spec: ModelSpec, error: BaseException) -> ModelUnavailable:
     message = " ".join(str(error).split())[:400]
     return ModelUnavailable(f"model {spec.id!r} cannot be loaded from {spec.source}: {message}")
 

@@ -97,7 +97,7 @@ class ModelCache:
                     result = work()
             except JobError as error:
                 failure: JobError = error
-            except Exception as error:  # the top of the loader's thread: its jobs must end
+            except BaseException as error:  # the top of the loader's thread: its jobs must end
                 log.exception("model_load_failed", model=spec.id)
                 failure = load_error(spec, error)
             else:
