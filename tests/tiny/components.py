@@ -13,6 +13,8 @@ from tiny import tokens
 from transformers import (
     CLIPTextConfig,
     CLIPTokenizer,
+    Gemma2Config,
+    Gemma2Model,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     T5Config,
@@ -42,6 +44,20 @@ def t5_sizes(vocabulary: int, width: int = tokens.WIDTH) -> dict[str, Any]:
 
 def t5_encoder(tokenizer: T5Tokenizer, width: int = tokens.WIDTH) -> T5EncoderModel:
     return T5EncoderModel(T5Config(**t5_sizes(len(tokenizer), width)))
+
+
+def gemma_2(vocabulary: int) -> Gemma2Model:
+    return Gemma2Model(
+        Gemma2Config(
+            vocab_size=vocabulary,
+            hidden_size=tokens.WIDTH,
+            intermediate_size=37,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+        )
+    )
 
 
 def qwen_vl(vocabulary: int, layers: int = 2) -> Qwen2_5_VLForConditionalGeneration:

@@ -28,10 +28,15 @@ MODULES = {
     "more.kandinsky5": ("kandinsky-5-t2i", "kandinsky-5-t2v", "kandinsky-5-i2v"),
     "more.ltx": ("ltx-video", "ltx-video-i2v", "mochi", "cosmos-2-t2i"),
     "more.cogview": ("cogvideox", "cogvideox-5b", "cogvideox-i2v", "cogview-3", "cogview-4"),
+    "more.stable": ("pix2pix", "pix2pix-xl", "lcm", "sag", "panorama", "animatediff", "animatediff-xl"),
+    "more.perturbed": ("sd-pag", "sdxl-pag", "sd3-pag", "pixart-pag", "sana-pag", "animatediff-pag"),
+    "more.wan": ("wan-vace", "skyreels-v2", "skyreels-v2-i2v", "sana-video"),
+    "more.dit": ("pixart-alpha", "lumina-next", "latte", "bria", "bria-fibo", "ovis-image", "omnigen"),
     "more.hunyuan": ("hunyuan-dit", "hunyuan-image-2.1", "hidream"),
 }
 NEEDS_TORCHVISION = frozenset(
-    {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev", "cosmos-2-t2i"}
+    {"qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "qwen-image-2.1", "flux-2-dev"}
+    | {"cosmos-2-t2i", "omnigen"}
 )
 
 

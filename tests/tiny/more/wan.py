@@ -1,0 +1,127 @@
+"""Tiny relatives of Wan: VACE, SkyReels-V2, SANA-Video, ChronoEdit and AnyFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from diffusers import (
+    AutoencoderKLWan,
+    DPMSolverMultistepScheduler,
+    SanaVideoPipeline,
+    SanaVideoTransformer3DModel,
+    SkyReelsV2ImageToVideoPipeline,
+    SkyReelsV2Pipeline,
+    SkyReelsV2Transformer3DModel,
+    UniPCMultistepScheduler,
+    WanVACEPipeline,
+    WanVACETransformer3DModel,
+)
+from diffusers.pipelines.sana_video import pipeline_sana_video
+from tiny import components, tokens
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+    UMT5Config,
+    UMT5EncoderModel,
+)
+
+SIZES: dict[str, Any] = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 12,
+    "text_dim": tokens.WIDTH,
+    "freq_dim": 32,
+    "ffn_dim": 48,
+    "num_layers": 2,
+    "rope_max_seq_len": 32,
+}
+
+
+def _vae() -> AutoencoderKLWan:
+    return AutoencoderKLWan(
+        base_dim=8,
+        dim_mult=[1, 2, 2, 2],
+        latents_mean=[0.1, -0.1, 0.2, 0.0],
+        latents_std=[0.5, 0.6, 0.4, 0.7],
+        z_dim=4,
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+    )
+
+
+def _parts() -> dict[str, Any]:
+    tokenizer = tokens.t5(512)
+    return {
+        "tokenizer": tokenizer,
+        "text_encoder": UMT5EncoderModel(UMT5Config(**components.t5_sizes(len(tokenizer)))),
+        "vae": _vae(),
+        "scheduler": UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+    }
+
+
+def vace() -> WanVACEPipeline:
+    transformer = WanVACETransformer3DModel(
+        in_channels=4, out_channels=4, vace_layers=[0], vace_in_channels=2 * 4 + 64, **SIZES
+    )
+    return WanVACEPipeline(**_parts(), transformer=transformer)
+
+
+def skyreels() -> SkyReelsV2Pipeline:
+    transformer = SkyReelsV2Transformer3DModel(in_channels=4, out_channels=4, **SIZES)
+    return SkyReelsV2Pipeline(**_parts(), transformer=transformer)
+
+
+def skyreels_image() -> SkyReelsV2ImageToVideoPipeline:
+    vision = {"hidden_size": 16, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 2}
+    transformer = SkyReelsV2Transformer3DModel(
+        in_channels=12, out_channels=4, image_dim=16, added_kv_proj_dim=24, **SIZES
+    )
+    return SkyReelsV2ImageToVideoPipeline(
+        **_parts(),
+        transformer=transformer,
+        image_encoder=CLIPVisionModelWithProjection(
+            CLIPVisionConfig(image_size=16, patch_size=8, projection_dim=16, **vision)
+        ),
+        image_processor=CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}),
+    )
+
+
+def sana_video() -> SanaVideoPipeline:
+    tokenizer = tokens.gemma()
+    return SanaVideoPipeline(
+        tokenizer=tokenizer,
+        text_encoder=components.gemma_2(len(tokenizer)),
+        vae=_vae(),
+        transformer=SanaVideoTransformer3DModel(
+            in_channels=4,
+            out_channels=4,
+            num_layers=2,
+            num_attention_heads=2,
+            attention_head_dim=12,
+            num_cross_attention_heads=2,
+            cross_attention_head_dim=12,
+            cross_attention_dim=24,
+            caption_channels=tokens.WIDTH,
+            sample_size=30,
+            rope_max_seq_len=32,
+        ),
+        scheduler=DPMSolverMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction", flow_shift=8.0),
+    )
+
+
+@contextmanager
+def small_sana_videos() -> Iterator[None]:
+    """Replace the list of sizes from which SANA-Video chooses by a small one."""
+    with mock.patch.object(pipeline_sana_video, "ASPECT_RATIO_480_BIN", {"1.0": [64.0, 64.0]}):
+        yield
+
+
+PIPELINES = {
+    "wan-vace": vace,
+    "skyreels-v2": skyreels,
+    "skyreels-v2-i2v": skyreels_image,
+    "sana-video": sana_video,
+}
