@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, a_job, a_spec
-from parity.cells import LONG
+from parity.cells import LONG, small_images
 from tiny import registry
 
 from shared.job import Task
@@ -57,3 +58,21 @@ def test_the_self_check_finds_padding_without_a_mask(models_folder: Path, monkey
     reason = recorder.finished["one"].batching.solo_reason
     assert reason is not None
     assert "failed its self-check: fused rows are off by" in reason
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("tiny", ["qwen-image-edit", "qwen-image-edit-plus", "qwen-image-2.1"])
+def test_reproducible_edits_do_not_depend_on_their_batch_mates(tiny: str, models_folder: Path) -> None:
+    """The text encoder gets an image's pixels without a rule to stack them: copies of a call cannot fill it up."""
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("its processor needs torchvision: run `make parity`, which installs it")
+    jobs = [
+        a_job(f"job{at}", task=Task.EDIT, prompt=prompt, seed=at, steps=2, reproducible=True)
+        for at, prompt in enumerate(("a dog", LONG, "a cat"))
+    ]
+    with small_images("images.qwen21" if tiny == "qwen-image-2.1" else "images.qwen")():
+        spec = a_spec(saved(tiny, models_folder), tasks=(Task.EDIT,))
+        together, solo = EngineHarness(spec).run(*jobs), EngineHarness(spec).run(jobs[0])
+    assert [together.finished[job.id].error for job in jobs] == [None, None, None]
+    assert np.array_equal(solo.images["job0", 0], together.images["job0", 0])
+    assert together.finished["job0"].batching.max_jobs > 1

@@ -59,12 +59,14 @@ UNUSED = Argument(Kind.UNUSED)
 class StackingRules:
     """Rules of one method. Argument `rows` has one entry per row; an argument without a rule is EQUAL.
 
-    With `listed_output` the result is a list with one entry per row.
+    With `listed_output` the result is a list with one entry per row. Not `exact`: the last bits of a row can depend on
+    the other rows, as in a model that pads to the longest prompt of them; reproducible jobs do not use such rules.
     """
 
     rows: str
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     listed_output: bool = False
+    exact: bool = True
 
     @cached_property
     def substitutes(self) -> Mapping[str, str]:

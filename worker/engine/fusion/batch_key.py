@@ -70,6 +70,24 @@ def exact_key(rules: StackingRules, arguments: Arguments) -> Hashable:
     return frozenset(key)
 
 
+def holds_objects(rules: StackingRules, arguments: Arguments) -> bool:
+    """Return whether an argument without a rule is, or holds, a tensor or another object.
+
+    Only calls with the same object share a forward. It can have entries for the rows, so that copies of the call must
+    not fill a forward up: the pixels of the images in a prompt's tokens, for example.
+    """
+    unruled = [value for name, value in arguments.items() if rules.arguments.get(name, EQUAL).kind is Kind.EQUAL]
+    return any(_is_object(value) for value in unruled)
+
+
+def _is_object(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_is_object(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(_is_object(item) for item in value)
+    return not isinstance(value, PLAIN)
+
+
 def is_omitted(value: Any) -> bool:
     """Return whether an argument equals an omitted one: some pipelines pass no options, others an empty dict."""
     return value is None or (isinstance(value, dict) and not value)

@@ -18,7 +18,7 @@ import torch
 
 from shared.signature import DENOISERS
 from worker.engine.fusion.architectures import ARCHITECTURES, Kind, StackingRules
-from worker.engine.fusion.batch_key import add_substitutes, batch_key, count_rows, exact_key
+from worker.engine.fusion.batch_key import add_substitutes, batch_key, count_rows, exact_key, holds_objects
 from worker.engine.fusion.stacking import Stacker, map_tensors
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
 
@@ -83,6 +83,11 @@ class SharedMethod:
             return False
         rules = self.stacker.rules
         return rules.arguments[rules.rows].kind is Kind.LISTED
+
+    @property
+    def exact(self) -> bool:
+        """Whether rows of fused forwards can be bit-identical with any other rows; inferred rules do not promise it."""
+        return self.stacker is not None and self.stacker.rules.exact and not self.inferred
 
     @property
     def needs_inferred_rules(self) -> bool:
@@ -164,10 +169,18 @@ class ParkedCall:
             self.batch_key = (id(self.shared_method), batch_key(stacker.rules, self.arguments), self.autocast)
 
     @property
+    def exact(self) -> bool:
+        """Whether rows of this call can be bit-identical in fused forwards; otherwise they are in solo forwards."""
+        stacker = self.shared_method.stacker
+        return stacker is not None and self.shared_method.exact and not holds_objects(stacker.rules, self.arguments)
+
+    @property
     def exact_batch_key(self) -> Hashable:
         """Equal for calls that can share a forward with bit-identical rows."""
         stacker = self.shared_method.stacker
-        return (self.batch_key, self.rows, None if stacker is None else exact_key(stacker.rules, self.arguments))
+        if stacker is None or not self.exact:
+            return (id(self.shared_method), id(self))
+        return (self.batch_key, self.rows, exact_key(stacker.rules, self.arguments))
 
     def set_adapter(self, adapter: AdapterKey) -> None:
         """Apply the adapters of an image task to the rows, if they change this module."""

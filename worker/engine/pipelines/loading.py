@@ -61,6 +61,11 @@ class LoadedModel:
         return None if None in reasons else next(iter(reasons), "the model has no known denoiser")
 
     @property
+    def exact(self) -> bool:
+        """Whether reproducible jobs can share all denoiser forwards."""
+        return all(denoiser.exact for denoiser in self.denoisers)
+
+    @property
     def compiled(self) -> bool:
         return any(method.compiled for method in self.shared_methods)
 

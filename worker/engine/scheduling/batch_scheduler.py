@@ -181,7 +181,7 @@ class BatchScheduler:
         def measure(run: Callable[[], list[Any]], indexes: Sequence[int]) -> list[Any]:
             engine_jobs = [task_calls[index].engine_job for index in indexes]
             outputs = self._timer.measure(
-                (*kind, len(indexes)), run, lambda seconds: self._record_gpu_time(engine_jobs, stage, seconds)
+                (*kind, len(indexes)), run, lambda seconds: self._record_gpu_time(engine_jobs, stage, seconds, pad_to)
             )
             self._memory.record_success(kind, len(indexes))
             return outputs
@@ -208,7 +208,9 @@ class BatchScheduler:
             log.warning("forward_retried", model=kind.model, method=kind.method, calls=len(parked), failures=failures)
         return results
 
-    def _record_gpu_time(self, engine_jobs: Sequence[EngineJob], stage: Stage, seconds: float) -> None:
+    def _record_gpu_time(
+        self, engine_jobs: Sequence[EngineJob], stage: Stage, seconds: float, pad_to: int | None
+    ) -> None:
         """Share a forward's time among its jobs, one entry per image, and report the forward of a denoiser."""
         rows, distinct = len(engine_jobs), _distinct(engine_jobs)
         for engine_job in engine_jobs:
@@ -218,7 +220,7 @@ class BatchScheduler:
         for engine_job in distinct:
             engine_job.record_forward(rows, len(distinct))
         first = engine_jobs[0]
-        padding, device = max(0, (first.pad_to or 0) - rows), device_name(self._device)
+        padding, device = max(0, (pad_to or 0) - rows), device_name(self._device)
         self._events.on_event(
             ForwardDone(first.spec.id, rows, len(distinct), seconds, device, first.shape, first.claim_key, padding)
         )

@@ -19,9 +19,9 @@ REPRODUCIBLE_ROWS = 4
 class EngineJob:
     """One claim of a job. `arrival` numbers them by arrival.
 
-    Jobs of one `batch_group` can be batch mates; the batch keys of their calls decide what is fused. Each forward of a
-    reproducible job is padded with copies to `pad_to` calls. A job that has its `model` but has not started waits for
-    adapters.
+    Jobs of one `batch_group` can be batch mates; the batch keys of their calls decide what is fused. The forwards of a
+    reproducible job are padded with copies to `pad_to` calls, or are solo. A job that has its `model` but has not
+    started waits for adapters.
     """
 
     def __init__(self, request: EngineRequest, arrival: int, inputs: InputImages) -> None:
@@ -120,6 +120,8 @@ class EngineJob:
             return "ran solo because a worker was lost while running it"
         if self.model is not None and self.model.solo_reason is not None:
             return self.model.solo_reason
+        if self.job.reproducible and self.model is not None and not self.model.exact:
+            return "reproducible jobs of this model run solo: its rules can let other rows change the last bits"
         if self.job.n >= rows:
             return f"its own images fill a forward of {rows} rows"
         if self.mismatched:

@@ -116,7 +116,7 @@ class TaskCall(NamedTuple):
     def pad_to(self) -> int | None:
         """The number of calls that the forward is padded to, None for no padding."""
         calls = self.engine_job.pad_to
-        return None if calls is None else min(calls, self.decode_limit or calls)
+        return min(calls, self.decode_limit or calls) if calls is not None and self.parked_call.exact else None
 
     @property
     def position(self) -> int | None:

@@ -1,0 +1,59 @@
+"""Reproducible images are equal to the last bit of their floats, whatever their batch mates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec
+from tiny import registry
+
+from shared.job import Task
+
+pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+
+LONG = "a very large number of dogs, one behind the other, on their way to the sea"
+
+
+@pytest.fixture(autouse=True)
+def floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output images as floats of 0 to 1, because 8 bits would hide small differences."""
+    monkeypatch.setattr("worker.engine.pipelines.call_arguments.to_pixels", lambda image: image.float().cpu().numpy())
+
+
+def run(source: Path, *names: str, **spec: Any) -> EventRecorder:
+    """Run the reproducible jobs `names`: `image-N` starts from an image, `long-N` has a long prompt."""
+    jobs = []
+    for name in names:
+        kind, seed = name.split("-")
+        fields: dict[str, Any] = {"strength": 0.9} if kind == "image" else {}
+        prompt = LONG if kind == "long" else "a dog"
+        jobs.append(a_job(name, prompt=prompt, seed=int(seed), steps=3, reproducible=True, **fields))
+    recorder = EngineHarness(a_spec(source, **spec)).run(*jobs)
+    assert {name: recorder.finished[name].error for name in names} == dict.fromkeys(names)
+    return recorder
+
+
+@pytest.mark.parametrize("family", ["sd", "sdxl"])
+def test_an_image_from_an_image_does_not_depend_on_the_memory_format_of_others(family: str, tiny_models: Path) -> None:
+    """The VAE's latents are channels-last, noise is not: what is joined depends on all rows, and kernels on that."""
+    solo = run(tiny_models / family, "image-0")
+    among = run(tiny_models / family, "image-0", "text-1", "text-2", "text-3")
+    assert np.array_equal(among.images["image-0", 0], solo.images["image-0", 0])
+    assert among.finished["image-0"].batching.max_jobs > 1
+
+
+def test_a_model_with_inferred_rules_runs_reproducible_jobs_solo(tmp_path: Path) -> None:
+    """Nothing shows whether its forward depends on the other rows: Lumina 2 pads to the longest prompt of them."""
+    source = registry.save_tiny("lumina-2", tmp_path / "model")
+    text = {"tasks": (Task.TEXT_TO_IMAGE,)}
+    among = run(source, "text-0", "long-1", "long-2", **text)
+    solo = run(source, "text-0", **text)
+    assert np.array_equal(among.images["text-0", 0], solo.images["text-0", 0])
+    assert set(among.rows) == {1}
+    assert {forward.padding for forward in among.forwards} == {0}
+    reason = among.finished["text-0"].batching.solo_reason
+    assert reason is not None
+    assert "reproducible" in reason
