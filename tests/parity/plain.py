@@ -1,0 +1,123 @@
+"""The pictures of unmodified diffusers: a job's own call of the pipeline, with `output_type="pil"`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.image_processor import VaeImageProcessor
+from harness.engine import input_files
+
+from shared.job import Job
+from worker.engine.pipelines.call_arguments import arguments_for, make_scheduler, set_guidance
+from worker.engine.pipelines.input_images import decode_inputs
+from worker.engine.pipelines.task_pipelines import pipeline_for
+from worker.engine.protocol import Output
+
+HALF_A_LEVEL = 0.5 / 255
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image or video: values of 0 to 1 as [(frames,) height, width, channels], and the samples of its sound.
+
+    The values are those from which the PIL picture is rounded. If the pipeline makes it in another way, they are the
+    picture's levels, `rounded` to 8 bits.
+    """
+
+    values: np.ndarray
+    rounded: bool
+    audio: np.ndarray | None = None
+
+    def difference(self, made: Output) -> float:
+        """Return the largest difference to an engine's output of floats, relative to the range of the values."""
+        pixels = np.moveaxis(made.pixels, -3, -1)
+        assert pixels.shape == self.values.shape, f"{pixels.shape}, not {self.values.shape}"
+        off = float(np.abs(pixels - self.values).max())
+        off = max(0.0, off - HALF_A_LEVEL) if self.rounded else off
+        assert (made.audio is None) == (self.audio is None)
+        if made.audio is None or self.audio is None:
+            return off
+        return max(off, float(np.abs(made.audio.samples - self.audio).max()))
+
+
+class PlainPipeline:
+    """A model's folder, loaded by diffusers only."""
+
+    def __init__(self, source: Path) -> None:
+        self._loaded: Any = DiffusionPipeline.from_pretrained(source, local_files_only=True)
+        self._loaded.set_progress_bar_config(disable=True)
+        self._own_scheduler = self._loaded.scheduler
+
+    @property
+    def components(self) -> dict[str, Any]:
+        return self._loaded.components  # type: ignore[no-any-return]
+
+    def pictures(self, job: Job) -> list[Picture]:
+        """Return all pictures of a job, each made by a call for it alone."""
+        pipeline = pipeline_for(job.task, self._loaded)
+        pipeline.set_progress_bar_config(disable=True)
+        own = self._own_scheduler
+        scheduler = make_scheduler(job.scheduler or type(own).__name__, own)
+        inputs = decode_inputs(job, input_files(job))
+        set_guidance(pipeline, job)
+        pictures: list[Picture] = []
+        for index in range(job.n):
+            pipeline.scheduler = type(scheduler).from_config(scheduler.config)
+            arguments = {**arguments_for(pipeline, job, index, inputs), "output_type": "pil"}
+            torch.manual_seed(job.seed + index)  # for pipelines that draw from the global generator
+            with torch.no_grad(), _captured() as values:
+                result = pipeline(**arguments)
+            pictures += _pictures(job, result, values)
+        return pictures
+
+
+@contextmanager
+def _captured() -> Iterator[list[np.ndarray]]:
+    """Collect the values, [height, width, channels] each, that diffusers rounds to PIL images."""
+    captured: list[np.ndarray] = []
+
+    def patched(original: Any) -> Any:
+        def keep(images: np.ndarray) -> Any:
+            captured.extend(images if images.ndim == 4 else images[None])
+            return original(images)
+
+        return staticmethod(keep)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner in (VaeImageProcessor, DiffusionPipeline):
+            patch.setattr(owner, "numpy_to_pil", patched(owner.numpy_to_pil))
+        yield captured
+
+
+def _pictures(job: Job, result: Any, captured: Sequence[np.ndarray]) -> list[Picture]:
+    made = next(value for name in ("frames", "images", "image") if (value := getattr(result, name, None)) is not None)
+    one = made[0] if isinstance(made[0], Sequence) else made
+    if not job.task.makes_video:  # layers of one image, or one image
+        return [_picture(image, captured[at : at + 1]) for at, image in enumerate(one)]
+    picture = _video(one[: job.frames], captured[: job.frames])
+    audio = getattr(result, "audio", None)
+    if audio is None:
+        return [picture]
+    samples = audio[0].detach().float()
+    return [Picture(picture.values, picture.rounded, samples.reshape(-1, samples.shape[-1]).clamp(-1, 1).numpy())]
+
+
+def _picture(image: Any, captured: Sequence[np.ndarray]) -> Picture:
+    video = _video([image], captured)
+    return Picture(video.values[0], video.rounded)
+
+
+def _video(frames: Sequence[Any], captured: Sequence[np.ndarray]) -> Picture:
+    levels = np.stack([np.asarray(frame) for frame in frames])
+    values = np.stack(captured) if len(captured) == len(levels) else None
+    if values is None or values.shape != levels.shape or not np.array_equal((values * 255).round(), levels):
+        return Picture(levels / np.float32(255), rounded=True)
+    return Picture(values, rounded=False)
