@@ -19,6 +19,7 @@ from worker.engine.protocol import allowed_rows
 Before = Callable[[SharedMethod, dict[str, Any]], None]
 
 POISON_TIME = 853  # the first time of 7 DDIM steps, which 4 steps never reach
+TIMES_OF_FOUR_STEPS = {751, 501, 251, 1}
 EIGHT = [f"job{at}" for at in range(8)]
 
 
@@ -119,6 +120,52 @@ def test_jobs_survive_memory_for_fewer_rows(
     assert [rows for rows in attempts if rows > fits] == FAILED_ROWS[fits]
     assert sum(recorder.rows) == 8 * 4
     assert allowed_rows(harness.engine.status(), a_job("next"), 8) <= fits
+
+
+@pytest.mark.parametrize(("works", "failed"), {4: [8], 3: [8, 4, 4], 1: [8, 4, 2, 2, 4, 2, 2]}.items())
+def test_a_number_of_rows_that_fails_for_all_jobs_is_not_tried_at_every_step(
+    works: int,
+    failed: list[int],
+    tiny_models: Path,
+    solo: dict[str, np.ndarray],
+    before_forward: Callable[[Before], None],
+) -> None:
+    """A kernel or a model can refuse many rows: after the first step the limit is kept like that of memory."""
+    attempts: list[int] = []
+
+    def refuse(method: SharedMethod, arguments: dict[str, Any]) -> None:
+        if method.component == "unet":
+            attempts.append(arguments["sample"].shape[0] // 2)
+            if attempts[-1] > works:
+                raise RuntimeError("injected: invalid configuration argument")
+
+    before_forward(refuse)
+    harness = EngineHarness(a_spec(tiny_models / "sd"))
+    recorder = harness.run(*(a_job(name) for name in EIGHT))
+    assert all(same(recorder.images[name, 0], solo[name]) for name in EIGHT)
+    assert [rows for rows in attempts if rows > works] == failed
+    assert allowed_rows(harness.engine.status(), a_job("next"), 8) <= works
+
+
+def test_a_job_that_fails_only_in_fused_forwards_runs_solo_from_then_on(
+    tiny_models: Path, solo: dict[str, np.ndarray], before_forward: Callable[[Before], None]
+) -> None:
+    """Its forwards fail once, and the other jobs share theirs at the next step."""
+    attempts: list[tuple[int, bool]] = []
+
+    def refuse(method: SharedMethod, arguments: dict[str, Any]) -> None:
+        if method.component == "unet":
+            rows, times = arguments["sample"].shape[0] // 2, torch.as_tensor(arguments["timestep"]).flatten().tolist()
+            fails = rows > 1 and not TIMES_OF_FOUR_STEPS.issuperset(times)
+            attempts.append((rows, fails))
+            if fails:
+                raise RuntimeError("injected")
+
+    before_forward(refuse)
+    recorder = EngineHarness(a_spec(tiny_models / "sd")).run(*jobs_with(5, a_job("bad", steps=7)))
+    assert recorder.finished["bad"].error is None
+    assert all(same(recorder.images[name, 0], solo[name]) for name in EIGHT if name != EIGHT[5])
+    assert [rows for rows, fails in attempts if fails] == [8, 4, 2]
 
 
 @pytest.mark.parametrize("rows", range(1, 9))

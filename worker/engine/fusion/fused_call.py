@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,9 +27,22 @@ class FusedCall:
     known_limit: int | None = None  # calls that fit into memory before
     failed_forwards: int = 0
     calls_tried: int | None = None  # the last number of calls tried after memory ran out
+    refused_pairs: set[int] = field(default_factory=set)  # calls that failed in a pair, and ran by themselves
 
     def __post_init__(self) -> None:
         self._results: list[Any] = [None] * len(self.calls)
+        self._most_run = 0
+        self._fewest_failed: int | None = None
+
+    @property
+    def refused_calls(self) -> tuple[int, int] | None:
+        """How many calls failed together, and the most that ran; None if memory, a call or something else failed.
+
+        Every call ran in the end, and all larger forwards failed: their number of rows is at fault.
+        """
+        fails, runs = self._fewest_failed, self._most_run
+        failed = any(isinstance(result, JobError) for result in self._results)
+        return None if fails is None or fails <= runs or failed or self.calls_tried is not None else (fails, runs)
 
     def run(self) -> list[Any]:
         """Return the output of each call, a `JobError` for one that fails by itself."""
@@ -53,8 +66,13 @@ class FusedCall:
             self.free_memory(len(indexes), size)
             if len(indexes) == 1:
                 error = self._try(indexes)
+        else:
+            self._fewest_failed = min(self._fewest_failed or len(indexes), len(indexes))
         if len(indexes) > 1:
-            return self._run_chunks(indexes, size)
+            self._run_chunks(indexes, size)
+            if len(indexes) == 2 and not any(isinstance(self._results[index], JobError) for index in indexes):
+                self.refused_pairs.update(indexes)
+            return None
         if error is not None:
             self._results[indexes[0]] = error
         return None
@@ -73,6 +91,7 @@ class FusedCall:
             if isinstance(error, torch.OutOfMemoryError):
                 failure = OutOfMemory(f"{calls[0].shared_method} does not fit into memory, even for one image")
             return failure
+        self._most_run = max(self._most_run, len(indexes))
         for index, output in zip(indexes, outputs, strict=True):
             self._results[index] = output
         return None

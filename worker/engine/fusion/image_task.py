@@ -16,7 +16,7 @@ import torch
 
 from shared.errors import JobError, OutOfMemory
 from worker.engine.fusion.fused_call import as_job_error
-from worker.engine.fusion.module_proxy import ParkedCall
+from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod
 from worker.engine.lora.per_row import AdapterKey
 
 log = structlog.get_logger()
@@ -38,6 +38,7 @@ class ImageTask:
         self._body = body
         self._adapter = adapter
         self._aborted = False
+        self._solo_methods: set[SharedMethod] = set()
         self._autocast: torch.dtype | None = None
         self._rng_state: RngState | None = None
         self._greenlet: greenlet.greenlet | None = None
@@ -64,6 +65,10 @@ class ImageTask:
         failed = isinstance(output_or_error, JobError)
         self._switch(device, self._greenlet.throw if failed else self._greenlet.switch, output_or_error)
 
+    def run_solo(self, shared_method: SharedMethod) -> None:
+        """Share no more forwards of a method: they fail with this task's calls."""
+        self._solo_methods.add(shared_method)
+
     def abort(self) -> None:
         """End the task at its parked call and free its memory."""
         self.parked_call = None
@@ -86,6 +91,8 @@ class ImageTask:
         torch.set_grad_enabled(False)
         if not self.done:
             self.parked_call = call
+            if call.shared_method in self._solo_methods:
+                call.run_solo()
             if self._adapter:
                 call.set_adapter(self._adapter)
             if self._autocast is not None:

@@ -158,7 +158,8 @@ class ParkedCall:
         self.preview = False
         self.rows = 1
         self.arguments: dict[str, Any] = {}
-        self.batch_key: Hashable = (id(shared_method), id(self))
+        self.batch_key: Hashable = None
+        self.run_solo()
         self.read_rules()
 
     def read_rules(self) -> None:
@@ -189,6 +190,10 @@ class ParkedCall:
             self.adapter = adapter
             if not adapters.per_row:
                 self.batch_key = (self.batch_key, adapter)
+
+    def run_solo(self) -> None:
+        """Share no forward."""
+        self.batch_key = (id(self.shared_method), id(self))
 
     def finite(self) -> torch.Tensor:
         """Return, as a tensor on its device, whether all values of the call's first tensor are finite."""

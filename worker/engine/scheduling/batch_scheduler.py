@@ -203,6 +203,12 @@ class BatchScheduler:
         known_limit = self._memory.fits(kind) if pad_to is None else None
         fused = FusedCall(parked, pad_to, positions, measure, free_memory, known_limit)
         results = fused.run()
+        if (refused := fused.refused_calls) is not None:
+            self._memory.record_failure(kind, *refused)
+            log.warning("rows_refused", **kind._asdict(), calls=refused[0], next_calls=refused[1])
+        else:
+            for index in fused.refused_pairs:
+                task_calls[index].task.run_solo(parked[index].shared_method)
         if failures := fused.failed_forwards:
             self._events.on_event(protocol.ForwardRetried(kind.model, failures))
             log.warning("forward_retried", model=kind.model, method=kind.method, calls=len(parked), failures=failures)

@@ -1,4 +1,7 @@
-"""How many calls fit into memory together: learned when memory ran out, and raised step by step."""
+"""How many calls can run together: learned when memory ran out, and raised step by step.
+
+The same limits hold back a number of rows that a model or a kernel refuses.
+"""
 
 import time
 from collections.abc import Callable
@@ -14,7 +17,7 @@ MAX_CAPS = 1000  # bounded because clients choose the sizes, and with them the n
 
 @dataclass(frozen=True)
 class Cap:
-    """Limits of one kind of forward: `fits` calls fit, `failed` calls ran out of memory at `at_s`.
+    """Limits of one kind of forward: `fits` calls fit, `failed` calls ran out of memory, or failed, at `at_s`.
 
     More than `fits` are tried after `MIN_SUCCESSES` forwards of `fits` calls and `retry_s` seconds.
     """
@@ -72,7 +75,7 @@ class MemoryLimits:
         return limit if cap is None else min(limit, allowed(cap, self._clock()))
 
     def caps(self) -> dict[ForwardKind, int]:
-        """Return how many calls can run together now, for each kind that ran out of memory."""
+        """Return how many calls can run together now, for each kind that has a limit."""
         now = self._clock()
         return {kind: allowed(cap, now) for kind, cap in list(self._caps.items())}
 
@@ -86,7 +89,7 @@ class MemoryLimits:
             self._caps[kind] = after_success(cap, calls, self._clock())
 
     def record_failure(self, kind: ForwardKind, calls: int, fits: int) -> None:
-        """Record a forward that ran out of memory, and the number of calls tried next."""
+        """Record a forward that ran out of memory or was refused, and the number of calls tried next."""
         self._caps[kind] = after_failure(self._caps.pop(kind, None), calls, fits, self._clock())
         if len(self._caps) > MAX_CAPS:
             del self._caps[next(iter(self._caps))]  # the oldest failure
