@@ -12,7 +12,7 @@ from typing import Any, Literal
 from shared.job import MUST_MATCH, Job, matching
 
 # Names of the pipeline modules that are called at least once per step.
-DENOISERS = ("transformer", "transformer_2", "unet", "unet_2", "prior")
+DENOISERS = ("transformer", "transformer_2", "unet", "unet_2", "prior", "prior_prior")
 
 Mixable = Literal["adapters", "size"]
 

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import AdaptiveProjectedGuidance, ClassifierFreeGuidance, DDIMScheduler, PerturbedAttentionGuidance
+from diffusers import (
+    AdaptiveProjectedGuidance,
+    ClassifierFreeGuidance,
+    DDIMScheduler,
+    DDPMScheduler,
+    DiffusionPipeline,
+    PerturbedAttentionGuidance,
+)
 from diffusers.loaders import TextualInversionLoaderMixin
 from harness.engine import a_job
 
@@ -47,6 +54,26 @@ class Prompted(TextualInversionLoaderMixin):
         self.components = {"tokenizer": self.tokenizer, "tokenizer_2": None, "scheduler": self.scheduler}
 
 
+class Stage(DiffusionPipeline):
+    """A pipeline inside a combined one."""
+
+    def __init__(self, unet: torch.nn.Module, scheduler: Any) -> None:
+        super().__init__()
+        self.register_modules(unet=unet, scheduler=scheduler)
+
+
+class Combined(DiffusionPipeline):
+    """A pipeline of two others, like Kandinsky's; it has their components under names of its own."""
+
+    def __init__(
+        self, prior_unet: torch.nn.Module, prior_scheduler: Any, unet: torch.nn.Module, scheduler: Any
+    ) -> None:
+        super().__init__()
+        self.register_modules(prior_unet=prior_unet, prior_scheduler=prior_scheduler, unet=unet, scheduler=scheduler)
+        self.prior_pipe = Stage(prior_unet, prior_scheduler)
+        self.decoder_pipe = Stage(unet, scheduler)
+
+
 def a_clone(pipeline: Guided | Prompted) -> Any:
     return clone_pipeline(make_template(pipeline, {}, CPU), pipeline.scheduler, StepCounter(lambda: None))
 
@@ -61,6 +88,20 @@ def test_each_clone_has_the_guidance_of_its_job() -> None:
     assert (one.guider._step, other.guider._step) == (3, None)
     assert pipeline.guider.guidance_scale == 6.0
     assert one.transformer is other.transformer
+
+
+def test_the_pipelines_of_a_combined_one_get_its_stand_ins_and_schedulers_of_the_clone() -> None:
+    """A job's noise scheduler replaces the combined pipeline's; the prior keeps its kind."""
+    pipeline = Combined(torch.nn.Linear(1, 1), DDPMScheduler(), torch.nn.Linear(1, 1), DDIMScheduler())
+    template = make_template(pipeline, {"prior_unet": "first proxy", "unet": "second proxy"}, CPU)
+    chosen, steps = DDPMScheduler(), StepCounter(lambda: None)
+    one, other = (clone_pipeline(template, chosen, steps) for _ in range(2))
+    assert (one.prior_pipe.unet, one.decoder_pipe.unet) == ("first proxy", "second proxy")
+    assert one.decoder_pipe.scheduler is one.scheduler
+    assert isinstance(one.scheduler, DDPMScheduler)
+    assert one.prior_pipe.scheduler is not other.prior_pipe.scheduler
+    assert one.prior_pipe.progress_bar is steps
+    assert pipeline.prior_pipe.unet is pipeline.prior_unet, "the original pipeline is unchanged"
 
 
 def test_a_cloned_scheduler_has_its_own_tensors() -> None:

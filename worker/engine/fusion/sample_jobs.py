@@ -9,6 +9,12 @@ from shared.job import InputRef, Job, Task
 from worker.engine.protocol import InputFiles
 
 
+def sample_sizes(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
+    """Return the sizes of sample jobs: the smallest allowed and, for pipelines that fail at that, the default."""
+    side = -(-spec.limits.min_side // spec.limits.multiple_of) * spec.limits.multiple_of
+    return tuple(dict.fromkeys(((side, side), (spec.defaults.width, spec.defaults.height))))
+
+
 def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: tuple[int, int]) -> Job:
     """Return a job of two steps for one image or video of `spec`; `at` is its id and seed."""
     limits, defaults = spec.limits, spec.defaults

@@ -15,10 +15,11 @@ from worker.engine.fusion.batch_key import Arguments, is_omitted
 from worker.engine.fusion.fused_call import as_job_error, run_fused
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
-from worker.engine.fusion.sample_jobs import sample_files, sample_job
+from worker.engine.fusion.sample_jobs import sample_files, sample_job, sample_sizes
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.output_check import choose_output_types
 from worker.engine.pipelines.task_pipelines import takes_last_image
 
 log = structlog.get_logger()
@@ -35,11 +36,10 @@ def run_self_check(model: LoadedModel, device: torch.device) -> None:
 
     The images have the smallest allowed size or, where a pipeline fails at that, the model's default size.
     """
-    limits, defaults = model.spec.limits, model.spec.defaults
-    side = -(-limits.min_side // limits.multiple_of) * limits.multiple_of
+    choose_output_types(model, device)
     verified: set[SharedMethod] = set()
     error: JobError | None = None
-    for size in dict.fromkeys(((side, side), (defaults.width, defaults.height))):
+    for size in sample_sizes(model.spec):
         error = _check_at(size, model, device, verified)
         if error is None:
             break

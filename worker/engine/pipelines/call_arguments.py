@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import diffusers
+import numpy as np
 import torch
+from PIL import Image
 
 from shared.errors import InferenceFailed, JobError, ModelUnavailable, NonFiniteLatents
 from shared.job import Job, Task
@@ -122,21 +124,51 @@ def make_scheduler(name: str, own: Any) -> Any:
 def make_results(pipeline: Pipeline, arguments: dict[str, Any]) -> list[Output]:
     """Call the pipeline and copy its output to the host: one image, the layers of one, or a video."""
     result = pipeline(**arguments)
+    images = images_of(pipeline, arguments, result)
+    if isinstance(images, torch.Tensor):
+        return [Output(to_frames(images), audio=_audio(pipeline, result))]
+    return [Output(to_pixels(image), is_flagged(result)) for image in images]
+
+
+def images_of(pipeline: Pipeline, arguments: dict[str, Any], result: Any) -> torch.Tensor | list[torch.Tensor]:
+    """Return the images of a pipeline's output as tensors [channels, height, width], or its video as one tensor
+    [frames, channels, height, width].
+
+    The output holds tensors, arrays or PIL images. The values are 0 to 1 if the pipeline keeps to that.
+    """
     frames = getattr(result, "frames", None)
     if frames is not None:
-        video = _only(pipeline, frames, 5)[: arguments.get("num_frames")]  # Helios returns whole chunks of 33
-        return [Output(to_frames(video), audio=_audio(pipeline, result))]
-    images = result.images
-    if isinstance(images, list) and len(images) == 1:  # layers
-        return [Output(to_pixels(layer)) for layer in images[0]]
-    flags = getattr(result, "nsfw_content_detected", None)
-    return [Output(to_pixels(_only(pipeline, images, 4)), bool(flags and flags[0]))]
+        return _stack(pipeline, _only(pipeline, frames))[: arguments.get("num_frames")]  # Helios: whole chunks of 33
+    only = _only(pipeline, getattr(result, "images", getattr(result, "image", None)))
+    if isinstance(only, list) or getattr(only, "ndim", 3) == 4:
+        return list(_stack(pipeline, only))  # layers
+    return [_to_tensor(pipeline, only)]
 
 
-def _only(pipeline: Pipeline, batch: Any, dimensions: int) -> torch.Tensor:
-    if not (isinstance(batch, torch.Tensor) and batch.ndim == dimensions and batch.shape[0] == 1):
+def is_flagged(result: Any) -> bool:
+    """Return whether the safety checker of a pipeline found anything in its only image."""
+    names = ("nsfw_content_detected", "nsfw_detected", "watermark_detected")
+    return any(flags and flags[0] for flags in (getattr(result, name, None) for name in names))
+
+
+def _only(pipeline: Pipeline, batch: Any) -> Any:
+    if not isinstance(batch, torch.Tensor | np.ndarray | list) or len(batch) != 1:
         raise InferenceFailed(f"{type(pipeline).__name__} did not return exactly one result")
     return batch[0]
+
+
+def _stack(pipeline: Pipeline, images: Any) -> torch.Tensor:
+    if isinstance(images, torch.Tensor | np.ndarray) and images.ndim == 4:
+        return images if isinstance(images, torch.Tensor) else torch.from_numpy(images).permute(0, 3, 1, 2)
+    return torch.stack([_to_tensor(pipeline, image) for image in images])
+
+
+def _to_tensor(pipeline: Pipeline, image: Any) -> torch.Tensor:
+    if isinstance(image, Image.Image):
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+    if not isinstance(image, torch.Tensor | np.ndarray) or image.ndim != 3:
+        raise InferenceFailed(f"{type(pipeline).__name__} returned no image")
+    return image if isinstance(image, torch.Tensor) else torch.from_numpy(image).permute(2, 0, 1)
 
 
 def _audio(pipeline: Pipeline, result: Any) -> Audio | None:
@@ -151,9 +183,12 @@ def _audio(pipeline: Pipeline, result: Any) -> Audio | None:
 
 
 def to_pixels(image: torch.Tensor) -> Pixels:
-    """Return [channels, height, width] values of 0 to 1 as uint8 [height, width, channels], in one transfer."""
+    """Return [channels, height, width] values of 0 to 1 as uint8 [height, width, channels], in one transfer.
+
+    Values outside become black or white.
+    """
     has_nan = image.amax().isnan()  # NaN counts as the largest; isnan().any() takes ten times as long
-    levels = (image.detach().float() * 255).round().to(torch.uint8)
+    levels = (image.detach().float() * 255).round().clamp_(0, 255).to(torch.uint8)
     pixels: Pixels = torch.stack(levels.unbind(), dim=-1).cpu().numpy()  # a third of the time of permute().contiguous()
     if bool(has_nan):
         raise NonFiniteLatents("the decoder returned values that are not numbers")

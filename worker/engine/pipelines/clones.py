@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from diffusers import DiffusionPipeline
 from diffusers.guiders.guider_utils import BaseGuidance
 
 Pipeline = Any  # diffusers' pipelines have no types
@@ -55,13 +56,23 @@ class StepCounter:
 
 
 def clone_pipeline(template: Pipeline, scheduler: Any, steps: StepCounter) -> Pipeline:
-    """Return a copy of `template` with its own noise scheduler and guider."""
+    """Return a copy of `template` with its own noise scheduler and guider; so have the pipelines inside it."""
     clone = copy.copy(template)
     own = {"scheduler": _copy_component(scheduler), "progress_bar": steps}
     if getattr(clone, "guider", None) is not None:
         own["guider"] = _copy_component(clone.guider)
+    for name, inner in nested_pipelines(template).items():
+        shares = inner.scheduler is template.scheduler
+        own[name] = clone_pipeline(inner, inner.scheduler, steps)
+        if shares:
+            own[name].__dict__["scheduler"] = own["scheduler"]
     clone.__dict__.update(own)  # setattr would change the shared configuration
     return clone
+
+
+def nested_pipelines(pipeline: Pipeline) -> dict[str, Pipeline]:
+    """Return the pipelines that a combined pipeline calls, such as Kandinsky's prior and decoder, by attribute."""
+    return {name: value for name, value in vars(pipeline).items() if isinstance(value, DiffusionPipeline)}
 
 
 def _copy_component(component: Any) -> Any:
@@ -78,7 +89,8 @@ def _copy_component(component: Any) -> Any:
 def make_template(pipeline: Pipeline, stand_ins: Mapping[str, Any], device: torch.device) -> Pipeline:
     """Return a copy of `pipeline` with `stand_ins` for its components and a constant device.
 
-    Raises `ValueError` for a guider that changes the denoiser during a step, as image tasks share the denoiser.
+    The pipelines inside it get the same stand-ins, under their own names. Raises `ValueError` for a guider that changes
+    the denoiser during a step, as image tasks share the denoiser.
     """
     guider = getattr(pipeline, "guider", None)
     if guider is not None and type(guider).cleanup_models is not BaseGuidance.cleanup_models:
@@ -89,6 +101,10 @@ def make_template(pipeline: Pipeline, stand_ins: Mapping[str, Any], device: torc
     template = copy.copy(pipeline)
     template.__class__ = _template_class(pipeline.__class__, device)
     template.__dict__.update(stand_ins)
+    own = {id(pipeline.components[name]): stand_in for name, stand_in in stand_ins.items()}
+    for attribute, inner in nested_pipelines(pipeline).items():
+        parts = {name: own[id(part)] for name, part in inner.components.items() if id(part) in own}
+        template.__dict__[attribute] = make_template(inner, parts, device)
     if hasattr(pipeline, "maybe_convert_prompt") and not _has_multi_vector_tokens(pipeline):
         template.__dict__["maybe_convert_prompt"] = lambda prompt, _tokenizer: prompt
     return template

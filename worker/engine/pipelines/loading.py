@@ -46,6 +46,7 @@ class LoadedModel:
     schedulers: dict[str, Any]
     nbytes: int
     adapters: ModelAdapters
+    output_types: dict[Task, str] = field(default_factory=dict)  # tensors ("pt") by default
     load_started_s: float = 0.0  # time.monotonic() at the start of its load
     text_cache: TextCache = field(default_factory=TextCache)
     last_used: float = field(default_factory=time.monotonic)
@@ -82,15 +83,27 @@ class LoadedModel:
         """Return the task of image `index` of `job`, not yet started."""
 
         def body() -> list[Output]:
-            seed_globally(self.device, job.seed + index)
-            pipeline = self.clone_for(job, steps)
-            set_guidance(pipeline, job)
-            arguments = arguments_for(pipeline, job, index, inputs)
+            pipeline, arguments = self.prepare_call(job, index, inputs, steps)
             if job.previews and "callback_on_step_end" in call_parameters(pipeline):
                 arguments["callback_on_step_end"] = preview_callback(job, steps)
             return make_results(pipeline, arguments)
 
         return ImageTask(body, adapter_key(job.adapters))
+
+    def prepare_call(
+        self, job: Job, index: int, inputs: InputImages, steps: StepCounter, output_type: str | None = None
+    ) -> tuple[Pipeline, dict[str, Any]]:
+        """Return the pipeline clone for image `index` of `job`, and the arguments of its call.
+
+        The output type is that of the job's task by default.
+        """
+        seed_globally(self.device, job.seed + index)
+        pipeline = self.clone_for(job, steps)
+        set_guidance(pipeline, job)
+        arguments = arguments_for(pipeline, job, index, inputs)
+        if "output_type" in arguments:
+            arguments["output_type"] = output_type or self.output_types.get(job.task, arguments["output_type"])
+        return pipeline, arguments
 
     def release_tensors(self) -> None:
         for method in self.shared_methods:
@@ -144,12 +157,12 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
     started = time.monotonic()
     dtype: torch.dtype = getattr(torch, spec.dtype)
     try:
+        index = json.loads((folder / "model_index.json").read_text())
+        unwanted = {"safety_checker": None} if not spec.safety_checker and "safety_checker" in index else {}
         with _ONE_LOAD:
             pipeline: Pipeline = _LOADER.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, variant=spec.variant, local_files_only=True
+                folder, dtype=dtype, use_safetensors=True, variant=spec.variant, local_files_only=True, **unwanted
             )
-        if not spec.safety_checker and getattr(pipeline, "safety_checker", None) is not None:
-            pipeline.register_modules(safety_checker=None)
         if spec.offload == "group" and device.type != "cpu":
             pipeline.enable_group_offload(device, offload_type="block_level", num_blocks_per_group=1, use_stream=True)
         else:

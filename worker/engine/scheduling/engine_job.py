@@ -122,6 +122,8 @@ class EngineJob:
             return self.model.solo_reason
         if self.job.reproducible and self.model is not None and not self.model.exact:
             return "reproducible jobs of this model run solo: its rules can let other rows change the last bits"
+        if not self._forwards:
+            return "its pipeline ran no denoiser that jobs share"
         if self.job.n >= rows:
             return f"its own images fill a forward of {rows} rows"
         if self.mismatched:
