@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test chaos soak fuzz attack parity lint bench bench-scale bench-engine bench-gpu bench-http clean
+.PHONY: demo up test chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-gpu bench-http clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -42,8 +42,13 @@ attack: $(READY)
 TORCHVISION := $(VENV)/torchvision
 
 parity: $(READY) $(TORCHVISION)
-	FUSEQUEUE_TORCHVISION=$(TORCHVISION) $(BIN)/pytest -q -m "not gpu" tests/parity \
+	FUSEQUEUE_TORCHVISION=$(TORCHVISION) $(BIN)/pytest -q -m "not gpu and not parity_more" tests/parity \
 		--compatibility-page docs/compatibility.md
+
+# Families beyond the listed ones, and random batch mates (docs/compatibility-more.md); under 20 minutes on two cores.
+parity-more: $(READY) $(TORCHVISION)
+	FUSEQUEUE_TORCHVISION=$(TORCHVISION) $(BIN)/pytest -q -m parity_more tests/parity/more \
+		--more-page docs/compatibility-more.md
 
 $(TORCHVISION): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ 'torchvision==0.28.*'

@@ -14,10 +14,12 @@ if "FUSEQUEUE_TORCHVISION" in os.environ:  # `make parity` sets it; needed befor
     torchvision_shim.make_importable(Path(os.environ["FUSEQUEUE_TORCHVISION"]).resolve())
 
 OPTION = "--compatibility-page"
+MORE_OPTION = "--more-page"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(OPTION, type=Path, help="write the outcomes of a run of the whole grid to this page")
+    parser.addoption(MORE_OPTION, type=Path, help="write the outcomes of a run of the second grid to this page")
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +38,16 @@ def keep(request: pytest.FixtureRequest) -> Iterator[Callable[[str, object], Non
     page = request.config.getoption(OPTION, default=None)
     if page is not None and outcomes.keys() == {cell.id for cell in GRID}:
         write(page, GRID, outcomes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def keep_more(request: pytest.FixtureRequest) -> Iterator[Callable[[str, object], None]]:
+    """Store the finding of each family of the second grid, and write its page when all have one."""
+    from parity.more.grid import GRID
+    from parity.more.page import write
+
+    findings: dict[str, object] = {}
+    yield findings.__setitem__
+    page = request.config.getoption(MORE_OPTION, default=None)
+    if page is not None and findings.keys() >= {family.tiny for family in GRID}:
+        write(page, findings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The pictures of unmodified diffusers: a job's own call of the pipeline, with `output_type="pil"`."""
+"""The results of unmodified diffusers: a job's own call of the pipeline, with `output_type="pil"`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ HALF_A_LEVEL = 0.5 / 255
 
 
 @dataclass(frozen=True)
-class Picture:
+class PlainResult:
     """One image or video: values of 0 to 1 as [(frames,) height, width, channels], and the samples of its sound.
 
-    The values are those from which the PIL picture is rounded. If the pipeline makes it in another way, they are the
-    picture's levels, `rounded` to 8 bits.
+    The values are those from which the PIL images are rounded. If a pipeline makes these in another way, the values are
+    their levels, `rounded` to 8 bits.
     """
 
     values: np.ndarray
@@ -60,23 +60,23 @@ class PlainPipeline:
     def components(self) -> dict[str, Any]:
         return self._loaded.components  # type: ignore[no-any-return]
 
-    def pictures(self, job: Job) -> list[Picture]:
-        """Return all pictures of a job, each made by a call for it alone."""
+    def results(self, job: Job) -> list[PlainResult]:
+        """Return all results of a job, each made by a call of its own."""
         pipeline = pipeline_for(job.task, self._loaded)
         pipeline.set_progress_bar_config(disable=True)
         own = self._own_scheduler
         scheduler = make_scheduler(job.scheduler or type(own).__name__, own)
         inputs = decode_inputs(job, input_files(job))
         set_guidance(pipeline, job)
-        pictures: list[Picture] = []
+        results: list[PlainResult] = []
         for index in range(job.n):
             pipeline.scheduler = type(scheduler).from_config(scheduler.config)
             arguments = {**arguments_for(pipeline, job, index, inputs), "output_type": "pil"}
             torch.manual_seed(job.seed + index)  # for pipelines that draw from the global generator
             with torch.no_grad(), _captured() as values:
                 result = pipeline(**arguments)
-            pictures += _pictures(job, result, values)
-        return pictures
+            results += _results(job, result, values)
+        return results
 
 
 @contextmanager
@@ -97,27 +97,27 @@ def _captured() -> Iterator[list[np.ndarray]]:
         yield captured
 
 
-def _pictures(job: Job, result: Any, captured: Sequence[np.ndarray]) -> list[Picture]:
+def _results(job: Job, result: Any, captured: Sequence[np.ndarray]) -> list[PlainResult]:
     made = next(value for name in ("frames", "images", "image") if (value := getattr(result, name, None)) is not None)
     one = made[0] if isinstance(made[0], Sequence) else made
     if not job.task.makes_video:  # layers of one image, or one image
-        return [_picture(image, captured[at : at + 1]) for at, image in enumerate(one)]
-    picture = _video(one[: job.frames], captured[: job.frames])
+        return [_image(image, captured[at : at + 1]) for at, image in enumerate(one)]
+    video = _video(one[: job.frames], captured[: job.frames])
     audio = getattr(result, "audio", None)
     if audio is None:
-        return [picture]
+        return [video]
     samples = audio[0].detach().float()
-    return [Picture(picture.values, picture.rounded, samples.reshape(-1, samples.shape[-1]).clamp(-1, 1).numpy())]
+    return [PlainResult(video.values, video.rounded, samples.reshape(-1, samples.shape[-1]).clamp(-1, 1).numpy())]
 
 
-def _picture(image: Any, captured: Sequence[np.ndarray]) -> Picture:
+def _image(image: Any, captured: Sequence[np.ndarray]) -> PlainResult:
     video = _video([image], captured)
-    return Picture(video.values[0], video.rounded)
+    return PlainResult(video.values[0], video.rounded)
 
 
-def _video(frames: Sequence[Any], captured: Sequence[np.ndarray]) -> Picture:
+def _video(frames: Sequence[Any], captured: Sequence[np.ndarray]) -> PlainResult:
     levels = np.stack([np.asarray(frame) for frame in frames])
     values = np.stack(captured) if len(captured) == len(levels) else None
     if values is None or values.shape != levels.shape or not np.array_equal((values * 255).round(), levels):
-        return Picture(levels / np.float32(255), rounded=True)
-    return Picture(values, rounded=False)
+        return PlainResult(levels / np.float32(255), rounded=True)
+    return PlainResult(values, rounded=False)

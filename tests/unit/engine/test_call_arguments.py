@@ -102,6 +102,8 @@ SCALE = {"guidance_scale": 4.0}
             SCALE | {"num_frames": 9, "image": IMAGE, "last_image": OTHER},
         ),
         ("LTX2Pipeline", CLIP, None, SCALE | {"num_frames": 9, "frame_rate": 24.0}),
+        ("SanaVideoPipeline", CLIP, None, SCALE | {"frames": 9}),
+        ("LattePipeline", CLIP, None, SCALE | {"video_length": 9}),
         (
             "HeliosPyramidPipeline",
             CLIP | {"steps": 8},

@@ -14,7 +14,7 @@ from shared.job import Job, Task
 from worker.engine.channel import shared_array
 from worker.engine.pipelines.clones import Pipeline
 from worker.engine.pipelines.input_images import InputImages
-from worker.engine.pipelines.task_pipelines import call_parameters, takes_last_image
+from worker.engine.pipelines.task_pipelines import FRAME_COUNTS, call_parameters, takes_last_image
 from worker.engine.protocol import Audio, Output, Pixels
 
 ALWAYS_LISTED = ("GlmImagePipeline",)  # takes a list even of one image
@@ -91,7 +91,7 @@ def _check_last_image(pipeline: Pipeline, job: Job) -> None:
 
 def _video(job: Job, accepted: Parameters) -> dict[str, Any]:
     """Return a video's frames and rate; pyramids take steps per stage, so the steps are divided among the stages."""
-    values: dict[str, Any] = {"num_frames": job.frames}
+    values: dict[str, Any] = dict.fromkeys(FRAME_COUNTS, job.frames)
     if job.fps is not None:
         values["frame_rate"] = float(job.fps)
     stages = accepted.get("pyramid_num_inference_steps_list")

@@ -12,6 +12,9 @@ from shared.errors import ModelUnavailable
 from shared.job import Task
 from worker.engine.pipelines.clones import Pipeline
 
+FRAME_COUNTS = ("num_frames", "frames", "video_length")
+"""Names that pipelines give to their argument for the number of frames."""
+
 _AUTOMATIC: Mapping[Task, Pipeline] = {
     Task.TEXT_TO_IMAGE: AutoPipelineForText2Image,
     Task.IMAGE_TO_IMAGE: AutoPipelineForImage2Image,
@@ -52,7 +55,7 @@ def pipeline_for(task: Task, pipeline: Pipeline) -> Pipeline:
 def supports(task: Task, pipeline: Pipeline) -> bool:
     """Return whether a pipeline's call takes the inputs of `task` and needs no others."""
     accepted = call_parameters(pipeline)
-    if task.makes_video != ("num_frames" in accepted):
+    if task.makes_video == accepted.keys().isdisjoint(FRAME_COUNTS):
         return False
     if task in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO):
         return not _needs_image(type(pipeline), accepted)

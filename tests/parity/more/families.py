@@ -1,0 +1,110 @@
+"""A family of the second grid: one tiny pipeline of a class beyond those that the first grid lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from parity.cells import LONG, Cell, Fields, edits
+from tiny import registry
+
+from shared.config.models_file import Defaults, Limits
+from shared.job import Task
+
+# Some of equal length, as inferred rules pad no prompt.
+TEXT: Mapping[str, Fields] = {
+    "plain": {"prompt": "a dog", "steps": 3},
+    "like": {"prompt": "a cat", "steps": 4, "guidance_scale": 6.0},
+    "long": {"prompt": LONG, "steps": 4, "guidance_scale": 7.5},
+    "negative": {"prompt": "a town at night", "negative_prompt": "rain, snow", "guidance_scale": 2.5, "steps": 3},
+    "two": {"prompt": "a pig", "n": 2, "steps": 2},
+}
+LATE: Mapping[str, Fields] = {"late": {"prompt": "a fox", "steps": 3}}
+
+
+@dataclass(frozen=True)
+class Family(Cell):
+    """A cell whose first forward can have any number of rows.
+
+    With `fused` its jobs must share forwards; without, they can. `fault` is the known fault for which its jobs fail.
+    """
+
+    fused: bool = True
+    fault: str = ""
+
+
+def small(tiny: str, context: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Return the `context` of the module of a tiny pipeline, which is imported when entered."""
+    if not context:
+        return nullcontext
+    module = next(module for module, names in registry.MODULES.items() if tiny in names)
+    return lambda: getattr(import_module(f"tiny.{module}"), context)()  # type: ignore[no-any-return]
+
+
+def image(
+    family: str, pipeline: str, tiny: str, *, task: Task = Task.TEXT_TO_IMAGE, around: str = "", **more: Any
+) -> Family:
+    """Return a family of images; `around` names its context."""
+    match task:
+        case Task.TEXT_TO_IMAGE:
+            jobs, late = TEXT, LATE
+        case Task.EDIT:
+            jobs, late = edits(TEXT), edits(LATE)
+        case _:
+            jobs, late = (
+                {name: {**fields, "task": task, "strength": 0.8} for name, fields in some.items()}
+                for some in (TEXT, LATE)
+            )
+    return Family(
+        family=family,
+        models="",
+        pipelines=pipeline,
+        tiny=tiny,
+        jobs=jobs,
+        joining=late,
+        tasks=(task,),
+        around=small(tiny, around),
+        **more,
+    )
+
+
+class Clip(NamedTuple):
+    """The size of a family's videos: `frames`, in groups of `group` after the first, of `side` x `side` pixels."""
+
+    frames: int = 9
+    group: int = 4
+    side: int = 64
+
+
+def video(
+    family: str,
+    pipeline: str,
+    tiny: str,
+    clip: Clip = Clip(),  # noqa: B008  # it never changes
+    *,
+    task: Task = Task.TEXT_TO_VIDEO,
+    around: str = "",
+    **more: Any,
+) -> Family:
+    """Return a family of videos."""
+    frames, group, side = clip
+    each = {"task": task, "frames": frames, "fps": 24, "width": side, "height": side}
+    jobs, late = ({name: {**fields, **each} for name, fields in some.items() if name != "two"} for some in (TEXT, LATE))
+    return Family(
+        family=family,
+        models="",
+        pipelines=pipeline,
+        tiny=tiny,
+        jobs=jobs,
+        joining=late,
+        tasks=(task,),
+        around=small(tiny, around),
+        spec={
+            "limits": Limits(min_side=side, multiple_of=16, max_frames=frames, frames_multiple=group, max_images=8),
+            "defaults": Defaults(width=side, height=side, steps=4, guidance_scale=4.0, frames=frames),
+        },
+        **more,
+    )

@@ -1,0 +1,58 @@
+"""The second grid, in the order of its page."""
+
+from __future__ import annotations
+
+from parity.more.families import Clip, Family, image, video
+
+from shared.job import Task
+
+IMAGES: tuple[Family, ...] = (
+    image("PixArt-Alpha", "PixArtAlphaPipeline", "pixart-alpha", around="small_images"),
+    image("Lumina-Next", "LuminaPipeline", "lumina-next"),
+    image("Hunyuan-DiT", "HunyuanDiTPipeline", "hunyuan-dit", around="small_images"),
+    image("HunyuanImage 2.1", "HunyuanImagePipeline", "hunyuan-image-2.1"),
+    image("HiDream-I1", "HiDreamImagePipeline", "hidream", around="small_hidream"),
+    image("CogView 3 Plus", "CogView3PlusPipeline", "cogview-3"),
+    image("CogView 4", "CogView4Pipeline", "cogview-4"),
+    image("Cosmos Predict 2", "Cosmos2TextToImagePipeline", "cosmos-2-t2i", around="without_guardrail"),
+    image("Kandinsky 2.1", "KandinskyCombinedPipeline", "kandinsky-2.1"),
+    image("Kandinsky 2.2", "KandinskyV22CombinedPipeline", "kandinsky-2.2"),
+    image("Kandinsky 3", "Kandinsky3Pipeline", "kandinsky-3"),
+    image("Kandinsky 5", "Kandinsky5T2IPipeline", "kandinsky-5-t2i", around="small_images"),
+    image("DeepFloyd IF", "IFPipeline", "deepfloyd-if"),
+    image("PRX-Pixel", "PRXPixelPipeline", "prx-pixel", around="small_images"),
+    image("Bria 3", "BriaPipeline", "bria"),
+    image("Bria FIBO", "BriaFiboPipeline", "bria-fibo"),
+    image("Ovis-Image", "OvisImagePipeline", "ovis-image"),
+    image("OmniGen", "OmniGenPipeline", "omnigen"),
+    image("Latent consistency", "LatentConsistencyModelPipeline", "lcm"),
+    image("InstructPix2Pix", "StableDiffusionInstructPix2PixPipeline", "pix2pix", task=Task.EDIT),
+    image("InstructPix2Pix XL", "StableDiffusionXLInstructPix2PixPipeline", "pix2pix-xl", task=Task.EDIT),
+    image("Self-attention guidance", "StableDiffusionSAGPipeline", "sag"),
+    image("MultiDiffusion", "StableDiffusionPanoramaPipeline", "panorama"),
+    image("PAG, Stable Diffusion 1.x", "StableDiffusionPAGPipeline", "sd-pag"),
+    image("PAG, Stable Diffusion XL", "StableDiffusionXLPAGPipeline", "sdxl-pag"),
+    image("PAG, Stable Diffusion 3", "StableDiffusion3PAGPipeline", "sd3-pag"),
+    image("PAG, PixArt-Sigma", "PixArtSigmaPAGPipeline", "pixart-pag", around="small_images"),
+    image("PAG, SANA", "SanaPAGPipeline", "sana-pag", around="small_images"),
+    image("Chroma", "ChromaImg2ImgPipeline", "chroma-i2i", task=Task.IMAGE_TO_IMAGE),
+)
+VIDEOS: tuple[Family, ...] = (
+    video("Kandinsky 5", "Kandinsky5T2VPipeline", "kandinsky-5-t2v", Clip(side=32)),
+    video("Kandinsky 5", "Kandinsky5I2VPipeline", "kandinsky-5-i2v", Clip(17, 4, 32), task=Task.IMAGE_TO_VIDEO),
+    video("LTX-Video", "LTXPipeline", "ltx-video", Clip(group=8)),
+    video("LTX-Video", "LTXImageToVideoPipeline", "ltx-video-i2v", Clip(group=8), task=Task.IMAGE_TO_VIDEO),
+    video("CogVideoX 2B", "CogVideoXPipeline", "cogvideox"),
+    video("CogVideoX 5B", "CogVideoXPipeline", "cogvideox-5b"),
+    video("CogVideoX 5B I2V", "CogVideoXImageToVideoPipeline", "cogvideox-i2v", task=Task.IMAGE_TO_VIDEO),
+    video("Mochi", "MochiPipeline", "mochi", Clip(7, 6)),
+    video("SkyReels-V2", "SkyReelsV2Pipeline", "skyreels-v2"),
+    video("SkyReels-V2", "SkyReelsV2ImageToVideoPipeline", "skyreels-v2-i2v", task=Task.IMAGE_TO_VIDEO),
+    video("Wan VACE", "WanVACEPipeline", "wan-vace"),
+    video("SANA-Video", "SanaVideoPipeline", "sana-video", around="small_sana_videos"),
+    video("Latte", "LattePipeline", "latte", Clip(5, 1)),
+    video("AnimateDiff", "AnimateDiffPipeline", "animatediff", Clip(5, 1)),
+    video("AnimateDiff XL", "AnimateDiffSDXLPipeline", "animatediff-xl", Clip(5, 1)),
+    video("PAG, AnimateDiff", "AnimateDiffPAGPipeline", "animatediff-pag", Clip(5, 1)),
+)
+GRID = (*IMAGES, *VIDEOS)

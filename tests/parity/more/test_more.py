@@ -1,0 +1,25 @@
+"""Families beyond the listed ones: jobs share forwards or run solo, and every result equals plain diffusers' own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from parity.more.families import Family
+from parity.more.grid import GRID
+from parity.more.running import run
+
+# Many of these classes are old, and their libraries warn of it.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.parity_more]
+
+
+@pytest.mark.parametrize("family", GRID, ids=lambda family: family.tiny)
+def test_every_image_equals_that_of_plain_diffusers(
+    family: Family, models_folder: Path, keep_more: Callable[[str, object], None]
+) -> None:
+    """Whether its jobs share forwards or not: no batch mate changes a result."""
+    if family.needs_torchvision and importlib.util.find_spec("torchvision") is None:
+        pytest.skip("it needs torchvision: run `make parity-more`, which installs it")
+    keep_more(family.tiny, run(family, models_folder / family.tiny))
