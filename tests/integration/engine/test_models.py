@@ -9,10 +9,9 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline, UNet2DConditionModel
+from diffusers import StableDiffusionPipeline
 from harness import jobs as factory
 from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, TIMEOUT_S, EngineHarness, a_job, a_spec
 from harness.waiting import wait_until
@@ -164,45 +163,6 @@ def test_warm_up_loads_models_that_fit_and_evicts_none(tiny_models: Path, tmp_pa
         engine.warm_up()
         assert engine.status().loaded_models == ("sd",)
         assert not engine.status().activity.busy
-
-
-def without_rules(patch: pytest.MonkeyPatch, architecture: str) -> None:
-    rest = {name: rules for name, rules in ARCHITECTURES.items() if name != architecture}
-    patch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", rest)
-
-
-def test_an_architecture_without_rules_is_fused_by_inferred_rules(
-    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The arguments of real calls are enough for a UNet, and the self-check verifies them."""
-    with_rules = EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
-    without_rules(monkeypatch, "UNet2DConditionModel")
-    inferred = EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
-    assert inferred.rows == with_rules.rows == [2] * 4
-    for key in ("one", "two"):
-        assert np.abs(inferred.images[key, 0].astype(int) - with_rules.images[key, 0].astype(int)).max() <= 1
-
-
-def test_an_architecture_whose_rows_influence_each_other_runs_solo_with_a_reason(
-    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The images are correct, and the job's record has the reason."""
-    real = UNet2DConditionModel.forward
-
-    def mixing(self: Any, sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        (output,) = real(self, sample, *args, **kwargs)
-        return (output + sample.mean(),)
-
-    monkeypatch.setattr(UNet2DConditionModel, "forward", mixing)
-    without_rules(monkeypatch, "UNet2DConditionModel")
-    together = EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
-    apart = EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"), solo=("one", "two"))
-    assert together.rows == [1] * 8
-    for key in ("one", "two"):
-        reason = together.finished[key].batching.solo_reason
-        assert reason is not None
-        assert "has no stacking rule, and with an inferred one failed its self-check" in reason
-        assert np.array_equal(together.images[key, 0], apart.images[key, 0])
 
 
 def test_a_wrong_rule_is_detected_at_load(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

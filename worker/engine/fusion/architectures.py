@@ -15,13 +15,14 @@ class Kind(StrEnum):
 
     STACKED = "stacked"  # dim 0 is rows; a dict, list or tuple is stacked leaf by leaf
     GROUPED = "grouped"  # stacked, with several entries per row, the same number in all calls
+    LAYERED = "layered"  # stacked along dim 1; dim 0 is layers of an encoder
     LISTED = "listed"  # a list with one entry per row, each of its own shape
     SHARED = "shared"  # a function of shapes only: the first call's value serves all
     ROWS = "rows"  # a number, a 0-dim tensor or one entry per row: becomes one entry per row
     PADDED = "padded"  # stacked, dim 1 can differ: padded with zeros and masked
     MASK = "mask"  # the mask of a padded argument; created where the pipeline omits it
     EQUAL = "equal"  # must be the same in all calls
-    SAME = "same"  # a tensor with the same values in all calls; comparing them waits once for the device
+    SAME = "same"  # tensors with the same values in all calls; comparing them waits once for the device
     REPEATED = "repeated"  # a list with one entry per row, all equal
     FORM = "form"  # whether the output is an object or a tuple: each call gets the form it asks for
     CACHE = "cache"  # of keys and values: omitted while it has no mode; a call that uses one runs solo
@@ -44,6 +45,7 @@ class Argument:
 
 STACKED = Argument(Kind.STACKED)
 GROUPED = Argument(Kind.GROUPED)
+LAYERED = Argument(Kind.LAYERED)
 LISTED = Argument(Kind.LISTED)
 SHARED = Argument(Kind.SHARED)
 ROWS = Argument(Kind.ROWS)

@@ -93,14 +93,25 @@ def is_omitted(value: Any) -> bool:
     return value is None or (isinstance(value, dict) and not value)
 
 
-def _tree_key(value: Any) -> Hashable:
-    if isinstance(value, torch.Tensor):
-        return (value.shape[1:], value.dtype)
+def _map_leaves(value: Any, key_of: Callable[[Any], Hashable]) -> Hashable:
+    """Return the key of a tree, made of the keys of its leaves."""
     if isinstance(value, Mapping):
-        return ("dict", frozenset((name, _tree_key(item)) for name, item in value.items()))
+        return ("dict", frozenset((name, _map_leaves(item, key_of)) for name, item in value.items()))
     if isinstance(value, list | tuple):
-        return ("list", tuple(_tree_key(item) for item in value))
-    return _value_key(value)
+        return ("list", tuple(_map_leaves(item, key_of) for item in value))
+    return key_of(value)
+
+
+def _tree_key(value: Any) -> Hashable:
+    return _map_leaves(value, lambda leaf: (leaf.shape[1:], leaf.dtype) if _is_tensor(leaf) else _value_key(leaf))
+
+
+def _shape_key(value: Any) -> Hashable:
+    return _map_leaves(value, lambda leaf: (leaf.shape, leaf.dtype) if _is_tensor(leaf) else _value_key(leaf))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _repeated_key(value: Sequence[Any]) -> Hashable:
@@ -112,6 +123,10 @@ _DIGESTS: dict[int, tuple[weakref.ref[torch.Tensor], int, bytes]] = {}  # by id,
 
 
 def _content_key(value: Any) -> Hashable:
+    return _map_leaves(value, _digest_key)
+
+
+def _digest_key(value: Any) -> Hashable:
     if not isinstance(value, torch.Tensor):
         return _value_key(value)
     key = id(value)
@@ -130,20 +145,16 @@ def _cache_key(value: Any) -> Hashable:
 
 
 def _value_key(value: Any) -> Hashable:
-    if isinstance(value, PLAIN):
-        return (type(value), value)
-    if isinstance(value, Mapping):
-        return ("dict", frozenset((name, _value_key(item)) for name, item in value.items()))
-    if isinstance(value, list | tuple):
-        return ("list", tuple(_value_key(item) for item in value))
-    return ("object", id(value))  # tensors too: comparing values would wait for the device
+    # Tensors are compared by identity: comparing values would wait for the device.
+    return _map_leaves(value, lambda leaf: (type(leaf), leaf) if isinstance(leaf, PLAIN) else ("object", id(leaf)))
 
 
 # A kind without an entry does not affect the key: such an argument can be given in one call and omitted in another.
 KEYS: dict[Kind, Callable[[Any], Hashable]] = {
     Kind.STACKED: _tree_key,
     Kind.GROUPED: _tree_key,
-    Kind.SHARED: lambda value: (value.shape, value.dtype) if isinstance(value, torch.Tensor) else _value_key(value),
+    Kind.LAYERED: lambda value: (value.shape[0], value.shape[2:], value.dtype),
+    Kind.SHARED: _shape_key,
     Kind.PADDED: lambda value: (value.shape[2:], value.dtype),
     Kind.LISTED: lambda value: frozenset((item.ndim, item.dtype) for item in value),
     Kind.ROWS: lambda value: value.dtype if isinstance(value, torch.Tensor) else "number",

@@ -19,6 +19,7 @@ import torch
 from shared.signature import DENOISERS
 from worker.engine.fusion.architectures import ARCHITECTURES, Kind, StackingRules
 from worker.engine.fusion.batch_key import add_substitutes, batch_key, count_rows, exact_key, holds_objects
+from worker.engine.fusion.inferred_rules import MAX_GUESSES
 from worker.engine.fusion.stacking import Stacker, map_tensors
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
 
@@ -38,9 +39,8 @@ class Stage(IntEnum):
 class SharedMethod:
     """One method of a shared module, and how its calls are fused.
 
-    `solo_reason` says why its calls are not fused, None if they are. Floating inputs are cast to `cast`. `adapters`
-    are those attached to the module. With `lean` a denoiser or an image decoder runs in inference mode, which saved
-    5% of a small UNet's forward on a CPU and 12% of its VAE's.
+    Floating inputs are cast to `cast`. `adapters` are those attached to the module. With `lean` a denoiser or an image
+    decoder runs in inference mode, which saved 5% of a small UNet's forward on a CPU and 12% of its VAE's.
     """
 
     def __init__(
@@ -64,8 +64,10 @@ class SharedMethod:
         self._rules = ARCHITECTURES.get(self.architecture, {}).get(method)
         self.stacker = None if self._rules is None else Stacker(self._rules)
         self.inferred = False
+        self.rejected_rules: list[StackingRules] = []
         self.lean = lean and (self.stage is Stage.DENOISE or method == "decode")
-        self.solo_reason = None if self._rules else f"{self.architecture} has no stacking rule"
+        inferring = ", and no two calls matched to infer one" if self.stage is Stage.DENOISE else ""
+        self._unfused_reason = f"{self.architecture} has no stacking rule{inferring}"
         self.compiled = False
         self._real: Callable[..., Any] = module if method == "forward" else getattr(module, method)
         parameters = inspect.signature(getattr(module, method)).parameters.values()
@@ -75,6 +77,11 @@ class SharedMethod:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.architecture})"
+
+    @property
+    def solo_reason(self) -> str | None:
+        """Why calls are not fused, None if they are."""
+        return self._unfused_reason if self.stacker is None else None
 
     @property
     def mixes_shapes(self) -> bool:
@@ -91,16 +98,29 @@ class SharedMethod:
 
     @property
     def needs_inferred_rules(self) -> bool:
-        """Whether this is a denoiser of an unlisted architecture for which no rules were inferred yet."""
-        return self.stage is Stage.DENOISE and self.stacker is None and not self.inferred and self._rules is None
+        """Whether this is a denoiser of an unlisted architecture that has no inferred rules, and more can be tried."""
+        unlisted = self.stage is Stage.DENOISE and self._rules is None
+        return unlisted and self.stacker is None and len(self.rejected_rules) < MAX_GUESSES
 
     def use_inferred(self, rules: StackingRules) -> None:
-        """Fuse by inferred rules, until `disable_fusing`."""
-        self.stacker, self.inferred, self.solo_reason = Stacker(rules), True, None
+        """Fuse by inferred rules, until `reject_inferred` or `disable_fusing`."""
+        self.stacker, self.inferred = Stacker(rules), True
+
+    def reject_inferred(self, reason: str) -> None:
+        """Stop fusing by the inferred rules in use, which changed a row; others can be tried."""
+        if self.stacker is not None:
+            self.rejected_rules.append(self.stacker.rules)
+        if len(self.rejected_rules) == 1:  # the best guess says most
+            stated = "has no stacking rule, and with an inferred one failed its self-check"
+            self._unfused_reason = f"{self.architecture} {stated}: {reason}"
+        self.stop_fusing()
+
+    def stop_fusing(self) -> None:
+        self.stacker, self.inferred = None, False
 
     def disable_fusing(self, reason: str) -> None:
-        self.stacker = None
-        self.solo_reason = reason
+        self.stop_fusing()
+        self._unfused_reason = reason
 
     def compile(self, backend: str) -> None:
         """Run the module compiled from now on; torch compiles it at its first calls."""
@@ -156,18 +176,21 @@ class ParkedCall:
         self.autocast: tuple[str, torch.dtype] | None = None
         self.adapter: AdapterKey = ()
         self.preview = False
-        self.rows = 1
-        self.arguments: dict[str, Any] = {}
-        self.batch_key: Hashable = None
-        self.run_solo()
+        self._solo = False
         self.read_rules()
 
     def read_rules(self) -> None:
+        """Read the arguments by the rules of the method, which the self-check can change."""
         stacker = self.shared_method.stacker
+        self.rows, self.arguments = 1, dict[str, Any]()
+        self.batch_key: Hashable = (id(self.shared_method), id(self))
         if stacker is not None:
             self.arguments = add_substitutes(stacker.rules, self.shared_method.bind(self.args, self.kwargs))
             self.rows = count_rows(stacker.rules, self.arguments)
-            self.batch_key = (id(self.shared_method), batch_key(stacker.rules, self.arguments), self.autocast)
+            if not self._solo:
+                self.batch_key = (id(self.shared_method), batch_key(stacker.rules, self.arguments), self.autocast)
+        if self.adapter and not self.shared_method.adapters.per_row:
+            self.batch_key = (self.batch_key, self.adapter)
 
     @property
     def exact(self) -> bool:
@@ -193,7 +216,8 @@ class ParkedCall:
 
     def run_solo(self) -> None:
         """Share no forward."""
-        self.batch_key = (id(self.shared_method), id(self))
+        self._solo = True
+        self.read_rules()
 
     def finite(self) -> torch.Tensor:
         """Return, as a tensor on its device, whether all values of the call's first tensor are finite."""

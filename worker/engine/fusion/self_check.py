@@ -3,17 +3,16 @@
 Rules of architectures that have none are inferred from the calls of the check.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import structlog
 import torch
 
 from shared.errors import InferenceFailed, JobError
-from worker.engine.fusion.architectures import Argument, Kind, StackingRules
-from worker.engine.fusion.batch_key import Arguments, is_omitted
 from worker.engine.fusion.fused_call import as_job_error, run_fused
 from worker.engine.fusion.image_task import ImageTask
+from worker.engine.fusion.inferred_rules import altered_call, guess_rules
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
 from worker.engine.fusion.sample_jobs import sample_files, sample_job, sample_sizes
 from worker.engine.pipelines.clones import StepCounter
@@ -27,8 +26,13 @@ log = structlog.get_logger()
 # Largest difference allowed, relative to the largest value. Kernels sum in another order for another number of rows,
 # which has an effect of the dtype's precision; a wrong rule has a much larger one.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-# Two have the same length, for architectures that fuse only those.
-PROMPTS = ("a lighthouse", "a very small red boat beside two lighthouses in the morning", "rain", "snow")
+# Two have the same words in another order, so the same length, for architectures that fuse only those.
+PROMPTS = (
+    "a lighthouse",
+    "a very small red boat beside two lighthouses in the morning",
+    "the sea, the rain and the snow, and the sea",
+    "the sea, the snow and the rain, and the sea",
+)
 
 
 def run_self_check(model: LoadedModel, device: torch.device) -> None:
@@ -46,9 +50,10 @@ def run_self_check(model: LoadedModel, device: torch.device) -> None:
     if error is not None:
         log.warning("self_check_incomplete", model=model.spec.id, error=error.message)
         for method in model.shared_methods:
-            if method.stacker is not None and method not in verified:
+            untried = method.needs_inferred_rules and not method.rejected_rules
+            if (method.stacker is not None or untried) and method not in verified:
                 method.disable_fusing(f"the self-check of {method.architecture} could not run")
-    _settle_denoisers(model, verified)
+    _log_denoisers(model, verified)
     model.release_tensors()
 
 
@@ -73,8 +78,9 @@ def _run_both_ways(tasks: Sequence[ImageTask], device: torch.device, verified: s
         task.start(device)
     while parked := [(task, task.parked_call) for task in tasks if task.parked_call is not None]:
         calls = [call for _, call in parked]
-        _infer_missing_rules(calls)
         first = min(calls, key=lambda call: call.shared_method.stage)  # all encode first, to denoise together
+        if first.shared_method.stage is Stage.DENOISE:
+            _infer_missing_rules(calls)
         batch = [(task, call) for task, call in parked if call.batch_key == first.batch_key]
         outputs = _check_batch([call for _, call in batch], verified)
         for (task, _), output in zip(batch, outputs, strict=True):
@@ -85,24 +91,73 @@ def _run_both_ways(tasks: Sequence[ImageTask], device: torch.device, verified: s
 def _infer_missing_rules(calls: Sequence[ParkedCall]) -> None:
     for method in {call.shared_method for call in calls if call.shared_method.needs_inferred_rules}:
         parked = [call for call in calls if call.shared_method is method]
-        rules = infer_rules([method.bind(call.args, call.kwargs) for call in parked]) if len(parked) > 1 else None
-        if rules is not None:
-            method.use_inferred(rules)
-            for call in parked:
-                call.read_rules()
+        if len(parked) > 1:
+            _use_best_guess(method, parked)
 
 
-def _settle_denoisers(model: LoadedModel, verified: set[SharedMethod]) -> None:
-    for method in model.shared_methods:
-        if method.stacker is None or method.stage is not Stage.DENOISE:
+def _use_best_guess(method: SharedMethod, calls: Sequence[ParkedCall]) -> None:
+    """Fuse `method` by the inferred rules that fuse most of `calls` correctly; by none if no guess fuses two."""
+    try:
+        singles = [call.run() for call in calls]
+    except BaseException as error:
+        as_job_error(error)
+        return  # `_check_batch` reports it
+    best, most = None, 1
+    for rules in guess_rules([method.bind(call.args, call.kwargs) for call in calls]):
+        if rules in method.rejected_rules:
             continue
-        if not method.inferred:
-            if method not in verified:  # only its parity test verifies it
-                log.info("self_check_saw_no_pair", model=model.spec.id, method=str(method))
-        elif method in verified:
+        method.use_inferred(rules)
+        batch = _largest_batch(calls)
+        if len(batch) <= most:
+            continue
+        reason = _difference_of_guess([calls[at] for at in batch], [singles[at] for at in batch])
+        if reason is not None:
+            method.reject_inferred(reason)
+            continue
+        best, most = rules, len(batch)
+        if most == len(calls):
+            break
+    method.stop_fusing() if best is None else method.use_inferred(best)
+    for call in calls:
+        call.read_rules()
+
+
+def _largest_batch(calls: Sequence[ParkedCall]) -> list[int]:
+    """Return the indexes of the largest number of calls that can share a forward by the rules now in use."""
+    batches: dict[Hashable, list[int]] = {}
+    for at, call in enumerate(calls):
+        call.read_rules()
+        batches.setdefault(call.batch_key, []).append(at)
+    return max(batches.values(), key=len)
+
+
+def _difference_of_guess(calls: Sequence[ParkedCall], singles: Sequence[Any]) -> str | None:
+    """Compare a fused forward with single calls, also with other values where those of all rows are equal."""
+    method, stacker = calls[0].shared_method, calls[0].shared_method.stacker
+    reason = _difference(calls, singles)
+    arguments = None if stacker is None else altered_call(stacker.rules, [call.arguments for call in calls])
+    if reason is not None or arguments is None:
+        return reason
+    altered = ParkedCall(method, (), arguments)
+    altered.autocast = calls[0].autocast
+    try:
+        single = altered.run()
+    except BaseException as error:
+        as_job_error(error)
+        return None  # other values are not valid, so they show nothing
+    if not all(bool(torch.isfinite(leaf).all()) for leaf in _leaves(single)):
+        return None
+    return _difference([*calls[:-1], altered], [*singles[:-1], single])
+
+
+def _log_denoisers(model: LoadedModel, verified: set[SharedMethod]) -> None:
+    for method in model.denoisers:
+        if method.inferred:
             log.info("rules_inferred", model=model.spec.id, method=str(method))
-        else:
-            method.disable_fusing(f"{method.architecture} has no stacking rule, and no two calls matched to infer one")
+        elif method.stacker is not None and method not in verified:  # only its parity test verifies it
+            log.info("self_check_saw_no_pair", model=model.spec.id, method=str(method))
+        elif method.rejected_rules:
+            log.warning("fusing_disabled", method=str(method), reason=method.solo_reason)
 
 
 def _sample_tasks(model: LoadedModel, size: tuple[int, int]) -> list[ImageTask]:
@@ -114,6 +169,8 @@ def _sample_tasks(model: LoadedModel, size: tuple[int, int]) -> list[ImageTask]:
         task = tasks[at % len(tasks)]
         job = sample_job(model.spec, task, at, prompt, other_size if at % 2 else size)
         job = job.model_copy(update={"steps": 2 + at // len(tasks)})
+        if at == len(PROMPTS) - 1:  # where guidance adds rows, this job has fewer than the others
+            job = job.model_copy(update={"guidance_scale": min(1.0, job.guidance_scale)})
         if job.images and takes_last_image(model.templates[task]):
             job = job.model_copy(update={"last_image": job.images[0]})
         inputs = decode_inputs(job, sample_files(job))
@@ -132,9 +189,11 @@ def _check_batch(calls: Sequence[ParkedCall], verified: set[SharedMethod]) -> li
         reason = _difference(calls, singles)
         if reason is None:
             verified.add(method)
+        elif method.inferred:
+            verified.discard(method)
+            method.reject_inferred(reason)
         else:
-            inferred = "has no stacking rule, and with an inferred one " if method.inferred else ""
-            method.disable_fusing(f"{method.architecture} {inferred}failed its self-check: {reason}")
+            method.disable_fusing(f"{method.architecture} failed its self-check: {reason}")
             log.warning("fusing_disabled", method=str(method), reason=reason)
     return singles
 
@@ -164,52 +223,3 @@ def _leaves(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, dict):
         tree = list(tree.values())
     return [leaf for item in tree for leaf in _leaves(item)] if isinstance(tree, list | tuple) else []
-
-
-def infer_rules(calls: Sequence[Arguments]) -> StackingRules | None:
-    """Return rules inferred from `calls`, None if the number of rows is unclear.
-
-    The first argument that is a tensor of three or more dimensions has one entry per row in dim 0. Values with as many
-    entries are stacked, numbers become one per row, and other tensors must have equal values. Nothing is padded: the
-    arguments do not show whether a mask hides the padding.
-    """
-    rows = next((name for name, value in calls[0].items() if _is_batch(value)), None)
-    if rows is None or not all(_is_batch(call.get(rows)) for call in calls):
-        return None
-    counts = [call[rows].shape[0] for call in calls]
-    names = dict.fromkeys(name for call in calls for name in call)
-    kinds = {name: _infer_kind([call.get(name) for call in calls], counts) for name in names}
-    return StackingRules(rows, {name: Argument(kind) for name, kind in kinds.items() if kind is not Kind.EQUAL})
-
-
-def _is_batch(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.ndim >= 3
-
-
-def _infer_kind(values: Sequence[Any], counts: Sequence[int]) -> Kind:
-    """Return the kind of one argument, from its value in each call and the rows of each call."""
-    present = [(value, count) for value, count in zip(values, counts, strict=True) if not is_omitted(value)]
-    if not present:
-        return Kind.EQUAL
-    if all(_is_number(value) for value, _ in present):
-        return Kind.ROWS
-    if all(_has_rows(value, count) for value, count in present):
-        return Kind.STACKED
-    return Kind.SAME if all(isinstance(value, torch.Tensor) for value, _ in present) else Kind.EQUAL
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.ndim == 0
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _has_rows(value: Any, count: int) -> bool:
-    """Return whether all tensors in `value`, at least one, have `count` entries."""
-    if isinstance(value, torch.Tensor):
-        return value.ndim > 0 and value.shape[0] == count
-    items = list(value.values()) if isinstance(value, Mapping) else value
-    if not isinstance(items, list | tuple):
-        return False
-    leaves = [item for item in items if item is not None]
-    return bool(leaves) and all(_has_rows(item, count) for item in leaves)

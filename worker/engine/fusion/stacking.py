@@ -41,6 +41,8 @@ class Stacker:
                 case Kind.GROUPED:
                     entries = values[0].shape[0] // rows[0]
                     stacked[name] = self._stack_tree(name, values, [entries * count for count in rows])
+                case Kind.LAYERED:
+                    stacked[name] = self._stack_tree(name, values, rows, dim=1)
                 case Kind.LISTED | Kind.REPEATED:
                     stacked[name] = [item for value in values for item in value]
                 case Kind.ROWS:
@@ -54,13 +56,13 @@ class Stacker:
         stacked.update(self._masks(calls))
         return stacked
 
-    def _stack_tree(self, path: str, values: Sequence[Any], rows: Sequence[int]) -> Any:
+    def _stack_tree(self, path: str, values: Sequence[Any], rows: Sequence[int], dim: int = 0) -> Any:
         first = values[0]
         if isinstance(first, torch.Tensor):
             for value, count in zip(values, rows, strict=True):
-                if value.shape[0] != count:
-                    raise StackingError(f"{path} has {value.shape[0]} entries, not {count}")
-            return self._join(path, values)
+                if value.shape[dim] != count:
+                    raise StackingError(f"{path} has {value.shape[dim]} entries, not {count}")
+            return self._join(path, values, dim)
         if isinstance(first, Mapping):
             return {key: self._stack_tree(f"{path}.{key}", [value[key] for value in values], rows) for key in first}
         if isinstance(first, list | tuple):
@@ -68,14 +70,14 @@ class Stacker:
             return type(first)(self._stack_tree(f"{path}.{at}", column, rows) for at, column in enumerate(columns))
         return first
 
-    def _join(self, path: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _join(self, path: str, tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
         if path == self.rules.rows:
             return torch.cat(list(tensors))
         identity = tuple((id(tensor), tensor._version) for tensor in tensors)
         kept = self._joined.get(path)
         if kept is not None and kept[0] == identity:
             return kept[2]
-        joined = torch.cat(list(tensors))
+        joined = torch.cat(list(tensors), dim=dim)
         self._joined[path] = (identity, tensors, joined)  # with the tensors, so that no id is reused
         return joined
 
