@@ -143,6 +143,7 @@ class Engine:
         try:
             while not self._stopping:
                 self._models.start_next_load(self._scheduler.models_in_use())
+                self._check_again()
                 self._run_messages(wait=not self._scheduler.can_run())
                 self._scheduler.run_forward()
         except BaseException:
@@ -206,6 +207,15 @@ class Engine:
             log.error("model_unavailable", model=model, error=result.message)
         self._scheduler.model_loaded(model, result)
         self._wake_load_waiter(model)
+
+    def _check_again(self) -> None:
+        """Repeat self-checks for which memory was too scarce."""
+        for model in list(self._models.loaded.values()):
+            if model.next_check_s <= time.monotonic():
+                self._checking_model = True
+                run_self_check(model, self.device)
+                self._forward_timer.note_progress()
+                self._checking_model = False
 
     def _wake_load_waiter(self, model: str) -> None:
         if done := self._load_waiters.pop(model, None):

@@ -12,9 +12,10 @@ import torch
 from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
 from harness.engine import DIFFUSERS_AND_NUMPY, TIMEOUT_S, EngineHarness, a_job, a_spec
 
-from shared.errors import JobError
+from shared.errors import JobError, OutOfMemory
 from worker.engine.fusion import self_check
 from worker.engine.fusion.module_proxy import SharedMethod
+from worker.engine.pipelines import loading
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 
@@ -103,3 +104,57 @@ def test_a_device_lost_in_the_self_check_ends_the_engine(odd: Odd, tiny_models: 
     harness.engine.join(TIMEOUT_S)
     assert "victim" not in harness.recorder.finished
     assert harness.engine.status().activity.since_s == float("-inf")
+
+
+class ScarceMemory:
+    """Memory for at most `rows` images in a forward of the UNet, without the doubling by guidance."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+        self.rows = rows
+        real = SharedMethod.run
+
+        def run(method: SharedMethod, *args: Any, **kwargs: Any) -> Any:
+            if method.component == "unet" and method.bind(args, kwargs)["sample"].shape[0] > 2 * self.rows:
+                raise torch.OutOfMemoryError("injected")
+            return real(method, *args, **kwargs)
+
+        monkeypatch.setattr(SharedMethod, "run", run)
+
+
+def test_a_self_check_without_memory_for_all_rows_checks_fewer(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows show whether a rule is right."""
+    ScarceMemory(monkeypatch, 2)
+    recorder = EngineHarness(a_spec(tiny_models / "sd")).run(*(a_job(name, steps=2) for name in ("a", "b", "c", "d")))
+    assert {error for name in "abcd" if (error := recorder.finished[name].error)} == set()
+    assert recorder.rows[0] == 2
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_self_check_without_memory_is_repeated_later(
+    rows: int, tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then jobs run solo with a reason; reproducible ones, which fused forwards would change, fail."""
+    monkeypatch.setattr(loading, "FIRST_RECHECK_S", 1000.0)
+    memory = ScarceMemory(monkeypatch, rows)
+    harness = EngineHarness(a_spec(tiny_models / "sd"))
+    with harness.started() as engine:
+        engine.warm_up()
+        memory.rows = 8
+        harness.submit(a_job("solo", steps=2), a_job("exact", steps=2, reproducible=True))
+        harness.recorder.wait_for(["solo", "exact"])
+        engine._models.loaded["tiny"].next_check_s = 0.0
+        harness.submit(a_job("wakes", steps=2))
+        harness.recorder.wait_for(["wakes"])
+        more = [a_job("one", steps=2), a_job("two", steps=2), a_job("exact-later", steps=2, reproducible=True)]
+        harness.submit(*more)
+        harness.recorder.wait_for([job.id for job in more])
+    finished = harness.recorder.finished
+    assert isinstance(finished["exact"].error, OutOfMemory)
+    assert finished["solo"].error is None
+    reason = finished["solo"].batching.solo_reason
+    assert reason is not None
+    assert "memory" in reason
+    assert [finished[job.id].error for job in more] == [None, None, None]
+    assert finished["one"].batching.max_jobs == 2

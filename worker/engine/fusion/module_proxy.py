@@ -62,12 +62,8 @@ class SharedMethod:
         self.architecture = type(module).__name__
         self.stage = _stage(component, method)
         self._rules = ARCHITECTURES.get(self.architecture, {}).get(method)
-        self.stacker = None if self._rules is None else Stacker(self._rules)
-        self.inferred = False
-        self.rejected_rules: list[StackingRules] = []
+        self.use_own_rules()
         self.lean = lean and (self.stage is Stage.DENOISE or method == "decode")
-        inferring = ", and no two calls matched to infer one" if self.stage is Stage.DENOISE else ""
-        self._unfused_reason = f"{self.architecture} has no stacking rule{inferring}"
         self.compiled = False
         self._real: Callable[..., Any] = module if method == "forward" else getattr(module, method)
         parameters = inspect.signature(getattr(module, method)).parameters.values()
@@ -101,6 +97,19 @@ class SharedMethod:
         """Whether this is a denoiser of an unlisted architecture that has no inferred rules, and more can be tried."""
         unlisted = self.stage is Stage.DENOISE and self._rules is None
         return unlisted and self.stacker is None and len(self.rejected_rules) < MAX_GUESSES
+
+    def use_own_rules(self) -> None:
+        """Fuse by the rules of the architecture, if it has any; otherwise others can be inferred."""
+        self.stacker = None if self._rules is None else Stacker(self._rules)
+        self.inferred = self.awaits_memory = False
+        self.rejected_rules: list[StackingRules] = []
+        inferring = ", and no two calls matched to infer one" if self.stage is Stage.DENOISE else ""
+        self._unfused_reason = f"{self.architecture} has no stacking rule{inferring}"
+
+    def await_memory(self) -> None:
+        """Stop fusing until a check for which there is memory."""
+        self.disable_fusing("memory was too scarce to check fused forwards; they are checked again later")
+        self.awaits_memory = True
 
     def use_inferred(self, rules: StackingRules) -> None:
         """Fuse by inferred rules, until `reject_inferred` or `disable_fusing`."""

@@ -3,13 +3,14 @@
 Rules of architectures that have none are inferred from the calls of the check.
 """
 
+import gc
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import structlog
 import torch
 
-from shared.errors import InferenceFailed, JobError
+from shared.errors import JobError, OutOfMemory
 from worker.engine.fusion.fused_call import as_job_error, run_fused
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.inferred_rules import altered_call, guess_rules
@@ -38,22 +39,31 @@ PROMPTS = (
 def run_self_check(model: LoadedModel, device: torch.device) -> None:
     """Run sample jobs with every forward both fused and call by call; disable fusing where the outputs differ.
 
-    The images have the smallest allowed size or, where a pipeline fails at that, the model's default size.
+    The images have the smallest allowed size or, where a pipeline fails at that, the model's default size. What there
+    is no memory to check runs unfused until the next check, at `model.next_check_s`.
     """
+    for method in model.shared_methods:
+        if method.awaits_memory:
+            method.use_own_rules()
     choose_output_types(model, device)
-    verified: set[SharedMethod] = set()
+    verified = model.verified
     error: JobError | None = None
     for size in sample_sizes(model.spec):
         error = _check_at(size, model, device, verified)
-        if error is None:
+        if error is None or isinstance(error, OutOfMemory):
             break
     if error is not None:
         log.warning("self_check_incomplete", model=model.spec.id, error=error.message)
         for method in model.shared_methods:
             untried = method.needs_inferred_rules and not method.rejected_rules
-            if (method.stacker is not None or untried) and method not in verified:
+            if (method.stacker is None and not untried) or method in verified:
+                continue
+            if isinstance(error, OutOfMemory):
+                method.await_memory()
+            else:
                 method.disable_fusing(f"the self-check of {method.architecture} could not run")
     _log_denoisers(model, verified)
+    model.plan_next_check()
     model.release_tensors()
 
 
@@ -143,7 +153,9 @@ def _difference_of_guess(calls: Sequence[ParkedCall], singles: Sequence[Any]) ->
     try:
         single = altered.run()
     except BaseException as error:
-        as_job_error(error)
+        failure = as_job_error(error)
+        if isinstance(failure, OutOfMemory):
+            raise failure from None
         return None  # other values are not valid, so they show nothing
     if not all(bool(torch.isfinite(leaf).all()) for leaf in _leaves(single)):
         return None
@@ -184,7 +196,8 @@ def _check_batch(calls: Sequence[ParkedCall], verified: set[SharedMethod]) -> li
     try:
         singles = [call.run() for call in calls]
     except BaseException as error:
-        return [InferenceFailed(f"{method}: {as_job_error(error).message}")] * len(calls)
+        failure = as_job_error(error)
+        return [type(failure)(f"{method}: {failure.message}")] * len(calls)
     if method.stacker is not None and len(calls) > 1:
         reason = _difference(calls, singles)
         if reason is None:
@@ -199,11 +212,26 @@ def _check_batch(calls: Sequence[ParkedCall], verified: set[SharedMethod]) -> li
 
 
 def _difference(calls: Sequence[ParkedCall], singles: Sequence[Any]) -> str | None:
-    try:
-        fused = run_fused(calls)
-    except BaseException as error:  # with a wrong rule anything can fail; the model still runs unfused
-        as_job_error(error)
-        return f"the fused forward raised {type(error).__name__}"
+    """Return how a fused forward's rows differ from `singles`; of fewer calls, but two, where memory is scarce.
+
+    Raises `OutOfMemory` if there is none for two.
+    """
+    while True:
+        try:
+            return _first_difference(singles, run_fused(calls))
+        except BaseException as error:  # with a wrong rule anything can fail; the model still runs unfused
+            failure, reason = as_job_error(error), f"the fused forward raised {type(error).__name__}"
+        if not isinstance(failure, OutOfMemory):
+            return reason
+        gc.collect()  # outside the except block: the failed forward's frames, and what they held, have been released
+        torch.cuda.empty_cache()
+        if len(calls) == 2:
+            raise failure
+        kept = max(2, len(calls) // 2)
+        calls, singles = calls[-kept:], singles[-kept:]  # the last can be a call with other values
+
+
+def _first_difference(singles: Sequence[Any], fused: Sequence[Any]) -> str | None:
     for expected, actual in zip(_leaves(singles), _leaves(fused), strict=True):
         if expected.shape != actual.shape:
             return f"fused rows have shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"

@@ -33,6 +33,9 @@ _LOADER: Pipeline = DiffusionPipeline
 _ONE_LOAD = threading.Lock()
 _FLOATING = ("F64", "F32", "F16", "BF16")  # safetensors' names; loaded as the model's dtype
 _LONGEST_HEADER = 100 * 1024 * 1024
+# Between self-checks without memory, which take about a second of a large GPU.
+FIRST_RECHECK_S = 10.0
+LONGEST_RECHECK_S = 300.0
 
 
 @dataclass
@@ -50,6 +53,9 @@ class LoadedModel:
     load_started_s: float = 0.0  # time.monotonic() at the start of its load
     text_cache: TextCache = field(default_factory=TextCache)
     last_used: float = field(default_factory=time.monotonic)
+    verified: set[SharedMethod] = field(default_factory=set)
+    next_check_s: float = math.inf  # time.monotonic() of the next self-check
+    _check_interval_s: float = FIRST_RECHECK_S
 
     @property
     def denoisers(self) -> list[SharedMethod]:
@@ -65,6 +71,16 @@ class LoadedModel:
     def exact(self) -> bool:
         """Whether reproducible jobs can share all denoiser forwards."""
         return all(denoiser.exact for denoiser in self.denoisers)
+
+    @property
+    def awaits_memory(self) -> bool:
+        """Whether a method runs unfused until there is memory for its self-check."""
+        return any(method.awaits_memory for method in self.shared_methods)
+
+    def plan_next_check(self) -> None:
+        """Set the time of the next self-check, later after each one for which there was no memory."""
+        self.next_check_s = time.monotonic() + self._check_interval_s if self.awaits_memory else math.inf
+        self._check_interval_s = min(LONGEST_RECHECK_S, 2 * self._check_interval_s)
 
     @property
     def compiled(self) -> bool:

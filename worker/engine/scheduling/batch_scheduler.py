@@ -6,7 +6,7 @@ from typing import Any
 import structlog
 import torch
 
-from shared.errors import JobError
+from shared.errors import JobError, OutOfMemory
 from shared.job import Phase
 from shared.signature import DENOISERS
 from worker.engine import protocol
@@ -123,6 +123,11 @@ class BatchScheduler:
         self._report_progress(_distinct(task_call.engine_job for task_call in task_calls))
 
     def _start(self, engine_job: EngineJob, model: LoadedModel) -> None:
+        if engine_job.job.reproducible and model.awaits_memory:  # fused forwards later would change the last bits
+            message = (
+                f"model {model.spec.id!r} has no memory for the fused forwards of reproducible jobs; try again later"
+            )
+            return self.finish(engine_job, OutOfMemory(message))
         engine_job.model = model
         if not model.adapters.use(engine_job.adapter):
             self._report_loading(engine_job)
