@@ -20,6 +20,7 @@ from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, Stage, 
 from worker.engine.lora.per_row import ModelAdapters, adapter_key
 from worker.engine.pipelines.call_arguments import arguments_for, make_results, make_scheduler, set_guidance
 from worker.engine.pipelines.clones import Pipeline, StepCounter, cache_signatures, clone_pipeline, make_template
+from worker.engine.pipelines.completeness import all_weights_found, check_folder, check_tokenizers, check_weights
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.latent_previews import preview_callback
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for
@@ -175,10 +176,13 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
     try:
         index = json.loads((folder / "model_index.json").read_text())
         unwanted = {"safety_checker": None} if not spec.safety_checker and "safety_checker" in index else {}
-        with _ONE_LOAD:
+        check_folder(folder, index, unwanted)
+        with _ONE_LOAD, all_weights_found():
             pipeline: Pipeline = _LOADER.from_pretrained(
                 folder, dtype=dtype, use_safetensors=True, variant=spec.variant, local_files_only=True, **unwanted
             )
+        check_weights(pipeline)
+        check_tokenizers(pipeline)
         if spec.offload == "group" and device.type != "cpu":
             pipeline.enable_group_offload(device, offload_type="block_level", num_blocks_per_group=1, use_stream=True)
         else:
