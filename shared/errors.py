@@ -33,6 +33,7 @@ FusequeueError
     ├── ModelUnavailable      weights are missing or do not fit
     ├── AdapterUnavailable    the same for a LoRA adapter
     ├── InferenceFailed
+    │   └── UnusableInput     an input image that cannot be decoded, or that the model refuses
     ├── NonFiniteLatents
     ├── EncodingFailed        an output that cannot be written as a file
     ├── UploadFailed          an output that storage refuses, other than in an outage
@@ -191,6 +192,9 @@ class AdapterUnavailable(JobError, code="adapter_unavailable"): ...
 
 
 class InferenceFailed(JobError, code="inference_failed"): ...
+
+
+class UnusableInput(InferenceFailed, code="invalid_input_image"): ...
 
 
 class NonFiniteLatents(JobError, code="non_finite_latents"): ...

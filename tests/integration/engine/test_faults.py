@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from harness.engine import TIMEOUT_S, EngineHarness, EventRecorder, a_job, a_spec
+from tiny import registry
 
 from shared.errors import InferenceFailed, NonFiniteLatents, OutOfMemory
-from shared.job import Job
+from shared.job import Job, Task
 from worker.engine.fusion.module_proxy import SharedMethod
 from worker.engine.protocol import allowed_rows
 
@@ -276,6 +277,21 @@ def test_an_input_image_that_cannot_be_decoded_fails_only_its_job(tiny_models: P
     assert isinstance(error, InferenceFailed)
     assert error.param == "image"
     assert harness.recorder.finished["good"].error is None
+
+
+@pytest.mark.parametrize(("size", "fault"), [((32, 32), "at least 64px"), ((640, 64), "ratio is 8:1")])
+def test_an_image_that_the_model_refuses_to_edit_is_a_fault_of_the_request(
+    size: tuple[int, int], fault: str, tmp_path: Path
+) -> None:
+    """A synchronous call then gets 422, not 500."""
+    spec = a_spec(registry.save_tiny("flux-2-klein", tmp_path), tasks=(Task.EDIT,))
+    jobs = [a_job("refused", task=Task.EDIT, reference_sizes=(size,)), a_job("good", task=Task.EDIT)]
+    recorder = EngineHarness(spec).run(*jobs)
+    error = recorder.finished["refused"].error
+    assert error is not None
+    assert (error.code, error.param) == ("invalid_input_image", "image")
+    assert fault in error.message
+    assert recorder.finished["good"].error is None
 
 
 def test_a_failed_image_fails_the_other_images_of_its_job(

@@ -1,7 +1,8 @@
 """From a job to the pipeline call of one result, and from the call's output to pixels and audio."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import diffusers
@@ -9,10 +10,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from shared.errors import InferenceFailed, JobError, ModelUnavailable, NonFiniteLatents
+from shared.errors import InferenceFailed, JobError, ModelUnavailable, NonFiniteLatents, UnusableInput
 from shared.job import Job, Task
 from worker.engine.channel import shared_array
-from worker.engine.pipelines.clones import Pipeline
+from worker.engine.pipelines.clones import Pipeline, StepCounter
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.task_pipelines import FRAME_COUNTS, call_parameters, takes_last_image
 from worker.engine.protocol import Audio, Output, Pixels
@@ -26,7 +27,7 @@ Parameters = Mapping[str, inspect.Parameter]
 def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages) -> dict[str, Any]:
     """Return the keyword arguments of result `index` of `job` that the pipeline accepts.
 
-    Raises `InferenceFailed` naming an input image that the model does not take, or lacks.
+    Raises `UnusableInput` naming an input image that the model does not take, or lacks.
     """
     accepted = call_parameters(pipeline)
     _check_last_image(pipeline, job)
@@ -84,9 +85,9 @@ def _images(pipeline: str, job: Job, inputs: InputImages) -> dict[str, Any]:
 def _check_last_image(pipeline: Pipeline, job: Job) -> None:
     taken = takes_last_image(pipeline) if job.task is Task.IMAGE_TO_VIDEO else False
     if taken is False and job.last_image is not None:
-        raise InferenceFailed(f"model {job.model!r} takes no last_image", param="last_image")
+        raise UnusableInput(f"model {job.model!r} takes no last_image", param="last_image")
     if taken is True and job.last_image is None:
-        raise InferenceFailed(f"model {job.model!r} needs a last_image", param="last_image")
+        raise UnusableInput(f"model {job.model!r} needs a last_image", param="last_image")
 
 
 def _video(job: Job, accepted: Parameters) -> dict[str, Any]:
@@ -119,6 +120,20 @@ def make_scheduler(name: str, own: Any) -> Any:
     if not (isinstance(scheduler_class, type) and issubclass(scheduler_class, diffusers.SchedulerMixin)):
         raise ModelUnavailable(f"diffusers has no scheduler {name!r}")
     return scheduler_class.from_config(own.config)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def images_refused(job: Job, steps: StepCounter) -> Iterator[None]:
+    """Raise `UnusableInput` for a `ValueError` before the first step of an edit: the pipeline refuses its images.
+
+    FLUX.2 does so for small and for long ones. Pipelines of other tasks get images of the job's own size.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if job.task is not Task.EDIT or steps.total:
+            raise
+        raise UnusableInput(f"model {job.model!r} refuses the input image: {error}"[:500], param="image") from None
 
 
 def make_results(pipeline: Pipeline, arguments: dict[str, Any]) -> list[Output]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageOps
 
-from shared.errors import InferenceFailed
+from shared.errors import UnusableInput
 from shared.job import Job, Task
 from worker.engine.protocol import InputFiles
 
@@ -24,7 +24,7 @@ class InputImages:
 
 
 def decode_inputs(job: Job, files: InputFiles) -> InputImages:
-    """Decode a job's input images; raises `InferenceFailed` naming the field of one that cannot be decoded.
+    """Decode a job's input images; raises `UnusableInput` naming the field of one that cannot be decoded.
 
     Images to edit keep their proportions; all others are cropped to the job's size.
     """
@@ -79,4 +79,4 @@ def _decoded(data: bytes, param: str) -> Iterator[Image.Image]:
                 image = image.convert("I").point(lambda value: value * (255 / 65_535)).convert("L")
             yield image
     except Exception as error:  # Pillow's readers raise many types: EOFError, struct.error, zlib.error
-        raise InferenceFailed(f"the input image cannot be decoded: {error}", param=param) from error
+        raise UnusableInput(f"the input image cannot be decoded: {error}", param=param) from error

@@ -18,7 +18,13 @@ from shared.job import Job, Task
 from worker.engine.fusion.image_task import ImageTask, seed_globally
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, Stage, shared_methods_of
 from worker.engine.lora.per_row import ModelAdapters, adapter_key
-from worker.engine.pipelines.call_arguments import arguments_for, make_results, make_scheduler, set_guidance
+from worker.engine.pipelines.call_arguments import (
+    arguments_for,
+    images_refused,
+    make_results,
+    make_scheduler,
+    set_guidance,
+)
 from worker.engine.pipelines.clones import Pipeline, StepCounter, cache_signatures, clone_pipeline, make_template
 from worker.engine.pipelines.completeness import all_weights_found, check_folder, check_tokenizers, check_weights
 from worker.engine.pipelines.input_images import InputImages
@@ -103,7 +109,8 @@ class LoadedModel:
             pipeline, arguments = self.prepare_call(job, index, inputs, steps)
             if job.previews and "callback_on_step_end" in call_parameters(pipeline):
                 arguments["callback_on_step_end"] = preview_callback(job, steps)
-            return make_results(pipeline, arguments)
+            with images_refused(job, steps):
+                return make_results(pipeline, arguments)
 
         return ImageTask(body, adapter_key(job.adapters))
 
