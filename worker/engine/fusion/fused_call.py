@@ -10,6 +10,7 @@ import torch
 from shared.errors import InferenceFailed, JobError, OutOfMemory
 from shared.job import Job
 from worker.engine.fusion.module_proxy import ParkedCall
+from worker.engine.fusion.private_changes import applied
 from worker.engine.fusion.stacking import in_one_memory_format, split
 
 Measure = Callable[[Callable[[], list[Any]], Sequence[int]], list[Any]]
@@ -145,7 +146,8 @@ def run_fused(
     arguments = stacker.stack([call.arguments for call in filled], rows)
     if pad_to is not None:
         arguments = in_one_memory_format(arguments)
-    output = _with_adapters(filled, lambda: first.shared_method.run(**arguments), pad_to)
+    with applied(first.changes):
+        output = _with_adapters(filled, lambda: first.shared_method.run(**arguments), pad_to)
     outputs = split(output, rows, stacker.rules.listed_output)
     return [
         stacker.in_requested_form(call.arguments, outputs[position])

@@ -6,7 +6,7 @@ arguments; `resume` continues it with its rows of the output.
 
 import contextvars
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from shared.errors import JobError, OutOfMemory
 from worker.engine.fusion.fused_call import as_job_error
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod
+from worker.engine.fusion.private_changes import Change, ModuleWatch, put_on
 from worker.engine.lora.per_row import AdapterKey
 
 log = structlog.get_logger()
@@ -27,11 +28,12 @@ RngState = tuple[torch.Tensor, ...]
 class ImageTask:
     """The greenlet of one image, and the call at which it is parked.
 
-    `adapter` applies to its rows. `result` is what `body` returned, `error` why it failed; both are None while it
+    `adapter` applies to its rows. Its changes of modules that `watch` sees are on them only for its own code and calls.
+    `result` is what `body` returned, `error` why it failed; both are None while it
     runs and after `abort`.
     """
 
-    def __init__(self, body: Callable[[], Any], adapter: AdapterKey = ()) -> None:
+    def __init__(self, body: Callable[[], Any], adapter: AdapterKey = (), watch: ModuleWatch | None = None) -> None:
         self.parked_call: ParkedCall | None = None
         self.result: Any = None
         self.error: JobError | None = None
@@ -39,6 +41,8 @@ class ImageTask:
         self._adapter = adapter
         self._aborted = False
         self._solo_methods: set[SharedMethod] = set()
+        self._watch = watch
+        self._changes: Sequence[Change] = ()
         self._autocast: torch.dtype | None = None
         self._rng_state: RngState | None = None
         self._greenlet: greenlet.greenlet | None = None
@@ -74,7 +78,7 @@ class ImageTask:
         self.parked_call = None
         if self._greenlet is not None and not self._greenlet.dead:
             self._aborted = True
-            self._greenlet.throw()  # GreenletExit is no Exception: pipelines do not catch it
+            self._watched(self._greenlet.throw)  # GreenletExit is no Exception: pipelines do not catch it
 
     def _switch(self, device: torch.device, enter: Callable[..., Any], *args: Any) -> None:
         # Autocast, grad mode and global generators belong to the thread, so to all its greenlets. Each task keeps its
@@ -83,7 +87,7 @@ class ImageTask:
             _set_autocast(device, self._autocast)
         if self._rng_state is not None:
             _set_rng_state(device, self._rng_state)
-        call = enter(*args)
+        call = self._watched(enter, *args)
         self._rng_state = None if self.done else tuple([generator.get_state() for generator in _generators(device)])
         self._autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         if self._autocast is not None:
@@ -98,6 +102,20 @@ class ImageTask:
             if self._autocast is not None:
                 call.autocast = (device.type, self._autocast)
                 call.read_rules()
+            if self._changes:
+                call.set_changes(self._changes)
+
+    def _watched(self, enter: Callable[..., Any], *args: Any) -> Any:
+        """Enter the greenlet with its changes of shared modules, and keep them private when it returns."""
+        watch = self._watch
+        if watch is None or watch.idle:
+            return enter(*args)
+        before = watch.read()
+        put_on(self._changes)
+        try:
+            return enter(*args)
+        finally:
+            self._changes = watch.changes_since(before)
 
     def _run(self) -> None:
         try:

@@ -7,7 +7,7 @@ parked calls with the same batch key, and resumes each greenlet with its rows of
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from functools import partial
@@ -20,6 +20,7 @@ from shared.signature import DENOISERS
 from worker.engine.fusion.architectures import ARCHITECTURES, Kind, StackingRules
 from worker.engine.fusion.batch_key import add_substitutes, batch_key, count_rows, exact_key, holds_objects
 from worker.engine.fusion.inferred_rules import MAX_GUESSES
+from worker.engine.fusion.private_changes import Change, applied
 from worker.engine.fusion.stacking import Stacker, map_tensors
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
 
@@ -185,6 +186,9 @@ class ParkedCall:
         self.autocast: tuple[str, torch.dtype] | None = None
         self.adapter: AdapterKey = ()
         self.preview = False
+        self.changes: Sequence[Change] = ()
+        self.changes_key: Hashable = None
+        self.private = False  # with changes of the module that only its own image task makes
         self._solo = False
         self.read_rules()
 
@@ -200,12 +204,16 @@ class ParkedCall:
                 self.batch_key = (id(self.shared_method), batch_key(stacker.rules, self.arguments), self.autocast)
         if self.adapter and not self.shared_method.adapters.per_row:
             self.batch_key = (self.batch_key, self.adapter)
+        if self.changes:
+            self.batch_key = (self.batch_key, self.changes_key)
 
     @property
     def exact(self) -> bool:
         """Whether rows of this call can be bit-identical in fused forwards; otherwise they are in solo forwards."""
         stacker = self.shared_method.stacker
-        return stacker is not None and self.shared_method.exact and not holds_objects(stacker.rules, self.arguments)
+        if stacker is None or self.private or not self.shared_method.exact:
+            return False
+        return not holds_objects(stacker.rules, self.arguments)
 
     @property
     def exact_batch_key(self) -> Hashable:
@@ -223,6 +231,17 @@ class ParkedCall:
             if not adapters.per_row:
                 self.batch_key = (self.batch_key, adapter)
 
+    def set_changes(self, changes: Sequence[Change]) -> None:
+        """Run with an image task's changes of the module; by itself, unless all of them are hooks without a state."""
+        self.changes = [change for change in changes if change.module is self.shared_method.module]
+        keys = frozenset(change.stateless_key for change in self.changes)
+        if None in keys:
+            self.private = True
+            self.run_solo()
+        elif self.changes:
+            self.changes_key = keys
+            self.read_rules()
+
     def run_solo(self) -> None:
         """Share no forward."""
         self._solo = True
@@ -237,7 +256,8 @@ class ParkedCall:
 
     def run(self) -> Any:
         """Run this call by itself, with the pipeline's own arguments."""
-        return self.shared_method.run(*self.args, **self.kwargs)
+        with applied(self.changes):
+            return self.shared_method.run(*self.args, **self.kwargs)
 
 
 def _park(shared_method: SharedMethod, *args: Any, **kwargs: Any) -> Any:

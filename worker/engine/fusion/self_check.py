@@ -62,9 +62,21 @@ def run_self_check(model: LoadedModel, device: torch.device) -> None:
                 method.await_memory()
             else:
                 method.disable_fusing(f"the self-check of {method.architecture} could not run")
+    _disable_changed(model)
+    if error is None:
+        model.watch.settle()
     _log_denoisers(model, verified)
     model.plan_next_check()
     model.release_tensors()
+
+
+def _disable_changed(model: LoadedModel) -> None:
+    """Say why calls of modules that pipelines change are not fused."""
+    for method in model.shared_methods:
+        changed = any(method.module is module for module in model.watch.changed_modules)
+        if changed and method not in model.verified and not method.awaits_memory:
+            method.disable_fusing(f"the pipeline changes {method.architecture}, which jobs share, during its call")
+            log.warning("fusing_disabled", method=str(method), reason=method.solo_reason)
 
 
 def _check_at(
@@ -100,7 +112,7 @@ def _run_both_ways(tasks: Sequence[ImageTask], device: torch.device, verified: s
 
 def _infer_missing_rules(calls: Sequence[ParkedCall]) -> None:
     for method in {call.shared_method for call in calls if call.shared_method.needs_inferred_rules}:
-        parked = [call for call in calls if call.shared_method is method]
+        parked = [call for call in calls if call.shared_method is method and not call.private]
         if len(parked) > 1:
             _use_best_guess(method, parked)
 

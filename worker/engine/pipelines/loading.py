@@ -17,6 +17,7 @@ from shared.errors import ModelUnavailable
 from shared.job import Job, Task
 from worker.engine.fusion.image_task import ImageTask, seed_globally
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, Stage, shared_methods_of
+from worker.engine.fusion.private_changes import ModuleWatch
 from worker.engine.lora.per_row import ModelAdapters, adapter_key
 from worker.engine.pipelines.call_arguments import (
     arguments_for,
@@ -56,6 +57,7 @@ class LoadedModel:
     schedulers: dict[str, Any]
     nbytes: int
     adapters: ModelAdapters
+    watch: ModuleWatch
     output_types: dict[Task, str] = field(default_factory=dict)  # tensors ("pt") by default
     load_started_s: float = 0.0  # time.monotonic() at the start of its load
     text_cache: TextCache = field(default_factory=TextCache)
@@ -112,7 +114,7 @@ class LoadedModel:
             with images_refused(job, steps):
                 return make_results(pipeline, arguments)
 
-        return ImageTask(body, adapter_key(job.adapters))
+        return ImageTask(body, adapter_key(job.adapters), self.watch)
 
     def prepare_call(
         self, job: Job, index: int, inputs: InputImages, steps: StepCounter, output_type: str | None = None
@@ -237,6 +239,7 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
         schedulers={name: make_scheduler(name, pipeline.scheduler) for name in spec.schedulers},
         nbytes=sum(tensor.nbytes for tensor in tensors),
         adapters=ModelAdapters({method.component: method.adapters for method in shared_methods}),
+        watch=ModuleWatch(modules),
     )
 
 

@@ -99,7 +99,7 @@ def _run(
         result = pipeline(**arguments)
         return list(images_of(pipeline, arguments, result)), is_flagged(result)
 
-    task = ImageTask(body)
+    task = ImageTask(body, watch=model.watch)
     try:
         outputs = _run_to_end(task, device, known)
         error = task.error

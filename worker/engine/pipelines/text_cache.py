@@ -70,6 +70,8 @@ class TextCache:
 
 def tokens_key(call: ParkedCall) -> Hashable | None:
     """Return a key that is equal for calls with equal output; None for a call that has more inputs than tokens."""
+    if call.private:
+        return None  # its hooks must see the forward
     if call.shared_method.stage is not Stage.ENCODE or call.shared_method.method != "forward":
         return None
     key: list[Hashable] = []
@@ -84,7 +86,7 @@ def tokens_key(call: ParkedCall) -> Hashable | None:
             key.append((name, value))
         else:
             return None
-    return (id(call.shared_method), call.adapter, call.autocast, *key) if tokens else None
+    return (id(call.shared_method), call.adapter, call.autocast, call.changes_key, *key) if tokens else None
 
 
 def try_copy(outcome: Any) -> Any:
