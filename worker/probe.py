@@ -23,7 +23,7 @@ from shared.runtime import log, plots
 from worker.cost_curves import efficient_rows
 from worker.engine.device import choose_device, measure_peak_memory
 from worker.engine.engine import Engine
-from worker.engine.fusion.sample_jobs import sample_files, sample_job
+from worker.engine.fusion.sample_jobs import default_size, sample_files, sample_job
 from worker.engine.protocol import EngineEvent, EngineRequest, ForwardDone, JobFinished
 from worker.engine.warm_up import row_counts
 
@@ -122,9 +122,9 @@ def _run_jobs(engine: Engine, events: _EventQueue, spec: ModelSpec, rows: int) -
 
 
 def _job(spec: ModelSpec, at: int) -> Job:
-    job = sample_job(spec, spec.tasks[0], at, f"a lighthouse, number {at}", (spec.defaults.width, spec.defaults.height))
+    job = sample_job(spec, spec.tasks[0], at, f"a lighthouse, number {at}", default_size(spec))
     steps = max(spec.limits.min_steps, min(STEPS, spec.limits.max_steps))
-    return job.model_copy(update={"steps": steps, "frames": spec.usual_frames if job.task.makes_video else 1})
+    return job.model_copy(update={"steps": steps})
 
 
 def table(results: Sequence[Probed]) -> Table:

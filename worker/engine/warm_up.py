@@ -11,7 +11,7 @@ from shared.errors import JobError
 from worker.engine.fusion.fused_call import as_job_error, run_fused
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import Stage
-from worker.engine.fusion.sample_jobs import sample_files, sample_job
+from worker.engine.fusion.sample_jobs import default_size, sample_files, sample_job
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import LoadedModel
@@ -68,11 +68,8 @@ def _run_row_counts(model: LoadedModel, device: torch.device, note_progress: Cal
 def _run_rows(model: LoadedModel, rows: int, device: torch.device, note_progress: Callable[[], None]) -> None:
     """Generate `rows` images in fused forwards; raises the `JobError` of an image task that failed by itself."""
     spec, tasks = model.spec, list[ImageTask]()
-    size = (spec.defaults.width, spec.defaults.height)
     for at in range(rows):
-        job = sample_job(spec, next(iter(model.templates)), at, "a lighthouse", size)
-        if job.task.makes_video:
-            job = job.model_copy(update={"frames": spec.usual_frames})
+        job = sample_job(spec, next(iter(model.templates)), at, "a lighthouse", default_size(spec))
         tasks.append(model.image_task(job, 0, decode_inputs(job, sample_files(job)), StepCounter(lambda: None)))
     try:
         for task in tasks:

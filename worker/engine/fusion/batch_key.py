@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from worker.engine.fusion.architectures import EQUAL, Kind, StackingRules
+from worker.engine.fusion.stacking_rules import EQUAL, Kind, StackingRules
 
 PLAIN = bool | int | float | str | torch.dtype | torch.device | None
 Arguments = Mapping[str, Any]
@@ -132,7 +132,8 @@ def _digest_key(value: Any) -> Hashable:
     key = id(value)
     known = _DIGESTS.get(key)
     if known is None or known[0]() is not value or known[1] != value._version:
-        content = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        flat = value.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)  # it can be expanded
+        content = flat.view(torch.uint8).numpy().tobytes()
         digest = hashlib.blake2b(content, digest_size=16).digest()
         known = (weakref.ref(value, lambda _gone: _DIGESTS.pop(key, None)), value._version, digest)
         _DIGESTS[key] = known

@@ -1,6 +1,7 @@
 """Sample jobs of a model, for the self-check, the warm-up and the model probe."""
 
 import io
+from typing import NamedTuple
 
 from PIL import Image
 
@@ -9,16 +10,31 @@ from shared.job import InputRef, Job, Task
 from worker.engine.protocol import InputFiles
 
 
-def sample_sizes(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
+class SampleSize(NamedTuple):
+    """The size of a sample job; `frames` matter for a video."""
+
+    width: int
+    height: int
+    frames: int
+
+
+def default_size(spec: ModelSpec) -> SampleSize:
+    return SampleSize(spec.defaults.width, spec.defaults.height, spec.usual_frames)
+
+
+def sample_sizes(spec: ModelSpec) -> tuple[SampleSize, ...]:
     """Return the sizes of sample jobs: the smallest allowed and, for pipelines that fail at that, the default."""
     side = -(-spec.limits.min_side // spec.limits.multiple_of) * spec.limits.multiple_of
-    return tuple(dict.fromkeys(((side, side), (spec.defaults.width, spec.defaults.height))))
+    default = default_size(spec)
+    # One group of frames after the first frame, or as many as are allowed.
+    few = min(spec.limits.frames_multiple + 1, spec.limits.max_frames)
+    return tuple(dict.fromkeys((SampleSize(side, side, few), default._replace(frames=few), default)))
 
 
-def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: tuple[int, int]) -> Job:
+def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSize) -> Job:
     """Return a job of two steps for one image or video of `spec`; `at` is its id and seed."""
-    limits, defaults = spec.limits, spec.defaults
-    width, height = size
+    defaults = spec.defaults
+    width, height, frames = size
     ref = InputRef(id="sample", key="", content_type="image/png", bytes=0, width=width, height=height)
     has_image = task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
     return Job(
@@ -28,8 +44,7 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: tuple[in
         model=spec.id,
         width=width,
         height=height,
-        # One group of frames after the first frame, or as many as are allowed.
-        frames=min(limits.frames_multiple + 1, limits.max_frames) if task.makes_video else 1,
+        frames=frames if task.makes_video else 1,
         fps=defaults.fps if task.makes_video else None,
         layers=0 if task.makes_video else defaults.layers,
         reference_sizes=(spec.references.size_for(width, height),) if task is Task.EDIT else (),

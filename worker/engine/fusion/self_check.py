@@ -15,7 +15,7 @@ from worker.engine.fusion.fused_call import as_job_error, run_fused
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.inferred_rules import altered_call, guess_rules
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
-from worker.engine.fusion.sample_jobs import sample_files, sample_job, sample_sizes
+from worker.engine.fusion.sample_jobs import SampleSize, sample_files, sample_job, sample_sizes
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import LoadedModel
@@ -80,7 +80,7 @@ def _disable_changed(model: LoadedModel) -> None:
 
 
 def _check_at(
-    size: tuple[int, int], model: LoadedModel, device: torch.device, verified: set[SharedMethod]
+    size: SampleSize, model: LoadedModel, device: torch.device, verified: set[SharedMethod]
 ) -> JobError | None:
     """Run sample jobs of one size both ways; return the error of one that failed, or of the check."""
     tasks: list[ImageTask] = []
@@ -184,16 +184,16 @@ def _log_denoisers(model: LoadedModel, verified: set[SharedMethod]) -> None:
             log.warning("fusing_disabled", method=str(method), reason=method.solo_reason)
 
 
-def _sample_tasks(model: LoadedModel, size: tuple[int, int]) -> list[ImageTask]:
+def _sample_tasks(model: LoadedModel, size: SampleSize) -> list[ImageTask]:
     spec, tasks = model.spec, list(model.templates)
-    wider = (size[0] + spec.limits.multiple_of, size[1])
-    other_size = wider if "size" in spec.mixed_fields and spec.limits.allows_size(*wider) else size
+    wider = size._replace(width=size.width + spec.limits.multiple_of)
+    mixes_sizes = "size" in spec.mixed_fields and spec.limits.allows_size(wider.width, wider.height)
     image_tasks = []
     for at, prompt in enumerate(PROMPTS):
         task = tasks[at % len(tasks)]
-        job = sample_job(model.spec, task, at, prompt, other_size if at % 2 else size)
+        job = sample_job(model.spec, task, at, prompt, wider if mixes_sizes and at % 2 else size)
         job = job.model_copy(update={"steps": 2 + at // len(tasks)})
-        if at == len(PROMPTS) - 1:  # where guidance adds rows, this job has fewer than the others
+        if at == 0:  # where guidance adds rows, this job has fewer than the others
             job = job.model_copy(update={"guidance_scale": min(1.0, job.guidance_scale)})
         if job.images and takes_last_image(model.templates[task]):
             job = job.model_copy(update={"last_image": job.images[0]})

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
-from worker.engine.fusion.architectures import EQUAL, Argument, Kind, StackingRules
 from worker.engine.fusion.batch_key import KEYS, Arguments, StackingError, is_omitted
+from worker.engine.fusion.stacking_rules import EQUAL, Argument, Kind, StackingRules
 
 
 class Stacker:

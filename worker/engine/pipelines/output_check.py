@@ -15,7 +15,7 @@ import torch
 from shared.job import Job, Task
 from worker.engine.fusion.fused_call import as_job_error
 from worker.engine.fusion.image_task import ImageTask
-from worker.engine.fusion.sample_jobs import sample_files, sample_job, sample_sizes
+from worker.engine.fusion.sample_jobs import SampleSize, sample_files, sample_job, sample_sizes
 from worker.engine.pipelines.call_arguments import images_of, is_flagged
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
@@ -64,7 +64,7 @@ def choose_output_types(model: LoadedModel, device: torch.device) -> None:
         log.debug("output_type_chosen", model=model.spec.id, task=task.value, output_type=model.output_types[task])
 
 
-def _choose(model: LoadedModel, task: Task, size: tuple[int, int], device: torch.device) -> str | None:
+def _choose(model: LoadedModel, task: Task, size: SampleSize, device: torch.device) -> str | None:
     """Return the output type for a task; None if the pipeline fails at this size."""
     if getattr(model.templates[task], "watermarker", None) is not None:
         return PIL  # DeepFloyd IF's mark is in PIL images only, and outside of those smaller than its UNet's size
@@ -81,7 +81,7 @@ def _choose(model: LoadedModel, task: Task, size: tuple[int, int], device: torch
     return PIL
 
 
-def _sample_job(model: LoadedModel, task: Task, size: tuple[int, int]) -> Job:
+def _sample_job(model: LoadedModel, task: Task, size: SampleSize) -> Job:
     job = sample_job(model.spec, task, 0, "a lighthouse", size)
     if job.images and takes_last_image(model.templates[task]):
         job = job.model_copy(update={"last_image": job.images[0]})

@@ -11,10 +11,11 @@ import pytest
 import torch
 import transformers
 
-from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, StackingRules
+from worker.engine.fusion.architectures import ARCHITECTURES
 from worker.engine.fusion.batch_key import StackingError, add_substitutes, batch_key
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, shared_methods_of
 from worker.engine.fusion.stacking import Stacker, split
+from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 
 LTX = ARCHITECTURES["LTX2VideoTransformer3DModel"]["forward"]
 WAN = ARCHITECTURES["WanTransformer3DModel"]["forward"]

@@ -12,9 +12,10 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKLOutput
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from shared.signature import LIST_DENOISERS
-from worker.engine.fusion.architectures import ARCHITECTURES, Argument, Kind, StackingRules
+from worker.engine.fusion.architectures import ARCHITECTURES
 from worker.engine.fusion.batch_key import StackingError, batch_key, count_rows, exact_key
 from worker.engine.fusion.stacking import Stacker, split
+from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 
 UNET = ARCHITECTURES["UNet2DConditionModel"]["forward"]
 FLUX = ARCHITECTURES["FluxTransformer2DModel"]["forward"]
@@ -148,6 +149,13 @@ def test_values_of_bfloat16_are_compared() -> None:
     ids = torch.ones(2, dtype=torch.bfloat16)
     one, other = (batch_key(POSITIONS, {"x": torch.zeros(1, 2), "ids": value}) for value in (ids, ids * 2))
     assert one != other
+
+
+def test_positions_without_memory_of_their_own_are_compared() -> None:
+    """An expanded tensor, even of one entry, has no bytes that can be read in place."""
+    calls = [{"x": torch.zeros(1, 2), "ids": torch.tensor(value).expand(1, 1)} for value in (1.0, 1.0, 2.0)]
+    keys = [batch_key(POSITIONS, call) for call in calls]
+    assert keys[0] == keys[1] != keys[2]
 
 
 REPEATED = StackingRules("x", {"x": Argument(Kind.STACKED), "sizes": Argument(Kind.REPEATED)})

@@ -1,0 +1,153 @@
+"""Stacking rules of the denoisers of images."""
+
+from collections.abc import Mapping
+
+from worker.engine.fusion.stacking_rules import (
+    CACHE,
+    FORM,
+    LAYERED,
+    LISTED,
+    REPEATED,
+    ROWS,
+    SAME,
+    SHARED,
+    TIMES,
+    Argument,
+    Kind,
+    Methods,
+    StackingRules,
+    forward,
+)
+
+IMAGE_DENOISERS: Mapping[str, Methods] = {
+    "UNet2DConditionModel": forward(
+        "sample",
+        "encoder_hidden_states",
+        "class_labels",
+        "timestep_cond",
+        "attention_mask",
+        "encoder_attention_mask",
+        "added_cond_kwargs",
+        timestep=TIMES,
+    ),
+    "SD3Transformer2DModel": forward("hidden_states", "encoder_hidden_states", "pooled_projections", timestep=ROWS),
+    "FluxTransformer2DModel": forward(
+        "hidden_states",
+        "encoder_hidden_states",
+        "pooled_projections",
+        "guidance",
+        timestep=ROWS,
+        img_ids=SAME,  # reference images with the same number of tokens can have different shapes
+        txt_ids=SHARED,
+    ),
+    # Its positions are those of the first row.
+    "Flux2Transformer2DModel": forward(
+        "hidden_states", "encoder_hidden_states", "guidance", timestep=ROWS, img_ids=SAME, txt_ids=SAME
+    ),
+    "ZImageTransformer2DModel": {
+        "forward": StackingRules("x", {"x": LISTED, "cap_feats": LISTED, "t": ROWS, "return_dict": FORM}, True)
+    },
+    "QwenImageTransformer2DModel": forward(
+        "hidden_states",
+        "guidance",
+        "additional_t_cond",
+        # The pipelines drop a mask that hides nothing.
+        encoder_hidden_states=Argument(Kind.PADDED, mask="encoder_hidden_states_mask"),
+        encoder_hidden_states_mask=Argument(Kind.MASK, dtype="bool"),
+        timestep=ROWS,
+        img_shapes=REPEATED,
+    ),
+    # Image positions follow the text and are those of the first row: only prompts of equal length fuse.
+    "QwenImage21Transformer2DModel": forward(
+        "hidden_states",
+        "encoder_hidden_states",
+        "encoder_hidden_states_mask",
+        timestep=ROWS,
+        img_shapes=REPEATED,
+        img_mask=SAME,
+    ),
+    "SanaTransformer2DModel": forward(
+        "hidden_states", "encoder_hidden_states", "encoder_attention_mask", "guidance", timestep=ROWS
+    ),
+    # The model masks `text_bth` beyond each row's `text_lens`.
+    "ErnieImageTransformer2DModel": forward(
+        "hidden_states", "text_lens", timestep=ROWS, text_bth=Argument(Kind.PADDED)
+    ),
+    # Glyphs are not padded: attention adds their mask as ones and zeros, which hides nothing.
+    "GlmImageTransformer2DModel": forward(
+        "hidden_states",
+        "encoder_hidden_states",
+        "prior_token_id",
+        "prior_token_drop",
+        "target_size",
+        "crop_coords",
+        timestep=ROWS,
+        kv_caches=CACHE,
+    ),
+    "PixArtTransformer2DModel": forward(
+        "hidden_states", "encoder_hidden_states", "encoder_attention_mask", "added_cond_kwargs", timestep=TIMES
+    ),
+    "AuraFlowTransformer2DModel": forward("hidden_states", "encoder_hidden_states", timestep=ROWS),
+    # Captions are padded to the longest of the forward, which changes the last bits of the others.
+    "Lumina2Transformer2DModel": forward(
+        "hidden_states", "encoder_hidden_states", "encoder_attention_mask", exact=False, timestep=ROWS
+    ),
+    "ChromaTransformer2DModel": forward(
+        "hidden_states", "encoder_hidden_states", "attention_mask", timestep=ROWS, img_ids=SAME, txt_ids=SHARED
+    ),
+    # Text has no mask, so only prompts whose tokens fill as many groups of sixteen fuse.
+    "CogView4Transformer2DModel": forward(
+        "hidden_states", "encoder_hidden_states", "original_size", "target_size", "crop_coords", timestep=TIMES
+    ),
+    "CogView3PlusTransformer2DModel": forward(
+        "hidden_states", "encoder_hidden_states", "original_size", "target_size", "crop_coords", timestep=TIMES
+    ),
+    # Experts get the tokens of all rows, and sum in another order for another number of them.
+    "HiDreamImageTransformer2DModel": forward(
+        "hidden_states",
+        "encoder_hidden_states_t5",
+        "pooled_embeds",
+        exact=False,
+        encoder_hidden_states_llama3=LAYERED,
+        timesteps=TIMES,
+    ),
+    "HunyuanDiT2DModel": forward(
+        "hidden_states",
+        "encoder_hidden_states",
+        "text_embedding_mask",
+        "encoder_hidden_states_t5",
+        "text_embedding_mask_t5",
+        "image_meta_size",
+        "style",
+        timestep=ROWS,
+        image_rotary_emb=SHARED,
+    ),
+    "HunyuanImageTransformer2DModel": forward(
+        "hidden_states",
+        "encoder_hidden_states",
+        "encoder_attention_mask",
+        "encoder_hidden_states_2",
+        "encoder_attention_mask_2",
+        "guidance",
+        timestep=ROWS,
+        timestep_r=ROWS,
+    ),
+    "Krea2Transformer2DModel": forward(
+        "hidden_states", "encoder_hidden_states", "encoder_attention_mask", timestep=ROWS, position_ids=SAME
+    ),
+    "OvisImageTransformer2DModel": forward(
+        "hidden_states", "encoder_hidden_states", timestep=ROWS, img_ids=SAME, txt_ids=SAME
+    ),
+    "LongCatImageTransformer2DModel": forward(
+        "hidden_states", "encoder_hidden_states", "guidance", timestep=ROWS, img_ids=SAME, txt_ids=SAME
+    ),
+    "BriaTransformer2DModel": forward(
+        "hidden_states",
+        "encoder_hidden_states",
+        "pooled_projections",
+        "guidance",
+        timestep=ROWS,
+        img_ids=SAME,
+        txt_ids=SAME,
+    ),
+}
