@@ -27,7 +27,7 @@ import httpx
 
 from bench import record, shapes
 from bench.clients import REQUEST_TIMEOUT_S
-from bench.engine_runner import GUIDANCE, prompt
+from bench.engine.runner import GUIDANCE, prompt
 from bench.idle import scrape
 from bench.over_http import MODEL, ROWS, SIDE, bodies, served
 from cli.up.environment import first_free_port

@@ -31,8 +31,8 @@ from diffusers import DiffusionPipeline
 
 from bench import record, shapes
 from bench.clients import ClientLoad, LightClient, Meter, light_client, run_client
-from bench.engine import call
-from bench.engine_runner import GUIDANCE, prompt
+from bench.engine.comparison import call
+from bench.engine.runner import GUIDANCE, prompt
 
 MODEL = "small-sd"
 SIDE = 64

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from bench import record, shapes
-from bench.engine_runner import EngineRunner, bench_job, prompt
+from bench.engine.runner import EngineRunner, bench_job, prompt
 from shared.config.models_file import Limits, ModelSpec
 from shared.job import Job, Priority
 from worker.engine.protocol import Pixels

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from diffusers import (
     AutoencoderKL,
+    AutoencoderKLWan,
     DDIMScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
@@ -23,6 +24,9 @@ from diffusers import (
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
+    UniPCMultistepScheduler,
+    WanPipeline,
+    WanTransformer3DModel,
 )
 from diffusers.utils import logging as diffusers_logging
 from transformers import (
@@ -33,6 +37,8 @@ from transformers import (
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
+    UMT5Config,
+    UMT5EncoderModel,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -222,6 +228,32 @@ def small_flux() -> Pipeline:
     )
 
 
+def small_wan() -> Pipeline:
+    """Small Wan 2.1, text to video."""
+    tokenizer = _t5_tokenizer()
+    encoder = UMT5Config(vocab_size=len(tokenizer), d_model=SMALL_WIDTH, d_ff=37, d_kv=8, num_heads=4, num_layers=2)
+    latents = {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4, "z_dim": 4}
+    return WanPipeline(
+        tokenizer=tokenizer,
+        text_encoder=UMT5EncoderModel(encoder),
+        transformer=WanTransformer3DModel(
+            num_attention_heads=2,
+            attention_head_dim=12,
+            in_channels=4,
+            out_channels=4,
+            text_dim=SMALL_WIDTH,
+            freq_dim=32,
+            ffn_dim=48,
+            num_layers=2,
+            rope_max_seq_len=32,
+        ),
+        scheduler=_scheduler(
+            UniPCMultistepScheduler, prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+        ),
+        vae=AutoencoderKLWan(base_dim=8, dim_mult=[1, 2, 2, 2], num_res_blocks=1, **latents),
+    )
+
+
 SHAPES: dict[str, Callable[[], Pipeline]] = {
     "sd": small_sd,
     "flux": small_flux,
@@ -229,6 +261,9 @@ SHAPES: dict[str, Callable[[], Pipeline]] = {
     "sdxl": real_sdxl,
     "sd3": real_sd3,
 }
+
+
+VIDEO_SHAPES: dict[str, Callable[[], Pipeline]] = {"wan": small_wan}
 
 
 def disable_progress_bars() -> None:
@@ -242,7 +277,7 @@ def save(shape: str, folder: Path, device: str = "cpu", dtype: torch.dtype = tor
     """Save a pipeline of a shape to `folder`; its weights are drawn on `device`."""
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(7)
-        pipeline = SHAPES[shape]()
+        pipeline = (SHAPES | VIDEO_SHAPES)[shape]()
     for component in pipeline.components.values():
         if isinstance(component, torch.nn.Module):
             component.to(device, dtype)

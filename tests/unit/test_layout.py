@@ -43,7 +43,7 @@ SAME_FILE = {
         "webhooks.py",
     },
     "the upkeep of the queue: its scripts, and the chore that runs them": {"maintenance.py"},
-    "a benchmark has the name of what it measures": {"engine.py", "pool.py"},
+    "a benchmark has the name of what it measures": {"pool.py"},
 }
 RETIRED_PHRASES = re.compile(r"\b(those who|who waits|what is due|(stands?|waits?|waiting|puts?) in line)\b")
 

@@ -83,6 +83,13 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
+def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on `device`; a copy from the host is queued, without waiting for the device."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()  # other memory is copied while the host waits
+    return tensor.to(device, non_blocking=True)
+
+
 def keep_freed_memory() -> None:
     """Make glibc's malloc keep freed memory for the next forward, instead of returning it to the system.
 

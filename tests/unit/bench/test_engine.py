@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import engine, shapes
+from bench import shapes
+from bench.engine import comparison as engine
 
 
 def test_a_small_shape_is_measured_and_saved(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import greenlet
 import torch
 
 from shared.signature import DENOISERS
+from worker.engine.device import send
 from worker.engine.fusion.architectures import ARCHITECTURES
 from worker.engine.fusion.batch_key import add_substitutes, batch_key, count_rows, exact_key, holds_objects
 from worker.engine.fusion.inferred_rules import MAX_GUESSES
@@ -41,8 +42,9 @@ class Stage(IntEnum):
 class SharedMethod:
     """One method of a shared module, and how its calls are fused.
 
-    Floating inputs are cast to `cast`. `adapters` are those attached to the module. With `lean` a denoiser or an image
-    decoder runs in inference mode, which saved 5% of a small UNet's forward on a CPU and 12% of its VAE's.
+    Floating inputs are cast to `cast`, and a denoiser's inputs that are on the host, such as timesteps, are sent to
+    `device`. `adapters` are those attached to the module. With `lean` a denoiser or an image decoder runs in inference
+    mode, which saved 5% of a small UNet's forward on a CPU and 12% of its VAE's.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class SharedMethod:
         self.name = f"{component}.{method}"
         self.module = module
         self.cast = cast
+        self.device: torch.device | None = None
         self.adapters = RowAdapters(module) if adapters is None else adapters
         self.architecture = type(module).__name__
         self.stage = _stage(component, method)
@@ -153,6 +156,9 @@ class SharedMethod:
         if self.cast is not None:
             args = tuple(_cast(value, self.cast) for value in args)
             kwargs = {name: _cast(value, self.cast) for name, value in kwargs.items()}
+        if self.device is not None and self.device.type != "cpu" and self.stage is Stage.DENOISE:
+            args = tuple(_send(value, self.device) for value in args)
+            kwargs = {name: _send(value, self.device) for name, value in kwargs.items()}
         if not self.lean or self._decodes_video((*args, *kwargs.values())):
             return self._real(*args, **kwargs)
         with torch.inference_mode():
@@ -175,6 +181,10 @@ def _stage(component: str, method: str) -> Stage:
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _send(value: Any, device: torch.device) -> Any:
+    return send(value, device) if isinstance(value, torch.Tensor) and value.device.type == "cpu" else value
 
 
 class ParkedCall:
@@ -318,12 +328,20 @@ METHODS = ("forward", "encode", "decode")
 
 
 def shared_methods_of(
-    component: str, module: torch.nn.Module, *, cast: torch.dtype | None = None, lean: bool = False
+    component: str,
+    module: torch.nn.Module,
+    *,
+    cast: torch.dtype | None = None,
+    lean: bool = False,
+    device: torch.device | None = None,
 ) -> dict[str, SharedMethod]:
     """Return the shared methods of a module: `forward`, and `encode` and `decode` where it has them."""
     adapters = RowAdapters(module)
-    return {
+    shared_methods = {
         method: SharedMethod(component, method, module, cast=cast, lean=lean, adapters=adapters)
         for method in METHODS
         if hasattr(module, method)
     }
+    for shared_method in shared_methods.values():
+        shared_method.device = device
+    return shared_methods

@@ -45,11 +45,13 @@ def run_self_check(model: LoadedModel, device: torch.device) -> None:
     for method in model.shared_methods:
         if method.awaits_memory:
             method.use_own_rules()
-    choose_output_types(model, device)
     verified = model.verified
     error: JobError | None = None
-    for size in sample_sizes(model.spec):
-        error = _check_at(size, model, device, verified)
+    # A pipeline can join its timesteps with tensors on the device.
+    for on_host in (True,) if model.device.type == "cpu" else (True, False):
+        model.timesteps_on_host = on_host
+        choose_output_types(model, device)
+        error = _check_sizes(model, device, verified)
         if error is None or isinstance(error, OutOfMemory):
             break
     if error is not None:
@@ -77,6 +79,16 @@ def _disable_changed(model: LoadedModel) -> None:
         if changed and method not in model.verified and not method.awaits_memory:
             method.disable_fusing(f"the pipeline changes {method.architecture}, which jobs share, during its call")
             log.warning("fusing_disabled", method=str(method), reason=method.solo_reason)
+
+
+def _check_sizes(model: LoadedModel, device: torch.device, verified: set[SharedMethod]) -> JobError | None:
+    """Run sample jobs both ways at the first size that the pipeline can make; return the error of the last one."""
+    error: JobError | None = None
+    for size in sample_sizes(model.spec):
+        error = _check_at(size, model, device, verified)
+        if error is None or isinstance(error, OutOfMemory):
+            break
+    return error
 
 
 def _check_at(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
+from worker.engine.device import send
 from worker.engine.fusion.batch_key import KEYS, Arguments, StackingError, is_omitted
 from worker.engine.fusion.stacking_rules import EQUAL, Argument, Kind, StackingRules
 
@@ -107,9 +108,18 @@ def _device_of(value: Any) -> torch.device:
 
 
 def _to_rows(values: Sequence[Any], rows: Sequence[int], rule: Argument, device: torch.device) -> torch.Tensor:
-    """Join `values` to one entry per row; if one value has several per row (a time per token), all get as many."""
+    """Join `values` to one entry per row; if one value has several per row (a time per token), all get as many.
+
+    Values on the host are joined there, and sent to the device together.
+    """
     dtype = None if rule.dtype is None else getattr(torch, rule.dtype)
-    entries = [torch.as_tensor(value, dtype=dtype, device=device) for value in values]
+    entries = [torch.as_tensor(value, dtype=dtype) for value in values]
+    if any(entry.device != entries[0].device for entry in entries):
+        entries = [send(entry, device) for entry in entries]
+    return send(_join_rows(entries, rows), device)
+
+
+def _join_rows(entries: list[torch.Tensor], rows: Sequence[int]) -> torch.Tensor:
     if len(set(rows)) == 1 and all(entry.ndim == 0 for entry in entries):  # the usual case, in half the time
         return torch.stack(entries).repeat_interleave(rows[0])
     row_shape = max((entry.shape[1:] for entry in entries), key=len)

@@ -12,6 +12,8 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.guiders.guider_utils import BaseGuidance
 
+from worker.engine.pipelines.noise_schedulers import avoid_waiting
+
 Pipeline = Any  # diffusers' pipelines have no types
 
 
@@ -55,15 +57,18 @@ class StepCounter:
     __exit__ = set_postfix = set_description = refresh = close = write = _ignore
 
 
-def clone_pipeline(template: Pipeline, scheduler: Any, steps: StepCounter) -> Pipeline:
+def clone_pipeline(
+    template: Pipeline, scheduler: Any, steps: StepCounter, *, timesteps_on_host: bool = True
+) -> Pipeline:
     """Return a copy of `template` with its own noise scheduler and guider; so have the pipelines inside it."""
     clone = copy.copy(template)
     own = {"scheduler": _copy_component(scheduler), "progress_bar": steps}
+    avoid_waiting(own["scheduler"], timesteps_on_host=timesteps_on_host)
     if getattr(clone, "guider", None) is not None:
         own["guider"] = _copy_component(clone.guider)
     for name, inner in nested_pipelines(template).items():
         shares = inner.scheduler is template.scheduler
-        own[name] = clone_pipeline(inner, inner.scheduler, steps)
+        own[name] = clone_pipeline(inner, inner.scheduler, steps, timesteps_on_host=timesteps_on_host)
         if shares:
             own[name].__dict__["scheduler"] = own["scheduler"]
     clone.__dict__.update(own)  # setattr would change the shared configuration

@@ -59,6 +59,7 @@ class LoadedModel:
     adapters: ModelAdapters
     watch: ModuleWatch
     output_types: dict[Task, str] = field(default_factory=dict)  # tensors ("pt") by default
+    timesteps_on_host: bool = True  # of noise schedulers that allow it
     load_started_s: float = 0.0  # time.monotonic() at the start of its load
     text_cache: TextCache = field(default_factory=TextCache)
     last_used: float = field(default_factory=time.monotonic)
@@ -102,7 +103,7 @@ class LoadedModel:
         if job.scheduler is not None and job.scheduler not in self.schedulers:
             self.schedulers[job.scheduler] = make_scheduler(job.scheduler, template.scheduler)
         scheduler = template.scheduler if job.scheduler is None else self.schedulers[job.scheduler]
-        return clone_pipeline(template, scheduler, steps)
+        return clone_pipeline(template, scheduler, steps, timesteps_on_host=self.timesteps_on_host)
 
     def image_task(self, job: Job, index: int, inputs: InputImages, steps: StepCounter) -> ImageTask:
         """Return the task of image `index` of `job`, not yet started."""
@@ -227,7 +228,7 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
         if cast is not None:
             module.to(cast)
         # Offloading swaps weights inside forwards; weights swapped in inference mode cannot be swapped outside it.
-        methods = shared_methods_of(name, module, cast=cast, lean=spec.offload == "none")
+        methods = shared_methods_of(name, module, cast=cast, lean=spec.offload == "none", device=device)
         shared_methods.extend(methods.values())
         stand_ins[name] = ModuleProxy(module, methods, device, module_dtype)
     tensors = [tensor for module in modules.values() for tensor in (*module.parameters(), *module.buffers())]

@@ -21,7 +21,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from bench import record, shapes
-from bench.engine_runner import GUIDANCE, EngineRunner, bench_job, prompt
+from bench.engine.runner import GUIDANCE, EngineRunner, bench_job, prompt
 from shared.config.models_file import Limits, ModelSpec
 from shared.job import Job
 

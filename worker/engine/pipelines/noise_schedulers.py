@@ -1,0 +1,124 @@
+"""Noise schedulers whose steps do not wait for the device.
+
+A diffusers scheduler keeps its timesteps on the device, and reads them back to index its tables and to compare times:
+DDIM waits six times in each step of each image, and meanwhile the device runs out of work. Here timesteps stay on the
+host, where the tables are, and what a step copies to the device is copied without waiting. `bench.syncs` counts.
+"""
+
+import inspect
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from worker.engine.device import send
+
+# Checked on a pretended device. Others keep their timesteps on the device: flow matching by Euler never reads them.
+TIMESTEPS_ON_HOST = frozenset(
+    {
+        "CMStochasticIterativeScheduler",
+        "CogVideoXDDIMScheduler",
+        "CogVideoXDPMScheduler",
+        "DDIMInverseScheduler",
+        "DDIMParallelScheduler",
+        "DDIMScheduler",
+        "DDPMParallelScheduler",
+        "DDPMScheduler",
+        "DEISMultistepScheduler",
+        "DPMSolverMultistepInverseScheduler",
+        "DPMSolverMultistepScheduler",
+        "DPMSolverSinglestepScheduler",
+        "EDMEulerScheduler",
+        "EulerAncestralDiscreteScheduler",
+        "EulerDiscreteScheduler",
+        "FlowMatchHeunDiscreteScheduler",
+        "FlowMatchLCMScheduler",
+        "HeunDiscreteScheduler",
+        "IPNDMScheduler",
+        "KDPM2AncestralDiscreteScheduler",
+        "KDPM2DiscreteScheduler",
+        "LCMScheduler",
+        "PNDMScheduler",
+        "SASolverScheduler",
+        "TCDScheduler",
+        "UnCLIPScheduler",
+        "UniPCMultistepScheduler",
+    }
+)
+# Their pipelines join the timesteps with latents, but their steps can copy noise without waiting.
+TIMESTEPS_ON_DEVICE = frozenset({"SCMScheduler", "LTXEulerAncestralRFScheduler"})
+
+
+def avoid_waiting(scheduler: Any, *, timesteps_on_host: bool = True) -> None:
+    """Change a noise scheduler in place, as far as its class allows; its images stay the same."""
+    own: Any = type(scheduler)
+    scheduler.__class__ = _avoiding_class(own, timesteps_on_host)
+
+
+@cache
+def _avoiding_class(base: Any, timesteps_on_host: bool) -> Any:
+    if base.__name__ not in TIMESTEPS_ON_HOST | TIMESTEPS_ON_DEVICE:
+        return base
+    methods = {name: _copying_ahead(getattr(base, name)) for name in ("step", "add_noise") if hasattr(base, name)}
+    if timesteps_on_host and base.__name__ in TIMESTEPS_ON_HOST:
+        methods["set_timesteps"] = _setting_on_host(base.set_timesteps)
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    return type(base.__name__, (base,), {**methods, **names})
+
+
+def _setting_on_host(method: Any) -> Any:
+    signature = inspect.signature(method)
+
+    @wraps(method)  # pipelines look for `sigmas` in its signature
+    def set_timesteps(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs)
+        given.arguments.pop("device", None)
+        method(*given.args, **given.kwargs)
+
+    return set_timesteps
+
+
+def _copying_ahead(method: Any) -> Any:
+    @wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
+        if device is None:
+            return method(*args, **kwargs)
+        with _CopyAhead(device):
+            return method(*args, **kwargs)
+
+    return run
+
+
+class _CopyAhead(TorchFunctionMode):
+    """While entered, host tensors are sent to `device` without waiting, and single numbers stay on the host.
+
+    A step draws noise on the host, so that a seed gives the same noise on every device. UniPC solves a small system of
+    equations, in more than a hundred operations on single numbers, which the host does faster than it queues them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        kwargs = kwargs or {}
+        if func is torch.Tensor.to and args[0].device.type == "cpu" and _target(args[1:], kwargs) == self._device:
+            tensor, *others = args
+            dtypes = (value for value in others if isinstance(value, torch.dtype))
+            tensor = tensor.to(kwargs.get("dtype") or next(dtypes, tensor.dtype))
+            return send(tensor, self._device) if tensor.ndim else tensor
+        if func is torch.ones and args == ((),):
+            kwargs.pop("device", None)
+        return func(*args, **kwargs)
+
+
+def _target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    """Return the device that the arguments of `Tensor.to` name, None if they name none."""
+    given = kwargs.get("device", args[0] if args else None)
+    if isinstance(given, torch.Tensor):
+        return given.device
+    return torch.device(given) if isinstance(given, str | torch.device) else None
