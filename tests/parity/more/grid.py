@@ -28,13 +28,13 @@ IMAGES: tuple[Family, ...] = (
     image("Latent consistency", "LatentConsistencyModelPipeline", "lcm"),
     image("InstructPix2Pix", "StableDiffusionInstructPix2PixPipeline", "pix2pix", task=Task.EDIT),
     image("InstructPix2Pix XL", "StableDiffusionXLInstructPix2PixPipeline", "pix2pix-xl", task=Task.EDIT),
-    image("Self-attention guidance", "StableDiffusionSAGPipeline", "sag"),
+    image("Self-attention guidance", "StableDiffusionSAGPipeline", "sag", fused=False),
     image("MultiDiffusion", "StableDiffusionPanoramaPipeline", "panorama"),
-    image("PAG, Stable Diffusion 1.x", "StableDiffusionPAGPipeline", "sd-pag"),
-    image("PAG, Stable Diffusion XL", "StableDiffusionXLPAGPipeline", "sdxl-pag"),
-    image("PAG, Stable Diffusion 3", "StableDiffusion3PAGPipeline", "sd3-pag"),
-    image("PAG, PixArt-Sigma", "PixArtSigmaPAGPipeline", "pixart-pag", around="small_images"),
-    image("PAG, SANA", "SanaPAGPipeline", "sana-pag", around="small_images"),
+    image("PAG, Stable Diffusion 1.x", "StableDiffusionPAGPipeline", "sd-pag", fused=False),
+    image("PAG, Stable Diffusion XL", "StableDiffusionXLPAGPipeline", "sdxl-pag", fused=False),
+    image("PAG, Stable Diffusion 3", "StableDiffusion3PAGPipeline", "sd3-pag", fused=False),
+    image("PAG, PixArt-Sigma", "PixArtSigmaPAGPipeline", "pixart-pag", around="small_images", fused=False),
+    image("PAG, SANA", "SanaPAGPipeline", "sana-pag", around="small_images", fused=False),
     image("Chroma", "ChromaImg2ImgPipeline", "chroma-i2i", task=Task.IMAGE_TO_IMAGE),
 )
 VIDEOS: tuple[Family, ...] = (
@@ -53,6 +53,6 @@ VIDEOS: tuple[Family, ...] = (
     video("Latte", "LattePipeline", "latte", Clip(5, 1)),
     video("AnimateDiff", "AnimateDiffPipeline", "animatediff", Clip(5, 1)),
     video("AnimateDiff XL", "AnimateDiffSDXLPipeline", "animatediff-xl", Clip(5, 1)),
-    video("PAG, AnimateDiff", "AnimateDiffPAGPipeline", "animatediff-pag", Clip(5, 1)),
+    video("PAG, AnimateDiff", "AnimateDiffPAGPipeline", "animatediff-pag", Clip(5, 1), fused=False),
 )
 GRID = (*IMAGES, *VIDEOS)

@@ -120,7 +120,9 @@ def _run_to_end(task: ImageTask, device: torch.device, known: Mapping[str, list[
     task.start(device)
     while (call := task.parked_call) is not None:
         name = call.shared_method.name
-        output = left[name].popleft() if left.get(name) else call.run()
+        output = left[name].popleft() if left.get(name) else None
+        if output is None or call.private:  # the pipeline's own hooks must see the forward
+            output = call.run()
         outputs.setdefault(name, []).append(output)
         copied = try_copy(output)  # pipelines can change outputs in place
         task.resume(device, output if copied is None else copied)
