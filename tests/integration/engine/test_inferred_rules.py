@@ -94,6 +94,22 @@ def test_a_model_that_reads_values_of_the_first_row_only_runs_solo(
     assert "with an inferred one failed its self-check: fused rows are off" in reason
 
 
+def test_a_model_that_rounds_inside_is_compared_with_its_own_sensitivity(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Like Kandinsky 5: the last bits of a sum decide between two values of bfloat16, fused or not."""
+    real = UNet2DConditionModel.forward
+
+    @wraps(real)
+    def rounding(self: Any, sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        (output,) = real(self, sample, *args, **kwargs)
+        return (output.bfloat16().float(),)
+
+    monkeypatch.setattr(UNet2DConditionModel, "forward", rounding)
+    together = EngineHarness(a_spec(tiny_models / "sd")).run(a_job("one"), a_job("two"))
+    assert together.rows == [2] * 4
+
+
 @pytest.mark.parametrize(
     ("tiny", "task"),
     [

@@ -3,7 +3,6 @@
 Rules of architectures that have none are inferred from the calls of the check.
 """
 
-import gc
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -11,9 +10,10 @@ import structlog
 import torch
 
 from shared.errors import JobError, OutOfMemory
-from worker.engine.fusion.fused_call import as_job_error, run_fused
+from worker.engine.fusion.comparison import difference, difference_of_guess
+from worker.engine.fusion.fused_call import as_job_error
 from worker.engine.fusion.image_task import ImageTask
-from worker.engine.fusion.inferred_rules import altered_call, guess_rules
+from worker.engine.fusion.inferred_rules import guess_rules
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
 from worker.engine.fusion.sample_jobs import SampleSize, sample_files, sample_job, sample_sizes
 from worker.engine.pipelines.clones import StepCounter
@@ -24,9 +24,6 @@ from worker.engine.pipelines.task_pipelines import takes_last_image
 
 log = structlog.get_logger()
 
-# Largest difference allowed, relative to the largest value. Kernels sum in another order for another number of rows,
-# which has an effect of the dtype's precision; a wrong rule has a much larger one.
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 # Two have the same words in another order, so the same length, for architectures that fuse only those.
 PROMPTS = (
     "a lighthouse",
@@ -144,7 +141,7 @@ def _use_best_guess(method: SharedMethod, calls: Sequence[ParkedCall]) -> None:
         batch = _largest_batch(calls)
         if len(batch) <= most:
             continue
-        reason = _difference_of_guess([calls[at] for at in batch], [singles[at] for at in batch])
+        reason = difference_of_guess([calls[at] for at in batch], [singles[at] for at in batch])
         if reason is not None:
             method.reject_inferred(reason)
             continue
@@ -163,27 +160,6 @@ def _largest_batch(calls: Sequence[ParkedCall]) -> list[int]:
         call.read_rules()
         batches.setdefault(call.batch_key, []).append(at)
     return max(batches.values(), key=len)
-
-
-def _difference_of_guess(calls: Sequence[ParkedCall], singles: Sequence[Any]) -> str | None:
-    """Compare a fused forward with single calls, also with other values where those of all rows are equal."""
-    method, stacker = calls[0].shared_method, calls[0].shared_method.stacker
-    reason = _difference(calls, singles)
-    arguments = None if stacker is None else altered_call(stacker.rules, [call.arguments for call in calls])
-    if reason is not None or arguments is None:
-        return reason
-    altered = ParkedCall(method, (), arguments)
-    altered.autocast = calls[0].autocast
-    try:
-        single = altered.run()
-    except BaseException as error:
-        failure = as_job_error(error)
-        if isinstance(failure, OutOfMemory):
-            raise failure from None
-        return None  # other values are not valid, so they show nothing
-    if not all(bool(torch.isfinite(leaf).all()) for leaf in _leaves(single)):
-        return None
-    return _difference([*calls[:-1], altered], [*singles[:-1], single])
 
 
 def _log_denoisers(model: LoadedModel, verified: set[SharedMethod]) -> None:
@@ -223,7 +199,7 @@ def _check_batch(calls: Sequence[ParkedCall], verified: set[SharedMethod]) -> li
         failure = as_job_error(error)
         return [type(failure)(f"{method}: {failure.message}")] * len(calls)
     if method.stacker is not None and len(calls) > 1:
-        reason = _difference(calls, singles)
+        reason = difference(calls, singles)
         if reason is None:
             verified.add(method)
         elif method.inferred:
@@ -233,45 +209,3 @@ def _check_batch(calls: Sequence[ParkedCall], verified: set[SharedMethod]) -> li
             method.disable_fusing(f"{method.architecture} failed its self-check: {reason}")
             log.warning("fusing_disabled", method=str(method), reason=reason)
     return singles
-
-
-def _difference(calls: Sequence[ParkedCall], singles: Sequence[Any]) -> str | None:
-    """Return how a fused forward's rows differ from `singles`; of fewer calls, but two, where memory is scarce.
-
-    Raises `OutOfMemory` if there is none for two.
-    """
-    while True:
-        try:
-            return _first_difference(singles, run_fused(calls))
-        except BaseException as error:  # with a wrong rule anything can fail; the model still runs unfused
-            failure, reason = as_job_error(error), f"the fused forward raised {type(error).__name__}"
-        if not isinstance(failure, OutOfMemory):
-            return reason
-        gc.collect()  # outside the except block: the failed forward's frames, and what they held, have been released
-        torch.cuda.empty_cache()
-        if len(calls) == 2:
-            raise failure
-        kept = max(2, len(calls) // 2)
-        calls, singles = calls[-kept:], singles[-kept:]  # the last can be a call with other values
-
-
-def _first_difference(singles: Sequence[Any], fused: Sequence[Any]) -> str | None:
-    for expected, actual in zip(_leaves(singles), _leaves(fused), strict=True):
-        if expected.shape != actual.shape:
-            return f"fused rows have shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
-        if expected.numel() and expected.is_floating_point():
-            largest = max(float(expected.abs().max()), 1e-6)
-            off = float((expected.float() - actual.float()).abs().max()) / largest
-            if not off <= TOLERANCE.get(expected.dtype, TOLERANCE[torch.bfloat16]):
-                return f"fused rows are off by {off:.1e} of the largest value"
-    return None
-
-
-def _leaves(tree: Any) -> list[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if hasattr(tree, "parameters"):  # a distribution
-        return _leaves(tree.parameters)
-    if isinstance(tree, dict):
-        tree = list(tree.values())
-    return [leaf for item in tree for leaf in _leaves(item)] if isinstance(tree, list | tuple) else []
