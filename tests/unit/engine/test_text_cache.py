@@ -10,6 +10,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast, BaseModelOutputWithPooling
 
+from bench.syncs.pretended_device import DEVICE, PretendedDevice
 from shared.errors import InferenceFailed
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod
 from worker.engine.pipelines.text_cache import TextCache, tokens_key, try_copy
@@ -65,6 +66,17 @@ def test_cached_outputs_are_returned_without_a_run() -> None:
     assert other.last_hidden_state.tolist() == [[1]]
     assert cache.get(call(2)) is None
     assert cache.get(ParkedCall(UNET, (tokens(1),), {})) is None
+
+
+def test_tokens_are_read_once() -> None:
+    """Reading them waits for the device; a call is looked up when it parks, and again before it runs."""
+    cache = TextCache()
+    with PretendedDevice() as device:
+        parked = ParkedCall(TEXT, (tokens(1, 2).to(DEVICE, non_blocking=True),), {})
+        assert cache.get(parked) is None
+        cache.get_or_run([parked], lambda _indexes: [torch.ones(1)])
+        assert dict(device.waits) == {"copy to the host": 1}
+    assert cache.get(call(1, 2)) is not None
 
 
 @pytest.mark.parametrize(

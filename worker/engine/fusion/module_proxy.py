@@ -197,6 +197,7 @@ class ParkedCall:
         self.autocast: tuple[str, torch.dtype] | None = None
         self.adapter: AdapterKey = ()
         self.preview = False
+        self.tokens: tuple[Hashable, ...] | None = None  # of a text encoder's call, once they have been read
         self.changes: Sequence[Change] = ()
         self.changes_key: Hashable = None
         self.private = False  # with changes of the module that only its own image task makes

@@ -74,19 +74,28 @@ def tokens_key(call: ParkedCall) -> Hashable | None:
         return None  # its hooks must see the forward
     if call.shared_method.stage is not Stage.ENCODE or call.shared_method.method != "forward":
         return None
+    if call.tokens is None:
+        call.tokens = _read_tokens(call)
+    return (
+        (id(call.shared_method), call.adapter, call.autocast, call.changes_key, *call.tokens) if call.tokens else None
+    )
+
+
+def _read_tokens(call: ParkedCall) -> tuple[Hashable, ...]:
+    """Return the arguments of a call by value, empty if they are more than tokens; waits for the device."""
     key: list[Hashable] = []
     tokens = 0
     for name, value in (*enumerate(call.args), *sorted(call.kwargs.items())):
         if isinstance(value, torch.Tensor):
             if value.is_floating_point() or value.numel() > LONGEST_TOKENS:
-                return None
+                return ()
             tokens += value.numel()
             key.append((name, value.dtype, value.shape, value.cpu().numpy().tobytes()))
         elif value is None or isinstance(value, bool | int | float | str):
             key.append((name, value))
         else:
-            return None
-    return (id(call.shared_method), call.adapter, call.autocast, call.changes_key, *key) if tokens else None
+            return ()
+    return tuple(key) if tokens else ()
 
 
 def try_copy(outcome: Any) -> Any:
