@@ -10,8 +10,8 @@ import structlog
 import torch
 
 from shared.errors import JobError, OutOfMemory
-from worker.engine.fusion.comparison import difference, difference_of_guess
 from worker.engine.fusion.fused_call import as_job_error
+from worker.engine.fusion.fused_difference import difference, difference_of_guess
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.inferred_rules import guess_rules
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
