@@ -41,13 +41,22 @@ def keep(request: pytest.FixtureRequest) -> Iterator[Callable[[str, object], Non
 
 
 @pytest.fixture(scope="session")
-def keep_more(request: pytest.FixtureRequest) -> Iterator[Callable[[str, object], None]]:
-    """Store the finding of each family of the second grid, and write its page when all have one."""
-    from parity.more.grid import GRID
-    from parity.more.page import write
+def kept_more(request: pytest.FixtureRequest) -> Iterator[dict[str, dict[str, object]]]:
+    """Hold the findings of the second grid and of random batch mates, and write their page when all are there."""
+    from parity.more.page import is_complete, write
 
-    findings: dict[str, object] = {}
-    yield findings.__setitem__
+    kept: dict[str, dict[str, object]] = {"findings": {}, "mingled": {}}
+    yield kept
     page = request.config.getoption(MORE_OPTION, default=None)
-    if page is not None and findings.keys() >= {family.tiny for family in GRID}:
-        write(page, findings)  # type: ignore[arg-type]
+    if page is not None and is_complete(**kept):
+        write(page, **kept)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def keep_more(kept_more: dict[str, dict[str, object]]) -> Callable[[str, object], None]:
+    return kept_more["findings"].__setitem__
+
+
+@pytest.fixture
+def keep_mates(kept_more: dict[str, dict[str, object]]) -> Callable[[str, object], None]:
+    return kept_more["mingled"].__setitem__

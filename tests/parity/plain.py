@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,14 @@ from diffusers.image_processor import VaeImageProcessor
 from harness.engine import input_files
 
 from shared.job import Job
+from worker.engine.fusion.stacking import map_tensors
 from worker.engine.pipelines.call_arguments import arguments_for, make_scheduler, set_guidance
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.task_pipelines import pipeline_for
 from worker.engine.protocol import Output
 
-HALF_A_LEVEL = 0.5 / 255
+A_LEVEL = 1 / 255
+NUDGE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class PlainResult:
     """One image or video: values of 0 to 1 as [(frames,) height, width, channels], and the samples of its sound.
 
     The values are those from which the PIL images are rounded. If a pipeline makes these in another way, the values are
-    their levels, `rounded` to 8 bits.
+    their levels, `rounded` to 8 bits; some pipelines round down.
     """
 
     values: np.ndarray
@@ -37,11 +39,14 @@ class PlainResult:
     audio: np.ndarray | None = None
 
     def difference(self, made: Output) -> float:
-        """Return the largest difference to an engine's output of floats, relative to the range of the values."""
+        """Return the largest difference to an engine's output of floats, relative to the range of the values.
+
+        Where one is rounded to 8 bits, what rounding explains is no difference.
+        """
         pixels = np.moveaxis(made.pixels, -3, -1)
         assert pixels.shape == self.values.shape, f"{pixels.shape}, not {self.values.shape}"
-        off = float(np.abs(pixels - self.values).max())
-        off = max(0.0, off - HALF_A_LEVEL) if self.rounded else off
+        slack = A_LEVEL if self.rounded else A_LEVEL / 2 if _is_rounded(pixels) else 0.0
+        off = max(0.0, float(np.abs(pixels - self.values).max()) - slack)
         assert (made.audio is None) == (self.audio is None)
         if made.audio is None or self.audio is None:
             return off
@@ -55,10 +60,6 @@ class PlainPipeline:
         self._loaded: Any = DiffusionPipeline.from_pretrained(source, local_files_only=True)
         self._loaded.set_progress_bar_config(disable=True)
         self._own_scheduler = self._loaded.scheduler
-
-    @property
-    def components(self) -> dict[str, Any]:
-        return self._loaded.components  # type: ignore[no-any-return]
 
     def results(self, job: Job) -> list[PlainResult]:
         """Return all results of a job, each made by a call of its own."""
@@ -77,6 +78,38 @@ class PlainPipeline:
                 result = pipeline(**arguments)
             results += _results(job, result, values)
         return results
+
+    def amplification(self, job: Job, expected: Sequence[PlainResult]) -> float:
+        """Return how far a change of each module's output by `NUDGE` of its largest value moves the results."""
+        effects = [0.0]
+        for seed in range(3):
+            with _nudged(self._loaded.components, seed):
+                moved = self.results(job)
+            pairs = zip(moved, expected, strict=True)
+            effects += [float(np.abs(one.values - other.values).max()) for one, other in pairs]
+        return max(effects)
+
+
+@contextmanager
+def _nudged(components: Mapping[str, Any], seed: int) -> Iterator[None]:
+    """Change each output of the text encoders and denoisers at random by `NUDGE` of its largest value."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        noise = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype) * 2 - 1
+        return tensor + NUDGE * tensor.abs().max() * noise
+
+    modules = [module for module in components.values() if isinstance(module, torch.nn.Module)]
+    hooks = [
+        module.register_forward_hook(lambda _module, _inputs, output: map_tensors(output, change)) for module in modules
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager
@@ -120,4 +153,8 @@ def _video(frames: Sequence[Any], captured: Sequence[np.ndarray]) -> PlainResult
     values = np.stack(captured) if len(captured) == len(levels) else None
     if values is None or values.shape != levels.shape or not np.array_equal((values * 255).round(), levels):
         return PlainResult(levels / np.float32(255), rounded=True)
-    return PlainResult(values, rounded=False)
+    return PlainResult(values, _is_rounded(values))
+
+
+def _is_rounded(values: np.ndarray) -> bool:
+    return bool(np.abs(values * 255 - (values * 255).round()).max() < 1e-4)

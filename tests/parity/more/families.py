@@ -29,11 +29,10 @@ LATE: Mapping[str, Fields] = {"late": {"prompt": "a fox", "steps": 3}}
 class Family(Cell):
     """A cell whose first forward can have any number of rows.
 
-    With `fused` its jobs must share forwards; without, they can. `fault` is the known fault for which its jobs fail.
+    With `fused` its jobs must share forwards; without, they can.
     """
 
     fused: bool = True
-    fault: str = ""
 
 
 def small(tiny: str, context: str) -> Callable[[], AbstractContextManager[Any]]:

@@ -135,6 +135,14 @@ def test_the_exact_key_separates_other_lengths_and_masks() -> None:
 POSITIONS = StackingRules("x", {"x": Argument(Kind.STACKED), "ids": Argument(Kind.SAME)})
 
 
+@pytest.mark.parametrize("ids", [torch.tensor(3).expand(1), torch.tensor([3]).expand(4, 1), torch.eye(2).T])
+def test_tensors_in_any_memory_layout_are_compared_by_value(ids: torch.Tensor) -> None:
+    """A time that was expanded has a stride of zero, and no bytes of its own."""
+    x = torch.zeros(1, 2)
+    assert batch_key(POSITIONS, {"x": x, "ids": ids}) == batch_key(POSITIONS, {"x": x, "ids": ids.clone()})
+    assert batch_key(POSITIONS, {"x": x, "ids": ids}) != batch_key(POSITIONS, {"x": x, "ids": ids + 1})
+
+
 def test_positions_of_equal_shape_have_one_batch_key_only_if_their_values_are_equal() -> None:
     """Images of 2x8 and 4x4 tokens have the same number of positions with other values."""
     wide, also_wide, square = torch.arange(6), torch.arange(6), torch.arange(6) % 3

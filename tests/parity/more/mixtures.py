@@ -1,0 +1,58 @@
+"""The families that run with random batch mates."""
+
+from __future__ import annotations
+
+from parity.more.families import Clip
+from parity.more.mates import Mixed
+from parity.videos import spec
+
+from shared.job import Task
+
+THREE = (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE, Task.INPAINT)
+TWO_SIZES = ((64, 64), (48, 80))
+
+
+def _film(tiny: str, clip: Clip = Clip(9, 4, 32)) -> Mixed:  # noqa: B008  # it never changes
+    frames, _, side = clip
+    return Mixed(
+        tiny,
+        (Task.TEXT_TO_VIDEO,),
+        {"frames": frames, "fps": 24, "n": 1},
+        ((side, side),),
+        spec=spec(frames, side, side),
+    )
+
+
+FAMILIES: tuple[Mixed, ...] = (
+    Mixed(
+        "sd",
+        THREE,
+        sizes=TWO_SIZES,
+        schedulers=("EulerDiscreteScheduler", "DPMSolverMultistepScheduler", "UniPCMultistepScheduler"),
+    ),
+    Mixed("sdxl", THREE, sizes=TWO_SIZES, schedulers=("EulerAncestralDiscreteScheduler", "DDIMScheduler")),
+    Mixed("sd3-16", THREE, sizes=TWO_SIZES),
+    Mixed("flux", THREE, sizes=TWO_SIZES),
+    Mixed("flux-2-klein-base", sizes=TWO_SIZES),
+    Mixed(
+        "z-image",
+        THREE,
+        {"mixed_fields": ("size",)},
+        sizes=((64, 64), (80, 48), (48, 80), (96, 48)),
+        spec={"mixed_fields": ("size",)},
+    ),
+    Mixed("qwen-image", THREE, sizes=TWO_SIZES),
+    Mixed("sana", around="small_images"),
+    Mixed("ernie-image", sizes=TWO_SIZES),
+    Mixed("pixart-sigma", around="small_images", schedulers=("DDIMScheduler", "EulerDiscreteScheduler")),
+    Mixed("lumina-2", sizes=TWO_SIZES),
+    Mixed("chroma", sizes=TWO_SIZES),
+    Mixed("aura-flow", sizes=TWO_SIZES),
+    Mixed("cogview-4", sizes=TWO_SIZES),
+    Mixed("hidream", around="small_hidream"),
+    Mixed("hunyuan-dit", around="small_images", schedulers=("DDIMScheduler",)),
+    Mixed("pix2pix", (Task.EDIT,), {"reference_sizes": ((64, 64),)}),
+    _film("wan-2.1-t2v"),
+    _film("ltx-video", Clip(9, 8, 64)),
+    _film("skyreels-v2"),
+)
