@@ -47,16 +47,21 @@ def levels_apart(one: np.ndarray, other: np.ndarray) -> int:
     return int(np.abs(one.astype(int) - other.astype(int)).max())
 
 
+SMALL_IMAGES = {"prx-pixel": "tiny.images.deepfloyd", "kandinsky-5-t2i": "tiny.more.kandinsky5"}
+
+
 def small_sizes(tiny: str) -> AbstractContextManager[None]:
-    if tiny != "prx-pixel":
+    if tiny not in SMALL_IMAGES:
         return nullcontext()
-    small: Callable[[], AbstractContextManager[None]] = importlib.import_module("tiny.images.deepfloyd").small_images
+    small: Callable[[], AbstractContextManager[None]] = importlib.import_module(SMALL_IMAGES[tiny]).small_images
     return small()
 
 
-@pytest.mark.parametrize("tiny", ["kandinsky-2.1", "kandinsky-2.2", "kandinsky-3", "deepfloyd-if", "prx-pixel"])
+@pytest.mark.parametrize(
+    "tiny", ["kandinsky-2.1", "kandinsky-2.2", "kandinsky-3", "kandinsky-5-t2i", "deepfloyd-if", "prx-pixel"]
+)
 def test_an_image_equals_the_pipelines_own_pil_image(tiny: str, tmp_path: Path) -> None:
-    """These pipelines return tensors of -1 to 1, and one of them in another size."""
+    """These pipelines return tensors of -1 to 1, one of them in another size, or their image in another field."""
     folder = registry.save_tiny(tiny, tmp_path / tiny)
     size = SMALL if tiny == "deepfloyd-if" else {}
     jobs = [a_job("one", **size), a_job("two", steps=3, **size)]
