@@ -39,7 +39,7 @@ def spread(module: torch.nn.Module, generator: torch.Generator) -> None:
                 gain = 8.0  # the codes must depend on the prompt
             if name.endswith(("conv_y.weight", "conv_b.weight")):
                 gain = 0.05  # spatial norms multiply with latents, which are large here, and pixels would saturate
-            std = gain * parameter[0].numel() ** -0.5
+            std = gain * getattr(module, "tiny_gain", 1.0) * parameter[0].numel() ** -0.5
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
         elif name.endswith(("norm_q.weight", "norm_k.weight")):
             parameter.fill_(1.4)  # as above, for normalised queries and keys

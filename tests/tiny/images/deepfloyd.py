@@ -34,34 +34,38 @@ def deepfloyd_if(checked: bool = False, marked: bool = False) -> IFPipeline:
     tokenizer = tokens.t5(77)
     watermarker = IFWatermarker()
     watermarker.watermark_image.fill_(200.0)
+    unet = UNet2DConditionModel(
+        sample_size=64,
+        in_channels=3,
+        out_channels=6,
+        layers_per_block=1,
+        block_out_channels=(16, 32),
+        norm_num_groups=8,
+        down_block_types=("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
+        mid_block_type="UNetMidBlock2DSimpleCrossAttn",
+        up_block_types=("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"),
+        cross_attention_dim=tokens.WIDTH,
+        encoder_hid_dim=tokens.WIDTH,
+        attention_head_dim=8,
+        addition_embed_type="text",
+        addition_embed_type_num_heads=2,
+        cross_attention_norm="group_norm",
+        resnet_time_scale_shift="scale_shift",
+        act_fn="gelu",
+    )
+    unet.tiny_gain = 0.4  # steps in pixels amplify: at 1.0 a change of 1e-6 of the text became 0.07 of the image
     return IFPipeline(
         tokenizer=tokenizer,
         text_encoder=components.t5_encoder(tokenizer),
-        unet=UNet2DConditionModel(
-            sample_size=64,
-            in_channels=3,
-            out_channels=6,
-            layers_per_block=1,
-            block_out_channels=(16, 32),
-            norm_num_groups=8,
-            down_block_types=("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
-            mid_block_type="UNetMidBlock2DSimpleCrossAttn",
-            up_block_types=("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"),
-            cross_attention_dim=tokens.WIDTH,
-            encoder_hid_dim=tokens.WIDTH,
-            attention_head_dim=8,
-            addition_embed_type="text",
-            addition_embed_type_num_heads=2,
-            cross_attention_norm="group_norm",
-            resnet_time_scale_shift="scale_shift",
-            act_fn="gelu",
-        ),
+        unet=unet,
         scheduler=DDPMScheduler(
             beta_schedule="squaredcos_cap_v2",
             thresholding=True,
             dynamic_thresholding_ratio=0.95,
             sample_max_value=1.0,
-            variance_type="learned_range",
+            # What random weights predict as a variance has no bounds, and as noise is divided by almost nothing.
+            variance_type="fixed_small",
+            prediction_type="v_prediction",
         ),
         safety_checker=_strict_checker() if checked else None,
         feature_extractor=CLIPImageProcessorPil(size=30, crop_size=30) if checked else None,
