@@ -58,15 +58,17 @@ def exact_key(rules: StackingRules, arguments: Arguments) -> Hashable:
 
     Padded and listed arguments depend on the longest of the batch. The model can drop a given mask that hides nothing.
     """
-    key = []
+    key: list[tuple[str, Hashable]] = []
     for name, value in arguments.items():
         kind = rules.arguments.get(name, EQUAL).kind
         if kind is Kind.PADDED:
-            key.append((name, tuple(value.shape[1:])))
+            key.append((name, _tree_key(value)))
         elif kind is Kind.LISTED:
             key.append((name, tuple(sorted({tuple(item.shape) for item in value}))))
         elif kind is Kind.MASK and value is not None:
             key.append((name, (id(value),)))
+        elif kind is Kind.JOINT_MASK:
+            key.append((name, is_omitted(value)))
     return frozenset(key)
 
 
@@ -108,6 +110,10 @@ def _tree_key(value: Any) -> Hashable:
 
 def _shape_key(value: Any) -> Hashable:
     return _map_leaves(value, lambda leaf: (leaf.shape, leaf.dtype) if _is_tensor(leaf) else _value_key(leaf))
+
+
+def _length_free_key(value: Any) -> Hashable:
+    return _map_leaves(value, lambda leaf: (leaf.shape[2:], leaf.dtype))
 
 
 def _is_tensor(value: Any) -> bool:
@@ -156,7 +162,8 @@ KEYS: dict[Kind, Callable[[Any], Hashable]] = {
     Kind.GROUPED: _tree_key,
     Kind.LAYERED: lambda value: (value.shape[0], value.shape[2:], value.dtype),
     Kind.SHARED: _shape_key,
-    Kind.PADDED: lambda value: (value.shape[2:], value.dtype),
+    Kind.PADDED: _length_free_key,
+    Kind.LONGEST: lambda value: (value.shape[1:], value.dtype),
     Kind.LISTED: lambda value: frozenset((item.ndim, item.dtype) for item in value),
     Kind.ROWS: lambda value: value.dtype if isinstance(value, torch.Tensor) else "number",
     Kind.EQUAL: _value_key,

@@ -5,8 +5,11 @@ from collections.abc import Mapping
 from worker.engine.fusion.stacking_rules import (
     CACHE,
     FORM,
+    JOINT_MASK,
     LAYERED,
     LISTED,
+    LONGEST,
+    PADDED,
     REPEATED,
     ROWS,
     SAME,
@@ -70,9 +73,7 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
         "hidden_states", "encoder_hidden_states", "encoder_attention_mask", "guidance", timestep=ROWS
     ),
     # The model masks `text_bth` beyond each row's `text_lens`.
-    "ErnieImageTransformer2DModel": forward(
-        "hidden_states", "text_lens", timestep=ROWS, text_bth=Argument(Kind.PADDED)
-    ),
+    "ErnieImageTransformer2DModel": forward("hidden_states", "text_lens", timestep=ROWS, text_bth=PADDED),
     # Glyphs are not padded: attention adds their mask as ones and zeros, which hides nothing.
     "GlmImageTransformer2DModel": forward(
         "hidden_states",
@@ -149,5 +150,17 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
         timestep=ROWS,
         img_ids=SAME,
         txt_ids=SAME,
+    ),
+    # Long prompts of any length. The pipeline drops a mask that hides nothing.
+    "BriaFiboTransformer2DModel": forward(
+        "hidden_states",
+        "pooled_projections",
+        "guidance",
+        encoder_hidden_states=Argument(Kind.PADDED, mask="joint_attention_kwargs"),
+        text_encoder_layers=PADDED,
+        joint_attention_kwargs=JOINT_MASK,
+        timestep=ROWS,
+        img_ids=SAME,
+        txt_ids=LONGEST,
     ),
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,7 +52,9 @@ class Stacker:
                 case Kind.CACHE:
                     continue
                 case Kind.PADDED:
-                    stacked[name] = _pad(values, max(value.shape[1] for value in values))
+                    stacked[name] = self._pad_tree(name, values)
+                case Kind.LONGEST:
+                    stacked[name] = max(values, key=len)
                 case _:
                     stacked[name] = first
         stacked.update(self._masks(calls))
@@ -63,7 +66,7 @@ class Stacker:
             for value, count in zip(values, rows, strict=True):
                 if value.shape[dim] != count:
                     raise StackingError(f"{path} has {value.shape[dim]} entries, not {count}")
-            return self._join(path, values, dim)
+            return self._join(path, values, partial(torch.cat, dim=dim))
         if isinstance(first, Mapping):
             return {key: self._stack_tree(f"{path}.{key}", [value[key] for value in values], rows) for key in first}
         if isinstance(first, list | tuple):
@@ -71,14 +74,22 @@ class Stacker:
             return type(first)(self._stack_tree(f"{path}.{at}", column, rows) for at, column in enumerate(columns))
         return first
 
-    def _join(self, path: str, tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    def _pad_tree(self, path: str, values: Sequence[Any]) -> Any:
+        if isinstance(values[0], torch.Tensor):
+            return self._join(path, values, _pad)
+        columns = zip(*values, strict=True)
+        return [self._pad_tree(f"{path}.{at}", column) for at, column in enumerate(columns)]
+
+    def _join(
+        self, path: str, tensors: Sequence[torch.Tensor], join: Callable[[list[torch.Tensor]], torch.Tensor]
+    ) -> torch.Tensor:
         if path == self.rules.rows:
-            return torch.cat(list(tensors))
+            return join(list(tensors))
         identity = tuple((id(tensor), tensor._version) for tensor in tensors)
         kept = self._joined.get(path)
         if kept is not None and kept[0] == identity:
             return kept[2]
-        joined = torch.cat(list(tensors), dim=dim)
+        joined = join(list(tensors))
         self._joined[path] = (identity, tensors, joined)  # with the tensors, so that no id is reused
         return joined
 
@@ -86,11 +97,13 @@ class Stacker:
         masks: dict[str, Any] = {}
         for name, rule in self.rules.arguments.items():
             if rule.kind is Kind.PADDED and rule.mask is not None and name in calls[0]:
-                given = [call.get(rule.mask) for call in calls]
-                mask = _mask([call[name] for call in calls], given, self.rules.arguments[rule.mask])
-                if mask is not None:
-                    masks[rule.mask] = mask
-        return masks
+                values, given = [call[name] for call in calls], [call.get(rule.mask) for call in calls]
+                mask_rule = self.rules.arguments[rule.mask]
+                if mask_rule.kind is Kind.JOINT_MASK:
+                    masks[rule.mask] = _joint_mask(values, given, [call[self.rules.rows] for call in calls])
+                else:
+                    masks[rule.mask] = _mask(values, given, mask_rule)
+        return {name: mask for name, mask in masks.items() if mask is not None}
 
     def in_requested_form(self, arguments: Arguments, output: Any) -> Any:
         """Return a call's output as a tuple if the call asks for one; other calls of the forward can differ."""
@@ -133,8 +146,9 @@ def _join_rows(entries: list[torch.Tensor], rows: Sequence[int]) -> torch.Tensor
     return torch.cat(expanded)
 
 
-def _pad(values: Sequence[torch.Tensor], length: int) -> torch.Tensor:
-    """Join `values` [rows, len, ...] along dim 0, each padded with zeros to `length`."""
+def _pad(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join `values` [rows, len, ...] along dim 0, each padded with zeros to the longest."""
+    length = max(value.shape[1] for value in values)
     padded = []
     for value in values:
         missing = length - value.shape[1]
@@ -158,7 +172,32 @@ def _mask(values: Sequence[torch.Tensor], given: Sequence[torch.Tensor | None], 
         torch.ones(value.shape[:2], dtype=dtype, device=value.device) if mask is None else mask
         for value, mask in zip(values, given, strict=True)
     ]
-    return _pad(masks, length)
+    return _pad(masks)
+
+
+def _joint_mask(
+    values: Sequence[torch.Tensor], given: Sequence[Mapping[str, torch.Tensor] | None], samples: Sequence[torch.Tensor]
+) -> dict[str, torch.Tensor] | None:
+    """Return a mask of the keys: the padded `values`, then the samples, which all count.
+
+    None if there is no padding and no mask.
+    """
+    length = max(value.shape[1] for value in values)
+    if all(is_omitted(options) for options in given) and all(value.shape[1] == length for value in values):
+        return None
+    of_values, of_samples = [], []
+    for value, options, sample in zip(values, given, samples, strict=True):
+        rows, own = value.shape[:2]
+        keys = own + sample.shape[1]
+        if options and options.keys() != {"attention_mask"}:
+            raise StackingError(f"no rule for {sorted(options)}")
+        mask = options["attention_mask"] if options else torch.ones(rows, 1, 1, keys, dtype=torch.bool)
+        if mask.shape != (rows, 1, 1, keys):
+            raise StackingError(f"the mask has shape {tuple(mask.shape)}, not {(rows, 1, 1, keys)}")
+        mask = mask.to(value.device)[:, 0, 0]
+        of_values.append(mask[:, :own])
+        of_samples.append(mask[:, own:])
+    return {"attention_mask": torch.cat([_pad(of_values), torch.cat(of_samples)], dim=1)[:, None, None]}
 
 
 def split(output: Any, rows: Sequence[int], listed: bool = False) -> list[Any]:

@@ -15,8 +15,10 @@ class Kind(StrEnum):
     LISTED = "listed"  # a list with one entry per row, each of its own shape
     SHARED = "shared"  # a function of shapes only: the first call's value serves all
     ROWS = "rows"  # a number, a 0-dim tensor or one entry per row: becomes one entry per row
-    PADDED = "padded"  # stacked, dim 1 can differ: padded with zeros and masked
+    PADDED = "padded"  # stacked, dim 1 can differ: padded with zeros and masked; a list is padded entry by entry
     MASK = "mask"  # the mask of a padded argument; created where the pipeline omits it
+    JOINT_MASK = "joint_mask"  # {"attention_mask": [rows, 1, 1, keys]} of a padded argument, followed by the samples
+    LONGEST = "longest"  # a function of the length of a padded argument: the value of the longest call serves all
     EQUAL = "equal"  # must be the same in all calls
     SAME = "same"  # tensors with the same values in all calls; comparing them waits once for the device
     REPEATED = "repeated"  # a list with one entry per row, all equal
@@ -29,7 +31,7 @@ class Kind(StrEnum):
 class Argument:
     """Rule of one argument.
 
-    `dtype` is the dtype of ROWS and of a created MASK; `mask` names the mask of a PADDED argument; `like` names the
+    `dtype` is the dtype of ROWS and of a created MASK; `mask` names the mask of a PADDED tensor; `like` names the
     argument whose value the model uses when this one is omitted.
     """
 
@@ -43,6 +45,9 @@ STACKED = Argument(Kind.STACKED)
 GROUPED = Argument(Kind.GROUPED)
 LAYERED = Argument(Kind.LAYERED)
 LISTED = Argument(Kind.LISTED)
+LONGEST = Argument(Kind.LONGEST)
+PADDED = Argument(Kind.PADDED)
+JOINT_MASK = Argument(Kind.JOINT_MASK)
 SHARED = Argument(Kind.SHARED)
 ROWS = Argument(Kind.ROWS)
 EQUAL = Argument(Kind.EQUAL)

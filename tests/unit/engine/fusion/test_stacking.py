@@ -334,7 +334,7 @@ def test_every_rule_names_its_row_argument_and_masks() -> None:
             assert rules.arguments[rules.rows].kind in (Kind.STACKED, Kind.LISTED)
             for argument in rules.arguments.values():
                 if argument.mask is not None:
-                    assert rules.arguments[argument.mask].kind is Kind.MASK
+                    assert rules.arguments[argument.mask].kind in (Kind.MASK, Kind.JOINT_MASK)
 
 
 def test_signatures_mix_sizes_exactly_for_listed_samples() -> None:
@@ -345,3 +345,58 @@ def test_signatures_mix_sizes_exactly_for_listed_samples() -> None:
         if "forward" in methods and methods["forward"].arguments[methods["forward"].rows].kind is Kind.LISTED
     }
     assert listed == LIST_DENOISERS
+
+
+JOINT = StackingRules(
+    "x",
+    {
+        "x": Argument(Kind.STACKED),
+        "text": Argument(Kind.PADDED, mask="options"),
+        "layers": Argument(Kind.PADDED),
+        "ids": Argument(Kind.LONGEST),
+        "options": Argument(Kind.JOINT_MASK),
+    },
+)
+
+
+def joint_call(rows: int, length: int, mask: torch.Tensor | None = None) -> dict[str, Any]:
+    text = torch.full((rows, length, 2), float(length))
+    options = {} if mask is None else {"attention_mask": mask[:, None, None]}
+    more = {"layers": [text, text * 2], "ids": torch.zeros(length, 3), "options": options}
+    return {"x": torch.zeros(rows, 2, 4), "text": text, **more}
+
+
+def test_padding_is_inserted_into_a_mask_of_text_and_samples() -> None:
+    """Where a pipeline gave no mask, all its keys count; samples follow the padded text."""
+    given = torch.tensor([[True, False, True, True, True], [True] * 5])
+    calls = [joint_call(2, 3, given), joint_call(1, 1)]
+    assert batch_key(JOINT, calls[0]) == batch_key(JOINT, calls[1])
+    stacked = Stacker(JOINT).stack(calls, [2, 1])
+    mask = stacked["options"]["attention_mask"]
+    assert mask.shape == (3, 1, 1, 5)
+    assert mask[:, 0, 0].int().tolist() == [[1, 0, 1, 1, 1], [1, 1, 1, 1, 1], [1, 0, 0, 1, 1]]
+    assert [layer[:, :, 0].tolist() for layer in stacked["layers"]] == [
+        [[3, 3, 3], [3, 3, 3], [1, 0, 0]],
+        [[6, 6, 6], [6, 6, 6], [2, 0, 0]],
+    ]
+    assert stacked["ids"].shape == (3, 3)
+
+
+def test_without_padding_no_mask_of_text_and_samples_is_made() -> None:
+    """A mask that hides nothing can need a slower kernel."""
+    assert not Stacker(JOINT).stack([joint_call(1, 3), joint_call(1, 3)], [1, 1]).get("options")
+
+
+def test_reproducible_rows_share_a_mask_only_where_each_has_one() -> None:
+    """With and without one, kernels sum in another order."""
+    masked = joint_call(1, 3, torch.ones(1, 5, dtype=torch.bool))
+    keys = [exact_key(JOINT, call) for call in (joint_call(1, 3), joint_call(2, 3), joint_call(1, 2), masked)]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+
+
+def test_a_mask_beside_other_options_is_refused() -> None:
+    """They could differ by call."""
+    masked = joint_call(1, 3, torch.ones(1, 5, dtype=torch.bool))
+    with pytest.raises(StackingError):
+        Stacker(JOINT).stack([masked, {**masked, "options": {**masked["options"], "scale": 2.0}}], [1, 1])
