@@ -1,4 +1,4 @@
-"""Batch cost curves: seconds per forward by rows, measured on this worker and shared through Redis."""
+"""Batch cost curves: seconds per step, from one forward to the next, by rows; shared through Redis."""
 
 import statistics
 import time
@@ -60,9 +60,9 @@ class CostCurves:
         shape = (forward.device, forward.model, forward.shape)
         rows = forward.rows + forward.padding
         self._shapes[signature] = shape
-        self._measured.setdefault(shape, MeasuredCurve()).add(rows, forward.seconds)
+        self._measured.setdefault(shape, MeasuredCurve()).add(rows, forward.step_s)
         self._loaded.setdefault(shape, None)
-        self._unsaved.setdefault((shape, rows), []).append(forward.seconds)
+        self._unsaved.setdefault((shape, rows), []).append(forward.step_s)
 
     def rows(self, signature: str, cap: int) -> int:
         """Return the most rows that a forward of `signature` should have."""

@@ -37,7 +37,10 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Measured:
-    """Median `seconds` of a forward of `rows` rows; `peak_bytes` is its memory in addition to the model, GPUs only."""
+    """Median `seconds` of a step of `rows` rows, from one forward to the next.
+
+    `peak_bytes` is its memory in addition to the model, on GPUs only.
+    """
 
     rows: int
     seconds: float
@@ -85,7 +88,7 @@ def probe(spec: ModelSpec, configured: Settings) -> Probed:
             forwards = _run_jobs(engine, events, spec, rows)
             if not forwards:  # so many rows do not fit into memory
                 break
-            last, seconds = forwards[-1], [forward.seconds for forward in forwards]
+            last, seconds = forwards[-1], [forward.step_s for forward in forwards]
             # The first forward of a kind includes its set-up.
             measured.append(Measured(rows, statistics.median(seconds[1:] or seconds), peak_bytes()))
     finally:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from diffusers import DDIMScheduler
 from harness import jobs as factory
-from harness.engine import a_spec
+from harness.engine import EngineHarness, a_job, a_spec
 from rich.console import Console
 
 from shared.config.models_file import Limits
@@ -77,3 +80,21 @@ async def test_workers_start_from_the_stored_times(queue: Queue) -> None:
     assert curves.rows("s", 8) == 8
     await curves.load(queue)
     assert curves.rows("s", 8) == 1
+
+
+def test_a_forward_reports_the_own_code_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise schedulers run image by image, so they lengthen the steps of a full batch most."""
+    run, slow_s = DDIMScheduler.step, 0.02
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(slow_s)
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(DDIMScheduler, "step", step)
+    jobs = [a_job(name, scheduler="DDIMScheduler") for name in ("one", "two", "three")]
+    spec = a_spec(factory.save("sd", tmp_path / "sd"), schedulers=("DDIMScheduler",))
+    first, *others = EngineHarness(spec).run(*jobs).forwards
+    assert first.own_code_s == 0
+    assert [forward.rows for forward in others] == [3, 3, 3]
+    assert all(forward.own_code_s >= 3 * slow_s for forward in others)
+    assert all(forward.step_s == forward.seconds + forward.own_code_s for forward in others)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shared.queue import Queue
@@ -51,6 +53,15 @@ def test_efficient_rows(curve: dict[int, float], cap: int, rows: int, why: str) 
 
 def forward(rows: int, seconds: float, shape: str = "4x8x8", padding: int = 0) -> ForwardDone:
     return ForwardDone("demo", rows, rows, seconds, "cpu", shape, "job_1:1", padding=padding)
+
+
+def test_time_between_forwards_counts() -> None:
+    """With a small model a forward takes as long for eight rows as for four, but each row has its noise scheduler."""
+    curves = CostCurves()
+    for rows in (4, 8):
+        for _ in range(MIN_SAMPLES):
+            curves.add("s", replace(forward(rows, 0.01), own_code_s=0.08 * rows))
+    assert curves.rows("s", 8) == 4
 
 
 def measured(seconds: dict[int, float], samples: int = MIN_SAMPLES) -> CostCurves:

@@ -60,28 +60,29 @@ def avoid_waiting(scheduler: Any, *, timesteps_on_host: bool = True) -> None:
 def _avoiding_class(base: Any, timesteps_on_host: bool) -> Any:
     if base.__name__ not in TIMESTEPS_ON_HOST | TIMESTEPS_ON_DEVICE:
         return base
-    methods = {name: _copying_ahead(getattr(base, name)) for name in ("step", "add_noise") if hasattr(base, name)}
+    methods = {name: _copying_ahead(base, name) for name in ("step", "add_noise") if hasattr(base, name)}
     if timesteps_on_host and base.__name__ in TIMESTEPS_ON_HOST:
-        methods["set_timesteps"] = _setting_on_host(base.set_timesteps)
+        methods["set_timesteps"] = _setting_on_host(base)
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
     return type(base.__name__, (base,), {**methods, **names})
 
 
-def _setting_on_host(method: Any) -> Any:
-    signature = inspect.signature(method)
+def _setting_on_host(base: Any) -> Any:
+    signature = inspect.signature(base.set_timesteps)
 
-    @wraps(method)  # pipelines look for `sigmas` in its signature
+    @wraps(base.set_timesteps)  # pipelines look for `sigmas` in its signature
     def set_timesteps(*args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs)
         given.arguments.pop("device", None)
-        method(*given.args, **given.kwargs)
+        base.set_timesteps(*given.args, **given.kwargs)
 
     return set_timesteps
 
 
-def _copying_ahead(method: Any) -> Any:
-    @wraps(method)
+def _copying_ahead(base: Any, name: str) -> Any:
+    @wraps(getattr(base, name))
     def run(*args: Any, **kwargs: Any) -> Any:
+        method = getattr(base, name)
         tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
         if device is None:

@@ -120,6 +120,7 @@ class BatchScheduler:
             if not task.done:
                 task.resume(self._device, result)
                 self._after_resume(engine_job, task)
+        self._timer.note_parked((*task_calls[0].kind, len(task_calls)))
         self._report_progress(_distinct(task_call.engine_job for task_call in task_calls))
 
     def _start(self, engine_job: EngineJob, model: LoadedModel) -> None:
@@ -185,9 +186,14 @@ class BatchScheduler:
 
         def measure(run: Callable[[], list[Any]], indexes: Sequence[int]) -> list[Any]:
             engine_jobs = [task_calls[index].engine_job for index in indexes]
-            outputs = self._timer.measure(
-                (*kind, len(indexes)), run, lambda seconds: self._record_gpu_time(engine_jobs, stage, seconds, pad_to)
-            )
+            key = (*kind, len(indexes))
+
+            def record(seconds: float) -> None:
+                self._record_gpu_time(engine_jobs, seconds)
+                if stage is Stage.DENOISE:
+                    self._report_forward(engine_jobs, seconds, self._timer.own_code_s(key), pad_to)
+
+            outputs = self._timer.measure(key, run, record)
             self._memory.record_success(kind, len(indexes))
             return outputs
 
@@ -219,21 +225,30 @@ class BatchScheduler:
             log.warning("forward_retried", model=kind.model, method=kind.method, calls=len(parked), failures=failures)
         return results
 
-    def _record_gpu_time(
-        self, engine_jobs: Sequence[EngineJob], stage: Stage, seconds: float, pad_to: int | None
-    ) -> None:
-        """Share a forward's time among its jobs, one entry per image, and report the forward of a denoiser."""
-        rows, distinct = len(engine_jobs), _distinct(engine_jobs)
+    def _record_gpu_time(self, engine_jobs: Sequence[EngineJob], seconds: float) -> None:
+        """Share a forward's time among its jobs, one entry per image."""
         for engine_job in engine_jobs:
-            engine_job.gpu_seconds += seconds / rows
-        if stage is not Stage.DENOISE:
-            return
+            engine_job.gpu_seconds += seconds / len(engine_jobs)
+
+    def _report_forward(
+        self, engine_jobs: Sequence[EngineJob], seconds: float, own_code_s: float, pad_to: int | None
+    ) -> None:
+        """Report the forward of a denoiser, with one entry per image."""
+        rows, distinct, first = len(engine_jobs), _distinct(engine_jobs), engine_jobs[0]
         for engine_job in distinct:
             engine_job.record_forward(rows, len(distinct))
-        first = engine_jobs[0]
-        padding, device = max(0, (pad_to or 0) - rows), device_name(self._device)
         self._events.on_event(
-            ForwardDone(first.spec.id, rows, len(distinct), seconds, device, first.shape, first.claim_key, padding)
+            ForwardDone(
+                model=first.spec.id,
+                rows=rows,
+                jobs=len(distinct),
+                seconds=seconds,
+                device=device_name(self._device),
+                shape=first.shape,
+                claim_key=first.claim_key,
+                padding=max(0, (pad_to or 0) - rows),
+                own_code_s=own_code_s,
+            )
         )
 
     def _after_resume(self, engine_job: EngineJob, task: ImageTask) -> None:

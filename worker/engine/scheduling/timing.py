@@ -3,9 +3,11 @@
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from cachetools import LRUCache
 
 from worker.engine.protocol import ThreadTime
 
@@ -13,10 +15,20 @@ T = TypeVar("T")
 OnDone = Callable[[float], None]
 
 LEARNING_RATE = 0.3  # weight of the newest measurement
+MAX_KINDS = 4096  # clients choose the sizes, and with them the number of kinds
+
+
+class RunningMeasurement(NamedTuple):
+    """Two events on a GPU, and what is called with the seconds between them."""
+
+    start: Any
+    end: Any
+    on_done: OnDone
+    is_forward: bool
 
 
 class ForwardTimer:
-    """Measures forwards and learns the time of each kind.
+    """Measures forwards, and their image tasks' own code after them; learns the times of each kind.
 
     On a GPU the host runs ahead of the device by at most one forward: enough to keep it busy, and little enough that
     jobs join and leave within a step. A measurement is reported once its forward has ended on the device.
@@ -24,8 +36,10 @@ class ForwardTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._uses_events = device.type == "cuda"
-        self._running: deque[tuple[Any, Any, OnDone]] = deque()
-        self._learned_s: dict[Hashable, float] = {}
+        self._running: deque[RunningMeasurement] = deque()
+        self._forward_s: LRUCache[Hashable, float] = LRUCache(MAX_KINDS)
+        self._own_code_s: LRUCache[Hashable, float] = LRUCache(MAX_KINDS)
+        self._ended: Any = None  # when the last forward ended, until its tasks are parked again
         self.last_progress_s = time.monotonic()
         self.expected_s: float | None = None
 
@@ -34,43 +48,70 @@ class ForwardTimer:
         self.last_progress_s = time.monotonic()
 
     def learned_s(self, kind: Hashable) -> float | None:
-        """Return the seconds of a forward of this kind, None if none has ended yet."""
-        return self._learned_s.get(kind)
+        """Return the seconds of a forward of this kind and of the own code after it, None if none has ended yet."""
+        forward_s = self._forward_s.get(kind)
+        return None if forward_s is None else forward_s + self.own_code_s(kind)
+
+    def own_code_s(self, kind: Hashable) -> float:
+        """Return the seconds from the end of a forward of this kind until all its image tasks are parked again."""
+        return self._own_code_s.get(kind, 0.0)
 
     def measure(self, kind: Hashable, run: Callable[[], T], on_done: OnDone) -> T:
         """Run a forward; `on_done(seconds)` is called once it has ended, never if it failed."""
-        self.expected_s = self._learned_s.get(kind)
+        self.expected_s = self._forward_s.get(kind)
 
         def learn(seconds: float) -> None:
-            known = self._learned_s.get(kind)
-            self._learned_s[kind] = seconds if known is None else known + LEARNING_RATE * (seconds - known)
+            _learn(self._forward_s, kind, seconds)
             self.last_progress_s = time.monotonic()
             on_done(seconds)
 
-        if not self._uses_events:
-            started = time.perf_counter()
-            result = run()
-            learn(time.perf_counter() - started)
-            return result
-        while len(self._running) > 1:
+        while sum(measurement.is_forward for measurement in self._running) > 1:
             self._await_oldest()
-        event: Any = torch.cuda.Event
-        start, end = event(enable_timing=True), event(enable_timing=True)
-        start.record()
+        start = self._now()
         result = run()
-        end.record()
-        self._running.append((start, end, learn))
+        self._ended = self._now()
+        self._report(RunningMeasurement(start, self._ended, learn, is_forward=True))
         return result
 
+    def note_parked(self, kind: Hashable) -> None:
+        """Record that all tasks of the last forward, if one ran since the last call, are parked again or done.
+
+        Noise schedulers and the rest of a pipeline's own code run row by row: with small models and many rows they take
+        as long as the forward.
+        """
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            learn = partial(_learn, self._own_code_s, kind)
+            self._report(RunningMeasurement(ended, self._now(), learn, is_forward=False))
+
+    def _now(self) -> Any:
+        if not self._uses_events:
+            return time.perf_counter()
+        event: Any = torch.cuda.Event
+        now = event(enable_timing=True)
+        now.record()
+        return now
+
+    def _report(self, measurement: RunningMeasurement) -> None:
+        if self._uses_events:
+            self._running.append(measurement)
+        else:
+            measurement.on_done(measurement.end - measurement.start)
+
     def _await_oldest(self) -> None:
-        start, end, learn = self._running.popleft()
-        end.synchronize()
-        learn(start.elapsed_time(end) / 1000)
+        oldest = self._running.popleft()
+        oldest.end.synchronize()
+        oldest.on_done(oldest.start.elapsed_time(oldest.end) / 1000)
 
     def drain(self) -> None:
         """Wait for all running forwards and report their times."""
         while self._running:
             self._await_oldest()
+
+
+def _learn(learned: LRUCache[Hashable, float], kind: Hashable, seconds: float) -> None:
+    known = learned.get(kind)
+    learned[kind] = seconds if known is None else known + LEARNING_RATE * (seconds - known)
 
 
 class ThreadTimer:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from worker.engine.protocol import ThreadTime
+from worker.engine.scheduling import timing
 from worker.engine.scheduling.timing import LEARNING_RATE, ForwardTimer, ThreadTimer
 
 
@@ -53,3 +56,60 @@ def test_a_forward_that_fails_is_not_learned() -> None:
     with pytest.raises(RuntimeError, match="injected"):
         timer.measure("kind", lambda: (_ for _ in ()).throw(RuntimeError("injected")), lambda _s: None)
     assert timer.learned_s("kind") is None
+
+
+class GpuEvent:
+    """An event of a GPU that does everything at once; the host needs a second between two events."""
+
+    recorded = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        GpuEvent.recorded += 1
+        self.at = GpuEvent.recorded
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: GpuEvent) -> float:
+        return 1000.0 * (end.at - self.at)
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ForwardTimer:
+    """A timer whose clock advances by a second at each look."""
+    monkeypatch.setattr(torch.cuda, "Event", GpuEvent)
+    monkeypatch.setattr(timing.time, "perf_counter", itertools.count().__next__)
+    return ForwardTimer(torch.device(request.param))
+
+
+def test_the_own_code_after_a_forward_is_learned(timer: ForwardTimer) -> None:
+    """It lengthens the time from one forward to the next, not the forward."""
+    seconds: list[float] = []
+    timer.measure("kind", lambda: None, seconds.append)
+    timer.note_parked("kind")
+    timer.drain()
+    assert seconds == [1]
+    assert timer.own_code_s("kind") == 1
+    assert timer.learned_s("kind") == 2
+    assert timer.own_code_s("other") == 0
+
+
+def test_own_code_without_a_forward_is_not_learned(timer: ForwardTimer) -> None:
+    """Cached outputs, for example."""
+    timer.measure("kind", lambda: None, lambda _seconds: None)
+    timer.note_parked("kind")
+    timer.note_parked("cached")
+    timer.drain()
+    assert timer.own_code_s("cached") == 0
+
+
+def test_a_gpu_runs_at_most_one_forward_behind_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", GpuEvent)
+    timer, seconds = ForwardTimer(torch.device("cuda")), []
+    for count in (0, 0, 1, 2):
+        timer.measure("kind", lambda: None, seconds.append)
+        timer.note_parked("kind")
+        assert len(seconds) == count
