@@ -24,8 +24,8 @@ UNUSED_BY_ENCODERS = "lm_head."  # folders of text encoders omit the head of the
 def check_folder(folder: Path, index: Mapping[str, Any], unwanted: Mapping[str, None]) -> None:
     """Raise `ValueError` if a component of `index`, a model_index.json, that is not `unwanted` has no folder."""
     for name, entry in index.items():
-        listed = isinstance(entry, list) and len(entry) == 2 and entry[0] is not None and name not in unwanted
-        if listed and not (folder / name).is_dir():
+        is_component = isinstance(entry, list) and len(entry) == 2 and all(isinstance(part, str) for part in entry)
+        if is_component and name not in unwanted and not (folder / name).is_dir():
             raise ValueError(f"it has no folder {name}, which model_index.json lists; {REMEDY}")
 
 
