@@ -13,7 +13,7 @@ from diffusers import DDIMScheduler, EulerDiscreteScheduler
 from harness.engine import a_job
 from PIL import Image
 
-from shared.errors import ModelUnavailable, NonFiniteLatents
+from shared.errors import InferenceFailed, ModelUnavailable, NonFiniteLatents
 from shared.job import Job, Task
 from worker.engine.pipelines.call_arguments import (
     arguments_for,
@@ -154,6 +154,66 @@ def test_a_video_has_the_requested_number_of_frames() -> None:
     assert output.pixels[:, 0, 0, 0].tolist() == list(range(11))
 
 
+LEVELS = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+TENSOR = torch.from_numpy(LEVELS).permute(2, 0, 1) / 255
+ARRAY = LEVELS.astype(np.float32) / 255
+PIL = Image.fromarray(LEVELS)
+
+
+@pytest.mark.parametrize(
+    ("result", "count"),
+    [
+        pytest.param({"images": TENSOR[None]}, 1, id="a tensor"),
+        pytest.param({"images": [TENSOR]}, 1, id="a list of tensors"),
+        pytest.param({"images": ARRAY[None]}, 1, id="an array"),
+        pytest.param({"images": [PIL]}, 1, id="a PIL image"),
+        pytest.param({"image": TENSOR[None]}, 1, id="a field of its own, as of Kandinsky 5"),
+        pytest.param({"images": [torch.stack([TENSOR, TENSOR])]}, 2, id="layers as tensors"),
+        pytest.param({"images": [[PIL, PIL]]}, 2, id="layers as PIL images"),
+    ],
+)
+def test_an_image_is_read_in_whatever_form_a_pipeline_returns_it(result: dict[str, Any], count: int) -> None:
+    outputs = make_results(lambda: SimpleNamespace(**result), {})
+    assert [output.pixels.tolist() for output in outputs] == [LEVELS.tolist()] * count
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        pytest.param(torch.stack([TENSOR, TENSOR])[None], id="a tensor"),
+        pytest.param(np.stack([ARRAY, ARRAY])[None], id="an array"),
+        pytest.param([[PIL, PIL]], id="PIL images"),
+    ],
+)
+def test_a_video_is_read_in_whatever_form_a_pipeline_returns_it(frames: Any) -> None:
+    (output,) = make_results(lambda: SimpleNamespace(frames=frames), {})
+    assert output.pixels.tolist() == [LEVELS.tolist()] * 2
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({"images": []}, id="no image"),
+        pytest.param({"images": torch.zeros(2, 3, 4, 4)}, id="two images"),
+        pytest.param({"images": torch.zeros(1, 4)}, id="embeddings"),
+        pytest.param({"images": ["text"]}, id="a text"),
+    ],
+)
+def test_an_output_that_is_not_exactly_one_image_is_an_error(result: dict[str, Any]) -> None:
+    """It names the pipeline's class."""
+    with pytest.raises(InferenceFailed, match="function"):
+        make_results(lambda: SimpleNamespace(**result), {})
+
+
+@pytest.mark.parametrize("field", ["nsfw_content_detected", "nsfw_detected", "watermark_detected"])
+def test_an_image_is_flagged_by_any_finding_of_a_safety_checker(field: str) -> None:
+    """DeepFloyd IF's checker also finds watermarks of others."""
+    for found in ([True], [False], None):
+        (output,) = make_results(lambda found=found: SimpleNamespace(images=TENSOR[None], **{field: found}), {})
+        assert output.flagged is bool(found and found[0])
+
+
 def test_a_video_is_converted_to_frames_of_bytes() -> None:
     """In order; a frame with values that are not numbers is an error."""
     video = torch.zeros(3, 3, 2, 5)
@@ -176,6 +236,12 @@ def test_pixels_are_rounded_like_diffusers_does() -> None:
     assert pixels.dtype == np.uint8
     assert pixels[1, 4].tolist() == [255, 0, 0]
     assert pixels[0, 0].tolist() == [0, 0, 128]
+
+
+def test_values_outside_of_0_to_1_do_not_wrap() -> None:
+    """They become black and white."""
+    image = torch.tensor([-9.0, -0.01, 0.0, 1.0, 1.004, 300.0]).view(1, 2, 3)
+    assert to_pixels(image).flatten().tolist() == [0, 0, 0, 255, 255, 255]
 
 
 def test_an_image_with_values_that_are_not_numbers_is_an_error() -> None:
