@@ -11,6 +11,7 @@ from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_
 from tiny import registry
 
 from shared.job import Task
+from worker.engine.fusion.architectures import ARCHITECTURES
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 
@@ -45,8 +46,14 @@ def test_an_image_from_an_image_does_not_depend_on_the_memory_format_of_others(f
     assert among.finished["image-0"].batching.max_jobs > 1
 
 
-def test_a_model_with_inferred_rules_runs_reproducible_jobs_solo(tmp_path: Path) -> None:
-    """Nothing shows whether its forward depends on the other rows: Lumina 2 pads to the longest prompt of them."""
+@pytest.mark.parametrize("inferred", [False, True])
+def test_a_model_whose_rows_depend_on_others_runs_reproducible_jobs_solo(
+    inferred: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lumina 2 pads to the longest prompt of a forward; nothing shows it where its rules are inferred."""
+    if inferred:
+        listed = {name: rules for name, rules in ARCHITECTURES.items() if name != "Lumina2Transformer2DModel"}
+        monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", listed)
     source = registry.save_tiny("lumina-2", tmp_path / "model")
     text = {"tasks": (Task.TEXT_TO_IMAGE,)}
     among = run(source, "text-0", "long-1", "long-2", **text)
