@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from chaos.sleeping_engine import EPOCH_STEPS
 from shared.job import State
 from shared.queue.redis_keys import RedisKeys
+from shared.runtime.asyncio_tools import cancel_and_wait
 
 BLOCK_MS = 500
 _ERRORS = (redis.RedisError, OSError, TimeoutError)
@@ -38,9 +39,7 @@ class Monitor:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_and_wait(self._tasks)
 
     def switch(self, port: int) -> None:
         """Continue at another server, which has the same events."""

@@ -15,6 +15,7 @@ from shared.config.settings import Settings
 from shared.errors import NotFound, Unavailable
 from shared.protocols.openai.batches import BatchStep, next_step
 from shared.queue import Queue
+from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import connect
 from worker.chores.background import Background, stopping
@@ -111,7 +112,7 @@ class BatchPass:
             facts = {"batch_id": batch_id, "status": batch.status.value, "read": batch.read, "written": batch.written}
             log.log(logging.DEBUG if waits else logging.INFO, "batch_advanced", **facts)
         finally:
-            renewing.cancel()
+            await cancel_and_wait((renewing,))
 
     async def _keep(self, tenant: str, batch_id: str) -> None:
         """Keep a batch from being due while its step is in progress."""

@@ -24,6 +24,7 @@ from harness.http_server import ROOT, WORKER, png
 from shared.config import models_file
 from shared.job import Artifact, Outcome, State
 from shared.queue import Claim, Queue
+from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.clock import SyncedClock, now_ms
 from shared.storage import Storage, connect
 from worker.chores import batch_files, batches
@@ -377,8 +378,7 @@ async def worker(queue: Queue, storage: Storage) -> AsyncIterator[None]:
 
     task = asyncio.create_task(run())
     yield
-    task.cancel()
-    await asyncio.wait({task})
+    await cancel_and_wait((task,))
 
 
 @pytest.mark.timeout(300)

@@ -26,6 +26,7 @@ from redis import Redis
 from api.__main__ import DRAIN_S
 from shared.job import Phase, Progress
 from shared.queue import Claim, ProgressReport, Queue
+from shared.runtime.asyncio_tools import cancel_and_wait
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 LINE = json.dumps(BODY).encode() + b"\n"
@@ -168,8 +169,7 @@ async def test_events_arrive_as_they_happen(
             # Repeated: progress published before the API subscribes is lost.
             reporting = asyncio.create_task(report_half(queue, claim))
             await until(lines, '"percent":50')
-            reporting.cancel()
-            await asyncio.wait({reporting})
+            await cancel_and_wait((reporting,))
             await deliver(queue, tmp_path, claim)
             last = await until(lines, '"status":"succeeded"')
             assert json.loads(last.removeprefix("data: "))["artifacts"]

@@ -23,6 +23,8 @@ from shared.protocols.openai import files
 from shared.protocols.openai.batches import Batch, BatchStatus
 from shared.protocols.openai.files import File, Part
 from shared.queue import Queue
+from shared.queue.batches import Batches
+from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.clock import SyncedClock, new_id, now_ms
 from shared.storage import Storage, connect
 from worker.chores import batch_files, batch_pass, batches
@@ -182,9 +184,7 @@ async def test_slow_batches_of_one_tenant_delay_no_others(
         return (await context.queue.batches.get("other", batch_id)).accepted == 600
 
     await eventually(submitted, "the other batch is submitted", 10)
-    running.cancel()
-    for task in tuple(deliveries._running):
-        task.cancel()
+    await cancel_and_wait((running, *deliveries._running))
 
 
 async def test_lines_of_a_step_are_decoded_one_at_a_time(context: BatchContext) -> None:
@@ -317,3 +317,28 @@ async def test_a_pass_does_not_wait_for_its_slowest_step(
     assert await context.queue.batches.due(4, {}, 1000) == []
     await passes.drain()
     assert (await context.queue.batches.get("default", batch.id)).failed == 1
+
+
+async def test_a_batch_is_renewed_no_more_after_its_step(
+    context: BatchContext, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Awaitable[None]]
+) -> None:
+    """Even if the Redis client swallows a cancellation, as on Python 3.11: the batch was due no more."""
+    swallowed = False
+
+    async def postpone(*_: object) -> None:
+        nonlocal swallowed
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if swallowed:
+                raise
+            swallowed = True
+
+    monkeypatch.setattr(batch_pass, "_RENEW_S", 0)
+    monkeypatch.setattr(batch_pass, "BUDGET_S", 0.1)
+    monkeypatch.setattr(Batches, "postpone", postpone)
+    await create(context, "default", [line(0)])
+    others = asyncio.all_tasks()
+    await BatchPass(context).run()
+    assert swallowed
+    await eventually(lambda: asyncio.all_tasks() <= others, "the step's tasks have ended", 5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State
 from shared.job import Webhook as JobWebhook
 from shared.queue import Queue
+from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.webhooks import DeliveryState
 from worker.chores import webhooks
 from worker.chores.webhooks import DeliveryPass
@@ -103,9 +103,7 @@ async def running(deliveries: DeliveryPass) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await cancel_and_wait((task,))
 
 
 async def test_stalling_hosts_of_one_tenant_leave_slots_to_others(
@@ -196,7 +194,7 @@ async def test_deliveries_of_a_killed_sender_come_again_soon(queue: Queue, make_
         sender = asyncio.create_task(delivery_pass(queue, timeout_s=20).run())
         while not host.requests:
             await asyncio.sleep(0.01)
-        sender.cancel()
+        await cancel_and_wait((sender,))
         keys = queue.client.redis_keys
         ((_, due_ms),) = await queue.client.redis.zrange(keys.webhook_tenants, 0, -1, withscores=True)
         assert 20_000 < due_ms - await redis_ms(queue) < 31_000
