@@ -33,6 +33,7 @@ MODULES = {
     "more.wan": ("wan-vace", "skyreels-v2", "skyreels-v2-i2v", "sana-video"),
     "more.dit": ("pixart-alpha", "lumina-next", "latte", "bria", "bria-fibo", "ovis-image", "omnigen"),
     "more.chroma": ("chroma-i2i",),
+    "more.krea": ("krea-2",),
     "more.hunyuan": ("hunyuan-dit", "hunyuan-image-2.1", "hidream"),
 }
 NEEDS_TORCHVISION = frozenset(
