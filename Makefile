@@ -62,7 +62,7 @@ lint: $(READY)
 	$(BIN)/codespell
 
 bench: $(READY)
-	for name in simulate swaps fleet engine preempt interactive over_http pool; do $(BIN)/python -m bench.$$name || exit; done
+	for name in simulate swaps fleet syncs engine preempt interactive over_http pool; do $(BIN)/python -m bench.$$name || exit; done
 
 # A million queued jobs (about 4 GB), and ten thousand event streams.
 bench-scale: $(READY)

@@ -18,6 +18,7 @@ from bench.syncs.counting import fused_work
 from bench.syncs.pretended_device import DEVICE, PretendedDevice
 from bench.syncs.table import load_pretended, sample_jobs, spec_of
 from worker.engine.fusion.self_check import run_self_check
+from worker.engine.pipelines import noise_schedulers
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.noise_schedulers import TIMESTEPS_ON_DEVICE, TIMESTEPS_ON_HOST, avoid_waiting
 
@@ -29,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "DPMSolverMultistepScheduler": {"algorithm_type": "sde-dpmsolver++"},
     "UniPCMultistepScheduler": {"solver_order": 3},
 }
-VARIANTS = [(name, {}) for name in sorted(TIMESTEPS_ON_HOST)] + list(OPTIONS.items())
+VARIANTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in sorted(TIMESTEPS_ON_HOST)] + list(OPTIONS.items())
 
 
 def denoise(scheduler: Any, device: torch.device, counter: PretendedDevice | None = None) -> torch.Tensor:
@@ -61,7 +62,7 @@ def test_the_steps_do_not_wait_and_the_latents_are_the_same(name: str, options: 
     with torch.no_grad(), PretendedDevice() as device:
         latents = denoise(scheduler, DEVICE, device)
         assert device.waits == {}
-    assert torch.equal(latents.on_cpu, expected)
+        assert torch.equal(latents.cpu(), expected)
 
 
 def test_noise_is_copied_without_waiting_where_timesteps_stay_on_the_device() -> None:
@@ -133,6 +134,16 @@ def test_a_pipeline_that_joins_timesteps_with_latents_keeps_them_on_the_device(
         return latents
 
     monkeypatch.setattr(StableDiffusionPipeline, "prepare_latents", joining)
+    run_self_check(model, CPU)
+    assert not model.timesteps_on_host
+    assert model.solo_reason is None
+
+
+def test_no_scheduler_has_timesteps_on_the_host_where_the_models_own_does_not(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The self-check runs the model's own, and a job can name another one."""
+    monkeypatch.setattr(noise_schedulers, "TIMESTEPS_ON_HOST", TIMESTEPS_ON_HOST - {"DDIMScheduler"})
     run_self_check(model, CPU)
     assert not model.timesteps_on_host
     assert model.solo_reason is None

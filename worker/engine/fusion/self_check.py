@@ -19,6 +19,7 @@ from worker.engine.fusion.sample_jobs import SampleSize, sample_files, sample_jo
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import LoadedModel
+from worker.engine.pipelines.noise_schedulers import allows_host
 from worker.engine.pipelines.output_check import choose_output_types
 from worker.engine.pipelines.task_pipelines import takes_last_image
 
@@ -44,8 +45,7 @@ def run_self_check(model: LoadedModel, device: torch.device) -> None:
             method.use_own_rules()
     verified = model.verified
     error: JobError | None = None
-    # A pipeline can join its timesteps with tensors on the device.
-    for on_host in (True,) if model.device.type == "cpu" else (True, False):
+    for on_host in _timestep_places(model):
         model.timesteps_on_host = on_host
         choose_output_types(model, device)
         error = _check_sizes(model, device, verified)
@@ -76,6 +76,17 @@ def _disable_changed(model: LoadedModel) -> None:
         if changed and method not in model.verified and not method.awaits_memory:
             method.disable_fusing(f"the pipeline changes {method.architecture}, which jobs share, during its call")
             log.warning("fusing_disabled", method=str(method), reason=method.solo_reason)
+
+
+def _timestep_places(model: LoadedModel) -> tuple[bool, ...]:
+    """Return which places for timesteps to try, the host being True.
+
+    A pipeline can join its timesteps with tensors on the device. Its own noise scheduler shows whether it does; if that
+    one keeps them on the device, others that a job can name do so too.
+    """
+    if model.device.type == "cpu":
+        return (True,)
+    return (True, False) if all(map(allows_host, model.templates.values())) else (False,)
 
 
 def _check_sizes(model: LoadedModel, device: torch.device, verified: set[SharedMethod]) -> JobError | None:

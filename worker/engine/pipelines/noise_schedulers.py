@@ -50,6 +50,11 @@ TIMESTEPS_ON_HOST = frozenset(
 TIMESTEPS_ON_DEVICE = frozenset({"SCMScheduler", "LTXEulerAncestralRFScheduler"})
 
 
+def allows_host(pipeline: Any) -> bool:
+    """Return whether the noise scheduler of a pipeline can have its timesteps on the host."""
+    return type(getattr(pipeline, "scheduler", None)).__name__ in TIMESTEPS_ON_HOST
+
+
 def avoid_waiting(scheduler: Any, *, timesteps_on_host: bool = True) -> None:
     """Change a noise scheduler in place, as far as its class allows; its images stay the same."""
     own: Any = type(scheduler)
