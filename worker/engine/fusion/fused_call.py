@@ -109,14 +109,23 @@ def as_job_error(error: BaseException) -> JobError:
     if isinstance(error, JobError):
         error.__traceback__ = error.__context__ = None  # its frames hold activations
         return error
-    message = f"{type(error).__name__}: {error}"[:500]
+    message = f"{type(error).__name__}: {text_of(error)}"[:500]
     return OutOfMemory(message) if _is_out_of_memory(error) else InferenceFailed(message)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the message of an error as text that can be encoded; empty if it has none."""
+    try:
+        text = str(error)
+    except BaseException:  # a model can bring its own class
+        return ""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    message = str(error)
+    message = text_of(error)
     return "can't allocate memory" in message or "_ALLOC_FAILED" in message
 
 

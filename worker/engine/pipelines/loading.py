@@ -15,6 +15,7 @@ from diffusers import DiffusionPipeline
 from shared.config.models_file import ModelSpec
 from shared.errors import ModelUnavailable
 from shared.job import Job, Task
+from worker.engine.fusion.fused_call import text_of
 from worker.engine.fusion.image_task import ImageTask, seed_globally
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, Stage, shared_methods_of
 from worker.engine.fusion.private_changes import ModuleWatch
@@ -211,7 +212,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
 
 
 def load_error(spec: ModelSpec, error: BaseException) -> ModelUnavailable:
-    message = " ".join(str(error).split())[:400]
+    message = " ".join(text_of(error).split())[:400]
     return ModelUnavailable(f"model {spec.id!r} cannot be loaded from {spec.source}: {message}")
 
 

@@ -291,3 +291,27 @@ def test_only_images_are_decoded_in_inference_mode(shape: tuple[int, ...], lean:
         assert decoder.lean is lean
         decoded += 1
         assert torch.equal(decoded, torch.full(shape, 3.0))
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"), [(Unprintable(), "Unprintable: "), (ValueError("\ud800"), "ValueError: ")]
+)
+def test_an_error_without_a_text_that_can_be_sent_fails_its_task(
+    error: Exception, message: str, doubler: Doubler, proxy: ModuleProxy
+) -> None:
+    """A model can raise its own classes, and quote anything."""
+
+    def fails(_x: torch.Tensor) -> None:
+        raise error
+
+    doubler.fails = fails
+    (task,) = start([lambda: proxy(torch.ones(1, 2))])
+    run_parked([task])
+    assert isinstance(task.error, InferenceFailed)
+    assert task.error.message.startswith(message)
+    task.error.message.encode()
