@@ -101,9 +101,10 @@ def test_the_watermark_of_deepfloyd_if_is_in_the_image(tmp_path: Path) -> None:
 def test_jobs_of_a_combined_pipeline_share_the_forwards_of_its_prior_and_its_decoder(tmp_path: Path) -> None:
     """Both are pipelines inside the combined one, each with a noise scheduler of its own."""
     folder = registry.save_tiny("kandinsky-2.2", tmp_path / "combined")
-    recorder = EngineHarness(a_spec(folder, tasks=TEXT_ONLY)).run(a_job("one"), a_job("two", steps=3))
-    assert recorder.finished["one"].batching.max_jobs == 2
-    assert recorder.rows == [2] * (25 + 3) + [1]
+    jobs = [a_job("one"), a_job("two", steps=3), a_job("from-image", strength=0.5)]
+    recorder = EngineHarness(a_spec(folder)).run(*jobs)
+    assert [recorder.finished[job.id].error for job in jobs] == [None] * 3
+    assert recorder.rows == [3] * (25 + 2) + [2, 1]
     progress = [entry[2:] for entry in recorder.log if entry[:2] == ("progress", "one")]
     assert progress[-1] == (29, 29)
 
