@@ -89,7 +89,8 @@ VIDEO_DENOISERS: Mapping[str, Methods] = {
         timestep=TIMES,
         encoder_hidden_states_image=GROUPED,
     ),
-    # With diffusion forcing, `timestep` is [rows, frames]; the entries of `fps` would be added to the wrong rows.
+    # With diffusion forcing, `timestep` is [rows, frames]. Models that embed `fps` as well take one row only
+    # (diffusers 0.42), which the self-check finds.
     "SkyReelsV2Transformer3DModel": forward(
         "hidden_states",
         "encoder_hidden_states",
