@@ -24,6 +24,7 @@ from bench.syncs.counting import HostWork, fused_work, plain_work
 from bench.syncs.pretended_device import DEVICE, PretendedDevice
 from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.job import Job, Task
+from shared.runtime import log
 from worker.engine.pipelines.call_arguments import make_scheduler
 from worker.engine.pipelines.loading import LoadedModel, load
 
@@ -129,6 +130,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--shapes", nargs="+", choices=[*NOISE_SCHEDULERS], default=[*NOISE_SCHEDULERS])
     options = parser.parse_args(argv)
+    log.configure("warning")
     warnings.simplefilter("ignore", DeprecationWarning)  # some schedulers, under numpy 2.4
     shapes.disable_progress_bars()
     torch.set_grad_enabled(False)

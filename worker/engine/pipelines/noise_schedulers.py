@@ -49,6 +49,23 @@ TIMESTEPS_ON_HOST = frozenset(
 # Their pipelines join the timesteps with latents, but their steps can copy noise without waiting.
 TIMESTEPS_ON_DEVICE = frozenset({"SCMScheduler", "LTXEulerAncestralRFScheduler"})
 
+# Steps that draw noise or solve equations, besides the stochastic variants of the DPM solvers. For others the mode
+# would only cost: with it DDIM's step took 147 us instead of 67.
+_STEPS_THAT_COPY = TIMESTEPS_ON_DEVICE | {
+    "CMStochasticIterativeScheduler",
+    "CogVideoXDPMScheduler",
+    "DDPMParallelScheduler",
+    "DDPMScheduler",
+    "EulerAncestralDiscreteScheduler",
+    "FlowMatchLCMScheduler",
+    "KDPM2AncestralDiscreteScheduler",
+    "LCMScheduler",
+    "SASolverScheduler",
+    "TCDScheduler",
+    "UnCLIPScheduler",
+    "UniPCMultistepScheduler",
+}
+
 
 def allows_host(pipeline: Any) -> bool:
     """Return whether the noise scheduler of a pipeline can have its timesteps on the host."""
@@ -86,8 +103,10 @@ def _setting_on_host(base: Any) -> Any:
 
 def _copying_ahead(base: Any, name: str) -> Any:
     @wraps(getattr(base, name))
-    def run(*args: Any, **kwargs: Any) -> Any:
-        method = getattr(base, name)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        method = getattr(base, name).__get__(self)
+        if name == "step" and not _step_copies(self):
+            return method(*args, **kwargs)
         tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
         if device is None:
@@ -96,6 +115,11 @@ def _copying_ahead(base: Any, name: str) -> Any:
             return method(*args, **kwargs)
 
     return run
+
+
+def _step_copies(scheduler: Any) -> bool:
+    stochastic = str(scheduler.config.get("algorithm_type")).startswith("sde")
+    return stochastic or type(scheduler).__name__ in _STEPS_THAT_COPY
 
 
 class _CopyAhead(TorchFunctionMode):
