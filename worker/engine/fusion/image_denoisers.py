@@ -163,4 +163,10 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
         img_ids=SAME,
         txt_ids=LONGEST,
     ),
+    "PRXTransformer2DModel": forward("hidden_states", "encoder_hidden_states", "attention_mask", timestep=ROWS),
+    "Kandinsky3UNet": forward("sample", "encoder_hidden_states", "encoder_attention_mask", timestep=TIMES),
+    # The priors of Kandinsky 2 denoise one embedding per image.
+    "PriorTransformer": forward(
+        "hidden_states", "proj_embedding", "encoder_hidden_states", "attention_mask", timestep=TIMES
+    ),
 }

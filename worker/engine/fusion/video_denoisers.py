@@ -129,4 +129,11 @@ VIDEO_DENOISERS: Mapping[str, Methods] = {
     "UNetMotionModel": forward(
         "sample", "timestep_cond", "added_cond_kwargs", timestep=TIMES, encoder_hidden_states=GROUPED
     ),
+    "LatteTransformer3DModel": forward(
+        "hidden_states", "encoder_hidden_states", "encoder_attention_mask", timestep=TIMES
+    ),
+    # Wan 2.1 that edits an image by way of a short video.
+    "ChronoEditTransformer3DModel": forward(
+        "hidden_states", "encoder_hidden_states", timestep=TIMES, encoder_hidden_states_image=GROUPED
+    ),
 }

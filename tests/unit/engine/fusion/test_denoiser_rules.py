@@ -18,6 +18,7 @@ HEADS = {"num_attention_heads": 2, "attention_head_dim": 12}
 WAN = {"in_channels": 4, "out_channels": 4, "text_dim": 16, "freq_dim": 32, "ffn_dim": 32, "num_layers": 2}
 
 CONFIGS: dict[str, dict[str, Any]] = {
+    "ChronoEditTransformer3DModel": {**HEADS, **WAN, "rope_max_seq_len": 32, "image_dim": 4, "added_kv_proj_dim": 24},
     "Krea2Transformer2DModel": {
         **HEADS,
         "in_channels": 4,
@@ -100,6 +101,15 @@ def skyreels_forcing(rows: int) -> dict[str, Any]:
     }
 
 
+def chrono_edit(rows: int) -> dict[str, Any]:
+    return {
+        "hidden_states": noise(rows, 4, 2, 8, 8),
+        "encoder_hidden_states": noise(rows, 5, 16),
+        "encoder_hidden_states_image": noise(rows, 6, 4),
+        "timestep": 900 * noise(rows).abs(),
+    }
+
+
 def wan_animate(rows: int) -> dict[str, Any]:
     return {
         "hidden_states": noise(rows, 12, 3, 8, 8),
@@ -114,6 +124,7 @@ def wan_animate(rows: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("architecture", "arguments"),
     [
+        ("ChronoEditTransformer3DModel", chrono_edit),
         ("Krea2Transformer2DModel", krea_2),
         ("LongCatImageTransformer2DModel", longcat),
         ("SkyReelsV2Transformer3DModel", skyreels_forcing),
