@@ -47,7 +47,7 @@ parity: $(READY) $(TORCHVISION)
 
 # Families beyond the listed ones, and random batch mates (docs/compatibility-more.md); under 20 minutes on two cores.
 parity-more: $(READY) $(TORCHVISION)
-	FUSEQUEUE_TORCHVISION=$(TORCHVISION) $(BIN)/pytest -q -m parity_more tests/parity/more \
+	FUSEQUEUE_TORCHVISION=$(TORCHVISION) $(BIN)/pytest -q -m "not gpu" tests/parity/more \
 		--more-page docs/compatibility-more.md
 
 $(TORCHVISION): $(READY)

@@ -12,10 +12,14 @@ from parity.more.grid import GRID
 from parity.more.running import run
 
 # Many of these classes are old, and their libraries warn of it.
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.parity_more]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.mark.parametrize("family", GRID, ids=lambda family: family.tiny)
+def _params() -> list[object]:
+    return [pytest.param(one, id=one.tiny, marks=[] if one.quick else pytest.mark.parity_more) for one in GRID]
+
+
+@pytest.mark.parametrize("family", _params())
 def test_every_image_equals_that_of_plain_diffusers(
     family: Family, models_folder: Path, keep_more: Callable[[str, object], None]
 ) -> None:
