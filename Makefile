@@ -17,7 +17,7 @@ up: $(READY)
 	$(BIN)/fusequeue up
 
 test: $(READY)
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2 --dist loadgroup
 
 # Faults in real processes (docs/reliability.md). `make chaos RUN="kills redis" SEED=7 SCALE=0.1` repeats a plan.
 chaos: $(READY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 
@@ -10,13 +11,15 @@ LOWEST, HIGHEST = 20_000, 32_000
 
 _rng = random.SystemRandom()  # independent of seeds set by tests
 _returned: set[int] = set()
+_PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
 def free_port() -> int:
-    """Return a free loopback port that this process has not returned before."""
+    """Return a free loopback port that neither this process nor another one of the test run has returned before."""
     for _ in range(1000):
         port = _rng.randint(LOWEST, HIGHEST)
-        if port not in _returned and _is_free(port):
+        if port % _PROCESSES == _PROCESS and port not in _returned and _is_free(port):
             _returned.add(port)
             return port
     raise AssertionError(f"no port from {LOWEST} to {HIGHEST} is free")
