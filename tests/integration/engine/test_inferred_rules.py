@@ -116,8 +116,14 @@ def test_a_model_that_rounds_inside_is_compared_with_its_own_sensitivity(
         ("kandinsky-5-t2v", Task.TEXT_TO_VIDEO),
         ("ltx-video", Task.TEXT_TO_VIDEO),
         ("cogvideox-i2v", Task.IMAGE_TO_VIDEO),
+        ("animatediff", Task.TEXT_TO_VIDEO),
     ],
-    ids=["lists of position tensors", "integers that are no rows", "an offset of one entry for all rows"],
+    ids=[
+        "lists of position tensors",
+        "integers that are no rows",
+        "an offset of one entry for all rows",
+        "texts repeated for each frame",
+    ],
 )
 def test_arguments_of_real_families_are_read_correctly(
     tiny: str, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
