@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--shapes", nargs="+", choices=[*NOISE_SCHEDULERS], default=[*NOISE_SCHEDULERS])
     options = parser.parse_args(argv)
-    log.configure("warning")
+    log.configure("WARNING")
     warnings.simplefilter("ignore", DeprecationWarning)  # some schedulers, under numpy 2.4
     shapes.disable_progress_bars()
     torch.set_grad_enabled(False)
