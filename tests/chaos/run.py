@@ -103,11 +103,11 @@ class Run:
 
     async def _connect_proxies(self, stack: contextlib.AsyncExitStack) -> None:
         proxies = {}
-        for role in ("api", "worker"):
-            for server, port in tuple(self.cluster.ports[role].items()):
+        for role, ports in self.cluster.ports.items():
+            for server, port in tuple(ports.items()):
                 proxy = await stack.enter_async_context(TcpProxy(port))
                 proxies[f"{role}-{server}"] = proxy
-                self.cluster.ports[role][server] = proxy.port
+                ports[server] = proxy.port
         self.stage.proxies = proxies
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> WebhookReceiver | None:
