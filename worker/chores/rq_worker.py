@@ -28,9 +28,19 @@ RECONNECT_S = 1.0
 
 
 class RqWorker(SimpleWorker):
-    """rq worker without rq's signal handlers, which are installed too late for a stop during the start."""
+    """rq worker without two of rq's parts.
+
+    Its signal handlers are installed too late for a stop during the start. Its thread for commands takes a connection,
+    and can print a traceback at a stop: rq closes the connection after a second, whether the thread has ended or not.
+    """
 
     def _install_signal_handlers(self) -> None:
+        pass
+
+    def subscribe(self) -> None:
+        pass
+
+    def unsubscribe(self) -> None:
         pass
 
 

@@ -31,11 +31,11 @@ class Chores:
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process = process
-        self._log = log
+        self.log = log
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return the log events with this name."""
-        rows = [json.loads(row) for row in self._log.read_text().splitlines() if row.startswith("{")]
+        rows = [json.loads(row) for row in self.log.read_text().splitlines() if row.startswith("{")]
         return [row for row in rows if row["event"] == name]
 
     def children(self) -> list[int]:
@@ -181,6 +181,7 @@ async def test_ctrl_c_lets_chores_finish(chores: Chores, eventually: Eventually)
     assert chores.process.wait(60) == 0
     assert len(chores.events("chores_stopped")) == 3
     assert not chores.events("chores_crashed")
+    assert "Traceback" not in chores.log.read_text()
 
 
 async def test_what_cannot_run_is_not_started_again(durable_server: Any, queue: Queue, tmp_path: Path) -> None:
