@@ -45,7 +45,7 @@ parity: $(READY) $(TORCHVISION)
 	FUSEQUEUE_TORCHVISION=$(TORCHVISION) $(BIN)/pytest -q -m "not gpu and not parity_more" tests/parity \
 		--compatibility-page docs/compatibility.md
 
-# Families beyond the listed ones, and random batch mates (docs/compatibility-more.md); under 20 minutes on two cores.
+# Families beyond the listed ones, and random batch mates (docs/compatibility-more.md).
 parity-more: $(READY) $(TORCHVISION)
 	FUSEQUEUE_TORCHVISION=$(TORCHVISION) $(BIN)/pytest -q -m "not gpu" tests/parity/more \
 		--more-page docs/compatibility-more.md

@@ -108,7 +108,7 @@ def sample_jobs(spec: ModelSpec, scheduler: str, rows: int) -> list[Job]:
 
 
 def load_pretended(spec: ModelSpec, folder: Path) -> LoadedModel:
-    """Load a model onto the pretended device, whose tensors do not support the inference mode."""
+    """Load a model onto the pretended device; its tensors do not support the inference mode."""
     model = load(spec, folder, DEVICE)
     for method in model.shared_methods:
         method.lean = False

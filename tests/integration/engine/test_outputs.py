@@ -1,4 +1,4 @@
-"""Outputs of pipelines whose tensors have another range than 0 to 1, or that return them under other names."""
+"""Outputs of pipelines that return tensors of another range than 0 to 1, or return them under other names."""
 
 from __future__ import annotations
 

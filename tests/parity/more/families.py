@@ -27,7 +27,7 @@ LATE: Mapping[str, Fields] = {"late": {"prompt": "a fox", "steps": 3}}
 
 @dataclass(frozen=True)
 class Family(Cell):
-    """A cell whose first forward can have any number of rows.
+    """A cell with any number of rows in its first forward.
 
     With `fused` its jobs must share forwards; without, they can.
     """

@@ -45,7 +45,7 @@ MOST_STEPS = 5
 
 @dataclass(frozen=True)
 class Mixed:
-    """A family whose jobs are drawn at random. `fields` are those of all jobs; `sizes` and `schedulers` are drawn."""
+    """A family with jobs drawn at random. `fields` are those of all jobs; `sizes` and `schedulers` are drawn."""
 
     tiny: str
     tasks: tuple[Task, ...] = (Task.TEXT_TO_IMAGE,)

@@ -1,4 +1,4 @@
-"""Tiny Krea 2, whose denoiser gets the states of several layers of the text encoder."""
+"""Tiny Krea 2: its denoiser gets the states of several layers of the text encoder."""
 
 from __future__ import annotations
 

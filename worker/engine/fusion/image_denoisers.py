@@ -96,7 +96,7 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
     "ChromaTransformer2DModel": forward(
         "hidden_states", "encoder_hidden_states", "attention_mask", timestep=ROWS, img_ids=SAME, txt_ids=SHARED
     ),
-    # Text has no mask, so only prompts whose tokens fill as many groups of sixteen fuse.
+    # Text has no mask, so prompts fuse only if their tokens fill as many groups of sixteen.
     "CogView4Transformer2DModel": forward(
         "hidden_states", "encoder_hidden_states", "original_size", "target_size", "crop_coords", timestep=TIMES
     ),

@@ -136,7 +136,7 @@ def altered_call(rules: StackingRules, calls: Sequence[Arguments]) -> dict[str, 
 
 
 def _alter_equal(values: Sequence[Any]) -> Any:
-    """Return the last tree of `values` with other values in tensors whose first entries are equal in all trees."""
+    """Return the last tree of `values` with other values in tensors that have equal first entries in all trees."""
     last = values[-1]
     if isinstance(last, torch.Tensor):
         alike = all(torch.equal(value[:1], last[:1]) for value in values[:-1])

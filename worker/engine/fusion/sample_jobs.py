@@ -31,8 +31,11 @@ def sample_sizes(spec: ModelSpec) -> tuple[SampleSize, ...]:
     return tuple(dict.fromkeys((SampleSize(side, side, few), default._replace(frames=few), default)))
 
 
-def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSize) -> Job:
-    """Return a job of two steps for one image or video of `spec`; `at` is its id and seed."""
+def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSize, *, last_image: bool = False) -> Job:
+    """Return a job of two steps for one image or video of `spec`; `at` is its id and seed.
+
+    With `last_image` a job that has an image has a last one too.
+    """
     defaults = spec.defaults
     width, height, frames = size
     ref = InputRef(id="sample", key="", content_type="image/png", bytes=0, width=width, height=height)
@@ -56,6 +59,7 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
         guidance_scale_2=defaults.guidance_scale_2,
         strength=1.0 if task.has_strength else None,
         images=(ref,) if has_image else (),
+        last_image=ref if has_image and last_image else None,
         mask=ref if task is Task.INPAINT else None,
     )
 

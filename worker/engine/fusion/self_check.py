@@ -159,7 +159,10 @@ def _use_best_guess(method: SharedMethod, calls: Sequence[ParkedCall]) -> None:
         best, most = rules, len(batch)
         if most == len(calls):
             break
-    method.stop_fusing() if best is None else method.use_inferred(best)
+    if best is None:
+        method.stop_fusing()
+    else:
+        method.use_inferred(best)
     for call in calls:
         call.read_rules()
 
@@ -190,12 +193,12 @@ def _sample_tasks(model: LoadedModel, size: SampleSize) -> list[ImageTask]:
     image_tasks = []
     for at, prompt in enumerate(PROMPTS):
         task = tasks[at % len(tasks)]
-        job = sample_job(model.spec, task, at, prompt, wider if mixes_sizes and at % 2 else size)
+        at_size = wider if mixes_sizes and at % 2 else size
+        last_image = bool(takes_last_image(model.templates[task]))
+        job = sample_job(model.spec, task, at, prompt, at_size, last_image=last_image)
         job = job.model_copy(update={"steps": 2 + at // len(tasks)})
         if at == 0:  # where guidance adds rows, this job has fewer than the others
             job = job.model_copy(update={"guidance_scale": min(1.0, job.guidance_scale)})
-        if job.images and takes_last_image(model.templates[task]):
-            job = job.model_copy(update={"last_image": job.images[0]})
         inputs = decode_inputs(job, sample_files(job))
         image_tasks.append(model.image_task(job, 0, inputs, StepCounter(lambda: None)))
     return image_tasks

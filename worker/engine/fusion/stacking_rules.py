@@ -32,7 +32,7 @@ class Argument:
     """Rule of one argument.
 
     `dtype` is the dtype of ROWS and of a created MASK; `mask` names the mask of a PADDED tensor; `like` names the
-    argument whose value the model uses when this one is omitted.
+    argument that gives the value when this one is omitted.
     """
 
     kind: Kind
@@ -73,7 +73,7 @@ class StackingRules:
 
     @cached_property
     def substitutes(self) -> Mapping[str, str]:
-        """Names of arguments that can be omitted, with the argument whose value is used instead."""
+        """Names of arguments that can be omitted, with the argument that is used instead."""
         return {name: rule.like for name, rule in self.arguments.items() if rule.like is not None}
 
 

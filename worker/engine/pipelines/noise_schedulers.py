@@ -1,4 +1,4 @@
-"""Noise schedulers whose steps do not wait for the device.
+"""Noise schedulers with steps that do not wait for the device.
 
 A diffusers scheduler keeps its timesteps on the device, and reads them back to index its tables and to compare times:
 DDIM waits six times in each step of each image, and meanwhile the device runs out of work. Here timesteps stay on the

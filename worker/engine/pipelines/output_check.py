@@ -54,7 +54,7 @@ class Sample:
 
 
 def choose_output_types(model: LoadedModel, device: torch.device) -> None:
-    """Choose the output type of each task: the fastest whose images equal the pipeline's PIL images."""
+    """Choose the output type of each task: the fastest with images equal to the pipeline's PIL images."""
     for task in model.templates:
         found = (_choose(model, task, size, device) for size in sample_sizes(model.spec))
         chosen = next(filter(None, found), None)
@@ -68,7 +68,8 @@ def _choose(model: LoadedModel, task: Task, size: SampleSize, device: torch.devi
     """Return the output type for a task; None if the pipeline fails at this size."""
     if getattr(model.templates[task], "watermarker", None) is not None:
         return PIL  # DeepFloyd IF's mark is in PIL images only, and outside of those smaller than its UNet's size
-    job = _sample_job(model, task, size)
+    last_image = bool(takes_last_image(model.templates[task]))
+    job = sample_job(model.spec, task, 0, "a lighthouse", size, last_image=last_image)
     expected = _run(model, job, PIL, device, {})
     if expected is None:
         return None
@@ -81,17 +82,10 @@ def _choose(model: LoadedModel, task: Task, size: SampleSize, device: torch.devi
     return PIL
 
 
-def _sample_job(model: LoadedModel, task: Task, size: SampleSize) -> Job:
-    job = sample_job(model.spec, task, 0, "a lighthouse", size)
-    if job.images and takes_last_image(model.templates[task]):
-        job = job.model_copy(update={"last_image": job.images[0]})
-    return job
-
-
 def _run(
     model: LoadedModel, job: Job, output_type: str, device: torch.device, known: Mapping[str, list[Any]]
 ) -> Sample | None:
-    """Run the pipeline of `job`; calls whose outputs are in `known` get these. None if it failed."""
+    """Run the pipeline of `job`; calls with outputs in `known` get these. None if it failed."""
     inputs = decode_inputs(job, sample_files(job))
 
     def body() -> tuple[list[torch.Tensor], bool]:

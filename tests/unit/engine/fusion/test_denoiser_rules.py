@@ -1,4 +1,4 @@
-"""Rules of denoisers whose pipelines no grid runs: rows of fused forwards equal those of single calls."""
+"""Rules of denoisers that no grid runs: rows of fused forwards equal those of single calls."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_a_replaced_processor_is_that_of_its_task_only(shared: Shared) -> None:
 
 
 def test_a_hook_that_keeps_a_value_sees_the_calls_of_its_task_only(shared: Shared) -> None:
-    """JoyImage registers one on its text encoder, whose cached output would leave it without a value."""
+    """JoyImage registers one on its text encoder; with a cached output it would have no value."""
 
     def captured(value: float) -> float:
         kept = {}

@@ -79,7 +79,7 @@ class GpuEvent:
 
 @pytest.fixture(params=["cpu", "cuda"])
 def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ForwardTimer:
-    """A timer whose clock advances by a second at each look."""
+    """A timer with a clock that advances by a second at each look."""
     monkeypatch.setattr(torch.cuda, "Event", GpuEvent)
     monkeypatch.setattr(timing.time, "perf_counter", itertools.count().__next__)
     return ForwardTimer(torch.device(request.param))
