@@ -95,8 +95,8 @@ async def scale(pool: str, services: ServicesDep) -> ScaleObject:
 
 
 def fleet_of(workers: Sequence[WorkerInfo], start_s: float) -> Fleet:
-    """Return the figures of a pool's workers; those that drain do not count."""
-    alive = [worker for worker in workers if worker.state != "draining"]
+    """Return the figures of a pool's workers; those that drain or can load no model do not count."""
+    alive = [worker for worker in workers if worker.state in ("starting", "ready")]
     return Fleet(
         alive=len(alive),
         busy=sum(worker.running_jobs > 0 for worker in alive),

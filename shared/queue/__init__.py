@@ -15,6 +15,7 @@ from shared.queue.records import (
     QueuePosition,
     Submission,
     SubmitResult,
+    UnavailableModel,
     WorkerInfo,
 )
 
@@ -33,5 +34,6 @@ __all__ = [
     "QueuePosition",
     "Submission",
     "SubmitResult",
+    "UnavailableModel",
     "WorkerInfo",
 ]

@@ -1,7 +1,7 @@
 """The queue's values: what is submitted, what is claimed, and what Redis knows of a job."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -136,17 +136,30 @@ class QueueLoad:
 
 
 @dataclass(frozen=True)
+class UnavailableModel:
+    """Why a worker cannot load a model, and the time from the heartbeat to its next try.
+
+    `permanent`: the model or its files are at fault, so its jobs fail unless another worker may serve it.
+    """
+
+    reason: str
+    permanent: bool
+    retry_in_s: float
+
+
+@dataclass(frozen=True)
 class WorkerInfo:
     """State of a worker at its last heartbeat; the queue sets `beat_at_ms` in Redis time.
 
-    `ready_s` is the time since its models were loaded, None until then. `running_slots` are images in the engine or
-    about to enter it. `forwards` counts denoiser forwards since the start, `forward_rows` their images. `busy_s` is
-    the GPU thread's time with work, `idle_while_queued_s` without work while a job was queued that it then claimed.
+    It is `unavailable` while it can load none of its models. `ready_s` is the time since it is ready, None before.
+    `running_slots` are images in the engine or about to enter it. `forwards` counts denoiser forwards since the start,
+    `forward_rows` their images. `busy_s` is the GPU thread's time with work, `idle_while_queued_s` without work while a
+    job was queued that it then claimed.
     """
 
     id: str
     models: tuple[str, ...]
-    state: Literal["starting", "ready", "draining"] = "ready"
+    state: Literal["starting", "ready", "unavailable", "draining"] = "ready"
     slots: int = 0
     free_slots: int = 0
     running_jobs: int = 0
@@ -155,6 +168,7 @@ class WorkerInfo:
     memory_bytes: int = 0
     models_bytes: int = 0
     loaded: tuple[str, ...] = ()
+    unavailable: dict[str, UnavailableModel] = field(default_factory=dict)
     host: str = ""
     pid: int = 0
     version: str = ""
@@ -164,6 +178,15 @@ class WorkerInfo:
     busy_s: float = 0.0
     idle_while_queued_s: float = 0.0
     beat_at_ms: int = 0
+
+    def serves(self, model: str) -> bool:
+        """Return whether the worker claims jobs of `model` now."""
+        return self.state == "ready" and model in self.models and model not in self.unavailable
+
+    def may_serve(self, model: str) -> bool:
+        """Return whether the worker serves `model`, or may do so later: it starts, or a load is to be repeated."""
+        failure = self.unavailable.get(model)
+        return self.state != "draining" and model in self.models and not (failure and failure.permanent)
 
 
 @dataclass(frozen=True)

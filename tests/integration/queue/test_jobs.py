@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from shared.errors import InvalidRequest
 from shared.job import Priority
-from shared.queue import Queue, QueuePosition, Submission, WorkerInfo, workers
+from shared.queue import Queue, QueuePosition, Submission, UnavailableModel, WorkerInfo, workers
 from shared.runtime.clock import new_id
 
 Make = Callable[..., Submission]
@@ -209,9 +209,8 @@ async def test_running_jobs_have_no_age(queue: Queue, make_submission: Make) -> 
 
 async def test_workers_are_listed_while_alive(queue: Queue) -> None:
     """A worker is forgotten after its last heartbeat; its info is returned unchanged."""
-    info = WorkerInfo(
-        id="w1", models=("demo",), state="draining", slots=8, free_slots=3, device="cpu", loaded=("demo",)
-    )
+    unavailable = {"lost": UnavailableModel("the hub cannot be reached", permanent=False, retry_in_s=2.5)}
+    info = WorkerInfo("w1", ("demo", "lost"), "draining", slots=8, loaded=("demo",), unavailable=unavailable)
     await queue.workers.heartbeat(info)
     (seen,) = await queue.workers.all()
     assert seen.beat_at_ms > 0

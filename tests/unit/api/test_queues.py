@@ -10,7 +10,7 @@ import httpx
 import pytest
 from harness.http_server import BODY, serving
 
-from shared.queue import Queue, WorkerInfo
+from shared.queue import Queue, UnavailableModel, WorkerInfo
 from shared.request import parse
 
 
@@ -47,6 +47,19 @@ async def test_workers_are_listed(api: httpx.AsyncClient, fake_queue: Queue) -> 
     await fake_queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",), slots=8, device="cpu"))
     (worker,) = (await api.get("/v1/workers")).json()["data"]
     assert (worker["id"], worker["models"], worker["slots"], worker["device"]) == ("w1", ["demo"], 8, "cpu")
+
+
+async def test_a_worker_that_can_load_no_model_is_not_alive_for_the_scale(
+    api: httpx.AsyncClient, fake_queue: Queue
+) -> None:
+    """It would count as capacity, and its idle presence as a reason for more workers."""
+    failure = UnavailableModel("the hub cannot be reached", permanent=False, retry_in_s=4.0)
+    await fake_queue.workers.heartbeat(WorkerInfo("w1", ("demo",), "unavailable", unavailable={"demo": failure}))
+    await fake_queue.workers.heartbeat(WorkerInfo("w2", ("demo",)))
+    assert (await api.get(f"/v1/scale/{fake_queue.client.settings.namespace}")).json()["alive"] == 1
+    shown = {worker["id"]: worker["unavailable"] for worker in (await api.get("/v1/workers")).json()["data"]}
+    reason = {"reason": "the hub cannot be reached", "permanent": False, "retry_in_s": 4.0}
+    assert shown == {"w1": {"demo": reason}, "w2": {}}
 
 
 async def test_metrics_count_requests_by_route_and_never_by_job(api: httpx.AsyncClient) -> None:

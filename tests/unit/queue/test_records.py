@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shared.job import Artifact, BatchingStats, Failure, Job, Outcome, Phase, Progress, State, Timings, decode, encode
-from shared.queue import Queue
+from shared.queue import Queue, UnavailableModel, WorkerInfo
 from shared.queue.records import paired, record
 
 
@@ -76,3 +76,24 @@ def test_time_limit_keeps_its_name_in_the_wire_form(make_job: Callable[..., Job]
     wire = encode(make_job(time_limit_ms=5))
     assert json.loads(wire)["deadline_ms"] == 5
     assert decode(wire).time_limit_ms == 5
+
+
+@pytest.mark.parametrize(
+    ("state", "model", "permanent", "serves", "may_serve"),
+    [
+        ("ready", "demo", None, True, True),
+        ("ready", "other", None, False, False),
+        ("starting", "demo", None, False, True),
+        ("draining", "demo", None, False, False),
+        ("unavailable", "demo", False, False, True),
+        ("ready", "demo", False, False, True),
+        ("ready", "demo", True, False, False),
+    ],
+)
+def test_a_worker_serves_the_models_that_it_can_load(
+    state: Any, model: str, permanent: bool | None, serves: bool, may_serve: bool
+) -> None:
+    """One whose load is to be repeated may serve its model later; one at fault does not."""
+    unavailable = {} if permanent is None else {"demo": UnavailableModel("no files", permanent, retry_in_s=1.0)}
+    worker = WorkerInfo("w1", ("demo", "spare"), state, unavailable=unavailable)
+    assert (worker.serves(model), worker.may_serve(model)) == (serves, may_serve)
