@@ -101,6 +101,7 @@ def _include_routes(app: FastAPI) -> None:
     for module in (*native, files, images, batches, videos, huggingface, replicate_predictions, replicate_models):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
     app.include_router(operations.router, dependencies=[ADMIN_SCOPE])
+    app.include_router(operations.scale_router)
     # No scope for all of these: URLs of artifacts can be signed, health is open, and metrics require their own scope.
     for open_module in (artifacts, health):
         app.include_router(open_module.router)

@@ -60,11 +60,11 @@ class Caller:
     def has_key(self) -> bool:
         return self.scopes is not None
 
-    def require(self, scope: Scope) -> None:
-        """Raise `PermissionDenied` unless the key has `scope`."""
-        if self.scopes is not None and scope not in self.scopes:
+    def require(self, *enough: Scope) -> None:
+        """Raise `PermissionDenied` unless the key has one of the scopes."""
+        if self.scopes is not None and self.scopes.isdisjoint(enough):
             scopes = ", ".join(sorted(self.scopes)) or "none"
-            raise PermissionDenied(f"this needs a key with the scope {scope.value}; this one has {scopes}")
+            raise PermissionDenied(f"this needs a key with the scope {' or '.join(enough)}; this one has {scopes}")
 
 
 class Authenticator:

@@ -116,8 +116,14 @@ async def require_admin_scope(caller: CallerDep) -> None:
     caller.require(Scope.ADMIN)
 
 
+async def require_metrics_scope(caller: CallerDep) -> None:
+    """Require the scope for figures of the service, which Prometheus and autoscalers read."""
+    caller.require(Scope.METRICS, Scope.ADMIN)
+
+
 JOBS_SCOPE = Depends(require_jobs_scope)
 ADMIN_SCOPE = Depends(require_admin_scope)
+METRICS_SCOPE = Depends(require_metrics_scope)
 
 
 @dataclass(frozen=True)

@@ -41,13 +41,16 @@ DATA = Path("data")
 @keys.command()
 def create(
     tenant: Annotated[str, typer.Option(help="Tenant whose jobs the key can access.")] = auth.DEFAULT_TENANT,
-    scopes: Annotated[str, typer.Option(help="Of jobs:read, jobs:write, admin.")] = "jobs:read,jobs:write",
+    scopes: Annotated[str, typer.Option(help="Of jobs:read, jobs:write, metrics, admin.")] = "jobs:read,jobs:write",
     name: Annotated[str, typer.Option(help="A note.")] = "",
     expires: Annotated[str | None, typer.Option(help="Such as 90d, 12h, 30m. Unset: never.")] = None,
     data_dir: DataDir = DATA,
     as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the key.")] = False,
 ) -> None:
     """Create a key and print it; it is shown once. Once a key exists, the API requires keys."""
+    if quiet and as_json:
+        raise typer.BadParameter("it excludes --json", param_hint="--quiet")
 
     async def run(queue: Queue) -> dict[str, Any]:
         owner, granted = auth.tenant_name(tenant), auth.parse_scopes(scopes)
@@ -56,10 +59,9 @@ def create(
         return {"key": token, **_key_row(key)}
 
     row = _run(run, data_dir)
-    if as_json:
-        print(json.dumps(row, indent=2), flush=True)
-    else:
-        print(row["key"], flush=True)  # only the key goes to stdout, so that a script can capture it
+    # Without --json only the key goes to stdout, so that a script can capture it.
+    print(json.dumps(row, indent=2) if as_json else row["key"], flush=True)
+    if not (as_json or quiet):
         granted, expiry = ", ".join(row["scopes"]), row["expires_at"] or "never"
         print(f"shown this once; tenant {row['tenant']}, scopes {granted}, expires {expiry}", file=sys.stderr)
     asyncio.run(_mark_keys(data_dir))

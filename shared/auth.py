@@ -33,10 +33,11 @@ _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 class Scope(StrEnum):
-    """Permission of a key; none implies another."""
+    """Permission of a key; none implies another, except that `admin` also reads metrics."""
 
     JOBS_READ = "jobs:read"
     JOBS_WRITE = "jobs:write"
+    METRICS = "metrics"
     ADMIN = "admin"
 
 

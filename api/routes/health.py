@@ -6,7 +6,7 @@ import contextlib
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from api.context import ADMIN_SCOPE, Services, ServicesDep
+from api.context import METRICS_SCOPE, Services, ServicesDep
 from api.errors import NotReady
 from api.http.openapi import problems
 from api.readiness import CHECK_TIMEOUT_S
@@ -42,7 +42,7 @@ async def ready(services: ServicesDep) -> dict[str, str]:
     return {**body, "warning": f"redis: {warning}"} if warning else body
 
 
-@router.get("/metrics", include_in_schema=False, dependencies=[ADMIN_SCOPE])
+@router.get("/metrics", include_in_schema=False, dependencies=[METRICS_SCOPE])
 async def prometheus(services: ServicesDep) -> Response:
     """Return the metrics of this process and the current figures of the queue and the workers."""
     await _read_queue(services)

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from api.context import Context, ServicesDep
+from api.context import METRICS_SCOPE, Context, ServicesDep
 from api.http.openapi import problems
 from shared.autoscaling import Fleet, wanted_workers
 from shared.errors import NotFound
@@ -15,6 +15,7 @@ from shared.protocols.native import JobObject, iso, job_object
 from shared.queue import DeadLetter, QueueDepth, WorkerInfo
 
 router = APIRouter(prefix="/v1", tags=["operations"])
+scale_router = APIRouter(prefix="/v1", tags=["operations"], dependencies=[METRICS_SCOPE])
 
 
 class QueueList(BaseModel):
@@ -67,7 +68,7 @@ async def list_workers(services: ServicesDep) -> WorkerList:
     return WorkerList(data=await services.queue.workers.all())
 
 
-@router.get("/scale/{pool}", responses=problems(404, 503))
+@scale_router.get("/scale/{pool}", responses=problems(404, 503))
 async def scale(pool: str, services: ServicesDep) -> ScaleObject:
     """Return the number of workers that the pool wants now. A pool is a namespace; this API serves one."""
     if pool != services.settings.namespace:

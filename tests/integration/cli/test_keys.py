@@ -86,6 +86,16 @@ def test_keys_are_created_listed_and_revoked(command: Command) -> None:
     assert json.loads(command("keys", "list", "--json").out)[0]["state"] == "revoked"
 
 
+def test_quiet_prints_only_the_key(command: Command) -> None:
+    """A terminal of a container has one stream: what Prometheus reads as its token must be only the token."""
+    created = command("keys", "create", "--scopes", "metrics", "--quiet")
+    assert re.fullmatch(r"fq_[0-9A-Za-z]{48}\n", created.out)
+    assert created.err == ""
+    both = command("keys", "create", "--quiet", "--json")
+    assert (both.status, both.out) == (2, "")
+    assert len(json.loads(command("keys", "list", "--json").out)) == 1, "a refused command creates no key"
+
+
 def test_a_key_is_printed_although_the_storage_cannot_record_it(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -116,7 +126,7 @@ def test_limits_are_set_and_reset(command: Command) -> None:
 
 WRONG = [
     (("keys", "create", "--tenant", "A|b"), 2, "tenant"),
-    (("keys", "create", "--scopes", "root"), 2, "jobs:read, jobs:write, admin"),
+    (("keys", "create", "--scopes", "root"), 2, "jobs:read, jobs:write, metrics, admin"),
     (("keys", "create", "--expires", "soon"), 2, "90d"),
     (("keys", "create", "--name", "x" * 101), 2, "name"),
     (("keys", "revoke", "nothing"), 1, "keys list"),

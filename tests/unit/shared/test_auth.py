@@ -50,7 +50,7 @@ def test_invalid_tenant_name_is_rejected(name: str) -> None:
 def test_scopes_are_comma_separated() -> None:
     assert parse_scopes("jobs:read, admin") == {Scope.JOBS_READ, Scope.ADMIN}
     for wrong in ("", ",", "jobs", "jobs:read,root"):
-        with pytest.raises(InvalidRequest, match="jobs:read, jobs:write, admin"):
+        with pytest.raises(InvalidRequest, match="jobs:read, jobs:write, metrics, admin"):
             parse_scopes(wrong)
 
 

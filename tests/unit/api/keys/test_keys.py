@@ -235,7 +235,6 @@ NEEDS = [
     ("DELETE", "/v1/jobs/job_00000000000000000000000000", Scope.JOBS_WRITE),
     ("GET", "/v1/queues", Scope.ADMIN),
     ("GET", "/v1/workers", Scope.ADMIN),
-    ("GET", "/metrics", Scope.ADMIN),
     ("GET", "/v1/dead-letters", Scope.ADMIN),
     ("GET", "/v1/dead-letters/x", Scope.ADMIN),
     ("POST", "/v1/dead-letters/x/redrive", Scope.ADMIN),
@@ -252,6 +251,21 @@ async def test_a_missing_scope_is_named(
     assert f"the scope {needed.value}" in response.json()["detail"]
     enough = await api.request(method, path, headers=await bearer(fake_queue, scopes=frozenset({needed})))
     assert enough.status_code not in (401, 403)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/scale/default"])
+async def test_monitoring_needs_the_scope_metrics(api: httpx.AsyncClient, fake_queue: Queue, path: str) -> None:
+    """A key of Prometheus or KEDA reads figures, and neither workers nor jobs of tenants."""
+    enough = {Scope.METRICS, Scope.ADMIN}
+    response = await api.get(path, headers=await bearer(fake_queue, scopes=ALL - enough))
+    assert code(response) == (403, "permission_denied")
+    assert "the scope metrics or admin" in response.json()["detail"]
+    for scope in enough:
+        response = await api.get(path, headers=await bearer(fake_queue, scopes=frozenset({scope})))
+        assert response.status_code in (200, 404), "404: another pool's"
+    only = await bearer(fake_queue, scopes=frozenset({Scope.METRICS}))
+    for other in ("/v1/workers", "/v1/queues", "/v1/dead-letters", "/v1/jobs", "/v1/models"):
+        assert code(await api.get(other, headers=only)) == (403, "permission_denied"), other
 
 
 async def test_a_key_that_only_reads_sees_no_signing_secret(
