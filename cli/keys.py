@@ -93,13 +93,14 @@ def revoke(key: KeyName, data_dir: DataDir = DATA, as_json: Json = False) -> Non
 
 @tenants.command("list")
 def list_tenants(data_dir: DataDir = DATA, as_json: Json = False) -> None:
-    """List the tenants that have keys or limits or keep something: limits, and what they keep."""
+    """List the tenants that have keys, limits or jobs: limits, what they keep, and their present use of the devices."""
 
     async def run(queue: Queue) -> list[dict[str, Any]]:
         limits = await queue.api_keys.tenant_limits()
         kept = await queue.api_keys.footprints()
-        names = {key.tenant for key in await queue.api_keys.all()} | set(limits) | set(kept)
-        return [_tenant_row(name, limits.get(name), kept.get(name)) for name in sorted(names)]
+        use = await queue.api_keys.tenant_use()
+        names = {key.tenant for key in await queue.api_keys.all()} | set(limits) | set(kept) | set(use)
+        return [_tenant_row(name, limits.get(name), kept.get(name), use.get(name)) for name in sorted(names)]
 
     _print(_run(run, data_dir), as_json)
 
@@ -199,8 +200,11 @@ def _parse_limit(name: str, text: str) -> int | None:
     return int(text)
 
 
-def _tenant_row(name: str, limits: auth.TenantLimits | None, kept: auth.Footprint | None) -> dict[str, Any]:
-    used = {f"{field}_used": value for field, value in asdict(kept or auth.Footprint()).items()}
+def _tenant_row(
+    name: str, limits: auth.TenantLimits | None, kept: auth.Footprint | None, use: auth.TenantUse | None
+) -> dict[str, Any]:
+    values = asdict(kept or auth.Footprint()) | asdict(use or auth.TenantUse())
+    used = {f"{field}_used": value for field, value in values.items()}
     return {"tenant": name, **asdict(limits or auth.TenantLimits()), **used}
 
 

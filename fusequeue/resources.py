@@ -60,12 +60,13 @@ class Failure(_Model):
 
 
 class Metrics(_Model):
-    """Durations of a job's phases; None if not reached."""
+    """Durations of a job's phases, and its share of the device's time; None if not reached."""
 
     queue_ms: int | None = None
     load_ms: int | None = None
     inference_ms: int | None = None
     upload_ms: int | None = None
+    device_seconds: float | None = None
 
 
 class BatchingStats(_Model):

@@ -90,6 +90,14 @@ class Footprint:
 
 
 @dataclass(frozen=True)
+class TenantUse:
+    """A tenant's use of the devices: images that run now, and its device seconds, halved every five minutes."""
+
+    running_slots: int = 0
+    device_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Identity:
     """The key of a request, if any, and its tenant's limits. `keys_made`: a key was ever created in this namespace."""
 

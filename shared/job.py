@@ -280,7 +280,7 @@ class Timings(_Frozen):
 class Outcome(_Frozen):
     """Terminal state and results with which a worker settles a job.
 
-    `gpu_seconds` is the job's share of its forwards; it is charged to the tenant.
+    `device_seconds` is the job's share of the engine's work in this run; it is charged to the tenant.
     """
 
     state: State
@@ -289,7 +289,7 @@ class Outcome(_Frozen):
     batching: BatchingStats = BatchingStats()
     timings: Timings = Timings()
     progress: Progress = Progress()
-    gpu_seconds: float = 0.0
+    device_seconds: float = 0.0
 
 
 class JobRecord(_Frozen):
@@ -312,6 +312,7 @@ class JobRecord(_Frozen):
     error: Failure | None = None
     batching: BatchingStats | None = None
     timings: Timings = Timings()
+    device_seconds: float | None = None
     event_id: str = "0-0"
 
 

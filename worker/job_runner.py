@@ -127,6 +127,7 @@ class JobRunner:
             metrics.claims_abandoned.labels(StopReason.LOST).inc()
         log.info(
             "job" if settled else "job_lost_before_settle",
+            tenant=claimed.job.tenant,
             signature=claimed.claim.signature,
             state=outcome.state.value,
             jobs_fused=outcome.batching.max_jobs,
@@ -135,6 +136,7 @@ class JobRunner:
             wait_ms=outcome.timings.queue_ms,
             inference_ms=outcome.timings.inference_ms,
             upload_ms=outcome.timings.upload_ms,
+            device_seconds=outcome.device_seconds,
             error=outcome.error.code if outcome.error else None,
         )
         return bool(settled)
@@ -288,7 +290,7 @@ class ClaimedJob:
                 upload_ms=upload_ms,
             ),
             progress=self.progress,
-            gpu_seconds=finished.gpu_seconds,
+            device_seconds=finished.device_seconds,
         )
 
 

@@ -140,4 +140,6 @@ def outcome(claim: Claim) -> Outcome:
         height=1024,
         seed=7,
     )
-    return Outcome(state=State.SUCCEEDED, artifacts=(artifact,), gpu_seconds=1.5, progress=Progress(step=28, total=28))
+    return Outcome(
+        state=State.SUCCEEDED, artifacts=(artifact,), device_seconds=1.5, progress=Progress(step=28, total=28)
+    )

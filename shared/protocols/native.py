@@ -64,12 +64,15 @@ class FailureObject(BaseModel):
 
 
 class MetricsObject(BaseModel):
-    """Milliseconds spent in each phase; null if not reached."""
+    """Milliseconds spent in each phase, and the device seconds of the job; null if not reached."""
 
     queue_ms: int | None
     load_ms: int | None
     inference_ms: int | None
     upload_ms: int | None
+    device_seconds: float | None = Field(
+        description="The job's share of the device's time, in the run that ended it: of each forward by its rows."
+    )
 
 
 class BatchingObject(BaseModel):
@@ -184,7 +187,7 @@ def job_object(
             for artifact in record.artifacts
         ],
         error=None if record.error is None else FailureObject(**record.error.model_dump()),
-        metrics=MetricsObject(**timings.model_dump()),
+        metrics=MetricsObject(**timings.model_dump(), device_seconds=record.device_seconds),
         batching=None if batching is None else BatchingObject(**batching.model_dump()),
         urls=UrlsObject(self=url, cancel=f"{url}/cancel", events=f"{url}/events"),
     )

@@ -12,6 +12,7 @@ from shared.auth import (
     Rate,
     Scope,
     TenantLimits,
+    TenantUse,
     digest_of,
     id_of,
     new_token,
@@ -25,6 +26,7 @@ from shared.runtime import metrics
 MAX_KEYS = 10_000
 MAX_LIMITED_TENANTS = 10_000
 MAX_LIMIT = 10**15
+USAGE_HALF_LIFE_S = 300
 _LIMITS = tuple(TenantLimits.__dataclass_fields__)
 _IDENTITY_LIMITS = _LIMITS[:3]
 _KEPT = tuple(Footprint.__dataclass_fields__)
@@ -142,6 +144,20 @@ class ApiKeys(QueueComponent):
         """Return what a tenant keeps; by default all of them together."""
         with translated():
             return _footprint(await self._redis.hmget(self._keys.footprint, [f"{tenant}|{name}" for name in _KEPT]))
+
+    async def tenant_use(self) -> dict[str, TenantUse]:
+        """Return how much the tenants of the last hours use the devices."""
+        with translated():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.time()
+                pipe.hgetall(self._keys.running_slots)
+                pipe.zrange(self._keys.gpu_usage, 0, MAX_LIMITED_TENANTS - 1, desc=True, withscores=True)
+                (now_s, _), running, usage = await pipe.execute()
+        seconds = {tenant: 2.0 ** min(64.0, log2 - now_s / USAGE_HALF_LIFE_S) for tenant, log2 in usage}
+        return {
+            tenant: TenantUse(int(running.get(tenant, 0)), round(seconds.get(tenant, 0.0), 3))
+            for tenant in sorted(running.keys() | seconds.keys())
+        }
 
     async def set_limits(self, tenant: str, limits: TenantLimits) -> None:
         """Replace a tenant's limits; None means the limit in the settings."""

@@ -224,7 +224,7 @@ class Claims(QueueComponent):
             error=None if outcome.error is None else outcome.error.model_dump_json(),
             batching=outcome.batching.model_dump_json(),
             timings=outcome.timings.model_dump_json(),
-            gpu_seconds=outcome.gpu_seconds,
+            device_seconds=outcome.device_seconds,
             step=outcome.progress.step,
             total=outcome.progress.total,
             objects=sum(1 if one.thumbnail is None else 2 for one in outcome.artifacts),

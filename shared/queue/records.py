@@ -239,7 +239,7 @@ def record(fields: Mapping[str, str]) -> JobRecord | None:
     """Return the record in a job's hash; None if it is missing or unreadable."""
     if "job" not in fields:
         return None
-    plain = ("state", "phase", "attempts", "losses", "epoch", "worker")
+    plain = ("state", "phase", "attempts", "losses", "epoch", "worker", "device_seconds")
     times = ("deadline", "started", "finished", "expires")
     try:
         return JobRecord.model_validate(

@@ -190,7 +190,7 @@ class Scripts(Protocol):
         error: str | None,
         batching: str,
         timings: str,
-        gpu_seconds: float,
+        device_seconds: float,
         step: int,
         total: int,
         objects: int,

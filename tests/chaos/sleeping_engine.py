@@ -165,7 +165,7 @@ class StubEngine:
             pixels = np.full((job.height, job.width, 3), color_of(job.seed_of(index)), np.uint8)
             self._events.on_event(protocol.OutputReady(key, index, protocol.Output(pixels)))
         batching = BatchingStats(forwards=run.forwards, max_jobs=run.max_jobs)
-        self._events.on_event(protocol.JobFinished(key, batching=batching, gpu_seconds=self._step_s * run.forwards))
+        self._events.on_event(protocol.JobFinished(key, batching=batching, device_seconds=self._step_s * run.forwards))
 
 
 def _selected(runs: Sequence[_Run]) -> list[_Run]:

@@ -28,9 +28,9 @@ async def claim_ids(queue: Queue, slots: int = 8, worker: str = "w1", **options:
 
 
 async def end(
-    queue: Queue, one: Claim, worker: str = "w1", state: State = State.SUCCEEDED, gpu_seconds: float = 0.0
+    queue: Queue, one: Claim, worker: str = "w1", state: State = State.SUCCEEDED, device_seconds: float = 0.0
 ) -> bool:
-    return await queue.claims.settle(worker, one.job.id, one.epoch, Outcome(state=state, gpu_seconds=gpu_seconds))
+    return await queue.claims.settle(worker, one.job.id, one.epoch, Outcome(state=state, device_seconds=device_seconds))
 
 
 async def lose(queue: Queue, *job_ids: str) -> None:

@@ -145,6 +145,8 @@ class Engine:
                 self._models.start_next_load(self._scheduler.models_in_use())
                 self._check_again()
                 self._run_messages(wait=not self._scheduler.can_run())
+                if self._scheduler.can_run():
+                    self._thread_timer.note_busy(time.monotonic())
                 self._scheduler.run_forward()
         except BaseException:
             self._failed = True

@@ -111,7 +111,7 @@ class JobFinished:
     batching: BatchingStats = field(default_factory=BatchingStats)
     load_ms: int | None = None
     inference_ms: int | None = None
-    gpu_seconds: float = 0.0
+    device_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def test_limits_are_set_and_reset(command: Command) -> None:
     assert json.loads(changed.out) == {"tenant": "acme", **expected}
     kept = command("tenants", "limit", "acme", "--kept-jobs", "500", "--stored-bytes", str(10**12))
     assert kept.status == 0
-    used = dict.fromkeys((f"{name}_used" for name in FOOTPRINT), 0)
+    used = dict.fromkeys((f"{name}_used" for name in (*FOOTPRINT, "running_slots", "device_seconds")), 0)
     expected |= {"kept_jobs": 500, "stored_bytes": 10**12}
     assert json.loads(command("tenants", "list", "--json").out) == [{"tenant": "acme", **expected, **used}]
 

@@ -333,8 +333,27 @@ def test_progress_covers_all_images_in_order(tiny_models: Path) -> None:
     assert {total for _, total in steps} == {6}
     batching = recorder.finished["pair"].batching
     assert (batching.forwards, batching.max_jobs, batching.mean_rows) == (3, 1, 2.0)
-    assert recorder.finished["pair"].gpu_seconds > 0
+    assert recorder.finished["pair"].device_seconds > 0
     assert recorder.finished["pair"].load_ms is not None
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "while the model loads"])
+def test_the_device_seconds_of_all_jobs_are_the_busy_time_of_the_engine(warm: bool) -> None:
+    """Encoding, denoising, decoding and the pipelines' own code of fused, padded and image-to-image jobs."""
+    harness = EngineHarness(a_spec(DEMO))
+    jobs = [a_job("one"), a_job("pair", n=2, steps=6), a_job("exact", reproducible=True), a_job("from", strength=0.6)]
+    with harness.started() as engine:
+        if warm:
+            engine.warm_up()
+        harness.submit(*jobs)
+        harness.recorder.wait_for([job.id for job in jobs])
+        wait_until(lambda: not engine._thread_timer.busy, "the thread is idle")
+        busy_s = engine.status().thread_time.busy_s
+    seconds = {name: ended.device_seconds for name, ended in harness.recorder.finished.items()}
+    assert sum(seconds.values()) == pytest.approx(busy_s, rel=0.1)
+    assert seconds["pair"] > 2 * seconds["one"], "twice the images, with more steps"
+    forwards_s = sum(forward.seconds for forward in harness.recorder.forwards)
+    assert forwards_s < sum(seconds.values()), "denoising is a part of it"
 
 
 def other_jobs(rng: random.Random, at: int) -> list[Job]:

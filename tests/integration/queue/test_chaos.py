@@ -57,7 +57,7 @@ class ChaosWorkers:
             await self.settle(worker, one, self.random_numbers.choice([State.SUCCEEDED, State.SUCCEEDED, State.FAILED]))
 
     async def settle(self, worker: str, one: Claim, state: State) -> None:
-        if await end(self.queue, one, worker=worker, state=state, gpu_seconds=self.random_numbers.random()):
+        if await end(self.queue, one, worker=worker, state=state, device_seconds=self.random_numbers.random()):
             self.settled.append(one.job.id)
 
     async def keep_up(self) -> None:

@@ -20,11 +20,11 @@ async def served(queue: Queue, slots: int) -> list[str]:
     return [one.job.tenant for one in await claim(queue, slots)]
 
 
-async def charge(queue: Queue, make_submission: Make, tenant: str, gpu_seconds: float) -> None:
+async def charge(queue: Queue, make_submission: Make, tenant: str, device_seconds: float) -> None:
     """Let a tenant have used the GPU for that long, just now."""
     await put(queue, make_submission(tenant=tenant))
     for one in await claim(queue):
-        assert await end(queue, one, gpu_seconds=gpu_seconds)
+        assert await end(queue, one, device_seconds=device_seconds)
 
 
 async def test_a_flood_does_not_drown_a_single_job(queue: Queue, make_submission: Make) -> None:
@@ -53,6 +53,17 @@ async def test_charges_add_up(queue: Queue, make_submission: Make) -> None:
     scores = await queue.client.redis.zmscore(queue.client.redis_keys.gpu_usage, ["many", "one"])
     assert await served(queue, 2) == ["one", "many"]
     assert abs((scores[0] - scores[1]) - 0.585) < 0.05  # log2(30 / 20)
+
+
+async def test_an_operator_reads_which_tenant_uses_the_devices(queue: Queue, make_submission: Make) -> None:
+    """Device seconds of the last minutes, halved every five, and the images that run now."""
+    await charge(queue, make_submission, "busy", 30.0)
+    await put(queue, make_submission(tenant="new", n=2))
+    assert await served(queue, 2) == ["new"]
+    use = await queue.api_keys.tenant_use()
+    assert 15.0 < use["busy"].device_seconds <= 30.1
+    assert use["new"].running_slots == 2
+    assert use["busy"].running_slots == 0
 
 
 async def test_what_was_used_long_ago_is_forgotten(queue: Queue, make_submission: Make) -> None:
@@ -87,11 +98,11 @@ async def fill(queue: Queue, submissions: list[Submission]) -> list[str]:
     ]
 
 
-async def run_batch(queue: Queue, slots: int = 8, gpu_seconds: float = 1.0) -> list[Claim]:
+async def run_batch(queue: Queue, slots: int = 8, device_seconds: float = 1.0) -> list[Claim]:
     """Claim one batch and end its jobs."""
     claims = await claim(queue, slots)
     for one in claims:
-        assert await end(queue, one, gpu_seconds=gpu_seconds)
+        assert await end(queue, one, device_seconds=device_seconds)
     return claims
 
 

@@ -277,7 +277,7 @@ async def test_the_wanted_workers_count_every_signature(
     assert len(loads) < 12
     assert sum(one.queued_slots for one in loads) == 36
     for one in await claim(queue, 3):
-        await end(queue, one, gpu_seconds=0.5)
+        await end(queue, one, device_seconds=0.5)
     loads = await queue.workers.signature_loads(await queue.workers.load())
     assert sum(one.queued_slots for one in loads) == 33
     assert [one.slot_s for one in loads] == [pytest.approx(0.5)] * len(loads)

@@ -275,7 +275,7 @@ async def mean_rows(queue: Queue, signature: str, joins: int, slots: int = 8) ->
     assert {one.signature for one in batch} == {signature}
     rows = [len(batch)]
     for _ in range(joins):
-        await end(queue, batch.pop(0), gpu_seconds=0.1)
+        await end(queue, batch.pop(0), device_seconds=0.1)
         batch += await queue.claims.join("w1", signature, slots - len(batch), models=MODELS)
         rows.append(len(batch))
     return sum(rows) / len(rows)

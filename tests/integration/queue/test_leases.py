@@ -23,7 +23,7 @@ async def test_a_settled_job_has_its_result(queue: Queue, make_submission: Make)
         artifacts=(Artifact(index=0, key="k", content_type="image/png", bytes=3, width=64, height=64, seed=7),),
         batching=BatchingStats(forwards=8, max_jobs=3, mean_rows=2.5),
         timings=Timings(queue_ms=1),
-        gpu_seconds=0.5,
+        device_seconds=0.5,
     )
     assert await queue.claims.settle("w1", job_id, one.epoch, outcome)
     record = await queue.jobs.get(job_id)

@@ -115,7 +115,7 @@ async def test_a_long_queue_is_worth_a_second_worker(queue: Queue, make_submissi
     """Eight jobs of 60 GPU-seconds each are more than a load."""
     await put(queue, make_submission(model="there"))
     (one,) = await queue.claims.claim("w2", ["there"], 1)
-    assert await end(queue, one, "w2", gpu_seconds=60.0)
+    assert await end(queue, one, "w2", device_seconds=60.0)
     await goes_on(queue, "w2", "there")
     await put(queue, *(make_submission(model="there") for _ in range(8)))
     assert await claimed(queue, "w1", models(there=8 * LONG_MS), slots=1) == []
@@ -163,7 +163,7 @@ async def test_the_scale_follows_the_cost_of_jobs_in_a_batch(
         assert (empty["wanted"], empty["reasons"]) == (0, ["no jobs are queued or running"])
         await put(queue, make_submission())
         (one,) = await claim(queue)
-        outcome = Outcome(state=State.SUCCEEDED, batching=BatchingStats(forwards=4, mean_rows=1.0), gpu_seconds=40.0)
+        outcome = Outcome(state=State.SUCCEEDED, batching=BatchingStats(forwards=4, mean_rows=1.0), device_seconds=40.0)
         assert await queue.claims.settle("w1", one.job.id, one.epoch, outcome)
         job = one.job
         for rows, seconds in ((1, 1.0), (4, 1.0)):

@@ -225,7 +225,7 @@ class QueueMachine(RuleBasedStateMachine):
         self._settle(holder, job_id, job.epoch - (how == "earlier epoch"), state)
 
     def _settle(self, holder: str, job_id: str, epoch: int, state: State) -> None:
-        outcome = Outcome(state=state, gpu_seconds=0.25, artifacts=(ARTIFACT,) if state is State.SUCCEEDED else ())
+        outcome = Outcome(state=state, device_seconds=0.25, artifacts=(ARTIFACT,) if state is State.SUCCEEDED else ())
         for token in (f"{holder}-{epoch}", f"{holder}-{epoch}", f"{holder}-{epoch}-other"):
             settled = self.run(self.queue.claims.settle(holder, job_id, epoch, outcome, token=token))
             assert settled == self.model.settle(job_id, holder, epoch, state, token)

@@ -152,7 +152,7 @@ async def claims(queue: Queue, make: Make) -> None:
     )
     assert await queue.previews.put(one.job.id, one.epoch, 0, 0, b"x")
     assert await queue.claims.release("w1", {two.job.id: two.epoch}) == 1
-    assert await end(queue, one, gpu_seconds=1.0)
+    assert await end(queue, one, device_seconds=1.0)
     assert await end(queue, three)
 
 

@@ -29,7 +29,7 @@ def results(sizes: list[int]) -> Outcome:
         Artifact(index=at, key=f"jobs/x/1/{at}.png", content_type="image/png", bytes=size, width=64, height=64, seed=1)
         for at, size in enumerate(sizes)
     ]
-    return Outcome(state=State.SUCCEEDED, artifacts=tuple(artifacts), gpu_seconds=0.1)
+    return Outcome(state=State.SUCCEEDED, artifacts=tuple(artifacts), device_seconds=0.1)
 
 
 def file_of(file_id: str, size: int) -> File:

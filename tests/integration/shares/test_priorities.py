@@ -26,13 +26,13 @@ async def learn_cost(queue: Queue, make: Make, tenant: str = "operator", **field
     """Let the queue learn what a slot costs; before, it is charged with a second."""
     await put(queue, make(tenant=tenant, **fields))
     for one in await claim(queue, 1):
-        assert await end(queue, one, gpu_seconds=JOB_S)
+        assert await end(queue, one, device_seconds=JOB_S)
 
 
 async def run_batch(queue: Queue, slots: int = SLOTS) -> list[Claim]:
     claims = await claim(queue, slots)
     for one in claims:
-        assert await end(queue, one, gpu_seconds=JOB_S)
+        assert await end(queue, one, device_seconds=JOB_S)
     return claims
 
 

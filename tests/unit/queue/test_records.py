@@ -33,7 +33,7 @@ async def test_an_outcome_is_read_as_it_was_written(
         batching=BatchingStats(forwards=3, max_jobs=2, mean_rows=1.5, solo_reason=None),
         timings=Timings(queue_ms=1, load_ms=2, inference_ms=3, upload_ms=4),
         progress=Progress(step=3, total=8),
-        gpu_seconds=0.1,
+        device_seconds=0.1,
     )
     written: dict[str, Any] = {}
 
@@ -47,7 +47,7 @@ async def test_an_outcome_is_read_as_it_was_written(
     assert made is not None
     assert (made.state, made.artifacts, made.error) == (outcome.state, outcome.artifacts, outcome.error)
     assert (made.batching, made.timings, made.progress) == (outcome.batching, outcome.timings, outcome.progress)
-    assert written["gpu_seconds"] == 0.1
+    assert made.device_seconds == 0.1
 
 
 def test_progress_and_phase_are_read(make_job: Callable[..., Job]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 from harness.queue import end, lose, put
 
 from shared.config.models_file import ModelSpec
@@ -240,3 +241,22 @@ TEXTS = [
 @pytest.mark.parametrize(("text", "public"), TEXTS)
 def test_the_error_of_a_job_names_no_folder_or_address(text: str, public: str) -> None:
     assert without_places(text) == public
+
+
+async def test_the_log_of_a_job_names_its_tenant_and_its_device_seconds(
+    harness: RunnerHarness, make_submission: Callable[..., Submission]
+) -> None:
+    """What a tenant has cost is the sum of its lines; a metric labelled by tenants would be unbounded."""
+    (job_id,) = await put(harness.queue, make_submission(tenant="acme"))
+    claimed, running = harness.run(await harness.claim())
+    harness.storage.open.set()
+    claimed.upload(harness.uploader, 0, Output(np.zeros((64, 64, 3), np.uint8)))
+    with structlog.testing.capture_logs() as logs:
+        claimed.engine_done.set_result(JobFinished(claimed.claim_key, device_seconds=1.25))
+        async with asyncio.timeout(60):
+            await running
+    (line,) = [line for line in logs if line["event"] == "job"]
+    assert (line["tenant"], line["device_seconds"], line["state"]) == ("acme", 1.25, "succeeded")
+    record = await harness.queue.jobs.get(job_id)
+    assert record is not None
+    assert record.device_seconds == 1.25

@@ -116,11 +116,16 @@ class BatchScheduler:
         else:
             parked = [task_call.parked_call for task_call in task_calls]
             results = cache.get_or_run(parked, lambda indexes: self._run([task_calls[index] for index in indexes]))
-        for (engine_job, task, _), result in zip(task_calls, results, strict=True):
-            if not task.done:
-                task.resume(self._device, result)
-                self._after_resume(engine_job, task)
-        self._timer.note_parked((*task_calls[0].kind, len(task_calls)))
+        resumed = [(one, result) for one, result in zip(task_calls, results, strict=True) if not one.task.done]
+        for (engine_job, task, _), result in resumed:
+            task.resume(self._device, result)
+            self._resume_cached(engine_job, task)
+        engine_jobs = [engine_job for (engine_job, _, _), _ in resumed]
+        self._timer.note_parked(
+            (*task_calls[0].kind, len(task_calls)), lambda seconds: self._record_device_time(engine_jobs, seconds)
+        )
+        for (engine_job, task, _), _ in resumed:
+            self._after_resume(engine_job, task)
         self._report_progress(_distinct(task_call.engine_job for task_call in task_calls))
 
     def _start(self, engine_job: EngineJob, model: LoadedModel) -> None:
@@ -135,10 +140,13 @@ class BatchScheduler:
             self._models.adapters.request_load(model, engine_job.adapter)
             return
         engine_job.create_tasks(model)
+        started = self._timer.begin_own_code()
         for task in engine_job.tasks:
-            if engine_job.claim_key in self._jobs:  # an earlier task can have finished the job
-                task.start(self._device)
-                self._after_resume(engine_job, task)
+            task.start(self._device)
+            self._resume_cached(engine_job, task)
+        self._timer.end_own_code(started, lambda seconds: self._record_device_time([engine_job], seconds))
+        for task in engine_job.tasks:
+            self._after_resume(engine_job, task)
 
     def _report_loading(self, engine_job: EngineJob) -> None:
         if not engine_job.waited_for_load:
@@ -189,7 +197,7 @@ class BatchScheduler:
             key = (*kind, len(indexes))
 
             def record(seconds: float) -> None:
-                self._record_gpu_time(engine_jobs, seconds)
+                self._record_device_time(engine_jobs, seconds)
                 if stage is Stage.DENOISE:
                     self._report_forward(engine_jobs, seconds, self._timer.own_code_s(key), pad_to)
 
@@ -225,10 +233,10 @@ class BatchScheduler:
             log.warning("forward_retried", model=kind.model, method=kind.method, calls=len(parked), failures=failures)
         return results
 
-    def _record_gpu_time(self, engine_jobs: Sequence[EngineJob], seconds: float) -> None:
-        """Share a forward's time among its jobs, one entry per image."""
+    def _record_device_time(self, engine_jobs: Sequence[EngineJob], seconds: float) -> None:
+        """Share the time of a forward, or of the own code after it, among its jobs, one entry per image."""
         for engine_job in engine_jobs:
-            engine_job.gpu_seconds += seconds / len(engine_jobs)
+            engine_job.device_seconds += seconds / len(engine_jobs)
 
     def _report_forward(
         self, engine_jobs: Sequence[EngineJob], seconds: float, own_code_s: float, pad_to: int | None
@@ -251,14 +259,17 @@ class BatchScheduler:
             )
         )
 
-    def _after_resume(self, engine_job: EngineJob, task: ImageTask) -> None:
-        """Resume a task with cached outputs. Report the outputs of a done task; finish a job that is done or failed."""
+    def _resume_cached(self, engine_job: EngineJob, task: ImageTask) -> None:
+        """Resume a task while its next output is cached."""
         while task.parked_call is not None and (cache := self._text_cache(engine_job, task.parked_call)) is not None:
             output = cache.get(task.parked_call)
             if output is None:
                 break
             task.resume(self._device, output)
         self._timer.note_progress()  # a pipeline's own code can be slow: GLM-Image generates tokens for a whole image
+
+    def _after_resume(self, engine_job: EngineJob, task: ImageTask) -> None:
+        """Report the outputs of a done task; finish a job that is done or failed."""
         if task.parked_call is not None and engine_job.job.previews:
             task.parked_call.preview = engine_job.steps[engine_job.tasks.index(task)].previewing
         if not task.done or engine_job.claim_key not in self._jobs:
@@ -270,7 +281,7 @@ class BatchScheduler:
         for index, output in enumerate(outputs, first_index):
             self._events.on_event(protocol.OutputReady(engine_job.claim_key, index, output))
         task.result = None
-        if all(task.done for task in engine_job.tasks):
+        if all(one.done and one.result is None and one.error is None for one in engine_job.tasks):  # all are reported
             self.finish(engine_job)
 
     def _report_decoding(self, task_calls: Sequence[TaskCall]) -> None:

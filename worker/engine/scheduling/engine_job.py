@@ -44,7 +44,7 @@ class EngineJob:
         self.excluded_bulk = False
         self.decoding_reported = False
         self.waited_for_load = False
-        self.gpu_seconds = 0.0
+        self.device_seconds = 0.0
         self._arrived_s = time.monotonic()
         self._started_s: float | None = None
         self._preempted_s = 0.0
@@ -111,7 +111,7 @@ class EngineJob:
             batching=batching,
             load_ms=round(1000 * ((started or now) - self._arrived_s)) if self.waited_for_load else None,
             inference_ms=None if started is None else round(1000 * (now - started)),
-            gpu_seconds=self.gpu_seconds,
+            device_seconds=round(self.device_seconds, 6),
         )
 
     def _solo_reason(self) -> str:

@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -73,16 +72,28 @@ class ForwardTimer:
         self._report(RunningMeasurement(start, self._ended, learn, is_forward=True))
         return result
 
-    def note_parked(self, kind: Hashable) -> None:
+    def note_parked(self, kind: Hashable, on_done: OnDone) -> None:
         """Record that all tasks of the last forward, if one ran since the last call, are parked again or done.
 
         Noise schedulers and the rest of a pipeline's own code run row by row: with small models and many rows they take
-        as long as the forward.
+        as long as the forward. `on_done(seconds)` is called with their time.
         """
         ended, self._ended = self._ended, None
+
+        def learn(seconds: float) -> None:
+            _learn(self._own_code_s, kind, seconds)
+            on_done(seconds)
+
         if ended is not None:
-            learn = partial(_learn, self._own_code_s, kind)
-            self._report(RunningMeasurement(ended, self._now(), learn, is_forward=False))
+            self.end_own_code(ended, learn)
+
+    def begin_own_code(self) -> Any:
+        """Return the start of a measurement of own code before a first forward, for `end_own_code`."""
+        return self._now()
+
+    def end_own_code(self, start: Any, on_done: OnDone) -> None:
+        """End a measurement; `on_done(seconds)` is called once the device has done that work."""
+        self._report(RunningMeasurement(start, self._now(), on_done, is_forward=False))
 
     def _now(self) -> Any:
         if not self._uses_events:
@@ -131,6 +142,11 @@ class ThreadTimer:
         if self.busy:
             self._busy_s += now_s - self._since_s
             self._since_s, self.busy = now_s, False
+
+    def note_busy(self, now_s: float) -> None:
+        """Record that an image task can run: jobs that waited for a model start without an arrival."""
+        if not self.busy:
+            self._since_s, self.busy = now_s, True
 
     def note_job(self, now_s: float, queued_since_s: float) -> None:
         """Record the arrival of a job that was queued since `queued_since_s`."""

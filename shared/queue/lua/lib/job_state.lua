@@ -193,12 +193,12 @@ function job_state.requeue(id, job, src, now)
   queue.update_lane(job, queue.head(key.lane(job.sig, job.rank, job.tenant)))
 end
 
--- Remove a running job's lease, entry and counters; the caller sets its next state. gpu_seconds: what it has cost its tenant.
-function job_state.unclaim(id, job, now, gpu_seconds)
+-- Remove a running job's lease, entry and counters; the caller sets its next state. device_seconds: what it has cost its tenant.
+function job_state.unclaim(id, job, now, device_seconds)
   redis.call('ZREM', key.leases, id)
   if redis.call('HINCRBY', key.claimed_jobs, job.worker or '', -1) <= 0 then redis.call('HDEL', key.claimed_jobs, job.worker or '') end
   if redis.call('HINCRBY', key.signature(job.sig), 'running', -1) <= 0 then redis.call('HDEL', key.signature(job.sig), 'running') end
-  tenants.correct_charge(job, gpu_seconds or 0, now)
+  tenants.correct_charge(job, device_seconds or 0, now)
   queue.count_running(job.tenant, -job.slots)
   if job.src == 'lane' and job.entry then
     local lane = key.lane(job.sig, job.rank, job.tenant)

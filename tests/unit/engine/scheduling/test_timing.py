@@ -36,6 +36,15 @@ def test_a_job_that_arrives_at_a_busy_thread_adds_no_idle_time() -> None:
     assert timer.time(6.0) == ThreadTime(busy_s=5.0)
 
 
+def test_a_job_that_waited_for_its_model_makes_the_thread_busy_without_idle_time() -> None:
+    timer = ThreadTimer(0.0)
+    timer.note_job(1.0, 1.0)
+    timer.note_idle(2.0)  # the model loads
+    timer.note_busy(8.0)
+    timer.note_busy(9.0)
+    assert timer.time(10.0) == ThreadTime(busy_s=3.0)
+
+
 def test_time_without_jobs_is_not_counted() -> None:
     timer = ThreadTimer(0.0)
     timer.note_idle(5.0)
@@ -85,13 +94,26 @@ def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fo
     return ForwardTimer(torch.device(request.param))
 
 
+def ignored(seconds: float) -> None: ...
+
+
+def test_own_code_before_a_first_forward_is_measured(timer: ForwardTimer) -> None:
+    """Tokenizing, for example."""
+    seconds: list[float] = []
+    started = timer.begin_own_code()
+    timer.end_own_code(started, seconds.append)
+    timer.drain()
+    assert seconds == [1]
+
+
 def test_the_own_code_after_a_forward_is_learned(timer: ForwardTimer) -> None:
     """It lengthens the time from one forward to the next, not the forward."""
     seconds: list[float] = []
+    own_code: list[float] = []
     timer.measure("kind", lambda: None, seconds.append)
-    timer.note_parked("kind")
+    timer.note_parked("kind", own_code.append)
     timer.drain()
-    assert seconds == [1]
+    assert (seconds, own_code) == ([1], [1])
     assert timer.own_code_s("kind") == 1
     assert timer.learned_s("kind") == 2
     assert timer.own_code_s("other") == 0
@@ -100,8 +122,8 @@ def test_the_own_code_after_a_forward_is_learned(timer: ForwardTimer) -> None:
 def test_own_code_without_a_forward_is_not_learned(timer: ForwardTimer) -> None:
     """Cached outputs, for example."""
     timer.measure("kind", lambda: None, lambda _seconds: None)
-    timer.note_parked("kind")
-    timer.note_parked("cached")
+    timer.note_parked("kind", ignored)
+    timer.note_parked("cached", ignored)
     timer.drain()
     assert timer.own_code_s("cached") == 0
 
@@ -111,5 +133,5 @@ def test_a_gpu_runs_at_most_one_forward_behind_the_host(monkeypatch: pytest.Monk
     timer, seconds = ForwardTimer(torch.device("cuda")), []
     for count in (0, 0, 1, 2):
         timer.measure("kind", lambda: None, seconds.append)
-        timer.note_parked("kind")
+        timer.note_parked("kind", ignored)
         assert len(seconds) == count
