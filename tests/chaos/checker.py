@@ -253,6 +253,7 @@ def _objects(cluster: Cluster) -> Iterable[tuple[str, bytes]]:
                 yield path.relative_to(cluster.storage).as_posix(), path.read_bytes()
         return
     client = admin(f"http://127.0.0.1:{cluster.s3_port}")
+    print("  reading the stored objects", flush=True)
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
         for entry in page.get("Contents", ()):
             yield entry["Key"], client.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read()

@@ -25,6 +25,8 @@ SETTLE_TIMEOUT_S = 60.0
 STUCK_S = 180.0
 DELIVERY_TIMEOUT_S = 90.0  # what a killed chores worker was delivering is due again after 30 s
 SUBMITTERS = 12
+LATE_OUTSTANDING = 30
+"""Jobs outstanding once the planned number is submitted: enough for the faults that are left to hit some."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Scenario:
     s3: bool = False
     proxied: bool = False
     webhooks: bool = False
-    run_again: Callable[[int], int] = lambda kills: kills * MAX_BATCH
+    run_again: Callable[[int], float] = lambda kills: kills * MAX_BATCH
     settings: Mapping[str, object] = field(default_factory=dict)
 
     def plan(self, seed: int, scale: float = 1.0) -> Plan:
@@ -130,7 +132,9 @@ class Run:
         submits = self.plan.submits()
         busy: set[asyncio.Task[None]] = set()
         while (len(self.client.requests) < self.plan.jobs or self._faults_left) and not self._stuck():
-            if self._outstanding() < self.plan.mix.outstanding and len(busy) < SUBMITTERS:
+            late = len(self.client.requests) >= self.plan.jobs
+            most = min(self.plan.mix.outstanding, LATE_OUTSTANDING) if late else self.plan.mix.outstanding
+            if self._outstanding() < most and len(busy) < SUBMITTERS:
                 busy.add(asyncio.create_task(self.client.submit(*next(submits))))
                 await asyncio.sleep(0)
             else:
