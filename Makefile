@@ -47,7 +47,8 @@ parity: $(READY) $(TORCHVISION)
 
 # Families beyond the listed ones, and random batch mates (docs/compatibility-more.md).
 parity-more: $(READY) $(TORCHVISION)
-	FUSEQUEUE_TORCHVISION=$(TORCHVISION) $(BIN)/pytest -q -m "not gpu" tests/parity/more \
+	FUSEQUEUE_TORCHVISION=$(TORCHVISION) OMP_NUM_THREADS=1 \
+		$(BIN)/pytest -q -n 2 --dist worksteal -m "not gpu" tests/parity/more \
 		--more-page docs/compatibility-more.md
 
 $(TORCHVISION): $(READY)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,23 +43,40 @@ def keep(request: pytest.FixtureRequest) -> Iterator[Callable[[str, object], Non
         write(page, GRID, outcomes)  # type: ignore[arg-type]
 
 
+class SharedOutcomes:
+    """Outcomes by kind and family, in files, so that the processes of pytest-xdist share them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def keep(self, kind: str, family: str, outcome: object) -> None:
+        path = self._folder / kind / family
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pickle.dumps(outcome))
+
+    def read(self, kind: str) -> dict[str, Any]:
+        return {path.name: pickle.loads(path.read_bytes()) for path in (self._folder / kind).glob("*")}
+
+
 @pytest.fixture(scope="session")
-def kept_more(request: pytest.FixtureRequest) -> Iterator[dict[str, dict[str, object]]]:
-    """Hold the findings of the second grid and of random batch mates, and write their page when all are there."""
+def more_outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedOutcomes]:
+    """Hold the outcomes of the second grid and of random batch mates; the last process writes their page."""
     from parity.more.page import is_complete, write
 
-    kept: dict[str, dict[str, object]] = {"findings": {}, "mingled": {}}
-    yield kept
+    base = tmp_path_factory.getbasetemp()
+    outcomes = SharedOutcomes((base.parent if hasattr(request.config, "workerinput") else base) / "outcomes")
+    yield outcomes
     page = request.config.getoption(MORE_OPTION, default=None)
-    if page is not None and is_complete(**kept):
-        write(page, **kept)  # type: ignore[arg-type]
+    findings, mingled = outcomes.read("findings"), outcomes.read("mingled")
+    if page is not None and is_complete(findings, mingled):
+        write(page, findings, mingled)
 
 
 @pytest.fixture
-def keep_more(kept_more: dict[str, dict[str, object]]) -> Callable[[str, object], None]:
-    return kept_more["findings"].__setitem__
+def keep_more(more_outcomes: SharedOutcomes) -> Callable[[str, object], None]:
+    return functools.partial(more_outcomes.keep, "findings")
 
 
 @pytest.fixture
-def keep_mates(kept_more: dict[str, dict[str, object]]) -> Callable[[str, object], None]:
-    return kept_more["mingled"].__setitem__
+def keep_mates(more_outcomes: SharedOutcomes) -> Callable[[str, object], None]:
+    return functools.partial(more_outcomes.keep, "mingled")
