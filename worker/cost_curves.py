@@ -18,7 +18,8 @@ MIN_SAMPLES = 8
 MAX_SAMPLES = 60
 SAMPLES_KEPT_S = 600.0
 SAMPLES_KEPT_FORWARDS = 1000
-MAX_CURVES = 1000  # clients choose among many sizes, and a worker runs for long
+MAX_CURVES = 128
+"""Clients choose among many sizes. A curve of eight row counts takes 85 KB, so all take 11 MB at most."""
 RESEND_AFTER_S = 3600.0  # Redis keeps efficient rows for a day
 
 Shape = tuple[str, str, str]  # device, model, tensor shape

@@ -15,6 +15,7 @@ def usage(cluster: Cluster) -> dict[str, float]:
     """Return the figures of this moment, by name; memory in KB."""
     figures: dict[str, float] = {}
     with cluster.redis.client as client:
+        client.memory_purge()  # freed pages stay resident for a while
         info = client.info()
         # The event stream has a fixed length, which a short run does not reach.
         events = client.memory_usage(cluster.keys.events, samples=0) or 0
