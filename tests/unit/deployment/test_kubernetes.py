@@ -1,71 +1,43 @@
-"""The Kubernetes manifests, rendered if kubectl is installed: valid, and consistent with the program."""
+"""The Kubernetes manifests of the base and of each component: valid, and consistent with the program."""
 
 from __future__ import annotations
 
 import copy
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from harness.kubernetes_schemas import faults
+from harness.kubernetes_manifests import COMPONENTS, FOLDER, NEEDS_KUBECTL, Document, faults, named, pod_of, render
 
 from api.routes.operations import ScaleObject
 from cli.main import app
 from shared.config import models_file, settings
 from shared.config.settings import Settings
 
-ROOT = Path(__file__).resolve().parents[3]
-FOLDER = ROOT / "compose" / "kubernetes"
-OVERLAYS = ("base", "overlays/keda", "overlays/prometheus", "overlays/minio")
-OURS = ("fusequeue-api", "fusequeue-worker")
+pytestmark = NEEDS_KUBECTL
+
+ROOT = FOLDER.parents[1]
 ANSWERED = {"/healthz", "/readyz", "/metrics", "/minio/health/ready"}
-
-Document = dict[str, Any]
-
-
-@cache
-def rendered(overlay: str) -> list[Document]:
-    """Return an overlay's manifests as they would be applied; without kubectl, the files that it lists."""
-    if shutil.which("kubectl"):
-        command = ["kubectl", "kustomize", str(FOLDER / overlay)]
-        text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-        return [document for document in yaml.safe_load_all(text) if document]
-    kustomization = yaml.safe_load((FOLDER / overlay / "kustomization.yaml").read_text("utf-8"))
-    documents: list[Document] = []
-    for name in kustomization["resources"]:
-        path = FOLDER / overlay / name
-        if path.is_dir():
-            documents += rendered(str(path.resolve().relative_to(FOLDER)))
-        else:
-            documents += [document for document in yaml.safe_load_all(path.read_text("utf-8")) if document]
-    return documents
 
 
 def everything() -> list[Document]:
-    return [document for overlay in OVERLAYS for document in rendered(overlay)]
+    return [*render(), *render(COMPONENTS, "fusequeue")]
+
+
+def base(kind: str, name: str) -> Document:
+    return named(render(), kind, name)
 
 
 def pods() -> Iterator[tuple[Document, Document]]:
     """Yield each workload with its pod."""
     for document in everything():
         if document["kind"] in ("Deployment", "StatefulSet", "Job"):
-            yield document, document["spec"]["template"]["spec"]
+            yield document, pod_of(document)
 
 
 def scaled_object() -> Document:
-    return copy.deepcopy(next(one for one in rendered("overlays/keda") if one["kind"] == "ScaledObject"))
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_manifest_is_valid(overlay: str) -> None:
-    """According to the schemas of Kubernetes, without unknown keys, and to the keys of KEDA and the operator."""
-    assert {document["metadata"]["name"]: faults(document) for document in rendered(overlay) if faults(document)} == {}
+    return copy.deepcopy(named(render(("keda",), "fusequeue"), "ScaledObject", "fusequeue-worker"))
 
 
 @pytest.mark.parametrize(
@@ -89,39 +61,30 @@ def test_a_typo_in_a_keda_key_is_an_error(path: tuple[str | int, ...], value: ob
 
 def test_a_typo_in_a_kubernetes_key_is_an_error() -> None:
     """The schemas are strict."""
-    broken = copy.deepcopy(next(one for one in rendered("base") if one["kind"] == "Deployment"))
+    broken = copy.deepcopy(base("Deployment", "fusequeue-worker"))
     broken["spec"]["template"]["spec"]["tolerations_"] = []
     assert faults(broken)
 
 
 def test_keda_reads_the_scale_of_the_api() -> None:
-    """The URL is that of the pool, the value a field of its response, the target the deployment of the workers."""
-    spec = scaled_object()["spec"]
-    metadata = spec["triggers"][0]["metadata"]
-    literals = yaml.safe_load((FOLDER / "base" / "kustomization.yaml").read_text())["configMapGenerator"][0]["literals"]
-    pool = next(one.partition("=")[2] for one in literals if one.startswith("FUSEQUEUE_NAMESPACE="))
-    services = {one["metadata"]["name"] for one in rendered("overlays/keda") if one["kind"] == "Service"}
-    assert metadata["url"] == f"http://fusequeue-api/v1/scale/{pool}"
-    assert "fusequeue-api" in services
+    """The value is a field of its response; a key of scope `metrics` is enough."""
+    metadata = scaled_object()["spec"]["triggers"][0]["metadata"]
     assert metadata["valueLocation"] in ScaleObject.model_fields
-    deployments = {one["metadata"]["name"]: one for one in rendered("overlays/keda") if one["kind"] == "Deployment"}
-    workers = deployments[spec["scaleTargetRef"]["name"]]
-    if shutil.which("kubectl"):
-        assert "replicas" not in workers["spec"], "else each apply would undo what KEDA has scaled"
+    assert "--scopes metrics" in (FOLDER / "components" / "keda" / "kustomization.yaml").read_text("utf-8")
 
 
 def test_variables_are_settings() -> None:
     """A wrong name would be ignored silently."""
-    named: set[str] = set()
+    used: set[str] = set()
     for path in FOLDER.rglob("*.yaml"):
-        named |= set(re.findall(r"\bFUSEQUEUE_[A-Z0-9_]+", path.read_text("utf-8")))
+        used |= set(re.findall(r"\bFUSEQUEUE_[A-Z0-9_]+", path.read_text("utf-8")))
     known = {f"{settings.PREFIX}{name.upper()}" for name in Settings.model_fields}
-    assert named - known == set()
-    assert {"FUSEQUEUE_WORKER_PORT", "FUSEQUEUE_POD_NAME", "FUSEQUEUE_REDIS_URL"} <= named
+    assert used - known == set()
+    assert {"FUSEQUEUE_WORKER_PORT", "FUSEQUEUE_POD_NAME", "FUSEQUEUE_REDIS_URL"} <= used
 
 
 def test_nothing_runs_as_root_or_writes_to_its_image() -> None:
-    """Also in the overlays."""
+    """Also in the components."""
     for workload, pod in pods():
         name = workload["metadata"]["name"]
         assert pod["securityContext"]["runAsNonRoot"] is True, name
@@ -131,7 +94,7 @@ def test_nothing_runs_as_root_or_writes_to_its_image() -> None:
             assert secured["readOnlyRootFilesystem"], name
             assert not secured["allowPrivilegeEscalation"], name
             assert secured["capabilities"] == {"drop": ["ALL"]}, name
-            assert ":" in container["image"] or not shutil.which("kubectl"), f"{name}: no tag"
+            assert ":" in container["image"], f"{name}: no tag"
 
 
 def test_commands_and_probes_exist() -> None:
@@ -145,7 +108,7 @@ def test_commands_and_probes_exist() -> None:
             for probe in (value for key, value in container.items() if key.endswith("Probe") and "httpGet" in value):
                 assert probe["httpGet"]["path"] in ANSWERED
                 assert probe["httpGet"]["port"] in ports
-    for document in rendered("overlays/prometheus"):
+    for document in render(("prometheus",)):
         for endpoint in document["spec"].get("podMetricsEndpoints", []) if document["kind"] == "PodMonitor" else []:
             assert endpoint["path"] == "/metrics"
 
@@ -159,28 +122,23 @@ def test_a_drain_ends_within_the_grace_period() -> None:
     variables = {one["name"]: one for one in worker["containers"][0]["env"]}
     port = variables["FUSEQUEUE_WORKER_PORT"]["value"]
     assert [one["containerPort"] for one in worker["containers"][0]["ports"]] == [int(port)]
-    assert worker["serviceAccountName"] == "fusequeue-worker", "which may patch pods, and nothing else"
-    role = next(one for one in rendered("base") if one["kind"] == "Role")
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}]
 
 
 def test_the_models_file_is_valid() -> None:
     assert len(models_file.load(FOLDER / "base" / "models.toml")) == 1
 
 
-def named(kind: str, name: str, overlay: str = "base") -> Document:
-    return next(one for one in rendered(overlay) if (one["kind"], one["metadata"]["name"]) == (kind, name))
-
-
 def test_workers_get_a_gpu_a_cache_and_time_to_start() -> None:
     """One GPU each on tainted nodes, weights on a volume at the image's path, ready when warm."""
-    workload = named("Deployment", "fusequeue-worker")
+    workload = base("Deployment", "fusequeue-worker")
     pod = workload["spec"]["template"]["spec"]
     (worker,) = pod["containers"]
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
     claimed = next(one for one in pod["volumes"] if "persistentVolumeClaim" in one)
-    assert named("PersistentVolumeClaim", claimed["persistentVolumeClaim"]["claimName"])
+    claim = base("PersistentVolumeClaim", claimed["persistentVolumeClaim"]["claimName"])["spec"]
+    assert claim["accessModes"] == ["ReadWriteMany"]
+    assert claim["storageClassName"], "the default class of most clusters has no ReadWriteMany"
     cache = re.findall(r"HF_HOME=(\S+)", (ROOT / "compose" / "Dockerfile").read_text("utf-8"))
     assert [mount["mountPath"] for mount in worker["volumeMounts"] if mount["name"] == claimed["name"]] == cache
     startup = worker["startupProbe"]
@@ -189,16 +147,23 @@ def test_workers_get_a_gpu_a_cache_and_time_to_start() -> None:
     assert worker["livenessProbe"]["httpGet"]["path"] == "/healthz", "an outage of Redis is no reason to kill it"
     rolling = workload["spec"]["strategy"]["rollingUpdate"]
     assert rolling["maxUnavailable"] > 0, "else an upgrade waits for ever for a GPU that no old worker gives up"
-    variables = {one["name"]: one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") for one in worker["env"]}
-    assert variables["FUSEQUEUE_POD_NAME"] == "metadata.name", "whose deletion cost it keeps"
-    assert variables["FUSEQUEUE_POD_NAMESPACE"] == "metadata.namespace"
+    assert {"name": "FUSEQUEUE_DEVICE", "value": "cuda"} in worker["env"], "else it would work on the CPU without one"
+
+
+def test_a_volume_changes_its_owner_once() -> None:
+    """And not at each start of a pod, file by file."""
+    grouped = [pod["securityContext"] for _, pod in pods() if "fsGroup" in pod["securityContext"]]
+    assert len(grouped) > 2
+    assert {one.get("fsGroupChangePolicy") for one in grouped} == {"OnRootMismatch"}
 
 
 @pytest.mark.parametrize("name", ["fusequeue-api", "fusequeue-worker"])
 def test_a_drained_node_does_not_evict_all_pods(name: str) -> None:
-    """Each disruption budget selects the pods of its deployment."""
-    selector = named("PodDisruptionBudget", name)["spec"]["selector"]["matchLabels"]
-    template = named("Deployment", name)["spec"]["template"]["metadata"]["labels"]
+    """Each disruption budget selects the pods of its deployment; one that is not ready does not block the drain."""
+    budget = base("PodDisruptionBudget", name)["spec"]
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    selector = budget["selector"]["matchLabels"]
+    template = base("Deployment", name)["spec"]["template"]["metadata"]["labels"]
     assert selector.items() <= template.items()
 
 
@@ -217,6 +182,22 @@ def test_mounted_volumes_exist_and_minio_can_write() -> None:
 
 def test_the_grace_period_covers_the_shutdown_of_the_api() -> None:
     """An API accepts requests until the service removes it, and then finishes them."""
-    pod = named("Deployment", "fusequeue-api")["spec"]["template"]["spec"]
+    pod = base("Deployment", "fusequeue-api")["spec"]["template"]["spec"]
     waits_s = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert 0 < waits_s < pod["terminationGracePeriodSeconds"] - 20
+
+
+def test_only_the_api_accepts_connections_from_outside() -> None:
+    """The port of the workers needs no key: pods of the cluster only. Every pod has a policy with its ports."""
+    documents = render(COMPONENTS, "fusequeue")
+    policies = [one["spec"] for one in documents if one["kind"] == "NetworkPolicy"]
+    for workload, pod in pods():
+        if workload["kind"] == "Job":
+            continue  # it ends, and listens on no port
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        name = workload["metadata"]["name"]
+        (policy,) = [one for one in policies if one["podSelector"]["matchLabels"].items() <= labels.items()]
+        ports = {port["name"] for container in pod["containers"] for port in container.get("ports", ())}
+        assert {port["port"] for rule in policy.get("ingress", ()) for port in rule["ports"]} == ports, name
+        if name not in ("fusequeue-api", "fusequeue-minio"):
+            assert all(rule["from"] for rule in policy.get("ingress", ())), name

@@ -1,10 +1,26 @@
-"""Validation of Kubernetes and KEDA manifests without a cluster."""
+"""Kubernetes manifests without a cluster: rendered by `kubectl kustomize`, and validated, those of KEDA too."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import pytest
+import yaml
+
+Document = dict[str, Any]
+
+FOLDER = Path(__file__).resolve().parents[2] / "compose" / "kubernetes"
+COMPONENTS = tuple(sorted(path.parent.name for path in (FOLDER / "components").glob("*/kustomization.yaml")))
+ADDRESSES = {path.parent.parent.name for path in (FOLDER / "components").glob("*/addresses/kustomization.yaml")}
+NEEDS_KUBECTL = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl renders the manifests")
 
 VERSION = "1.34"
 # https://keda.sh/docs/latest/scalers/metrics-api and .../reference/scaledobject-spec
@@ -20,6 +36,45 @@ SCALED_OBJECT_KEYS = {
     *("minReplicaCount", "maxReplicaCount", "fallback", "advanced", "triggers"),
 }
 MONITOR_ENDPOINT_KEYS = {"port", "path", "interval", "scrapeTimeout", "scheme", "authorization", "honorLabels"}
+
+
+@cache
+def render(components: tuple[str, ...] = (), namespace: str = "", prefix: str = "") -> tuple[Document, ...]:
+    """Return the manifests of the base with these components in a user's kustomization."""
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(os.path.relpath(FOLDER, Path(folder).resolve()))
+        kustomization: Document = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "namespace": namespace,
+            "namePrefix": prefix,
+            "resources": [str(base / "base")],
+            "components": [str(base / "components" / name) for name in components],
+            "transformers": [str(base / "components" / name / "addresses") for name in components if name in ADDRESSES],
+        }
+        (Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), "utf-8")
+        return render_folder(Path(folder))
+
+
+def render_folder(folder: Path) -> tuple[Document, ...]:
+    """Return the manifests of a kustomization; raises AssertionError with kustomize's message."""
+    result = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert not result.stderr, result.stderr  # warnings of deprecated fields
+    return tuple(document for document in yaml.load_all(result.stdout, Loader=yaml.CSafeLoader) if document)
+
+
+def named(documents: Iterable[Document], kind: str, name: str) -> Document:
+    """Return one of the documents."""
+    found = [one for one in documents if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+    assert len(found) == 1, f"{len(found)} of {kind} {name}"
+    return found[0]
+
+
+def pod_of(workload: Document) -> Document:
+    """Return the pod of a Deployment, StatefulSet or Job."""
+    pod: Document = workload["spec"]["template"]["spec"]
+    return pod
 
 
 def faults(document: dict[str, Any]) -> list[str]:
