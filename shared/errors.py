@@ -31,6 +31,7 @@ FusequeueError
 ├── ConfigurationError        invalid models.toml, rules or settings
 └── JobError                  a failed job
     ├── ModelUnavailable      weights are missing or do not fit
+    │   └── LoadPostponed     the network, a disk or memory failed: the load is repeated, its jobs are released
     ├── AdapterUnavailable    the same for a LoRA adapter
     ├── InferenceFailed
     │   └── UnusableInput     an input image that cannot be decoded, or that the model refuses
@@ -186,6 +187,10 @@ class JobError(FusequeueError, code="job_failed"): ...
 
 
 class ModelUnavailable(JobError, code="model_unavailable"): ...
+
+
+class LoadPostponed(ModelUnavailable, retryable=True):
+    lacks_memory = False
 
 
 class AdapterUnavailable(JobError, code="adapter_unavailable"): ...

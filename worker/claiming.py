@@ -20,6 +20,7 @@ from worker.batch_log import BatchLog
 from worker.cost_curves import CostCurves
 from worker.engine.protocol import EngineInterface, allowed_rows
 from worker.job_runner import ClaimedJob
+from worker.model_availability import ModelAvailability
 from worker.output.upload import Uploader
 
 MAX_PAUSE_S = 2.0
@@ -40,6 +41,7 @@ class ClaimLoop:
     worker: str
     queue: Queue
     engine: EngineInterface
+    availability: ModelAvailability
     catalog: Catalog
     settings: Settings
     claimed_jobs: Mapping[str, ClaimedJob]
@@ -49,7 +51,6 @@ class ClaimLoop:
     on_claim: Callable[[Claim], None]
 
     def __post_init__(self) -> None:
-        self._models = [spec.id for spec in self.catalog]
         self._max_batch = max(spec.max_batch for spec in self.catalog)
         self._hint = InteractiveHint()
         self._pause_ended = asyncio.Event()
@@ -163,7 +164,8 @@ class ClaimLoop:
 
     def _load_times(self) -> dict[str, int]:
         status = self.engine.status()
-        return load_times_ms(self._models, status.loaded_models, status.load_seconds, status.unavailable_models)
+        models = self.availability.claimable()
+        return load_times_ms(models, status.loaded_models, status.load_seconds, status.unavailable_models)
 
     async def _prepare_pause(self, wanted: Sequence[ClaimRequest], requests: Sequence[ClaimRequest]) -> float:
         """List this worker as waiting for `wanted`; return for how long to pause, in seconds.

@@ -23,6 +23,7 @@ from shared.runtime.asyncio_tools import cancel_and_wait, retry_while_unavailabl
 from shared.storage import Storage
 from worker.engine.protocol import EngineInterface, EngineRequest, InputFiles, JobFinished, Output, Pixels
 from worker.metrics import collectors
+from worker.model_availability import ModelAvailability
 from worker.output.image_encoding import PreviewPublisher
 from worker.output.upload import Uploader, claim_prefix
 
@@ -35,10 +36,13 @@ CLEANUP_TIMEOUT_S = 15.0  # a little longer than one storage request can take
 class JobRunner:
     """Runs claimed jobs, each in a separate asyncio task."""
 
-    def __init__(self, queue: Queue, storage: Storage, engine: EngineInterface, worker: str) -> None:
+    def __init__(
+        self, queue: Queue, storage: Storage, engine: EngineInterface, availability: ModelAvailability, worker: str
+    ) -> None:
         self._queue = queue
         self._storage = storage
         self._engine = engine
+        self._availability = availability
         self._worker = worker
 
     async def run(self, claimed: ClaimedJob) -> None:
@@ -46,6 +50,9 @@ class JobRunner:
         bind_contextvars(job_id=claimed.job.id)  # for every log event of this task
         try:
             outcome = await self._outcome(claimed)
+            error = claimed.engine_result.error
+            if claimed.stop_reason is None and await self._availability.gives_back(claimed.job.model, error):
+                await self._release(claimed)
             if claimed.abandoned:
                 log.info("claim_abandoned", reason=claimed.stop_reason)
                 metrics.claims_abandoned.labels(claimed.stop_reason).inc()
@@ -112,6 +119,12 @@ class JobRunner:
             mask=files.get("mask"),
             last_image=files.get("last_image"),
         )
+
+    async def _release(self, claimed: ClaimedJob) -> None:
+        """Return a job whose model cannot be loaded now to the queue."""
+        release = partial(self._queue.claims.release, self._worker, {claimed.job.id: claimed.claim.epoch})
+        await retry_while_unavailable(release, "release_failed", until=lambda: claimed.abandoned)
+        claimed.stop(StopReason.RELEASED)
 
     async def _settle(self, claimed: ClaimedJob, outcome: Outcome) -> bool:
         """Write the outcome, log and count it; False when the claim is no longer current."""

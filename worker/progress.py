@@ -18,6 +18,7 @@ from shared.runtime.clock import VERSION
 from worker.cost_curves import CostCurves
 from worker.engine.protocol import EngineInterface, EngineStatus, ForwardDone
 from worker.job_runner import ClaimedJob
+from worker.model_availability import unavailable_models
 
 log = structlog.get_logger()
 
@@ -114,8 +115,9 @@ class ProgressReporter:
         while True:
             try:
                 await self._send_heartbeat(engine.status())
-                if not start_time_saved and self._ready_at_s is not None:
-                    await self._queue.workers.learn_start_time(self._ready_at_s - self._started_at_s)
+                if not start_time_saved and self._info.state == "ready":
+                    if self._ready_at_s is not None:  # else an outage would count
+                        await self._queue.workers.learn_start_time(self._ready_at_s - self._started_at_s)
                     start_time_saved = True
                 await self._cost_curves.load(self._queue)
                 if time.monotonic() - curves_saved_at > SAVE_CURVES_EVERY_S:
@@ -128,14 +130,19 @@ class ProgressReporter:
     async def _send_heartbeat(self, engine: EngineStatus) -> None:
         claimed_jobs = self._claimed_jobs.values()
         running_slots = sum(claimed.job.slots for claimed in claimed_jobs if claimed.occupies_slots)
+        usable, now_s = engine.usable(self._info.models), time.monotonic()
+        if self._info.state == "ready":
+            self._ready_at_s = (self._ready_at_s or now_s) if usable else None
         info = replace(
             self._info,
+            state="unavailable" if self._info.state == "ready" and not usable else self._info.state,
             device=engine.device,
             loaded=engine.loaded_models,
+            unavailable=unavailable_models(engine.unavailable_models, now_s),
             running_jobs=len(claimed_jobs),
             running_slots=running_slots,
             free_slots=max(0, self._info.slots - running_slots),
-            ready_s=None if self._ready_at_s is None else round(time.monotonic() - self._ready_at_s, 3),
+            ready_s=None if self._ready_at_s is None else round(now_s - self._ready_at_s, 3),
             memory_bytes=engine.memory_bytes,
             models_bytes=engine.models_bytes,
             busy_s=round(engine.thread_time.busy_s, 3),

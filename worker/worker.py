@@ -28,6 +28,7 @@ from worker.engine_events import EngineEventHandler
 from worker.job_runner import ClaimedJob, JobRunner, StopReason
 from worker.leases import Leases
 from worker.metrics import collectors
+from worker.model_availability import ModelAvailability
 from worker.output.image_encoding import PreviewPublisher
 from worker.output.upload import Uploader
 from worker.progress import ProgressReporter
@@ -67,12 +68,14 @@ class Worker:
             self._claimed_jobs, self._uploader, previews, on_change=self._job_changed, on_forward=self._forward_done
         )
         self._engine = engine(catalog, events, settings)
-        self._runner = JobRunner(queue, storage, self._engine, self.name)
+        self._availability = ModelAvailability(queue, self._engine, self.name, self._models)
+        self._runner = JobRunner(queue, storage, self._engine, self._availability, self.name)
         self._leases = Leases(queue, self._engine, self._claimed_jobs, self.name, settings)
         self._claim_loop = ClaimLoop(
             self.name,
             queue,
             self._engine,
+            self._availability,
             catalog,
             settings,
             self._claimed_jobs,
@@ -90,14 +93,14 @@ class Worker:
             return 0
         self._engine.start()
         progress = self._progress.report_progress(), self._progress.send_heartbeats(self._engine)
-        loops = (*self._leases.loops(), *progress, self._claim_loop.listen())
+        loops = (*self._leases.loops(), *progress, self._availability.watch(), self._claim_loop.listen())
         background = [asyncio.create_task(loop) for loop in loops]
         try:
             await asyncio.to_thread(self._engine.warm_up)
             if not self._draining.is_set():
                 self._progress.set_state("ready")
                 if reason := self._no_usable_model():
-                    log.error("models_unavailable", reason=reason, remedy="correct the models file or the folders")
+                    log.error("models_unavailable", reason=reason, remedy="correct what it names: loads are repeated")
                 announce("worker_ready", worker=self.name, models=self._models)
             return await self._work_until_drained(background)
         finally:
@@ -131,10 +134,9 @@ class Worker:
     def _no_usable_model(self) -> str | None:
         """Return why no model can be loaded; None while one may be."""
         status = self._engine.status()
-        unavailable = status.unavailable_models
-        if status.loaded_models or unavailable.keys() != set(self._models):
+        if status.usable(self._models):
             return None
-        return f"no model can be loaded: {'; '.join(unavailable.values())}"
+        return f"no model can be loaded: {'; '.join(one.reason for one in status.unavailable_models.values())}"
 
     async def _work_until_drained(self, background: Sequence[asyncio.Task[None]]) -> int:
         claiming = asyncio.create_task(self._claim_loop.run())

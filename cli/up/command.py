@@ -178,7 +178,7 @@ class Probes:
         return True
 
     async def worker(self, process: Process) -> bool:
-        """Return whether the worker has loaded its models and sends heartbeats."""
+        """Return whether the worker has loaded its models, or repeats loads that failed, and sends heartbeats."""
         if not process.log.ready:
             return False
         response = await self._get("/v1/workers")
@@ -186,9 +186,9 @@ class Probes:
             return False
         if response.status_code in KEY_REQUIRED:  # the list needs an admin key: rely on the worker's log
             return True
-        expected = (socket.gethostname(), process.pid, "ready")
-        workers = response.json()["data"]
-        return any((worker["host"], worker["pid"], worker["state"]) == expected for worker in workers)
+        host, workers = socket.gethostname(), response.json()["data"]
+        states = [worker["state"] for worker in workers if (worker["host"], worker["pid"]) == (host, process.pid)]
+        return any(state in ("ready", "unavailable") for state in states)
 
     async def _get(self, path: str) -> httpx.Response | None:
         try:

@@ -120,13 +120,16 @@ class Settings(BaseSettings):
     )
     stall_factor: float = _setting(20.0, "Multiple of the expected time after which a forward is hung.", gt=1)
     stall_floor_s: float = _setting(60.0, "Shortest time after which a forward is hung.", gt=0)
+    load_retry_s: float = _setting(
+        5.0, "Time after which a failed model load is repeated; doubles with each failure, up to 64 times.", gt=0
+    )
     drain_timeout_s: float = _setting(25.0, "Time for running jobs when a worker stops; others are released.", gt=0)
     spool_bytes: Positive = _setting(512 * 1024 * 1024, "Finished images a worker holds while storage is down.")
     gpu_memory_bytes: int | None = _setting(None, "Memory for loaded models on one device. Unset: 70 %.")
     adapter_memory_bytes: Positive = _setting(
         1024**3, "Memory for LoRA adapters of a loaded model, exceeded only by running jobs."
     )
-    device: str | None = _setting(None, "Torch device. Unset: cuda if there is one, else cpu.")
+    device: str | None = _setting(None, "Torch device. Unset: cuda if there is one, else cpu with a warning.")
     torch_threads: int | None = _setting(None, "CPU threads of torch. Unset: torch's choice.")
 
     worker_port: PortNumber | None = _setting(None, "Port of a worker's /healthz, /readyz and /metrics. Unset: none.")

@@ -240,7 +240,7 @@ class Claims(QueueComponent):
         return await self._scripts.report_progress(*(value for row in rows for value in row))
 
     async def release(self, worker: str, claims: Mapping[str, int]) -> int:
-        """Return jobs to the front of the queue without counting a loss; return how many were still claimed."""
+        """Return jobs to the front of the queue, without an attempt or a loss; return how many were still claimed."""
         return sum([await self._scripts.release(worker, *pairs) for pairs in _chunks(claims)])
 
     async def lose(self, worker: str, claims: Mapping[str, int], cause: str) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 
 from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec
 from shared.config.settings import Settings
-from shared.errors import JobError
+from shared.errors import JobError, LoadPostponed
 from shared.job import Job
 from shared.queue import Queue, Submission
 from shared.signature import signature
@@ -25,6 +27,7 @@ from worker.engine.protocol import (
     ForwardDone,
     JobFinished,
     JobProgress,
+    LoadFailure,
     Output,
     OutputReady,
     PreviewReady,
@@ -44,6 +47,7 @@ class StubEngine:
         self.poison: set[str] = set()  # jobs that hang it
         self.hung = False  # ends its worker
         self.failure: str | None = None
+        self.unloadable: dict[str, JobError] = {}  # by model; jobs end with these errors
         self._status = EngineStatus(device="cpu", loaded_models=tuple(loaded))
 
     def start(self) -> None: ...
@@ -58,7 +62,9 @@ class StubEngine:
             self.submitted.append(request.claim_key)
             if request.job.id in self.poison:
                 self.hung = True
-            if self.job_s is not None:
+            if error := self.unloadable.get(request.job.model):
+                self.finish(request.claim_key, error)
+            elif self.job_s is not None:
                 asyncio.get_running_loop().call_later(self.job_s, self.finish, request.claim_key)
 
     def cancel(self, claim_key: str) -> None:
@@ -72,7 +78,12 @@ class StubEngine:
 
     def status(self) -> EngineStatus:
         if not self.hung:
-            return self._status
+            failures = {
+                model: LoadFailure(error.message, not isinstance(error, LoadPostponed), time.monotonic() + 60)
+                for model, error in self.unloadable.items()
+            }
+            loaded = tuple(model for model in self._status.loaded_models if model not in failures)
+            return replace(self._status, loaded_models=loaded, unavailable_models=failures)
         return EngineStatus(device="cpu", activity=Activity(busy=True, since_s=float("-inf")), failure=self.failure)
 
     def finish(self, claim_key: str, error: JobError | None = None) -> None:

@@ -2,8 +2,10 @@
 
 import itertools
 import queue
+import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import structlog
@@ -13,16 +15,18 @@ from transformers.utils import logging as transformers_logging
 
 from shared.config.models_file import Catalog, ModelSpec
 from shared.config.settings import Settings
-from shared.errors import JobError
+from shared.errors import JobError, LoadPostponed
 from worker.engine import protocol
 from worker.engine.device import choose_device, device_uuid, keep_freed_memory, raise_thread_priority
 from worker.engine.fusion.self_check import run_self_check
 from worker.engine.lora.adapter_loader import AdapterLoader
 from worker.engine.lora.per_row import AdapterKey
+from worker.engine.pipelines.downloads import limit_requests
 from worker.engine.pipelines.input_decoder import DecodedInputs, InputDecoder
+from worker.engine.pipelines.load_failures import LONGEST_DELAY_FAILURES, retry_delay_s
 from worker.engine.pipelines.loading import LoadedModel
 from worker.engine.pipelines.model_cache import ModelCache, ModelCacheFull
-from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus
+from worker.engine.protocol import Activity, EngineEvents, EngineRequest, EngineStatus, LoadFailure
 from worker.engine.scheduling.batch_scheduler import BatchScheduler
 from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.timing import ForwardTimer, ThreadTimer
@@ -63,13 +67,17 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = self._failed = self._checking_model = False
         self._load_seconds: dict[str, float] = {}
-        self._unavailable: dict[str, str] = {}
+        self._load_retry_s = settings.load_retry_s
+        self._failed_loads: Counter[str] = Counter()  # in a row, by model
+        self._load_timers: dict[str, threading.Timer] = {}
+        self._unavailable: dict[str, LoadFailure] = {}
 
     def start(self) -> None:
         # diffusers' and transformers' warnings about long prompts and progress bars would clutter the log.
         for library in (diffusers_logging, transformers_logging):
             library.set_verbosity_error()
             library.disable_progress_bar()
+        limit_requests()
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
@@ -182,6 +190,8 @@ class Engine:
             self._thread_timer.note_job(now, now if queued_since_s is None else queued_since_s)
             if engine_job.claim_key not in self._unfinished:  # canceled while its inputs were decoded
                 self._scheduler.finish(engine_job, canceled=True)
+            elif postponed := self._postponed(engine_job.spec.id):
+                self._scheduler.finish(engine_job, postponed)
             else:
                 self._scheduler.admit(engine_job)
 
@@ -201,14 +211,41 @@ class Engine:
             self._load_seconds[model] = time.monotonic() - result.load_started_s
             self._events.on_event(protocol.ModelLoaded(model, self._load_seconds[model]))
             self._unavailable.pop(model, None)
+            self._failed_loads.pop(model, None)
         elif isinstance(result, ModelCacheFull):
+            self._unavailable.pop(model, None)  # its files are there
             log.info("model_load_skipped", model=model, reason=result.message)
         else:
-            self._unavailable[model] = result.message
-            self._events.on_event(protocol.ModelLoadFailed(model))
-            log.error("model_unavailable", model=model, error=result.message)
+            self._repeat_load(model, result)
         self._scheduler.model_loaded(model, result)
         self._wake_load_waiter(model)
+
+    def _repeat_load(self, model: str, error: JobError) -> None:
+        """Record a failed load, and start the next one later; one that will hardly succeed after the longest delay."""
+        permanent = not isinstance(error, LoadPostponed)
+        self._failed_loads[model] += 1
+        failures = LONGEST_DELAY_FAILURES if permanent else self._failed_loads[model]
+        delay_s = retry_delay_s(failures, self._load_retry_s, random.random())
+        self._unavailable[model] = LoadFailure(error.message, permanent, time.monotonic() + delay_s)
+        self._events.on_event(protocol.ModelLoadFailed(model))
+        retry_in_s = round(delay_s, 1)
+        log.error("model_unavailable", model=model, error=error.message, permanent=permanent, retry_in_s=retry_in_s)
+        if isinstance(error, LoadPostponed) and error.lacks_memory:  # the budget allowed more than the device
+            self._models.evict_one(self._scheduler.models_in_use())
+        if earlier := self._load_timers.get(model):
+            earlier.cancel()
+        spec = self._catalog.get(model)
+        timer = threading.Timer(delay_s, lambda: self._inbox.put(lambda: self._request_model(spec)))
+        timer.daemon = True
+        timer.start()
+        self._load_timers[model] = timer
+
+    def _postponed(self, model: str) -> LoadPostponed | None:
+        """Return the error of a job that came before the next load of its model; None if there is none to wait for."""
+        failure = self._unavailable.get(model)
+        if failure is None or failure.permanent or failure.retry_at_s <= time.monotonic():
+            return None
+        return LoadPostponed(failure.reason)
 
     def _check_again(self) -> None:
         """Repeat self-checks for which memory was too scarce."""

@@ -21,7 +21,14 @@ from shared.runtime.parent_process import end_with_parent
 from worker.engine.channel import Channel
 from worker.engine.device import device_facts
 from worker.engine.engine import Engine
-from worker.engine.protocol import EngineEvent, ForwardDone, JobPhaseChanged, OutputReady, WarmUpDone
+from worker.engine.protocol import (
+    EngineEvent,
+    ForwardDone,
+    JobPhaseChanged,
+    ModelLoadFailed,
+    OutputReady,
+    WarmUpDone,
+)
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread can hold Python's lock. The engine's thread releases it in every torch operation, and with
@@ -75,7 +82,10 @@ class EventSender:
                 self._wake.clear()
                 count = min(MAX_EVENTS_PER_MESSAGE, len(self._events))
                 events = [self._events.popleft() for _ in range(count)]
-                status_due = time.monotonic() - self._status_sent_at_s >= STATUS_INTERVAL_S
+                # A worker that releases a failed model's jobs must not claim them again for want of the status.
+                status_due = time.monotonic() - self._status_sent_at_s >= STATUS_INTERVAL_S or any(
+                    isinstance(event, ModelLoadFailed) for event in events
+                )
                 if status_due:
                     self._status_sent_at_s = time.monotonic()
                 self._channel.send((events, engine.status() if status_due else None))

@@ -1,6 +1,6 @@
 """Types that cross the boundary between the worker and its engine; nothing here imports torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -203,12 +203,24 @@ class ThreadTime:
 
 
 @dataclass(frozen=True)
+class LoadFailure:
+    """Why a model's last load failed; `retry_at_s` is the time (`time.monotonic()`) of the next one.
+
+    `permanent`: the model or its files are at fault, not the network, a disk or memory.
+    """
+
+    reason: str
+    permanent: bool
+    retry_at_s: float
+
+
+@dataclass(frozen=True)
 class EngineStatus:
     """State of an engine.
 
     `models_bytes` is the memory of loaded models and adapters, out of the device's `memory_bytes`. `load_seconds` is
-    the time of each model's last load, from reading its files to its first job. `unavailable_models` has the reason of
-    each load that failed. `device_uuid` is the GPU's UUID in NVML. `row_limits` is how many images memory holds at
+    the time of each model's last load, from reading its files to its first job. `unavailable_models` has the models
+    whose last load failed. `device_uuid` is the GPU's UUID in NVML. `row_limits` is how many images memory holds at
     once, by model and shape, where it ran out. `failure` is why an engine that ended did so.
     """
 
@@ -218,11 +230,15 @@ class EngineStatus:
     models_bytes: int = 0
     loaded_models: tuple[str, ...] = ()
     load_seconds: Mapping[str, float] = field(default_factory=dict)
-    unavailable_models: Mapping[str, str] = field(default_factory=dict)
+    unavailable_models: Mapping[str, LoadFailure] = field(default_factory=dict)
     row_limits: Mapping[tuple[str, str], int] = field(default_factory=dict)
     activity: Activity = Activity(busy=False, since_s=0.0)
     thread_time: ThreadTime = ThreadTime()
     failure: str | None = None
+
+    def usable(self, models: Iterable[str]) -> bool:
+        """Return whether one of `models` is loaded or can be."""
+        return any(model in self.loaded_models or model not in self.unavailable_models for model in models)
 
 
 class EngineInterface(Protocol):

@@ -55,7 +55,8 @@ def test_the_size_of_a_model_is_known_before_it_is_loaded(dtype: str, share: flo
 
 
 def test_a_missing_folder_fails_the_job_with_a_remedy(tmp_path: Path) -> None:
-    """The message names the model and its source."""
+    """The message names the model and its source. Other folders beside it show that the file system is there."""
+    (tmp_path / "other").mkdir()
     harness = EngineHarness(a_spec(tmp_path / "nowhere"))
     recorder = harness.run(a_job("lost"))
     error = recorder.finished["lost"].error
@@ -89,6 +90,7 @@ def test_weights_that_do_not_match_their_configuration_fail_the_load(tiny_models
 def test_a_repaired_model_loads_for_the_next_job(tiny_models: Path, tmp_path: Path) -> None:
     """The next job repeats a failed load."""
     folder = tmp_path / "late"
+    (tmp_path / "other").mkdir()
     harness = EngineHarness(a_spec(folder))
     harness.submit(a_job("early"))
     with harness.started():

@@ -51,7 +51,9 @@ def test_the_status_reaches_the_worker(harness: EngineHarness) -> None:
     assert status.device == "cpu"
     assert status.loaded_models == ("tiny", "film")
     assert set(status.load_seconds) == {"tiny", "film"}
-    assert "nowhere" in status.unavailable_models["missing"]
+    failure = status.unavailable_models["missing"]
+    assert "nowhere" in failure.reason
+    assert failure.permanent
     assert status.memory_bytes > status.models_bytes > 0
     assert not status.activity.busy
     assert ModelLoadFailed("missing") in harness.recorder.model_events

@@ -95,6 +95,7 @@ async def test_worker_without_a_loadable_model_is_not_ready(
         update={"storage_dir": tmp_path / "storage", "device": "cpu", "worker_port": port, "drain_timeout_s": 5.0}
     )
     storage = connect(settings)
+    (tmp_path / "other").mkdir()
     with structlog.testing.capture_logs() as logs:
         worker = Worker(Catalog((a_spec(tmp_path / "nowhere"),)), queue, storage, settings, Engine)
         running = asyncio.create_task(worker.run())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from shared.job import Job, Priority
+from shared.queue import UnavailableModel, WorkerInfo
 from worker.claiming import (
     HINT_TTL_S,
     MAX_LOAD_S,
@@ -20,6 +21,8 @@ from worker.claiming import (
     preempted_tenants,
     running_signature,
 )
+from worker.engine.protocol import LoadFailure
+from worker.model_availability import claimable_models, models_only_here
 
 BULK, INTERACTIVE = Priority.BULK, Priority.INTERACTIVE
 
@@ -180,3 +183,30 @@ def test_pause_after_a_fruitless_attempt(
     ready_in_ms: int | None, waiting: int, fruitless: int, pause_s: float, why: str
 ) -> None:
     assert longest_pause_s(ready_in_ms, waiting, fruitless) == pytest.approx(pause_s), why
+
+
+@pytest.mark.parametrize(
+    ("failures", "only_here", "claimed", "why"),
+    [
+        ({}, set(), ["a", "b"], "all can be loaded"),
+        ({"a": False}, {"a", "b"}, ["b"], "the load of a is repeated: its jobs wait"),
+        ({"a": True}, set(), ["b"], "another worker may serve a, or that is not known yet"),
+        ({"a": True}, {"a"}, ["a", "b"], "a can be loaded nowhere: its jobs are to fail"),
+        ({"a": True, "b": False}, {"a", "b"}, ["a"], "each model by itself"),
+    ],
+)
+def test_models_that_are_claimed(failures: dict[str, bool], only_here: set[str], claimed: list[str], why: str) -> None:
+    failed = {model: LoadFailure("no files", permanent, 0.0) for model, permanent in failures.items()}
+    assert claimable_models(["a", "b"], failed, only_here) == claimed, why
+
+
+def test_a_model_is_served_by_others_that_may_load_it() -> None:
+    """Not by this worker itself, one that drains, or one that has refused it as well."""
+    refused, postponed = (UnavailableModel("no files", permanent, 1.0) for permanent in (True, False))
+    workers = [
+        WorkerInfo("me", ("a", "b", "c", "d", "e")),
+        WorkerInfo("w2", ("b",), "starting"),
+        WorkerInfo("w3", ("c",), "draining"),
+        WorkerInfo("w4", ("d", "e"), "unavailable", unavailable={"d": refused, "e": postponed}),
+    ]
+    assert models_only_here("abcde", workers, "me") == {"a", "c", "d"}

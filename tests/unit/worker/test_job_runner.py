@@ -18,8 +18,9 @@ from shared.errors import ModelUnavailable, StorageUnavailable, without_places
 from shared.job import InputRef, State
 from shared.queue import Claim, Queue, Submission
 from shared.storage.folder import FolderStorage
-from worker.engine.protocol import EngineRequest, JobFinished, Output
+from worker.engine.protocol import EngineRequest, EngineStatus, JobFinished, Output
 from worker.job_runner import ClaimedJob, JobRunner, StopReason
+from worker.model_availability import ModelAvailability
 from worker.output.upload import Uploader
 
 WORKER = "w1"
@@ -35,6 +36,9 @@ class EngineStub:
         self.requests.append(request)
 
     def cancel(self, claim_key: str) -> None: ...
+
+    def status(self) -> EngineStatus:
+        return EngineStatus("cpu")
 
 
 class SlowFolder(FolderStorage):
@@ -68,7 +72,8 @@ class RunnerHarness:
 
     def run(self, claim: Claim) -> tuple[ClaimedJob, asyncio.Task[None]]:
         claimed = ClaimedJob(claim, ModelSpec(id="demo", source="none"))
-        runner = JobRunner(self.queue, self.storage, self.engine, WORKER)  # type: ignore[arg-type]
+        availability = ModelAvailability(self.queue, self.engine, WORKER, ["demo"])  # type: ignore[arg-type]
+        runner = JobRunner(self.queue, self.storage, self.engine, availability, WORKER)  # type: ignore[arg-type]
         return claimed, asyncio.create_task(runner.run(claimed))
 
     async def finish(self, claimed: ClaimedJob, running: asyncio.Task[None]) -> None:

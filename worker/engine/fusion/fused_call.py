@@ -110,7 +110,7 @@ def as_job_error(error: BaseException) -> JobError:
         error.__traceback__ = error.__context__ = None  # its frames hold activations
         return error
     message = f"{type(error).__name__}: {text_of(error)}"[:500]
-    return OutOfMemory(message) if _is_out_of_memory(error) else InferenceFailed(message)
+    return OutOfMemory(message) if is_out_of_memory(error) else InferenceFailed(message)
 
 
 def text_of(error: BaseException) -> str:
@@ -122,7 +122,7 @@ def text_of(error: BaseException) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     message = text_of(error)

@@ -13,9 +13,9 @@ import torch
 from diffusers import DiffusionPipeline
 
 from shared.config.models_file import ModelSpec
-from shared.errors import ModelUnavailable
+from shared.errors import LoadPostponed, ModelUnavailable
 from shared.job import Job, Task
-from worker.engine.fusion.fused_call import text_of
+from worker.engine.fusion.fused_call import is_out_of_memory, text_of
 from worker.engine.fusion.image_task import ImageTask, seed_globally
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, Stage, shared_methods_of
 from worker.engine.fusion.private_changes import ModuleWatch
@@ -29,8 +29,10 @@ from worker.engine.pipelines.call_arguments import (
 )
 from worker.engine.pipelines.clones import Pipeline, StepCounter, cache_signatures, clone_pipeline, make_template
 from worker.engine.pipelines.completeness import all_weights_found, check_folder, check_tokenizers, check_weights
+from worker.engine.pipelines.downloads import fetch
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.latent_previews import preview_callback
+from worker.engine.pipelines.load_failures import is_unmounted, passing_cause
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.protocol import Output
@@ -141,14 +143,18 @@ class LoadedModel:
 
 def locate(spec: ModelSpec) -> tuple[Path, int]:
     """Return the folder of a model's weights, downloaded if needed, and their approximate size in memory."""
-    source = spec.source
-    if not spec.is_folder:
-        try:
-            source = _LOADER.download(source, revision=spec.revision, variant=spec.variant, use_safetensors=True)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise load_error(spec, error) from error
-    folder = Path(source)
-    if not (folder / "model_index.json").is_file():
+    try:
+        folder = Path(spec.source) if spec.is_folder else fetch(spec)
+        found = (folder / "model_index.json").is_file()
+        unmounted = not found and is_unmounted(folder)
+    except Exception as error:  # of the hub's libraries too, which share no base class
+        raise load_error(spec, error, downloading=not spec.is_folder) from None
+    if unmounted:
+        raise LoadPostponed(
+            f"model {spec.id!r}: nothing is at {spec.source}, nor beside it (no model_index.json); is its file system "
+            "mounted?"
+        )
+    if not found:
         raise ModelUnavailable(
             f"model {spec.id!r}: {spec.source} holds no diffusers pipeline (no model_index.json); check its source"
         )
@@ -181,7 +187,7 @@ def file_bytes(file: Path, itemsize: int) -> int:
 
 
 def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
-    """Load a pipeline from `folder` onto `device`; raises `ModelUnavailable`."""
+    """Load a pipeline from `folder` onto `device`; raises `ModelUnavailable`, also as `LoadPostponed`."""
     started = time.monotonic()
     dtype: torch.dtype = getattr(torch, spec.dtype)
     try:
@@ -211,8 +217,14 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
     return model
 
 
-def load_error(spec: ModelSpec, error: BaseException) -> ModelUnavailable:
-    message = " ".join(text_of(error).split())[:400]
+def load_error(spec: ModelSpec, error: BaseException, *, downloading: bool = False) -> ModelUnavailable:
+    """Return the error of a load that raised `error`: `LoadPostponed` if its cause will pass."""
+    passing = passing_cause(error, downloading=downloading)
+    message = " ".join(text_of(passing or error).split())[:400] or type(error).__name__
+    if passing is not None:
+        postponed = LoadPostponed(f"model {spec.id!r} cannot be loaded from {spec.source} now: {message}")
+        postponed.lacks_memory = is_out_of_memory(passing)
+        return postponed
     return ModelUnavailable(f"model {spec.id!r} cannot be loaded from {spec.source}: {message}")
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ class ModelCacheFull(ModelUnavailable):
 
 
 class ModelCache:
-    """The models of one device. All methods run on the engine's thread; loading has its own thread.
+    """The models of one device. All methods run on the engine's thread; loading and each download have their own.
 
     `post` runs a function on the engine's thread; `on_loaded` gets the outcome of each load there. A model above the
     default budget is loaded when it has the device to itself; one above a configured budget, or above the device's
@@ -51,8 +52,9 @@ class ModelCache:
         self.adapters = adapters
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load-model")
         self._requested: dict[str, bool] = {}  # whether other models can be evicted for it
+        self._downloading: set[str] = set()
         self._located: list[tuple[ModelSpec, Path, int]] = []
-        self._load_running = False
+        self._load_running: str | None = None
 
     def get(self, model: str) -> LoadedModel | None:
         """Return a model that is in memory, and mark it as used."""
@@ -63,14 +65,22 @@ class ModelCache:
 
     @property
     def loading(self) -> bool:
-        return bool(self._requested) or self.adapters.loading
+        """Whether models or adapters are loaded; downloads do not count: they have their own limit."""
+        return bool(self._requested.keys() - self._downloading) or self.adapters.loading
 
     def request_load(self, spec: ModelSpec, *, evict_others: bool = True) -> None:
         """Request a load, unless already requested; without `evict_others` the model is loaded only if it fits."""
         is_new = spec.id not in self._requested
         self._requested[spec.id] = evict_others or self._requested.get(spec.id, False)
-        if is_new:
-            self._in_background(spec, lambda: (spec, *locate(spec)), self._located.append)
+        if not is_new:
+            return
+        if not spec.is_folder:
+            self._downloading.add(spec.id)
+        self._in_background(spec, lambda: (spec, *locate(spec)), self._add_located)
+
+    def _add_located(self, located: tuple[ModelSpec, Path, int]) -> None:
+        self._downloading.discard(located[0].id)
+        self._located.append(located)
 
     def start_next_load(self, busy: set[str]) -> None:
         """Start the next load if the model fits, evicting models that are not `busy`, least recently used first."""
@@ -87,7 +97,7 @@ class ModelCache:
         if failure is not None:
             self._settle(spec, failure)
         else:
-            self._load_running = True
+            self._load_running = spec.id
             self._in_background(spec, lambda: load(spec, folder, self.device), lambda model: self._settle(spec, model))
 
     def _in_background(self, spec: ModelSpec, work: Callable[[], T], done: Callable[[T], None]) -> None:
@@ -96,6 +106,7 @@ class ModelCache:
                 with torch.no_grad():
                     result = work()
             except JobError as error:
+                error.__traceback__ = error.__context__ = None  # its frames hold what was loaded
                 failure: JobError = error
             except BaseException as error:  # the top of the loader's thread: its jobs must end
                 log.exception("model_load_failed", model=spec.id)
@@ -105,11 +116,16 @@ class ModelCache:
                 return
             self._post(lambda: self._settle(spec, failure))
 
-        self._loader.submit(run)
+        if spec.id in self._downloading:  # other models are loaded meanwhile, and the process ends without it
+            threading.Thread(target=run, name="locate-model", daemon=True).start()
+        else:
+            self._loader.submit(run)
 
     def _settle(self, spec: ModelSpec, outcome: Outcome) -> None:
         self._requested.pop(spec.id, None)
-        self._load_running = False
+        self._downloading.discard(spec.id)
+        if self._load_running == spec.id:
+            self._load_running = None
         if isinstance(outcome, LoadedModel):
             self.loaded[spec.id] = outcome
         self._on_loaded(spec.id, outcome)

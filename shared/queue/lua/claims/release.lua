@@ -1,6 +1,6 @@
 -- NEEDS job_state
 -- RUNS when Redis is full
--- Return unfinished jobs to the front of the queue without counting a loss.
+-- Return unfinished jobs to the front of the queue without counting an attempt or a loss.
 -- ARGV     worker, claims...
 --          `claims`: pairs of job id and epoch
 -- Returns  how many were still this worker's

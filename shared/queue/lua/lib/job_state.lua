@@ -235,6 +235,7 @@ end
 
 function job_state.release(id, job, now)
   job_state.unclaim(id, job, now)
+  redis.call('HINCRBY', key.job(id), 'attempts', -1)
   if job.cancel then return job_state.finish(id, job, 'canceled', now) end
   job_state.requeue(id, job, job.solo and 'solo' or 'front', now)
 end

@@ -1,0 +1,106 @@
+"""Downloads from the hub: bounded requests, a limit on silence, and the cached copy while the hub cannot be reached."""
+
+import functools
+import threading
+import time
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import structlog
+from diffusers import DiffusionPipeline
+from huggingface_hub import constants
+
+from shared.config.models_file import ModelSpec
+from worker.engine.pipelines.load_failures import passing_cause
+
+log = structlog.get_logger()
+
+STALL_S = 120.0
+LOOK_EVERY_S = 5.0
+
+_LOADER: Any = DiffusionPipeline
+_TIMEOUTS = ("connect", "read", "write", "pool")
+_Source = tuple[str, str | None, str | None]
+_running: dict[_Source, Future[Path]] = {}  # one that stalls is given up, and awaited again by the next load
+
+
+@functools.cache
+def limit_requests() -> None:
+    """Give every request to the hub a timeout; for a repository's metadata, huggingface_hub waits without one."""
+    default = huggingface_hub.get_session()
+    seconds = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+
+    def limit(request: Any) -> None:
+        given = request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {name: given.get(name) or seconds for name in _TIMEOUTS}
+
+    hooks = {**default.event_hooks, "request": [*default.event_hooks["request"], limit]}
+    huggingface_hub.set_client_factory(lambda: type(default)(event_hooks=hooks, follow_redirects=True, timeout=seconds))
+
+
+def fetch(spec: ModelSpec, stall_s: float = STALL_S) -> Path:
+    """Return the folder of a repository's files, downloaded if needed.
+
+    While the hub cannot be reached, the cached files serve. Raises the download's error, or `TimeoutError` after
+    `stall_s` without new data.
+    """
+    try:
+        return _wait_for(spec, stall_s)
+    except Exception as error:
+        if passing_cause(error, downloading=True) is None:
+            raise
+        try:
+            folder = _download(spec, local_files_only=True)
+        except Exception:
+            raise error from None
+        log.warning("hub_unavailable", model=spec.id, error=str(error)[:200], remedy="none: the cached files are used")
+        return folder
+
+
+def _download(spec: ModelSpec, *, local_files_only: bool) -> Path:
+    options = {"revision": spec.revision, "variant": spec.variant, "local_files_only": local_files_only}
+    return Path(_LOADER.download(spec.source, use_safetensors=True, **options))
+
+
+def _wait_for(spec: ModelSpec, stall_s: float) -> Path:
+    """Wait for the download while it makes progress; join one that was given up."""
+    source = (spec.source, spec.revision, spec.variant)
+    future = _running.get(source)
+    if future is None or future.done():
+        future = _running[source] = _start(spec)
+    seen, changed_s = _cached_files(), time.monotonic()
+    while not wait([future], min(LOOK_EVERY_S, stall_s)).done:
+        if (files := _cached_files()) != seen:
+            seen, changed_s = files, time.monotonic()
+        elif time.monotonic() - changed_s >= stall_s:
+            raise TimeoutError(f"no data of the download arrived for {stall_s:g} s")
+    return future.result()
+
+
+def _start(spec: ModelSpec) -> Future[Path]:
+    future: Future[Path] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(_download(spec, local_files_only=False))
+        except BaseException as error:
+            future.set_exception(error)
+
+    # A daemon, unlike the threads of an executor: the process ends without it.
+    threading.Thread(target=run, name="download", daemon=True).start()
+    return future
+
+
+def _cached_files() -> frozenset[tuple[str, int]]:
+    """Return the files of the hub's cache, with the sizes of those that are being written."""
+    files = Path(constants.HF_HUB_CACHE).glob("models--*/blobs/*")
+    return frozenset((str(file), _written(file) if file.suffix == ".incomplete" else 0) for file in files)
+
+
+def _written(file: Path) -> int:
+    try:
+        return file.stat().st_blocks
+    except OSError:  # renamed meanwhile
+        return 0

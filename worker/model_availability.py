@@ -1,0 +1,78 @@
+"""Models that this worker cannot load: their jobs stay queued, or fail where no other worker may serve them."""
+
+import asyncio
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import structlog
+
+from shared.errors import JobError, LoadPostponed, RedisUnavailable
+from shared.queue import Queue, UnavailableModel, WorkerInfo
+from shared.runtime.asyncio_tools import retry_while_unavailable
+from worker.engine.protocol import EngineInterface, LoadFailure
+
+log = structlog.get_logger()
+
+CHECK_EVERY_S = 2.0
+
+
+class ModelAvailability:
+    """Compares this worker's failed loads with what other workers may serve."""
+
+    def __init__(self, queue: Queue, engine: EngineInterface, worker: str, models: Sequence[str]) -> None:
+        self._queue = queue
+        self._engine = engine
+        self._worker = worker
+        self._models = models
+        self._only_here: frozenset[str] = frozenset()
+
+    def claimable(self) -> list[str]:
+        """Return the models to claim jobs of."""
+        return claimable_models(self._models, self._engine.status().unavailable_models, self._only_here)
+
+    async def watch(self) -> None:
+        """Learn which models no other worker may serve, while a load has failed permanently; until canceled."""
+        while True:
+            if any(failure.permanent for failure in self._engine.status().unavailable_models.values()):
+                try:
+                    await self._check()
+                except RedisUnavailable as error:
+                    log.debug("workers_unknown", error=error.message)
+            await asyncio.sleep(random.uniform(0.5, 1.0) * CHECK_EVERY_S)
+
+    async def gives_back(self, model: str, error: JobError | None) -> bool:
+        """Return whether a job that ended with `error` is released: its model may be served later, or elsewhere."""
+        if isinstance(error, LoadPostponed):
+            return True
+        if error is None or model not in self._engine.status().unavailable_models:
+            return False
+        await retry_while_unavailable(self._check, "workers_unknown")
+        return model not in self._only_here
+
+    async def _check(self) -> None:
+        self._only_here = models_only_here(self._models, await self._queue.workers.all(), self._worker)
+
+
+def claimable_models(
+    models: Sequence[str], failures: Mapping[str, LoadFailure], only_here: Collection[str]
+) -> list[str]:
+    """Return the models to claim jobs of: not those whose load may succeed later, nor those left to other workers.
+
+    Jobs of a model that can be loaded nowhere are claimed, to fail with the reason.
+    """
+    permanent = {model for model, failure in failures.items() if failure.permanent and model in only_here}
+    return [model for model in models if model not in failures or model in permanent]
+
+
+def models_only_here(models: Iterable[str], workers: Iterable[WorkerInfo], worker: str) -> frozenset[str]:
+    """Return the models that no live worker but `worker` may serve."""
+    others = [one for one in workers if one.id != worker]
+    return frozenset(model for model in models if not any(other.may_serve(model) for other in others))
+
+
+def unavailable_models(failures: Mapping[str, LoadFailure], now_s: float) -> dict[str, UnavailableModel]:
+    """Return the failed loads for the worker's record."""
+    return {
+        model: UnavailableModel(one.reason, one.permanent, round(max(0.0, one.retry_at_s - now_s), 1))
+        for model, one in failures.items()
+    }
