@@ -12,6 +12,7 @@ from tiny import registry
 
 from shared.job import Task
 from worker.engine.fusion.architectures import ARCHITECTURES
+from worker.engine.fusion.stacking_rules import StackingRules
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 
@@ -64,3 +65,18 @@ def test_a_model_whose_rows_depend_on_others_runs_reproducible_jobs_solo(
     reason = among.finished["text-0"].batching.solo_reason
     assert reason is not None
     assert "reproducible" in reason
+
+
+def test_a_call_with_tensors_that_have_no_rule_is_not_filled_up_with_copies(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Like the pixels beside the tokens of an edit: they have the entries of one call, not those of its copies."""
+    rules = ARCHITECTURES["UNet2DConditionModel"]["forward"]
+    ruled = {name: argument for name, argument in rules.arguments.items() if name != "encoder_hidden_states"}
+    unruled = {**ARCHITECTURES, "UNet2DConditionModel": {"forward": StackingRules(rules.rows, ruled)}}
+    monkeypatch.setattr("worker.engine.fusion.module_proxy.ARCHITECTURES", unruled)
+    solo = run(tiny_models / "sd", "text-0")
+    among = run(tiny_models / "sd", "text-0", "text-1", "long-2")
+    assert np.array_equal(among.images["text-0", 0], solo.images["text-0", 0])
+    assert set(among.rows) == {1}
+    assert {forward.padding for forward in among.forwards} == {0}
