@@ -19,11 +19,13 @@ from shared import job_builder
 from shared.auth import TenantLimits
 from shared.config import models_file
 from shared.errors import StorageUnavailable
+from shared.job import Job
 from shared.protocols.openai import files
 from shared.protocols.openai.batches import Batch, BatchStatus
 from shared.protocols.openai.files import File, Part
 from shared.queue import Queue
 from shared.queue.batches import Batches
+from shared.request import JobRequest
 from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.clock import SyncedClock, new_id, now_ms
 from shared.storage import Storage, connect
@@ -136,6 +138,27 @@ async def test_all_urls_of_a_line_have_one_deadline(
     assert time.monotonic() - started_s < 8
     (row,) = await error_lines(context, await context.queue.batches.get("default", batch.id))
     assert row["error"]["message"] == "image: the URLs of the request took too long together"
+
+
+async def test_a_step_ends_although_a_line_hangs(context: BatchContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines before it are committed, and the next step begins with it."""
+    build_job, hangs = job_builder.build_job, True
+
+    async def build(request: JobRequest, *more: Any) -> Job:
+        if hangs and request.prompt.endswith("number 3"):
+            await asyncio.Event().wait()
+        return await build_job(request, *more)
+
+    monkeypatch.setattr(batches, "LINES_S", 1.0)
+    monkeypatch.setattr(job_builder, "build_job", build)
+    batch = await validated(context, "default", [line(number) for number in range(1, 26)])
+    async with asyncio.timeout(30):
+        assert await BatchRunner(context, batch).advance()
+    batch = await context.queue.batches.get("default", batch.id)
+    assert (batch.read, batch.accepted) == (2, 2)
+    hangs = False
+    assert await BatchRunner(context, batch).advance()
+    assert (await context.queue.batches.get("default", batch.id)).accepted == 25
 
 
 async def test_a_line_that_storage_cannot_store_is_not_refused(

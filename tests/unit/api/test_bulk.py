@@ -135,7 +135,7 @@ async def test_lines_get_an_error_while_redis_is_unavailable(
     fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unavailable(submissions: Sequence[Submission]) -> Any:
-        raise RedisUnavailable("cannot reach Redis: refused")
+        raise RedisUnavailable("cannot reach Redis: 10.0.0.7:6379 refused")
 
     monkeypatch.setattr(fake_queue.jobs, "submit", unavailable)
     async with serving(fake_queue, tmp_path) as api:
@@ -146,6 +146,7 @@ async def test_lines_get_an_error_while_redis_is_unavailable(
         "redis_unavailable",
     ]
     assert results[0]["error"]["retryable"]
+    assert results[0]["error"]["message"] == "redis: cannot be reached"
 
 
 async def test_lines_can_have_input_images(api: httpx.AsyncClient) -> None:

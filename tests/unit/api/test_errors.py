@@ -7,8 +7,10 @@ import json
 import re
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,6 +18,7 @@ import pytest
 import structlog
 from harness.http_server import BODY, application, serving
 
+from api.http import openapi
 from shared.errors import RedisUnavailable
 from shared.queue import Queue, QueueClient, Submission
 from shared.storage.folder import FolderStorage
@@ -359,6 +362,34 @@ async def test_the_api_description_has_an_etag(api: httpx.AsyncClient, path: str
     again = await api.get(path, headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
     assert (await api.get(path, headers={"If-None-Match": '"other"'})).content == first.content
+
+
+async def test_the_api_description_is_built_once(
+    fake_queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each build takes 15 ms of the process, and a request for it needs no key."""
+    built: Counter[str] = Counter()
+
+    def counted(name: str, build: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            built[name] += 1
+            return build(*args, **kwargs)
+
+        return run
+
+    monkeypatch.setattr(openapi, "_add_security", counted("document", openapi._add_security))
+    monkeypatch.setattr(openapi, "render", counted("page", openapi.render))
+    monkeypatch.setattr(openapi, "json", SimpleNamespace(dumps=counted("text", json.dumps)))
+    async with serving(fake_queue, tmp_path) as api:
+        for path in ("/openapi.json", "/docs"):
+            assert (await api.get(path)).status_code == 200
+        first = dict(built)
+        assert first["document"] == first["page"] == 1
+        for _ in range(3):
+            await api.get("/openapi.json")
+            await api.get("/docs")
+            await api.put("/v1/jobs")
+        assert dict(built) == first
 
 
 async def test_requests_for_readiness_share_one_check(

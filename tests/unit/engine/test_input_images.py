@@ -190,3 +190,15 @@ def test_a_hostile_stored_object_fails_only_its_job_before_a_decoder_sees_it(
     assert good.images.images[0].size == (good.request.job.width, good.request.job.height)
     assert harness.started.get(timeout=1) == "b good"
     harness.decoder.close()
+
+
+def test_metadata_of_a_stored_object_reach_no_decoder(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pillow logs each of 65,000 broken EXIF entries."""
+    harness = DecoderHarness(monkeypatch)
+    harness.submit("a", data=hostile_images.hostile("huge exif")["huge exif"])
+    (decoded,) = harness.results.get(timeout=30)
+    assert decoded.error is None
+    assert caplog.records == []
+    harness.decoder.close()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from unit.api.http.raw_http import QUICK, EchoServer, RawClient
 
+from api.http import server_protocol
 from api.http.connections import Connections
 from api.http.server_protocol import CHUNK_OVERHEAD_BYTES, MAX_HEAD_BYTES, MAX_PIPELINED, ServerProtocol
 
@@ -277,6 +278,17 @@ async def test_a_client_that_still_sends_receives_an_early_response(server: Echo
     await asyncio.sleep(0.1)
     await client.send(b"a" * 30_000_000)  # the largest bodies of calls have 27 MB
     assert status(await client.response()) == b"200"
+
+
+async def test_what_is_dropped_after_an_early_response_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the time that is left for it."""
+    monkeypatch.setattr(server_protocol, "MAX_DROPPED_BYTES", 100_000)
+    async with EchoServer().with_limits(linger_s=600).running() as server:
+        client = await server.connect()
+        await client.send(CHUNKED % b"/early")
+        sending = asyncio.create_task(endless(client, b"400\r\n" + b"a" * 1024 + b"\r\n"))
+        assert status(await client.response()) == b"200"
+        await asyncio.wait_for(sending, 30)
 
 
 @pytest.mark.parametrize(
