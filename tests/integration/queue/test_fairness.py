@@ -215,6 +215,15 @@ async def test_a_job_that_no_batch_can_hold_hides_no_other_size(queue: Queue, ma
     assert set(found) == set(small)
 
 
+async def test_signatures_that_gave_nothing_are_passed_at_the_next_claims(queue: Queue, make_submission: Make) -> None:
+    """40 tenants came first, each with a job that needs more slots than this worker has."""
+    await put(queue, *[make_submission(tenant=f"large{at}", n=4, width=64 + 16 * at) for at in range(40)])
+    for _ in range(10):
+        assert await claim(queue, 2) == []
+    (small,) = await put(queue, make_submission(tenant="small", width=1024))
+    assert small in {job_id for _ in range(10) for job_id in await claim_ids(queue, 2)}
+
+
 async def share_of_bulk(queue: Queue, make_submission: Make, batches: int, bulk_width: int) -> float:
     """Return the share of bulk in the slots of `batches` batches under constant standard load."""
     await fill(queue, [make_submission(tenant="s") for _ in range(8 * batches + 8)])

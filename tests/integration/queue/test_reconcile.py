@@ -12,7 +12,7 @@ from harness.queue import MODELS, claim, claim_ids, end, put, state_of
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.job import State
-from shared.queue import EventFeed, JobEvent, Queue, Submission, SubmitResult
+from shared.queue import Claim, EventFeed, JobEvent, Queue, Submission, SubmitResult
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
@@ -250,6 +250,21 @@ async def test_released_jobs_whose_counters_are_lost_start(queue: Queue, make_su
     )
     assert await queue.maintenance.reconcile() >= 1
     assert await claim_ids(queue) == ids
+
+
+async def test_many_released_jobs_are_counted_completely(queue: Queue, make_submission: Make) -> None:
+    ids = await put(queue, *[make_submission() for _ in range(300)])
+    claims: list[Claim] = []
+    while some := await claim(queue, 64):
+        claims += some
+    assert await queue.claims.release("w1", {one.job.id: one.epoch for one in claims}) == 300
+    assert await queue.maintenance.reconcile() == 0
+    (depth,) = await queue.workers.queue_depths()
+    assert depth.queued_jobs == 300
+    claimed: list[str] = []
+    while found := await claim_ids(queue, 64):
+        claimed += found
+    assert claimed == ids
 
 
 async def test_every_entry_of_a_long_lane_is_checked(queue: Queue, make_submission: Make) -> None:

@@ -42,13 +42,15 @@ def lose(proxy: TcpProxy, queue: Queue, script: str, count: int = 1) -> None:
     proxy.drop_replies(script_pattern(script, queue.client.settings), count)
 
 
+@pytest.mark.parametrize("key", ["k", None])
 async def test_a_submit_whose_reply_is_lost_queues_its_job_once(
-    proxy: TcpProxy, proxied: Queue, make_submission: Make
+    proxy: TcpProxy, proxied: Queue, make_submission: Make, key: str | None
 ) -> None:
     lose(proxy, proxied, "submit")
-    one = make_submission(idempotency_key="k", fingerprint="f")
+    one = make_submission(idempotency_key=key, fingerprint="f")
     assert await put(proxied, one) == [one.job.id]
     assert proxy.dropped == 1
+    assert [depth.queued_jobs for depth in await proxied.workers.queue_depths()] == [1]
     assert await claim_ids(proxied) == [one.job.id]
 
 
