@@ -23,8 +23,8 @@ from shared.config.settings import Settings
 from shared.errors import NotFound, RateLimited, Unavailable
 from shared.inputs.store import InputStore
 from shared.job import InputRef, JobRecord, State
-from shared.protocols.native import JobObject, job_object
-from shared.queue import Queue, QueuePosition
+from shared.protocols.native import JobObject, QueueObject, job_object
+from shared.queue import Queue
 from shared.runtime.clock import now_ms
 from shared.runtime.shares import SharedPool
 from shared.storage import Storage
@@ -155,11 +155,11 @@ class RequestContext:
         """Return the job as the client reads it."""
         return job_object(record, self.base_url, await self.queue_position(record), sign=self.sign)
 
-    async def queue_position(self, record: JobRecord) -> QueuePosition | None:
-        """Return the position of a queued job; None also while it cannot be read."""
+    async def queue_position(self, record: JobRecord) -> QueueObject | None:
+        """Return the position of a queued job and why it waits; None also while it cannot be read."""
         if record.state is State.QUEUED:
             with contextlib.suppress(Unavailable):
-                return await self.services.queue_positions.of(record.job.id)
+                return await self.services.queue_positions.of(record.job.id, record.job.model)
         return None
 
     async def store_input(self, data: bytes, param: str) -> InputRef:

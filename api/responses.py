@@ -1,5 +1,6 @@
 """HTTP responses that carry a job, and the cached queue positions in them."""
 
+import asyncio
 import hashlib
 import time
 from collections import OrderedDict
@@ -8,11 +9,13 @@ from starlette.responses import Response
 
 from shared.errors import NotFound
 from shared.job import JobRecord
-from shared.protocols.native import JobObject
-from shared.queue import Queue, QueuePosition
+from shared.protocols.native import JobObject, QueueObject
+from shared.queue import Queue, WorkerInfo
+from shared.queue_reason import queue_reason
 
 MAX_RETRY_AFTER_S = 30
 POSITION_CACHE_S = 1.0
+WORKERS_CACHE_S = 2.0  # reading a thousand workers costs 20 ms
 MAX_CACHED_POSITIONS = 10_000
 
 
@@ -57,16 +60,33 @@ class QueuePositions:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._cache: OrderedDict[str, tuple[float, QueuePosition | None]] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[float, QueueObject | None]] = OrderedDict()
+        self._workers: tuple[float, list[WorkerInfo]] | None = None
+        self._reading = asyncio.Lock()
 
-    async def of(self, job_id: str) -> QueuePosition | None:
-        """Return the position of a job, None when it is not queued."""
+    async def of(self, job_id: str, model: str) -> QueueObject | None:
+        """Return the position of a job and why it waits, None when it is not queued."""
         cached = self._cache.get(job_id)
         if cached is not None and time.monotonic() - cached[0] < POSITION_CACHE_S:
             return cached[1]
-        position = await self._queue.jobs.position(job_id)
+        position = await self._position(job_id, model)
         self._cache[job_id] = (time.monotonic(), position)
         self._cache.move_to_end(job_id)
         while len(self._cache) > MAX_CACHED_POSITIONS:
             self._cache.popitem(last=False)
         return position
+
+    async def _position(self, job_id: str, model: str) -> QueueObject | None:
+        position = await self._queue.jobs.position(job_id)
+        if position is None:
+            return None
+        workers = await self._live_workers()
+        served = any(worker.serves(model) for worker in workers)
+        reason = queue_reason(position, model, workers)
+        return QueueObject(position=position.position, eta_s=position.eta_s if served else None, reason=reason)
+
+    async def _live_workers(self) -> list[WorkerInfo]:
+        async with self._reading:  # one read for all polls
+            if self._workers is None or time.monotonic() - self._workers[0] >= WORKERS_CACHE_S:
+                self._workers = time.monotonic(), await self._queue.workers.all()
+            return self._workers[1]

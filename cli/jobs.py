@@ -68,6 +68,12 @@ def watch(job_id: JobId, url: Url = None, api_key: Key = None, as_json: Json = F
         job.require_success()
 
 
+def status(job_id: JobId, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """Show a job: its state and, while it is queued, its position, why it waits and when it is expected to end."""
+    with connected(url, api_key, as_json) as (client, console):
+        _print_job(console, client.get(job_id))
+
+
 def jobs(
     status: Annotated[str | None, typer.Option(help="Only these states, separated by commas.")] = None,
     model: Annotated[str | None, typer.Option(help="Only jobs of this model.")] = None,
@@ -173,10 +179,14 @@ def _wait(client: Client, console: CommandConsole, job_id: str, timeout_s: float
 
 def _print_job(console: CommandConsole, job: Job, files: Sequence[Path] = ()) -> None:
     lines: list[tuple[str, object]] = [("job", job.id), ("status", job.status), ("seed", job.seed)]
+    if job.queue is not None:
+        lines += [("position", job.queue.position), ("reason", job.queue.reason), ("seconds left", job.queue.eta_s)]
     if job.error is not None:
         lines.append(("error", f"{job.error.message} ({job.error.code})"))
     if job.batching is not None and job.batching.solo_reason:
         lines.append(("solo", job.batching.solo_reason))
+    if job.metrics.device_seconds is not None:
+        lines.append(("device seconds", job.metrics.device_seconds))
     lines += [("saved", file) for file in files]
     value = {**job.model_dump(mode="json"), "files": [str(file) for file in files]} if files else job
     console.record(value, lines)

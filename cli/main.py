@@ -92,7 +92,7 @@ def version() -> None:
     print(VERSION)
 
 
-service_commands = (jobs.watch, jobs.jobs, jobs.cancel, jobs.models, jobs.queues, jobs.workers)
+service_commands = (jobs.status, jobs.watch, jobs.jobs, jobs.cancel, jobs.models, jobs.queues, jobs.workers)
 for command in (jobs.submit, backfill, pool, *service_commands, doctor):
     app.command()(command)
 app.add_typer(jobs.dead, name="dead")

@@ -25,10 +25,11 @@ class Progress(_Model):
 
 
 class QueuePosition(_Model):
-    """Position of a queued job: 0 is next, None is unknown."""
+    """Position of a queued job: 0 is next, None is unknown; `reason` is why it waits."""
 
     position: int | None = None
     eta_s: float | None = None
+    reason: str | None = None
 
 
 class Artifact(_Model):

@@ -1,6 +1,7 @@
 """Routes for operators: queues, workers, the number of workers wanted, and dead letters."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
@@ -59,7 +60,11 @@ class ScaleObject(BaseModel):
 async def list_queues(services: ServicesDep) -> QueueList:
     """List the signatures with jobs: numbers of queued and running jobs, age of the oldest, estimated time."""
     workers = await services.queue.workers.all()
-    return QueueList(data=await services.queue.workers.queue_depths(), workers=len(workers))
+    depths = [
+        depth if any(worker.serves(depth.model) for worker in workers) else replace(depth, eta_s=None)
+        for depth in await services.queue.workers.queue_depths()
+    ]
+    return QueueList(data=depths, workers=len(workers))
 
 
 @router.get("/workers", responses=problems(503))

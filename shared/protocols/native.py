@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.job import Adapter, Artifact, InputRef, Job, JobRecord, OutputFormat, Phase, Priority, State, Task
-from shared.queue import QueuePosition
+from shared.queue_reason import QueueReason
 
 
 class ProgressObject(BaseModel):
@@ -22,7 +22,13 @@ class QueueObject(BaseModel):
     """Position of a queued job; 0 is next, null is unknown."""
 
     position: int | None
-    eta_s: float | None = Field(description="Seconds until the job is expected to be finished.")
+    eta_s: float | None = Field(
+        description="Seconds until the job is expected to be finished; null while no worker serves its model."
+    )
+    reason: QueueReason | None = Field(description="Why the job waits.")
+
+
+QUEUE_UNKNOWN = QueueObject(position=None, eta_s=None, reason=None)
 
 
 class ImageObject(BaseModel):
@@ -156,7 +162,7 @@ def iso(at_ms: int | None) -> str | None:
 def job_object(
     record: JobRecord,
     base_url: str,
-    position: QueuePosition | None = None,
+    queue: QueueObject | None = None,
     *,
     sign: Callable[[str, int], str] = lambda job_id, index: "",
 ) -> JobObject:
@@ -177,7 +183,7 @@ def job_object(
         progress=ProgressObject(
             step=record.progress.step, total=record.progress.total, percent=min(100, record.progress.percent)
         ),
-        queue=_queue(position) if record.state is State.QUEUED else None,
+        queue=(queue or QUEUE_UNKNOWN) if record.state is State.QUEUED else None,
         image=_image(job.images[0]) if job.images else None,
         images=[_image(image) for image in job.images],
         mask=None if job.mask is None else _image(job.mask),
@@ -194,12 +200,6 @@ def job_object(
 
 
 _REQUEST_FIELDS = frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - {"images", "mask", "last_image"}
-
-
-def _queue(position: QueuePosition | None) -> QueueObject:
-    if position is None:
-        return QueueObject(position=None, eta_s=None)
-    return QueueObject(position=position.position, eta_s=position.eta_s)
 
 
 def _image(image: InputRef) -> ImageObject:

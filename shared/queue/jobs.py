@@ -82,8 +82,14 @@ class Jobs(QueueComponent):
         reply = await self._scripts.queue_position(job_id)
         if not reply:
             return None
-        position, eta_ms = reply
-        return QueuePosition(position=position, eta_s=None if eta_ms < 0 else eta_ms / 1000)
+        position, eta_ms, ready, limited, solo = reply
+        return QueuePosition(
+            position=position,
+            eta_s=None if eta_ms < 0 else eta_ms / 1000,
+            ready=bool(ready),
+            limited=bool(limited),
+            must_run_solo=bool(solo),
+        )
 
     async def page(
         self,

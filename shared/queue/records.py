@@ -85,10 +85,16 @@ class Renewal:
 
 @dataclass(frozen=True)
 class QueuePosition:
-    """Position of a queued job among its signature's jobs, 0 is next; `eta_s` until its end, None if unknown."""
+    """Position of a queued job among its signature's jobs, 0 is next; `eta_s` until its end, None if unknown.
+
+    `ready`: its signature may start now. `limited`: its tenant's running slots are used up.
+    """
 
     position: int
     eta_s: float | None
+    ready: bool = field(default=True, compare=False)
+    limited: bool = field(default=False, compare=False)
+    must_run_solo: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)

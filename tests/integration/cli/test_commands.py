@@ -76,6 +76,8 @@ async def test_submit_saves_the_result(run: Run, queue: Queue, tmp_path: Path) -
 async def test_a_job_is_listed_watched_and_canceled(run: Run) -> None:
     (job,) = lines(await run("submit", PROMPT, "--no-wait", "--json"))
     assert [one["id"] for one in lines(await run("jobs", "--json", "--status", "queued"))] == [job["id"]]
+    shown = (await run("status", job["id"])).stdout
+    assert ("no_worker" in shown, "position" in shown) == (True, True)
     listed = await run("jobs")
     assert PROMPT in listed.stdout
     late = await run("submit", "later", "--timeout", "0")

@@ -9,6 +9,8 @@ import pytest
 from harness.queue import claim, claim_ids, end, lose, put
 from redis.asyncio import Redis
 
+from api.responses import QueuePositions
+from shared.auth import TenantLimits
 from shared.errors import InvalidRequest
 from shared.job import Priority
 from shared.queue import Queue, QueuePosition, Submission, UnavailableModel, WorkerInfo, workers
@@ -281,3 +283,50 @@ async def test_the_wanted_workers_count_every_signature(
     loads = await queue.workers.signature_loads(await queue.workers.load())
     assert sum(one.queued_slots for one in loads) == 33
     assert [one.slot_s for one in loads] == [pytest.approx(0.5)] * len(loads)
+
+
+async def reason_of(queue: Queue, job_id: str) -> str | None:
+    """Return why a job waits, as a new API process responds."""
+    place = await QueuePositions(queue).of(job_id, "demo")
+    return None if place is None or place.reason is None else place.reason.value
+
+
+async def test_why_a_job_waits_follows_workers_limits_and_other_jobs(queue: Queue, make_submission: Make) -> None:
+    """From its submit without a worker to its claim; no other tenant's jobs are named."""
+    await queue.api_keys.set_limits("default", TenantLimits(running_slots=2))
+    first, second, third = await put(queue, *[make_submission(n=2, window_ms=0) for _ in range(3)])
+    assert await reason_of(queue, first) == "no_worker"
+    await queue.workers.heartbeat(WorkerInfo("w1", ("demo",), state="starting"))
+    assert await reason_of(queue, first) == "worker_starting"
+    await queue.workers.heartbeat(WorkerInfo("w1", ("demo",)))
+    assert await reason_of(queue, first) == "model_loading"
+    await queue.workers.heartbeat(WorkerInfo("w1", ("demo",), loaded=("demo",)))
+    assert [await reason_of(queue, one) for one in (first, second)] == ["next", "jobs_ahead"]
+    (one,) = await claim(queue, 8)
+    assert [await reason_of(queue, job_id) for job_id in (first, second)] == [None, "tenant_limit"]
+    assert await end(queue, one)
+    assert [await reason_of(queue, job_id) for job_id in (second, third)] == ["next", "jobs_ahead"]
+
+
+async def test_a_job_waits_for_batch_mates_or_an_idle_worker(queue: Queue, make_submission: Make) -> None:
+    await queue.workers.heartbeat(WorkerInfo("w1", ("demo",), loaded=("demo",)))
+    (lost,) = await put(queue, make_submission(window_ms=60_000))
+    (young,) = await put(queue, make_submission(window_ms=60_000))
+    assert await claim_ids(queue, 1) == [lost]
+    assert await reason_of(queue, young) == "batch_mates", "arrivals are frequent"
+    await lose(queue, lost)
+    await queue.maintenance.reclaim()
+    assert await reason_of(queue, lost) == "idle_worker"
+
+
+async def test_there_is_no_estimate_without_a_worker_that_serves_the_model(queue: Queue, make_submission: Make) -> None:
+    """The pace of earlier workers says nothing then."""
+    ids = await put(queue, *[make_submission() for _ in range(4)])
+    for one in await claim(queue, 2):
+        await end(queue, one)
+    for worker, known in ((None, False), (WorkerInfo("w1", ("other",)), False), (WorkerInfo("w2", ("demo",)), True)):
+        if worker is not None:
+            await queue.workers.heartbeat(worker)
+        place = await QueuePositions(queue).of(ids[3], "demo")
+        assert place is not None
+        assert (place.eta_s is not None) == known, worker

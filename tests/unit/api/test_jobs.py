@@ -15,7 +15,7 @@ from harness.http_server import BODY, claimed, finish, png, serving
 from api import responses
 from api.responses import QueuePositions
 from shared.job import Phase, Progress
-from shared.queue import ProgressReport, Queue, QueuePosition, Submission
+from shared.queue import ProgressReport, Queue, Submission, WorkerInfo
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ async def test_a_job_is_accepted_with_all_its_defaults_resolved(api: httpx.Async
     assert (job["object"], job["status"], job["model"], job["task"]) == ("job", "queued", "demo", "text_to_image")
     assert (job["width"], job["height"], job["steps"], job["guidance_scale"]) == (64, 64, 12, 2.0)
     assert isinstance(job["seed"], int)
-    assert job["queue"] == {"position": 0, "eta_s": None}
+    assert job["queue"] == {"position": 0, "eta_s": None, "reason": "no_worker"}
     assert job["metadata"] == {"order": "1"}
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", job["created_at"])
     assert int(response.headers["retry-after"]) >= 1
@@ -49,6 +49,25 @@ async def test_a_queued_job_has_its_position(api: httpx.AsyncClient) -> None:
     ids = [(await api.post("/v1/jobs", json=BODY)).json()["id"] for _ in range(3)]
     listed_positions = [(await api.get(f"/v1/jobs/{one}")).json()["queue"]["position"] for one in ids]
     assert listed_positions == [0, 1, 2]
+
+
+async def test_polls_of_many_jobs_read_the_workers_once(
+    api: httpx.AsyncClient, fake_queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason needs the live workers; reading a thousand of them for each poll would cost 20 ms."""
+    reads = 0
+
+    async def counted() -> list[WorkerInfo]:
+        nonlocal reads
+        reads += 1
+        return []
+
+    monkeypatch.setattr(responses, "WORKERS_CACHE_S", 600.0)
+    monkeypatch.setattr(fake_queue.workers, "all", counted)
+    for _ in range(5):
+        job_id = (await api.post("/v1/jobs", json=BODY)).json()["id"]
+        await api.get(f"/v1/jobs/{job_id}")
+    assert reads == 1
 
 
 async def test_a_running_job_has_its_phase_and_progress(api: httpx.AsyncClient, fake_queue: Queue) -> None:
@@ -289,14 +308,19 @@ async def test_queue_positions_are_cached_for_a_while_and_bounded(
     await fake_queue.jobs.submit([first, second])
     cache = QueuePositions(fake_queue)
     monkeypatch.setattr(responses, "POSITION_CACHE_S", 600.0)
-    assert (await cache.of(second.job.id) or QueuePosition(9, None)).position == 1
+
+    async def position() -> int | None:
+        place = await cache.of(second.job.id, "demo")
+        return None if place is None else place.position
+
+    assert await position() == 1
     await fake_queue.jobs.cancel(first.job.id)
-    assert (await cache.of(second.job.id) or QueuePosition(9, None)).position == 1, "cached"
+    assert await position() == 1, "cached"
     monkeypatch.setattr(responses, "POSITION_CACHE_S", 0.0)
-    assert (await cache.of(second.job.id) or QueuePosition(9, None)).position == 0
+    assert await position() == 0
     monkeypatch.setattr(responses, "MAX_CACHED_POSITIONS", 3)
     for number in range(10):
-        await cache.of(f"job_{number}")
+        await cache.of(f"job_{number}", "demo")
     assert len(cache._cache) == 3
 
 

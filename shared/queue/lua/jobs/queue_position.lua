@@ -1,14 +1,17 @@
 -- NEEDS queue
--- The position of a queued job among its signature's jobs.
+-- The position of a queued job among its signature's jobs, and what else delays it.
 -- ARGV     job_id
--- Returns  {jobs before it, ms until its end | -1}, or {} if it is not queued
+-- Returns  {jobs before it, ms until its end | -1, ready, without free slots of its tenant, must run solo}, or {} if it is
+--          not queued
 local READ = 32 -- entries
-local known = redis.call('HMGET', key.job(ARGV[1]), 'state', 'sig', 'rank', 'tenant', 'src', 'entry', 'arrived')
+local known = redis.call('HMGET', key.job(ARGV[1]), 'state', 'sig', 'rank', 'tenant', 'src', 'entry', 'arrived', 'slots')
 if known[1] ~= 'queued' then return {} end
-local job = {sig = known[2], rank = tonumber(known[3]), tenant = known[4], src = known[5], entry = known[6], arrived = known[7]}
+local job = {sig = known[2], rank = tonumber(known[3]), tenant = known[4], src = known[5], entry = known[6], arrived = known[7],
+  slots = tonumber(known[8])}
+local of_sig = redis.call('HMGET', key.signature(job.sig), 'jobs:0', 'jobs:1', 'jobs:2', 'running', 'model')
 
 local function queued(rank)
-  return math.max(0, tonumber(redis.call('HGET', key.signature(job.sig), 'jobs:' .. rank) or 0) or 0)
+  return math.max(0, tonumber(of_sig[rank + 1] or 0) or 0)
 end
 
 -- Released, skipped and lost jobs of this priority go first.
@@ -25,14 +28,12 @@ end
 -- How many entries of its lane precede its own, and how many are queued there. Far ones are not read: the numbers of the
 -- entries count instead, and with them those that were canceled meanwhile.
 local function ahead_in_lane(lane)
-  local head = queue.head(lane)
+  local head, pending = queue.first_entry(lane)
   if not head then return 0, 1 end
-  local pending = redis.call('XPENDING', lane, 'workers')[1]
   local total = math.max(1, redis.call('XLEN', lane) - pending)
-  local first = number_of(redis.call('XRANGE', lane, head, head)[1])
-  local mine = number_of(redis.call('XRANGE', lane, job.entry, job.entry)[1])
+  local first, mine = number_of(head), number_of(redis.call('XRANGE', lane, job.entry, job.entry)[1])
   if first and mine and mine - first > READ then return math.min(total - 1, mine - first), total end
-  return math.max(0, #redis.call('XRANGE', lane, head, job.entry, 'COUNT', READ + 1) - 1), total
+  return math.max(0, #redis.call('XRANGE', lane, head[1], job.entry, 'COUNT', READ + 1) - 1), total
 end
 
 local before = 0
@@ -50,7 +51,9 @@ else
   if job.src ~= 'solo' then before = before + front_of(key.solo(job.sig)) end
   before = before + redis.call('ZCOUNT', name, queue.score(job.rank, 0), '(' .. queue.score(job.rank, tonumber(job.arrived)))
 end
+
+local ready_at = tonumber(redis.call('ZSCORE', key.ready(of_sig[5] or '', job.rank), job.sig) or nil)
+local free = quota.allows({quotas = {}, short = {}}, job.tenant, job.slots)
 local gap = tonumber(redis.call('HGET', key.arrivals(job.sig), 'done_gap') or nil)
-if not gap then return {before, -1} end
-local running = tonumber(redis.call('HGET', key.signature(job.sig), 'running') or 0) or 0
-return {before, math.ceil(gap * (before + running + 1))}
+return {before, gap and math.ceil(gap * (before + (tonumber(of_sig[4] or 0) or 0) + 1)) or -1,
+  ready_at and ready_at <= clock_ms() and 1 or 0, free and 0 or 1, job.src == 'solo' and 1 or 0}

@@ -160,16 +160,22 @@ function queue.acknowledge(lane, entry)
   redis.call('XDEL', lane, entry)
 end
 
--- The id of the first undelivered entry of a lane, or nil.
-function queue.head(lane)
+-- The first undelivered entry of a lane, or nil, and how many are delivered and not acknowledged.
+function queue.first_entry(lane)
   local groups = redis.pcall('XINFO', 'GROUPS', lane)
-  if groups.err or not groups[1] then return nil end
-  local delivered = '0-0'
+  if groups.err or not groups[1] then return nil, 0 end
+  local delivered, pending = '0-0', 0
   for at = 1, #groups[1], 2 do
     if groups[1][at] == 'last-delivered-id' then delivered = groups[1][at + 1] end
+    if groups[1][at] == 'pending' then pending = tonumber(groups[1][at + 1]) end
   end
-  local first = redis.call('XRANGE', lane, '(' .. delivered, '+', 'COUNT', 1)
-  return first[1] and first[1][1] or nil
+  return redis.call('XRANGE', lane, '(' .. delivered, '+', 'COUNT', 1)[1], pending
+end
+
+-- The id of the first undelivered entry of a lane, or nil.
+function queue.head(lane)
+  local first = queue.first_entry(lane)
+  return first and first[1] or nil
 end
 
 -- The order of a returned job within its lane.
