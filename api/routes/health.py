@@ -62,6 +62,7 @@ async def _read_queue(services: Services) -> None:
             load = await queue.workers.load()
             workers = await queue.workers.all()
             fleet = fleet_of(workers, await queue.workers.mean_start_s())
+            metrics.target_wait_seconds.set(max(services.settings.target_wait_s, fleet.start_s))
             loads = await queue.workers.signature_loads(load)
             scale = wanted_workers(loads, fleet, services.settings.target_wait_s)
             dead = await queue.dead_letters.count()

@@ -189,6 +189,10 @@ class WorkerInfo:
         """Return whether the worker claims jobs of `model` now."""
         return self.state == "ready" and model in self.models and model not in self.unavailable
 
+    def state_of(self, model: str) -> str:
+        """Return the worker's state as far as one of its models is concerned."""
+        return "unavailable" if self.state == "ready" and model in self.unavailable else self.state
+
     def may_serve(self, model: str) -> bool:
         """Return whether the worker serves `model`, or may do so later: it starts, or a load is to be repeated."""
         failure = self.unavailable.get(model)

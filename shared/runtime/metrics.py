@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from shared.job import Priority
+
 if TYPE_CHECKING:
     from shared.auth import Footprint
     from shared.autoscaling import Scale
@@ -62,6 +64,9 @@ share_refusals = _counter("share_refusals_total", "Requests refused for want of 
 queued_jobs = _gauge("queued_jobs", "Queued jobs.", ("model", "priority"))
 running_jobs = _gauge("running_jobs", "Running jobs.", ("model",))
 oldest_queued_seconds = _gauge("oldest_queued_seconds", "Age of the oldest queued job.", ("model",))
+oldest_wait_seconds = _gauge(
+    "oldest_wait_seconds", "Age of the oldest job of a signature with interactive or standard jobs.", ("model",)
+)
 kept_jobs = _gauge("kept_jobs", "Records of jobs, ended ones included.")
 record_bytes = _gauge("record_bytes", "Redis memory of all records of tenants, estimated.")
 stored_objects = _gauge("stored_objects", "Inputs, results and file parts in storage.")
@@ -69,6 +74,10 @@ stored_bytes = _gauge("stored_bytes", "Bytes of those objects.")
 dead_letters = _gauge("dead_letters", "Dead letters.")
 workers_wanted = _gauge("workers_wanted", "Workers that the pool needs.")
 workers_alive = _gauge("workers", "Live workers by reported state.", ("state",))
+model_workers = _gauge(
+    "model_workers", "Live workers by model: ready, starting, draining, or unavailable to it.", ("model", "state")
+)
+target_wait_seconds = _gauge("target_wait_seconds", "Wait that workers_wanted aims at, or a usual start if longer.")
 backlog_seconds = _gauge("backlog_seconds", "GPU-seconds of queued and running jobs, when fused.")
 worker_busy_seconds = _gauge("worker_busy_seconds", "Time a worker's GPU thread had work.", ("worker",))
 worker_idle_while_queued_seconds = _gauge(
@@ -140,27 +149,35 @@ def exposition() -> bytes:
 
 def show_load(load: QueueLoad) -> None:
     """Set the gauges of queued and running jobs."""
-    for gauge in (queued_jobs, running_jobs, oldest_queued_seconds):
+    for gauge in (queued_jobs, running_jobs, oldest_queued_seconds, oldest_wait_seconds):
         gauge.clear()
     for model in load.models:
         for priority, jobs in model.jobs.items():
             queued_jobs.labels(model.model, priority.value).set(jobs)
         running_jobs.labels(model.model).set(model.running_jobs)
-    oldest: dict[str, float] = {}
-    for depth in load.depths:
-        oldest[depth.model] = max(oldest.get(depth.model, 0.0), (depth.oldest_age_ms or 0) / 1000)
-    for name, age_s in oldest.items():
-        oldest_queued_seconds.labels(name).set(age_s)
+    _show_oldest(oldest_queued_seconds, [(depth.model, depth.oldest_age_ms) for depth in load.depths])
+    urgent = [depth for depth in load.depths if depth.queued_jobs > depth.jobs.get(Priority.BULK, 0)]
+    _show_oldest(oldest_wait_seconds, [(depth.model, depth.oldest_age_ms) for depth in urgent])
+
+
+def _show_oldest(gauge: Gauge, ages_ms: Iterable[tuple[str, int | None]]) -> None:
+    oldest: dict[str, int] = {}
+    for model, age_ms in ages_ms:
+        oldest[model] = max(oldest.get(model, 0), age_ms or 0)
+    for model, age_ms in oldest.items():
+        gauge.labels(model).set(age_ms / 1000)
 
 
 def show_workers(workers: Iterable[WorkerInfo]) -> None:
     """Set the gauges of live workers."""
-    for gauge in (worker_busy_seconds, worker_idle_while_queued_seconds, workers_alive):
+    for gauge in (worker_busy_seconds, worker_idle_while_queued_seconds, workers_alive, model_workers):
         gauge.clear()
     for worker in workers:
         workers_alive.labels(worker.state).inc()
         worker_busy_seconds.labels(worker.id).set(worker.busy_s)
         worker_idle_while_queued_seconds.labels(worker.id).set(worker.idle_while_queued_s)
+        for model in worker.models:
+            model_workers.labels(model, worker.state_of(model)).inc()
 
 
 def show_footprint(footprint: Footprint | None) -> None:

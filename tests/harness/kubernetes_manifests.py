@@ -82,6 +82,8 @@ def faults(document: dict[str, Any]) -> list[str]:
     group = document["apiVersion"].partition("/")[0]
     if group == "keda.sh":
         return _keda(document)
+    if document["kind"] == "PrometheusRule":  # promtool checks its groups
+        return _unknown("PrometheusRule", document["spec"], {"groups"})
     if group == "monitoring.coreos.com":
         return _monitor(document)
     try:

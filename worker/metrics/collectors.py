@@ -18,6 +18,9 @@ log = structlog.get_logger()
 
 NVML_TIMEOUT_S = 2.0
 
+for _attempt in ("first", "again", "solo"):
+    metrics.claims.labels(_attempt)  # from 0 on: Prometheus sees no increase at a series' first sample
+
 
 def claimed(claim: Claim) -> None:
     attempt = "solo" if claim.must_run_solo else "first" if claim.epoch == 1 else "again"

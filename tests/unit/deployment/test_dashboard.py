@@ -15,7 +15,7 @@ from shared.runtime import metrics
 ROOT = Path(__file__).resolve().parents[3]
 DASHBOARD = ROOT / "compose" / "grafana" / "dashboards" / "fusequeue.json"
 OF_PROMETHEUS = {"le", "instance", "job", "pod"}
-FUNCTIONS = {"rate", "sum", "max", "min", "histogram_quantile", "vector"}
+FUNCTIONS = {"rate", "increase", "delta", "sum", "max", "min", "histogram_quantile", "vector", "scalar", "absent"}
 WORDS = {"by", "without", "or", "and", "unless", "on", "ignoring"}
 TOKEN = re.compile(
     r"""(?P<string>"[^"]*")|(?P<range>\[[^\]]*\])|(?P<name>[a-zA-Z_:][\w:]*)|(?P<number>\d+(\.\d+)?)"""
@@ -59,7 +59,7 @@ def faults(query: str) -> list[str]:
             named.add(text)
         elif kind == "name" and text in WORDS:
             grouping = text in ("by", "without", "on", "ignoring")
-        elif kind == "name" and text not in FUNCTIONS and text not in labels:
+        elif kind == "name" and text not in FUNCTIONS | {"up"} and text not in labels:
             errors.append(f"no metric {text}")
         last = text
     metrics_of_query = {text for kind, text in tokens(query) if kind == "name" and text in labels}
