@@ -51,12 +51,19 @@ def fetch(spec: ModelSpec, stall_s: float = STALL_S) -> Path:
     except Exception as error:
         if passing_cause(error, downloading=True) is None:
             raise
-        try:
-            folder = _download(spec, local_files_only=True)
-        except Exception:
-            raise error from None
+        folder = _cached(spec)
+        if folder is None:
+            raise
         log.warning("hub_unavailable", model=spec.id, error=str(error)[:200], remedy="none: the cached files are used")
         return folder
+
+
+def _cached(spec: ModelSpec) -> Path | None:
+    """Return the folder of a repository's cached files, None if some are missing."""
+    try:
+        return _download(spec, local_files_only=True)
+    except Exception:
+        return None
 
 
 def _download(spec: ModelSpec, *, local_files_only: bool) -> Path:

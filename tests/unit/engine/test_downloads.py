@@ -1,0 +1,132 @@
+"""Downloads from the hub: the cached copy during an outage, and a limit on silence."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import huggingface_hub
+import pytest
+from diffusers import DiffusionPipeline
+
+from shared.config.models_file import ModelSpec
+from worker.engine.pipelines import downloads
+from worker.engine.pipelines.downloads import fetch
+
+Download = Callable[..., str]
+
+
+@pytest.fixture
+def spec(request: pytest.FixtureRequest) -> ModelSpec:
+    return ModelSpec(id="m", source=f"org/{request.node.name}"[:60])  # downloads are kept by source
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Download], None]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    return lambda download: monkeypatch.setattr(DiffusionPipeline, "download", download)
+
+
+def test_cached_files_serve_while_the_hub_cannot_be_reached(
+    spec: ModelSpec, use: Callable[[Download], None], tmp_path: Path
+) -> None:
+    def download(_source: str, *, local_files_only: bool, **_options: Any) -> str:
+        if not local_files_only:
+            raise httpx.ReadTimeout("timed out")
+        return str(tmp_path)
+
+    use(download)
+    assert fetch(spec) == tmp_path
+
+
+def test_without_cached_files_the_error_of_the_hub_is_raised_with_its_cause(
+    spec: ModelSpec, use: Callable[[Download], None]
+) -> None:
+    """Its cause decides whether the load is repeated."""
+
+    def download(_source: str, *, local_files_only: bool, **_options: Any) -> str:
+        if local_files_only:
+            raise FileNotFoundError("nothing is cached")
+        raise OSError("Cannot load model") from httpx.ConnectError("refused")
+
+    use(download)
+    with pytest.raises(OSError, match="Cannot load model") as raised:
+        fetch(spec)
+    assert isinstance(raised.value.__cause__, httpx.ConnectError)
+
+
+def test_cached_files_do_not_replace_a_repository_that_is_gone(
+    spec: ModelSpec, use: Callable[[Download], None], tmp_path: Path
+) -> None:
+    def download(_source: str, *, local_files_only: bool, **_options: Any) -> str:
+        if not local_files_only:
+            raise ValueError("only pickles")
+        return str(tmp_path)
+
+    use(download)
+    with pytest.raises(ValueError, match="pickles"):
+        fetch(spec)
+
+
+def test_a_download_without_data_is_given_up_and_awaited_again(
+    spec: ModelSpec, use: Callable[[Download], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one would wait for the same lock."""
+    monkeypatch.setattr(downloads, "LOOK_EVERY_S", 0.02)
+    data, starts = threading.Event(), []
+
+    def download(_source: str, *, local_files_only: bool, **_options: Any) -> str:
+        if local_files_only:
+            raise FileNotFoundError("nothing is cached")
+        starts.append(None)
+        assert data.wait(60)
+        return str(tmp_path)
+
+    use(download)
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match="no data"):
+            fetch(spec, stall_s=0.1)
+    data.set()
+    assert fetch(spec, stall_s=60) == tmp_path
+    assert len(starts) in (1, 2), "the last call can find the first download done"
+
+
+def test_a_slow_download_that_makes_progress_is_not_given_up(
+    spec: ModelSpec, use: Callable[[Download], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloads, "LOOK_EVERY_S", 0.02)
+    blobs = tmp_path / "models--org--m" / "blobs"
+    blobs.mkdir(parents=True)
+    looks: list[None] = []
+    enough = threading.Event()
+
+    def cached_files() -> frozenset[tuple[str, int]]:
+        (blobs / str(len(looks))).touch()
+        looks.append(None)
+        if len(looks) > 50:
+            enough.set()
+        return original()
+
+    def download(_source: str, **_options: Any) -> str:
+        assert enough.wait(60)
+        return str(tmp_path)
+
+    original = downloads._cached_files
+    monkeypatch.setattr(downloads, "_cached_files", cached_files)
+    use(download)
+    assert fetch(spec, stall_s=0.001) == tmp_path
+
+
+def test_requests_to_the_hub_have_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those for which huggingface_hub passes none, such as that for a repository's metadata."""
+    downloads.limit_requests()
+    client = huggingface_hub.get_session()
+    for given in (None, 3.0):
+        request = client.build_request("GET", "http://hub.invalid/", timeout=given)
+        for hook in client.event_hooks["request"]:
+            hook(request)
+        expected = huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT if given is None else given
+        assert request.extensions["timeout"] == dict.fromkeys(("connect", "read", "write", "pool"), expected)
