@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from harness.http_server import BODY, serving
+from harness.http_server import BODY, WORKER, deliver, serving
 
 from shared.queue import Queue, UnavailableModel, WorkerInfo
 from shared.request import parse
@@ -41,6 +41,21 @@ async def test_queues_have_the_queued_jobs(api: httpx.AsyncClient, fake_queue: Q
     assert (queue["model"], queue["jobs"]["bulk"], queue["slots"]["bulk"], queue["running_jobs"]) == ("demo", 3, 6, 0)
     assert queue["oldest_age_ms"] >= 0
     assert queues["workers"] == 1
+
+
+async def test_a_queue_has_an_estimate_only_while_a_worker_serves_its_model(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    """The pace of earlier workers says nothing without one."""
+    first, _ = [(await api.post("/v1/jobs", json=BODY)).json()["id"] for _ in range(2)]
+    (claim,) = await fake_queue.claims.claim(WORKER, ["demo"], 1)
+    assert claim.job.id == first
+    await deliver(fake_queue, tmp_path, claim)
+    (queue,) = (await api.get("/v1/queues")).json()["data"]
+    assert queue["eta_s"] is None
+    await fake_queue.workers.heartbeat(WorkerInfo(id="w1", models=("demo",)))
+    (queue,) = (await api.get("/v1/queues")).json()["data"]
+    assert queue["eta_s"] is not None
 
 
 async def test_workers_are_listed(api: httpx.AsyncClient, fake_queue: Queue) -> None:
