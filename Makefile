@@ -61,6 +61,8 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/hadolint compose/Dockerfile
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose/compose.yaml
 
 bench: $(READY)
 	for name in simulate swaps fleet syncs engine preempt interactive over_http pool; do $(BIN)/python -m bench.$$name || exit; done

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import yaml
+from typer.testing import CliRunner
 
+from cli.main import app
 from shared.config import settings
 from shared.config.settings import Settings
 
@@ -33,6 +36,7 @@ def test_all_services_exist_with_a_cpu_profile() -> None:
     """Redis, S3, API, worker, chores, Prometheus and Grafana; one worker per profile."""
     assert {"redis", "s3", "s3-bucket", "api", "chores", "prometheus", "grafana"} <= SERVICES.keys()
     assert (SERVICES["worker"]["profiles"], SERVICES["worker-cpu"]["profiles"]) == (["gpu"], ["cpu"])
+    assert SERVICES["worker-cpu"]["environment"]["FUSEQUEUE_DEVICE"] == "cpu"
     assert "download.pytorch.org/whl/cpu" in SERVICES["worker-cpu"]["build"]["args"]["TORCH_INDEX"]
 
 
@@ -108,15 +112,65 @@ def test_grafana_finds_the_dashboard_and_its_source() -> None:
     assert set(used) == {source["uid"], "fusequeue"}
 
 
-def test_images_are_small_and_run_without_root() -> None:
-    """The API image installs no extra, and so no torch. Neither image has a compiler or runs as root."""
+def test_gpu_workers_get_one_gpu_each_and_do_not_start_without() -> None:
+    """`count: 1` with --scale gave all the first GPU; a fixed name refuses --scale. Prometheus finds them all."""
+    workers = {name: one for name, one in SERVICES.items() if "deploy" in one}
+    devices = []
+    for name, service in workers.items():
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        devices += device["device_ids"]
+        assert "count" not in device, name
+        assert service["environment"]["FUSEQUEUE_DEVICE"] == "cuda", name
+        assert name == "worker" or service["networks"]["default"]["aliases"] == ["worker"], name
+    assert devices == [str(index) for index in range(len(workers))]
+    assert len({service["container_name"] for service in workers.values()}) == len(workers) > 1
+
+
+def test_prometheus_gets_a_bare_token_of_scope_metrics() -> None:
+    """A JSON object would be sent as the token."""
+    (command,) = re.findall(r"keys create (.*) > compose/metrics.key", (FOLDER / "compose.yaml").read_text("utf-8"))
+    made = CliRunner().invoke(app, ["keys", "create", *command.split(), "--help"])
+    assert made.exit_code == 0, made.output
+    assert command == "--scopes metrics --quiet"
+
+
+def test_images_run_without_root_and_the_api_has_no_torch() -> None:
+    """The API's image installs no extra, and its user owns nothing of it."""
     api, worker = stage("api"), stage("worker")
-    assert re.findall(r"pip install .*", api) == ["pip install -c constraints.txt ."]
-    assert any("'.[worker]'" in line for line in re.findall(r"pip install .*", worker))
-    assert "USER 10001" in api
-    assert "USER 10001" in worker
+    assert "torch" not in api
+    assert "optional-dependencies" not in api
+    assert "['optional-dependencies']['worker']" in worker
+    for text in (api, worker):
+        last_install = text.rindex("pip install")
+        assert "USER 10001" in text[last_install:]
+
+
+def test_an_edit_of_the_sources_rebuilds_only_the_last_layers() -> None:
+    """Torch and the dependencies are installed before, each in a layer of its own, from files that change seldom."""
+    for target in ("api", "worker"):
+        steps = re.findall(
+            r"^(?:RUN|COPY) (?:.*\\\n)*.*", DOCKERFILE.split(f" AS {target}\n")[1].split("\nFROM ")[0], re.M
+        )
+        sources = [step for step in steps if "--mount=type=bind,target=/src" in step]
+        assert len(sources) == 1
+        assert "--no-deps /src" in sources[0], "dependencies are installed before"
+        assert steps[-1] == sources[0]
+        for step in steps[:-1]:
+            assert set(re.findall(r"source=([\w./]+)", step)) <= {"pyproject.toml", "constraints.txt"}, step
+    torch_steps = [step for step in steps if "torch==" in step]
+    assert ["--no-deps" in step for step in torch_steps] == [True, False], "its wheel, then its CUDA libraries"
+    assert steps[:2] == torch_steps
+    (version,) = re.findall(r"^ARG TORCH=(\S+)$", DOCKERFILE, re.M)
+    assert f"torch=={version}\n" in (ROOT / "constraints.txt").read_text("utf-8")
+
+
+def test_files_of_the_images_are_in_the_build_context() -> None:
+    """And every package of the wheel, with the files that its build reads."""
     copied = set(re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.M))
-    for source in {part for line in copied for part in line.split()}:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"], "pyproject.toml", "constraints.txt"}
+    for source in needed | {part for line in copied for part in line.split()}:
         assert (ROOT / source).exists(), source
         allowed = (ROOT / ".dockerignore").read_text().splitlines()
         assert f"!{source.split('/')[0]}" in allowed, f"{source} is ignored"

@@ -89,6 +89,7 @@ def test_nothing_runs_as_root_or_writes_to_its_image() -> None:
         name = workload["metadata"]["name"]
         assert pod["securityContext"]["runAsNonRoot"] is True, name
         assert pod["securityContext"]["runAsUser"] > 0, name
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
         for container in pod["containers"]:
             secured = container["securityContext"]
             assert secured["readOnlyRootFilesystem"], name
