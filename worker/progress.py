@@ -12,7 +12,7 @@ import structlog
 
 from shared.config.models_file import Catalog
 from shared.errors import RedisUnavailable
-from shared.job import Phase
+from shared.job import Phase, Priority
 from shared.queue import ProgressReport, Queue, WorkerInfo
 from shared.runtime.clock import VERSION
 from worker.cost_curves import CostCurves
@@ -140,6 +140,7 @@ class ProgressReporter:
             loaded=engine.loaded_models,
             unavailable=unavailable_models(engine.unavailable_models, now_s),
             running_jobs=len(claimed_jobs),
+            bulk_jobs=sum(claimed.job.priority is Priority.BULK for claimed in claimed_jobs),
             running_slots=running_slots,
             free_slots=max(0, self._info.slots - running_slots),
             ready_s=None if self._ready_at_s is None else round(now_s - self._ready_at_s, 3),

@@ -13,6 +13,7 @@ import structlog
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
+from shared.job import Job
 from shared.queue import Claim, Queue
 from shared.runtime import metrics
 from shared.runtime.asyncio_tools import cancel_and_wait, retry_while_unavailable
@@ -129,7 +130,12 @@ class Worker:
     @property
     def slots_in_use(self) -> int:
         """Images of all claimed jobs, those being uploaded included."""
-        return sum(claimed.job.slots for claimed in self._claimed_jobs.values())
+        return sum(job.slots for job in self.jobs)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The claimed jobs."""
+        return [claimed.job for claimed in self._claimed_jobs.values()]
 
     def _no_usable_model(self) -> str | None:
         """Return why no model can be loaded; None while one may be."""

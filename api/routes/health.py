@@ -10,7 +10,7 @@ from api.context import METRICS_SCOPE, Services, ServicesDep
 from api.errors import NotReady
 from api.http.openapi import problems
 from api.readiness import CHECK_TIMEOUT_S
-from api.routes.operations import fleet_of
+from api.routes.operations import fleet_of, targets_of
 from shared.auth import Footprint
 from shared.autoscaling import Scale, wanted_workers
 from shared.errors import FusequeueError
@@ -63,8 +63,8 @@ async def _read_queue(services: Services) -> None:
             workers = await queue.workers.all()
             fleet = fleet_of(workers, await queue.workers.mean_start_s())
             metrics.target_wait_seconds.set(max(services.settings.target_wait_s, fleet.start_s))
-            loads = await queue.workers.signature_loads(load)
-            scale = wanted_workers(loads, fleet, services.settings.target_wait_s)
+            backlog = await queue.workers.backlog(load, services.catalog.expected_s)
+            scale = wanted_workers(backlog, fleet, targets_of(services.settings))
             dead = await queue.dead_letters.count()
             footprint = await queue.api_keys.footprint()
     metrics.show_load(load)

@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from api.context import METRICS_SCOPE, Context, ServicesDep
 from api.http.openapi import problems
-from shared.autoscaling import Fleet, wanted_workers
+from shared.autoscaling import Fleet, ReadyTimes, Targets, wanted_workers
+from shared.config.settings import Settings
 from shared.errors import NotFound
 from shared.protocols.native import JobObject, iso, job_object
 from shared.queue import DeadLetter, QueueDepth, WorkerInfo
@@ -39,10 +40,10 @@ class ScaleObject(BaseModel):
 
     pool: str
     wanted: int = Field(
-        description="Workers that let queued jobs start within `target_wait_s`, or `start_s` if that is longer; "
-        "never fewer than `busy`."
+        description="Workers that let queued jobs start within `target_wait_s`, or `start_s` if that is longer, and "
+        "end bulk jobs within their windows; never fewer than those with interactive or standard jobs."
     )
-    alive: int
+    alive: int = Field(description="Workers that are ready or starting.")
     busy: int = Field(description="Workers that have jobs.")
     starting: int = Field(description="Workers that are loading their models.")
     start_s: float = Field(description="Seconds that recent workers took to start; 0 if unknown.")
@@ -80,8 +81,8 @@ async def scale(pool: str, services: ServicesDep) -> ScaleObject:
         raise NotFound(f"this API serves the pool {services.settings.namespace!r}", param="pool")
     workers = services.queue.workers
     fleet = fleet_of(await workers.all(), await workers.mean_start_s())
-    loads = await workers.signature_loads(await workers.load())
-    wanted = wanted_workers(loads, fleet, services.settings.target_wait_s)
+    backlog = await workers.backlog(await workers.load(), services.catalog.expected_s)
+    wanted = wanted_workers(backlog, fleet, targets_of(services.settings))
     return ScaleObject(
         pool=pool,
         wanted=wanted.wanted,
@@ -94,8 +95,8 @@ async def scale(pool: str, services: ServicesDep) -> ScaleObject:
         backlog_s=round(wanted.queued_s + wanted.running_s, 3),
         queued_s=round(wanted.queued_s, 3),
         running_s=round(wanted.running_s, 3),
-        queued=sum(load.queued_slots for load in loads),
-        running=sum(load.running_slots for load in loads),
+        queued=sum(load.queued_slots + load.bulk_slots for load in backlog.loads),
+        running=sum(load.running_slots for load in backlog.loads),
         reasons=wanted.reasons,
     )
 
@@ -103,13 +104,26 @@ async def scale(pool: str, services: ServicesDep) -> ScaleObject:
 def fleet_of(workers: Sequence[WorkerInfo], start_s: float) -> Fleet:
     """Return the figures of a pool's workers; those that drain or can load no model do not count."""
     alive = [worker for worker in workers if worker.state in ("starting", "ready")]
+    running = sum(worker.running_jobs for worker in alive)
+    ready: dict[str, list[float]] = {}
+    for worker in alive:
+        for model in worker.models:
+            if worker.state == "starting" or worker.serves(model):
+                ready.setdefault(model, []).extend(() if worker.ready_s is None else (worker.ready_s,))
     return Fleet(
         alive=len(alive),
         busy=sum(worker.running_jobs > 0 for worker in alive),
+        urgent=sum(worker.running_jobs > worker.bulk_jobs for worker in alive),
         starting=sum(worker.state == "starting" for worker in alive),
-        settled_s=min((worker.ready_s for worker in alive if worker.ready_s is not None), default=None),
+        unavailable=sum(worker.state == "unavailable" for worker in workers),
+        serving={model: ReadyTimes(max(times, default=0.0), min(times, default=0.0)) for model, times in ready.items()},
+        bulk_part=sum(worker.bulk_jobs for worker in alive) / running if running else 0.0,
         start_s=start_s,
     )
+
+
+def targets_of(settings: Settings) -> Targets:
+    return Targets(settings.target_wait_s, settings.bulk_window_s)
 
 
 class DeadLetterObject(BaseModel):

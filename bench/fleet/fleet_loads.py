@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
-from bench.simulate import CURVES
+from bench.simulate import CURVES, seconds_at
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,19 +24,52 @@ class JobKind:
         """Return seconds per forward by rows."""
         return {rows: self.step_s * rows / gain for rows, gain in self.gains.items()}
 
+    def image_s(self, rows: int) -> float:
+        """Return the GPU-seconds of one image in forwards of so many rows."""
+        return self.steps * seconds_at(self.curve(), rows) / rows
+
 
 SMALL = JobKind("small", 28, 0.05, CURVES["512"])
 LARGE = JobKind("large", 40, 0.35, CURVES["1024"])
 VIDEO = JobKind("video", 50, 1.2, {1: 1.0, 2: 1.01})
 
 
+class Arrival(NamedTuple):
+    """A job that arrives at `at_s`; a bulk job can have a deadline, `due_s`."""
+
+    at_s: float
+    kind: JobKind
+    tenant: str = "all"
+    bulk: bool = False
+    due_s: float | None = None
+
+
 @dataclass(frozen=True)
 class FleetLoad:
-    """Jobs by arrival, and the least and most seconds a worker needs to load its models."""
+    """Jobs by arrival, and the least and most seconds a worker needs to load its models.
+
+    `limits` are running slots by tenant. No worker serves the kinds in `unserved`. Loads fail while the hub is down,
+    from the first to the second time of each pair. `known`: costs and start times were measured before. The simulation
+    ends at `until_s`, or with the last job.
+    """
 
     name: str
-    arrivals: tuple[tuple[float, JobKind], ...]
+    arrivals: tuple[Arrival, ...]
     loading_s: tuple[float, float]
+    limits: Mapping[str, int] = field(default_factory=dict)
+    unserved: tuple[JobKind, ...] = ()
+    hub_down: tuple[tuple[float, float], ...] = ()
+    known: bool = False
+    until_s: float | None = None
+    cool_down_s: float = 60.0
+
+    def hub_fails(self, from_s: float, to_s: float) -> bool:
+        """Return whether the hub is down at any time between the two."""
+        return any(from_s < end and to_s >= begin for begin, end in self.hub_down)
+
+
+def by_time(arrivals: Iterable[Arrival]) -> tuple[Arrival, ...]:
+    return tuple(sorted(arrivals, key=lambda arrival: arrival.at_s))
 
 
 def _random_arrivals(
@@ -55,8 +88,8 @@ def bursts(seed: int) -> FleetLoad:
     rng, arrivals = random.Random(seed), []
     for number in range(12):
         kind, count = ((SMALL, 600), (LARGE, 60), (VIDEO, 20))[number % 3]
-        arrivals += [(60 + 1200 * number + rng.uniform(0, 30), kind) for _ in range(count)]
-    return FleetLoad("bursts", tuple(sorted(arrivals, key=lambda row: row[0])), (60.0, 180.0))
+        arrivals += [Arrival(60 + 1200 * number + rng.uniform(0, 30), kind) for _ in range(count)]
+    return FleetLoad("bursts", by_time(arrivals), (60.0, 180.0))
 
 
 def daily_wave(seed: int) -> FleetLoad:
@@ -66,10 +99,12 @@ def daily_wave(seed: int) -> FleetLoad:
     def daylight(at_s: float) -> float:
         return 0.5 - 0.5 * math.cos(2 * math.pi * at_s / span_s)
 
-    arrivals = [(at_s, SMALL) for at_s in _random_arrivals(lambda at: 2.0 * daylight(at), 2.0, span_s, rng)]
-    arrivals += [(at_s, LARGE) for at_s in _random_arrivals(lambda at: 0.1 * daylight(at), 0.1, span_s, rng)]
-    arrivals += [(at_s, VIDEO) for at_s in _random_arrivals(lambda at: 0.05 * (1 - daylight(at)), 0.05, span_s, rng)]
-    return FleetLoad("daily wave", tuple(sorted(arrivals, key=lambda row: row[0])), (60.0, 180.0))
+    arrivals = [Arrival(at_s, SMALL) for at_s in _random_arrivals(lambda at: 2.0 * daylight(at), 2.0, span_s, rng)]
+    arrivals += [Arrival(at_s, LARGE) for at_s in _random_arrivals(lambda at: 0.1 * daylight(at), 0.1, span_s, rng)]
+    arrivals += [
+        Arrival(at_s, VIDEO) for at_s in _random_arrivals(lambda at: 0.05 * (1 - daylight(at)), 0.05, span_s, rng)
+    ]
+    return FleetLoad("daily wave", by_time(arrivals), (60.0, 180.0))
 
 
 def cold_starts(seed: int) -> FleetLoad:
@@ -78,8 +113,8 @@ def cold_starts(seed: int) -> FleetLoad:
     for _ in range(40):
         at_s += 300 + rng.expovariate(1 / 300)
         kind, most = rng.choice(((SMALL, 80), (LARGE, 20), (VIDEO, 6)))
-        arrivals += [(at_s + rng.uniform(0, 10), kind) for _ in range(rng.randint(1, most))]
-    return FleetLoad("cold starts", tuple(sorted(arrivals, key=lambda row: row[0])), (180.0, 180.0))
+        arrivals += [Arrival(at_s + rng.uniform(0, 10), kind) for _ in range(rng.randint(1, most))]
+    return FleetLoad("cold starts", by_time(arrivals), (180.0, 180.0))
 
 
 MakeLoad: TypeAlias = Callable[[int], FleetLoad]

@@ -45,13 +45,14 @@ class WantedWorkers:
 class PoolWorker:
     """A worker of the pool by its index from 0; `running` are its jobs, None before its first heartbeat.
 
-    A failing worker has ended more than once in a row and is not ready.
+    `bulk` of them are bulk jobs. A failing worker has ended more than once in a row and is not ready.
     """
 
     index: int
     state: WorkerState
     started_s: float
     running: int | None = None
+    bulk: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,16 +81,17 @@ def plan_changes(workers: Sequence[PoolWorker], target: int, max_workers: int) -
     """Return the changes that bring the pool to `target` workers.
 
     A failing worker does not count: another is started if an index is free, and it is drained once enough workers are
-    ready; draining it sooner would reset its restart backoff. Surplus workers are drained if idle, youngest first.
+    ready; draining it sooner would reset its restart backoff. Surplus workers are drained if idle, youngest first, then
+    those with only bulk jobs: a batch would keep them for its whole window.
     """
     counted = [worker for worker in workers if worker.state in ("starting", "ready")]
     missing = target - len(counted)
     if missing > 0:
         used = {worker.index for worker in workers}
         return WorkerChanges(start=tuple(index for index in range(max_workers) if index not in used)[:missing])
-    idle = [worker for worker in counted if worker.state == "starting" or worker.running == 0]
-    idle.sort(key=lambda worker: (worker.started_s, worker.index), reverse=True)
-    surplus = [worker.index for worker in idle[: len(counted) - target]]
+    stopped = [worker for worker in counted if worker.state == "starting" or worker.running == worker.bulk]
+    stopped.sort(key=lambda worker: (-worker.bulk, worker.started_s, worker.index), reverse=True)
+    surplus = [worker.index for worker in stopped[: len(counted) - target]]
     enough = sum(worker.state == "ready" for worker in counted) >= target
     failing = [worker.index for worker in workers if worker.state == "failing"] if enough else []
     return WorkerChanges(drain=(*surplus, *failing))
@@ -163,8 +165,8 @@ class PoolProcesses:
         for worker in self._started.values():
             worker.runner.kill()
 
-    def workers(self, running: Mapping[int, int]) -> list[PoolWorker]:
-        """Return the workers; `running` are the jobs of each process id.
+    def workers(self, running: Mapping[int, tuple[int, int]]) -> list[PoolWorker]:
+        """Return the workers; `running` are the jobs of each process id, and how many of them are bulk.
 
         Frees the indexes of drained workers; raises the error of a runner that failed.
         """
@@ -172,9 +174,9 @@ class PoolProcesses:
             worker = self._started.pop(index)
             worker.runner.log.close()
             worker.running.result()
+        jobs = {index: running.get(worker.runner.pid or 0, (None, 0)) for index, worker in self._started.items()}
         return [
-            PoolWorker(index, worker.state, worker.started_s, running.get(worker.runner.pid or 0))
-            for index, worker in self._started.items()
+            PoolWorker(index, worker.state, worker.started_s, *jobs[index]) for index, worker in self._started.items()
         ]
 
     async def finish(self) -> None:
@@ -247,8 +249,10 @@ class Pool:
 
     async def _adjust(self) -> PoolStatus:
         scale, listed = await self._poll()
-        running = {one["pid"]: one["running_jobs"] for one in listed if one["host"] == self._host}
-        workers = self.processes.workers(running)
+        jobs = {
+            one["pid"]: (one["running_jobs"], one.get("bulk_jobs", 0)) for one in listed if one["host"] == self._host
+        }
+        workers = self.processes.workers(jobs)
         if scale is None:  # keep the present workers while the service is unreachable
             present = sum(worker.state in ("starting", "ready") for worker in workers)
             target = max(self.bounds.min_workers, present)
@@ -262,13 +266,13 @@ class Pool:
             self.processes.start(index)
         for index in changes.drain:
             self.processes.drain(index)
-        return self._status(scale, running, target)
+        return self._status(scale, jobs, target)
 
     def _is_ours(self, worker: Mapping[str, Any]) -> bool:
         return worker["host"] == self._host and self.processes.is_ours(worker["pid"])
 
-    def _status(self, scale: Scale | None, running: Mapping[int, int], target: int) -> PoolStatus:
-        workers = self.processes.workers(running)
+    def _status(self, scale: Scale | None, jobs: Mapping[int, tuple[int, int]], target: int) -> PoolStatus:
+        workers = self.processes.workers(jobs)
         states = [worker.state for worker in workers]
         return PoolStatus(
             queued=0 if scale is None else scale.queued,

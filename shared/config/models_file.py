@@ -159,6 +159,7 @@ class ModelSpec(_Table):
 
     `window_ms` is the longest time a job waits for batch mates, from its submission. `mixed_fields` are the fields of
     a job that may differ within a batch of this model; for a folder they default to those of its architecture.
+    `expected_image_s` are the GPU-seconds of one image or video, for autoscaling until a first job has ended.
     """
 
     id: Identifier
@@ -171,6 +172,7 @@ class ModelSpec(_Table):
     compile: bool = False
     window_ms: Annotated[int, Field(ge=0, le=60_000)] = 50
     max_batch: Annotated[int, Field(ge=1, le=256)] = 8
+    expected_image_s: Annotated[float | None, Field(gt=0, le=86_400)] = None
     safety_checker: bool = True
     schedulers: tuple[str, ...] = ()
     mixed_fields: tuple[Mixable, ...] = ("adapters",)
@@ -244,6 +246,11 @@ class Catalog:
 
     def __iter__(self) -> Iterator[ModelSpec]:
         return iter(self._specs.values())
+
+    @property
+    def expected_s(self) -> dict[str, float]:
+        """Return the expected GPU-seconds of one image or video by model, where the file has them."""
+        return {spec.id: spec.expected_image_s for spec in self if spec.expected_image_s is not None}
 
     def __len__(self) -> int:
         return len(self._specs)

@@ -138,6 +138,9 @@ class Settings(BaseSettings):
     pod_namespace: str = _setting("default", "Kubernetes namespace of the pod.")
 
     target_wait_s: float = _setting(30.0, "Queue wait that the wanted number of workers aims at (GET /v1/scale).", gt=0)
+    bulk_window_s: Positive = _setting(
+        86_400, "Time in which bulk jobs are to end that have no deadline; workers are wanted for that (GET /v1/scale)."
+    )
 
     auth: Literal["auto", "keys", "insecure-no-keys"] = _setting(
         "auto", "When API keys are required: once one exists, always, or never."

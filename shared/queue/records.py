@@ -99,7 +99,11 @@ class QueuePosition:
 
 @dataclass(frozen=True)
 class QueueDepth:
-    """Queued and running jobs of one signature; `eta_s` until all have ended, None if unknown."""
+    """Queued and running jobs of one signature; `eta_s` until all have ended, None if unknown.
+
+    `waiting_ms` is the age of the oldest interactive or standard job that no quota holds back, `bulk_age_ms` that of
+    the oldest bulk job.
+    """
 
     signature: str
     model: str
@@ -108,6 +112,8 @@ class QueueDepth:
     running_jobs: int
     oldest_age_ms: int | None
     eta_s: float | None
+    waiting_ms: int | None = None
+    bulk_age_ms: int | None = None
 
     @property
     def queued_jobs(self) -> int:
@@ -158,6 +164,7 @@ class WorkerInfo:
     """State of a worker at its last heartbeat; the queue sets `beat_at_ms` in Redis time.
 
     It is `unavailable` while it can load none of its models. `ready_s` is the time since it is ready, None before.
+    `bulk_jobs` of its `running_jobs` are bulk.
     `running_slots` are images in the engine or about to enter it. `forwards` counts denoiser forwards since the start,
     `forward_rows` their images. `busy_s` is the GPU thread's time with work, `idle_while_queued_s` without work while a
     job was queued that it then claimed.
@@ -169,6 +176,7 @@ class WorkerInfo:
     slots: int = 0
     free_slots: int = 0
     running_jobs: int = 0
+    bulk_jobs: int = 0
     running_slots: int = 0
     device: str = ""
     memory_bytes: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,26 +45,28 @@ def cost_curves_svg(title: str, curves: Mapping[str, Mapping[int, float]]) -> st
     return _svg(figure, legend=bool(curves))
 
 
-def timeline_svg(title: str, panels: Sequence[Panel]) -> str:
-    """Return step plots over seconds, one panel below the other."""
-    figure = _figure(1 + PANEL_HEIGHT * len(panels))
+def timeline_svg(title: str, panels: Sequence[Panel], columns: int = 1) -> str:
+    """Return step plots over seconds, one panel below the other; those of several columns have a time axis each."""
+    rows = math.ceil(len(panels) / columns)
+    figure = _figure(1 + PANEL_HEIGHT * rows, columns)
     figure.suptitle(title)
-    end = max((at for panel in panels for points in panel.series.values() for at, _ in points), default=0.0)
+    ends = [max((at for points in panel.series.values() for at, _ in points), default=0.0) for panel in panels]
     for number, panel in enumerate(panels, start=1):
-        axes = figure.add_subplot(len(panels), 1, number, ylabel=panel.label, xlim=(0, end or 1))
+        end = max(ends) if columns == 1 else ends[number - 1]
+        axes = figure.add_subplot(rows, columns, number, ylabel=panel.label, xlim=(0, end or 1))
         for name, points in panel.series.items():
             steps = [*points, (end, points[-1][1])] if points else []
             axes.step([at for at, _ in steps], [value for _, value in steps], where="post", label=name)
-        if number == len(panels):
+        if number > len(panels) - columns:
             axes.set_xlabel("seconds")
     return _svg(figure, legend=True)
 
 
-def _figure(height: float) -> Figure:
+def _figure(height: float, columns: int = 1) -> Figure:
     require_matplotlib()
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(WIDTH, height), layout="constrained")
+    return Figure(figsize=(WIDTH * columns, height), layout="constrained")
 
 
 def _svg(figure: Figure, *, legend: bool) -> str:

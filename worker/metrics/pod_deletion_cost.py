@@ -1,9 +1,9 @@
-"""The pod deletion cost of this worker: its claimed images, so that Kubernetes scales idle workers down first."""
+"""The pod deletion cost of this worker: Kubernetes removes idle workers first, then those with only bulk jobs."""
 
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 
 import httpx
@@ -11,6 +11,7 @@ import structlog
 
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
+from shared.job import Job, Priority
 from shared.runtime.asyncio_tools import cancel_and_wait
 from worker.worker import Worker
 
@@ -23,18 +24,24 @@ CHECK_EVERY_S = 0.5
 WRITE_EVERY_S = 10.0
 RETRY_AFTER_S = 30.0
 TIMEOUT_S = 5.0
+URGENT_COST = 1000  # of an interactive or standard image: above any number of bulk ones
+
+
+def deletion_cost(jobs: Iterable[Job]) -> int:
+    """Return the images of the jobs; bulk jobs cost little: they can be run again within their window."""
+    return sum(job.slots * (1 if job.priority is Priority.BULK else URGENT_COST) for job in jobs)
 
 
 async def keep_current(
     client: httpx.AsyncClient, pod_path: str, token: Path, worker: Worker, write_every_s: float = WRITE_EVERY_S
 ) -> None:
-    """Write the worker's slots in use to the pod's annotation whenever they change, until canceled.
+    """Write the cost of the worker's jobs to the pod's annotation whenever it changes, until canceled.
 
     The token is read for each write, since Kubernetes renews it.
     """
     written: int | None = None
     while True:
-        cost = worker.slots_in_use
+        cost = deletion_cost(worker.jobs)
         if cost == written:
             await asyncio.sleep(CHECK_EVERY_S)
             continue

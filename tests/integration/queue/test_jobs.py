@@ -13,7 +13,8 @@ from api.responses import QueuePositions
 from shared.auth import TenantLimits
 from shared.errors import InvalidRequest
 from shared.job import Priority
-from shared.queue import Queue, QueuePosition, Submission, UnavailableModel, WorkerInfo, workers
+from shared.queue import Queue, QueuePosition, Submission, UnavailableModel, WorkerInfo
+from shared.queue.workers import workers
 from shared.runtime.clock import new_id
 
 Make = Callable[..., Submission]
@@ -275,12 +276,12 @@ async def test_the_wanted_workers_count_every_signature(
     """Those that are not listed count at the mean cost of their model."""
     monkeypatch.setattr(workers, "MAX_SIGNATURES", 1)
     await put(queue, *[make_submission(width=64 * side) for side in range(1, 13) for _ in range(3)])
-    loads = await queue.workers.signature_loads(await queue.workers.load())
+    loads = (await queue.workers.backlog(await queue.workers.load(), {})).loads
     assert len(loads) < 12
     assert sum(one.queued_slots for one in loads) == 36
     for one in await claim(queue, 3):
         await end(queue, one, device_seconds=0.5)
-    loads = await queue.workers.signature_loads(await queue.workers.load())
+    loads = (await queue.workers.backlog(await queue.workers.load(), {})).loads
     assert sum(one.queued_slots for one in loads) == 33
     assert [one.slot_s for one in loads] == [pytest.approx(0.5)] * len(loads)
 

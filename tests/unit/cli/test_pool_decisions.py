@@ -28,8 +28,10 @@ STATUS = PoolStatus(
 )
 
 
-def worker(index: int, state: WorkerState = "ready", running: int | None = 0, started_s: float = 0.0) -> PoolWorker:
-    return PoolWorker(index, state, started_s, running)
+def worker(
+    index: int, state: WorkerState = "ready", running: int | None = 0, started_s: float = 0.0, bulk: int = 0
+) -> PoolWorker:
+    return PoolWorker(index, state, started_s, running, bulk)
 
 
 def after(*steps: tuple[float, int]) -> tuple[WantedWorkers, ...]:
@@ -86,6 +88,8 @@ def test_workers_outside_the_pool_count(others: int, min_workers: int, expected:
         ([worker(0), worker(1, started_s=5)], 1, WorkerChanges(drain=(1,))),  # the youngest is drained
         ([worker(0), worker(1, running=2, started_s=5)], 1, WorkerChanges(drain=(0,))),  # unless it has jobs
         ([worker(0, running=1), worker(1, running=2)], 1, WorkerChanges()),  # busy workers are not drained
+        ([worker(0, running=8, bulk=8), worker(1, running=8, bulk=7)], 0, WorkerChanges(drain=(0,))),  # but for bulk
+        ([worker(0, running=0), worker(1, running=8, started_s=5, bulk=8)], 1, WorkerChanges(drain=(0,))),  # idle first
         ([worker(0, running=None)], 0, WorkerChanges()),  # nor workers without a heartbeat
         ([worker(0), worker(1, "starting", None, 5)], 0, WorkerChanges(drain=(1, 0))),  # a starting worker has no jobs
         ([worker(0, "failing", None)], 1, WorkerChanges(start=(1,))),  # a failing worker does not count

@@ -25,6 +25,7 @@ def write(folder: Path, text: str) -> Path:
     [
         ("", "model: Field required"),
         ("model = []", "model: Tuple should have at least 1 item after validation, not 0"),
+        (VALID + "expected_image_s = 0\n", "model.0.expected_image_s: Input should be greater than 0"),
         (VALID + "max_bach = 3\n", "model.0.max_bach: unknown key"),
         (VALID + "[model.limits]\nmax_step = 3\n", "model.0.limits.max_step: unknown key"),
         (VALID + VALID, "duplicate model ids: a"),

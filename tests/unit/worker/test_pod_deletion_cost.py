@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from shared.config.settings import Settings
 from shared.errors import ConfigurationError
+from shared.job import Job, Priority
 from worker.metrics.pod_deletion_cost import ANNOTATION, keep_current, pod_deletion_cost
 
 Eventually = Callable[..., Awaitable[None]]
@@ -52,7 +53,8 @@ class ApiServer:
 
 
 class WorkerStub:
-    slots_in_use = 0
+    def __init__(self, *jobs: Job) -> None:
+        self.jobs = list(jobs)
 
 
 @pytest.fixture
@@ -78,8 +80,12 @@ async def keeping(api_server: ApiServer, worker: WorkerStub, token: Path, **opti
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_cost_follows_the_slots_in_use(
-    api_server: ApiServer, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+async def test_cost_follows_the_jobs(
+    api_server: ApiServer,
+    tmp_path: Path,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    make_job: Callable[..., Job],
 ) -> None:
     """Written only when it changes; the token is read for each write, since Kubernetes renews it."""
     monkeypatch.setattr("worker.metrics.pod_deletion_cost.CHECK_EVERY_S", 0.01)
@@ -89,21 +95,28 @@ async def test_cost_follows_the_slots_in_use(
         await eventually(lambda: api_server.costs == ["0"], "an idle worker is removed first")
         api_server.token = "second"
         token.write_text("second\n")
-        worker.slots_in_use = 8
-        await eventually(lambda: api_server.costs == ["0", "8"], "a busy worker is kept")
+        worker.jobs = [make_job(n=8, priority=Priority.BULK)]
+        await eventually(lambda: api_server.costs == ["0", "8"], "a worker with bulk jobs costs little")
         await asyncio.sleep(0.1)
-        worker.slots_in_use = 0
-        await eventually(lambda: api_server.costs == ["0", "8", "0"], "nothing was written while nothing changed")
+        worker.jobs += [make_job(n=2)]
+        await eventually(lambda: api_server.costs == ["0", "8", "2008"], "a busy worker is kept")
+        worker.jobs = []
+        await eventually(
+            lambda: api_server.costs == ["0", "8", "2008", "0"], "nothing was written while nothing changed"
+        )
 
 
 async def test_cost_is_written_after_refusals(
-    api_server: ApiServer, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    api_server: ApiServer,
+    tmp_path: Path,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    make_job: Callable[..., Job],
 ) -> None:
     """A failed write is retried with the current cost; the worker continues."""
     monkeypatch.setattr("worker.metrics.pod_deletion_cost.RETRY_AFTER_S", 0.01)
-    worker, token = WorkerStub(), tmp_path / "token"
+    worker, token = WorkerStub(make_job(n=3, priority=Priority.BULK)), tmp_path / "token"
     api_server.forbidden = True
-    worker.slots_in_use = 3
     token.write_text("expired")
     async with keeping(api_server, worker, token):
         await eventually(lambda: api_server.refused >= 2, "a wrong token is refused")

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from shared.errors import RedisUnavailable
-from shared.job import Phase, Progress
-from shared.queue import ProgressReport
+from shared.job import Phase, Priority, Progress
+from shared.queue import ProgressReport, WorkerInfo
 from shared.runtime.asyncio_tools import cancel_and_wait
 from worker.cost_curves import CostCurves
+from worker.engine.protocol import EngineStatus
 from worker.progress import ProgressReporter
 
 Eventually = Callable[..., Awaitable[None]]
@@ -48,3 +49,32 @@ async def test_report_that_redis_refused_is_sent_again(eventually: Eventually) -
     (report,) = queue.reports[1]
     assert report == ProgressReport("job_1", 3, Phase.DECODING, Progress(step=8, total=8), store=True)
     assert queue.reports == [(report,), (report,)]
+
+
+class QueueOfHeartbeats:
+    """A queue that keeps the heartbeats it gets."""
+
+    def __init__(self) -> None:
+        self.workers = self
+        self.infos: list[WorkerInfo] = []
+
+    async def heartbeat(self, info: WorkerInfo, _: object) -> None:
+        self.infos.append(info)
+
+
+async def test_heartbeats_say_how_many_jobs_are_bulk(eventually: Eventually) -> None:
+    queue: Any = QueueOfHeartbeats()
+    spec = SimpleNamespace(id="demo", max_batch=8)
+    claimed: Any = {
+        name: SimpleNamespace(job=SimpleNamespace(priority=priority, slots=1), occupies_slots=True, spec=spec)
+        for name, priority in (("a", Priority.BULK), ("b", Priority.BULK), ("c", Priority.STANDARD))
+    }
+    catalog: Any = [spec]
+    engine: Any = SimpleNamespace(status=lambda: EngineStatus("cpu"))
+    reporter = ProgressReporter(queue, claimed, CostCurves(), "worker-1", catalog)
+    sending = asyncio.create_task(reporter.send_heartbeats(engine))
+    try:
+        await eventually(lambda: bool(queue.infos), "a heartbeat is sent")
+    finally:
+        await cancel_and_wait((sending,))
+    assert (queue.infos[0].running_jobs, queue.infos[0].bulk_jobs) == (3, 2)

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from shared.autoscaling import SignatureLoad
+from shared.autoscaling import Backlog, SignatureLoad
+from shared.job import Priority
 from shared.queue.client import QueueComponent, translated
 from shared.queue.records import RANKS, ModelDepth, QueueDepth, QueueLoad, WorkerInfo
+from shared.queue.workers.backlog_sample import BacklogSample
 
 WORKER_TTL_S = 30
 MAX_SIGNATURES = 1000
@@ -68,18 +70,33 @@ class Workers(QueueComponent):
         first_ready = await self._first_ready([one.model for one in models])
         return QueueLoad(models, await self._depths(list(dict.fromkeys([*await self._longest(), *first_ready]))))
 
-    async def signature_loads(self, load: QueueLoad) -> list[SignatureLoad]:
-        """Return the load of each listed signature and, for each model, that of its others, for autoscaling."""
+    async def backlog(self, load: QueueLoad, expected_s: Mapping[str, float]) -> Backlog:
+        """Return what waits, for autoscaling; `expected_s` are GPU-seconds of a slot of models without a measured cost.
+
+        Each listed signature has a load, and for each model all its others have one.
+        """
+        loads = await self._signature_loads(load, expected_s)
+        sample = BacklogSample(self._client)
+        return Backlog(loads, await sample.limited_tenants(load.models), await sample.dated_slots())
+
+    async def _signature_loads(self, load: QueueLoad, expected_s: Mapping[str, float]) -> list[SignatureLoad]:
         costs = await self._costs([depth.signature for depth in load.depths])
         means = await self._costs([f"model|{one.model}" for one in load.models])
-        by_model = dict(zip((one.model for one in load.models), means, strict=True))
+        by_model = {
+            one.model: mean if mean.slot_s is not None else _Cost(expected_s.get(one.model), 1.0)
+            for one, mean in zip(load.models, means, strict=True)
+        }
         curves = await self._curves(load.depths)
         loads = [
             SignatureLoad(
                 signature=depth.signature,
-                queued_slots=depth.queued_slots,
+                model=depth.model,
+                queued_slots=depth.queued_slots - depth.slots[Priority.BULK],
+                bulk_slots=depth.slots[Priority.BULK],
                 running_slots=depth.running_jobs,
                 oldest_wait_s=(depth.oldest_age_ms or 0) / 1000,
+                waiting_s=(depth.waiting_ms or 0) / 1000,
+                bulk_age_s=(depth.bulk_age_ms or 0) / 1000,
                 slot_s=cost.slot_s,
                 rows=cost.rows,
                 cost_curve=curve,
@@ -158,11 +175,19 @@ def _others(total: ModelDepth, listed: Sequence[QueueDepth], cost: _Cost) -> Sig
     """Return the load of a model's signatures that are not listed, at the model's mean cost; None without any."""
     same = [depth for depth in listed if depth.model == total.model]
     queued = total.queued_slots - sum(depth.queued_slots for depth in same)
+    bulk = total.slots[Priority.BULK] - sum(depth.slots[Priority.BULK] for depth in same)
     running = total.running_jobs - sum(depth.running_jobs for depth in same)
     if total.signatures <= len(same) or (queued <= 0 and running <= 0):
         return None
-    name = f"{total.model}: {total.signatures - len(same)} other signatures"
-    return SignatureLoad(name, max(0, queued), max(0, running), 0.0, cost.slot_s, cost.rows)
+    return SignatureLoad(
+        signature=f"{total.model}: {total.signatures - len(same)} other signatures",
+        model=total.model,
+        queued_slots=max(0, queued - bulk),
+        bulk_slots=max(0, bulk),
+        running_slots=max(0, running),
+        slot_s=cost.slot_s,
+        rows=cost.rows,
+    )
 
 
 def _shape(depth: QueueDepth) -> str:
@@ -182,7 +207,7 @@ def _model_depth(model: str, numbers: Sequence[int]) -> ModelDepth:
 
 def _depth(row: list[int | str]) -> QueueDepth:
     numbers = [int(value) for value in row[2:]]
-    queued, (running, age_ms, gap_ms) = numbers[:6], numbers[6:]
+    queued, (running, age_ms, gap_ms, waiting_ms, bulk_ms) = numbers[:6], numbers[6:]
     jobs = dict(zip(RANKS, queued[0::2], strict=True))
     return QueueDepth(
         signature=str(row[0]),
@@ -192,6 +217,8 @@ def _depth(row: list[int | str]) -> QueueDepth:
         running_jobs=running,
         oldest_age_ms=None if age_ms < 0 else age_ms,
         eta_s=None if gap_ms < 0 else gap_ms * (sum(jobs.values()) + running) / 1000,
+        waiting_ms=None if waiting_ms < 0 else waiting_ms,
+        bulk_age_ms=None if bulk_ms < 0 else bulk_ms,
     )
 
 

@@ -1,0 +1,16 @@
+"""How many workers a pool needs: pure functions of what is queued, what it costs, and the workers alive."""
+
+from shared.autoscaling.backlog import Backlog, DatedSlots, LimitedTenant, SignatureLoad
+from shared.autoscaling.wanted import Fleet, ReadyTimes, Scale, Targets, wanted_workers
+
+__all__ = [
+    "Backlog",
+    "DatedSlots",
+    "Fleet",
+    "LimitedTenant",
+    "ReadyTimes",
+    "Scale",
+    "SignatureLoad",
+    "Targets",
+    "wanted_workers",
+]

@@ -1,0 +1,5 @@
+"""Workers: their heartbeats and costs, and what waits for them."""
+
+from shared.queue.workers.workers import MAX_COUNTED, MAX_SIGNATURES, WORKER_TTL_S, Workers
+
+__all__ = ["MAX_COUNTED", "MAX_SIGNATURES", "WORKER_TTL_S", "Workers"]

@@ -1,0 +1,139 @@
+"""Samples of the queue for autoscaling: tenants at their limits, and bulk jobs with a deadline.
+
+What is read is bounded, whatever is queued; the rest counts like it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shared.autoscaling import DatedSlots, LimitedTenant
+from shared.job import Priority
+from shared.protocols.openai.batches import BatchStatus
+from shared.queue.client import QueueComponent, translated
+from shared.queue.records import RANKS, ModelDepth
+
+_DEADLINES = 128
+_TENANTS = 1000
+_ORDERS = 600  # of tenants, models and priorities
+_LANES = 4  # of an order
+
+
+class BacklogSample(QueueComponent):
+    async def limited_tenants(self, models: Sequence[ModelDepth]) -> list[LimitedTenant]:
+        """Return tenants with more queued jobs than their limit of running slots lets start."""
+        with translated():
+            queued = {name: int(jobs) for name, jobs in (await self._redis.hgetall(self._keys.queued_jobs)).items()}
+            queued.pop("*", None)
+            names = heapq.nlargest(_TENANTS, queued, key=queued.__getitem__)
+            limits = await self._limits(names)
+            if not limits:
+                return []
+            running = await self._redis.hmget(self._keys.running_slots, list(limits))
+        used = {name: int(slots or 0) for name, slots in zip(limits, running, strict=True)}
+        beyond = [name for name, limit in limits.items() if used[name] + queued[name] > limit]
+        read = beyond[: max(1, _ORDERS // (len(RANKS) * len(models) or 1))]
+        if not read:
+            return []
+        weight = sum(queued[name] for name in beyond) / sum(queued[name] for name in read)
+        parts = await self._lane_jobs(read, [one.model for one in models])
+        return [
+            _limited_tenant(
+                name, weight * limits[name], weight * used[name], weight * queued[name], parts[name], models
+            )
+            for name in read
+        ]
+
+    async def _limits(self, tenants: Sequence[str]) -> dict[str, int]:
+        """Return the running slots of the tenants that have a limit."""
+        usual = self._settings.max_running_slots_per_tenant or 0
+        fields = [f"{tenant}|running_slots" for tenant in tenants]
+        own = await self._redis.hmget(self._keys.tenant_limits, fields) if fields else []
+        limits = {tenant: int(limit or usual) for tenant, limit in zip(tenants, own, strict=True)}
+        return {tenant: limit for tenant, limit in limits.items() if limit > 0}
+
+    async def _lane_jobs(
+        self, tenants: Sequence[str], models: Sequence[str]
+    ) -> dict[str, Counter[tuple[str, Priority]]]:
+        """Return about how many jobs the tenants have in their lanes, by model and priority."""
+        orders = [(tenant, model, priority) for tenant in tenants for model in models for priority in RANKS]
+        lanes: list[tuple[str, str, Priority, float]] = []
+        with translated():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for tenant, model, priority in orders:
+                    pipe.zrange(self._keys.tenant_signatures(tenant, model, priority.value), 0, _LANES - 1)
+                    pipe.zcard(self._keys.tenant_signatures(tenant, model, priority.value))
+                rows = await pipe.execute()
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for (tenant, model, priority), signatures, count in zip(orders, rows[::2], rows[1::2], strict=True):
+                    for signature in signatures:
+                        pipe.xlen(self._keys.lane(signature, priority.value, tenant))
+                        lanes.append((tenant, model, priority, count / len(signatures)))
+                lengths = await pipe.execute()
+        jobs: dict[str, Counter[tuple[str, Priority]]] = {tenant: Counter() for tenant in tenants}
+        for (tenant, model, priority, scale), length in zip(lanes, lengths, strict=True):
+            jobs[tenant][model, priority] += max(1, round(scale * length))  # returned jobs are in no stream
+        return jobs
+
+    async def dated_slots(self) -> list[DatedSlots]:
+        """Return bulk slots with a deadline, from an even sample of all jobs with one, and lines of their batches."""
+        with translated():
+            count = await self._redis.zcard(self._keys.deadlines)
+            read = min(count, _DEADLINES)
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.time()
+                for at in range(read):
+                    middle = int((at + 0.5) * count / read)
+                    pipe.zrange(self._keys.deadlines, middle, middle, withscores=True)
+                (seconds, _), *rows = await pipe.execute()
+            ids = [row[0] for row in rows if row]
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for job_id, _ in ids:
+                    pipe.hmget(self._keys.job(job_id), "model", "tenant", "rank", "slots", "batch")
+                jobs = [_DatedJob(*row) for row in await pipe.execute()]
+            due = [(job, at / 1000 - seconds) for job, (_, at) in zip(jobs, ids, strict=True) if job.is_bulk]
+            batches = {(job.tenant, job.batch): (job, due_s) for job, due_s in due if job.batch}
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for tenant, batch in batches:
+                    pipe.hmget(self._keys.batch(tenant, batch), "status", "total", "read")
+                lines = await pipe.execute()
+        queued = [DatedSlots(job.model, job.tenant, due_s, queued=int(job.slots) * count / read) for job, due_s in due]
+        return queued + [
+            DatedSlots(job.model, job.tenant, due_s, in_files=int(job.slots) * (int(total) - int(done or 0)))
+            for (job, due_s), (status, total, done) in zip(batches.values(), lines, strict=True)
+            if status == BatchStatus.IN_PROGRESS and total
+        ]
+
+
+class _DatedJob(NamedTuple):
+    model: str
+    tenant: str
+    rank: str
+    slots: str
+    batch: str | None
+
+    @property
+    def is_bulk(self) -> bool:
+        return self.rank is not None and RANKS[int(self.rank)] is Priority.BULK
+
+
+def _limited_tenant(
+    name: str,
+    limit: float,
+    running: float,
+    queued: float,
+    parts: Counter[tuple[str, Priority]],
+    models: Sequence[ModelDepth],
+) -> LimitedTenant:
+    """Split the queued jobs of a tenant like `parts`; jobs of a model and priority have its mean number of slots."""
+    urgent: dict[str, float] = {}
+    bulk: dict[str, float] = {}
+    slots = {(one.model, rank): one.slots[rank] / one.jobs[rank] for one in models for rank in RANKS if one.jobs[rank]}
+    for (model, priority), part in parts.items():
+        kind = bulk if priority is Priority.BULK else urgent
+        own = queued * part / parts.total() * slots.get((model, priority), 1.0)
+        kind[model] = kind.get(model, 0.0) + own
+    return LimitedTenant(name, limit, running, urgent, bulk)
