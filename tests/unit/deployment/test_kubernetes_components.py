@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -157,6 +158,19 @@ def test_the_example_names_every_component_and_renders() -> None:
     assert [found for one in documents if (found := faults(one))] == []
     scaled = named(documents, "ScaledObject", "fusequeue-worker")["spec"]
     assert scaled["triggers"][0]["metadata"]["url"].startswith("http://fusequeue-api.fusequeue.svc/")
+
+
+def test_the_example_renders_with_every_component_and_a_prefix(tmp_path: Path) -> None:
+    """As a user would edit it: its comments are complete lines, and its patch for the volume has no target then."""
+    folder = tmp_path / "kubernetes"
+    shutil.copytree(FOLDER, folder)
+    path = folder / "example" / "kustomization.yaml"
+    path.write_text(re.sub(r"^( *)# (-|namePrefix)", r"\1\2", path.read_text("utf-8"), flags=re.M), "utf-8")
+    documents = render_folder(path.parent)
+    assert [found for one in documents if (found := faults(one))] == []
+    assert dangling(documents) == []
+    scaled = named(documents, "ScaledObject", "prod-fusequeue-worker")["spec"]
+    assert scaled["triggers"][0]["metadata"]["url"].startswith("http://prod-fusequeue-api.fusequeue.svc/")
 
 
 def test_only_the_deletion_cost_gives_workers_access_to_the_cluster() -> None:
