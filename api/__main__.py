@@ -24,6 +24,7 @@ from shared.config import settings
 from shared.config.settings import Settings
 from shared.errors import FusequeueError
 from shared.runtime import log
+from shared.runtime.allocator import return_freed_memory
 
 DRAIN_S = 20
 BACKLOG = 1024
@@ -90,6 +91,7 @@ def limit_full_collections() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; configuration errors are logged in one line."""
+    return_freed_memory()
     parser = argparse.ArgumentParser(prog="python -m api", description="One API process of fusequeue.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)

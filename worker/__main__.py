@@ -12,6 +12,7 @@ from shared.config.settings import Settings
 from shared.errors import FusequeueError
 from shared.queue import Queue
 from shared.runtime import log
+from shared.runtime.allocator import return_freed_memory
 from shared.storage import connect
 from worker.metrics.http_port import http_port
 from worker.metrics.pod_deletion_cost import pod_deletion_cost
@@ -35,6 +36,7 @@ async def run_worker(configured: Settings) -> int:
 
 
 def main() -> int:
+    return_freed_memory()
     try:
         configured = settings.load()
         settings.withhold_permissions(configured)
