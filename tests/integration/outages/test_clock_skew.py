@@ -60,7 +60,8 @@ async def test_a_running_job_expires_by_the_clock_of_redis(
     """One ends while it runs, one that has time left ends with its result."""
     fleet = StubFleet(queue, tmp_path)
     async with fleet.worker("demo") as (worker, engine):
-        short, long = a_job(1), a_job(60)
+        made = {"created_at_ms": int(await redis_ms(queue))}  # by another machine
+        short, long = (a_job(deadline_s).model_copy(update=made) for deadline_s in (1, 60))
         await fleet.submit(short, long)
         await eventually(lambda: worker.slots_in_use == 2, "both jobs run")
 

@@ -14,7 +14,7 @@ from harness.tcp_proxy import TcpProxy, script_pattern
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.job import State
-from shared.queue import Queue, Submission, client
+from shared.queue import Queue, Submission, claims, client
 
 Make = Callable[..., Submission]
 
@@ -177,3 +177,26 @@ async def test_an_unreadable_job_does_not_take_the_others_of_its_claim_with_it(
     assert await queue.client.redis.hget(name(newer), "state") == "queued"
     assert await queue.client.redis.hget(name(bad), "state") == "failed"
     assert proxied.claims.outdated
+
+
+async def test_readable_jobs_do_not_wait_long_until_others_are_rejected(
+    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rejection takes as long as Redis does not respond."""
+    monkeypatch.setattr(claims, "REJECT_WAIT_S", 0.1)
+    settle, responds = queue.claims.settle, asyncio.Event()
+
+    async def late(*args: Any) -> bool:
+        await responds.wait()
+        return await settle(*args)
+
+    monkeypatch.setattr(queue.claims, "settle", late)
+    bad, good = await put(queue, make_submission(), make_submission())
+    await queue.client.redis.hset(queue.client.redis_keys.job(bad), "job", "{")
+    try:
+        async with asyncio.timeout(30):
+            assert await claim_ids(queue) == [good]
+    finally:
+        responds.set()
+    await queue.claims.close()
+    assert await queue.client.redis.hget(queue.client.redis_keys.job(bad), "state") == "failed"
