@@ -18,9 +18,9 @@ def usage(cluster: Cluster) -> dict[str, float]:
         client.memory_purge()  # freed pages stay resident for a while
         info = client.info()
         # The event stream has a fixed length, which a short run does not reach.
-        events = client.memory_usage(cluster.keys.events, samples=0) or 0
-        figures["redis: KB without the event stream"] = (info["used_memory"] - events) // KB
-        figures["redis: KB resident"] = resident_kb(info["process_id"])
+        events = (client.memory_usage(cluster.keys.events, samples=0) or 0) // KB
+        figures["redis: KB without the event stream"] = info["used_memory"] // KB - events
+        figures["redis: KB resident without the event stream"] = resident_kb(info["process_id"]) - events
         figures["redis: keys"] = client.dbsize()
         figures["redis: streams"] = count(client, "stream")
         figures["redis: connections"] = info["connected_clients"]
