@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import http.client
 import itertools
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 HOOK, DISK_FULL = "CHAOS_HOOK", "CHAOS_DISK_FULL"
+PNG = b"\x89PNG"
 WORKER_HOOKS = (
     "after_claim",
     "mid_forward",
@@ -63,6 +65,16 @@ def install() -> None:
         sync(descriptor)
 
     os.fsync = fsync
+    send = http.client.HTTPConnection.send
+
+    def send_in_halves(self: http.client.HTTPConnection, data: Any, *more: Any) -> None:
+        if not (isinstance(data, bytes) and PNG in data):
+            return send(self, data, *more)
+        send(self, data[: len(data) // 2], *more)
+        reach("during_upload")
+        return send(self, data[len(data) // 2 :], *more)
+
+    http.client.HTTPConnection.send = send_in_halves  # type: ignore[method-assign]
 
 
 def _wrap(
