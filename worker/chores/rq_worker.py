@@ -34,6 +34,9 @@ class RqWorker(SimpleWorker):
     and can print a traceback at a stop: rq closes the connection after a second, whether the thread has ended or not.
     """
 
+    max_connection_wait_time = 2.0
+    """rq doubles its wait at each lost connection, up to 60 s, and an idle queue never resets it."""
+
     def _install_signal_handlers(self) -> None:
         pass
 
