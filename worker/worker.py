@@ -55,6 +55,7 @@ class Worker:
         self._catalog = catalog
         self._queue = queue
         self._drain_timeout_s = settings.drain_timeout_s
+        self._device = settings.device
         self._models = [spec.id for spec in catalog]
         self._claimed_jobs: dict[str, ClaimedJob] = {}  # by claim key
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,12 +98,6 @@ class Worker:
         loops = (*self._leases.loops(), *progress, self._availability.watch(), self._claim_loop.listen())
         background = [asyncio.create_task(loop) for loop in loops]
         try:
-            await asyncio.to_thread(self._engine.warm_up)
-            if not self._draining.is_set():
-                self._progress.set_state("ready")
-                if reason := self._no_usable_model():
-                    log.error("models_unavailable", reason=reason, remedy="correct what it names: loads are repeated")
-                announce("worker_ready", worker=self.name, models=self._models)
             return await self._work_until_drained(background)
         finally:
             await cancel_and_wait(background)
@@ -125,7 +120,9 @@ class Worker:
         metrics.spool_limit_bytes.set(self._uploader.spool_bytes)
         metrics.running_slots.set(self._batch_log.running_slots)
         metrics.worker_ready.set(self.unready() is None)
-        await self._scrape_metrics.refresh(self._engine.status())
+        status = self._engine.status()
+        metrics.worker_without_gpu.set(self._device is None and status.device == "cpu")
+        await self._scrape_metrics.refresh(status)
 
     @property
     def slots_in_use(self) -> int:
@@ -144,19 +141,29 @@ class Worker:
             return None
         return f"no model can be loaded: {'; '.join(one.reason for one in status.unavailable_models.values())}"
 
+    async def _warm_up(self) -> None:
+        await asyncio.to_thread(self._engine.warm_up)
+        if not self._draining.is_set():
+            self._progress.set_state("ready")
+            if reason := self._no_usable_model():
+                log.error("models_unavailable", reason=reason, remedy="correct what it names: loads are repeated")
+            announce("worker_ready", worker=self.name, models=self._models)
+
     async def _work_until_drained(self, background: Sequence[asyncio.Task[None]]) -> int:
-        claiming = asyncio.create_task(self._claim_loop.run())
-        hung = asyncio.create_task(self._leases.hung.wait())
-        watched = {hung, *background}
+        warming, hung = asyncio.create_task(self._warm_up()), asyncio.create_task(self._leases.hung.wait())
+        work, watched = [warming], {hung, *background}
         try:
-            if await self._first(claiming, watched):
-                if not self._draining.is_set():  # the queue has jobs of a newer version
-                    self.drain()
-                await self._first(asyncio.create_task(self._finish_jobs()), watched)
+            if await self._first(warming, watched):
+                warming.result()
+                work.append(asyncio.create_task(self._claim_loop.run()))
+                if await self._first(work[-1], watched):
+                    if not self._draining.is_set():  # the queue has jobs of a newer version
+                        self.drain()
+                    await self._first(asyncio.create_task(self._finish_jobs()), watched)
             await self._release_jobs()
         finally:
-            await cancel_and_wait((hung, claiming))
-        for task in (claiming, *background):  # only `claiming` ends without an error
+            await cancel_and_wait((hung, *work))
+        for task in (*work, *background):  # those of `background` end with an error only
             if task.done() and not task.cancelled():
                 task.result()
         await asyncio.to_thread(self._engine.stop, self._drain_timeout_s)

@@ -122,6 +122,9 @@ model_load_seconds = _long_times("model_load_seconds", "Time to load a model, un
 model_loads_failed = _counter("model_loads_failed_total", "Failed model loads.", ("model",))
 running_slots = _gauge("running_slots", "Images in the engine.")
 worker_ready = _gauge("worker_ready", "1 while the worker is warm, claims jobs and reaches Redis.")
+worker_without_gpu = _gauge(
+    "worker_without_gpu", "1 while the worker computes on the CPU although FUSEQUEUE_DEVICE is unset."
+)
 gpu_memory_bytes = _gauge("gpu_memory_bytes", "GPU memory, from NVML.", ("kind",))
 gpu_utilisation = _gauge("gpu_utilisation_ratio", "Share of time with a running kernel, from NVML.")
 

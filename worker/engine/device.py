@@ -28,6 +28,8 @@ TRIM_THRESHOLD_BYTES = 1024 * 1024 * 1024
 
 THREAD_NICENESS = -10
 
+DEVICE_REMEDY = "set FUSEQUEUE_DEVICE to cuda, cuda:N or cpu, or unset it"
+
 
 @dataclass(frozen=True)
 class DeviceFacts:
@@ -128,7 +130,7 @@ def check(name: str | None) -> DeviceVerdict:
     try:
         return judge(device_facts(name), gpu_present=shutil.which("nvidia-smi") is not None)
     except ValueError as error:
-        return DeviceVerdict("failed", str(error), "set FUSEQUEUE_DEVICE to cuda, cuda:N or cpu, or unset it")
+        return DeviceVerdict("failed", str(error), DEVICE_REMEDY)
 
 
 def judge(facts: DeviceFacts, *, gpu_present: bool) -> DeviceVerdict:

@@ -19,7 +19,7 @@ from shared.errors import ConfigurationError, FusequeueError
 from shared.runtime import log
 from shared.runtime.parent_process import end_with_parent
 from worker.engine.channel import Channel
-from worker.engine.device import device_facts
+from worker.engine.device import DEVICE_REMEDY, device_facts
 from worker.engine.engine import Engine
 from worker.engine.protocol import (
     EngineEvent,
@@ -108,11 +108,17 @@ def main(descriptor: int) -> int:
     log.configure(settings.log_level)
     sender = EventSender(channel)
     try:
-        device_facts(settings.device)
+        facts = device_facts(settings.device)
         engine = Engine(catalog, sender, settings)
-    except (FusequeueError, ValueError) as error:
-        channel.send(error if isinstance(error, FusequeueError) else ConfigurationError(f"FUSEQUEUE_DEVICE: {error}"))
+    except FusequeueError as error:
+        channel.send(error)
         return 1
+    except ValueError as error:
+        channel.send(ConfigurationError(f"FUSEQUEUE_DEVICE: {error}; {DEVICE_REMEDY}"))
+        return 1
+    if settings.device is None and facts.kind == "cpu":
+        remedy = "set FUSEQUEUE_DEVICE to cuda, and a worker without a GPU does not start, or to cpu"
+        structlog.get_logger().warning("no_gpu", device="cpu", remedy=remedy)
     engine.start()
     sender.start(engine)
     command = ""

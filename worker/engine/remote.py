@@ -29,7 +29,7 @@ KILL_AFTER_S = 5.0  # in addition to the timeout of `stop`
 class RemoteEngine:
     """An engine at the other end of a socket. `events.on_event` is called on the reading thread.
 
-    A process that ended is reported as hung.
+    A process that ended after its warm-up is reported as hung; `warm_up` raises the error of one that ended before.
     """
 
     def __init__(self, catalog: Catalog, events: EngineEvents, settings: Settings) -> None:
@@ -91,7 +91,7 @@ class RemoteEngine:
 
     def status(self) -> EngineStatus:
         status = self._status
-        if self._ended.is_set():
+        if self._ended.is_set() and self._warm.is_set():  # before, `warm_up` raises
             return replace(status, activity=Activity(busy=True, since_s=float("-inf")), failure=self._end)
         now = time.monotonic()
         if not self._unfinished or now - self._received_at_s <= SILENT_S:
@@ -117,7 +117,7 @@ class RemoteEngine:
             while True:
                 self._handle(channel.receive())
         except (EOFError, OSError):
-            if not self._stopping:
+            if self._warm.is_set() and not self._stopping:
                 status = self._exit_status()
                 self._end = end_of_process(status)
                 log.error("engine_process_ended", status=status, jobs=len(self._unfinished))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from harness.waiting import wait_until
 from tiny import registry
@@ -102,12 +103,45 @@ def test_jobs_share_forwards_and_can_be_canceled(harness: EngineHarness) -> None
     assert all(harness.recorder.finished[name].canceled for name in names)
 
 
-def test_an_unknown_device_is_a_configuration_error(tiny_models: Path) -> None:
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+def test_a_device_that_is_missing_is_the_only_error_of_the_start(device: str, tiny_models: Path) -> None:
+    """A process that ends by itself at its start is not reported as hung or killed."""
     with (
-        EngineHarness(a_spec(tiny_models / "sd"), factory=RemoteEngine, device="nonsense").started() as engine,
-        pytest.raises(ConfigurationError, match="FUSEQUEUE_DEVICE: 'nonsense'"),
+        structlog.testing.capture_logs() as logs,
+        EngineHarness(a_spec(tiny_models / "sd"), factory=RemoteEngine, device=device).started() as engine,
     ):
+        with pytest.raises(ConfigurationError, match=rf"FUSEQUEUE_DEVICE: '{device}'.*; set FUSEQUEUE_DEVICE to"):
+            engine.warm_up()
+        assert not stalled(engine.status().activity, time.monotonic(), LIMITS)
+    assert [line["event"] for line in logs] == []
+
+
+def test_a_process_that_is_killed_at_its_start_is_the_only_error(tiny_models: Path) -> None:
+    with (
+        structlog.testing.capture_logs() as logs,
+        EngineHarness(a_spec(tiny_models / "sd"), factory=RemoteEngine).started() as engine,
+    ):
+        engine._process.kill()
+        with pytest.raises(ConfigurationError, match="before its models were loaded: status -9"):
+            engine.warm_up()
+        assert not stalled(engine.status().activity, time.monotonic(), LIMITS)
+    assert [line["event"] for line in logs] == []
+
+
+def test_an_engine_that_finds_no_gpu_warns_unless_it_is_to_use_the_cpu(
+    tiny_models: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with EngineHarness(a_spec(tiny_models / "sd"), factory=RemoteEngine, device=None).started() as engine:
         engine.warm_up()
+        if engine.status().device != "cpu":
+            pytest.skip("there is a GPU")
+    log = capfd.readouterr()
+    assert (log.out + log.err).count("no_gpu") == 1
+    assert "FUSEQUEUE_DEVICE" in log.out + log.err
+    with EngineHarness(a_spec(tiny_models / "sd"), factory=RemoteEngine).started() as engine:
+        engine.warm_up()
+    log = capfd.readouterr()
+    assert "no_gpu" not in log.out + log.err
 
 
 def test_a_stopped_process_and_a_killed_one_are_reported_as_hung(
