@@ -11,8 +11,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from shared.job import Priority
-
 if TYPE_CHECKING:
     from shared.auth import Footprint
     from shared.autoscaling import Scale
@@ -65,7 +63,7 @@ queued_jobs = _gauge("queued_jobs", "Queued jobs.", ("model", "priority"))
 running_jobs = _gauge("running_jobs", "Running jobs.", ("model",))
 oldest_queued_seconds = _gauge("oldest_queued_seconds", "Age of the oldest queued job.", ("model",))
 oldest_wait_seconds = _gauge(
-    "oldest_wait_seconds", "Age of the oldest job of a signature with interactive or standard jobs.", ("model",)
+    "oldest_wait_seconds", "Age of the oldest interactive or standard job that no quota holds back.", ("model",)
 )
 kept_jobs = _gauge("kept_jobs", "Records of jobs, ended ones included.")
 record_bytes = _gauge("record_bytes", "Redis memory of all records of tenants, estimated.")
@@ -159,8 +157,7 @@ def show_load(load: QueueLoad) -> None:
             queued_jobs.labels(model.model, priority.value).set(jobs)
         running_jobs.labels(model.model).set(model.running_jobs)
     _show_oldest(oldest_queued_seconds, [(depth.model, depth.oldest_age_ms) for depth in load.depths])
-    urgent = [depth for depth in load.depths if depth.queued_jobs > depth.jobs.get(Priority.BULK, 0)]
-    _show_oldest(oldest_wait_seconds, [(depth.model, depth.oldest_age_ms) for depth in urgent])
+    _show_oldest(oldest_wait_seconds, [(depth.model, depth.waiting_ms) for depth in load.depths])
 
 
 def _show_oldest(gauge: Gauge, ages_ms: Iterable[tuple[str, int | None]]) -> None:
