@@ -168,6 +168,15 @@ def test_a_drained_node_does_not_evict_all_pods(name: str) -> None:
     assert selector.items() <= template.items()
 
 
+def test_every_container_requests_cpu_and_memory_and_limits_memory() -> None:
+    """A namespace with a quota refuses others, and a node can kill what uses more than it requests."""
+    for workload, pod in pods():
+        for container in pod["containers"]:
+            resources = container.get("resources", {})
+            assert resources.get("requests", {}).keys() >= {"cpu", "memory"}, workload["metadata"]["name"]
+            assert "memory" in resources.get("limits", {}), workload["metadata"]["name"]
+
+
 def test_mounted_volumes_exist_and_minio_can_write() -> None:
     """On a read-only image MinIO only starts if its home is on a volume."""
     for workload, pod in pods():
