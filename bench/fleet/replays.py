@@ -65,13 +65,13 @@ def batch_with_window(_: random.Random) -> Replay:
 def bulk_behind_bursts(rng: random.Random) -> Replay:
     """Bulk jobs without a deadline all the time, and three bursts."""
     burst = ((SMALL, 600), (LARGE, 30))
-    arrivals = [Arrival(0.0, LARGE, bulk=True) for _ in range(3000)]
-    share = 3000 * LARGE.image_s(1) / BULK_WINDOW_S
+    arrivals = [Arrival(0.0, LARGE, bulk=True) for _ in range(600)]
+    share = 600 * LARGE.image_s(1) / BULK_WINDOW_S
     need = [(0.0, math.ceil(share))]
     for at_s in (600.0, 2400.0, 4200.0):
         arrivals += _burst(at_s, burst, rng)
         need += [(at_s, workers_for(burst) + math.ceil(share)), (at_s + 480.0, math.ceil(share))]
-    load = FleetLoad("bursts over bulk jobs", by_time(arrivals), LOADING_S, known=True, until_s=1.75 * HOUR)
+    load = FleetLoad("bursts over bulk jobs", by_time(arrivals), LOADING_S, known=True)
     return Replay(load, tuple(need))
 
 
@@ -117,7 +117,7 @@ def failing_loads(rng: random.Random) -> Replay:
 def flapping_hub(rng: random.Random) -> Replay:
     """The hub is down every other minute, and a load takes 20 to 40 s."""
     burst, loading_s = ((SMALL, 300), (LARGE, 20)), (20.0, 40.0)
-    down = tuple((30.0 + 120 * number, 90.0 + 120 * number) for number in range(20))
+    down = tuple((80.0 + 120 * number, 140.0 + 120 * number) for number in range(20))
     load = FleetLoad("flapping hub", by_time(_burst(60.0, burst, rng)), loading_s, hub_down=down, known=True)
     return Replay(load, ((0.0, 0), (60.0, workers_for(burst, loading_s))))
 
