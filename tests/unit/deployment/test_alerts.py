@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from harness.http_server import BODY, serving
 from prometheus_client.parser import text_string_to_metric_families
 from unit.deployment.test_dashboard import ROOT, faults
 
+from shared.auth import TenantLimits
 from shared.queue import Queue, UnavailableModel, WorkerInfo
 from worker.metrics import collectors
 
@@ -91,3 +93,21 @@ def test_the_operator_gets_the_same_alerts() -> None:
 
 def test_prometheus_of_the_compose_file_reads_the_rules() -> None:
     assert yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text("utf-8"))["rule_files"] == [RULES.name]
+
+
+async def test_bulk_jobs_and_jobs_at_a_limit_are_no_long_waits(fake_queue: Queue, tmp_path: Path) -> None:
+    """They have a day, or wait for their own tenant."""
+    async with serving(fake_queue, tmp_path, auth="insecure-no-keys") as api:
+        await fake_queue.api_keys.set_limits("default", TenantLimits(running_slots=1))
+        for priority in ("standard", "standard", "bulk"):
+            await api.post("/v1/jobs", json={**BODY, "priority": priority})
+        assert len(await fake_queue.claims.claim("w1", ["demo"], 8)) == 1
+        await asyncio.sleep(0.05)
+        waits = {
+            sample.name: sample.value
+            for family in text_string_to_metric_families((await api.get("/metrics")).text)
+            for sample in family.samples
+            if sample.name in ("fusequeue_oldest_wait_seconds", "fusequeue_oldest_queued_seconds")
+        }
+    assert waits["fusequeue_oldest_wait_seconds"] == 0
+    assert waits["fusequeue_oldest_queued_seconds"] > 0
