@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -172,3 +173,18 @@ def test_no_job_fails_while_the_hub_cannot_be_reached(make_hub_stack: Any, hub: 
     assert worker.stop() == 0
     stack.worker()
     assert stack.finish(stack.submit(prompt=PROMPT, steps=2), 120)["status"] == "succeeded", "the cached files serve"
+
+
+def test_other_models_are_served_while_the_hub_stalls(make_hub_stack: Any, hub: Hub) -> None:
+    """Also at the start of the worker, whose hub says nothing."""
+    hub.become("stalls")
+    entry = (ROOT / "models.toml").read_text().replace('id = "demo"', 'id = "local"')
+    more = entry[entry.index("\n[[model]]") :].replace('source = "demo/model"', f'source = "{os.fspath(FILES)}"')
+    stack = make_hub_stack(more)
+    lost, served = stack.submit(prompt=PROMPT, steps=2), stack.submit(model="local", prompt=PROMPT, steps=2)
+    stack.worker()
+    assert stack.finish(served, 120)["status"] == "succeeded"
+    wait_until(lambda: "demo" in stack.workers()[0]["unavailable"], "the other load is repeated", 60)
+    assert (stack.job(lost)["status"], stack.job(lost)["attempts"]) == ("queued", 0)
+    hub.become("serves")
+    assert stack.finish(lost, 120)["status"] == "succeeded"
