@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.http_server import ROOT
 from harness.waiting import wait_until
 
 BURST = 60
@@ -24,9 +25,12 @@ def worker_count(row: dict[str, float]) -> float:
 
 
 @pytest.mark.timeout(240)
-def test_a_burst_starts_two_workers_which_stop_after_it(make_stack: Callable[..., Any]) -> None:
-    """Each job runs once."""
-    stack = make_stack(target_wait_s="0.5").start(workers=0)
+def test_a_burst_starts_two_workers_which_stop_after_it(make_stack: Callable[..., Any], tmp_path: Path) -> None:
+    """Each job runs once. Before the first one has ended, the models file says what an image costs."""
+    models = tmp_path / "models.toml"
+    text = (ROOT / "models.toml").read_text().replace('"demo/model"', f'"{ROOT / "demo/model"}"')
+    models.write_text(text.replace("# expected_image_s = 4.0", "expected_image_s = 4.0"))
+    stack = make_stack(target_wait_s="0.5", models=str(models)).start(workers=0)
     log, plot = stack.folder / "pool.jsonl", stack.folder / "pool.svg"
     options = ("--max", "2", "--cool-down-s", "1", "--poll-interval-s", "0.2", "--data-dir", str(stack.folder / "data"))
     command = [sys.executable, "-m", "cli.main", "pool", *options, "--log", str(log), "--plot", str(plot)]
