@@ -111,10 +111,11 @@ def test_any_error_of_an_image_reader_ends_its_job(fault: Exception, monkeypatch
 
 
 class DecoderHarness:
-    """A decoder that does not decode a tenant's images while its name is in `held`."""
+    """A decoder that holds the images of the tenants in `held` back."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *held: str) -> None:
-        self.held = {tenant: threading.Event() for tenant in held}
+        self.held = {tenant: threading.Semaphore(0) for tenant in held}
+        """Each release lets one decoding of the tenant go on."""
         self.results: queue.SimpleQueue[list[DecodedInputs]] = queue.SimpleQueue()
         self.started: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.canceled: set[str] = set()
@@ -123,7 +124,7 @@ class DecoderHarness:
         def waiting(job: Job, files: InputFiles) -> InputImages:
             self.started.put(job.id)
             if job.tenant in self.held:
-                assert self.held[job.tenant].wait(30)
+                assert self.held[job.tenant].acquire(timeout=30)
             return decode(job, files)
 
         monkeypatch.setattr(input_decoder, "decode_inputs", waiting)
@@ -150,10 +151,13 @@ def test_large_images_of_one_tenant_do_not_hold_up_small_ones_of_another(monkeyp
     harness.submit("modest 1", "modest 2")
     assert harness.next() == ["modest 1", "modest 2"]
     harness.submit("greedy small", "modest large", side=6000)
-    harness.held["greedy"].set()
-    order = [harness.next()[0] for _ in range(22)]
-    assert order.index("modest large") <= 4  # two are decoded at a time
+    started = [harness.started.get(timeout=30) for _ in range(4)]  # two large ones are decoded at a time
+    for _ in range(3):
+        harness.held["greedy"].release()
+        started.append(harness.started.get(timeout=30))
+    assert "modest large" in started
     harness.decoder.close()
+    harness.held["greedy"].release(20)
 
 
 def test_images_of_jobs_that_were_canceled_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
