@@ -45,7 +45,7 @@ parity: $(READY) $(TORCHVISION)
 	FUSEQUEUE_TORCHVISION=$(TORCHVISION) $(BIN)/pytest -q -m "not gpu and not parity_more" tests/parity \
 		--compatibility-page docs/compatibility.md
 
-# Families beyond the listed ones, and random batch mates (docs/compatibility-more.md).
+# Families beyond the listed ones, and random batch mates (docs/compatibility-more.md): nine minutes on two cores.
 parity-more: $(READY) $(TORCHVISION)
 	FUSEQUEUE_TORCHVISION=$(TORCHVISION) OMP_NUM_THREADS=1 \
 		$(BIN)/pytest -q -n 2 --dist worksteal -m "not gpu" tests/parity/more \
