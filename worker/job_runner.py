@@ -121,7 +121,7 @@ class JobRunner:
         )
 
     async def _release(self, claimed: ClaimedJob) -> None:
-        """Return a job whose model cannot be loaded now to the queue."""
+        """Return a job to the queue, as its model cannot be loaded now."""
         release = partial(self._queue.claims.release, self._worker, {claimed.job.id: claimed.claim.epoch})
         await retry_while_unavailable(release, "release_failed", until=lambda: claimed.abandoned)
         claimed.stop(StopReason.RELEASED)

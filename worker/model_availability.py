@@ -56,7 +56,7 @@ class ModelAvailability:
 def claimable_models(
     models: Sequence[str], failures: Mapping[str, LoadFailure], only_here: Collection[str]
 ) -> list[str]:
-    """Return the models to claim jobs of: not those whose load may succeed later, nor those left to other workers.
+    """Return the models to claim jobs of: not those that may be loaded later, nor those left to other workers.
 
     Jobs of a model that can be loaded nowhere are claimed, to fail with the reason.
     """

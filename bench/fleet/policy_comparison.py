@@ -1,8 +1,8 @@
 """`python -m bench.fleet`: GPU-seconds and waits of a fleet by scaling policy, in simulated time.
 
 `GET /v1/scale`, with the measured costs of the simulated jobs, is compared with scaling on queue length: one worker per
-K queued jobs. K is chosen for each load with hindsight: the one with the fewest GPU-seconds whose 95th percentile of
-waits is not longer, once over all jobs and once for each kind of job.
+K queued jobs. K is chosen for each load with hindsight: the one with the fewest GPU-seconds among those with a 95th
+percentile of waits that is not longer, once over all jobs and once for each kind of job.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def make_hub_stack(make_stack: Callable[..., Any], hub: Hub, tmp_path: Path) -> Callable[..., Any]:
-    """Create stacks whose model `demo` is in the hub, with more models."""
+    """Create stacks with the model `demo` in the hub, and with more models."""
 
     def make(more: str = "") -> Any:
         entries = (ROOT / "models.toml").read_text().replace('source = "demo/model"', f'source = "{REPOSITORY}"')
@@ -176,7 +176,7 @@ def test_no_job_fails_while_the_hub_cannot_be_reached(make_hub_stack: Any, hub: 
 
 
 def test_other_models_are_served_while_the_hub_stalls(make_hub_stack: Any, hub: Hub) -> None:
-    """Also at the start of the worker, whose hub says nothing."""
+    """Also at the start of the worker, while the hub does not respond."""
     hub.become("stalls")
     entry = (ROOT / "models.toml").read_text().replace('id = "demo"', 'id = "local"')
     more = entry[entry.index("\n[[model]]") :].replace('source = "demo/model"', f'source = "{os.fspath(FILES)}"')

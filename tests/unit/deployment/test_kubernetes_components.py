@@ -127,7 +127,7 @@ def test_keda_without_a_namespace_is_an_error() -> None:
 
 
 def test_the_pool_and_generated_secrets_follow_a_users_kustomization(tmp_path: Path) -> None:
-    """A pool other than the default, and secrets whose names kustomize makes."""
+    """A pool other than the default, and secrets with names that kustomize makes."""
     folder = tmp_path / "kubernetes"
     shutil.copytree(FOLDER, folder)
     path = folder / "example" / "kustomization.yaml"

@@ -93,7 +93,7 @@ def test_time_limit_keeps_its_name_in_the_wire_form(make_job: Callable[..., Job]
 def test_a_worker_serves_the_models_that_it_can_load(
     state: Any, model: str, permanent: bool | None, serves: bool, may_serve: bool
 ) -> None:
-    """One whose load is to be repeated may serve its model later; one at fault does not."""
+    """A worker that repeats the load may serve its model later; one with a permanent failure does not."""
     unavailable = {} if permanent is None else {"demo": UnavailableModel("no files", permanent, retry_in_s=1.0)}
     worker = WorkerInfo("w1", ("demo", "spare"), state, unavailable=unavailable)
     assert (worker.serves(model), worker.may_serve(model)) == (serves, may_serve)
