@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
         limit_full_collections()
         asyncio.run(server.serve())
     except FusequeueError as error:
-        structlog.get_logger().error("api_stopped", code=error.code, error=error.message)
+        structlog.get_logger().error("api_failed", code=error.code, error=error.message)
         return 1
     return 0 if server.started else 1
 

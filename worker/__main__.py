@@ -45,7 +45,7 @@ def main() -> int:
             structlog.get_logger().warning("setting_unknown", message=message)
         return asyncio.run(run_worker(configured))
     except FusequeueError as error:
-        structlog.get_logger().error("worker_stopped", code=error.code, error=error.message)
+        structlog.get_logger().error("worker_failed", code=error.code, error=error.message)
         return 1
     except Exception:
         structlog.get_logger().exception("worker_crashed", remedy="none: its jobs are reclaimed after their leases")

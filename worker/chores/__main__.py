@@ -21,7 +21,7 @@ def _work(configured: Settings, kind: ChoreQueue) -> int:
     try:
         ChoresWorker(configured, kind).run()
     except FusequeueError as error:
-        log.error("chores_stopped", queue=kind.value, code=error.code, error=error.message)
+        log.error("chores_failed", queue=kind.value, code=error.code, error=error.message)
         return EXIT_CONFIGURATION
     return 0
 
@@ -35,7 +35,7 @@ def main() -> int:
         for message in settings.unknown_variables(os.environ):
             log.warning("setting_unknown", message=message)
     except FusequeueError as error:
-        log.error("chores_stopped", code=error.code, error=error.message)
+        log.error("chores_failed", code=error.code, error=error.message)
         return EXIT_CONFIGURATION
     return ChildProcesses([kind.value for kind in ChoreQueue], lambda name: _work(configured, ChoreQueue(name))).run()
 

@@ -330,6 +330,6 @@ def test_the_startup_error_of_an_evicting_redis_has_no_traceback(durable_server:
         finished = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=90, check=False)
         redis.config_set("maxmemory-policy", "noeviction")
     entry = json.loads(finished.stderr.splitlines()[-1])
-    assert (finished.returncode, entry["event"], entry["code"]) == (1, "api_stopped", "incompatible_redis")
+    assert (finished.returncode, entry["event"], entry["code"]) == (1, "api_failed", "incompatible_redis")
     assert "CONFIG SET maxmemory-policy noeviction" in entry["error"]
     assert "Traceback" not in finished.stderr

@@ -190,5 +190,5 @@ async def test_what_cannot_run_is_not_started_again(durable_server: Any, queue: 
     settings = queue.client.settings
     with _chores(settings.redis_url, settings.namespace, tmp_path) as running:
         assert running.process.wait(60) == 1
-        assert {event["code"] for event in running.events("chores_stopped")} == {"incompatible_redis"}
+        assert {event["code"] for event in running.events("chores_failed")} == {"incompatible_redis"}
         assert not running.events("chores_process_ended")
