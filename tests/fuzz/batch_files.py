@@ -30,6 +30,7 @@ from worker.chores.batch_files import BatchContext
 from worker.chores.batches import BatchRunner
 
 MAX_STEP_S = 20.0
+FILES_PER_TENANT = 500  # below the limits of a tenant
 ENDPOINTS = ("/v1/jobs", "/v1/images/generations", "/v1/images/edits", "/v1/videos")
 BOM = b"\xef\xbb\xbf"
 
@@ -127,41 +128,41 @@ def make(rng: random.Random, endpoint: str) -> bytes:
     return data if rng.random() < 0.5 else data.rstrip(b"\n")
 
 
-async def _store(context: BatchContext, data: bytes, endpoint: str) -> Batch:
+async def _store(context: BatchContext, tenant: str, data: bytes, endpoint: str) -> Batch:
     now = now_ms()
     life = {"created_at_ms": now, "expires_at_ms": now + 600_000}
-    file = File(id=new_id("file"), tenant="t", filename="in", purpose="batch", bytes=len(data), **life)
-    await context.storage.put(f"{files.prefix('t', file.id)}0.jsonl", data, files.CONTENT_TYPE)
+    file = File(id=new_id("file"), tenant=tenant, filename="in", purpose="batch", bytes=len(data), **life)
+    await context.storage.put(f"{files.prefix(tenant, file.id)}0.jsonl", data, files.CONTENT_TYPE)
     await context.queue.files.put(file, [Part("0.jsonl", len(data))])
     names = {"output_file_id": new_id("file"), "error_file_id": new_id("file"), "base_url": "http://localhost"}
-    batch = Batch(id=new_id("batch"), tenant="t", endpoint=endpoint, input_file_id=file.id, **names, **life)
+    batch = Batch(id=new_id("batch"), tenant=tenant, endpoint=endpoint, input_file_id=file.id, **names, **life)
     await context.queue.batches.create(batch)
     return batch
 
 
 async def _step(context: BatchContext, batch: Batch, findings: Findings) -> bool:
     started_s = time.monotonic()
-    more = await BatchRunner(context, await context.queue.batches.get("t", batch.id)).advance()
+    more = await BatchRunner(context, await context.queue.batches.get(batch.tenant, batch.id)).advance()
     findings.longest_step_s = max(findings.longest_step_s, time.monotonic() - started_s)
     return more
 
 
-async def _rows(context: BatchContext, file_id: str) -> list[dict[str, Any]]:
-    parts = await context.queue.files.parts("t", file_id)
-    chunks = files.content(context.storage, "t", file_id, parts)
+async def _rows(context: BatchContext, tenant: str, file_id: str) -> list[dict[str, Any]]:
+    parts = await context.queue.files.parts(tenant, file_id)
+    chunks = files.content(context.storage, tenant, file_id, parts)
     return [json.loads(row) for row in b"".join([chunk async for chunk in chunks]).splitlines()]
 
 
-async def check(context: BatchContext, data: bytes, endpoint: str, findings: Findings) -> None:
+async def check(context: BatchContext, tenant: str, data: bytes, endpoint: str, findings: Findings) -> None:
     """Process a file to its end, canceling the jobs of its lines, and compare the results with its lines."""
-    batch = await _store(context, data, endpoint)
+    batch = await _store(context, tenant, data, endpoint)
     while await _step(context, batch, findings):
         pass
-    await context.queue.batches.cancel("t", batch.id)
+    await context.queue.batches.cancel(tenant, batch.id)
     for _ in range(20):
         while await _step(context, batch, findings):
             pass
-        ended = await context.queue.batches.get("t", batch.id)
+        ended = await context.queue.batches.get(tenant, batch.id)
         if ended.status.terminal:
             break
     findings.outcomes[ended.status.value] += 1
@@ -169,7 +170,9 @@ async def check(context: BatchContext, data: bytes, endpoint: str, findings: Fin
         if not ended.errors:
             findings.problems.append("a failed batch has no errors")
         return
-    rows = [*await _rows(context, batch.output_file_id), *await _rows(context, batch.error_file_id)]
+    rows = [
+        row for file_id in (batch.output_file_id, batch.error_file_id) for row in await _rows(context, tenant, file_id)
+    ]
     findings.outcomes["lines"] += len(rows)
     findings.outcomes["refused lines"] += sum(row["error"]["code"] not in ("job_canceled",) for row in rows)
     lines = [json.loads(raw)["custom_id"] for raw in data.split(b"\n") if raw.strip(b" \t\r")]
@@ -192,7 +195,7 @@ async def _run(folder: Path, seed: int, seconds: float) -> Findings:
         endpoint = rng.choice(ENDPOINTS)
         data = make(rng, endpoint)
         try:
-            await check(context, data, endpoint, findings)
+            await check(context, f"t{number // FILES_PER_TENANT}", data, endpoint, findings)
         except FusequeueError as error:
             findings.problems.append(f"file {seed}-{number}: {error.code}: {error.message}")
         except Exception:
