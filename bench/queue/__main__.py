@@ -2,8 +2,8 @@
 
 Fills a private redis-server in steps. At each step a worker's and a client's operations run in rounds that leave the
 number of queued jobs as it was, and the server itself counts the microseconds of each script and the commands it runs:
-the client's work and the network are not included, and the number of commands does not depend on what else runs on the
-machine. The ratios are those of the last step to the first one. `--jobs 20000` ends earlier, `--json FILE` saves.
+the client's work and the network are not included. The rounds take turns with rounds of the first step on a server of
+its own: what else runs on the machine hardly changes their ratios. `--jobs 20000` ends earlier, `--json FILE` saves.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +25,8 @@ from bench.queue.rounds import Measurements, Rounds
 from shared.config.settings import Settings
 from shared.queue import Queue
 from shared.queue.client import connect_blocking, connect_commands
+
+TURNS = 20
 
 Figures: TypeAlias = list[dict[str, Any]]
 FIRST = Level(100, 10, 10)
@@ -42,40 +45,64 @@ def levels(jobs: int, signatures: int, tenants: int) -> list[Level]:
     return [level for level in LEVELS if level.jobs < jobs] + [last]
 
 
-async def measure(url: str, steps: list[Level], rounds: int, save: Callable[[Figures], None]) -> Figures:
-    """Fill the queue step by step, and return the figures of each step; `save` gets those so far after each."""
-    limit = 2 * steps[-1].jobs
-    settings = Settings(
-        redis_url=url, namespace="bench", max_queued_jobs=limit, max_queued_jobs_per_tenant=limit, lease_ms=600_000
-    )
-    redis, blocking = connect_commands(url), connect_blocking(url)
-    client = MeasuredClient(redis, namespace=settings.namespace, settings=settings, blocking=blocking)
-    queue, source = Queue(client), JobSource(seed=1)
+class GrowingQueue:
+    """The queue of one redis-server, its level, and the rounds at this level."""
+
+    def __init__(self, url: str, jobs: int) -> None:
+        limit = 2 * jobs
+        settings = Settings(
+            redis_url=url, namespace="bench", max_queued_jobs=limit, max_queued_jobs_per_tenant=limit, lease_ms=600_000
+        )
+        redis, blocking = connect_commands(url), connect_blocking(url)
+        self._client = MeasuredClient(redis, namespace=settings.namespace, settings=settings, blocking=blocking)
+        self._queue, self._source = Queue(self._client), JobSource(seed=1)
+        self._queued, self._empty_bytes = 0, 0
+
+    async def grow(self, level: Level) -> Rounds:
+        """Fill the queue up to `level`, print how long it took, and return its rounds after those to warm up."""
+        started = time.monotonic()
+        if not self._queued:
+            self._empty_bytes = await self._client.used_bytes()
+        ids = await fill(self._queue, self._source, level, self._queued)
+        self._queued = level.jobs
+        print(f"{level}: filled in {time.monotonic() - started:.0f} s", flush=True)
+        rounds = Rounds(self._queue, self._client, self._source, level, ids)
+        await rounds.warm_up()
+        return rounds
+
+    async def bytes_per_job(self) -> int:
+        return round((await self._client.used_bytes() - self._empty_bytes) / self._queued)
+
+    async def close(self) -> None:
+        await self._queue.close()
+
+
+async def measure(urls: list[str], steps: list[Level], rounds: int, save: Callable[[Figures], None]) -> Figures:
+    """Measure each step in turns with the first one, which has a server of its own; `save` gets the figures so far.
+
+    What else runs on the machine slows both down alike: a ratio within a step holds where one between steps does not.
+    """
+    reference, growing = (GrowingQueue(url, steps[-1].jobs) for url in urls)
     figures: Figures = []
-    queued = 0
     try:
-        empty = await client.used_bytes()
+        first = await reference.grow(steps[0])
         for level in steps:
-            started = time.monotonic()
-            ids = await fill(queue, source, level, queued)
-            filled_s, used = time.monotonic() - started, await client.used_bytes()
-            print(f"{level}: filled in {filled_s:.0f} s, {used / 2**20:.0f} MiB", flush=True)
-            measured = await Rounds(queue, client, source, level, ids).run(rounds)
-            queued = level.jobs
-            claims = spread(measured.costs["claim"])
-            print(f"  a claim: {claims['p50_us']:,} us, p99 {claims['p99_us']:,}", flush=True)
-            figures.append(
-                {
-                    "jobs": level.jobs,
-                    "signatures": level.signatures,
-                    "tenants": level.tenants,
-                    "bytes_per_job": round((used - empty) / level.jobs),
-                    **summary(measured),
-                }
-            )
+            full = await growing.grow(level)
+            bytes_per_job = await growing.bytes_per_job()
+            first.measured.clear()
+            for _ in range(TURNS):
+                await first.run(-(-rounds // TURNS))
+                await full.run(-(-rounds // TURNS))
+            await first.overviews()
+            await full.overviews()
+            level_figures = {"jobs": level.jobs, "signatures": level.signatures, "tenants": level.tenants}
+            costs = {**summary(full.measured), "first_step": summary(first.measured)["operations"]}
+            figures.append({**level_figures, "bytes_per_job": bytes_per_job, **costs})
+            print(f"  a claim: {cell(figures[-1], 'claim')}", flush=True)
             save(figures)
     finally:
-        await queue.close()
+        await reference.close()
+        await growing.close()
     return figures
 
 
@@ -100,23 +127,21 @@ def spread(costs: list[ScriptCost]) -> dict[str, int]:
 
 
 def table(figures: Figures) -> Iterator[str]:
-    """Yield the rows of a table: an operation's median and p99 at each step, and the ratios of the p99s."""
-    yield "| operation | " + " | ".join(f"{one['jobs']:,} / {one['signatures']:,}" for one in figures) + " | ratio |"
-    yield "|---" * (len(figures) + 2) + "|"
+    """Yield the rows of a table with a column for each step."""
+    yield "| operation | " + " | ".join(f"{one['jobs']:,} / {one['signatures']:,}" for one in figures) + " |"
+    yield "|---" * (len(figures) + 1) + "|"
     for name in figures[-1]["operations"]:
-        rows = [one["operations"].get(name) for one in figures]
-        yield f"| {name} | " + " | ".join(map(cell, rows)) + f" | {ratio(rows[0], rows[-1])} |"
-    yield "| bytes per job | " + " | ".join(f"{one['bytes_per_job']:,}" for one in figures) + " | |"
+        yield f"| {name} | " + " | ".join(cell(one, name) for one in figures) + " |"
+    yield "| bytes per job | " + " | ".join(f"{one['bytes_per_job']:,}" for one in figures) + " |"
 
 
-def cell(row: Mapping[str, int] | None) -> str:
-    if row is None:
+def cell(figures: Mapping[str, Any], name: str) -> str:
+    """Return an operation's median and p99, their ratios to the first step in the same turns, and most commands."""
+    full, first = figures["operations"].get(name), figures["first_step"].get(name)
+    if full is None or first is None:
         return ""
-    return f"{row['p50_us']:,}, {row['p99_us']:,} ({row['max_commands']:,})"
-
-
-def ratio(first: Mapping[str, int] | None, last: Mapping[str, int] | None) -> str:
-    return "" if not first or not last else f"{last['p99_us'] / max(1, first['p99_us']):.1f}"
+    ratios = ", ".join(f"{full[key] / max(1, first[key]):.1f}" for key in ("p50_us", "p99_us"))
+    return f"{full['p50_us']:,}, {full['p99_us']:,} x {ratios} ({full['max_commands']:,})"
 
 
 def main(argv: list[str] | None = None) -> Figures:
@@ -134,9 +159,12 @@ def main(argv: list[str] | None = None) -> Figures:
         if options.json is not None:  # also what was measured before a run ended early
             record.write(options.json, {"steps": figures}, rounds=options.rounds)
 
-    with tempfile.TemporaryDirectory(prefix="fusequeue-queue-") as folder, private_redis(Path(folder)) as url:
-        figures = asyncio.run(measure(url, steps, options.rounds, save))
-    print("\nRedis microseconds of a script by queued jobs / signatures: median, p99 (most commands in a run)\n")
+    with ExitStack() as stack:
+        folders = [stack.enter_context(tempfile.TemporaryDirectory(prefix="fusequeue-queue-")) for _ in range(2)]
+        urls = [stack.enter_context(private_redis(Path(folder))) for folder in folders]
+        figures = asyncio.run(measure(urls, steps, options.rounds, save))
+    print("\nRedis microseconds of a script by queued jobs / signatures: median, p99 x their ratios to the first step")
+    print("(most commands in a run)\n")
     for row in table(figures):
         print(row)
     return figures

@@ -42,16 +42,17 @@ class Rounds:
         self._level = level
         self._ids = ids
         self._random = random.Random(level.jobs)
+        self._number = 0
         self.measured = Measurements()
 
-    async def run(self, rounds: int) -> Measurements:
-        """Run unmeasured rounds, then measured ones, then the operations that read the whole queue."""
-        for at in range(WARM_ROUNDS + rounds):
-            if at == WARM_ROUNDS:
-                self.measured.clear()
-            await self._round(f"worker-{at % WORKERS}")
-        await self._overviews()
-        return self.measured
+    async def warm_up(self) -> None:
+        await self.run(WARM_ROUNDS)
+        self.measured.clear()
+
+    async def run(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self._number += 1
+            await self._round(f"worker-{self._number % WORKERS}")
 
     async def _cost(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
         """Run one operation and keep the costs of its scripts under `name`."""
@@ -120,7 +121,7 @@ class Rounds:
         await self._cost("expire", lambda: maintenance.expire(100))
         await self._cost("expired_items", lambda: maintenance.expired_items(100))
 
-    async def _overviews(self) -> None:
+    async def overviews(self) -> None:
         """Measure what operators and the chores call: their scripts can run long, and block the others meanwhile."""
         await self._cost("queue_depths", self._queue.workers.queue_depths)
         await self._cost("model_depths", self._queue.workers.load)

@@ -122,7 +122,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run the soak, print its table, and return 1 if a figure has not returned."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("--jobs", type=int, default=200_000)
-    parser.add_argument("--warm-up", type=int, default=20_000, help="jobs before the start is measured")
+    parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=60_000,
+        help="jobs before the start is measured; by then as many jobs and results are kept as later",
+    )
     parser.add_argument("--signatures", type=int, default=2_000)
     parser.add_argument("--stop-s", type=float, default=1200.0, help="submit no more after this time")
     kept = "time for the figures to return; the chores keep their results for 300 s"
