@@ -73,6 +73,9 @@ class GrowingQueue:
     async def bytes_per_job(self) -> int:
         return round((await self._client.used_bytes() - self._empty_bytes) / self._queued)
 
+    async def server(self) -> str:
+        return await self._client.server()
+
     async def close(self) -> None:
         await self._queue.close()
 
@@ -86,6 +89,8 @@ async def measure(urls: list[str], steps: list[Level], rounds: int, save: Callab
     figures: Figures = []
     try:
         first = await reference.grow(steps[0])
+        server = await growing.server()
+        print(f"Redis {server}", flush=True)
         for level in steps:
             full = await growing.grow(level)
             bytes_per_job = await growing.bytes_per_job()
@@ -97,7 +102,7 @@ async def measure(urls: list[str], steps: list[Level], rounds: int, save: Callab
             await full.overviews()
             level_figures = {"jobs": level.jobs, "signatures": level.signatures, "tenants": level.tenants}
             costs = {**summary(full.measured), "first_step": summary(first.measured)["operations"]}
-            figures.append({**level_figures, "bytes_per_job": bytes_per_job, **costs})
+            figures.append({**level_figures, "redis": server, "bytes_per_job": bytes_per_job, **costs})
             print(f"  a claim: {cell(figures[-1], 'claim')}", flush=True)
             save(figures)
     finally:

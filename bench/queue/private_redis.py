@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from bench.over_http import launched
 from cli.up.environment import first_free_port
-from cli.up.redis_server import HOST, STREAM_NODE_BYTES, find
+from cli.up.redis_server import HASH_VALUE_BYTES, HOST, STREAM_NODE_BYTES, find
 from shared.queue import QueueClient
 
 FIRST_PORT = 6450
@@ -31,7 +31,7 @@ def private_redis(folder: Path, *options: str) -> Iterator[str]:
     """Run a redis-server without persistence, with its log in `folder`, and yield its URL."""
     port = first_free_port(HOST, FIRST_PORT, lambda _: None, "redis")
     fixed = ["--bind", HOST, "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder)]
-    fixed += ["--stream-node-max-bytes", str(STREAM_NODE_BYTES)]
+    fixed += ["--stream-node-max-bytes", str(STREAM_NODE_BYTES), "--hash-max-ziplist-value", str(HASH_VALUE_BYTES)]
     url = f"redis://{HOST}:{port}/0"
     with launched([str(find().path), *fixed, *options], folder / "redis.log", None):
         retry = Retry(ConstantBackoff(START_GAP_S), START_TRIES)
@@ -89,6 +89,11 @@ class MeasuredClient(QueueClient):
 
     async def used_bytes(self) -> int:
         return int((await self.redis.info("memory"))["used_memory"])
+
+    async def server(self) -> str:
+        """Return the server's version and allocator, on which the time of the scripts' garbage collection depends."""
+        info = await self.redis.info()
+        return f"{info['redis_version']}, {info['mem_allocator']}"
 
     async def _usage(self) -> Usage:
         stats = await self.redis.info("commandstats")

