@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.config.step_schedules import StepSchedule
+
 QUEUE_SCHEMA = 2
 """Version of the queue's keys and fields in Redis; a program refuses to start on any other."""
 
@@ -174,6 +176,7 @@ class Job(_Frozen):
     guidance_scale: Annotated[float, MAY_DIFFER]
     guidance_scale_2: Annotated[float | None, MAY_DIFFER] = None
     scheduler: Annotated[str | None, MAY_DIFFER] = None
+    step_cache: Annotated[StepSchedule | None, MAY_DIFFER, Field(exclude_if=lambda schedule: schedule is None)] = None
     strength: Annotated[float | None, MAY_DIFFER] = None
     images: Annotated[tuple[InputRef, ...], MAY_DIFFER] = ()
     mask: Annotated[InputRef | None, MAY_DIFFER] = None
@@ -259,12 +262,14 @@ class BatchingStats(_Frozen):
     """Batching of a job over its denoiser forwards.
 
     `max_jobs` is the most jobs in one forward, including this one; `mean_rows` the mean rows of its forwards, before
-    guidance doubling. `solo_reason` is None if the job ever had batch mates.
+    guidance doubling. `skipped_steps` counts those of all its images; it is omitted without any, so that older programs
+    can read the rest. `solo_reason` is None if the job ever had batch mates.
     """
 
     forwards: int = 0
     max_jobs: int = 1
     mean_rows: float = 1.0
+    skipped_steps: Annotated[int, Field(exclude_if=lambda steps: not steps)] = 0
     solo_reason: str | None = None
 
 

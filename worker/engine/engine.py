@@ -109,7 +109,7 @@ class Engine:
             device=str(self.device),
             device_uuid=device_uuid(self.device) if loaded else None,  # reading it makes torch initialize the device
             memory_bytes=self._models.device_bytes,
-            models_bytes=self._models.used_bytes(),
+            models_bytes=self._models.used_bytes() + self._scheduler.kept_bytes,
             loaded_models=loaded,
             load_seconds=dict(self._load_seconds),
             unavailable_models=dict(self._unavailable),

@@ -218,10 +218,11 @@ class LoadFailure:
 class EngineStatus:
     """State of an engine.
 
-    `models_bytes` is the memory of loaded models and adapters, out of the device's `memory_bytes`. `load_seconds` is
-    the time of each model's last load, from reading its files to its first job. `unavailable_models` has the models
-    with a failed last load. `device_uuid` is the GPU's UUID in NVML. `row_limits` is how many images memory holds at
-    once, by model and shape, where it ran out. `failure` is why an engine that ended did so.
+    `models_bytes` is the memory of loaded models, adapters and outputs kept by step caching, out of the device's
+    `memory_bytes`. `load_seconds` is the time of each model's last load, from reading its files to its first job.
+    `unavailable_models` has the models with a failed last load. `device_uuid` is the GPU's UUID in NVML. `row_limits`
+    is how many images memory holds at once, by model and shape, where it ran out. `failure` is why an engine that ended
+    did so.
     """
 
     device: str

@@ -18,6 +18,7 @@ from shared.errors import JobError, OutOfMemory
 from worker.engine.fusion.fused_call import as_job_error
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod
 from worker.engine.fusion.private_changes import Change, ModuleWatch, put_on
+from worker.engine.fusion.step_caching import StepCache
 from worker.engine.lora.per_row import AdapterKey
 
 log = structlog.get_logger()
@@ -25,15 +26,28 @@ log = structlog.get_logger()
 RngState = tuple[torch.Tensor, ...]
 
 
+class _TaskGreenlet(greenlet.greenlet):
+    """A greenlet whose denoiser calls can be answered from `step_cache`."""
+
+    step_cache: StepCache | None = None
+
+
 class ImageTask:
     """The greenlet of one image, and the call at which it is parked.
 
-    `adapter` applies to its rows. Its changes of modules that `watch` sees are on them only for its own code and calls.
-    `result` is what `body` returned, `error` why it failed; both are None while it
-    runs and after `abort`.
+    `adapter` applies to its rows; `step_cache` answers its skipped calls. Its changes of modules that `watch` sees are
+    on them only for its own code and calls. `result` is what `body` returned, `error` why it failed; both are None
+    while it runs and after `abort`.
     """
 
-    def __init__(self, body: Callable[[], Any], adapter: AdapterKey = (), watch: ModuleWatch | None = None) -> None:
+    def __init__(
+        self,
+        body: Callable[[], Any],
+        adapter: AdapterKey = (),
+        watch: ModuleWatch | None = None,
+        step_cache: StepCache | None = None,
+    ) -> None:
+        self.step_cache = step_cache
         self.parked_call: ParkedCall | None = None
         self.result: Any = None
         self.error: JobError | None = None
@@ -45,7 +59,7 @@ class ImageTask:
         self._changes: Sequence[Change] = ()
         self._autocast: torch.dtype | None = None
         self._rng_state: RngState | None = None
-        self._greenlet: greenlet.greenlet | None = None
+        self._greenlet: _TaskGreenlet | None = None
 
     @property
     def started(self) -> bool:
@@ -57,7 +71,8 @@ class ImageTask:
 
     def start(self, device: torch.device) -> None:
         """Run up to the first parked call."""
-        self._greenlet = greenlet.greenlet(self._run)
+        self._greenlet = _TaskGreenlet(self._run)
+        self._greenlet.step_cache = self.step_cache
         self._greenlet.gr_context = contextvars.copy_context()
         self._switch(device, self._greenlet.switch)
 

@@ -261,10 +261,8 @@ class ParkedCall:
 
     def finite(self) -> torch.Tensor:
         """Return, as a tensor on its device, whether all values of the call's first tensor are finite."""
-        for value in (*self.args, *self.kwargs.values()):
-            if isinstance(value, torch.Tensor):
-                return torch.isfinite(value).all()
-        return torch.tensor(True)
+        tensors = (value for value in (*self.args, *self.kwargs.values()) if isinstance(value, torch.Tensor))
+        return torch.isfinite(next(tensors, torch.tensor(0.0))).all()
 
     def run(self) -> Any:
         """Run this call by itself, with the pipeline's own arguments."""
@@ -273,10 +271,12 @@ class ParkedCall:
 
 
 def _park(shared_method: SharedMethod, *args: Any, **kwargs: Any) -> Any:
-    engine = greenlet.getcurrent().parent
-    if engine is None:  # outside an image task
+    task = greenlet.getcurrent()
+    if (engine := task.parent) is None:  # outside an image task
         return shared_method.run(*args, **kwargs)
-    return engine.switch(ParkedCall(shared_method, args, kwargs))
+    step_cache = getattr(task, "step_cache", None) if shared_method.stage is Stage.DENOISE else None
+    call = ParkedCall(shared_method, args, kwargs)
+    return engine.switch(call) if step_cache is None else step_cache.answer(call, engine.switch)
 
 
 class ModuleProxy:

@@ -19,6 +19,7 @@ from worker.engine.fusion.fused_call import is_out_of_memory, text_of
 from worker.engine.fusion.image_task import ImageTask, seed_globally
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, Stage, shared_methods_of
 from worker.engine.fusion.private_changes import ModuleWatch
+from worker.engine.fusion.step_caching import StepCache
 from worker.engine.lora.per_row import ModelAdapters, adapter_key
 from worker.engine.pipelines.call_arguments import (
     arguments_for,
@@ -118,7 +119,14 @@ class LoadedModel:
             with images_refused(job, steps):
                 return make_results(pipeline, arguments)
 
-        return ImageTask(body, adapter_key(job.adapters), self.watch)
+        return ImageTask(body, adapter_key(job.adapters), self.watch, self._step_cache(job, steps))
+
+    def _step_cache(self, job: Job, steps: StepCounter) -> StepCache | None:
+        """Return the step cache of an image; None if every step is computed."""
+        changed = {id(module) for module in self.watch.changed_modules}
+        if job.step_cache is None or any(id(denoiser.module) in changed for denoiser in self.denoisers):
+            return None  # a pipeline that changes its denoiser reads more from a forward than the output
+        return StepCache(job.step_cache, steps)
 
     def prepare_call(
         self, job: Job, index: int, inputs: InputImages, steps: StepCounter, output_type: str | None = None

@@ -33,7 +33,7 @@ DENOISER_METHODS = frozenset(f"{name}.forward" for name in DENOISERS)
 class BatchScheduler:
     """Runs the jobs of one device, one fused forward at a time. A job that ends is removed from `unfinished`.
 
-    Used on the engine's thread only, except `running` and `row_limits`.
+    Used on the engine's thread only, except `running`, `kept_bytes` and `row_limits`.
     """
 
     def __init__(
@@ -51,6 +51,11 @@ class BatchScheduler:
     @property
     def running(self) -> bool:
         return any(one.started for one in list(self._jobs.values()))
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the outputs that step caching keeps for running jobs."""
+        return sum(one.kept_bytes for one in list(self._jobs.values()))
 
     def row_limits(self) -> dict[tuple[str, str], int]:
         """Return how many rows of a denoiser fit into memory now, by model and shape, where memory ran out."""

@@ -89,6 +89,11 @@ class EngineJob:
             steps.previews.clear()
         return previews
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the outputs that step caching keeps; can be read on any thread."""
+        return sum(task.step_cache.nbytes for task in list(self.tasks) if task.step_cache is not None)
+
     def record_forward(self, rows: int, jobs: int) -> None:
         """Count a denoiser forward that the job took part in."""
         self._forwards += 1
@@ -102,6 +107,7 @@ class EngineJob:
             forwards=self._forwards,
             max_jobs=self._max_jobs,
             mean_rows=round(self._rows / self._forwards, 2) if self._forwards else 1.0,
+            skipped_steps=sum(task.step_cache.skipped for task in self.tasks if task.step_cache is not None),
             solo_reason=None if self._max_jobs > 1 else self._solo_reason(),
         )
         return JobFinished(
