@@ -76,6 +76,7 @@ class BatchingStats(_Model):
     forwards: int = 0
     max_jobs: int = 1
     mean_rows: float = 1.0
+    skipped_steps: int = 0
     solo_reason: str | None = None
 
 

@@ -197,6 +197,9 @@ def _check_text_and_sampling(request: JobRequest, spec: ModelSpec) -> None:
     if request.scheduler is not None and request.scheduler not in spec.schedulers:
         allowed = ", ".join(spec.schedulers) or "none but the model's default"
         raise InvalidRequest(f"scheduler must be one of: {allowed}", param="scheduler")
+    if request.step_cache is not None and not spec.step_cache.allows(request.step_cache):
+        allowed = ", ".join(("off", *spec.step_cache.allowed))
+        raise InvalidRequest(f"step_cache: model {spec.id!r} allows: {allowed}", param="step_cache")
 
 
 def _check_task_fields(request: JobRequest, spec: ModelSpec, task: Task) -> None:
@@ -244,6 +247,7 @@ def resolve_job(
         guidance_scale=_default(request.guidance_scale, defaults.guidance_scale),
         guidance_scale_2=_default(request.guidance_scale_2, defaults.guidance_scale_2),
         scheduler=request.scheduler,
+        step_cache=spec.step_cache.schedule_of(request.step_cache),
         adapters=resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters),
         mixed_fields=_mixed_fields(spec, request.reproducible),
         reproducible=request.reproducible,

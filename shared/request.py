@@ -1,11 +1,13 @@
 """The request for a job: the body that clients send, its parsing, and its task. `shared.job_builder` builds the job."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from shared.config.models_file import MAX_ADAPTERS, MAX_FPS, MAX_INPUT_IMAGES, ModelSpec
+from shared.config.step_schedules import Choice, StepSchedule
 from shared.errors import InvalidRequest
 from shared.job import OutputFormat, Priority, Task
 from shared.webhooks import JobEventName
@@ -22,6 +24,24 @@ Seed = Annotated[int, Field(strict=True, ge=0, le=MAX_SEED)]
 Guidance = Annotated[float, Field(strict=True, ge=0)]
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
+
+
+def _read_step_cache(value: Any) -> Any:
+    """Return a level, or the schedule of an object; the error is one, not that of each form."""
+    if value is None or isinstance(value, StepSchedule) or value in get_args(Choice):
+        return value
+    if not isinstance(value, dict):
+        forms = f'{", ".join(get_args(Choice))} or a schedule such as {{"every": 3}}'
+        raise PydanticCustomError("step_cache", "it must be {forms}", {"forms": forms})
+    try:
+        return StepSchedule.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {_MESSAGES.get(first['type'], first['msg'])}"
+        raise PydanticCustomError("step_cache", "{reason}", {"reason": reason}) from None
+
+
+StepCacheChoice = Annotated[Choice | StepSchedule | None, BeforeValidator(_read_step_cache)]
 
 
 class AdapterChoice(BaseModel):
@@ -61,6 +81,9 @@ class JobRequest(BaseModel):
         None, description="For the model's second denoiser, which does the less noisy steps."
     )
     scheduler: str | None = Field(None, max_length=64)
+    step_cache: StepCacheChoice = Field(
+        None, description="Denoising steps to skip and extrapolate: a level, or a schedule. Unset: the model's default."
+    )
     adapters: tuple[AdapterChoice, ...] = Field((), max_length=MAX_ADAPTERS, description="LoRA adapters to apply.")
     task: Task | None = Field(
         None, description="Required only if the model has several tasks that match the other fields."

@@ -145,6 +145,7 @@ class JobRunner:
             state=outcome.state.value,
             jobs_fused=outcome.batching.max_jobs,
             mean_rows=outcome.batching.mean_rows,
+            skipped_steps=outcome.batching.skipped_steps,
             solo_reason=outcome.batching.solo_reason,
             wait_ms=outcome.timings.queue_ms,
             inference_ms=outcome.timings.inference_ms,

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from api.context import ServicesDep
 from api.http.openapi import problems
 from shared.config.models_file import Defaults, Limits, ModelSpec
+from shared.config.step_schedules import StepCaching
 from shared.job import Task
 from shared.signature import Mixable
 
@@ -34,6 +35,7 @@ class ModelObject(BaseModel):
     limits: Limits
     schedulers: tuple[str, ...] = Field(description="Values of `scheduler`; empty: only the model's default.")
     adapters: tuple[AdapterObject, ...] = Field(description="LoRA adapters of the model.")
+    step_cache: StepCaching = Field(description="What `step_cache` of requests can be, its default, and the schedules.")
     mixed_fields: tuple[Mixable, ...] = Field(
         description="Fields in which jobs of one fused forward can differ; sizes only if similar."
     )
@@ -68,6 +70,7 @@ def _object(spec: ModelSpec) -> ModelObject:
         adapters=tuple(
             AdapterObject(**adapter.model_dump(include={"id", "scale", "max_scale"})) for adapter in spec.adapter
         ),
+        step_cache=spec.step_cache,
         mixed_fields=spec.mixed_fields,
         max_batch=spec.max_batch,
         window_ms=spec.window_ms,

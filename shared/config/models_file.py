@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from shared.config.step_schedules import StepCaching
 from shared.errors import ConfigurationError, UnknownModel
 from shared.job import Task
 from shared.signature import Mixable, denoisers_of, mixable_fields
@@ -180,6 +181,7 @@ class ModelSpec(_Table):
     defaults: Defaults = Defaults()
     limits: Limits = Limits()
     references: References = References()
+    step_cache: StepCaching = StepCaching()
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ModelSpec:

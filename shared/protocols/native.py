@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.config.step_schedules import StepSchedule
 from shared.job import Adapter, Artifact, InputRef, Job, JobRecord, OutputFormat, Phase, Priority, State, Task
 from shared.queue_reason import QueueReason
 
@@ -87,6 +88,7 @@ class BatchingObject(BaseModel):
     forwards: int
     max_jobs: int
     mean_rows: float
+    skipped_steps: int = Field(0, description="Steps of its images that step caching answered without a forward.")
     solo_reason: str | None
 
 
@@ -132,6 +134,7 @@ class JobObject(BaseModel):
     seed: int
     n: int
     scheduler: str | None
+    step_cache: StepSchedule | None = Field(description="Which steps are computed; null: all of them.")
     adapters: tuple[Adapter, ...]
     image: ImageObject | None = Field(description="The first of `images`.")
     images: list[ImageObject]

@@ -88,7 +88,12 @@ worker_idle_while_queued_seconds = _gauge(
 forward_rows = _rows("forward_rows", "Images in a denoiser forward, before guidance doubling.", ("model",))
 forward_seconds = _times("forward_seconds", "Time of a denoiser forward, by its images.", ("model", "rows"))
 step_seconds = _times(
-    "step_seconds", "Time in the engine per step of a succeeded job, including preemption and decoding.", ("model",)
+    "step_seconds",
+    "Time in the engine per computed step of a succeeded job, including preemption and decoding.",
+    ("model",),
+)
+skipped_steps = _counter(
+    "skipped_steps_total", "Denoising steps that step caching answered without a forward.", ("model",)
 )
 batches = _counter(
     "batches_total",

@@ -32,7 +32,9 @@ def settled(claim: Claim, outcome: Outcome) -> None:
     metrics.jobs_ended.labels(claim.job.model, outcome.state.value).inc()
     if outcome.error is not None:
         metrics.job_failures.labels(outcome.error.code).inc()
-    steps, inference_ms = outcome.progress.total // max(1, claim.job.n), outcome.timings.inference_ms
+    skipped = outcome.batching.skipped_steps
+    metrics.skipped_steps.labels(claim.job.model).inc(skipped)
+    steps, inference_ms = (outcome.progress.total - skipped) // max(1, claim.job.n), outcome.timings.inference_ms
     if outcome.state is State.SUCCEEDED and steps and inference_ms is not None:
         metrics.step_seconds.labels(claim.job.model).observe(inference_ms / 1000 / steps)
 

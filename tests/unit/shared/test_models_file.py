@@ -28,6 +28,14 @@ def write(folder: Path, text: str) -> Path:
         (VALID + "expected_image_s = 0\n", "model.0.expected_image_s: Input should be greater than 0"),
         (VALID + "max_bach = 3\n", "model.0.max_bach: unknown key"),
         (VALID + "[model.limits]\nmax_step = 3\n", "model.0.limits.max_step: unknown key"),
+        (
+            VALID + '[model.step_cache]\ndefault = "strong"\nallowed = ["light"]\n',
+            "model.0.step_cache: Value error, default 'strong' is not among allowed",
+        ),
+        (
+            VALID + "[model.step_cache]\nmedium = {every = 3, frist = 4}\n",
+            "model.0.step_cache.medium.frist: unknown key",
+        ),
         (VALID + VALID, "duplicate model ids: a"),
         ('[[model]]\nid = "a"\n', "model.0.source: Field required"),
         ("[[model", "Expected "),

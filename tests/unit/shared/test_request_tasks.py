@@ -11,8 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from shared.config.models_file import BatchRule, BatchRules, Catalog, Defaults, Limits, ModelSpec, References
+from shared.config.step_schedules import StepCaching, StepSchedule
 from shared.errors import InputRejected, InvalidRequest
-from shared.job import InputRef, Job, OutputFormat, Task
+from shared.job import InputRef, Job, OutputFormat, Task, encode
 from shared.job_builder import Inputs, check_input_sizes, check_limits, check_request, make_submission, resolve_job
 from shared.request import JobRequest, parse
 from shared.signature import signature
@@ -37,6 +38,11 @@ SPECS = (
     ModelSpec(id="film", source="x", tasks=(T2V, I2V), **VIDEO),
     ModelSpec(id="open-end", source="x", tasks=(T2V, I2V), limits=Limits(max_frames=81)),
     ModelSpec(id="both-ends", source="x", tasks=(I2V,), limits=Limits(max_frames=81, last_image="needed")),
+    ModelSpec(
+        id="cached",
+        source="x",
+        step_cache=StepCaching(default="medium", allowed=("medium",), medium=StepSchedule(every=5)),
+    ),
     ModelSpec(id="layered", source="x", tasks=(EDIT,), defaults=Defaults(layers=4), limits=Limits(max_layers=8)),
 )
 CATALOG = Catalog(SPECS)
@@ -290,3 +296,43 @@ def test_the_images_of_a_job_have_a_limit_in_total(inputs: Inputs, allowed: bool
     expected = contextlib.nullcontext() if allowed else pytest.raises(InputRejected, match=r"at most \d+ are")
     with expected:
         check_input_sizes(inputs, 1_000, 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("model", "step_cache", "schedule"),
+    [
+        ("words", None, None),
+        ("words", "off", None),
+        ("words", "medium", StepSchedule(every=2)),
+        ("words", {"every": 4, "order": "reuse"}, StepSchedule(every=4, order="reuse")),
+        ("cached", None, StepSchedule(every=5)),
+        ("cached", "off", None),
+    ],
+)
+def test_a_level_of_step_caching_becomes_the_schedule_of_its_model(
+    model: str, step_cache: Any, schedule: StepSchedule | None
+) -> None:
+    """Jobs with any of them share forwards, and jobs without one can be read by older workers."""
+    job = job_of({"model": model, "step_cache": step_cache})
+    assert job.step_cache == schedule
+    assert ("step_cache" in encode(job)) == (schedule is not None)
+    assert Job.model_validate_json(encode(job)) == job
+    assert signature(job) == signature(job.model_copy(update={"step_cache": StepSchedule(every=7)}))
+
+
+@pytest.mark.parametrize(
+    ("model", "step_cache", "message"),
+    [
+        ("words", "fast", 'step_cache: it must be off, light, medium, strong or a schedule such as {"every": 3}'),
+        ("words", 3, 'step_cache: it must be off, light, medium, strong or a schedule such as {"every": 3}'),
+        ("words", {"every": 1}, "step_cache: every: Input should be greater than or equal to 2"),
+        ("words", {"first": 4}, "step_cache: every: Field required"),
+        ("words", {"every": 3, "evry": 4}, "step_cache: evry: there is no such field"),
+        ("cached", "strong", "step_cache: model 'cached' allows: off, medium"),
+        ("cached", {"every": 3}, "step_cache: model 'cached' allows: off, medium"),
+    ],
+)
+def test_a_wrong_step_cache_is_named(model: str, step_cache: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        job_of({"model": model, "step_cache": step_cache})
+    assert (caught.value.param, caught.value.message) == ("step_cache", message)
