@@ -25,8 +25,9 @@ from typing import Any
 
 import httpx
 
-from bench import record, shapes
+from bench import record
 from bench.clients import REQUEST_TIMEOUT_S
+from bench.engine import shapes
 from bench.engine.runner import GUIDANCE, prompt
 from bench.idle import scrape
 from bench.over_http import MODEL, ROWS, SIDE, bodies, served

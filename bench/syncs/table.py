@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
-from bench import shapes
+from bench.engine import shapes
 from bench.engine.runner import GUIDANCE, bench_job, prompt
 from bench.syncs.counting import HostWork, fused_work, plain_work
 from bench.syncs.pretended_device import DEVICE, PretendedDevice

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import shapes
 from bench.engine import comparison as engine
+from bench.engine import shapes
 
 
 def test_a_small_shape_is_measured_and_saved(tmp_path: Path) -> None:

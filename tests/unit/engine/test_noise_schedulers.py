@@ -13,7 +13,7 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 
-from bench import shapes
+from bench.engine import shapes
 from bench.syncs.counting import fused_work
 from bench.syncs.pretended_device import DEVICE, PretendedDevice
 from bench.syncs.table import load_pretended, sample_jobs, spec_of
