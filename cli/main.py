@@ -78,12 +78,16 @@ def chores() -> None:
 def probe(
     model: Annotated[list[str] | None, typer.Option(help="Measure only this model; repeat it for several.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the cost curves as an SVG image.")] = None,
-    keep: Annotated[bool, typer.Option(help="Store the cost curves in Redis for the workers.")] = True,
+    step_cache: Annotated[bool, typer.Option(help="Calibrate step caching instead.")] = False,
+    keep: Annotated[
+        bool, typer.Option(help="Store the cost curves in Redis for the workers, or step schedules in the models file.")
+    ] = True,
 ) -> None:
     """Measure time and memory per forward by rows, for each model on this machine's device."""
     models = [argument for name in model or () for argument in ("--model", name)]
     image = () if plot is None else ("--plot", str(plot))
-    _exec("worker.probe", *models, *image, "--keep" if keep else "--no-keep")
+    steps = ("--step-cache",) if step_cache else ()
+    _exec("worker.probe", *models, *image, *steps, "--keep" if keep else "--no-keep")
 
 
 @app.command()

@@ -1,38 +1,43 @@
-"""`python -m worker.probe`: measure the batch cost curve of each model, show it, and save it for workers."""
+"""`python -m worker.probe`: measure the batch cost curve of each model, show it, and save it for workers.
+
+With `--step-cache`, calibrate its step caching instead, and save the schedules in the models file.
+"""
 
 import argparse
 import asyncio
 import statistics
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
 from shared.config import models_file, settings
-from shared.config.models_file import Catalog, ModelSpec
+from shared.config.models_file import ModelSpec
+from shared.config.models_file_edit import save_step_cache, step_cache_table
 from shared.config.settings import Settings
+from shared.config.step_schedules import CacheLevel
 from shared.errors import FusequeueError, InferenceFailed
 from shared.job import Job
 from shared.queue import Queue
 from shared.runtime import log, plots
 from worker.cost_curves import efficient_rows
 from worker.engine.device import choose_device, measure_peak_memory
-from worker.engine.engine import Engine
-from worker.engine.fusion.sample_jobs import default_size, sample_files, sample_job
-from worker.engine.protocol import EngineEvent, EngineRequest, ForwardDone, JobFinished
+from worker.engine.fusion.sample_jobs import default_size, sample_job
+from worker.engine.protocol import ForwardDone
+from worker.engine.sample_engine import SampleEngine, sample_engine
+from worker.engine.step_calibration import ScheduleError, calibrate, calibrated, choose
 from worker.engine.warm_up import row_counts
 
 STEPS = 8
 SAMPLES = 5  # as many as a worker needs to trust a time
 MAX_REPEATS = 8
-POLL_S = 0.5
-TIMEOUT_S = 1800.0  # for the jobs of one row count, including the load
 MIB = 2**20
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -69,65 +74,40 @@ class Probed:
         return round((last.peak_bytes - first.peak_bytes) / (last.rows - first.rows))
 
 
-class _EventQueue(SimpleQueue[EngineEvent]):
-    def on_event(self, event: EngineEvent) -> None:
-        self.put(event)
-
-
 def probe(spec: ModelSpec, configured: Settings) -> Probed:
     """Measure a model in a new engine; raises the error of its first failed job."""
-    events = _EventQueue()
-    engine = Engine(Catalog((spec,)), events, configured)
     device = choose_device(configured.device)
     measured: list[Measured] = []
-    engine.start()
-    try:
-        engine.warm_up()
+    with sample_engine(spec, configured) as engine:
         for rows in row_counts(spec.max_batch):
             peak_bytes = measure_peak_memory(device)
-            forwards = _run_jobs(engine, events, spec, rows)
+            forwards = _run_jobs(engine, spec, rows)
             if not forwards:  # so many rows do not fit into memory
                 break
             last, seconds = forwards[-1], [forward.step_s for forward in forwards]
             # The first forward of a kind includes its set-up.
             measured.append(Measured(rows, statistics.median(seconds[1:] or seconds), peak_bytes()))
-    finally:
-        engine.stop(TIMEOUT_S)
     if not measured:
         raise InferenceFailed(f"model {spec.id!r}: its jobs ran no denoiser forward")
     return Probed(spec, last.device, last.shape, tuple(measured))
 
 
-def _run_jobs(engine: Engine, events: _EventQueue, spec: ModelSpec, rows: int) -> list[ForwardDone]:
+def _run_jobs(engine: SampleEngine, spec: ModelSpec, rows: int) -> list[ForwardDone]:
     """Run `rows` jobs at a time until they have had enough forwards of `rows` rows, or none; return these forwards."""
     forwards: list[ForwardDone] = []
     for repeat in range(MAX_REPEATS):
-        jobs = [_job(spec, repeat * rows + at) for at in range(rows)]
-        engine.submit(*(EngineRequest(f"{job.id}-of-{rows}", job, spec, sample_files(job)) for job in jobs))
-        unfinished, deadline = rows, time.monotonic() + TIMEOUT_S
-        while unfinished:
-            try:
-                event = events.get(timeout=POLL_S)
-            except Empty:
-                if engine.join(0) or time.monotonic() > deadline:
-                    message = f"the engine failed, or its jobs took over {TIMEOUT_S:g} s; see the log"
-                    raise InferenceFailed(message) from None
-                continue
+        for event in engine.run([_job(spec, rows, repeat * rows + at) for at in range(rows)]):
             if isinstance(event, ForwardDone) and event.rows + event.padding == rows:
                 forwards.append(event)
-            elif isinstance(event, JobFinished):
-                if event.error is not None:
-                    raise event.error
-                unfinished -= 1
         if not forwards or len(forwards) > SAMPLES:
             break
     return forwards
 
 
-def _job(spec: ModelSpec, at: int) -> Job:
+def _job(spec: ModelSpec, rows: int, at: int) -> Job:
     job = sample_job(spec, spec.tasks[0], at, f"a lighthouse, number {at}", default_size(spec))
     steps = max(spec.limits.min_steps, min(STEPS, spec.limits.max_steps))
-    return job.model_copy(update={"steps": steps})
+    return job.model_copy(update={"id": f"{at}-of-{rows}", "steps": steps})
 
 
 def table(results: Sequence[Probed]) -> Table:
@@ -176,18 +156,42 @@ async def save(results: Sequence[Probed], configured: Settings) -> None:
         await queue.close()
 
 
+def schedules_table(results: Sequence[tuple[ModelSpec, Mapping[CacheLevel, ScheduleError]]]) -> Table:
+    """Return a table of one row per model and level."""
+    output = Table("model", "level", "every", "order", "of", "steps computed", "PSNR")
+    for spec, chosen in results:
+        for level, one in chosen.items():
+            schedule = one.schedule
+            values = (str(schedule.every), schedule.order, schedule.of, f"{one.computed:.0%}", f"{one.psnr:.1f} dB")
+            output.add_row(spec.id, level, *values)
+    return output
+
+
+def calibrate_steps(options: argparse.Namespace, configured: Settings, console: Console) -> int:
+    """Calibrate step caching, print the schedules and save them; return 1 when a model could not be calibrated."""
+
+    def measure(spec: ModelSpec) -> tuple[ModelSpec, dict[CacheLevel, ScheduleError]]:
+        return spec, choose(calibrate(spec, configured))
+
+    results, status = _of_each_model(measure, options, configured, console)
+    if not results:
+        return status
+    console.print(schedules_table(results))
+    tables = {spec.id: calibrated(spec.step_cache, chosen) for spec, chosen in results}
+    for model, caching in tables.items():
+        console.print(f"{model}:\n{step_cache_table(caching)}", highlight=False, markup=False, soft_wrap=True)
+    if options.keep:
+        for model, caching in tables.items():
+            save_step_cache(configured.models, model, caching)
+        console.print(f"saved in {configured.models}: restart the API and the workers", highlight=False)
+    return status
+
+
 def run(options: argparse.Namespace, configured: Settings, console: Console) -> int:
     """Measure, print, plot and save; return 1 when a model could not be measured."""
     if options.plot is not None:
         plots.require_matplotlib()
-    catalog = models_file.load(configured.models)
-    results, status = [], 0
-    for spec in [catalog.get(name) for name in options.model] if options.model else catalog:
-        try:
-            results.append(probe(spec, configured))
-        except FusequeueError as error:
-            console.print(f"{spec.id}: {error.message}", highlight=False)
-            status = 1
+    results, status = _of_each_model(lambda spec: probe(spec, configured), options, configured, console)
     if not results:
         return status
     console.print(table(results))
@@ -204,16 +208,33 @@ def run(options: argparse.Namespace, configured: Settings, console: Console) -> 
     return status
 
 
+def _of_each_model(
+    measure: Callable[[ModelSpec], T], options: argparse.Namespace, configured: Settings, console: Console
+) -> tuple[list[T], int]:
+    """Return what `measure` returns for each model, and 1 if it failed for one, which is printed; else 0."""
+    catalog = models_file.load(configured.models)
+    results, status = list[T](), 0
+    for spec in [catalog.get(name) for name in options.model] if options.model else catalog:
+        try:
+            results.append(measure(spec))
+        except FusequeueError as error:
+            console.print(f"{spec.id}: {error.message}", highlight=False)
+            status = 1
+    return results, status
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="fusequeue probe", description=__doc__)
     parser.add_argument("--model", action="append", help="measure only this model; repeat it for several")
     parser.add_argument("--plot", type=Path, help="write the curves as an SVG image")
-    parser.add_argument("--keep", action=argparse.BooleanOptionalAction, default=True, help="save them in Redis")
+    parser.add_argument("--step-cache", action="store_true", help="calibrate step caching instead")
+    parser.add_argument("--keep", action=argparse.BooleanOptionalAction, default=True, help="save what was measured")
     options = parser.parse_args()
     console = Console()
     try:
         log.configure("ERROR")
-        return run(options, settings.load(), console)
+        command = calibrate_steps if options.step_cache else run
+        return command(options, settings.load(), console)
     except FusequeueError as error:
         console.print(f"fusequeue: {error.message}", highlight=False)
         return 1

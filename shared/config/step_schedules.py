@@ -24,6 +24,7 @@ class CacheLevel(StrEnum):
 
 
 Choice = Literal["off", "light", "medium", "strong"]
+Extrapolated = Literal["output", "residual"]
 
 
 class Extrapolation(StrEnum):
@@ -51,7 +52,7 @@ class StepSchedule(BaseModel):
     first: Count = 4
     last: Count = 3
     order: Extrapolation = Extrapolation.LINEAR
-    of: Literal["output", "residual"] = "output"
+    of: Extrapolated = "output"
 
 
 # For models without a table of their own. With 50 steps, 31, 29 and 22 of them are computed.

@@ -13,8 +13,10 @@ from harness import jobs as factory
 from harness.engine import EngineHarness, a_job, a_spec
 from rich.console import Console
 
+from shared.config import models_file
 from shared.config.models_file import Limits
 from shared.config.settings import Settings
+from shared.config.step_schedules import CacheLevel, StepCaching, StepSchedule
 from shared.errors import ModelUnavailable
 from shared.job import Task
 from shared.queue import Queue
@@ -46,6 +48,28 @@ def test_an_image_to_image_model_of_few_steps_is_measured(tmp_path: Path) -> Non
 def test_the_error_names_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable, match="tiny"):
         probe(a_spec(tmp_path), ON_CPU)
+
+
+def test_step_caching_is_calibrated_against_jobs_that_skip_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The schedules go into the models file, whose model can then be loaded; a model for few steps has none."""
+    few, many = (StepSchedule(every=every, order="reuse") for every in (6, 2))
+    monkeypatch.setattr("worker.engine.step_calibration.CANDIDATES", (few, many))
+    monkeypatch.setattr("worker.engine.step_calibration.STEP_COUNTS", (12,))
+    monkeypatch.setattr("worker.engine.step_calibration.LEAST_PSNR", {CacheLevel.STRONG: 1.0})
+    factory.save("sd", tmp_path / "sd")
+    models = tmp_path / "models.toml"
+    sizes = "[model.defaults]\nwidth = 64\nheight = 64\nsteps = 4\n"
+    model = '[[model]]\nid = "{}"\nsource = "sd"\n{}' + sizes + "[model.limits]\nmax_steps = {}\n"
+    models.write_text(model.format("turbo", "", 8) + model.format("tiny", "", 20))
+    asked = argparse.Namespace(model=None, keep=True)
+    assert command.calibrate_steps(asked, ON_CPU.model_copy(update={"models": models}), Console(width=200)) == 1
+    assert "turbo" in capsys.readouterr().out
+    turbo, tiny = models_file.load(models)
+    assert tiny.step_cache.strong == few
+    assert tiny.step_cache.allowed == ("strong", "schedule")
+    assert turbo.step_cache == StepCaching()
 
 
 def options(**changes: object) -> argparse.Namespace:

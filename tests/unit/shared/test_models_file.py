@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from shared.config import models_file
 from shared.config.models_file import BatchRule, BatchRules, ModelSpec
+from shared.config.models_file_edit import save_step_cache, step_cache_table, with_step_cache
+from shared.config.step_schedules import StepCaching, StepSchedule
 from shared.errors import ConfigurationError
 
 VALID = '[[model]]\nid = "a"\nsource = "b"\n'
@@ -137,3 +140,63 @@ def test_catalog_applies_batch_rules(tmp_path: Path) -> None:
     assert catalog.for_size("a", 512, 512).max_batch == 2
     assert catalog.for_size("a", 512, 768).max_batch == 8
     assert models_file.load(tmp_path / "models.toml").for_size("a", 512, 512).max_batch == 8
+
+
+MODELS = """# The models.
+
+[[model]]
+id = "first"
+source = "a"
+
+[model.limits]
+max_steps = 20
+
+[[model.adapter]]
+id = "second"
+source = "b"
+
+# Another one.
+[[model]]
+id = "second"  # not the adapter
+source = "c"
+# compile = true
+
+# Sizes.
+[model.defaults]
+steps = 30
+"""
+CACHING = StepCaching(allowed=("medium",), medium=StepSchedule(every=3, of="residual"))
+
+
+@pytest.mark.parametrize("model", ["first", "second"])
+def test_a_step_cache_table_goes_to_its_model_and_replaces_an_older_one(model: str) -> None:
+    older = with_step_cache(MODELS, model, StepCaching(default="light"))
+    text = with_step_cache(older, model, CACHING)
+    assert text == with_step_cache(MODELS, model, CACHING)
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        line for line in MODELS.splitlines() if line.startswith("#")
+    ]
+    found = {one["id"]: one.pop("step_cache", None) for one in tomllib.loads(text)["model"]}
+    assert StepCaching.model_validate(found.pop(model)) == CACHING
+    assert list(found.values()) == [None], "the other model"
+
+
+def test_a_model_without_tables_gets_one_at_its_end() -> None:
+    text = with_step_cache('[[model]]\nid = "a"\nsource = "b"\n', "a", CACHING)
+    assert text == f'[[model]]\nid = "a"\nsource = "b"\n\n{step_cache_table(CACHING)}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'model = [{id = "a", source = "b"}]\n',
+        '[[model]]\nid = "a"\nsource = "b"\nstep_cache = {default = "light"}\n',
+        '[[model]]\nid = "a"\nsource = "b"\n[model.step_cache]\n\ndefault = "light"\n',
+    ],
+)
+def test_a_models_file_of_an_unusual_form_stays_as_it_is(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match="by hand"):
+        save_step_cache(path, "a", CACHING)
+    assert path.read_text() == text
