@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import idle, interactive, over_http
+from bench import idle, interactive, over_http, step_cache
 
 
 @pytest.mark.timeout(300)
@@ -43,3 +43,14 @@ def test_interactive_measures_percentiles_and_a_step(tmp_path: Path) -> None:
     assert record["p95_increase_ms"] == pytest.approx(with_bulk["p95"] - solo["p95"], abs=0.2)
     assert record["one_step_ms"] > 0
     assert record["bulk_images_per_second"]["bulk_only"] > 0
+
+
+@pytest.mark.timeout(300)
+def test_step_cache_compares_images_of_the_same_jobs(tmp_path: Path) -> None:
+    saved = tmp_path / "figures.json"
+    step_cache.main(["--clients", "4", "--images", "8", "--turns", "1", "--steps", "16", "--json", str(saved)])
+    record = json.loads(saved.read_text())
+    assert record["skipped_steps"] == 6
+    assert record["gain"] > 0
+    assert record["psnr_db"]["least"] > 30
+    assert set(record["prompts_right"]) == {"off", "medium"}

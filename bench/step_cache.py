@@ -1,0 +1,162 @@
+"""`python -m bench.step_cache`: images per second with step caching and without it, over HTTP, and how images differ.
+
+Starts `fusequeue up` (Redis, API, one worker with one torch thread, storage in a folder) with the demo model. In turns,
+clients submit jobs of the same held-out prompts and seeds with `step_cache` off and with a level: each submits a job,
+waits for it, fetches its image and submits the next. Figures are medians over the turns; PSNR compares each image with
+that of the same job without step caching. `--json FILE` saves them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import itertools
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from bench import record
+from bench.clients import ClientLoad, LightClient, Meter, light_client
+from bench.over_http import counters, up
+from demo.checker import matches
+from demo.drawings import split_prompts
+from worker.engine.step_calibration import psnr
+
+OFF = "off"
+POLL_S = 0.5
+GUIDANCE = 2.0
+
+
+@dataclass
+class CachedTurn:
+    """One turn: images per second, images by job number, skipped steps of a job, rows of a forward."""
+
+    rate: float = 0.0
+    images: dict[int, Image.Image] = field(default_factory=dict)
+    skipped: int = 0
+    rows_per_forward: float = 0.0
+
+
+def body(number: int, steps: int, choice: str) -> dict[str, object]:
+    """Return job `number`: the held-out prompts in turns, with new seeds."""
+    _, prompts = split_prompts()
+    text = prompts[number % len(prompts)].caption()
+    return {
+        "model": "demo",
+        "prompt": text,
+        "seed": number,
+        "steps": steps,
+        "guidance_scale": GUIDANCE,
+        "step_cache": choice,
+    }
+
+
+async def run_client(
+    http: LightClient, jobs: Iterator[tuple[int, dict[str, object]]], meter: Meter, turn: CachedTurn
+) -> None:
+    """Submit jobs, and keep their images by number, until the measurement is over."""
+    while not meter.over:
+        number, job = next(jobs)
+        done = await http.post("/v1/jobs", job, Prefer="wait=60")
+        while done["status"] in ("queued", "running"):  # of 32 jobs of 50 steps, the last one waits for minutes
+            await asyncio.sleep(POLL_S)
+            done = json.loads(await http.get(f"/v1/jobs/{done['id']}"))
+        if done["status"] != "succeeded":
+            raise RuntimeError(f"job {done['id']}: {done['status']} {done['error']}")
+        turn.images[number] = Image.open(io.BytesIO(await http.get(done["artifacts"][0]["url"]))).convert("RGB")
+        turn.skipped = done["batching"]["skipped_steps"]
+        meter.count()
+
+
+async def run_turn(url: str, load: ClientLoad, steps: int, choice: str, first: int) -> CachedTurn:
+    """Run one turn of jobs numbered from `first`."""
+    turn, meter = CachedTurn(), Meter(load)
+    jobs = ((number, body(number, steps, choice)) for number in itertools.count(first))
+    async with light_client(url) as http:
+        before = await counters(http)
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(load.clients):
+                clients.create_task(run_client(http, jobs, meter, turn))
+        after = await counters(http)
+    turn.rate = meter.rate
+    turn.rows_per_forward = (after["forward_rows"] - before["forward_rows"]) / (after["forwards"] - before["forwards"])
+    return turn
+
+
+def right(images: dict[int, Image.Image]) -> float:
+    """Return the share of images that show their prompt."""
+    return statistics.mean(matches(image, str(body(number, 1, OFF)["prompt"])) for number, image in images.items())
+
+
+def figures_of(turns: dict[str, list[CachedTurn]], level: str) -> dict[str, Any]:
+    """Return the medians, and the figures of the images of all turns."""
+    off, cached = ({at: image for turn in turns[name] for at, image in turn.images.items()} for name in (OFF, level))
+    ratios = [psnr(np.asarray(image), np.asarray(off[number])) for number, image in cached.items() if number in off]
+    return {
+        "level": level,
+        "skipped_steps": turns[level][0].skipped,
+        "images_per_second": {name: round(statistics.median(turn.rate for turn in turns[name]), 3) for name in turns},
+        "gain": round(
+            statistics.median(fast.rate / slow.rate for fast, slow in zip(turns[level], turns[OFF], strict=True)),
+            2,
+        ),
+        "rows_per_forward": {
+            name: round(statistics.median(turn.rows_per_forward for turn in turns[name]), 2) for name in turns
+        },
+        "psnr_db": {"median": round(statistics.median(ratios), 1), "least": round(min(ratios), 1)},
+        "prompts_right": {OFF: round(right(off), 3), level: round(right(cached), 3)},
+        "images": {OFF: len(off), level: len(cached)},
+    }
+
+
+def summary(figures: dict[str, Any], load: ClientLoad, steps: int) -> str:
+    """Return the figures as text."""
+    level, rates, rows = figures["level"], figures["images_per_second"], figures["rows_per_forward"]
+    shares, decibels = figures["prompts_right"], figures["psnr_db"]
+    lines = [
+        f"{load.clients} clients over HTTP, demo model, {steps} steps, of which {level} skips "
+        f"{figures['skipped_steps']}: {figures['gain']:.2f} times the images per second",
+        *(
+            f"  {name:8} {rates[name]:6.2f} images/s, {rows[name]:5.2f} rows per forward, "
+            f"{shares[name]:.1%} of {figures['images'][name]} images right"
+            for name in (OFF, level)
+        ),
+        f"  PSNR to the same job without step caching: {decibels['median']} dB (median), at least {decibels['least']}",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, print and save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--images", type=int, default=96, help="measured in each turn")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--level", choices=("light", "medium", "strong"), default="medium")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    load = ClientLoad(options.clients, options.images)
+    turns: dict[str, list[CachedTurn]] = {OFF: [], options.level: []}
+    with tempfile.TemporaryDirectory(prefix="fusequeue-bench-") as scratch, up(Path(scratch)) as url:
+        for at in range(options.turns):
+            first = 1000 * at  # new seeds in each turn, the same for both
+            for choice in sorted(turns, reverse=at % 2 == 1):
+                turns[choice].append(asyncio.run(run_turn(url, load, options.steps, choice, first)))
+                print(f"{choice}: {turns[choice][-1].rate:.2f} images/s", flush=True)
+    figures = figures_of(turns, options.level)
+    print(summary(figures, load, options.steps), flush=True)
+    if options.json:
+        record.write(options.json, figures, clients=load.clients, images_per_turn=load.images, threads=1)
+
+
+if __name__ == "__main__":
+    main()
