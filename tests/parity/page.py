@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from parity.cells import Cell
-from parity.running import TOLERANCE, Outcome
+from parity.running import CACHED_STEPS, TOLERANCE, Outcome
 
 HEAD = """\
 # What is fused
@@ -20,22 +20,25 @@ bits. A row that differs by more than {tolerance:g} of the image's range fails t
 each denoiser forward, in order, without the doubling by guidance. *Joined* is the number of jobs that joined the
 running batch.
 
+*Step caching*: steps skipped by two jobs of {steps} steps, of which one reuses outputs and one extrapolates residuals,
+and the largest difference of the two in one batch to their solo runs.
+
 Jobs of different sizes share a forward only on Z-Image, which takes a list of samples. The others take one tensor for
 all rows, or use the positions of the first row: there the signature includes the size.
 
 Versions: {versions}.
 
-| family | models | pipelines | fused tasks | largest difference | rows | joined | not supported |
-|---|---|---|---|---|---|---|---|
+| family | models | pipelines | fused tasks | largest difference | rows | joined | step caching | not supported |
+|---|---|---|---|---|---|---|---|---|
 """
 # Requested, but not in diffusers.
-ABSENT = ("| Hunyuan3D | Hunyuan3D-2 | none | none | | | | it makes meshes and is not in diffusers |",)
+ABSENT = ("| Hunyuan3D | Hunyuan3D-2 | none | none | | | | | it makes meshes and is not in diffusers |",)
 
 
 def write(path: Path, grid: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> None:
     """Write the page to `path`; every cell of `grid` must have an outcome."""
     lines = [*(_line(cell, outcomes[cell.id]) for cell in grid), *ABSENT]
-    path.write_text(HEAD.format(tolerance=TOLERANCE, versions=versions()) + "\n".join(lines) + "\n")
+    path.write_text(HEAD.format(tolerance=TOLERANCE, versions=versions(), steps=CACHED_STEPS) + "\n".join(lines) + "\n")
 
 
 def versions() -> str:
@@ -47,7 +50,8 @@ def _line(cell: Cell, outcome: Outcome) -> str:
     tasks = ", ".join(task.replace("_", "-") for task in outcome.tasks)
     rows = " ".join(map(str, outcome.rows))
     difference = f"{outcome.largest_difference:.1e}"
+    cached = f"{' and '.join(map(str, outcome.skipped))} skipped, {outcome.cached_difference:.1e}"
     refusals = (f"{name} ({' '.join(error.split())})" for name, error in outcome.refusals.items())
     limits = "; ".join(filter(None, (cell.limits, *refusals))).replace("|", "\\|")
-    fields = (cell.family, cell.models, cell.pipelines, tasks, difference, rows, str(outcome.joined), limits)
+    fields = (cell.family, cell.models, cell.pipelines, tasks, difference, rows, str(outcome.joined), cached, limits)
     return "| " + " | ".join(fields) + " |"

@@ -14,22 +14,30 @@ from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from parity.cells import Cell
 from parity.plain import PlainPipeline, PlainResult
 
+from shared.config.step_schedules import StepSchedule
 from shared.job import Job
 from worker.engine.protocol import EngineEvent, ForwardDone
 
 TOLERANCE = 1e-4  # of the image's range, before conversion to 8 bits
+CACHED_STEPS = 14
 ALIKE = 5e-3  # a comparison with images that differ by less proves nothing
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a cell on the page. `rows` are the images in each denoiser forward, in order."""
+    """The outcome of a cell on the page. `rows` are the images in each denoiser forward, in order.
+
+    `skipped` are the steps that step caching skipped, of a job with reused outputs and of one with linear residuals,
+    and `cached_difference` is the largest of these two to their solo runs.
+    """
 
     largest_difference: float
     rows: list[int]
     tasks: list[str]
     joined: int
     refusals: Mapping[str, str]
+    skipped: list[int]
+    cached_difference: float
 
 
 @dataclass
@@ -56,10 +64,12 @@ def run(cell: Cell, folder: Path) -> Outcome:
         assert not failed
         largest = compare(recorder, plain_results(source, jobs))
         refusals = _refused(cell, source)
+        skipped, cached_difference = _cached(cell, source)
     assert recorder.rows[0] == cell.first_rows, f"{recorder.rows}: {recorder.finished[jobs[0].id].batching}"
     late = [recorder.finished[job.id].batching for job in cell.joining_jobs()]
     assert all(batching.max_jobs > 1 for batching in late), f"{recorder.rows}: joined no batch: {late}"
-    return Outcome(largest, recorder.rows, sorted({job.task.value for job in jobs}), len(late), refusals)
+    tasks = sorted({job.task.value for job in jobs})
+    return Outcome(largest, recorder.rows, tasks, len(late), refusals, skipped, cached_difference)
 
 
 @contextmanager
@@ -99,6 +109,28 @@ def _refused(cell: Cell, source: Path) -> dict[str, str]:
         assert error is not None, f"{name}: it is supported now"
         errors[name] = error.message
     return errors
+
+
+def _cached(cell: Cell, source: Path) -> tuple[list[int], float]:
+    """Run two jobs with different step caches and a job without one together, and each by itself in the engine."""
+    first, *others = cell.jobs.values()
+    schedules = {"reuse": StepSchedule(every=2, order="reuse"), "linear": StepSchedule(every=3, of="residual")}
+    fields = {**first, "n": 1, "steps": CACHED_STEPS}
+    ours = [a_job(name, **{**fields, "step_cache": schedule}) for name, schedule in schedules.items()]
+    mates = [a_job("mate", **{**fields, **others[0], "n": 1})] if others else []
+    spec = a_spec(source, tasks=cell.tasks, **({"max_batch": 16} | dict(cell.spec)))
+    together = EngineHarness(spec).run(*ours, *mates)
+    solo = EngineHarness(spec)
+    with solo.started():
+        for job in ours:
+            solo.submit(job)
+            solo.recorder.wait_for([job.id])
+    differences = [np.abs(together.images[key] - image).max() for key, image in solo.recorder.images.items()]
+    assert differences, [solo.recorder.finished[job.id].error for job in ours]
+    assert max(differences) <= TOLERANCE, f"step caching: {differences}"
+    batching = [together.finished[job.id].batching for job in ours]
+    assert all(one.max_jobs > 1 and one.skipped_steps > 0 for one in batching), f"step caching: {batching}"
+    return [one.skipped_steps for one in batching], float(max(differences))
 
 
 def plain_results(source: Path, jobs: list[Job]) -> dict[tuple[str, int], PlainResult]:
