@@ -79,6 +79,7 @@ def probe(
     model: Annotated[list[str] | None, typer.Option(help="Measure only this model; repeat it for several.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the cost curves as an SVG image.")] = None,
     step_cache: Annotated[bool, typer.Option(help="Calibrate step caching instead.")] = False,
+    prompt: Annotated[list[str] | None, typer.Option(help="Calibrate with this prompt; repeat it for several.")] = None,
     keep: Annotated[
         bool, typer.Option(help="Store the cost curves in Redis for the workers, or step schedules in the models file.")
     ] = True,
@@ -87,7 +88,8 @@ def probe(
     models = [argument for name in model or () for argument in ("--model", name)]
     image = () if plot is None else ("--plot", str(plot))
     steps = ("--step-cache",) if step_cache else ()
-    _exec("worker.probe", *models, *image, *steps, "--keep" if keep else "--no-keep")
+    prompts = [argument for text in prompt or () for argument in ("--prompt", text)]
+    _exec("worker.probe", *models, *image, *steps, *prompts, "--keep" if keep else "--no-keep")
 
 
 @app.command()

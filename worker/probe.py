@@ -29,7 +29,7 @@ from worker.engine.device import choose_device, measure_peak_memory
 from worker.engine.fusion.sample_jobs import default_size, sample_job
 from worker.engine.protocol import ForwardDone
 from worker.engine.sample_engine import SampleEngine, sample_engine
-from worker.engine.step_calibration import ScheduleError, calibrate, calibrated, choose
+from worker.engine.step_calibration import LEAST_PSNR, PROMPTS, ScheduleError, calibrate, calibrated, choose
 from worker.engine.warm_up import row_counts
 
 STEPS = 8
@@ -171,7 +171,12 @@ def calibrate_steps(options: argparse.Namespace, configured: Settings, console: 
     """Calibrate step caching, print the schedules and save them; return 1 when a model could not be calibrated."""
 
     def measure(spec: ModelSpec) -> tuple[ModelSpec, dict[CacheLevel, ScheduleError]]:
-        return spec, choose(calibrate(spec, configured))
+        measured = calibrate(spec, configured, options.prompt or PROMPTS)
+        chosen, best = choose(measured), max(one.psnr for one in measured)
+        for level in [level for level in CacheLevel if level not in chosen]:
+            note = f"{spec.id}: no schedule is good enough for {level}: {best:.1f} of {LEAST_PSNR[level]:g} dB"
+            console.print(note, highlight=False)
+        return spec, chosen
 
     results, status = _of_each_model(measure, options, configured, console)
     if not results:
@@ -228,6 +233,7 @@ def main() -> int:
     parser.add_argument("--model", action="append", help="measure only this model; repeat it for several")
     parser.add_argument("--plot", type=Path, help="write the curves as an SVG image")
     parser.add_argument("--step-cache", action="store_true", help="calibrate step caching instead")
+    parser.add_argument("--prompt", action="append", help="calibrate with this prompt; repeat it for several")
     parser.add_argument("--keep", action=argparse.BooleanOptionalAction, default=True, help="save what was measured")
     options = parser.parse_args()
     console = Console()

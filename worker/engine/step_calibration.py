@@ -68,14 +68,14 @@ def step_counts(spec: ModelSpec) -> tuple[int, ...]:
     return tuple(sorted(count for count in counts if max(FEWEST_STEPS, limits.min_steps) <= count <= limits.max_steps))
 
 
-def calibrate(spec: ModelSpec, configured: Settings) -> list[ScheduleError]:
+def calibrate(spec: ModelSpec, configured: Settings, prompts: Sequence[str] = PROMPTS) -> list[ScheduleError]:
     """Measure all candidates in a new engine; raises the error of its first failed job."""
     counts = step_counts(spec)
     if not counts:
         raise InferenceFailed(f"model {spec.id!r} allows fewer than {FEWEST_STEPS} steps, of which none is skipped")
     lowest = dict.fromkeys(CANDIDATES, HIGHEST_PSNR)
     with sample_engine(spec, configured) as engine:
-        for at, (steps, prompt) in enumerate(itertools.product(counts, PROMPTS)):
+        for at, (steps, prompt) in enumerate(itertools.product(counts, prompts)):
             sample = sample_job(spec, spec.tasks[0], at, prompt, default_size(spec))
             jobs = {
                 schedule: sample.model_copy(update={"id": f"{at}-{number}", "steps": steps, "step_cache": schedule})

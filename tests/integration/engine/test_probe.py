@@ -63,9 +63,11 @@ def test_step_caching_is_calibrated_against_jobs_that_skip_nothing(
     sizes = "[model.defaults]\nwidth = 64\nheight = 64\nsteps = 4\n"
     model = '[[model]]\nid = "{}"\nsource = "sd"\n{}' + sizes + "[model.limits]\nmax_steps = {}\n"
     models.write_text(model.format("turbo", "", 8) + model.format("tiny", "", 20))
-    asked = argparse.Namespace(model=None, keep=True)
+    asked = argparse.Namespace(model=None, keep=True, prompt=["a lighthouse"])
     assert command.calibrate_steps(asked, ON_CPU.model_copy(update={"models": models}), Console(width=200)) == 1
-    assert "turbo" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "turbo" in output
+    assert "no schedule is good enough for light" in output
     turbo, tiny = models_file.load(models)
     assert tiny.step_cache.strong == few
     assert tiny.step_cache.allowed == ("strong", "schedule")
