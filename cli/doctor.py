@@ -53,7 +53,7 @@ class Finding:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Check Redis, storage, models, API and device with the current settings; exits with 1 if a check fails."""
+    """Check Redis, storage, models, API, device and memory with the current settings; exits with 1 if a check fails."""
     console = CommandConsole(as_json)
     failed = False
     for finding in (*deployment_findings(), *_device()):
@@ -175,8 +175,8 @@ def _reason(error: Exception) -> str:
 
 
 def _device() -> list[Finding]:
-    """Check the device in a separate process, which imports torch."""
-    module = "worker.engine.device"
+    """Check the device, and whether models fit on it, in a separate process, which imports torch."""
+    module = "worker.engine.memory_fit"
     if importlib.util.find_spec("torch") is None:
         return [Finding("device", WARNING, "torch is not installed", "on a worker: pip install 'fusequeue[worker]'")]
     try:
@@ -186,7 +186,7 @@ def _device() -> list[Finding]:
     except subprocess.TimeoutExpired:
         return [Finding("device", FAILED, f"no result after {DEVICE_TIMEOUT_S} s", f"run: python -m {module}")]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    findings = [Finding("device", Verdict(line["verdict"]), line["seen"], line["remedy"]) for line in lines]
+    findings = [Finding(line["name"], Verdict(line["verdict"]), line["seen"], line["remedy"]) for line in lines]
     if done.returncode:
         last_line = done.stderr.strip().rpartition("\n")[2][:300]
         findings.append(Finding("device", FAILED, last_line, f"run: python -m {module}"))

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from shared.config.step_schedules import StepCaching
+from shared.config.weight_formats import Quantization
 from shared.errors import ConfigurationError, UnknownModel
 from shared.job import Task
 from shared.signature import Mixable, denoisers_of, mixable_fields
@@ -171,6 +172,7 @@ class ModelSpec(_Table):
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     offload: Literal["none", "group"] = "none"
     compile: bool = False
+    quantization: Quantization | None = None
     window_ms: Annotated[int, Field(ge=0, le=60_000)] = 50
     max_batch: Annotated[int, Field(ge=1, le=256)] = 8
     expected_image_s: Annotated[float | None, Field(gt=0, le=86_400)] = None
@@ -199,6 +201,8 @@ class ModelSpec(_Table):
             raise ValueError(f"defaults.layers {layers} is not 1 to limits.max_layers {limits.max_layers}")
         if self.compile and (self.offload != "none" or self.adapter):
             raise ValueError('compile needs offload = "none" and no adapters: both change the compiled forward')
+        if self.quantization is not None and (self.offload != "none" or self.compile):
+            raise ValueError('quantization needs offload = "none" and compile = false: it is not tested with them')
         if duplicates := _duplicates([adapter.id for adapter in self.adapter]):
             raise ValueError(f"duplicate adapter ids: {duplicates}")
         return self
@@ -321,6 +325,8 @@ def _message(fault: ErrorDetails) -> str:
 
 def _resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
     update: dict[str, object] = {"adapter": tuple(adapter.resolve_path(folder) for adapter in spec.adapter)}
+    if spec.quantization is not None:
+        update["quantization"] = spec.quantization.resolve_paths(folder)
     source = (folder / spec.source).resolve()
     if source.is_dir():
         update["source"] = str(source)

@@ -1,11 +1,7 @@
-"""The engine's device, and the system settings of the engine's thread.
-
-`python -m worker.engine.device` checks the device; `fusequeue doctor` starts it and reads its JSON.
-"""
+"""The engine's device, and the system settings of the engine's thread."""
 
 import contextlib
 import ctypes
-import json
 import os
 import platform
 import shutil
@@ -15,9 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-
-from shared.config import settings
-from shared.errors import FusequeueError
 
 # From glibc's malloc.h.
 M_TRIM_THRESHOLD = -1
@@ -144,8 +137,3 @@ def judge(facts: DeviceFacts, *, gpu_present: bool) -> DeviceVerdict:
     if facts.free_bytes < 0.5 * facts.total_bytes:
         return DeviceVerdict("warning", seen, "another process uses its memory: nvidia-smi shows it")
     return DeviceVerdict("ok", seen)
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(FusequeueError):  # wrong settings, which `fusequeue doctor` itself reports
-        print(json.dumps(check(settings.load().device)._asdict()), flush=True)

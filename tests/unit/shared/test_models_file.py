@@ -39,6 +39,23 @@ def write(folder: Path, text: str) -> Path:
             VALID + "[model.step_cache]\nmedium = {every = 3, frist = 4}\n",
             "model.0.step_cache.medium.frist: unknown key",
         ),
+        (VALID + "[model.quantization]\n", "model.0.quantization: Value error, set denoiser, text_encoder or gguf"),
+        (
+            VALID + '[model.quantization]\ndenoiser = "int9"\n',
+            "model.0.quantization.denoiser: Input should be 'torchao-int8'",
+        ),
+        (
+            VALID + '[model.quantization]\ngguf = {vae = "v.gguf"}\n',
+            "model.0.quantization: Value error, gguf: vae is not",
+        ),
+        (
+            VALID + '[model.quantization]\ndenoiser = "torchao-fp8"\ngguf = {unet = "u.gguf"}\n',
+            "model.0.quantization: Value error, denoiser and gguf exclude each other",
+        ),
+        (
+            VALID + 'offload = "group"\n[model.quantization]\ndenoiser = "torchao-fp8"\n',
+            'model.0: Value error, quantization needs offload = "none"',
+        ),
         (VALID + VALID, "duplicate model ids: a"),
         ('[[model]]\nid = "a"\n', "model.0.source: Field required"),
         ("[[model", "Expected "),
@@ -65,6 +82,13 @@ def test_relative_source_is_a_folder_next_to_the_file(tmp_path: Path) -> None:
     assert spec.source == str(tmp_path / "b")
     (spec,) = models_file.load(write(tmp_path, VALID.replace("b", "someone/model")))
     assert spec.source == "someone/model"
+
+
+def test_files_of_quantized_weights_are_relative_to_the_file(tmp_path: Path) -> None:
+    text = VALID + '[model.quantization]\ngguf = {transformer = "weights/t.gguf", transformer_2 = "/t2.gguf"}\n'
+    (spec,) = models_file.load(write(tmp_path, text))
+    assert spec.quantization is not None
+    assert spec.quantization.gguf == {"transformer": str(tmp_path / "weights/t.gguf"), "transformer_2": "/t2.gguf"}
 
 
 QWEN = ("qwen", "Qwen/Qwen-Image")

@@ -36,6 +36,8 @@ from worker.engine.pipelines.latent_previews import preview_callback
 from worker.engine.pipelines.load_failures import is_unmounted, passing_cause
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
+from worker.engine.pipelines.weights.quantization import quantized_parts
+from worker.engine.pipelines.weights.requirements import model_bytes, tensors_bytes
 from worker.engine.protocol import Output
 
 log = structlog.get_logger()
@@ -43,8 +45,6 @@ log = structlog.get_logger()
 _LOADER: Pipeline = DiffusionPipeline
 # While weights load, accelerate patches torch.nn.Module for the whole process: two loads at once leave empty weights.
 _ONE_LOAD = threading.Lock()
-_FLOATING = ("F64", "F32", "F16", "BF16")  # safetensors' names; loaded as the model's dtype
-_LONGEST_HEADER = 100 * 1024 * 1024
 # Between self-checks without memory, which take about a second of a large GPU.
 FIRST_RECHECK_S = 10.0
 LONGEST_RECHECK_S = 300.0
@@ -166,32 +166,7 @@ def locate(spec: ModelSpec) -> tuple[Path, int]:
         raise ModelUnavailable(
             f"model {spec.id!r}: {spec.source} holds no diffusers pipeline (no model_index.json); check its source"
         )
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    components = [component for component in folder.iterdir() if component.is_dir()]
-    return folder, sum(folder_bytes(component, spec.variant, dtype.itemsize) for component in components)
-
-
-def folder_bytes(folder: Path, variant: str | None, itemsize: int) -> int:
-    """Return the bytes of one component's weights in memory, loaded as a dtype of `itemsize` bytes."""
-    files = sorted(folder.glob("*.safetensors"))
-    of_variant = [file for file in files if variant is not None and f".{variant}" in file.name]
-    plain = [file for file in files if "." not in file.name.removesuffix(".safetensors")]
-    return sum(file_bytes(file, itemsize) for file in of_variant or plain or files)
-
-
-def file_bytes(file: Path, itemsize: int) -> int:
-    """Return the bytes of a file's tensors in memory, read from its header; the file's size if that is unreadable."""
-    try:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(min(length, _LONGEST_HEADER)))
-        total = 0
-        for tensor in (entry for name, entry in header.items() if name != "__metadata__"):
-            start, end = tensor["data_offsets"]
-            total += math.prod(tensor["shape"]) * itemsize if tensor["dtype"] in _FLOATING else end - start
-        return total
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return file.stat().st_size
+    return folder, model_bytes(spec, folder)
 
 
 def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
@@ -203,9 +178,9 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
         unwanted = {"safety_checker": None} if not spec.safety_checker and "safety_checker" in index else {}
         check_folder(folder, index, unwanted)
         with _ONE_LOAD, all_weights_found():
-            pipeline: Pipeline = _LOADER.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, variant=spec.variant, local_files_only=True, **unwanted
-            )
+            options = {"dtype": dtype, "use_safetensors": True, "variant": spec.variant, "local_files_only": True}
+            parts = unwanted | quantized_parts(spec, folder, index, device)
+            pipeline: Pipeline = _LOADER.from_pretrained(folder, **options, **parts)
         check_weights(pipeline)
         check_tokenizers(pipeline)
         if spec.offload == "group" and device.type != "cpu":
@@ -259,7 +234,7 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
         templates={task: make_template(pipeline_for(task, pipeline), stand_ins, device) for task in spec.tasks},
         shared_methods=shared_methods,
         schedulers={name: make_scheduler(name, pipeline.scheduler) for name in spec.schedulers},
-        nbytes=sum(tensor.nbytes for tensor in tensors),
+        nbytes=tensors_bytes(tensors),
         adapters=ModelAdapters({method.component: method.adapters for method in shared_methods}),
         watch=ModuleWatch(modules),
     )

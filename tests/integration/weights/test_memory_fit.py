@@ -1,0 +1,64 @@
+"""Whether models fit: what `fusequeue doctor` reports about their weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness.engine import a_spec
+from harness.http_server import ROOT
+
+from shared.config.weight_formats import Quantization
+from worker.engine.memory_fit import check_model, verdict_of
+from worker.engine.pipelines.weights.requirements import model_bytes
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("gib", "offload", "verdict", "remedy"),
+    [
+        (23.8, "none", "ok", ""),
+        (60.0, "none", "warning", "quantization"),
+        (81.0, "none", "failed", 'quantization (docs/models.md) or offload = "group"'),
+        (81.0, "group", "ok", ""),
+    ],
+)
+def test_weights_are_compared_with_the_memory(gib: float, offload: str, verdict: str, remedy: str) -> None:
+    found = verdict_of(a_spec(Path("/none"), offload=offload), int(gib * GIB), 80 * GIB)
+    assert found.verdict == verdict
+    assert remedy in found.remedy
+    assert bool(found.remedy) is (verdict != "ok")
+
+
+def test_a_quantized_model_is_counted_in_its_format(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.engine.pipelines.weights.requirements.is_installed", lambda _package: True)
+    folder = tiny_models / "flux"
+    plain = a_spec(folder)
+    small = a_spec(folder, quantization=Quantization(denoiser="torchao-int8"))
+    between = (model_bytes(plain, folder) + model_bytes(small, folder)) // 2
+    assert check_model(plain, "cpu", between).verdict == "failed"
+    assert check_model(small, "cpu", between).verdict in ("ok", "warning")
+
+
+def test_a_missing_package_fails_the_check(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.engine.pipelines.weights.requirements.is_installed", lambda _package: False)
+    spec = a_spec(tiny_models / "flux", quantization=Quantization(denoiser="torchao-int8"))
+    found = check_model(spec, "cpu", 80 * GIB)
+    assert (found.verdict, found.remedy) == ("failed", "pip install 'fusequeue[quantization]'")
+
+
+def test_a_model_whose_files_are_elsewhere_is_not_judged() -> None:
+    assert check_model(a_spec(Path("/none/at/all")), "cpu", GIB).verdict == "ok"
+
+
+def test_the_doctor_s_process_reports_the_device_and_each_model() -> None:
+    environment = {**os.environ, "FUSEQUEUE_DEVICE": "cpu", "FUSEQUEUE_MODELS": str(ROOT / "models.toml")}
+    command = [sys.executable, "-P", "-m", "worker.engine.memory_fit"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=True)
+    found = {line["name"]: line["verdict"] for line in map(json.loads, done.stdout.splitlines())}
+    assert found == {"device": "warning", "memory for demo": "ok"}

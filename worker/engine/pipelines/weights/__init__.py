@@ -1,0 +1,1 @@
+"""The weights of a pipeline: their size in memory, and quantized ones."""

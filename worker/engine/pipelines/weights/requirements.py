@@ -1,0 +1,99 @@
+"""What weights need: packages of their formats, and memory, of files before they are loaded and of loaded tensors.
+
+Imports no diffusers, so that `fusequeue doctor` starts fast.
+"""
+
+import importlib.util
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shared.config.models_file import ModelSpec
+from shared.config.weight_formats import Quantization, WeightFormat
+
+ITEM_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+# nf4 has a float32 scale per 64 weights; the other formats have one per row.
+BYTES_PER_WEIGHT: Mapping[WeightFormat, float] = {
+    "torchao-int8": 1,
+    "torchao-fp8": 1,
+    "bitsandbytes-int8": 1,
+    "bitsandbytes-nf4": 0.5 + 4 / 64,
+}
+_FLOATING = ("F64", "F32", "F16", "BF16")  # safetensors' names; loaded as the model's dtype
+_LONGEST_HEADER = 100 * 1024 * 1024
+# Matrices that are looked up and not multiplied are not quantized; nor is a language model's head.
+_UNQUANTIZED = re.compile(r"(^|\.)(shared|\w*embed_tokens|\w*embeddings?|relative_attention_bias|lm_head)\.weight$")
+
+
+def is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def lacking(quantization: Quantization, device_type: str) -> str | None:
+    """Return what the installation or the device lacks for the formats of a model, and what to do; None if nothing."""
+    needed = [(f'{key} = "{name}"', name.partition("-")[0]) for key, name in quantization.formats.items()]
+    needed += [("gguf", "gguf")] if quantization.gguf else []
+    for key, package in needed:
+        if not is_installed(package):
+            return f"quantization.{key} needs {package}, which is not installed; pip install 'fusequeue[quantization]'"
+        if package == "bitsandbytes" and device_type == "cpu":
+            return f"quantization.{key} needs a GPU; use torchao on a CPU"
+    return None
+
+
+def model_bytes(spec: ModelSpec, folder: Path) -> int:
+    """Return the approximate size in memory of the weights in `folder`; raises `OSError` for a missing GGUF file."""
+    components = [component for component in folder.iterdir() if component.is_dir()]
+    return sum(component_bytes(component, spec) for component in components)
+
+
+def component_bytes(folder: Path, spec: ModelSpec) -> int:
+    """Return the bytes of one component's weights in memory, in the format of the model's table."""
+    quantization = spec.quantization or Quantization.model_construct()
+    replaced_by = quantization.gguf.get(folder.name)
+    if replaced_by is not None:
+        return Path(replaced_by).stat().st_size
+    files = sorted(folder.glob("*.safetensors"))
+    of_variant = [file for file in files if spec.variant is not None and f".{spec.variant}" in file.name]
+    plain = [file for file in files if "." not in file.name.removesuffix(".safetensors")]
+    weight_format = quantization.format_of(folder.name)
+    return sum(file_bytes(file, ITEM_BYTES[spec.dtype], weight_format) for file in of_variant or plain or files)
+
+
+def file_bytes(file: Path, item_bytes: int, weight_format: WeightFormat | None) -> int:
+    """Return the bytes of a file's tensors in memory, read from its header; the file's size if that is unreadable."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(min(length, _LONGEST_HEADER)))
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        return math.ceil(sum(_entry_bytes(*item, item_bytes, weight_format) for item in tensors.items()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return file.stat().st_size
+
+
+def _entry_bytes(name: str, entry: Mapping[str, Any], item_bytes: int, weight_format: WeightFormat | None) -> float:
+    if entry["dtype"] in _FLOATING:
+        return tensor_bytes(name, entry["shape"], item_bytes, weight_format)
+    start, end = entry["data_offsets"]
+    return float(end - start)
+
+
+def tensor_bytes(name: str, shape: Sequence[int], item_bytes: int, weight_format: WeightFormat | None) -> float:
+    """Return the bytes of a tensor of floats that is loaded in a format; only matrices are quantized."""
+    is_matrix = name.endswith(".weight") and len(shape) == 2 and not _UNQUANTIZED.search(name)
+    return math.prod(shape) * (BYTES_PER_WEIGHT[weight_format] if weight_format and is_matrix else item_bytes)
+
+
+def tensors_bytes(tensors: Iterable[Any]) -> int:
+    """Return the bytes of loaded tensors; a quantized one consists of others."""
+    total = 0
+    for tensor in tensors:
+        flatten = getattr(tensor, "__tensor_flatten__", None)  # torchao's
+        scales = getattr(getattr(tensor, "quant_state", None), "absmax", None)  # bitsandbytes' of 4 bits
+        total += tensor.nbytes if flatten is None else tensors_bytes(getattr(tensor, name) for name in flatten()[0])
+        total += 0 if scales is None else scales.nbytes
+    return total
