@@ -161,6 +161,7 @@ class ModelSpec(_Table):
 
     `window_ms` is the longest time a job waits for batch mates, from its submission. `mixed_fields` are the fields of
     a job that may differ within a batch of this model; for a folder they default to those of its architecture.
+    `attention` is diffusers' name of a backend.
     `expected_image_s` are the GPU-seconds of one image or video, for autoscaling until a first job has ended.
     """
 
@@ -172,6 +173,7 @@ class ModelSpec(_Table):
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     offload: Literal["none", "group"] = "none"
     compile: bool = False
+    attention: str | None = None
     quantization: Quantization | None = None
     window_ms: Annotated[int, Field(ge=0, le=60_000)] = 50
     max_batch: Annotated[int, Field(ge=1, le=256)] = 8

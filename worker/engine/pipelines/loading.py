@@ -15,6 +15,7 @@ from diffusers import DiffusionPipeline
 from shared.config.models_file import ModelSpec
 from shared.errors import LoadPostponed, ModelUnavailable
 from shared.job import Job, Task
+from shared.signature import DENOISERS
 from worker.engine.fusion.fused_call import is_out_of_memory, text_of
 from worker.engine.fusion.image_task import ImageTask, seed_globally
 from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, Stage, shared_methods_of
@@ -36,6 +37,7 @@ from worker.engine.pipelines.latent_previews import preview_callback
 from worker.engine.pipelines.load_failures import is_unmounted, passing_cause
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
+from worker.engine.pipelines.weights.attention import use_attention
 from worker.engine.pipelines.weights.quantization import quantized_parts
 from worker.engine.pipelines.weights.requirements import model_bytes, tensors_bytes
 from worker.engine.protocol import Output
@@ -224,7 +226,8 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
         if cast is not None:
             module.to(cast)
         # Offloading swaps weights inside forwards; weights swapped in inference mode cannot be swapped outside it.
-        methods = shared_methods_of(name, module, cast=cast, lean=spec.offload == "none", device=device)
+        pads = spec.attention is None or name not in DENOISERS or use_attention(module, spec.attention, device, dtype)
+        methods = shared_methods_of(name, module, cast=cast, lean=spec.offload == "none", device=device, pads=pads)
         shared_methods.extend(methods.values())
         stand_ins[name] = ModuleProxy(module, methods, device, module_dtype)
     tensors = [tensor for module in modules.values() for tensor in (*module.parameters(), *module.buffers())]

@@ -1,1 +1,1 @@
-"""The weights of a pipeline: their size in memory, and quantized ones."""
+"""The weights and kernels of a pipeline: quantized weights, their size in memory, attention backends."""
