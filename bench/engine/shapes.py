@@ -204,20 +204,29 @@ def real_sd3() -> Pipeline:
 
 def small_flux() -> Pipeline:
     """Small FLUX.1."""
+    return _flux(
+        num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=4, axes_dims_rope=(4, 4, 8)
+    )
+
+
+def medium_flux() -> Pipeline:
+    """FLUX.1 with a denoiser of 100 million parameters."""
+    return _flux(
+        num_layers=2, num_single_layers=6, attention_head_dim=64, num_attention_heads=12, axes_dims_rope=(16, 24, 24)
+    )
+
+
+def _flux(**sizes: Any) -> Pipeline:
     first, second = _clip_tokenizer(), _t5_tokenizer()
     t5 = T5Config(vocab_size=len(second), d_model=SMALL_WIDTH, d_ff=37, d_kv=8, num_heads=4, num_layers=2)
     return FluxPipeline(
         transformer=FluxTransformer2DModel(
             patch_size=1,
             in_channels=16,
-            num_layers=1,
-            num_single_layers=1,
-            attention_head_dim=16,
-            num_attention_heads=4,
             joint_attention_dim=SMALL_WIDTH,
             pooled_projection_dim=SMALL_WIDTH,
-            axes_dims_rope=(4, 4, 8),
             guidance_embeds=True,
+            **sizes,
         ),
         scheduler=_scheduler(FlowMatchEulerDiscreteScheduler),
         vae=_small_vae(shift_factor=0.06, scaling_factor=1.5),
@@ -257,6 +266,7 @@ def small_wan() -> Pipeline:
 SHAPES: dict[str, Callable[[], Pipeline]] = {
     "sd": small_sd,
     "flux": small_flux,
+    "flux-100m": medium_flux,
     "sd15": real_sd15,
     "sdxl": real_sdxl,
     "sd3": real_sd3,
