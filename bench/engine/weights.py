@@ -28,7 +28,7 @@ from diffusers import (
 )
 from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
-from bench import shapes
+from bench.engine import shapes
 from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.config.weight_formats import Quantization, WeightFormat
 from worker.engine.fusion.self_check import run_self_check
