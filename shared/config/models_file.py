@@ -172,7 +172,7 @@ class ModelSpec(_Table):
     tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = (Task.TEXT_TO_IMAGE,)
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     offload: Literal["none", "group"] = "none"
-    compile: bool = False
+    compile: bool | Literal["blocks"] = False
     attention: str | None = None
     quantization: Quantization | None = None
     window_ms: Annotated[int, Field(ge=0, le=60_000)] = 50
@@ -201,8 +201,10 @@ class ModelSpec(_Table):
             )
         if layers > limits.max_layers or (limits.max_layers and not layers):
             raise ValueError(f"defaults.layers {layers} is not 1 to limits.max_layers {limits.max_layers}")
-        if self.compile and (self.offload != "none" or self.adapter):
-            raise ValueError('compile needs offload = "none" and no adapters: both change the compiled forward')
+        if self.compile and self.offload != "none":
+            raise ValueError('compile needs offload = "none": offloading changes the compiled forward')
+        if self.compile is True and self.adapter:
+            raise ValueError('compile = true needs no adapters, which change the compiled forward; use "blocks"')
         if self.quantization is not None and (self.offload != "none" or self.compile):
             raise ValueError('quantization needs offload = "none" and compile = false: it is not tested with them')
         if duplicates := _duplicates([adapter.id for adapter in self.adapter]):

@@ -138,15 +138,9 @@ class SharedMethod:
         self.stop_fusing()
         self._unfused_reason = reason
 
-    def compile(self, backend: str) -> None:
-        """Run the module compiled from now on; torch compiles it at its first calls."""
-        if self.method == "forward":
-            self._real = torch.compile(self.module, backend=backend)
-            self.compiled = True
-
-    def uncompile(self) -> None:
-        if self.compiled:
-            self._real, self.compiled = self.module, False
+    def replace(self, run: Callable[..., Any] | None) -> None:
+        """Call `run` in place of the module from now on; None for the module itself."""
+        self._real, self.compiled = self.module if run is None else run, run is not None
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return a call's arguments by name, without those at their default."""

@@ -9,6 +9,14 @@ from shared.config.models_file import ModelSpec
 from shared.job import InputRef, Job, Task
 from worker.engine.protocol import InputFiles
 
+# Two have the same words in another order, so the same length, for architectures that fuse only those.
+PROMPTS = (
+    "a lighthouse",
+    "a very small red boat beside two lighthouses in the morning",
+    "the sea, the rain and the snow, and the sea",
+    "the sea, the snow and the rain, and the sea",
+)
+
 
 class SampleSize(NamedTuple):
     """The size of a sample job; `frames` matter for a video."""

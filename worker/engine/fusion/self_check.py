@@ -15,7 +15,7 @@ from worker.engine.fusion.fused_difference import difference, difference_of_gues
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.inferred_rules import guess_rules
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
-from worker.engine.fusion.sample_jobs import SampleSize, sample_files, sample_job, sample_sizes
+from worker.engine.fusion.sample_jobs import PROMPTS, SampleSize, sample_files, sample_job, sample_sizes
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import LoadedModel
@@ -24,14 +24,6 @@ from worker.engine.pipelines.output_check import choose_output_types
 from worker.engine.pipelines.task_pipelines import takes_last_image
 
 log = structlog.get_logger()
-
-# Two have the same words in another order, so the same length, for architectures that fuse only those.
-PROMPTS = (
-    "a lighthouse",
-    "a very small red boat beside two lighthouses in the morning",
-    "the sea, the rain and the snow, and the sea",
-    "the sea, the snow and the rain, and the sea",
-)
 
 
 def run_self_check(model: LoadedModel, device: torch.device) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from shared.job import Adapter
 from shared.signature import ADAPTERS_PER_ROW
 from worker.engine.fusion.batch_key import StackingError
+from worker.engine.lora.adaptable import make_adaptable
 from worker.engine.lora.adapter_files import Changes, LowRank
 
 AdapterKey = tuple[tuple[str, float], ...]
@@ -50,11 +51,15 @@ def spans(keys: Sequence[AdapterKey], rows: Sequence[int], *, merge: bool) -> li
 
 @dataclass
 class _Forward:
-    """The running forward: `whole` is the key of all its rows if they have one; else `spans` of its `rows` rows."""
+    """The running forward: `whole` is the key of all its rows if they have one; else `spans` of its `rows` rows.
+
+    `adapted`: whether a row has adapters. Compiled blocks read nothing else.
+    """
 
     whole: Hashable = ()
     spans: Sequence[Span] = ()
     rows: int = 0
+    adapted: bool = False
 
 
 @dataclass
@@ -142,10 +147,26 @@ class RowAdapters:
             forward.whole = keys[0]
         else:
             forward.spans, forward.rows = spans(keys, rows, merge=merge), sum(rows)
+        forward.adapted = bool(forward.whole or forward.spans)
         try:
             yield
         finally:
-            forward.whole, forward.spans, forward.rows = (), (), 0
+            forward.whole, forward.spans, forward.rows, forward.adapted = (), (), 0, False
+
+    def prepare_for_compiler(self, blocks: Sequence[torch.nn.Module]) -> None:
+        """Make the linear layers of `blocks` adaptable ones, so that graphs of the blocks serve any adapters."""
+        for layer in (layer for block in blocks for layer in block.modules()):
+            if type(layer) is torch.nn.Linear:
+                make_adaptable(layer, self._forward)
+
+    @contextmanager
+    def assumed(self) -> Iterator[None]:
+        """Run forwards as if rows had adapters, while none is attached."""
+        self._forward.adapted = True
+        try:
+            yield
+        finally:
+            self._forward.adapted = False
 
 
 class ModelAdapters:

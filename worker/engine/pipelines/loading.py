@@ -38,6 +38,7 @@ from worker.engine.pipelines.load_failures import is_unmounted, passing_cause
 from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.pipelines.weights.attention import use_attention
+from worker.engine.pipelines.weights.compiling import check_blocks
 from worker.engine.pipelines.weights.quantization import quantized_parts
 from worker.engine.pipelines.weights.requirements import model_bytes, tensors_bytes
 from worker.engine.protocol import Output
@@ -221,6 +222,8 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
     for name, module in modules.items():
         if not spec.compile:
             cache_signatures(module)
+        if spec.compile == "blocks" and name in DENOISERS:
+            check_blocks(module)
         module_dtype: torch.dtype = getattr(module, "dtype", dtype)
         cast = torch.float32 if name == "vae" and float32_vae else None
         if cast is not None:
