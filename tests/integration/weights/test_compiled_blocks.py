@@ -119,3 +119,17 @@ def test_compiled_code_is_kept_for_the_next_start(tmp_path: Path, monkeypatch: p
 def test_a_denoiser_without_named_blocks_is_refused(tiny_models: Path) -> None:
     with pytest.raises(ModelUnavailable, match="SD3Transformer2DModel names no repeated blocks; use compile = true"):
         load(a_spec(tiny_models / "sd3", compile="blocks"), tiny_models / "sd3", torch.device("cpu"))
+
+
+class ConvolutionBlock(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = torch.nn.Conv2d(4, 4, 1)
+
+
+def test_blocks_with_layers_that_adapters_would_not_reach_are_refused() -> None:
+    module = torch.nn.Sequential(ConvolutionBlock())
+    module._repeated_blocks = ["ConvolutionBlock"]
+    compiling.check_blocks(module, a_spec("a", compile="blocks"))
+    with pytest.raises(ValueError, match="Sequential has convolutions in its blocks, so it needs no adapters"):
+        compiling.check_blocks(module, spec_with(Path("a"), {"ink": Path("ink.safetensors")}, compile="blocks"))

@@ -223,7 +223,7 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
         if not spec.compile:
             cache_signatures(module)
         if spec.compile == "blocks" and name in DENOISERS:
-            check_blocks(module)
+            check_blocks(module, spec)
         module_dtype: torch.dtype = getattr(module, "dtype", dtype)
         cast = torch.float32 if name == "vae" and float32_vae else None
         if cast is not None:

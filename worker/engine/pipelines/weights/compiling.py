@@ -15,12 +15,20 @@ COMPILER: Any = "inductor"
 AFTER_WARM_UP = "eager_on_recompile"
 # Of all blocks in the process: each width of a UNet has graphs, for one row and for several, and with adapters.
 _MOST_GRAPHS = 64
+CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 
 
-def check_blocks(module: Any) -> None:
-    """Raise `ValueError` if diffusers does not know the repeated blocks of a denoiser."""
+def check_blocks(module: Any, spec: ModelSpec) -> None:
+    """Raise `ValueError` if diffusers names no repeated blocks of a denoiser, or adapters would miss some layers."""
+    name = type(module).__name__
     if not getattr(module, "_repeated_blocks", None):
-        raise ValueError(f'compile = "blocks": {type(module).__name__} names no repeated blocks; use compile = true')
+        raise ValueError(f'compile = "blocks": {name} names no repeated blocks; use compile = true')
+    if spec.adapter and any(isinstance(layer, CONVOLUTIONS) for block in _blocks(module) for layer in block.modules()):
+        raise ValueError(f'compile = "blocks": {name} has convolutions in its blocks, so it needs no adapters')
+
+
+def _blocks(module: Any) -> list[torch.nn.Module]:
+    return [part for part in module.modules() if type(part).__name__ in module._repeated_blocks]
 
 
 def compile_denoiser(method: SharedMethod, spec: ModelSpec) -> None:
@@ -36,9 +44,8 @@ def _compile_blocks(module: Any, adapters: RowAdapters | None) -> None:
     torch._dynamo.config.recompile_limit = _MOST_GRAPHS
     # Else two lengths that are equal in one call would have to be equal in all calls of its graph.
     shapes_config.use_duck_shape = False
-    blocks = [part for part in module.modules() if type(part).__name__ in module._repeated_blocks]
     if adapters is not None:
-        adapters.prepare_for_compiler(blocks)
+        adapters.prepare_for_compiler(_blocks(module))
     module.compile_repeated_blocks(backend=COMPILER, dynamic=True)
 
 
