@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import pytest
 
 from shared.config.models_file import Limits, ModelSpec
+from shared.config.step_schedules import StepSchedule
 from shared.job import (
     MAY_DIFFER,
     Adapter,
@@ -62,6 +63,7 @@ OTHER: dict[str, Any] = {
     "output_quality": 50,
     "embed_parameters": True,
     "previews": 2,
+    "step_cache": StepSchedule(every=3),
 }
 
 
