@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,13 @@ def step_cache_table(caching: StepCaching) -> str:
 
 
 def save_step_cache(path: Path, model: str, caching: StepCaching) -> None:
-    """Insert or replace the table of `model`; raises `ConfigurationError` if the file cannot be changed."""
+    """Insert or replace the table of `model`; raises `ConfigurationError` if the file is as before."""
+    target = path.resolve()
+    part = target.with_name(f"{target.name}.part")
     try:
-        path.write_text(with_step_cache(path.read_text("utf-8"), model, caching), "utf-8")
+        part.write_text(with_step_cache(path.read_text("utf-8"), model, caching), "utf-8")
+        shutil.copymode(target, part)
+        part.replace(target)
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; insert the table by hand") from error
     except ValueError as error:

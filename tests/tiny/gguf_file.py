@@ -10,7 +10,7 @@ BLOCK = 32  # weights that share a scale
 
 
 def save(module: torch.nn.Module, file: Path) -> Path:
-    """Write the weights of `module`; matrices whose rows are whole blocks have 8 bits, all other tensors 32."""
+    """Write the weights of `module`; matrices with rows of whole blocks have 8 bits, all other tensors 32."""
     import gguf
 
     writer = gguf.GGUFWriter(file, "tiny")

@@ -62,7 +62,7 @@ def choose(measured: Sequence[ScheduleError]) -> dict[CacheLevel, ScheduleError]
 
 
 def step_counts(spec: ModelSpec) -> tuple[int, ...]:
-    """Return the numbers of steps to calibrate with; none for a model whose jobs skip no steps."""
+    """Return the numbers of steps to calibrate with; none for a model that skips none."""
     limits = spec.limits
     counts = {spec.defaults.steps, *(min(count, limits.max_steps) for count in STEP_COUNTS)}
     return tuple(sorted(count for count in counts if max(FEWEST_STEPS, limits.min_steps) <= count <= limits.max_steps))

@@ -53,7 +53,7 @@ def test_the_error_names_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
 def test_step_caching_is_calibrated_against_jobs_that_skip_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The schedules go into the models file, whose model can then be loaded; a model for few steps has none."""
+    """The schedules go into the models file, which can be read after that; a model for few steps has none."""
     few, many = (StepSchedule(every=every, order="reuse") for every in (6, 2))
     monkeypatch.setattr("worker.engine.step_calibration.CANDIDATES", (few, many))
     monkeypatch.setattr("worker.engine.step_calibration.STEP_COUNTS", (12,))

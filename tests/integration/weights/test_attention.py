@@ -25,7 +25,7 @@ WITHOUT_MASKS = "_native_flash"
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose prompts are padded, and masked where their lengths differ."""
+    """A model that pads prompts, and masks them where their lengths differ."""
     return save_tiny("qwen-image", tmp_path_factory.mktemp("qwen") / "model")
 
 

@@ -52,7 +52,7 @@ def test_a_missing_package_fails_the_check(tiny_models: Path, monkeypatch: pytes
     assert (found.verdict, found.remedy) == ("failed", "pip install 'fusequeue[quantization]'")
 
 
-def test_a_model_whose_files_are_elsewhere_is_not_judged() -> None:
+def test_a_model_with_files_elsewhere_is_not_judged() -> None:
     assert check_model(a_spec(Path("/none/at/all")), "cpu", GIB).verdict == "ok"
 
 

@@ -94,34 +94,20 @@ def test_sizes_before_and_after_the_load_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantization", "message"),
+    ("installed", "quantization", "message"),
     [
-        (Quantization(denoiser="torchao-int8"), "needs torchao, which is not installed; pip install 'fusequeue"),
-        (Quantization(text_encoder="bitsandbytes-nf4"), 'text_encoder = "bitsandbytes-nf4" needs bitsandbytes'),
-        (Quantization(gguf={"unet": "/none.gguf"}), "quantization.gguf needs gguf, which is not installed"),
+        (False, Quantization(denoiser="torchao-int8"), "needs torchao, which is not installed; pip install 'fusequeue"),
+        (False, Quantization(text_encoder="bitsandbytes-nf4"), 'text_encoder = "bitsandbytes-nf4" needs bitsandbytes'),
+        (False, Quantization(gguf={"unet": "/none.gguf"}), "quantization.gguf needs gguf, which is not installed"),
+        (True, Quantization(denoiser="bitsandbytes-int8"), "needs a GPU; use torchao on a CPU"),
+        (True, Quantization(gguf={"transformer": "/none.gguf"}), "it has no transformer; it has"),
+        (True, Quantization(gguf={"unet": "/none.gguf"}), "no such file: /none.gguf"),
     ],
 )
-def test_a_missing_package_is_named_at_load(
-    quantization: Quantization, message: str, tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_load_lacks_is_named(
+    installed: bool, quantization: Quantization, message: str, tiny_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.engine.pipelines.weights.requirements.is_installed", lambda _package: False)
-    with pytest.raises(ModelUnavailable) as caught:
-        load(a_spec(tiny_models / "sd", quantization=quantization), tiny_models / "sd", CPU)
-    assert message in caught.value.message
-
-
-@pytest.mark.parametrize(
-    ("quantization", "message"),
-    [
-        (Quantization(denoiser="bitsandbytes-int8"), "needs a GPU; use torchao on a CPU"),
-        (Quantization(gguf={"transformer": "/none.gguf"}), "it has no transformer; it has"),
-        (Quantization(gguf={"unet": "/none.gguf"}), "no such file: /none.gguf"),
-    ],
-)
-def test_what_a_model_cannot_be_loaded_with_is_named(
-    quantization: Quantization, message: str, tiny_models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.engine.pipelines.weights.requirements.is_installed", lambda _package: True)
+    monkeypatch.setattr("worker.engine.pipelines.weights.requirements.is_installed", lambda _package: installed)
     with pytest.raises(ModelUnavailable) as caught:
         load(a_spec(tiny_models / "sd", quantization=quantization), tiny_models / "sd", CPU)
     assert message in caught.value.message

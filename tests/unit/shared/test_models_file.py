@@ -224,3 +224,11 @@ def test_a_models_file_of_an_unusual_form_stays_as_it_is(text: str, tmp_path: Pa
     with pytest.raises(ConfigurationError, match="by hand"):
         save_step_cache(path, "a", CACHING)
     assert path.read_text() == text
+
+
+def test_a_write_that_fails_leaves_the_models_file_as_it_is(tmp_path: Path) -> None:
+    path = write(tmp_path, VALID)
+    (tmp_path / "models.toml.part").mkdir()
+    with pytest.raises(ConfigurationError, match="by hand"):
+        save_step_cache(path, "a", CACHING)
+    assert path.read_text() == VALID

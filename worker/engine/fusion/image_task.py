@@ -27,7 +27,7 @@ RngState = tuple[torch.Tensor, ...]
 
 
 class _TaskGreenlet(greenlet.greenlet):
-    """A greenlet whose denoiser calls can be answered from `step_cache`."""
+    """A greenlet with denoiser calls that `step_cache` can answer."""
 
     step_cache: StepCache | None = None
 

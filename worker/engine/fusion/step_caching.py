@@ -17,7 +17,7 @@ from worker.engine.fusion.module_proxy import ParkedCall
 from worker.engine.fusion.stacking import map_tensors
 
 MAX_BRANCHES = 8
-"""Calls of one step whose outputs are kept: two for guidance by separate calls; more calls are computed each time."""
+"""Calls of one step with kept outputs: two for guidance by separate calls; more calls are computed each time."""
 
 
 class StepProgress(Protocol):
@@ -34,7 +34,7 @@ class _KeptOutput(NamedTuple):
 
 
 class _Branch(NamedTuple):
-    """A call's place in its step, such as guidance's second call: equal for calls whose outputs continue each other.
+    """A call's place in its step, such as guidance's second call: equal for calls that continue each other.
 
     `inputs` are the tensors of the sample.
     """

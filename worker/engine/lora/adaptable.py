@@ -1,4 +1,4 @@
-"""Linear layers of compiled blocks, whose adapters the compiler does not see.
+"""Linear layers of compiled blocks, with adapters that the compiler does not see.
 
 A compiler traces a forward hook into its graph, so that other adapters would need another graph, and new hooks would
 be ignored. Here a graph calls one operator for the hooks of a layer, with the layer's number as a tensor.
@@ -21,7 +21,7 @@ class RunningForward(Protocol):
 
 
 class AdaptableLinear(torch.nn.Linear):
-    """A linear layer whose forward hooks change the output in place, in forwards with adapters only."""
+    """A linear layer with forward hooks that change the output in place, in forwards with adapters only."""
 
     running: RunningForward
     number: torch.Tensor

@@ -61,7 +61,7 @@ def test_the_weights_are_those_of_the_polynomial(known: list[int], step: int, ex
 
 @dataclass
 class Denoiser:
-    """A denoiser whose output at step `s` is `value(s)`, and the progress of its image."""
+    """A denoiser that returns `value(s)` at step `s`, and the progress of its image."""
 
     cache: StepCache = field(init=False)
     schedule: StepSchedule = THIRD
