@@ -124,7 +124,9 @@ class Settings(BaseSettings):
         5.0, "Time after which a failed model load is repeated; doubles with each failure, up to 64 times.", gt=0
     )
     drain_timeout_s: float = _setting(25.0, "Time for running jobs when a worker stops; others are released.", gt=0)
-    spool_bytes: Positive = _setting(512 * 1024 * 1024, "Finished images a worker holds while storage is down.")
+    spool_bytes: Positive = _setting(
+        512 * 1024 * 1024, "Images a worker holds while storage is down; each counts as 2 MiB or more."
+    )
     gpu_memory_bytes: int | None = _setting(None, "Memory for loaded models on one device. Unset: 70 %.")
     adapter_memory_bytes: Positive = _setting(
         1024**3, "Memory for LoRA adapters of a loaded model, exceeded only by running jobs."

@@ -27,13 +27,14 @@ Files = dict[str, tuple[bytes, str]]  # key -> (content, content type)
 ENCODER_THREADS = 2
 FIRST_RETRY_S = 0.2
 MAX_RETRY_S = 10.0
+MIN_HELD_BYTES = 2 * 1024 * 1024  # of the spool, per output: bounds the jobs a worker holds where its images are small
 
 
 class Uploader:
     """Encodes and uploads images and videos; holds up to `spool_bytes` of them while storage is unavailable.
 
     An upload is retried while storage is unavailable; any other error fails its job. A job that is stopped, lost or
-    released cancels its uploads. A full spool stops the claiming of jobs.
+    released cancels its uploads. A full spool stops the claiming of jobs; a small output counts as `MIN_HELD_BYTES`.
     """
 
     def __init__(self, storage: Storage, spool_bytes: int) -> None:
@@ -113,11 +114,12 @@ class Uploader:
 
     @contextmanager
     def _counted_in_spool(self, size: int) -> Iterator[None]:
-        self.held_bytes += size
+        held = max(size, MIN_HELD_BYTES)
+        self.held_bytes += held
         try:
             yield
         finally:
-            self.held_bytes -= size
+            self.held_bytes -= held
 
 
 def object_key(job: Job, epoch: int, index: int) -> str:

@@ -90,6 +90,19 @@ async def test_uploads_waiting_for_storage_fill_the_spool(make_uploader: Any) ->
     assert not uploader.full
 
 
+async def test_many_small_images_fill_the_spool(make_uploader: Any) -> None:
+    """Their jobs take more memory than the images; without a limit, a worker with slow storage holds any number."""
+    storage = StorageWithOutage(10**6)
+    uploader = make_uploader(storage, spool_bytes=512 * 1024 * 1024)
+    uploading = [asyncio.create_task(uploader.upload(claim(), 0, Output(PIXELS))) for _ in range(300)]
+    await storage.put_called.wait()
+    assert uploader.full
+    for task in uploading:
+        task.cancel()
+    await asyncio.gather(*uploading, return_exceptions=True)
+    assert uploader.held_bytes == 0
+
+
 async def test_video_is_stored_with_its_thumbnail(make_uploader: Any) -> None:
     """Both objects are below the job, where retention finds them."""
     storage = StorageWithOutage()
