@@ -120,9 +120,13 @@ class AsyncClient:
         return str((await self._http.json("POST", "/v1/inputs", files={"file": file}))["id"])
 
     async def _with_image_ids(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        body = {name: await self._image_id(value) if name in IMAGE_FIELDS else value for name, value in fields.items()}
+        body: dict[str, Any] = {
+            name: await self._image_id(value) if name in IMAGE_FIELDS else value for name, value in fields.items()
+        }
         if "images" in body:
             body["images"] = [await self._image_id(image) for image in body["images"]]
+        if "controls" in body:
+            body["controls"] = [{**one, "image": await self._image_id(one["image"])} for one in body["controls"]]
         return body
 
     async def _image_id(self, image: ImageSource) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.config.controls import Control
 from shared.config.step_schedules import StepSchedule
 
 QUEUE_SCHEMA = 2
@@ -83,6 +84,10 @@ class Task(StrEnum):
     def has_strength(self) -> bool:
         return self in (Task.IMAGE_TO_IMAGE, Task.INPAINT)
 
+    @property
+    def takes_controls(self) -> bool:
+        return self.has_strength or self is Task.TEXT_TO_IMAGE
+
 
 class OutputFormat(StrEnum):
     PNG = "png"
@@ -143,6 +148,7 @@ class Job(_Frozen):
 
     `images` are the image to start from or those to edit. `reference_sizes` are the (width, height) that images to edit
     are resized to, empty for other tasks. `layers` is the number of images per result, 0 for models without layers.
+    `control_images` are the images of `controls`, in their order.
     `time_limit_ms` counts from the job's queueing, because clocks of two machines differ; Redis sets the deadline.
     """
 
@@ -164,6 +170,7 @@ class Job(_Frozen):
     layers: Annotated[int, MUST_MATCH] = 0
     reference_sizes: Annotated[tuple[tuple[int, int], ...], MUST_MATCH] = ()
     adapters: Annotated[tuple[Adapter, ...], MUST_MATCH] = ()
+    control_ids: Annotated[tuple[str, ...], MUST_MATCH, Field(exclude_if=lambda ids: not ids)] = ()
     mixed_fields: Annotated[tuple[str, ...], MUST_MATCH] = ()
     reproducible: Annotated[bool, MUST_MATCH] = False  # its forwards have a fixed number of rows
 
@@ -181,6 +188,8 @@ class Job(_Frozen):
     images: Annotated[tuple[InputRef, ...], MAY_DIFFER] = ()
     mask: Annotated[InputRef | None, MAY_DIFFER] = None
     last_image: Annotated[InputRef | None, MAY_DIFFER] = None
+    controls: Annotated[tuple[Control, ...], MAY_DIFFER, Field(exclude_if=lambda controls: not controls)] = ()
+    control_images: Annotated[tuple[InputRef, ...], MAY_DIFFER, Field(exclude_if=lambda images: not images)] = ()
     output_format: Annotated[OutputFormat, MAY_DIFFER] = OutputFormat.PNG
     output_quality: Annotated[int, MAY_DIFFER] = 90
     embed_parameters: Annotated[bool, MAY_DIFFER] = False
@@ -201,7 +210,8 @@ class Job(_Frozen):
         several = len(self.images) > 1
         images = {f"images.{index}" if several else "image": ref for index, ref in enumerate(self.images)}
         others = {"mask": self.mask, "last_image": self.last_image}
-        return images | {name: ref for name, ref in others.items() if ref is not None}
+        of_controls = {f"controls.{index}.image": ref for index, ref in enumerate(self.control_images)}
+        return images | {name: ref for name, ref in others.items() if ref is not None} | of_controls
 
 
 def matching(name: str) -> Matching:

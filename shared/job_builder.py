@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from shared.config.controls import Control, resolve_controls
 from shared.config.models_file import AdapterSpec, Catalog, ModelSpec, References
 from shared.config.settings import Settings
 from shared.errors import FetchRefused, InputRejected, InvalidRequest
@@ -43,11 +44,12 @@ class JobServices(Protocol):
 
 @dataclass(frozen=True)
 class Inputs:
-    """The stored images of a request: those of `image` or `images`, its mask and its last image."""
+    """The stored images of a request: those of `image` or `images`, its mask, its last image, its control images."""
 
     images: tuple[InputRef, ...] = ()
     mask: InputRef | None = None
     last_image: InputRef | None = None
+    controls: tuple[InputRef, ...] = ()
 
 
 def check_request(request: JobRequest, services: JobServices) -> Task:
@@ -123,6 +125,9 @@ async def _store_inputs(request: JobRequest, tenant: str, services: JobServices)
         images=tuple([await store.resolve(value, param) for param, value in request.image_values.items()]),
         mask=None if request.mask is None else await store.resolve(request.mask, "mask"),
         last_image=None if request.last_image is None else await store.resolve(request.last_image, "last_image"),
+        controls=tuple(
+            [await store.resolve(one.image, f"controls.{at}.image") for at, one in enumerate(request.controls)]
+        ),
     )
 
 
@@ -131,7 +136,7 @@ def check_input_sizes(inputs: Inputs, max_bytes: int, max_pixels: int) -> None:
 
     It holds the files of all jobs of a batch, and decodes 10 megapixels a second on a busy machine.
     """
-    refs = [ref for ref in (*inputs.images, inputs.mask, inputs.last_image) if ref is not None]
+    refs = [ref for ref in (*inputs.images, inputs.mask, inputs.last_image, *inputs.controls) if ref is not None]
     totals = (
         ("bytes", sum(ref.bytes for ref in refs), _LARGEST_FILES * max_bytes),
         ("pixels", sum(ref.width * ref.height for ref in refs), _LARGEST_IMAGES * max_pixels),
@@ -155,6 +160,7 @@ def check_limits(request: JobRequest, spec: ModelSpec) -> Task:
     _check_size(request, spec)
     _check_numbers(request, spec)
     resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters)
+    _controls(request, spec, task)
     _check_text_and_sampling(request, spec)
     _check_task_fields(request, spec, task)
     if request.webhook_events is not None and request.webhook is None:
@@ -256,8 +262,15 @@ def resolve_job(
         images=inputs.images,
         mask=inputs.mask,
         last_image=inputs.last_image,
+        control_ids=tuple(choice.id for choice in request.controls),
+        controls=_controls(request, spec, task),
+        control_images=inputs.controls,
         **_task_fields(request, spec, task, inputs),
     )
+
+
+def _controls(request: JobRequest, spec: ModelSpec, task: Task) -> tuple[Control, ...]:
+    return resolve_controls(request.controls, spec.control, spec.limits.max_controls, task)
 
 
 def _mixed_fields(spec: ModelSpec, reproducible: bool) -> tuple[str, ...]:

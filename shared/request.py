@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar, get_args
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from shared.config.controls import MAX_CONTROLS, ControlChoice
 from shared.config.models_file import MAX_ADAPTERS, MAX_FPS, MAX_INPUT_IMAGES, ModelSpec
 from shared.config.step_schedules import Choice, StepSchedule
 from shared.errors import InvalidRequest
@@ -98,6 +99,9 @@ class JobRequest(BaseModel):
         None, description="Repaint `image` where this is white or transparent. Same proportions as `image`."
     )
     last_image: str | None = Field(None, description="Last frame of a video that starts from `image`.")
+    controls: tuple[ControlChoice, ...] = Field(
+        (), max_length=MAX_CONTROLS, description="Images that guide the result through control nets."
+    )
     strength: float | None = Field(
         None, strict=True, gt=0, le=1, description="How much to change `image`; with a mask, the default is 1."
     )

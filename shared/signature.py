@@ -14,10 +14,17 @@ from shared.job import MUST_MATCH, Job, matching
 # Names of the pipeline modules that are called at least once per step.
 DENOISERS = ("transformer", "transformer_2", "unet", "unet_2", "prior", "prior_prior")
 
-Mixable = Literal["adapters", "size"]
+Mixable = Literal["adapters", "controls", "size"]
 
 # The fields of `Job` that each mixable field covers.
-FIELDS: Mapping[str, frozenset[str]] = {"adapters": frozenset({"adapters"}), "size": frozenset({"width", "height"})}
+FIELDS: Mapping[str, frozenset[str]] = {
+    "adapters": frozenset({"adapters"}),
+    "controls": frozenset({"control_ids"}),
+    "size": frozenset({"width", "height"}),
+}
+
+# Denoisers of which rows with any control, and without, share forwards: all controls add tensors of the same shapes.
+CONTROLS_PER_ROW = frozenset({"UNet2DConditionModel"})
 
 # Denoisers that take images as a list and mask the padding.
 LIST_DENOISERS = frozenset({"ZImageTransformer2DModel"})
@@ -84,9 +91,11 @@ def size_class(width: int, height: int) -> int:
     return round(2 ** (steps / 4))
 
 
-def mixable_fields(denoisers: Mapping[str, str]) -> tuple[Mixable, ...]:
+def mixable_fields(denoisers: Mapping[str, str], *, has_controls: bool = False) -> tuple[Mixable, ...]:
     """Return the fields that a model with these denoisers (name to class) can mix."""
-    classes_of: Mapping[Mixable, frozenset[str]] = {"adapters": ADAPTERS_PER_ROW, "size": LIST_DENOISERS}
+    classes_of: dict[Mixable, frozenset[str]] = {"adapters": ADAPTERS_PER_ROW, "size": LIST_DENOISERS}
+    if has_controls:
+        classes_of["controls"] = CONTROLS_PER_ROW
     return tuple(field for field, classes in classes_of.items() if denoisers and classes.issuperset(denoisers.values()))
 
 

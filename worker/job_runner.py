@@ -118,6 +118,7 @@ class JobRunner:
             images=tuple(data or b"" for name, data in files.items() if name.partition(".")[0] in ("image", "images")),
             mask=files.get("mask"),
             last_image=files.get("last_image"),
+            controls=tuple(data or b"" for name, data in files.items() if name.startswith("controls.")),
         )
 
     async def _release(self, claimed: ClaimedJob) -> None:

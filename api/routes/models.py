@@ -23,6 +23,14 @@ class AdapterObject(BaseModel):
     max_scale: float = Field(description="Largest absolute scale.")
 
 
+class ControlTypeObject(BaseModel):
+    """A control that a job can name in `controls`."""
+
+    id: str
+    scale: float = Field(description="Default scale.")
+    max_scale: float = Field(description="Largest scale.")
+
+
 class ModelObject(BaseModel):
     """A model in OpenAI's form, with the defaults and limits of its jobs."""
 
@@ -35,6 +43,7 @@ class ModelObject(BaseModel):
     limits: Limits
     schedulers: tuple[str, ...] = Field(description="Values of `scheduler`; empty: only the model's default.")
     adapters: tuple[AdapterObject, ...] = Field(description="LoRA adapters of the model.")
+    controls: tuple[ControlTypeObject, ...] = Field(description="Controls of the model.")
     step_cache: StepCaching = Field(description="What `step_cache` of requests can be, its default, and the schedules.")
     mixed_fields: tuple[Mixable, ...] = Field(
         description="Fields in which jobs of one fused forward can differ; sizes only if similar."
@@ -69,6 +78,9 @@ def _object(spec: ModelSpec) -> ModelObject:
         schedulers=spec.schedulers,
         adapters=tuple(
             AdapterObject(**adapter.model_dump(include={"id", "scale", "max_scale"})) for adapter in spec.adapter
+        ),
+        controls=tuple(
+            ControlTypeObject(**control.model_dump(include={"id", "scale", "max_scale"})) for control in spec.control
         ),
         step_cache=spec.step_cache,
         mixed_fields=spec.mixed_fields,

@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from shared.config.controls import MAX_CONTROLS, ControlSpec
 from shared.config.step_schedules import StepCaching
 from shared.config.weight_formats import Quantization
 from shared.errors import ConfigurationError, UnknownModel
@@ -76,6 +77,7 @@ class Limits(_Table):
     max_images: Annotated[int, Field(ge=1, le=64)] = 8
     max_prompt_chars: Annotated[int, Field(ge=1)] = 4000
     max_adapters: Annotated[int, Field(ge=1, le=MAX_ADAPTERS)] = 4
+    max_controls: Annotated[int, Field(ge=1, le=MAX_CONTROLS)] = 1
 
     @model_validator(mode="after")
     def _ordered(self) -> Limits:
@@ -182,6 +184,7 @@ class ModelSpec(_Table):
     schedulers: tuple[str, ...] = ()
     mixed_fields: tuple[Mixable, ...] = ("adapters",)
     adapter: tuple[AdapterSpec, ...] = ()
+    control: tuple[ControlSpec, ...] = ()
     defaults: Defaults = Defaults()
     limits: Limits = Limits()
     references: References = References()
@@ -209,6 +212,8 @@ class ModelSpec(_Table):
             raise ValueError('quantization needs offload = "none" and compile = false: it is not tested with them')
         if duplicates := _duplicates([adapter.id for adapter in self.adapter]):
             raise ValueError(f"duplicate adapter ids: {duplicates}")
+        if duplicates := _duplicates([control.id for control in self.control]):
+            raise ValueError(f"duplicate control ids: {duplicates}")
         return self
 
     @property
@@ -218,6 +223,11 @@ class ModelSpec(_Table):
     @property
     def is_folder(self) -> bool:
         return Path(self.source).is_absolute()
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether its source, or that of a control, is on the hub."""
+        return not (self.is_folder and all(control.is_folder for control in self.control))
 
 
 class BatchRule(BaseModel):
@@ -329,6 +339,7 @@ def _message(fault: ErrorDetails) -> str:
 
 def _resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
     update: dict[str, object] = {"adapter": tuple(adapter.resolve_path(folder) for adapter in spec.adapter)}
+    update["control"] = tuple(control.resolve_path(folder) for control in spec.control)
     if spec.quantization is not None:
         update["quantization"] = spec.quantization.resolve_paths(folder)
     source = (folder / spec.source).resolve()
@@ -336,5 +347,5 @@ def _resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:
         update["source"] = str(source)
         denoisers = None if "mixed_fields" in spec.model_fields_set else denoisers_of(source)
         if denoisers is not None:
-            update["mixed_fields"] = mixable_fields(denoisers)
+            update["mixed_fields"] = mixable_fields(denoisers, has_controls=bool(spec.control))
     return spec.model_copy(update=update)

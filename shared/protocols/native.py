@@ -92,6 +92,14 @@ class BatchingObject(BaseModel):
     solo_reason: str | None
 
 
+class ControlObject(BaseModel):
+    id: str
+    image: ImageObject
+    scale: float
+    start: float
+    end: float
+
+
 class UrlsObject(BaseModel):
     self: str
     cancel: str
@@ -140,6 +148,7 @@ class JobObject(BaseModel):
     images: list[ImageObject]
     mask: ImageObject | None
     last_image: ImageObject | None
+    controls: list[ControlObject]
     strength: float | None
     reproducible: bool
     output_format: OutputFormat
@@ -191,6 +200,10 @@ def job_object(
         images=[_image(image) for image in job.images],
         mask=None if job.mask is None else _image(job.mask),
         last_image=None if job.last_image is None else _image(job.last_image),
+        controls=[
+            ControlObject(image=_image(image), **control.model_dump())
+            for control, image in zip(job.controls, job.control_images, strict=True)
+        ],
         artifacts=[
             _artifact(artifact, f"{url}/artifacts/{artifact.index}", sign(job.id, artifact.index))
             for artifact in record.artifacts
@@ -202,7 +215,8 @@ def job_object(
     )
 
 
-_REQUEST_FIELDS = frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - {"images", "mask", "last_image"}
+_IMAGES = {"images", "mask", "last_image", "controls"}
+_REQUEST_FIELDS = frozenset(Job.model_fields) & frozenset(JobObject.model_fields) - _IMAGES
 
 
 def _image(image: InputRef) -> ImageObject:

@@ -75,6 +75,8 @@ def input_fields(job: Job, image_count: int) -> dict[str, Any]:
         values["images"] = (ref,) * image_count
     if job.task is Task.INPAINT and job.mask is None:
         values["mask"] = ref
+    if job.controls and not job.control_images:
+        values["control_images"] = (ref,) * len(job.controls)
     if job.task is Task.EDIT and not job.reference_sizes:
         values["reference_sizes"] = ((SIDE, SIDE),) * (len(job.images) or image_count)
     return values
@@ -103,6 +105,7 @@ def input_files(job: Job) -> InputFiles:
         images=tuple(an_image_file(shade=(job.seed + 31 * at) % 100) for at in range(len(job.images))),
         mask=None if job.mask is None else a_mask_file(),
         last_image=None if job.last_image is None else an_image_file(shade=(job.seed + 50) % 100),
+        controls=tuple(an_image_file(shade=(job.seed + 70 + 13 * at) % 100) for at in range(len(job.control_images))),
     )
 
 

@@ -23,6 +23,7 @@ class InputFiles:
     images: tuple[bytes, ...] = ()
     mask: bytes | None = None
     last_image: bytes | None = None
+    controls: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)

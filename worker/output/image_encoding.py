@@ -52,7 +52,7 @@ def encode(pixels: Pixels, job: Job, index: int) -> bytes:
 def parameters_json(job: Job, index: int) -> str:
     """Return the parameters that reproduce output `index`, as JSON; texts are cut to `_MAX_TEXT` characters."""
     names = {"model", "adapters", "width", "height", "steps", "guidance_scale", "guidance_scale_2", "scheduler"}
-    names |= {"strength", "step_cache"} | ({"frames", "fps"} if job.task.makes_video else set())
+    names |= {"strength", "step_cache", "controls"} | ({"frames", "fps"} if job.task.makes_video else set())
     parameters = {
         "prompt": job.prompt[:_MAX_TEXT],
         "negative_prompt": job.negative_prompt[:_MAX_TEXT],

@@ -1,4 +1,4 @@
-"""From a request over HTTP to the downloaded artifact: inpainted images, videos, mixed sizes."""
+"""From a request over HTTP to the downloaded artifact: inpainted images, control images, videos, mixed sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from harness.engine import DIFFUSERS_AND_NUMPY, a_mask_file, an_image_file
 from harness.http_server import serving
 from PIL import Image
-from tiny import registry
+from tiny import controls, registry
 
 from shared.config import models_file
 from shared.queue import Queue
@@ -35,6 +35,9 @@ tasks = ["text_to_image", "inpaint"]
 width = 64
 height = 64
 steps = 4
+[[model.control]]
+id = "edges"
+source = "edges"
 
 [[model]]
 id = "mixer"
@@ -75,6 +78,7 @@ def models_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
     for name in ("sd", "z-image", "wan-2.2-ti2v"):
         registry.save_tiny(name, folder / name)
+    controls.save(folder / "sd", folder / "edges", 1)
     file = folder / "models.toml"
     file.write_text(MODELS)
     return file
@@ -157,6 +161,19 @@ async def test_inpainting_changes_only_the_masked_part(stack: StackHarness) -> N
         results.append(np.asarray(Image.open(io.BytesIO(file.content)).convert("RGB"), int))
     different = np.abs(results[0] - results[1]).mean(axis=(0, 2))  # of each column
     assert different[40:].mean() > 3 * different[:16].mean(), "the prompt shows where the mask is white"
+
+
+async def test_jobs_with_and_without_control_images_share_forwards(stack: StackHarness) -> None:
+    """Each image follows its own control image."""
+    api = stack.client
+    uploaded = [await upload(api, an_image_file(shade)) for shade in (10, 90)]
+    common = {"model": "painter", "prompt": "a cat", "seed": 3}
+    bodies = [{**common, "controls": [{"id": "edges", "image": one}]} for one in uploaded]
+    jobs = await stack.finished(*bodies, common)
+    used = [control["image"]["id"] for job in jobs for control in job["controls"]]
+    assert used == uploaded
+    assert [job["batching"]["max_jobs"] for job in jobs] == [3, 3, 3]
+    assert len({(await api.get(job["artifacts"][0]["url"])).content for job in jobs}) == 3
 
 
 async def test_text_and_image_to_video_share_forwards(stack: StackHarness) -> None:

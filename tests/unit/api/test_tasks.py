@@ -1,4 +1,4 @@
-"""Inpainting, editing and video over HTTP: requests, responses and errors."""
+"""Inpainting, editing, video and control images over HTTP: requests, responses and errors."""
 
 from __future__ import annotations
 
@@ -18,6 +18,20 @@ MODELS = """
 id = "painter"
 source = "x"
 tasks = ["text_to_image", "image_to_image", "inpaint"]
+
+[model.limits]
+max_controls = 2
+[[model.control]]
+id = "edges"
+source = "x"
+[[model.control]]
+id = "depth"
+source = "y"
+scale = 0.6
+max_scale = 0.8
+[[model.control]]
+id = "pose"
+source = "z"
 
 [[model]]
 id = "editor"
@@ -89,6 +103,28 @@ async def test_a_video_has_a_first_and_a_last_image(api: httpx.AsyncClient) -> N
     assert job["last_image"]["id"] != job["image"]["id"]
 
 
+async def test_a_job_has_control_images(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    """Their ids and settings are in the response, and they are inputs that the job keeps."""
+    depth = (await api.post("/v1/inputs", files={"file": ("a.png", png())})).json()["id"]
+    edges = data_url(64, 64, "blue")
+    chosen = [{"id": "edges", "image": edges, "scale": 0.5, "end": 0.7}, {"id": "depth", "image": depth}]
+    job = await submitted(api, model="painter", controls=chosen)
+    shown = [{**control, "image": control["image"]["id"]} for control in job["controls"]]
+    assert shown[1] == {"id": "depth", "image": depth, "scale": 0.6, "start": 0.0, "end": 1.0}
+    assert (shown[0]["scale"], shown[0]["start"], shown[0]["end"]) == (0.5, 0.0, 0.7)
+    record = await fake_queue.jobs.get(job["id"])
+    assert record is not None
+    assert list(record.job.inputs) == ["controls.0.image", "controls.1.image"]
+    assert record.job.inputs["controls.1.image"].id == depth
+    assert (await submitted(api, model="painter"))["controls"] == []
+
+
+def controls(*ids: str, **fields: Any) -> dict[str, Any]:
+    """Return a request with controls; `fields` are those of the last one."""
+    chosen = [{"id": name, "image": data_url(8, 8, "red")} for name in ids]
+    return {"model": "painter", "controls": [*chosen[:-1], {**chosen[-1], **fields}]}
+
+
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
@@ -97,6 +133,23 @@ async def test_a_video_has_a_first_and_a_last_image(api: httpx.AsyncClient) -> N
         ({"model": "film", "frames": "17"}, "invalid_request", "frames"),
         ({"model": "film", "last_image": UNKNOWN}, "invalid_request", "image"),
         ({"model": "film", "image": data_url(8, 8, "red"), "last_image": UNKNOWN}, "invalid_input_image", "last_image"),
+        (controls("edges", "lines"), "invalid_request", "controls.1.id"),
+        (controls("edges", "edges"), "invalid_request", "controls.1.id"),
+        (controls("edges", "depth", "pose"), "invalid_request", "controls"),
+        (controls(*["edges"] * 5), "invalid_request", "controls"),
+        (controls("depth", scale=0.9), "invalid_request", "controls.0.scale"),
+        (controls("depth", scale=-0.1), "invalid_request", "controls.0.scale"),
+        (controls("depth", scale="much"), "invalid_request", "controls.0.scale"),
+        (controls("edges", start=0.5, end=0.5), "invalid_request", "controls.0.end"),
+        (controls("edges", start=1.0), "invalid_request", "controls.0.start"),
+        (controls("edges", end=1.1), "invalid_request", "controls.0.end"),
+        (controls("edges", weight=1), "invalid_request", "controls.0.weight"),
+        (controls("edges", image=UNKNOWN), "invalid_input_image", "controls.0.image"),
+        (controls("edges", "depth", image="data:,"), "invalid_input_image", "controls.1.image"),
+        (controls("edges", image="https://127.0.0.1/a.png"), "invalid_input_image", "controls.0.image"),
+        ({"model": "painter", "controls": [{"id": "edges"}]}, "invalid_request", "controls.0.image"),
+        (controls("edges") | {"model": "film"}, "invalid_request", "controls"),
+        (controls("edges") | {"model": "editor", "image": UNKNOWN}, "invalid_request", "controls"),
         ({"model": "editor"}, "invalid_request", "image"),
         ({"model": "editor", "images": [data_url(8, 8, "red"), UNKNOWN]}, "invalid_input_image", "images.1"),
         ({"model": "editor", "images": ["https://127.0.0.1/a.png"]}, "invalid_input_image", "images.0"),
@@ -128,3 +181,6 @@ async def test_models_list_their_limits(api: httpx.AsyncClient) -> None:
     assert models["film"]["defaults"]["fps"] == 16
     assert models["editor"]["limits"]["max_input_images"] == 3
     assert models["editor"]["tasks"] == ["edit"]
+    assert models["painter"]["limits"]["max_controls"] == 2
+    assert models["painter"]["controls"][1] == {"id": "depth", "scale": 0.6, "max_scale": 0.8}
+    assert models["editor"]["controls"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import httpx
@@ -187,3 +188,17 @@ def test_a_failed_job_is_an_error_with_its_reason() -> None:
 def test_the_last_event_contains_the_job() -> None:
     assert event(JOB).job is not None
     assert event({"id": "job_1", "status": "running", "progress": {"step": 1, "total": 4}}).job is None
+
+
+async def test_files_of_control_images_are_uploaded() -> None:
+    bodies: list[bytes] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/inputs":
+            return httpx.Response(201, json={"id": "in_1"})
+        bodies.append(request.read())
+        return httpx.Response(202, json=JOB)
+
+    async with client(handler) as api:
+        await api.submit("demo", "x", controls=[{"id": "edges", "image": b"png", "scale": 0.5}])
+    assert json.loads(bodies[0])["controls"] == [{"id": "edges", "image": "in_1", "scale": 0.5}]

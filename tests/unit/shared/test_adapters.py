@@ -32,6 +32,9 @@ source = "{adapter}"
 """
 
 
+CONTROL = '[[model.control]]\nid = "edges"\nsource = "nets/edges"'
+
+
 def test_adapters_get_their_default_scale() -> None:
     chosen = resolve_adapters([AdapterChoice(id="oil"), AdapterChoice(id="ink", scale=-1.5)], ALLOWED, limit=2)
     assert chosen == (Adapter(id="oil", scale=0.6), Adapter(id="ink", scale=-1.5))
@@ -66,13 +69,13 @@ def test_error_names_the_invalid_adapter_field(body: Any, param: str, words: str
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize(("mixed", "together"), [(("adapters",), True), ((), False)])
-def test_signature_separates_adapters_that_cannot_be_mixed(
-    mixed: tuple[str, ...], together: bool, make_job: Callable[..., Job]
+@pytest.mark.parametrize(("mixed", "together"), [(("adapters", "controls"), True), ((), False)])
+@pytest.mark.parametrize("chosen", [{"adapters": (Adapter(id="ink"),)}, {"control_ids": ("edges",)}])
+def test_signature_separates_adapters_and_controls_that_cannot_be_mixed(
+    chosen: dict[str, Any], mixed: tuple[str, ...], together: bool, make_job: Callable[..., Job]
 ) -> None:
     plain = make_job(mixed_fields=mixed)
-    adapted = plain.model_copy(update={"adapters": (Adapter(id="ink"),)})
-    assert (signature(plain) == signature(adapted)) is together
+    assert (signature(plain) == signature(plain.model_copy(update=chosen))) is together
 
 
 def test_mixed_fields_of_a_folder_follow_from_its_denoiser(tmp_path: Path) -> None:
@@ -90,6 +93,8 @@ def test_mixed_fields_of_a_folder_follow_from_its_denoiser(tmp_path: Path) -> No
             ("adapters",),
         ),
         ("none", '"unet": ["diffusers", "UNet2DConditionModel"]', "mixed_fields = []", ()),
+        ("unet", '"unet": ["diffusers", "UNet2DConditionModel"]', CONTROL, ("adapters", "controls")),
+        ("tokens", '"transformer": ["diffusers", "FluxTransformer2DModel"]', CONTROL, ("adapters",)),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model_index.json").write_text(f"{{{line}}}")

@@ -15,6 +15,7 @@ from shared.config.step_schedules import StepCaching, StepSchedule
 from shared.errors import ConfigurationError
 
 VALID = '[[model]]\nid = "a"\nsource = "b"\n'
+CONTROL = '[[model.control]]\nid = "edges"\nsource = "c"\n'
 
 
 def write(folder: Path, text: str) -> Path:
@@ -57,6 +58,9 @@ def write(folder: Path, text: str) -> Path:
             'model.0: Value error, quantization needs offload = "none"',
         ),
         (VALID + VALID, "duplicate model ids: a"),
+        (VALID + CONTROL + CONTROL, "model.0: Value error, duplicate control ids: edges"),
+        (VALID + CONTROL + "scale = 3.0\n", "model.0.control.0: Value error, scale 3.0 is above max_scale 2.0"),
+        (VALID + CONTROL + 'kind = "t2i"\n', "model.0.control.0.kind: Input should be 'controlnet'"),
         ('[[model]]\nid = "a"\n', "model.0.source: Field required"),
         ("[[model", "Expected "),
     ],

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import pytest
 
+from shared.config.controls import Control
 from shared.config.models_file import Limits, ModelSpec
 from shared.config.step_schedules import StepSchedule
 from shared.job import (
@@ -64,6 +65,9 @@ OTHER: dict[str, Any] = {
     "embed_parameters": True,
     "previews": 2,
     "step_cache": StepSchedule(every=3),
+    "control_ids": ("edges",),
+    "controls": (Control(id="edges"),),
+    "control_images": (A_REF,),
 }
 
 

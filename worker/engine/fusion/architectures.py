@@ -6,7 +6,7 @@ when a model is loaded. A denoiser that is not listed is tried with inferred rul
 
 from collections.abc import Mapping
 
-from worker.engine.fusion.image_denoisers import IMAGE_DENOISERS
+from worker.engine.fusion.image_denoisers import CONTROL_NETS, IMAGE_DENOISERS
 from worker.engine.fusion.stacking_rules import UNUSED, Methods, forward, rules_for
 from worker.engine.fusion.video_denoisers import VIDEO_DENOISERS
 
@@ -49,4 +49,4 @@ ENCODERS: Mapping[str, Methods] = {
     "SiglipVisionModel": _PIXELS,
 }
 
-ARCHITECTURES: Mapping[str, Methods] = {**IMAGE_DENOISERS, **VIDEO_DENOISERS, **ENCODERS}
+ARCHITECTURES: Mapping[str, Methods] = {**IMAGE_DENOISERS, **CONTROL_NETS, **VIDEO_DENOISERS, **ENCODERS}

@@ -159,6 +159,7 @@ def _value_key(value: Any) -> Hashable:
 # A kind without an entry does not affect the key: such an argument can be given in one call and omitted in another.
 KEYS: dict[Kind, Callable[[Any], Hashable]] = {
     Kind.STACKED: _tree_key,
+    Kind.FRESH: _tree_key,
     Kind.GROUPED: _tree_key,
     Kind.LAYERED: lambda value: (value.shape[0], value.shape[2:], value.dtype),
     Kind.SHARED: _shape_key,

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 
 from worker.engine.fusion.stacking_rules import (
+    ADDED,
     CACHE,
     FORM,
+    FRESH,
     JOINT_MASK,
     LAYERED,
     LISTED,
@@ -22,6 +24,38 @@ from worker.engine.fusion.stacking_rules import (
     forward,
 )
 
+# The pipelines of Qwen-Image drop a mask that hides nothing.
+_MASKED_TEXT = Argument(Kind.PADDED, mask="encoder_hidden_states_mask")
+_TEXT_MASK = Argument(Kind.MASK, dtype="bool")
+
+CONTROL_NETS: Mapping[str, Methods] = {
+    "ControlNetModel": forward(
+        "sample", "encoder_hidden_states", "controlnet_cond", "timestep_cond", "added_cond_kwargs", timestep=TIMES
+    ),
+    "SD3ControlNetModel": forward(
+        "hidden_states", "controlnet_cond", "encoder_hidden_states", "pooled_projections", timestep=ROWS
+    ),
+    "FluxControlNetModel": forward(
+        "hidden_states",
+        "controlnet_cond",
+        "controlnet_mode",
+        "encoder_hidden_states",
+        "pooled_projections",
+        "guidance",
+        timestep=ROWS,
+        img_ids=SAME,
+        txt_ids=SHARED,
+    ),
+    "QwenImageControlNetModel": forward(
+        "hidden_states",
+        "controlnet_cond",
+        timestep=ROWS,
+        img_shapes=REPEATED,
+        encoder_hidden_states=_MASKED_TEXT,
+        encoder_hidden_states_mask=_TEXT_MASK,
+    ),
+}
+
 IMAGE_DENOISERS: Mapping[str, Methods] = {
     "UNet2DConditionModel": forward(
         "sample",
@@ -32,8 +66,16 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
         "encoder_attention_mask",
         "added_cond_kwargs",
         timestep=TIMES,
+        down_block_additional_residuals=ADDED,
+        mid_block_additional_residual=ADDED,
     ),
-    "SD3Transformer2DModel": forward("hidden_states", "encoder_hidden_states", "pooled_projections", timestep=ROWS),
+    "SD3Transformer2DModel": forward(
+        "hidden_states",
+        "encoder_hidden_states",
+        "pooled_projections",
+        timestep=ROWS,
+        block_controlnet_hidden_states=FRESH,
+    ),
     "FluxTransformer2DModel": forward(
         "hidden_states",
         "encoder_hidden_states",
@@ -42,6 +84,8 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
         timestep=ROWS,
         img_ids=SAME,  # reference images with the same number of tokens can have different shapes
         txt_ids=SHARED,
+        controlnet_block_samples=FRESH,
+        controlnet_single_block_samples=FRESH,
     ),
     # Its positions are those of the first row.
     "Flux2Transformer2DModel": forward(
@@ -54,11 +98,11 @@ IMAGE_DENOISERS: Mapping[str, Methods] = {
         "hidden_states",
         "guidance",
         "additional_t_cond",
-        # The pipelines drop a mask that hides nothing.
-        encoder_hidden_states=Argument(Kind.PADDED, mask="encoder_hidden_states_mask"),
-        encoder_hidden_states_mask=Argument(Kind.MASK, dtype="bool"),
         timestep=ROWS,
         img_shapes=REPEATED,
+        controlnet_block_samples=FRESH,
+        encoder_hidden_states=_MASKED_TEXT,
+        encoder_hidden_states_mask=_TEXT_MASK,
     ),
     # Image positions follow the text and are those of the first row: only prompts of equal length fuse.
     "QwenImage21Transformer2DModel": forward(

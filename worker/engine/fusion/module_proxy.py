@@ -31,12 +31,13 @@ class Stage(IntEnum):
     """What a module does for an image task, in the order in which parked calls are served.
 
     Encoding is first, so that a new task reaches the denoiser while its batch mates are parked there. Decoding is
-    second, so that a finished image leaves at once.
+    second, so that a finished image leaves at once. Control nets are before denoisers, which get their outputs.
     """
 
     ENCODE = 0
     DECODE = 1
-    DENOISE = 2
+    CONTROL = 2
+    DENOISE = 3
 
 
 class SharedMethod:
@@ -70,7 +71,7 @@ class SharedMethod:
         self.pads = True
         self._rules = ARCHITECTURES.get(self.architecture, {}).get(method)
         self.use_own_rules()
-        self.lean = lean and (self.stage is Stage.DENOISE or method == "decode")
+        self.lean = lean and (self.stage >= Stage.CONTROL or method == "decode")
         self.compiled = False
         self._real: Callable[..., Any] = module if method == "forward" else getattr(module, method)
         parameters = inspect.signature(getattr(module, method)).parameters.values()
@@ -152,7 +153,7 @@ class SharedMethod:
         if self.cast is not None:
             args = tuple(_cast(value, self.cast) for value in args)
             kwargs = {name: _cast(value, self.cast) for name, value in kwargs.items()}
-        if self.device is not None and self.device.type != "cpu" and self.stage is Stage.DENOISE:
+        if self.device is not None and self.device.type != "cpu" and self.stage >= Stage.CONTROL:
             args = tuple(_send(value, self.device) for value in args)
             kwargs = {name: _send(value, self.device) for name, value in kwargs.items()}
         if not self.lean or self._decodes_video((*args, *kwargs.values())):
@@ -172,6 +173,8 @@ class SharedMethod:
 def _stage(component: str, method: str) -> Stage:
     if component in DENOISERS:
         return Stage.DENOISE
+    if component.startswith("controlnet."):
+        return Stage.CONTROL
     return Stage.DECODE if method == "decode" or component == "safety_checker" else Stage.ENCODE
 
 

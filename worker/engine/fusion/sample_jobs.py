@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
+from shared.config.controls import Control
 from shared.config.models_file import ModelSpec
 from shared.job import InputRef, Job, Task
 from worker.engine.protocol import InputFiles
@@ -46,7 +47,7 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
     """
     defaults = spec.defaults
     width, height, frames = size
-    ref = InputRef(id="sample", key="", content_type="image/png", bytes=0, width=width, height=height)
+    ref = _sample_image(size)
     has_image = task not in (Task.TEXT_TO_IMAGE, Task.TEXT_TO_VIDEO)
     return Job(
         id=f"sample-{at}",
@@ -72,9 +73,20 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
     )
 
 
+def with_control(job: Job, control: str) -> Job:
+    """Return a sample job with a control, whose scale is that of no other sample job."""
+    chosen, image = Control(id=control, scale=1 / (1 + job.seed)), _sample_image(SampleSize(job.width, job.height, 1))
+    return job.model_copy(update={"controls": (chosen,), "control_images": (image,)})
+
+
+def _sample_image(size: SampleSize) -> InputRef:
+    return InputRef(id="sample", key="", content_type="image/png", bytes=0, width=size.width, height=size.height)
+
+
 def sample_files(job: Job) -> InputFiles:
     file = io.BytesIO()
     Image.radial_gradient("L").save(file, "PNG")
     data = file.getvalue()
     mask, last = (None if ref is None else data for ref in (job.mask, job.last_image))
-    return InputFiles(images=(data,) * len(job.images), mask=mask, last_image=last)
+    images, controls = ((data,) * len(refs) for refs in (job.images, job.control_images))
+    return InputFiles(images, mask, last, controls)

@@ -10,12 +10,13 @@ import structlog
 import torch
 
 from shared.errors import JobError, OutOfMemory
+from shared.job import Job
 from worker.engine.fusion.fused_call import as_job_error
 from worker.engine.fusion.fused_difference import difference, difference_of_guess
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.inferred_rules import guess_rules
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod, Stage
-from worker.engine.fusion.sample_jobs import PROMPTS, SampleSize, sample_files, sample_job, sample_sizes
+from worker.engine.fusion.sample_jobs import PROMPTS, SampleSize, sample_files, sample_job, sample_sizes, with_control
 from worker.engine.pipelines.clones import StepCounter
 from worker.engine.pipelines.input_images import decode_inputs
 from worker.engine.pipelines.loading import LoadedModel
@@ -191,9 +192,18 @@ def _sample_tasks(model: LoadedModel, size: SampleSize) -> list[ImageTask]:
         job = job.model_copy(update={"steps": 2 + at // len(tasks)})
         if at == 0:  # where guidance adds rows, this job has fewer than the others
             job = job.model_copy(update={"guidance_scale": min(1.0, job.guidance_scale)})
-        inputs = decode_inputs(job, sample_files(job))
-        image_tasks.append(model.image_task(job, 0, inputs, StepCounter(lambda: None)))
+        image_tasks.append(_image_task(model, job))
+    # With each control two jobs, whose denoiser calls meet those of jobs without one.
+    for at, control in enumerate(spec.control, len(PROMPTS)):
+        task = next(iter(model.controlled_templates))
+        for seed, prompt in enumerate(PROMPTS[-2:], 2 * at):
+            job = sample_job(spec, task, seed, prompt, size)
+            image_tasks.append(_image_task(model, with_control(job, control.id)))
     return image_tasks
+
+
+def _image_task(model: LoadedModel, job: Job) -> ImageTask:
+    return model.image_task(job, 0, decode_inputs(job, sample_files(job)), StepCounter(lambda: None))
 
 
 def _check_batch(calls: Sequence[ParkedCall], verified: set[SharedMethod]) -> list[Any]:

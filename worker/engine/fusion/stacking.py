@@ -49,7 +49,7 @@ class Stacker:
                     stacked[name] = [item for value in values for item in value]
                 case Kind.ROWS:
                     stacked[name] = _to_rows(values, rows, rule, _device_of(calls[0][self.rules.rows]))
-                case Kind.CACHE:
+                case Kind.CACHE | Kind.FRESH:
                     continue
                 case Kind.PADDED:
                     stacked[name] = self._pad_tree(name, values)
@@ -57,8 +57,13 @@ class Stacker:
                     stacked[name] = max(values, key=len)
                 case _:
                     stacked[name] = first
-        stacked.update(self._masks(calls))
-        return stacked
+        return stacked | self._fresh(calls, rows) | self._masks(calls)
+
+    def _fresh(self, calls: Sequence[Arguments], rows: Sequence[int]) -> dict[str, Any]:
+        names = [name for name, rule in self.rules.arguments.items() if rule.kind in (Kind.FRESH, Kind.ADDED)]
+        columns = {name: [call.get(name) for call in calls] for name in names}
+        given = {name: values for name, values in columns.items() if any(value is not None for value in values)}
+        return {name: _stack_added(values, rows) for name, values in given.items()}
 
     def _stack_tree(self, path: str, values: Sequence[Any], rows: Sequence[int], dim: int = 0) -> Any:
         first = values[0]
@@ -111,6 +116,17 @@ class Stacker:
         if rule is None or rule.kind is not Kind.FORM or arguments.get("return_dict", True):
             return output
         return output.to_tuple()
+
+
+def _stack_added(values: Sequence[Any], rows: Sequence[int]) -> Any:
+    """Join trees of tensors, of which some can be None or broadcast to the others; None adds zeros."""
+    given = next(value for value in values if value is not None)
+    if isinstance(given, list | tuple):
+        columns = zip(*(value or [None] * len(given) for value in values), strict=True)
+        return [_stack_added(column, rows) for column in columns]
+    shape = torch.broadcast_shapes(*(value.shape[1:] for value in values if value is not None))
+    parts = [given.new_zeros(1) if value is None else value for value in values]
+    return torch.cat([part.expand(count, *shape) for part, count in zip(parts, rows, strict=True)])
 
 
 def _device_of(value: Any) -> torch.device:

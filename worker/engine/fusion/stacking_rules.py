@@ -10,6 +10,8 @@ class Kind(StrEnum):
     """How the values of one argument are combined."""
 
     STACKED = "stacked"  # dim 0 is rows; a dict, list or tuple is stacked leaf by leaf
+    FRESH = "fresh"  # stacked; new tensors at each call, so that joined ones are not kept
+    ADDED = "added"  # fresh tensors that the model adds to its own; zeros for calls without them
     GROUPED = "grouped"  # stacked, with several entries per row, the same number in all calls
     LAYERED = "layered"  # stacked along dim 1; dim 0 is layers of an encoder
     LISTED = "listed"  # a list with one entry per row, each of its own shape
@@ -42,6 +44,8 @@ class Argument:
 
 
 STACKED = Argument(Kind.STACKED)
+FRESH = Argument(Kind.FRESH)
+ADDED = Argument(Kind.ADDED)
 GROUPED = Argument(Kind.GROUPED)
 LAYERED = Argument(Kind.LAYERED)
 LISTED = Argument(Kind.LISTED)

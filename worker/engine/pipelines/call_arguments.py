@@ -49,6 +49,7 @@ def arguments_for(pipeline: Pipeline, job: Job, index: int, inputs: InputImages)
         **_guidance(job, accepted),
         **_images(type(pipeline).__name__, job, inputs),
         **_video(job, accepted),
+        **_controls(job, accepted, inputs),
     }
     if job.layers:
         resolution = min(LAYERED_SIDES, key=lambda side: abs(side * side - job.width * job.height))
@@ -80,6 +81,19 @@ def _images(pipeline: str, job: Job, inputs: InputImages) -> dict[str, Any]:
     if job.task.has_strength:
         values["strength"] = effective_strength(job)
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _controls(job: Job, accepted: Parameters, inputs: InputImages) -> dict[str, Any]:
+    """Return the control images and their settings; pipelines take lists of several controls."""
+    if not job.controls:
+        return {}
+    columns = {
+        "control_image" if "control_image" in accepted else "image": inputs.controls,
+        "controlnet_conditioning_scale": [control.scale for control in job.controls],
+        "control_guidance_start": [control.start for control in job.controls],
+        "control_guidance_end": [control.end for control in job.controls],
+    }
+    return {name: list(values) if len(job.controls) > 1 else values[0] for name, values in columns.items()}
 
 
 def _check_last_image(pipeline: Pipeline, job: Job) -> None:

@@ -59,9 +59,14 @@ def check_weights(pipeline: Pipeline) -> None:
     """Raise `ValueError` if a tensor of a component has no values: diffusers leaves those that no file has empty."""
     for name, part in pipeline.components.items():
         if isinstance(part, torch.nn.Module):
-            empty = {key for key, value in (*part.named_parameters(), *part.named_buffers()) if value.is_meta}
-            if empty:
-                raise ValueError(_lacks(name, empty))
+            check_tensors(name, part)
+
+
+def check_tensors(name: str, part: torch.nn.Module) -> None:
+    """Raise `ValueError` if a tensor of a module has no values."""
+    empty = {key for key, value in (*part.named_parameters(), *part.named_buffers()) if value.is_meta}
+    if empty:
+        raise ValueError(_lacks(name, empty))
 
 
 def _lacks(name: str, tensors: set[str]) -> str:

@@ -12,6 +12,7 @@ import structlog
 from diffusers import DiffusionPipeline
 from huggingface_hub import constants
 
+from shared.config.controls import ControlSpec
 from shared.config.models_file import ModelSpec
 from worker.engine.pipelines.load_failures import passing_cause
 
@@ -21,7 +22,9 @@ STALL_S = 120.0
 LOOK_EVERY_S = 5.0
 
 _LOADER: Any = DiffusionPipeline
+_CONTROL_FILES = ("config.json", "*_model.safetensors", "*_model-*.safetensors", "*_model.safetensors.index.json")
 _TIMEOUTS = ("connect", "read", "write", "pool")
+_Spec = ModelSpec | ControlSpec
 _Source = tuple[str, str | None, str | None]
 _running: dict[_Source, Future[Path]] = {}  # one that stalls is given up, and awaited again by the next load
 
@@ -40,7 +43,7 @@ def limit_requests() -> None:
     huggingface_hub.set_client_factory(lambda: type(default)(event_hooks=hooks, follow_redirects=True, timeout=seconds))
 
 
-def fetch(spec: ModelSpec, stall_s: float = STALL_S) -> Path:
+def fetch(spec: _Spec, stall_s: float = STALL_S) -> Path:
     """Return the folder of a repository's files, downloaded if needed.
 
     While the hub cannot be reached, the cached files serve. Raises the download's error, or `TimeoutError` after
@@ -58,7 +61,7 @@ def fetch(spec: ModelSpec, stall_s: float = STALL_S) -> Path:
         return folder
 
 
-def _cached(spec: ModelSpec) -> Path | None:
+def _cached(spec: _Spec) -> Path | None:
     """Return the folder of a repository's cached files, None if some are missing."""
     try:
         return _download(spec, local_files_only=True)
@@ -66,12 +69,19 @@ def _cached(spec: ModelSpec) -> Path | None:
         return None
 
 
-def _download(spec: ModelSpec, *, local_files_only: bool) -> Path:
+def _download(spec: _Spec, *, local_files_only: bool) -> Path:
+    if isinstance(spec, ControlSpec):
+        patterns = _CONTROL_FILES if spec.variant is None else ("config.json", f"*.{spec.variant}*")
+        allowed = list(patterns)
+        download: Any = huggingface_hub.snapshot_download
+        return Path(
+            download(spec.source, revision=spec.revision, allow_patterns=allowed, local_files_only=local_files_only)
+        )
     options = {"revision": spec.revision, "variant": spec.variant, "local_files_only": local_files_only}
     return Path(_LOADER.download(spec.source, use_safetensors=True, **options))
 
 
-def _wait_for(spec: ModelSpec, stall_s: float) -> Path:
+def _wait_for(spec: _Spec, stall_s: float) -> Path:
     """Wait for the download while it makes progress; join one that was given up."""
     source = (spec.source, spec.revision, spec.variant)
     future = _running.get(source)
@@ -86,7 +96,7 @@ def _wait_for(spec: ModelSpec, stall_s: float) -> Path:
     return future.result()
 
 
-def _start(spec: ModelSpec) -> Future[Path]:
+def _start(spec: _Spec) -> Future[Path]:
     future: Future[Path] = Future()
 
     def run() -> None:

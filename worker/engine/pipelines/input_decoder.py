@@ -85,6 +85,7 @@ class InputDecoder:
             images=tuple(self._checked_file(data, "image") for data in files.images),
             mask=None if files.mask is None else self._checked_file(files.mask, "mask"),
             last_image=None if files.last_image is None else self._checked_file(files.last_image, "last_image"),
+            controls=tuple(self._checked_file(data, f"controls.{at}.image") for at, data in enumerate(files.controls)),
         )
 
     def _checked_file(self, data: bytes, param: str) -> bytes:

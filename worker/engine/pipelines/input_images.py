@@ -16,11 +16,13 @@ _FORMATS = ("PNG", "JPEG", "WEBP")
 
 @dataclass(frozen=True)
 class InputImages:
-    """A job's decoded inputs: start or reference images, the mask of inpainting, the last image of a video."""
+    """A job's decoded inputs: start or reference images, the mask of inpainting, the last image of a video, and the
+    control images."""
 
     images: tuple[Image.Image, ...] = ()
     mask: Image.Image | None = None
     last_image: Image.Image | None = None
+    controls: tuple[Image.Image, ...] = ()
 
 
 def decode_inputs(job: Job, files: InputFiles) -> InputImages:
@@ -36,6 +38,9 @@ def decode_inputs(job: Job, files: InputFiles) -> InputImages:
         images=tuple(fit_image(data, width, height) for data in files.images),
         mask=None if files.mask is None else fit_mask(files.mask, width, height),
         last_image=None if files.last_image is None else fit_image(files.last_image, width, height, "last_image"),
+        controls=tuple(
+            fit_image(data, width, height, f"controls.{at}.image") for at, data in enumerate(files.controls)
+        ),
     )
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from shared.config.models_file import ModelSpec
-from shared.errors import LoadPostponed, ModelUnavailable
+from shared.errors import LoadPostponed, ModelUnavailable, UnusableInput
 from shared.job import Job, Task
 from shared.signature import DENOISERS
 from worker.engine.fusion.fused_call import is_out_of_memory, text_of
@@ -35,10 +36,11 @@ from worker.engine.pipelines.downloads import fetch
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.pipelines.latent_previews import preview_callback
 from worker.engine.pipelines.load_failures import is_unmounted, passing_cause
-from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for
+from worker.engine.pipelines.task_pipelines import call_parameters, pipeline_for, rebuild
 from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.pipelines.weights.attention import use_attention
 from worker.engine.pipelines.weights.compiling import check_blocks
+from worker.engine.pipelines.weights.control_nets import ControlNets, control_pipeline_class, load_control_nets
 from worker.engine.pipelines.weights.quantization import quantized_parts
 from worker.engine.pipelines.weights.requirements import model_bytes, tensors_bytes
 from worker.engine.protocol import Output
@@ -65,6 +67,8 @@ class LoadedModel:
     nbytes: int
     adapters: ModelAdapters
     watch: ModuleWatch
+    controls: ControlNets | None = None
+    controlled_templates: dict[Task, Pipeline] = field(default_factory=dict)  # of jobs with controls
     output_types: dict[Task, str] = field(default_factory=dict)  # tensors ("pt") by default
     timesteps_on_host: bool = True  # of noise schedulers that allow it
     load_started_s: float = 0.0  # time.monotonic() at the start of its load
@@ -104,13 +108,18 @@ class LoadedModel:
         return any(method.compiled for method in self.shared_methods)
 
     def clone_for(self, job: Job, steps: StepCounter) -> Pipeline:
-        template = self.templates.get(job.task)
+        template = (self.controlled_templates if job.controls else self.templates).get(job.task)
         if template is None:
+            if job.controls and job.task in self.templates:
+                raise UnusableInput(f"model {self.spec.id!r} takes no controls for {job.task.value}", param="controls")
             raise ModelUnavailable(f"model {self.spec.id!r} does not do {job.task.value}")
         if job.scheduler is not None and job.scheduler not in self.schedulers:
             self.schedulers[job.scheduler] = make_scheduler(job.scheduler, template.scheduler)
         scheduler = template.scheduler if job.scheduler is None else self.schedulers[job.scheduler]
-        return clone_pipeline(template, scheduler, steps, timesteps_on_host=self.timesteps_on_host)
+        clone = clone_pipeline(template, scheduler, steps, timesteps_on_host=self.timesteps_on_host)
+        if self.controls is not None and job.controls:
+            clone.__dict__["controlnet"] = self.controls.stand_in(job.controls)
+        return clone
 
     def image_task(self, job: Job, index: int, inputs: InputImages, steps: StepCounter) -> ImageTask:
         """Return the task of image `index` of `job`, not yet started."""
@@ -156,10 +165,13 @@ def locate(spec: ModelSpec) -> tuple[Path, int]:
     """Return the folder of a model's weights, downloaded if needed, and their approximate size in memory."""
     try:
         folder = Path(spec.source) if spec.is_folder else fetch(spec)
+        for control in spec.control:
+            if not control.is_folder:
+                fetch(control)
         found = (folder / "model_index.json").is_file()
         unmounted = not found and is_unmounted(folder)
     except Exception as error:  # of the hub's libraries too, which share no base class
-        raise load_error(spec, error, downloading=not spec.is_folder) from None
+        raise load_error(spec, error, downloading=spec.is_on_hub) from None
     if unmounted:
         raise LoadPostponed(
             f"model {spec.id!r}: nothing is at {spec.source}, nor beside it (no model_index.json); is its file system "
@@ -184,13 +196,15 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
             options = {"dtype": dtype, "use_safetensors": True, "variant": spec.variant, "local_files_only": True}
             parts = unwanted | quantized_parts(spec, folder, index, device)
             pipeline: Pipeline = _LOADER.from_pretrained(folder, **options, **parts)
+            denoisers = [part for name, part in pipeline.components.items() if name in DENOISERS and part is not None]
+            nets = load_control_nets(spec, denoisers, device, dtype)
         check_weights(pipeline)
         check_tokenizers(pipeline)
         if spec.offload == "group" and device.type != "cpu":
             pipeline.enable_group_offload(device, offload_type="block_level", num_blocks_per_group=1, use_stream=True)
         else:
             pipeline.to(device)
-        model = _assemble(pipeline, spec, device, dtype)
+        model = _assemble(pipeline, nets, spec, device, dtype)
     except (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError, KeyError) as error:
         raise load_error(spec, error) from None
     if "size" in spec.mixed_fields and not all(denoiser.mixes_shapes for denoiser in model.denoisers):
@@ -214,7 +228,9 @@ def load_error(spec: ModelSpec, error: BaseException, *, downloading: bool = Fal
     return ModelUnavailable(f"model {spec.id!r} cannot be loaded from {spec.source}: {message}")
 
 
-def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+def _assemble(
+    pipeline: Pipeline, nets: Mapping[str, Any], spec: ModelSpec, device: torch.device, dtype: torch.dtype
+) -> LoadedModel:
     modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
     float32_vae = _upcasts_vae(pipeline, dtype)
     shared_methods: list[SharedMethod] = []
@@ -233,17 +249,38 @@ def _assemble(pipeline: Pipeline, spec: ModelSpec, device: torch.device, dtype: 
         methods = shared_methods_of(name, module, cast=cast, lean=spec.offload == "none", device=device, pads=pads)
         shared_methods.extend(methods.values())
         stand_ins[name] = ModuleProxy(module, methods, device, module_dtype)
+    controls = ControlNets(nets, device, dtype) if nets else None
+    shared_methods += controls.shared_methods if controls else []
+    modules |= nets
     tensors = [tensor for module in modules.values() for tensor in (*module.parameters(), *module.buffers())]
+    pipelines = {task: pipeline_for(task, pipeline) for task in spec.tasks}
     return LoadedModel(
         spec,
         device,
-        templates={task: make_template(pipeline_for(task, pipeline), stand_ins, device) for task in spec.tasks},
+        templates={task: make_template(one, stand_ins, device) for task, one in pipelines.items()},
         shared_methods=shared_methods,
         schedulers={name: make_scheduler(name, pipeline.scheduler) for name in spec.schedulers},
         nbytes=tensors_bytes(tensors),
         adapters=ModelAdapters({method.component: method.adapters for method in shared_methods}),
         watch=ModuleWatch(modules),
+        controls=controls,
+        controlled_templates=_controlled(pipelines, nets, stand_ins, device),
     )
+
+
+def _controlled(
+    pipelines: Mapping[Task, Pipeline], nets: Mapping[str, Any], stand_ins: Mapping[str, Any], device: torch.device
+) -> dict[Task, Pipeline]:
+    """Return the template of each task that takes controls; its control net is that of no job."""
+    templates = {}
+    for task, pipeline in pipelines.items():
+        controlled_class = control_pipeline_class(pipeline)
+        if nets and controlled_class is not None:
+            rebuilt = rebuild(pipeline, controlled_class, controlnet=next(iter(nets.values())))
+            templates[task] = make_template(rebuilt, stand_ins, device)
+    if nets and not templates:
+        raise ValueError("none of its tasks takes controls; remove them")
+    return templates
 
 
 def _upcasts_vae(pipeline: Pipeline, dtype: torch.dtype) -> bool:

@@ -74,7 +74,7 @@ class ModelCache:
         self._requested[spec.id] = evict_others or self._requested.get(spec.id, False)
         if not is_new:
             return
-        if not spec.is_folder:
+        if spec.is_on_hub:
             self._downloading.add(spec.id)
         self._in_background(spec, lambda: (spec, *locate(spec)), self._add_located)
 

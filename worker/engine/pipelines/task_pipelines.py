@@ -40,7 +40,7 @@ def pipeline_for(task: Task, pipeline: Pipeline) -> Pipeline:
     sibling = _SIBLINGS.get((type(pipeline).__name__, task))
     try:
         if sibling is not None:
-            other = _rebuild(pipeline, getattr(diffusers, sibling))
+            other = rebuild(pipeline, getattr(diffusers, sibling))
         elif task in _AUTOMATIC:
             other = _AUTOMATIC[task].from_pipe(pipeline)
         else:
@@ -85,12 +85,12 @@ def _needs_image(pipeline_class: type[Any], accepted: Mapping[str, inspect.Param
     return required or "strength" in accepted or "mask_image" in accepted
 
 
-def _rebuild(pipeline: Pipeline, other_class: Pipeline) -> Pipeline:
-    """Return a pipeline of another class with the same modules and settings; raises `ValueError` if some are missing.
+def rebuild(pipeline: Pipeline, other_class: Pipeline, **more: Any) -> Pipeline:
+    """Return a pipeline of another class with the same modules and settings, and `more`.
 
-    `from_pipe` would cast the modules of both.
+    Raises `ValueError` if some are missing. `from_pipe` would cast the modules of both.
     """
-    have = {**{name: value for name, value in pipeline.config.items() if name[0] != "_"}, **pipeline.components}
+    have = {**{name: value for name, value in pipeline.config.items() if name[0] != "_"}, **pipeline.components, **more}
     needed = list(inspect.signature(other_class.__init__).parameters.values())[1:]
     missing = [item.name for item in needed if item.name not in have and item.default is inspect.Parameter.empty]
     if missing:

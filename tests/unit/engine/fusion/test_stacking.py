@@ -44,6 +44,7 @@ def unet_call(rows: int = 2, **changes: Any) -> dict[str, Any]:
 SAME_KEY = {
     "other values": {"sample": torch.zeros(2, 4, 8, 8)},
     "other rows": unet_call(1),
+    "tensors to add": {"mid_block_additional_residual": torch.zeros(2, 3, 4, 4)},
     "other time": {"timestep": torch.tensor(3)},
     "a time of other type": {"timestep": torch.tensor(3.0)},
     "a time that is a number": {"timestep": 3},
@@ -56,7 +57,7 @@ OTHER_KEY = {
     "other flag": {"return_dict": True},
     "an additional argument": {"cross_attention_kwargs": {"scale": 0.5}},
     "a missing condition": {"added_cond_kwargs": {"text_embeds": torch.ones(2, 6)}},
-    "a tensor without a rule": {"mid_block_additional_residual": torch.zeros(2, 3)},
+    "a tensor without a rule": {"down_intrablock_additional_residuals": torch.zeros(2, 3)},
 }
 
 
@@ -72,9 +73,37 @@ def test_calls_that_differ_in_anything_else_have_other_batch_keys(changes: dict[
     assert batch_key(UNET, unet_call(**changes)) != batch_key(UNET, unet_call())
 
 
+def test_rows_without_tensors_to_add_get_zeros() -> None:
+    """Pooled ones, with one value for all pixels, are spread."""
+    given = {
+        "down_block_additional_residuals": [torch.ones(2, 3, 4, 4)],
+        "mid_block_additional_residual": torch.ones(2, 3, 2, 2),
+    }
+    pooled = {
+        "down_block_additional_residuals": [torch.full((1, 3, 1, 1), 2.0)],
+        "mid_block_additional_residual": torch.ones(1, 3, 1, 1),
+    }
+    calls = [unet_call(1), unet_call(2, **given), unet_call(1, **pooled)]
+    stacked = Stacker(UNET).stack(calls, [1, 2, 1])
+    (down,), mid = stacked["down_block_additional_residuals"], stacked["mid_block_additional_residual"]
+    assert (down.shape, mid.shape) == ((4, 3, 4, 4), (4, 3, 2, 2))
+    assert down[:, 0, 0, 0].tolist() == [0.0, 1.0, 1.0, 2.0]
+    assert "mid_block_additional_residual" not in Stacker(UNET).stack([unet_call(), unet_call()], [2, 2])
+
+
+def test_only_flux_calls_with_as_many_tensors_to_add_have_one_batch_key() -> None:
+    def key(*samples: torch.Tensor) -> object:
+        call = {"hidden_states": torch.ones(1, 4, 8)}
+        return batch_key(FLUX, call | ({"controlnet_block_samples": list(samples)} if samples else {}))
+
+    one, other = torch.ones(1, 4, 8), torch.zeros(1, 4, 8)
+    assert key(one) == key(other)
+    assert len({key(), key(one), key(one, other)}) == 3
+
+
 def test_calls_with_equal_tensors_without_a_rule_have_other_batch_keys() -> None:
     """Comparing values would wait for the device at every step."""
-    one, other = (unet_call(mid_block_additional_residual=torch.zeros(2, 3)) for _ in range(2))
+    one, other = (unet_call(down_intrablock_additional_residuals=torch.zeros(2, 3)) for _ in range(2))
     assert batch_key(UNET, one) != batch_key(UNET, other)
     assert batch_key(UNET, one) == batch_key(UNET, dict(reversed(one.items())))
 

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+
+from shared.config.controls import ControlSpec
 from shared.config.models_file import ModelSpec
 from shared.config.weight_formats import Quantization, WeightFormat
 
@@ -45,9 +48,24 @@ def lacking(quantization: Quantization, device_type: str) -> str | None:
 
 
 def model_bytes(spec: ModelSpec, folder: Path) -> int:
-    """Return the approximate size in memory of the weights in `folder`; raises `OSError` for a missing GGUF file."""
+    """Return the approximate size in memory of the weights in `folder`, and of the control nets on this machine.
+
+    Raises `OSError` for a missing GGUF file.
+    """
     components = [component for component in folder.iterdir() if component.is_dir()]
-    return sum(component_bytes(component, spec) for component in components)
+    controls = [(net, control.variant) for control in spec.control if (net := cached_folder(control)) is not None]
+    item_bytes = ITEM_BYTES[spec.dtype]
+    of_controls = (file_bytes(file, item_bytes, None) for one in controls for file in _weight_files(*one))
+    return sum(component_bytes(component, spec) for component in components) + sum(of_controls)
+
+
+def cached_folder(control: ControlSpec) -> Path | None:
+    """Return the folder of a control net on this machine, None if it has none."""
+    if control.is_folder:
+        folder = Path(control.source)
+        return folder if (folder / "config.json").is_file() else None
+    config = huggingface_hub.try_to_load_from_cache(control.source, "config.json", revision=control.revision)
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def component_bytes(folder: Path, spec: ModelSpec) -> int:
@@ -56,11 +74,16 @@ def component_bytes(folder: Path, spec: ModelSpec) -> int:
     replaced_by = quantization.gguf.get(folder.name)
     if replaced_by is not None:
         return Path(replaced_by).stat().st_size
-    files = sorted(folder.glob("*.safetensors"))
-    of_variant = [file for file in files if spec.variant is not None and f".{spec.variant}" in file.name]
-    plain = [file for file in files if "." not in file.name.removesuffix(".safetensors")]
     weight_format = quantization.format_of(folder.name)
-    return sum(file_bytes(file, ITEM_BYTES[spec.dtype], weight_format) for file in of_variant or plain or files)
+    files = _weight_files(folder, spec.variant)
+    return sum(file_bytes(file, ITEM_BYTES[spec.dtype], weight_format) for file in files)
+
+
+def _weight_files(folder: Path, variant: str | None) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    of_variant = [file for file in files if variant is not None and f".{variant}" in file.name]
+    plain = [file for file in files if "." not in file.name.removesuffix(".safetensors")]
+    return of_variant or plain or files
 
 
 def file_bytes(file: Path, item_bytes: int, weight_format: WeightFormat | None) -> int:

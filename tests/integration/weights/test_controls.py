@@ -1,0 +1,217 @@
+"""Control images in running batches: each row has its own, whatever its batch mates have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers import ControlNetModel, DiffusionPipeline
+from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_job, a_spec, input_files
+from parity.running import ALIKE, TOLERANCE, as_floats
+from tiny import controls, registry
+
+from shared.config.controls import Control, ControlSpec
+from shared.config.models_file import Limits, ModelSpec
+from shared.errors import ModelUnavailable
+from shared.job import Job, Task
+from worker.engine.pipelines.call_arguments import arguments_for
+from worker.engine.pipelines.input_images import decode_inputs
+from worker.engine.pipelines.loading import load, locate
+from worker.engine.pipelines.task_pipelines import pipeline_for
+from worker.engine.pipelines.weights.control_nets import control_pipeline_class
+
+pytestmark = [
+    pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY),
+    pytest.mark.filterwarnings(
+        "ignore:`FluxPosEmbed` is deprecated:FutureWarning"
+    ),  # diffusers' own control net uses it
+]
+
+Models = Callable[[str], Path]
+NETS = ("edges", "depth")
+LOADER: Any = DiffusionPipeline
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Return, for a family, the folder of its tiny model with two control nets beside it."""
+    root = tmp_path_factory.mktemp("controlled")
+
+    @cache
+    def folder(family: str) -> Path:
+        source = registry.save_tiny(family, root / family)
+        for seed, name in enumerate(NETS):
+            controls.save(source, root / f"{family}-{name}", seed)
+        return source
+
+    return folder
+
+
+def controlled_spec(source: Path, *, max_controls: int = 1, **fields: Any) -> ModelSpec:
+    nets = tuple(ControlSpec(id=name, source=f"{source}-{name}") for name in NETS)
+    limits = Limits(multiple_of=16, max_controls=max_controls)
+    return a_spec(source, **{"control": nets, "tasks": (Task.TEXT_TO_IMAGE,), "limits": limits, **fields})
+
+
+def run(spec: ModelSpec, jobs: Sequence[Job]) -> EventRecorder:
+    """Run jobs together, and then each by itself, with `-solo` after its id."""
+    harness = EngineHarness(spec)
+    with harness.started():
+        harness.submit(*jobs)
+        harness.recorder.wait_for([job.id for job in jobs])
+        for job in jobs:
+            harness.submit(job.model_copy(update={"id": f"{job.id}-solo"}))
+            harness.recorder.wait_for([f"{job.id}-solo"])
+    assert not {name: ended.error.message for name, ended in harness.recorder.finished.items() if ended.error}
+    return harness.recorder
+
+
+@cache
+def plain_pipeline(source: Path, task: Task, names: tuple[str, ...]) -> Any:
+    """Return the pipeline of a task with control nets, by diffusers only."""
+    pipeline: Any = pipeline_for(task, LOADER.from_pretrained(source, local_files_only=True))
+    if names:
+        folders = [Path(f"{source}-{name}") for name in names]
+        net_class = getattr(diffusers, json.loads((folders[0] / "config.json").read_text())["_class_name"])
+        nets = [net_class.from_pretrained(folder) for folder in folders]
+        controlled: Any = control_pipeline_class(pipeline)
+        pipeline = controlled.from_pipe(pipeline, controlnet=nets if len(nets) > 1 else nets[0])
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def plain_image(source: Path, job: Job) -> np.ndarray:
+    pipeline = plain_pipeline(source, job.task, tuple(control.id for control in job.controls))
+    arguments = arguments_for(pipeline, job, 0, decode_inputs(job, input_files(job)))
+    torch.manual_seed(job.seed)
+    with torch.no_grad():
+        return np.asarray(pipeline(**arguments).images[0].float().cpu().numpy())
+
+
+def compare(recorder: EventRecorder, source: Path, jobs: Sequence[Job]) -> None:
+    """Compare each job with its solo run and with the unmodified pipeline."""
+    for job in jobs:
+        made = recorder.images[job.id, 0]
+        assert np.abs(made - recorder.images[f"{job.id}-solo", 0]).max() <= TOLERANCE, job.id
+        assert np.abs(made - plain_image(source, job)).max() <= TOLERANCE, job.id
+
+
+@pytest.mark.parametrize("family", ["sd", "sdxl", "sd3", "flux", "qwen-image"])
+def test_eight_control_images_share_a_forward(family: str, models: Models) -> None:
+    """With different scales, prompts, guidance and numbers of steps."""
+    source = models(family)
+    jobs = [
+        a_job(
+            f"job{at}",
+            controls=(Control(id="edges", scale=0.3 + 0.2 * at),),
+            steps=2 + at % 2,
+            guidance_scale=3.0 + at % 3,
+            prompt="a cat" + " and another" * (at % 3),
+        )
+        for at in range(8)
+    ]
+    without = jobs[7].model_copy(update={"id": "without", "controls": (), "control_images": ()})
+    with as_floats():
+        recorder = run(controlled_spec(source), jobs)
+        compare(recorder, source, jobs)
+        assert recorder.rows[:2] == [8, 8]
+        assert np.abs(plain_image(source, without) - recorder.images["job7", 0]).max() > ALIKE
+
+
+@pytest.fixture
+def net_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each forward of a control net."""
+    forward, rows = ControlNetModel.forward, list[int]()
+
+    @wraps(forward)
+    def counted(self: Any, sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        rows.append(sample.shape[0])
+        return forward(self, sample, *args, **kwargs)
+
+    monkeypatch.setattr(ControlNetModel, "forward", counted)
+    return rows
+
+
+def test_rows_with_any_control_and_without_share_the_forwards_of_a_unet(models: Models, net_rows: list[int]) -> None:
+    """Outside of its steps a control takes no forward of its net."""
+    source = models("sd")
+    jobs = [
+        a_job("whole", controls=(Control(id="edges"),)),
+        a_job("late", controls=(Control(id="edges", scale=0.7, start=0.5),)),
+        a_job("early", controls=(Control(id="depth", end=0.5),)),
+        a_job("both", controls=(Control(id="depth", scale=0.8), Control(id="edges", scale=0.4, end=0.5))),
+        a_job("none"),
+    ]
+    with as_floats():
+        harness = EngineHarness(controlled_spec(source, max_controls=2))
+        with harness.started() as engine:
+            engine.warm_up()
+            net_rows.clear()
+            harness.submit(*jobs)
+            harness.recorder.wait_for([job.id for job in jobs])
+        assert harness.recorder.rows == [5, 5, 5, 5]
+        assert max(net_rows) > 2
+        assert sum(net_rows) == 2 * (4 + 2 + 2 + 2 * 4)  # two of each step, by guidance: whole, late, early, both
+        compare(run(controlled_spec(source, max_controls=2), jobs), source, jobs)
+
+
+@pytest.mark.parametrize("family", ["sd", "sdxl", "flux"])
+def test_images_to_change_and_to_repaint_have_controls(family: str, models: Models) -> None:
+    source, tasks = models(family), (Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE, Task.INPAINT)
+    jobs = [a_job(task.value, task=task, controls=(Control(id="edges"),), strength=0.7) for task in tasks]
+    jobs[0] = jobs[0].model_copy(update={"strength": None, "task": Task.TEXT_TO_IMAGE})
+    with as_floats():
+        compare(run(controlled_spec(source, tasks=tasks), jobs), source, jobs)
+
+
+def test_a_reproducible_job_has_the_same_bits_with_any_batch_mates(models: Models) -> None:
+    job = a_job("ours", controls=(Control(id="edges"),), reproducible=True)
+    mates = [a_job("none", reproducible=True), a_job("other", controls=(Control(id="depth"),), reproducible=True)]
+    with as_floats():
+        recorder = run(controlled_spec(models("sd")), [job, *mates])
+    for name in ("ours", "none", "other"):
+        assert np.array_equal(recorder.images[name, 0], recorder.images[f"{name}-solo", 0]), name
+
+
+def test_control_nets_count_as_memory_of_their_model(models: Models) -> None:
+    source = models("sd")
+    plain, controlled = a_spec(source), controlled_spec(source)
+    nets = sum(file.stat().st_size for name in NETS for file in Path(f"{source}-{name}").glob("*.safetensors"))
+    assert locate(controlled)[1] - locate(plain)[1] == pytest.approx(nets, rel=0.05)
+    device = torch.device("cpu")
+    assert load(controlled, source, device).nbytes - load(plain, source, device).nbytes == pytest.approx(nets, rel=0.05)
+
+
+def test_a_task_without_control_pipeline_fails_its_job_and_names_the_field(models: Models) -> None:
+    spec = controlled_spec(models("sd3"), tasks=(Task.TEXT_TO_IMAGE, Task.IMAGE_TO_IMAGE))
+    error = EngineHarness(spec).run(a_job("one", strength=0.5, controls=(Control(id="edges"),))).finished["one"].error
+    assert error is not None
+    assert (error.param, error.message) == ("controls", "model 'tiny' takes no controls for image_to_image")
+
+
+@pytest.mark.parametrize(
+    ("family", "net", "fields", "words"),
+    [
+        ("sd", "sdxl-edges", {}, "cross_attention_dim is 64, that of the model 32"),
+        ("sd", "flux-edges", {}, "holds a FluxControlNetModel; UNet2DConditionModel needs a ControlNetModel"),
+        ("sd", "nowhere", {}, r"control 'a': no control net \(no config.json\) at .*nowhere"),
+        ("qwen-image", "qwen-image-edges", {"max_controls": 2}, "QwenImageControlNetModel takes one control of a job"),
+        ("z-image", "sd-edges", {}, "control nets are not supported with ZImageTransformer2DModel"),
+    ],
+)
+def test_a_net_that_does_not_fit_fails_the_load(
+    family: str, net: str, fields: dict[str, Any], words: str, models: Models, tmp_path: Path
+) -> None:
+    source = registry.save_tiny(family, tmp_path) if family == "z-image" else models(family)
+    if net != "nowhere":
+        models(net.removesuffix("-edges"))
+    control = (ControlSpec(id="a", source=str(models("sd").parent / net)),)
+    with pytest.raises(ModelUnavailable, match=words):
+        load(controlled_spec(source, control=control, **fields), source, torch.device("cpu"))

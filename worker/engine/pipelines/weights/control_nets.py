@@ -1,0 +1,139 @@
+"""Control nets: modules that turn a control image into tensors for the denoiser. They are loaded with their model.
+
+A job with controls runs diffusers' control pipeline, built of the modules of its task's pipeline; its control nets are
+module proxies, so that rows with different control images and scales share their forwards.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import diffusers
+import torch
+from diffusers.models.controlnets import multicontrolnet
+
+from shared.config.controls import Control, ControlSpec
+from shared.config.models_file import ModelSpec
+from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, shared_methods_of
+from worker.engine.fusion.stacking import map_tensors
+from worker.engine.pipelines.clones import Pipeline, cache_signatures
+from worker.engine.pipelines.completeness import check_tensors
+from worker.engine.pipelines.weights.requirements import cached_folder
+
+# Keys of the configurations of a denoiser and its control nets that are equal if they were made for each other.
+_COMMON_KEYS = ("cross_attention_dim", "joint_attention_dim")
+
+
+class _Family(NamedTuple):
+    """The control nets of one denoiser: their class, what they return for no control, and that of several together."""
+
+    net: str
+    nothing: Any
+    several: Any = None
+
+
+_FAMILIES: Mapping[str, _Family] = {
+    "UNet2DConditionModel": _Family("ControlNetModel", (None, None), multicontrolnet.MultiControlNetModel),
+    "SD3Transformer2DModel": _Family("SD3ControlNetModel", (None,), diffusers.SD3MultiControlNetModel),
+    "FluxTransformer2DModel": _Family("FluxControlNetModel", (None, None), diffusers.FluxMultiControlNetModel),
+    "QwenImageTransformer2DModel": _Family("QwenImageControlNetModel", None),
+}
+_FAMILY_OF = {family.net: family for family in _FAMILIES.values()}
+_PIPELINES: Mapping[str, str] = {
+    "StableDiffusionPipeline": "StableDiffusionControlNetPipeline",
+    "StableDiffusionImg2ImgPipeline": "StableDiffusionControlNetImg2ImgPipeline",
+    "StableDiffusionInpaintPipeline": "StableDiffusionControlNetInpaintPipeline",
+    "StableDiffusionXLPipeline": "StableDiffusionXLControlNetPipeline",
+    "StableDiffusionXLImg2ImgPipeline": "StableDiffusionXLControlNetImg2ImgPipeline",
+    "StableDiffusionXLInpaintPipeline": "StableDiffusionXLControlNetInpaintPipeline",
+    "StableDiffusion3Pipeline": "StableDiffusion3ControlNetPipeline",
+    "FluxPipeline": "FluxControlNetPipeline",
+    "FluxImg2ImgPipeline": "FluxControlNetImg2ImgPipeline",
+    "FluxInpaintPipeline": "FluxControlNetInpaintPipeline",
+    "QwenImagePipeline": "QwenImageControlNetPipeline",
+}
+
+
+def control_pipeline_class(pipeline: Pipeline) -> Any | None:
+    """Return diffusers' class for the task of `pipeline` with controls, None if there is none."""
+    name = _PIPELINES.get(type(pipeline).__name__)
+    return None if name is None else getattr(diffusers, name)
+
+
+def load_control_nets(
+    spec: ModelSpec, denoisers: Sequence[Any], device: torch.device, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Return the control nets of a model by control; raises `ValueError` for one that does not fit its denoiser."""
+    if not spec.control:
+        return {}
+    families = [_FAMILIES.get(type(one).__name__) for one in denoisers]
+    if len(families) != 1 or (family := families[0]) is None:
+        names = " and ".join(type(one).__name__ for one in denoisers)
+        raise ValueError(f"control nets are not supported with {names}; remove its controls")
+    if family.several is None and spec.limits.max_controls > 1:
+        raise ValueError(f"limits.max_controls: {family.net} takes one control of a job")
+    return {control.id: _load(control, family, denoisers[0], device, dtype) for control in spec.control}
+
+
+def _load(control: ControlSpec, family: _Family, denoiser: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    folder = cached_folder(control)
+    if folder is None:
+        raise ValueError(f"control {control.id!r}: no control net (no config.json) at {control.source}")
+    net_class: Any = getattr(diffusers, family.net)
+    config = net_class.load_config(folder, local_files_only=True)
+    if config.get("_class_name") != family.net:
+        held, needed = config.get("_class_name"), f"{type(denoiser).__name__} needs a {family.net}"
+        raise ValueError(f"control {control.id!r}: {control.source} holds a {held}; {needed}")
+    for key in _COMMON_KEYS:
+        own, other = config.get(key), denoiser.config.get(key)
+        if None not in (own, other) and own != other:
+            raise ValueError(f"control {control.id!r}: its {key} is {own}, that of the model {other}: made for another")
+    options = {"dtype": dtype, "use_safetensors": True, "variant": control.variant, "local_files_only": True}
+    net = net_class.from_pretrained(folder, **options)
+    check_tensors(f"control {control.id!r}", net)
+    cache_signatures(net)
+    return net.to(device)
+
+
+class ControlNets:
+    """The control nets of one model, as job's pipelines use them."""
+
+    def __init__(self, nets: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._nets = nets
+        self._methods = {
+            name: shared_methods_of(f"controlnet.{name}", net, lean=True, device=device) for name, net in nets.items()
+        }
+
+    @property
+    def shared_methods(self) -> list[SharedMethod]:
+        return [method for methods in self._methods.values() for method in methods.values()]
+
+    def stand_in(self, controls: Sequence[Control]) -> Any:
+        """Return what a job's pipeline uses as its control net."""
+        proxies = [self._proxy(control.id, skips_zero=len(controls) == 1) for control in controls]
+        if len(proxies) == 1:
+            return proxies[0]
+        several: Any = _FAMILY_OF[type(next(iter(self._nets.values()))).__name__].several
+        return several(proxies)
+
+    def _proxy(self, name: str, *, skips_zero: bool) -> "ControlProxy":
+        proxy = ControlProxy(self._nets[name], self._methods[name], self._device, self._dtype)
+        proxy.skips_zero = skips_zero
+        return proxy
+
+
+class ControlProxy(ModuleProxy):
+    """Stand-in for a control net in one job's pipeline.
+
+    The scale is applied to the rows of its own call, so calls with different ones share a forward. A call with scale
+    zero, as outside of the job's range of steps, runs no forward: nothing is added, unless it is one of several.
+    """
+
+    skips_zero = True
+
+    def __call__(self, *args: Any, conditioning_scale: float = 1.0, **kwargs: Any) -> Any:
+        if conditioning_scale == 0 and self.skips_zero:
+            return _FAMILY_OF[type(self._module).__name__].nothing
+        outputs = super().__call__(*args, **kwargs)
+        return outputs if conditioning_scale == 1 else map_tensors(outputs, lambda rows: rows * conditioning_scale)
