@@ -23,16 +23,19 @@ running batch.
 *Step caching*: steps skipped by two jobs of {steps} steps, of which one reuses outputs and one extrapolates residuals,
 and the largest difference of the two in one batch to their solo runs.
 
+*ControlNet*: the largest difference of four jobs with different control images and scales in one forward to their
+solo runs; empty where diffusers has no such pipeline, or takes another meaning of the image.
+
 Jobs of different sizes share a forward only on Z-Image, which takes a list of samples. The others take one tensor for
 all rows, or use the positions of the first row: there the signature includes the size.
 
 Versions: {versions}.
 
-| family | models | pipelines | fused tasks | largest difference | rows | joined | step caching | not supported |
-|---|---|---|---|---|---|---|---|---|
+| family | models | pipelines | tasks | largest difference | rows | joined | step caching | ControlNet | not supported |
+|---|---|---|---|---|---|---|---|---|---|
 """
 # Requested, but not in diffusers.
-ABSENT = ("| Hunyuan3D | Hunyuan3D-2 | none | none | | | | | it makes meshes and is not in diffusers |",)
+ABSENT = ("| Hunyuan3D | Hunyuan3D-2 | none | none | | | | | | it makes meshes and is not in diffusers |",)
 
 
 def write(path: Path, grid: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> None:
@@ -53,5 +56,7 @@ def _line(cell: Cell, outcome: Outcome) -> str:
     cached = f"{' and '.join(map(str, outcome.skipped))} skipped, {outcome.cached_difference:.1e}"
     refusals = (f"{name} ({' '.join(error.split())})" for name, error in outcome.refusals.items())
     limits = "; ".join(filter(None, (cell.limits, *refusals))).replace("|", "\\|")
-    fields = (cell.family, cell.models, cell.pipelines, tasks, difference, rows, str(outcome.joined), cached, limits)
+    controlled = "" if outcome.controlled_difference is None else f"{outcome.controlled_difference:.1e}"
+    fields = (cell.family, cell.models, cell.pipelines, tasks, difference, rows, str(outcome.joined), cached)
+    fields = (*fields, controlled, limits)
     return "| " + " | ".join(fields) + " |"

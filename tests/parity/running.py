@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,9 +14,12 @@ import torch
 from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from parity.cells import Cell
 from parity.plain import PlainPipeline, PlainResult
+from tiny import controls
 
+from shared.config.controls import Control, ControlSpec
 from shared.config.step_schedules import StepSchedule
-from shared.job import Job
+from shared.job import Job, Task
+from worker.engine.pipelines.weights.control_nets import PIPELINES as CONTROL_PIPELINES
 from worker.engine.protocol import EngineEvent, ForwardDone
 
 TOLERANCE = 1e-4  # of the image's range, before conversion to 8 bits
@@ -28,7 +32,8 @@ class Outcome:
     """The outcome of a cell on the page. `rows` are the images in each denoiser forward, in order.
 
     `skipped` are the steps that step caching skipped, of a job with reused outputs and of one with linear residuals,
-    and `cached_difference` is the largest of these two to their solo runs.
+    and `cached_difference` is the largest of these two to their solo runs. `controlled_difference` is that of jobs with
+    control images, None without control nets for the pipeline.
     """
 
     largest_difference: float
@@ -38,6 +43,7 @@ class Outcome:
     refusals: Mapping[str, str]
     skipped: list[int]
     cached_difference: float
+    controlled_difference: float | None
 
 
 @dataclass
@@ -65,11 +71,12 @@ def run(cell: Cell, folder: Path) -> Outcome:
         largest = compare(recorder, plain_results(source, jobs))
         refusals = _refused(cell, source)
         skipped, cached_difference = _cached(cell, source)
+        controlled = _controlled(cell, source)
     assert recorder.rows[0] == cell.first_rows, f"{recorder.rows}: {recorder.finished[jobs[0].id].batching}"
     late = [recorder.finished[job.id].batching for job in cell.joining_jobs()]
     assert all(batching.max_jobs > 1 for batching in late), f"{recorder.rows}: joined no batch: {late}"
     tasks = sorted({job.task.value for job in jobs})
-    return Outcome(largest, recorder.rows, tasks, len(late), refusals, skipped, cached_difference)
+    return Outcome(largest, recorder.rows, tasks, len(late), refusals, skipped, cached_difference, controlled)
 
 
 @contextmanager
@@ -131,6 +138,33 @@ def _cached(cell: Cell, source: Path) -> tuple[list[int], float]:
     batching = [together.finished[job.id].batching for job in ours]
     assert all(one.max_jobs > 1 and one.skipped_steps > 0 for one in batching), f"step caching: {batching}"
     return [one.skipped_steps for one in batching], float(max(differences))
+
+
+def _controlled(cell: Cell, source: Path) -> float | None:
+    """Run jobs with different control images together, and each by itself in the engine."""
+    pipeline = json.loads((source / "model_index.json").read_text())["_class_name"]
+    if Task.TEXT_TO_IMAGE not in cell.tasks or pipeline not in CONTROL_PIPELINES:
+        return None
+    net = source.with_name(f"{source.name}-control")
+    if not net.exists():
+        controls.save(source, net, 1)
+    fields = {**next(iter(cell.jobs.values())), "n": 1}
+    ours = [
+        a_job(f"control{at}", **{**fields, "seed": at, "controls": (Control(id="net", scale=0.5 + at / 4),)})
+        for at in range(4)
+    ]
+    spec = a_spec(source, control=(ControlSpec(id="net", source=str(net)),), **dict(cell.spec))
+    together = EngineHarness(spec).run(*ours)
+    solo = EngineHarness(spec)
+    with solo.started():
+        for job in ours:
+            solo.submit(job)
+            solo.recorder.wait_for([job.id])
+    off = [float(np.abs(together.images[key] - image).max()) for key, image in solo.recorder.images.items()]
+    assert off, [solo.recorder.finished[job.id].error for job in ours]
+    assert max(off) <= TOLERANCE, f"control: {off}"
+    assert together.rows[0] == len(ours), f"control: {together.rows}"
+    return max(off)
 
 
 def plain_results(source: Path, jobs: list[Job]) -> dict[tuple[str, int], PlainResult]:

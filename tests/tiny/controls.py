@@ -15,8 +15,6 @@ from diffusers import (
 )
 from tiny.weights import spread
 
-_SIZES = {"attention_head_dim": 16, "num_attention_heads": 2}
-
 
 def save(source: Path, folder: Path, seed: int) -> Path:
     """Save a control net for the pipeline in `source`."""
@@ -30,13 +28,14 @@ def save(source: Path, folder: Path, seed: int) -> Path:
 
 
 def _build(denoiser: Any) -> Any:
+    sizes = {name: denoiser.config.get(name) for name in ("attention_head_dim", "num_attention_heads")}
     match type(denoiser).__name__:
         case "UNet2DConditionModel":
             return ControlNetModel.from_unet(denoiser, conditioning_embedding_out_channels=(4, 8, 8, 8))
         case "SD3Transformer2DModel":
             return SD3ControlNetModel.from_transformer(denoiser, num_layers=1, num_extra_conditioning_channels=0)
         case "FluxTransformer2DModel":
-            return FluxControlNetModel.from_transformer(denoiser, num_layers=1, num_single_layers=1, **_SIZES)
+            return FluxControlNetModel.from_transformer(denoiser, num_layers=1, num_single_layers=1, **sizes)
         case "QwenImageTransformer2DModel":
-            return QwenImageControlNetModel.from_transformer(denoiser, num_layers=1, **_SIZES)
+            return QwenImageControlNetModel.from_transformer(denoiser, num_layers=1, **sizes)
     raise ValueError(f"no control net for {type(denoiser).__name__}")

@@ -38,7 +38,7 @@ _FAMILIES: Mapping[str, _Family] = {
     "QwenImageTransformer2DModel": _Family("QwenImageControlNetModel", None),
 }
 _FAMILY_OF = {family.net: family for family in _FAMILIES.values()}
-_PIPELINES: Mapping[str, str] = {
+PIPELINES: Mapping[str, str] = {
     "StableDiffusionPipeline": "StableDiffusionControlNetPipeline",
     "StableDiffusionImg2ImgPipeline": "StableDiffusionControlNetImg2ImgPipeline",
     "StableDiffusionInpaintPipeline": "StableDiffusionControlNetInpaintPipeline",
@@ -55,7 +55,7 @@ _PIPELINES: Mapping[str, str] = {
 
 def control_pipeline_class(pipeline: Pipeline) -> Any | None:
     """Return diffusers' class for the task of `pipeline` with controls, None if there is none."""
-    name = _PIPELINES.get(type(pipeline).__name__)
+    name = PIPELINES.get(type(pipeline).__name__)
     return None if name is None else getattr(diffusers, name)
 
 
