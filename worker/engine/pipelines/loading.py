@@ -44,6 +44,7 @@ from worker.engine.pipelines.weights.control_nets import ControlNets, control_pi
 from worker.engine.pipelines.weights.quantization import quantized_parts
 from worker.engine.pipelines.weights.requirements import model_bytes, tensors_bytes
 from worker.engine.protocol import Output
+from worker.engine.scheduling.decode_pieces import DecoderPieces, decode_limit, divide_decodes
 
 log = structlog.get_logger()
 
@@ -69,6 +70,7 @@ class LoadedModel:
     watch: ModuleWatch
     controls: ControlNets | None = None
     controlled_templates: dict[Task, Pipeline] = field(default_factory=dict)  # of jobs with controls
+    decoder_pieces: SharedMethod | None = None  # of the VAE, if it can decode large videos piece by piece
     output_types: dict[Task, str] = field(default_factory=dict)  # tensors ("pt") by default
     timesteps_on_host: bool = True  # of noise schedulers that allow it
     load_started_s: float = 0.0  # time.monotonic() at the start of its load
@@ -119,6 +121,8 @@ class LoadedModel:
         clone = clone_pipeline(template, scheduler, steps, timesteps_on_host=self.timesteps_on_host)
         if self.controls is not None and job.controls:
             clone.__dict__["controlnet"] = self.controls.stand_in(job.controls)
+        if self.decoder_pieces is not None and job.frames > 1 and decode_limit(job) == 1:
+            clone.__dict__["vae"] = divide_decodes(clone.vae, self.decoder_pieces)
         return clone
 
     def image_task(self, job: Job, index: int, inputs: InputImages, steps: StepCounter) -> ImageTask:
@@ -265,6 +269,7 @@ def _assemble(
         watch=ModuleWatch(modules),
         controls=controls,
         controlled_templates=_controlled(pipelines, nets, stand_ins, device),
+        decoder_pieces=_decoder_pieces(modules.get("vae"), spec),
     )
 
 
@@ -281,6 +286,13 @@ def _controlled(
     if nets and not templates:
         raise ValueError("none of its tasks takes controls; remove them")
     return templates
+
+
+def _decoder_pieces(vae: torch.nn.Module | None, spec: ModelSpec) -> SharedMethod | None:
+    decoder = getattr(vae, "decoder", None)
+    if not isinstance(decoder, torch.nn.Module) or spec.offload != "none":  # offloading expects calls of the whole VAE
+        return None
+    return SharedMethod("vae", "decode", DecoderPieces(decoder))
 
 
 def _upcasts_vae(pipeline: Pipeline, dtype: torch.dtype) -> bool:

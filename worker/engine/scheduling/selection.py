@@ -8,6 +8,7 @@ from shared.job import Priority
 from worker.engine.fusion.fused_call import fixed_position
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ParkedCall, Stage
+from worker.engine.scheduling.decode_pieces import DecoderPieces, decode_limit, pieces_per_forward
 from worker.engine.scheduling.engine_job import EngineJob
 from worker.engine.scheduling.memory_limits import ForwardKind, MemoryLimits
 from worker.engine.scheduling.timing import ForwardTimer
@@ -15,8 +16,8 @@ from worker.engine.scheduling.timing import ForwardTimer
 MAX_SLOWDOWN = 0.05
 """The share by which bulk rows can lengthen an interactive job's forwards: by one step in total if it has 20."""
 
-# Pixels decoded together: the activations of a VAE grow with the pixels of all rows.
-MAX_DECODE_PIXELS = 4 * 1024 * 1024
+AFTER_DENOISING = Stage.DENOISE + 1
+"""The stage of a piece of a decode that lets a denoiser forward go first."""
 
 
 class Candidate(NamedTuple):
@@ -128,9 +129,12 @@ class TaskCall(NamedTuple):
     @property
     def decode_limit(self) -> int | None:
         """How many images of this size can be decoded together, None for another call."""
-        job = self.engine_job.job
-        decodes = self.parked_call.shared_method.component == "vae"
-        return max(1, MAX_DECODE_PIXELS // (job.width * job.height * job.frames)) if decodes else None
+        return decode_limit(self.engine_job.job) if self.parked_call.shared_method.component == "vae" else None
+
+    @property
+    def is_piece(self) -> bool:
+        """Whether the call decodes a piece of a large video."""
+        return isinstance(self.parked_call.shared_method.module, DecoderPieces)
 
 
 class CallSelector:
@@ -140,6 +144,8 @@ class CallSelector:
         self._timer = timer
         self._memory = memory
         self._aging_s = aging_s
+        self._pieces = 0  # of decodes since the last denoiser forward, which is of kind `_last_forward`
+        self._last_forward: Hashable = None
 
     def select(self, engine_jobs: Collection[EngineJob]) -> list[TaskCall]:
         """Return the calls of the next forward; empty if no call is parked."""
@@ -155,6 +161,7 @@ class CallSelector:
         candidates = [self._candidate(task_call, now) for task_call in parked]
         indexes = select_calls(candidates, lambda matching, own: self._limit([parked[at] for at in matching], own))
         selected = [parked[at] for at in indexes]
+        self._count_pieces(selected)
         _record_preemption(engine_jobs, selected, now)
         _record_mismatches(parked, candidates, selected, candidates[indexes[0]])
         return selected
@@ -163,8 +170,21 @@ class CallSelector:
         engine_job, parked_call = task_call.engine_job, task_call.parked_call
         rank = aged_rank(engine_job.priority_rank, engine_job.preempted_s(now), self._aging_s)
         key = parked_call.batch_key if engine_job.pad_to is None else parked_call.exact_batch_key
-        stage = parked_call.shared_method.stage
+        stage: int = parked_call.shared_method.stage
+        if task_call.is_piece and self._pieces >= self._most_pieces(task_call):
+            stage = AFTER_DENOISING
         return Candidate(engine_job.batch_group, rank, engine_job.arrival, stage, key, task_call.position)
+
+    def _most_pieces(self, piece: TaskCall) -> int:
+        piece_s, forward_s = self._timer.learned_s((*piece.kind, 1)), self._timer.learned_s(self._last_forward)
+        return pieces_per_forward(piece_s, forward_s)
+
+    def _count_pieces(self, selected: Sequence[TaskCall]) -> None:
+        first = selected[0]
+        if first.is_piece:
+            self._pieces += 1
+        elif first.parked_call.shared_method.stage is Stage.DENOISE:
+            self._pieces, self._last_forward = 0, (*first.kind, len(selected))
 
     def _limit(self, task_calls: Sequence[TaskCall], own: int) -> int:
         """Return how many of `task_calls` can run together; those after the first `own` are fillers."""

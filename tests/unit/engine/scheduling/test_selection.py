@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from worker.engine.scheduling.decode_pieces import pieces_per_forward
 from worker.engine.scheduling.selection import Candidate, aged_rank, free_fillers, is_filler, select_calls
 
 ENCODE, DECODE, DENOISE = range(3)
@@ -205,3 +206,20 @@ def test_a_job_that_is_preempted_for_long_rises_in_priority(
 ) -> None:
     """A stream of interactive jobs cannot starve a bulk job."""
     assert aged_rank(rank, preempted_s, aging_s=30.0) == aged, reason
+
+
+@pytest.mark.parametrize(
+    ("piece_s", "forward_s", "pieces"),
+    [
+        (None, 2.0, 1),  # unknown
+        (0.5, None, 1),
+        (0.5, 2.0, 4),
+        (0.6, 2.0, 3),  # no longer than a forward
+        (3.0, 2.0, 1),
+        (0.0, 2.0, 1),
+    ],
+)
+def test_pieces_of_a_decode_take_as_long_as_a_forward(
+    piece_s: float | None, forward_s: float | None, pieces: int
+) -> None:
+    assert pieces_per_forward(piece_s, forward_s) == pieces

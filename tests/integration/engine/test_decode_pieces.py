@@ -1,0 +1,150 @@
+"""Decodes of large videos in pieces: the same videos, and other jobs' steps between the pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers.models.autoencoders.autoencoder_kl_wan import WanDecoder3d
+from harness.engine import DIFFUSERS_AND_NUMPY, SIDE, EngineHarness, EventRecorder, a_job, a_spec
+from tiny.registry import save_tiny
+
+from shared.config.models_file import Defaults, Limits, ModelSpec
+from shared.job import Job, Priority, Task
+from worker.engine.protocol import EngineEvent, ForwardDone
+from worker.engine.scheduling import decode_pieces, selection
+
+pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
+FRAMES = 17  # five latent frames
+
+
+@dataclass
+class Order(EventRecorder):
+    """A recorder of the order of denoiser forwards and pieces; `at_first_piece` is called during the first piece."""
+
+    order: list[str] = field(default_factory=list)
+    at_first_piece: Callable[[], None] = lambda: None
+
+    def on_event(self, event: EngineEvent) -> None:
+        super().on_event(event)
+        if isinstance(event, ForwardDone):
+            self.order.append(f"step of {event.claim_key}")
+
+    @property
+    def pieces(self) -> int:
+        return self.order.count("piece")
+
+
+@pytest.fixture(scope="module")
+def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny("wan-2.1-t2v", tmp_path_factory.mktemp("wan") / "model")
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Order:
+    """Videos of `FRAMES` are large, and one piece runs between two forwards."""
+    recorder = Order()
+    decode = decode_pieces.DecoderPieces.decode
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.order.append("piece")
+        if recorder.pieces == 1:
+            recorder.at_first_piece()
+        return decode(self, *args, **kwargs)
+
+    monkeypatch.setattr(decode_pieces.DecoderPieces, "decode", recorded)
+    monkeypatch.setattr(decode_pieces, "MAX_DECODE_PIXELS", SIDE * SIDE * FRAMES)
+    monkeypatch.setattr(selection, "pieces_per_forward", lambda _piece_s, _forward_s: 1)
+    return recorder
+
+
+def video_spec(folder: Path) -> ModelSpec:
+    limits = Limits(min_side=SIDE, multiple_of=16, max_frames=FRAMES, frames_multiple=4, max_images=4)
+    defaults = Defaults(width=SIDE, height=SIDE, steps=2, guidance_scale=1.0, frames=FRAMES)
+    return a_spec(folder, tasks=(Task.TEXT_TO_VIDEO,), limits=limits, defaults=defaults)
+
+
+def a_video(name: str, **fields: Any) -> Job:
+    values: dict[str, Any] = {"task": Task.TEXT_TO_VIDEO, "frames": FRAMES, "fps": 8, "guidance_scale": 1.0, "steps": 2}
+    return a_job(name, **(values | fields))
+
+
+def run(spec: ModelSpec, *jobs: Job, recorder: EventRecorder | None = None) -> EventRecorder:
+    made = EngineHarness(spec, recorder=recorder).run(*jobs)
+    failed = {key: ended.error.message for key, ended in made.finished.items() if ended.error}
+    assert not failed
+    return made
+
+
+def assert_same(made: EventRecorder, expected: EventRecorder) -> None:
+    assert made.images.keys() == expected.images.keys()
+    for key, frames in expected.images.items():
+        assert np.array_equal(made.images[key], frames), key
+
+
+@pytest.mark.parametrize("family", ["wan-2.1-t2v", "wan-2.2-ti2v", "hunyuan-video", "cogvideox"])
+def test_a_video_decoded_in_pieces_is_bit_identical(
+    family: str, recorder: Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = video_spec(save_tiny(family, tmp_path / family))
+    run(spec, a_video("one"), recorder=recorder)
+    assert recorder.pieces > 1
+    monkeypatch.setattr(decode_pieces, "MAX_DECODE_PIXELS", 2 * SIDE * SIDE * FRAMES)
+    assert_same(recorder, run(spec, a_video("one")))
+
+
+def test_steps_of_batch_mates_run_between_pieces(wan: Path, recorder: Order) -> None:
+    run(video_spec(wan), a_video("short"), a_video("long", steps=9), recorder=recorder)
+    first = recorder.order.index("piece")
+    assert recorder.order[first : first + 12] == ["piece", "step of long"] * 5 + ["step of long"] * 2
+    assert recorder.rows[:2] == [2, 2]
+
+
+def test_a_job_of_higher_priority_preempts_a_decode(wan: Path, recorder: Order) -> None:
+    harness = EngineHarness(video_spec(wan), recorder=recorder)
+    urgent = a_video("urgent", frames=5, steps=4, priority=Priority.INTERACTIVE)
+    recorder.at_first_piece = lambda: harness.submit_prepared(urgent)
+    harness.submit(a_video("large"))
+    with harness.started():
+        recorder.wait_for(["large", "urgent"])
+    pieces = [at for at, name in enumerate(recorder.order) if name == "piece"]
+    steps = [at for at, name in enumerate(recorder.order) if name == "step of urgent"]
+    assert len(pieces) == 5
+    assert len(steps) == 4
+    assert pieces[0] < steps[0]
+    assert steps[-1] < pieces[1]
+
+
+def test_a_job_can_be_canceled_during_its_decode(wan: Path, recorder: Order) -> None:
+    harness = EngineHarness(video_spec(wan), recorder=recorder)
+    recorder.at_first_piece = lambda: harness.engine.cancel("large")
+    harness.submit(a_video("large"), a_video("mate", steps=4))
+    with harness.started():
+        recorder.wait_for(["large", "mate"])
+    assert recorder.finished["large"].canceled
+    assert recorder.pieces == 1 + 5
+    assert recorder.finished["mate"].error is None
+
+
+def test_a_piece_that_runs_out_of_memory_is_tried_again(
+    wan: Path, recorder: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(video_spec(wan), a_video("one"))
+    recorder.order.clear()
+    forward = WanDecoder3d.forward
+
+    def failing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = forward(self, *args, **kwargs)
+        if recorder.pieces == 3:
+            raise torch.OutOfMemoryError
+        return output
+
+    monkeypatch.setattr(WanDecoder3d, "forward", failing)
+    run(video_spec(wan), a_video("one"), recorder=recorder)
+    assert recorder.pieces == 5 + 1
+    assert_same(recorder, expected)

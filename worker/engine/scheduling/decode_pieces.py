@@ -1,0 +1,68 @@
+"""Decodes of large videos in pieces, so that other calls run in between."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from shared.job import Job
+from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod
+
+# Pixels decoded together: the activations of a VAE grow with the pixels of all rows.
+MAX_DECODE_PIXELS = 4 * 1024 * 1024
+
+
+def decode_limit(job: Job) -> int:
+    """Return how many images or videos of a job's size can be decoded together; large ones by themselves."""
+    return max(1, MAX_DECODE_PIXELS // (job.width * job.height * job.frames))
+
+
+def pieces_per_forward(piece_s: float | None, forward_s: float | None) -> int:
+    """Return how many pieces of a decode run between two denoiser forwards: as long as one of these, at least one.
+
+    So a decode delays a batch mate's next step by at most one step or one piece, and takes at most about twice as long.
+    """
+    if not piece_s or forward_s is None:
+        return 1
+    return max(1, int(forward_s / piece_s))
+
+
+class DecoderPieces(torch.nn.Module):
+    """The decoder of a VAE, which decodes a video piece by piece: by latent frames or by tiles."""
+
+    def __init__(self, decoder: torch.nn.Module) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def decode(self, *args: Any, **kwargs: Any) -> Any:
+        """Decode a piece; if that fails, the lists of cached frames are as before, for another try."""
+        lists = {name: list(value) for name, value in kwargs.items() if isinstance(value, list)}
+        output = self.decoder(*args, **(kwargs | lists))
+        for name, value in lists.items():
+            kwargs[name][:] = value
+        return output
+
+
+class _DecoderProxy(ModuleProxy):
+    def modules(self) -> Iterator[torch.nn.Module]:
+        """Yield the decoder's modules: VAEs count them."""
+        return iter(self._module.modules())
+
+
+def divide_decodes(vae: ModuleProxy, pieces: SharedMethod) -> ModuleProxy:
+    """Return a stand-in for a VAE whose own code decodes videos in the image task, which parks at each of the `pieces`.
+
+    So other calls run between two pieces. That code has a copy of the VAE, as it keeps frames between the pieces.
+    """
+    own: Any = copy.copy(vae._module)
+    own.__dict__["decoder"] = _DecoderProxy(own.decoder, {"forward": pieces}, vae.device, vae.dtype)
+
+    def decode(*args: Any, **kwargs: Any) -> Any:
+        latents = next(iter((*args, *kwargs.values())))
+        is_video = latents.ndim == 5 and latents.shape[2] > 1
+        return (own if is_video else vae).decode(*args, **kwargs)
+
+    divided = ModuleProxy(vae._module, {}, vae.device, vae.dtype)
+    divided.__dict__.update(vae.__dict__ | {"decode": decode})
+    return divided
