@@ -1,8 +1,8 @@
-"""`python -m bench.engine.weights`: memory of quantized weights.
+"""`python -m bench.engine.weights`: memory of quantized weights, and of weights with layerwise casting.
 
 First the weights of published models by format, counted from their shapes, which takes no memory. Then a model of 100
 million random parameters, loaded by each format that this machine has, in a process of its own: the memory that the
-process grows by, and whether fused rows equal single calls.
+process grows by, and whether fused rows equal single calls. `--json FILE` saves these figures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from diffusers import (
@@ -28,16 +28,17 @@ from diffusers import (
 )
 from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
+from bench import record
 from bench.engine import shapes
 from shared.config.models_file import Defaults, Limits, ModelSpec
-from shared.config.weight_formats import Quantization, WeightFormat
+from shared.config.weight_formats import HeldAs, Quantization, StorageDtype
 from worker.engine.fusion.self_check import run_self_check
 from worker.engine.pipelines.loading import load
 from worker.engine.pipelines.weights.requirements import lacking, tensor_bytes
 
 GIB = 2**30
 MIB = 2**20
-FORMATS: tuple[WeightFormat | None, ...] = (None, "torchao-int8", "torchao-fp8", "bitsandbytes-nf4")
+FORMATS: tuple[HeldAs | None, ...] = (None, "torchao-int8", "torchao-fp8", "bitsandbytes-nf4", "float8_e4m3fn")
 XXL: Mapping[str, Any] = {"d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "is_gated_act": True}
 PUBLISHED: Mapping[str, Callable[[], torch.nn.Module]] = {
     "SDXL": lambda: shapes.real_sdxl().unet,
@@ -52,19 +53,23 @@ PUBLISHED: Mapping[str, Callable[[], torch.nn.Module]] = {
 
 
 def published_sizes() -> None:
-    """Print the weights of published models as bfloat16 and by format."""
-    print("| GiB of weights | bfloat16 | int8, fp8 | nf4 |\n|---|---|---|---|")
+    """Print the weights of published models as bfloat16, by format, and with layerwise casting to float8."""
+    print("| GiB of weights | bfloat16 | int8, fp8 | nf4 | float8, cast |\n|---|---|---|---|---|")
     for name, build in PUBLISHED.items():
         with torch.device("meta"):
             tensors = build().state_dict()
-        columns: tuple[WeightFormat | None, ...] = (None, "torchao-int8", "bitsandbytes-nf4")
+        columns: tuple[HeldAs | None, ...] = (None, "torchao-int8", "bitsandbytes-nf4")
+        columns += () if "text encoder" in name else ("float8_e4m3fn",)
         sizes = [sum(tensor_bytes(key, value.shape, 2, one) for key, value in tensors.items()) for one in columns]
         print(f"| {name} | {' | '.join(f'{size / GIB:.1f}' for size in sizes)} |", flush=True)
 
 
-def a_spec(folder: Path, dtype: str, weight_format: WeightFormat | None) -> ModelSpec:
-    quantization = None if weight_format is None else Quantization(denoiser=weight_format)
-    values: dict[str, Any] = {"id": "flux-100m", "source": str(folder), "dtype": dtype, "quantization": quantization}
+def a_spec(folder: Path, dtype: str, held_as: HeldAs | None) -> ModelSpec:
+    values: dict[str, Any] = {"id": "flux-100m", "source": str(folder), "dtype": dtype}
+    if held_as in get_args(StorageDtype):
+        values["layerwise_casting"] = held_as
+    elif held_as is not None:
+        values["quantization"] = Quantization.model_validate({"denoiser": held_as})
     limits = Limits(min_side=64, multiple_of=16)
     return ModelSpec(**values, defaults=Defaults(width=64, height=64, steps=2), limits=limits)
 
@@ -91,28 +96,31 @@ def _memory(device: torch.device) -> int:
     return int(line.split()[1]) * 1024
 
 
-def measured_sizes(device: str) -> None:
-    """Print what each format measures in a process of its own."""
+def measured_sizes(device: str) -> list[dict[str, Any]]:
+    """Print and return what each format measures in a process of its own."""
+    results: list[dict[str, Any]] = []
     print("| format | weights, MiB | memory, MiB | relative to its dtype | fused rows are right |")
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         shapes.save("flux-100m", Path(folder), dtype=torch.bfloat16)
         for dtype in ("float32", "bfloat16"):
             plain: dict[str, Any] = {}
-            for weight_format in FORMATS:
-                spec = a_spec(Path(folder), dtype, weight_format)
+            for held_as in FORMATS:
+                spec = a_spec(Path(folder), dtype, held_as)
                 fault = None if spec.quantization is None else lacking(spec.quantization, device.partition(":")[0])
                 if fault is not None:
-                    print(f"{weight_format}: {fault}", file=sys.stderr)
+                    print(f"{held_as}: {fault}", file=sys.stderr)
                     continue
                 found = _in_a_process(spec, device)
                 plain = plain or found
+                results.append({"dtype": dtype, "format": held_as, **found})
                 print(
-                    f"| {dtype}, {weight_format or 'not quantized'} | {found['weights'] / MIB:.0f} "
+                    f"| {dtype}, {held_as or 'whole'} | {found['weights'] / MIB:.0f} "
                     f"| {found['grown'] / MIB:.0f} | {found['weights'] / plain['weights']:.2f}, memory "
                     f"{found['grown'] / plain['grown']:.2f} | {found['fused']} |",
                     flush=True,
                 )
+    return results
 
 
 def _in_a_process(spec: ModelSpec, device: str) -> dict[str, Any]:
@@ -125,6 +133,7 @@ def _in_a_process(spec: ModelSpec, device: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--measure", metavar="MODEL", help="measure one model, as JSON; for the processes it starts")
     arguments = parser.parse_args()
     shapes.disable_progress_bars()
@@ -135,7 +144,9 @@ def main() -> None:
         return
     published_sizes()
     print()
-    measured_sizes(arguments.device)
+    results = measured_sizes(arguments.device)
+    if arguments.json:
+        record.write(arguments.json, {"results": results})
 
 
 if __name__ == "__main__":

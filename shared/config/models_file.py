@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 
 from shared.config.controls import MAX_CONTROLS, ControlSpec
 from shared.config.step_schedules import StepCaching
-from shared.config.weight_formats import Quantization
+from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
 from shared.errors import ConfigurationError, UnknownModel
 from shared.job import Task
 from shared.signature import Mixable, denoisers_of, mixable_fields
@@ -163,7 +163,7 @@ class ModelSpec(_Table):
 
     `window_ms` is the longest time a job waits for batch mates, from its submission. `mixed_fields` are the fields of
     a job that may differ within a batch of this model; for a folder they default to those of its architecture.
-    `attention` is diffusers' name of a backend.
+    `attention` is diffusers' name of a backend. `layerwise_casting` is the dtype that holds the denoisers' weights.
     `expected_image_s` are the GPU-seconds of one image or video, for autoscaling until a first job has ended.
     """
 
@@ -177,6 +177,9 @@ class ModelSpec(_Table):
     compile: bool | Literal["blocks"] = False
     attention: str | None = None
     quantization: Quantization | None = None
+    layerwise_casting: StorageDtype | None = None
+    vae_tiling: bool = False
+    vae_slicing: bool = False
     window_ms: Annotated[int, Field(ge=0, le=60_000)] = 50
     max_batch: Annotated[int, Field(ge=1, le=256)] = 8
     expected_image_s: Annotated[float | None, Field(gt=0, le=86_400)] = None
@@ -210,6 +213,8 @@ class ModelSpec(_Table):
             raise ValueError('compile = true needs no adapters, which change the compiled forward; use "blocks"')
         if self.quantization is not None and (self.offload != "none" or self.compile):
             raise ValueError('quantization needs offload = "none" and compile = false: it is not tested with them')
+        if self.layerwise_casting and (fault := casting_fault(self.quantization, self.offload, self.compile)):
+            raise ValueError(f"layerwise_casting {fault}")
         if duplicates := _duplicates([adapter.id for adapter in self.adapter]):
             raise ValueError(f"duplicate adapter ids: {duplicates}")
         if duplicates := _duplicates([control.id for control in self.control]):

@@ -1,4 +1,4 @@
-"""Formats of a model's weights in memory: the `quantization` table of a model."""
+"""Formats of a model's weights in memory: the `quantization` table and `layerwise_casting` of a model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from shared.signature import DENOISERS
 
 WeightFormat = Literal["torchao-int8", "torchao-fp8", "bitsandbytes-int8", "bitsandbytes-nf4"]
+StorageDtype = Literal["float8_e4m3fn", "float8_e5m2"]
+HeldAs = WeightFormat | StorageDtype
 
 
 class Quantization(BaseModel):
@@ -55,3 +57,14 @@ def key_of(component: str) -> str | None:
     if component in DENOISERS:
         return "denoiser"
     return "text_encoder" if component.startswith("text_encoder") else None
+
+
+def casting_fault(quantization: Quantization | None, offload: str, compiled: bool | str) -> str | None:
+    """Return which other key of a model excludes layerwise casting and why, None if none does."""
+    if quantization is not None and (quantization.denoiser is not None or quantization.gguf):
+        return "needs no quantization of the denoiser, whose weights would be rounded twice"
+    if compiled:
+        return "needs compile = false: each change of a weight's dtype is compiled again"
+    if offload != "none":
+        return 'needs offload = "none": it is not tested with it'
+    return None

@@ -21,7 +21,7 @@ from worker.engine.pipelines.weights.requirements import lacking, model_bytes
 
 GIB = 2**30
 FOR_WEIGHTS = 0.7  # of the memory, as for the models that are loaded together
-SMALLER = "a smaller dtype, quantization"
+SMALLER = "a smaller dtype, quantization, layerwise_casting"
 
 
 def verdict_of(spec: ModelSpec, nbytes: int, most_bytes: int) -> DeviceVerdict:

@@ -24,7 +24,7 @@ GIB = 2**30
     [
         (23.8, "none", "ok", ""),
         (60.0, "none", "warning", "quantization"),
-        (81.0, "none", "failed", 'quantization (docs/models.md) or offload = "group"'),
+        (81.0, "none", "failed", 'layerwise_casting (docs/models.md) or offload = "group"'),
         (81.0, "group", "ok", ""),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.engine import comparison as engine
-from bench.engine import shapes
+from bench.engine import decodes, shapes
 
 
 def test_a_small_shape_is_measured_and_saved(tmp_path: Path) -> None:
@@ -42,3 +42,12 @@ def test_the_gpu_preset_without_a_gpu_is_an_error() -> None:
         pytest.skip("this machine has a GPU")
     with pytest.raises(SystemExit, match="no CUDA device"):
         engine.main(["--gpu"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux' peak of memory")
+def test_the_memory_of_divided_decodes_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decodes, "SIDE", 128)
+    saved = tmp_path / "figures.json"
+    decodes.main(["--json", str(saved)])
+    results = {result["keys"]: result for result in json.loads(saved.read_text())["results"]}
+    assert results["both"]["peak_mib"] < results["neither"]["peak_mib"]

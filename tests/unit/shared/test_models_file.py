@@ -57,6 +57,7 @@ def write(folder: Path, text: str) -> Path:
             VALID + 'offload = "group"\n[model.quantization]\ndenoiser = "torchao-fp8"\n',
             'model.0: Value error, quantization needs offload = "none"',
         ),
+        (VALID + 'layerwise_casting = "int4"\n', "model.0.layerwise_casting: Input should be 'float8_e4m3fn'"),
         (VALID + VALID, "duplicate model ids: a"),
         (VALID + CONTROL + CONTROL, "model.0: Value error, duplicate control ids: edges"),
         (VALID + CONTROL + "scale = 3.0\n", "model.0.control.0: Value error, scale 3.0 is above max_scale 2.0"),
@@ -93,6 +94,28 @@ def test_files_of_quantized_weights_are_relative_to_the_file(tmp_path: Path) -> 
     (spec,) = models_file.load(write(tmp_path, text))
     assert spec.quantization is not None
     assert spec.quantization.gguf == {"transformer": str(tmp_path / "weights/t.gguf"), "transformer_2": "/t2.gguf"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        ('compile = "blocks"\n', "needs compile = false"),
+        ("compile = true\n", "needs compile = false"),
+        ('offload = "group"\n', 'needs offload = "none"'),
+        ('[model.quantization]\ndenoiser = "torchao-int8"\n', "needs no quantization of the denoiser"),
+        ('[model.quantization]\ngguf = {unet = "u.gguf"}\n', "needs no quantization of the denoiser"),
+        ('[model.quantization]\ntext_encoder = "torchao-int8"\n', None),
+        ("vae_tiling = true\nvae_slicing = true\n", None),
+    ],
+)
+def test_layerwise_casting_excludes_what_changes_the_same_weights(keys: str, fault: str | None, tmp_path: Path) -> None:
+    path = write(tmp_path, VALID + 'layerwise_casting = "float8_e4m3fn"\n' + keys)
+    if fault is None:
+        (spec,) = models_file.load(path)
+        assert spec.layerwise_casting == "float8_e4m3fn"
+        return
+    with pytest.raises(ConfigurationError, match=f"layerwise_casting {fault}"):
+        models_file.load(path)
 
 
 QWEN = ("qwen", "Qwen/Qwen-Image")

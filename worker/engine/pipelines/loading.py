@@ -41,6 +41,7 @@ from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.pipelines.weights.attention import use_attention
 from worker.engine.pipelines.weights.compiling import check_blocks
 from worker.engine.pipelines.weights.control_nets import ControlNets, control_pipeline_class, load_control_nets
+from worker.engine.pipelines.weights.memory import save_memory
 from worker.engine.pipelines.weights.quantization import quantized_parts
 from worker.engine.pipelines.weights.requirements import model_bytes, tensors_bytes
 from worker.engine.protocol import Output
@@ -204,6 +205,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
             nets = load_control_nets(spec, denoisers, device, dtype)
         check_weights(pipeline)
         check_tokenizers(pipeline)
+        save_memory(_modules(pipeline), spec, dtype)
         if spec.offload == "group" and device.type != "cpu":
             pipeline.enable_group_offload(device, offload_type="block_level", num_blocks_per_group=1, use_stream=True)
         else:
@@ -235,7 +237,7 @@ def load_error(spec: ModelSpec, error: BaseException, *, downloading: bool = Fal
 def _assemble(
     pipeline: Pipeline, nets: Mapping[str, Any], spec: ModelSpec, device: torch.device, dtype: torch.dtype
 ) -> LoadedModel:
-    modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+    modules = _modules(pipeline)
     float32_vae = _upcasts_vae(pipeline, dtype)
     shared_methods: list[SharedMethod] = []
     stand_ins: dict[str, Any] = dict(cached_tokenizers(pipeline.components))
@@ -248,9 +250,10 @@ def _assemble(
         cast = torch.float32 if name == "vae" and float32_vae else None
         if cast is not None:
             module.to(cast)
-        # Offloading swaps weights inside forwards; weights swapped in inference mode cannot be swapped outside it.
+        # Offloading and casting swap weights inside forwards; weights swapped in inference mode stay in it.
+        lean = spec.offload == "none" and (spec.layerwise_casting is None or name not in DENOISERS)
         pads = spec.attention is None or name not in DENOISERS or use_attention(module, spec.attention, device, dtype)
-        methods = shared_methods_of(name, module, cast=cast, lean=spec.offload == "none", device=device, pads=pads)
+        methods = shared_methods_of(name, module, cast=cast, lean=lean, device=device, pads=pads)
         shared_methods.extend(methods.values())
         stand_ins[name] = ModuleProxy(module, methods, device, module_dtype)
     controls = ControlNets(nets, device, dtype) if nets else None
@@ -293,6 +296,10 @@ def _decoder_pieces(vae: torch.nn.Module | None, spec: ModelSpec) -> SharedMetho
     if not isinstance(decoder, torch.nn.Module) or spec.offload != "none":  # offloading expects calls of the whole VAE
         return None
     return SharedMethod("vae", "decode", DecoderPieces(decoder))
+
+
+def _modules(pipeline: Pipeline) -> dict[str, torch.nn.Module]:
+    return {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
 
 
 def _upcasts_vae(pipeline: Pipeline, dtype: torch.dtype) -> bool:

@@ -9,26 +9,31 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import huggingface_hub
 
 from shared.config.controls import ControlSpec
 from shared.config.models_file import ModelSpec
-from shared.config.weight_formats import Quantization, WeightFormat
+from shared.config.weight_formats import HeldAs, Quantization, StorageDtype
+from shared.signature import DENOISERS
 
 ITEM_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
-# nf4 has a float32 scale per 64 weights; the other formats have one per row.
-BYTES_PER_WEIGHT: Mapping[WeightFormat, float] = {
+# nf4 has a float32 scale per 64 weights; the other quantized formats have one per row.
+BYTES_PER_WEIGHT: Mapping[HeldAs, float] = {
     "torchao-int8": 1,
     "torchao-fp8": 1,
     "bitsandbytes-int8": 1,
     "bitsandbytes-nf4": 0.5 + 4 / 64,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
 }
 _FLOATING = ("F64", "F32", "F16", "BF16")  # safetensors' names; loaded as the model's dtype
 _LONGEST_HEADER = 100 * 1024 * 1024
 # Matrices that are looked up and not multiplied are not quantized; nor is a language model's head.
 _UNQUANTIZED = re.compile(r"(^|\.)(shared|\w*embed_tokens|\w*embeddings?|relative_attention_bias|lm_head)\.weight$")
+# The layers that diffusers leaves in the model's dtype in all denoisers; some leave more.
+_UNCAST = re.compile(r"norm|pos_embed|patch_embed")
 
 
 def is_installed(package: str) -> bool:
@@ -74,9 +79,10 @@ def component_bytes(folder: Path, spec: ModelSpec) -> int:
     replaced_by = quantization.gguf.get(folder.name)
     if replaced_by is not None:
         return Path(replaced_by).stat().st_size
-    weight_format = quantization.format_of(folder.name)
-    files = _weight_files(folder, spec.variant)
-    return sum(file_bytes(file, ITEM_BYTES[spec.dtype], weight_format) for file in files)
+    held_as: HeldAs | None = quantization.format_of(folder.name)
+    if folder.name in DENOISERS and spec.layerwise_casting is not None:
+        held_as = spec.layerwise_casting
+    return sum(file_bytes(file, ITEM_BYTES[spec.dtype], held_as) for file in _weight_files(folder, spec.variant))
 
 
 def _weight_files(folder: Path, variant: str | None) -> list[Path]:
@@ -86,29 +92,32 @@ def _weight_files(folder: Path, variant: str | None) -> list[Path]:
     return of_variant or plain or files
 
 
-def file_bytes(file: Path, item_bytes: int, weight_format: WeightFormat | None) -> int:
+def file_bytes(file: Path, item_bytes: int, held_as: HeldAs | None) -> int:
     """Return the bytes of a file's tensors in memory, read from its header; the file's size if that is unreadable."""
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(min(length, _LONGEST_HEADER)))
         tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        return math.ceil(sum(_entry_bytes(*item, item_bytes, weight_format) for item in tensors.items()))
+        return math.ceil(sum(_entry_bytes(*item, item_bytes, held_as) for item in tensors.items()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return file.stat().st_size
 
 
-def _entry_bytes(name: str, entry: Mapping[str, Any], item_bytes: int, weight_format: WeightFormat | None) -> float:
+def _entry_bytes(name: str, entry: Mapping[str, Any], item_bytes: int, held_as: HeldAs | None) -> float:
     if entry["dtype"] in _FLOATING:
-        return tensor_bytes(name, entry["shape"], item_bytes, weight_format)
+        return tensor_bytes(name, entry["shape"], item_bytes, held_as)
     start, end = entry["data_offsets"]
     return float(end - start)
 
 
-def tensor_bytes(name: str, shape: Sequence[int], item_bytes: int, weight_format: WeightFormat | None) -> float:
-    """Return the bytes of a tensor of floats that is loaded in a format; only matrices are quantized."""
-    is_matrix = name.endswith(".weight") and len(shape) == 2 and not _UNQUANTIZED.search(name)
-    return math.prod(shape) * (BYTES_PER_WEIGHT[weight_format] if weight_format and is_matrix else item_bytes)
+def tensor_bytes(name: str, shape: Sequence[int], item_bytes: int, held_as: HeldAs | None) -> float:
+    """Return the bytes of a tensor of floats; matrices are quantized, and convolutions are cast too."""
+    if held_as is None or not name.endswith(".weight") or len(shape) < 2:
+        return math.prod(shape) * item_bytes
+    is_cast = held_as in get_args(StorageDtype)
+    small = not _UNCAST.search(name) if is_cast else len(shape) == 2 and not _UNQUANTIZED.search(name)
+    return math.prod(shape) * (BYTES_PER_WEIGHT[held_as] if small else item_bytes)
 
 
 def tensors_bytes(tensors: Iterable[Any]) -> int:

@@ -1,0 +1,104 @@
+"""Keys that save memory: fused images equal solo ones with each, weights take fewer bytes, decodes are divided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers.models.autoencoders.vae import Decoder
+from harness.adapters import adapters_of, load_pipeline, mixable, spec_with
+from harness.engine import DIFFUSERS_AND_NUMPY, a_job, a_spec
+from parity.against_solo import mixed_jobs, run_batch, run_fused_and_solo
+from tiny import lora
+
+from shared.job import Job
+from worker.engine.pipelines.loading import load, locate
+from worker.engine.pipelines.weights.memory import save_memory
+
+pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.filterwarnings("ignore::FutureWarning")]
+CPU = torch.device("cpu")
+CAST: Mapping[str, Any] = {"layerwise_casting": "float8_e4m3fn"}
+ALL: Mapping[str, Any] = {**CAST, "vae_tiling": True, "vae_slicing": True}
+
+
+@pytest.fixture
+def decoder_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each call of a VAE's decoder."""
+    rows: list[int] = []
+    forward = Decoder.forward
+
+    def counted(self: Any, sample: torch.Tensor, *args: Any) -> torch.Tensor:
+        rows.append(sample.shape[0])
+        return forward(self, sample, *args)
+
+    monkeypatch.setattr(Decoder, "forward", counted)
+    return rows
+
+
+def jobs() -> list[Job]:
+    """Return two jobs for images that are larger than a tile."""
+    return [job.model_copy(update={"width": 96, "height": 96}) for job in mixed_jobs()[:2]]
+
+
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_each_job_of_a_mixed_batch_gets_the_same_image_as_solo(family: str, tiny_models: Path) -> None:
+    """The images are nearly those of whole weights and of whole decodes."""
+    fused = run_fused_and_solo(a_spec(tiny_models / family, **ALL), jobs())
+    for key, image in run_batch(a_spec(tiny_models / family), jobs()).images.items():
+        difference = np.abs(fused.images[key] - image)
+        assert difference.max() > 1e-4
+        assert difference.mean() < 0.3
+
+
+@pytest.mark.parametrize(("key", "rows", "same"), [("vae_slicing", {1}, True), ("vae_tiling", {1, 2}, False)])
+def test_a_decode_is_divided(key: str, rows: set[int], same: bool, tiny_models: Path, decoder_rows: list[int]) -> None:
+    """Slicing decodes row by row, tiling in several calls with all rows, which changes the seams."""
+    full = run_batch(a_spec(tiny_models / "sd"), jobs())
+    whole, decoder_rows[:] = len(decoder_rows), []
+    divided = run_batch(a_spec(tiny_models / "sd", **{key: True}), jobs())
+    assert set(decoder_rows) == rows
+    assert len(decoder_rows) > whole
+    differences = [np.abs(divided.images[name] - image).max() for name, image in full.images.items()]
+    assert bool(max(differences) <= 1e-4) is same
+
+
+def test_rows_of_cast_weights_have_their_own_adapters(tiny_models: Path, tmp_path: Path) -> None:
+    pipeline = load_pipeline(tiny_models / "flux")
+    files = {name: lora.save(pipeline, tmp_path / f"{name}.safetensors", at) for at, name in enumerate(("ink", "oil"))}
+    adapted = [
+        mixable(a_job(name, prompt="a dog", seed=3, steps=2, adapters=adapters_of((name, 1.0)))) for name in files
+    ]
+    fused = run_fused_and_solo(spec_with(tiny_models / "flux", files, **CAST), adapted)
+    assert np.abs(fused.images["ink", 0] - fused.images["oil", 0]).max() > 1e-2
+
+
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_sizes_before_and_after_the_load_agree(family: str, tiny_models: Path) -> None:
+    folder = tiny_models / family
+    plain, cast = a_spec(folder), a_spec(folder, **CAST)
+    loaded = {name: load(spec, folder, CPU).nbytes for name, spec in (("plain", plain), ("cast", cast))}
+    assert loaded["cast"] == pytest.approx(locate(cast)[1], rel=0.1)
+    assert loaded["cast"] < 0.9 * loaded["plain"]
+
+
+class Whole(torch.nn.Module):
+    """A module with none of diffusers' methods."""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "modules", "message"),
+    [
+        ("layerwise_casting", "float8_e5m2", {"unet": Whole()}, "layerwise_casting: Whole has no layers for it"),
+        ("vae_tiling", True, {"vae": Whole()}, "vae_tiling: diffusers has none for Whole; remove the key"),
+        ("vae_slicing", True, {}, "vae_slicing: diffusers has none for the model without a VAE; remove the key"),
+    ],
+)
+def test_a_key_that_a_model_cannot_have_is_refused(
+    key: str, value: Any, modules: dict[str, torch.nn.Module], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        save_memory(modules, a_spec(Path("a"), **{key: value}), torch.float32)

@@ -1,0 +1,35 @@
+"""Keys of a model that save memory: weights held in fewer bits, and decoding in tiles or image by image."""
+
+from collections.abc import Mapping
+
+import torch
+
+from shared.config.models_file import ModelSpec
+from shared.signature import DENOISERS
+
+
+def save_memory(modules: Mapping[str, torch.nn.Module], spec: ModelSpec, dtype: torch.dtype) -> None:
+    """Apply `layerwise_casting`, `vae_tiling` and `vae_slicing`; raises `ValueError` if a module cannot do it."""
+    if spec.layerwise_casting is not None:
+        for name in DENOISERS:
+            if name in modules:
+                _cast(modules[name], getattr(torch, spec.layerwise_casting), dtype)
+    for key, wanted in (("tiling", spec.vae_tiling), ("slicing", spec.vae_slicing)):
+        if wanted:
+            _enable(modules.get("vae"), key)
+
+
+def _cast(denoiser: torch.nn.Module, storage_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """Hold the weights of a denoiser in `storage_dtype`; each layer casts its own to `dtype` while it runs."""
+    enable = getattr(denoiser, "enable_layerwise_casting", None)
+    if enable is not None:
+        enable(storage_dtype=storage_dtype, compute_dtype=dtype)
+    if all(parameter.dtype is not storage_dtype for parameter in denoiser.parameters()):
+        raise ValueError(f"layerwise_casting: {type(denoiser).__name__} has no layers for it; remove the key")
+
+
+def _enable(vae: torch.nn.Module | None, key: str) -> None:
+    name = "the model without a VAE" if vae is None else type(vae).__name__
+    if not hasattr(vae, f"use_{key}"):  # diffusers has the methods in all VAEs, and raises there
+        raise ValueError(f"vae_{key}: diffusers has none for {name}; remove the key")
+    getattr(vae, f"enable_{key}")()
