@@ -13,6 +13,7 @@ from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
 from shared.job import State
 from shared.queue import Claim, EventFeed, JobEvent, Queue, Submission, SubmitResult
+from shared.queue.maintenance.reconcile import Reconciliation
 
 Make = Callable[..., Submission]
 Eventually = Callable[..., Awaitable[None]]
@@ -250,6 +251,30 @@ async def test_released_jobs_whose_counters_are_lost_start(queue: Queue, make_su
     )
     assert await queue.maintenance.reconcile() >= 1
     assert await claim_ids(queue) == ids
+
+
+@pytest.mark.parametrize("phase", ["_check_lanes", "_recount_queued"])
+@pytest.mark.parametrize("released", [False, True], ids=["in a lane", "released"])
+async def test_a_job_that_ends_during_a_reconcile_leaves_others_of_its_signature_to_it(
+    queue: Queue, make_submission: Make, monkeypatch: pytest.MonkeyPatch, phase: str, released: bool
+) -> None:
+    """The last running job ends while the counters are lost: its signature stays, and the queued job starts."""
+    ids = await put(queue, make_submission(), make_submission())
+    claims = await claim(queue, 2 if released else 1)
+    await queue.claims.release("w1", {one.job.id: one.epoch for one in claims[1:]})
+    keys, signature = queue.client.redis_keys, make_submission().signature
+    names = [keys.signature(signature), keys.signatures, keys.ready("demo", "standard"), keys.queued_jobs, keys.leases]
+    await queue.client.redis.delete(*names, keys.lanes(signature, "standard"))
+    run_phase = getattr(Reconciliation, phase)
+
+    async def end_then_run(reconciliation: Reconciliation, *args: Any) -> None:
+        if await state_of(queue, ids[0]) is State.RUNNING:
+            assert await end(queue, claims[0])
+        await run_phase(reconciliation, *args)
+
+    monkeypatch.setattr(Reconciliation, phase, end_then_run)
+    assert await queue.maintenance.reconcile() >= 1
+    assert await claim_ids(queue) == ids[1:]
 
 
 async def test_many_released_jobs_are_counted_completely(queue: Queue, make_submission: Make) -> None:

@@ -87,6 +87,19 @@ function queue.returned_at(sig, rank)
   return at
 end
 
+-- Whether a lane or a set has a job of the signature, whatever its counters say: they can be lost.
+local function has_jobs(sig)
+  for rank = 0, 2 do
+    local tenant = redis.call('ZRANGE', key.lanes(sig, rank), 0, 0)[1]
+    if tenant and redis.call('EXISTS', key.lane(sig, rank, tenant)) == 1 then return true end
+    for _, name in ipairs({key.front(sig), key.solo(sig)}) do
+      local id = queue.first(name, rank)
+      if id and redis.call('EXISTS', key.job(id)) == 1 then return true end
+    end
+  end
+  return false
+end
+
 -- Update the readiness of a signature, and delete the signature when nothing of it is queued or running. `arrived`: an
 -- arrival never delays what is ready. Returns whether to wake workers: jobs are ready earlier, or have arrived while their
 -- signature runs.
@@ -133,7 +146,7 @@ function queue.refresh(sig, now, arrived)
       redis.call('ZREM', ready, sig)
     end
   end
-  if jobs <= 0 and (tonumber(state[4] or 0) or 0) <= 0 then
+  if jobs <= 0 and (tonumber(state[4] or 0) or 0) <= 0 and not has_jobs(sig) then
     redis.call('DEL', key.signature(sig))
     redis.call('ZREM', key.signatures, sig)
   else

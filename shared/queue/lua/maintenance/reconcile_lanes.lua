@@ -11,15 +11,28 @@ local function rank_of(priority)
   for rank = 0, 2 do if RANKS[rank] == priority then return rank end end
 end
 
+local function job_of(row)
+  for at = 1, #row[2], 2 do if row[2][at] == 'job' then return row[2][at + 1] end end
+end
+
 -- Drop an entry that is not its job's current one.
 local function check_entry(name, sig, lane, row)
-  local id = nil
-  for at = 1, #row[2], 2 do if row[2][at] == 'job' then id = row[2][at + 1] end end
+  local id = job_of(row)
   local known = id and redis.call('HMGET', key.job(id), 'state', 'entry') or {}
   if known[2] == row[1] then return end
   queue.acknowledge(lane, row[1])
   if not known[1] then job_state.bury(id or (name .. '|' .. row[1]), 'no_record', 'entry without a job: ' .. sig, now) end
   repaired = repaired + 1
+end
+
+-- The model of a signature; if the signature is lost, that of its job `id`, with which it is made again.
+local function model_of(sig, id)
+  local model = redis.call('HGET', key.signature(sig), 'model')
+  if not model and id then
+    model = redis.call('HGET', key.job(id), 'model')
+    if model then redis.call('HSET', key.signature(sig), 'model', model) end
+  end
+  return model
 end
 
 -- Check the next entries of a lane; returns whether it is complete.
@@ -37,10 +50,11 @@ local function check_lane(name, sig, rank, tenant)
     return false
   end
   left, after = left - #rows, ''
-  local head = queue.head(lane)
+  local first = queue.first_entry(lane)
+  local head = first and first[1]
   local place = redis.call('ZSCORE', key.lanes(sig, rank), tenant)
   if (head and true or false) ~= (place and true or false) then repaired = repaired + 1 end
-  local model = redis.call('HGET', key.signature(sig), 'model')
+  local model = model_of(sig, first and job_of(first))
   if model then
     repaired = repaired + queue.update_lane({model = model, sig = sig, rank = rank, tenant = tenant}, head)
   end
