@@ -196,6 +196,23 @@ async def test_a_lost_group_is_made_again_from_the_beginning(queue: Queue, make_
     assert await claim_ids(queue) == ids
 
 
+async def test_running_jobs_of_a_lost_group_are_not_counted_as_queued(queue: Queue, make_submission: Make) -> None:
+    """The new group has not delivered their entries."""
+    ids = await put(queue, *[make_submission() for _ in range(3)])
+    claims = await claim(queue, 2)
+    redis, keys, signature = queue.client.redis, queue.client.redis_keys, make_submission().signature
+    await redis.xgroup_destroy(keys.lane(signature, "standard", "default"), "workers")
+    await redis.delete(keys.signature(signature), keys.queued_jobs)
+    assert await queue.maintenance.reconcile() >= 1
+    (depth,) = await queue.workers.queue_depths()
+    assert (depth.queued_jobs, await redis.hgetall(keys.queued_jobs)) == (1, {"default": "1", "*": "1"})
+    (last,) = await claim(queue)
+    assert last.job.id == ids[2]
+    for one in (*claims, last):
+        assert await end(queue, one)
+    assert not await redis.exists(keys.queued_jobs, keys.signature(signature))
+
+
 async def test_wrong_counters_are_repaired(queue: Queue, make_submission: Make) -> None:
     """The counters equal the number of queued jobs."""
     await put(queue, *[make_submission(tenant=tenant) for tenant in "aab"])

@@ -30,8 +30,12 @@ function queue.count_all(sig, groups)
     add(of_tenant, '*', group.jobs)
   end
   for rank, amount in pairs(jobs) do
-    redis.call('HINCRBY', key.signature(sig), 'jobs:' .. rank, amount)
-    redis.call('HINCRBY', key.signature(sig), 'slots:' .. rank, slots[rank])
+    -- Below 0: the counters were lost.
+    if redis.call('HINCRBY', key.signature(sig), 'jobs:' .. rank, amount) < 0 then
+      redis.call('HDEL', key.signature(sig), 'jobs:' .. rank, 'slots:' .. rank)
+    else
+      redis.call('HINCRBY', key.signature(sig), 'slots:' .. rank, slots[rank])
+    end
   end
   for tenant, amount in pairs(of_tenant) do
     if redis.call('HINCRBY', key.queued_jobs, tenant, amount) <= 0 then redis.call('HDEL', key.queued_jobs, tenant) end
@@ -87,17 +91,28 @@ function queue.returned_at(sig, rank)
   return at
 end
 
--- Whether a lane or a set has a job of the signature, whatever its counters say: they can be lost.
-local function has_jobs(sig)
-  for rank = 0, 2 do
-    local tenant = redis.call('ZRANGE', key.lanes(sig, rank), 0, 0)[1]
-    if tenant and redis.call('EXISTS', key.lane(sig, rank, tenant)) == 1 then return true end
-    for _, name in ipairs({key.front(sig), key.solo(sig)}) do
-      local id = queue.first(name, rank)
-      if id and redis.call('EXISTS', key.job(id)) == 1 then return true end
-    end
+-- Whether a lane or a set has a job of a signature with that rank, whatever its counters say.
+local function has_jobs(sig, rank)
+  local tenant = redis.call('ZRANGE', key.lanes(sig, rank), 0, 0)[1]
+  if tenant and redis.call('EXISTS', key.lane(sig, rank, tenant)) == 1 then return true end
+  for _, name in ipairs({key.front(sig), key.solo(sig)}) do
+    local id = queue.first(name, rank)
+    if id and redis.call('EXISTS', key.job(id)) == 1 then return true end
   end
   return false
+end
+
+-- Count one job and slot of each rank that has jobs, where the counters of a signature say that nothing is queued or running:
+-- they were lost. So its jobs are ready before a recount.
+local function count_lost(sig, state)
+  local total = tonumber(state[4] or 0) or 0
+  for rank = 0, 2 do total = total + math.max(0, tonumber(state[5 + rank] or 0) or 0) end
+  for rank = 0, 2 do
+    if total <= 0 and has_jobs(sig, rank) then
+      redis.call('HSET', key.signature(sig), 'jobs:' .. rank, 1, 'slots:' .. rank, 1)
+      state[5 + rank], state[8 + rank] = '1', '1'
+    end
+  end
 end
 
 -- Update the readiness of a signature, and delete the signature when nothing of it is queued or running. `arrived`: an
@@ -108,6 +123,7 @@ function queue.refresh(sig, now, arrived)
     'slots:0', 'slots:1', 'slots:2')
   local model = state[1]
   if not model then return false end
+  count_lost(sig, state)
   local slots, jobs, ready_earlier = 0, 0, false
   for rank = 0, 2 do
     slots = slots + math.max(0, tonumber(state[8 + rank] or 0) or 0)
@@ -146,7 +162,7 @@ function queue.refresh(sig, now, arrived)
       redis.call('ZREM', ready, sig)
     end
   end
-  if jobs <= 0 and (tonumber(state[4] or 0) or 0) <= 0 and not has_jobs(sig) then
+  if jobs <= 0 and (tonumber(state[4] or 0) or 0) <= 0 then
     redis.call('DEL', key.signature(sig))
     redis.call('ZREM', key.signatures, sig)
   else

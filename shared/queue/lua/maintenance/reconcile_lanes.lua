@@ -15,11 +15,15 @@ local function job_of(row)
   for at = 1, #row[2], 2 do if row[2][at] == 'job' then return row[2][at + 1] end end
 end
 
--- Drop an entry that is not its job's current one.
+local function is_pending(lane, entry)
+  return redis.call('XPENDING', lane, 'workers', entry, entry, 1)[1] and true or false
+end
+
+-- Drop an entry that is not its job's current one, or whose job runs and was delivered by a group that is lost.
 local function check_entry(name, sig, lane, row)
   local id = job_of(row)
   local known = id and redis.call('HMGET', key.job(id), 'state', 'entry') or {}
-  if known[2] == row[1] then return end
+  if known[2] == row[1] and (known[1] ~= 'running' or is_pending(lane, row[1])) then return end
   queue.acknowledge(lane, row[1])
   if not known[1] then job_state.bury(id or (name .. '|' .. row[1]), 'no_record', 'entry without a job: ' .. sig, now) end
   repaired = repaired + 1
