@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.engine import comparison as engine
-from bench.engine import decodes, shapes
+from bench.engine import decodes, masks, shapes
 
 
 def test_a_small_shape_is_measured_and_saved(tmp_path: Path) -> None:
@@ -42,6 +42,14 @@ def test_the_gpu_preset_without_a_gpu_is_an_error() -> None:
         pytest.skip("this machine has a GPU")
     with pytest.raises(SystemExit, match="no CUDA device"):
         engine.main(["--gpu"])
+
+
+def test_the_tax_of_masks_is_measured_and_saved(tmp_path: Path) -> None:
+    saved = tmp_path / "figures.json"
+    masks.main(["--sides", "64", "--repeats", "1", "--json", str(saved)])
+    results = json.loads(saved.read_text())["results"]
+    assert [result["lengths"] for result in results] == [list(lengths) for lengths in masks.LENGTHS]
+    assert all(min(result["mask"], result["grouped"], result["equal_ms"]) > 0 for result in results)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux' peak of memory")
