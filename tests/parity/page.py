@@ -9,6 +9,7 @@ from pathlib import Path
 
 from parity.cells import Cell
 from parity.running import CACHED_STEPS, TOLERANCE, Outcome
+from parity.variants import Difference
 
 HEAD = """\
 # What is fused
@@ -26,27 +27,40 @@ and the largest difference of the two in one batch to their solo runs.
 *ControlNet*: the largest difference of four jobs with different control images and scales in one forward to their
 solo runs; empty where diffusers has no such pipeline, or takes another meaning of the image.
 
+*int8*: the largest difference of two jobs in one batch to their solo runs, with `torchao-int8` weights of the denoiser.
+*Blocks*: the largest difference of two jobs to the pipeline's images, with `compile = "blocks"` and without another
+graph after the warm-up, traced by torch's compiler and run as it is (backend `eager`). Both once for each model.
+
 Jobs of different sizes share a forward only on Z-Image, which takes a list of samples. The others take one tensor for
 all rows, or use the positions of the first row: there the signature includes the size.
 
 Versions: {versions}.
 
-| family | models | pipelines | tasks | largest difference | rows | joined | step caching | ControlNet | not supported |
-|---|---|---|---|---|---|---|---|---|---|
+{columns}
 """
+COLUMNS = (
+    *("family", "models", "pipelines", "tasks", "largest difference", "rows", "joined"),
+    *("step caching", "ControlNet", "int8", "blocks", "not supported"),
+)
 # Requested, but not in diffusers.
-ABSENT = ("| Hunyuan3D | Hunyuan3D-2 | none | none | | | | | | it makes meshes and is not in diffusers |",)
+ABSENT = ("| Hunyuan3D | Hunyuan3D-2 | none | none | | | | | | | | it makes meshes and is not in diffusers |",)
 
 
 def write(path: Path, grid: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> None:
     """Write the page to `path`; every cell of `grid` must have an outcome."""
     lines = [*(_line(cell, outcomes[cell.id]) for cell in grid), *ABSENT]
-    path.write_text(HEAD.format(tolerance=TOLERANCE, versions=versions(), steps=CACHED_STEPS) + "\n".join(lines) + "\n")
+    columns = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
+    head = HEAD.format(tolerance=TOLERANCE, versions=versions(), steps=CACHED_STEPS, columns=columns)
+    path.write_text(head + "\n".join(lines) + "\n")
 
 
 def versions() -> str:
     libraries = (f"{name} {version(name)}" for name in ("torch", "diffusers", "transformers"))
     return ", ".join((*libraries, f"Python {platform.python_version()}"))
+
+
+def _shown(difference: Difference) -> str:
+    return difference.replace("|", "\\|") if isinstance(difference, str) else f"{difference:.1e}"
 
 
 def _line(cell: Cell, outcome: Outcome) -> str:
@@ -57,6 +71,7 @@ def _line(cell: Cell, outcome: Outcome) -> str:
     refusals = (f"{name} ({' '.join(error.split())})" for name, error in outcome.refusals.items())
     limits = "; ".join(filter(None, (cell.limits, *refusals))).replace("|", "\\|")
     controlled = "" if outcome.controlled_difference is None else f"{outcome.controlled_difference:.1e}"
-    fields = (cell.family, cell.models, cell.pipelines, tasks, difference, rows, str(outcome.joined), cached)
-    fields = (*fields, controlled, limits)
+    figures = (difference, rows, str(outcome.joined), cached, controlled)
+    variants = map(_shown, (outcome.int8, outcome.blocks))
+    fields = (cell.family, cell.models, cell.pipelines, tasks, *figures, *variants, limits)
     return "| " + " | ".join(fields) + " |"

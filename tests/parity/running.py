@@ -14,6 +14,7 @@ import torch
 from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from parity.cells import Cell
 from parity.plain import PlainPipeline, PlainResult
+from parity.variants import Difference, blocks_difference, int8_difference
 from tiny import controls
 
 from shared.config.controls import Control, ControlSpec
@@ -25,6 +26,7 @@ from worker.engine.protocol import EngineEvent, ForwardDone
 TOLERANCE = 1e-4  # of the image's range, before conversion to 8 bits
 CACHED_STEPS = 14
 ALIKE = 5e-3  # a comparison with images that differ by less proves nothing
+_VARIANTS: dict[str, tuple[Difference, Difference]] = {}
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Outcome:
     `skipped` are the steps that step caching skipped, of a job with reused outputs and of one with linear residuals,
     and `cached_difference` is the largest of these two to their solo runs. `controlled_difference` is that of jobs with
     control images, None without control nets for the pipeline.
+    `int8` and `blocks` are measured once for each model.
     """
 
     largest_difference: float
@@ -44,6 +47,8 @@ class Outcome:
     skipped: list[int]
     cached_difference: float
     controlled_difference: float | None
+    int8: Difference
+    blocks: Difference
 
 
 @dataclass
@@ -60,23 +65,29 @@ class Joining(EventRecorder):
             self.submit_more()
 
 
-def run(cell: Cell, folder: Path) -> Outcome:
-    """Run a cell in `folder` and check its expectations; raises `AssertionError`."""
+def run(cell: Cell, folder: Path, *, variants: bool = False) -> Outcome:
+    """Run a cell in `folder` and check its expectations; raises `AssertionError`.
+
+    With `variants` also with int8 weights and with compiled blocks, which takes as long again.
+    """
     with cell.around(), as_floats():
         source = folder if (folder / "model_index.json").exists() else cell.build(cell.tiny, folder)
         recorder = _together(cell, source)
         jobs = [*cell.first_jobs(), *cell.joining_jobs()]
         failed = {job.id: error.message for job in jobs if (error := recorder.finished[job.id].error) is not None}
         assert not failed
-        largest = compare(recorder, plain_results(source, jobs))
+        plain = plain_results(source, jobs)
+        largest = compare(recorder, plain)
         refusals = _refused(cell, source)
         skipped, cached_difference = _cached(cell, source)
         controlled = _controlled(cell, source)
+        int8, blocks = _variants(cell, source, plain) if variants else ("", "")
     assert recorder.rows[0] == cell.first_rows, f"{recorder.rows}: {recorder.finished[jobs[0].id].batching}"
     late = [recorder.finished[job.id].batching for job in cell.joining_jobs()]
     assert all(batching.max_jobs > 1 for batching in late), f"{recorder.rows}: joined no batch: {late}"
     tasks = sorted({job.task.value for job in jobs})
-    return Outcome(largest, recorder.rows, tasks, len(late), refusals, skipped, cached_difference, controlled)
+    differences = (cached_difference, controlled, int8, blocks)
+    return Outcome(largest, recorder.rows, tasks, len(late), refusals, skipped, *differences)
 
 
 @contextmanager
@@ -165,6 +176,15 @@ def _controlled(cell: Cell, source: Path) -> float | None:
     assert max(off) <= TOLERANCE, f"control: {off}"
     assert together.rows[0] == len(ours), f"control: {together.rows}"
     return max(off)
+
+
+def _variants(cell: Cell, source: Path, plain: dict[tuple[str, int], PlainResult]) -> tuple[Difference, Difference]:
+    """Return the differences with int8 weights and compiled blocks, measured in the first cell of a model."""
+    if cell.tiny not in _VARIANTS:
+        _VARIANTS[cell.tiny] = int8_difference(cell, source), blocks_difference(cell, source, plain)
+    for name, difference in zip(("int8", "blocks"), _VARIANTS[cell.tiny], strict=True):
+        assert isinstance(difference, str) or difference <= TOLERANCE, f"{name}: {difference}"
+    return _VARIANTS[cell.tiny]
 
 
 def plain_results(source: Path, jobs: list[Job]) -> dict[tuple[str, int], PlainResult]:

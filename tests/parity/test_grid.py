@@ -14,7 +14,8 @@ from parity.running import run
 
 pytestmark = [
     pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY),
-    pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning"),  # Chroma imports it
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's own, of what it uses of itself
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # and of Chroma's imports
 ]
 
 
@@ -24,12 +25,13 @@ def _params() -> list[object]:
 
 @pytest.mark.parametrize("cell", _params())
 def test_every_job_of_a_mixed_batch_gets_the_image_of_the_solo_job(
-    cell: Cell, models_folder: Path, keep: Callable[[str, object], None]
+    cell: Cell, models_folder: Path, keep: Callable[[str, object], None], request: pytest.FixtureRequest
 ) -> None:
     """Mixed steps, guidance, prompts, tasks and arrivals in shared forwards change no image."""
     if cell.needs_torchvision and importlib.util.find_spec("torchvision") is None:
         pytest.skip("its processor needs torchvision: run `make parity`, which installs it")
-    keep(cell.id, run(cell, models_folder / cell.tiny))
+    whole_page = request.config.getoption("--compatibility-page", default=None) is not None
+    keep(cell.id, run(cell, models_folder / cell.tiny, variants=whole_page))
 
 
 def test_every_row_has_a_unique_name() -> None:
