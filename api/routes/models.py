@@ -27,6 +27,7 @@ class ControlTypeObject(BaseModel):
     """A control that a job can name in `controls`."""
 
     id: str
+    kind: Literal["controlnet", "ip_adapter"]
     scale: float = Field(description="Default scale.")
     max_scale: float = Field(description="Largest scale.")
 
@@ -80,7 +81,8 @@ def _object(spec: ModelSpec) -> ModelObject:
             AdapterObject(**adapter.model_dump(include={"id", "scale", "max_scale"})) for adapter in spec.adapter
         ),
         controls=tuple(
-            ControlTypeObject(**control.model_dump(include={"id", "scale", "max_scale"})) for control in spec.control
+            ControlTypeObject(**control.model_dump(include={"id", "kind", "scale", "max_scale"}))
+            for control in spec.control
         ),
         step_cache=spec.step_cache,
         mixed_fields=spec.mixed_fields,

@@ -1,9 +1,9 @@
-"""Controls: images, such as edges, depth or a pose, that guide a job's results through a control net."""
+"""Controls: images that guide a job's results, through a control net (edges, a pose) or an IP-Adapter (style)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -13,11 +13,14 @@ from shared.errors import InvalidRequest
 if TYPE_CHECKING:
     from shared.job import Task
 
+Kind = Literal["controlnet", "ip_adapter"]
 MAX_CONTROLS = 4
 
 
 class ControlSpec(BaseModel):
-    """A control of a model. `source` is a folder or a hub id of a control net for the model's denoiser.
+    """A control of a model. `source` is a folder or a hub id: of a control net for the model's denoiser, or of an
+    IP-Adapter, which is the file `weight_name` in `subfolder`. Its `image_encoder` is a folder there, or of `source` if
+    it has a slash.
 
     `scale` is the default; scales of requests are 0 to `max_scale`.
     """
@@ -26,9 +29,12 @@ class ControlSpec(BaseModel):
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
     source: str
-    kind: Literal["controlnet"] = "controlnet"
+    kind: Kind = "controlnet"
     revision: str | None = None
     variant: str | None = None
+    weight_name: Annotated[str | None, Field(pattern=r"^[^/\\]+\.safetensors$")] = None
+    subfolder: str = ""
+    image_encoder: str = "image_encoder"
     scale: Annotated[float, Field(ge=0)] = 1.0
     max_scale: Annotated[float, Field(gt=0)] = 2.0
 
@@ -36,16 +42,35 @@ class ControlSpec(BaseModel):
     def _scale_is_allowed(self) -> ControlSpec:
         if self.scale > self.max_scale:
             raise ValueError(f"scale {self.scale} is above max_scale {self.max_scale}")
+        if (self.weight_name is not None) != (self.kind == "ip_adapter"):
+            raise ValueError("weight_name is needed for an ip_adapter, and for nothing else")
         return self
 
     @property
     def is_folder(self) -> bool:
         return Path(self.source).is_absolute()
 
+    @property
+    def encoder_folder(self) -> str:
+        """The folder of the image encoder in `source`."""
+        inside = "/" not in self.image_encoder
+        return (PurePosixPath(self.subfolder) / self.image_encoder).as_posix() if inside else self.image_encoder
+
     def resolve_path(self, folder: Path) -> ControlSpec:
         """Return the spec with an absolute `source` if it is a folder in `folder`."""
         path = (folder / self.source).resolve()
         return self.model_copy(update={"source": str(path)}) if path.is_dir() else self
+
+
+def controls_fault(controls: Sequence[ControlSpec], *, as_loaded: bool) -> str | None:
+    """Return what is wrong with the controls of a model, which is used `as_loaded` or compiled or quantized."""
+    ids = [control.id for control in controls]
+    if duplicates := sorted({name for name in ids if ids.count(name) > 1}):
+        return f"duplicate control ids: {', '.join(duplicates)}"
+    adapters = sum(control.kind == "ip_adapter" for control in controls)
+    if adapters > 1:
+        return "a model has at most one control of kind ip_adapter"
+    return "an ip_adapter needs compile = false and no quantization" if adapters and not as_loaded else None
 
 
 class ControlChoice(BaseModel):
@@ -66,6 +91,7 @@ class Control(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
+    kind: Kind = "controlnet"
     scale: float = 1.0
     start: float = 0.0
     end: float = 1.0
@@ -96,5 +122,8 @@ def resolve_controls(
         if choice.start >= choice.end:
             message = f"control {choice.id!r} ends at {choice.end}, not after its start at {choice.start}"
             raise InvalidRequest(message, param=f"{param}.end")
-        chosen[choice.id] = Control(id=choice.id, scale=scale, start=choice.start, end=choice.end)
+        if spec.kind == "ip_adapter" and (choice.start, choice.end) != (0.0, 1.0):
+            message = f"control {choice.id!r} is an IP-Adapter, which applies to all steps; remove start and end"
+            raise InvalidRequest(message, param=f"{param}.{'start' if choice.start else 'end'}")
+        chosen[choice.id] = Control(id=choice.id, kind=spec.kind, scale=scale, start=choice.start, end=choice.end)
     return tuple(chosen.values())

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from shared.config.controls import MAX_CONTROLS, ControlSpec
+from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
 from shared.config.step_schedules import StepCaching
 from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
 from shared.errors import ConfigurationError, UnknownModel
@@ -217,8 +217,8 @@ class ModelSpec(_Table):
             raise ValueError(f"layerwise_casting {fault}")
         if duplicates := _duplicates([adapter.id for adapter in self.adapter]):
             raise ValueError(f"duplicate adapter ids: {duplicates}")
-        if duplicates := _duplicates([control.id for control in self.control]):
-            raise ValueError(f"duplicate control ids: {duplicates}")
+        if fault := controls_fault(self.control, as_loaded=not self.compile and self.quantization is None):
+            raise ValueError(fault)
         return self
 
     @property

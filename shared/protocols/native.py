@@ -94,6 +94,7 @@ class BatchingObject(BaseModel):
 
 class ControlObject(BaseModel):
     id: str
+    kind: Literal["controlnet", "ip_adapter"]
     image: ImageObject
     scale: float
     start: float

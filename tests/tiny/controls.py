@@ -1,4 +1,4 @@
-"""Tiny control nets with random weights for the denoisers of tiny pipelines."""
+"""Tiny control nets and IP-Adapters with random weights for the denoisers of tiny pipelines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from diffusers import (
     QwenImageControlNetModel,
     SD3ControlNetModel,
 )
+from safetensors.torch import save_file
 from tiny.weights import spread
+from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+
+_VISION = {"image_size": 30, "patch_size": 15, "projection_dim": 24}
 
 
 def save(source: Path, folder: Path, seed: int) -> Path:
@@ -39,3 +43,31 @@ def _build(denoiser: Any) -> Any:
         case "QwenImageTransformer2DModel":
             return QwenImageControlNetModel.from_transformer(denoiser, num_layers=1, **sizes)
     raise ValueError(f"no control net for {type(denoiser).__name__}")
+
+
+def save_ip_adapter(source: Path, folder: Path, seed: int) -> Path:
+    """Save an IP-Adapter for the UNet of the pipeline in `source`, with its image encoder."""
+    loader: Any = DiffusionPipeline
+    unet = loader.from_pretrained(source, local_files_only=True).unet
+    generator = torch.Generator().manual_seed(seed)
+    encoder = CLIPVisionModelWithProjection(
+        CLIPVisionConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, **_VISION)
+    )
+    spread(encoder, generator)
+    encoder.save_pretrained(folder / "image_encoder", safe_serialization=True)
+    width = unet.config.cross_attention_dim
+    state = {
+        "image_proj.proj.weight": torch.randn(4 * width, _VISION["projection_dim"], generator=generator),
+        "image_proj.proj.bias": torch.zeros(4 * width),
+        "image_proj.norm.weight": torch.ones(width),
+        "image_proj.norm.bias": torch.zeros(width),
+    }
+    for at, (name, layer) in enumerate(
+        (name, unet.get_submodule(name.removesuffix(".processor"))) for name in unet.attn_processors
+    ):
+        if name.endswith("attn2.processor"):
+            for part in ("to_k_ip", "to_v_ip"):
+                weights = torch.randn(layer.to_k.weight.shape, generator=generator) * width**-0.5
+                state[f"ip_adapter.{at}.{part}.weight"] = weights
+    save_file(state, folder / "ip-adapter.safetensors")
+    return folder

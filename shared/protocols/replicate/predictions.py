@@ -132,7 +132,7 @@ def input_of(job: Job) -> dict[str, Any]:
     values |= {name: ref.id for name, ref in (("mask", job.mask), ("last_image", job.last_image)) if ref is not None}
     if job.controls:
         pairs = zip(job.controls, job.control_images, strict=True)
-        values["controls"] = [{**control.model_dump(), "image": ref.id} for control, ref in pairs]
+        values["controls"] = [{**control.model_dump(exclude={"kind"}), "image": ref.id} for control, ref in pairs]
     return {name: value for name, value in values.items() if value is not None}
 
 

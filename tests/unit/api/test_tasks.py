@@ -30,8 +30,10 @@ source = "y"
 scale = 0.6
 max_scale = 0.8
 [[model.control]]
-id = "pose"
+id = "style"
 source = "z"
+kind = "ip_adapter"
+weight_name = "a.safetensors"
 
 [[model]]
 id = "editor"
@@ -110,7 +112,7 @@ async def test_a_job_has_control_images(api: httpx.AsyncClient, fake_queue: Queu
     chosen = [{"id": "edges", "image": edges, "scale": 0.5, "end": 0.7}, {"id": "depth", "image": depth}]
     job = await submitted(api, model="painter", controls=chosen)
     shown = [{**control, "image": control["image"]["id"]} for control in job["controls"]]
-    assert shown[1] == {"id": "depth", "image": depth, "scale": 0.6, "start": 0.0, "end": 1.0}
+    assert shown[1] == {"id": "depth", "kind": "controlnet", "image": depth, "scale": 0.6, "start": 0.0, "end": 1.0}
     assert (shown[0]["scale"], shown[0]["start"], shown[0]["end"]) == (0.5, 0.0, 0.7)
     record = await fake_queue.jobs.get(job["id"])
     assert record is not None
@@ -135,13 +137,14 @@ def controls(*ids: str, **fields: Any) -> dict[str, Any]:
         ({"model": "film", "image": data_url(8, 8, "red"), "last_image": UNKNOWN}, "invalid_input_image", "last_image"),
         (controls("edges", "lines"), "invalid_request", "controls.1.id"),
         (controls("edges", "edges"), "invalid_request", "controls.1.id"),
-        (controls("edges", "depth", "pose"), "invalid_request", "controls"),
+        (controls("edges", "depth", "style"), "invalid_request", "controls"),
         (controls(*["edges"] * 5), "invalid_request", "controls"),
         (controls("depth", scale=0.9), "invalid_request", "controls.0.scale"),
         (controls("depth", scale=-0.1), "invalid_request", "controls.0.scale"),
         (controls("depth", scale="much"), "invalid_request", "controls.0.scale"),
         (controls("edges", start=0.5, end=0.5), "invalid_request", "controls.0.end"),
         (controls("edges", start=1.0), "invalid_request", "controls.0.start"),
+        (controls("style", end=0.5), "invalid_request", "controls.0.end"),
         (controls("edges", end=1.1), "invalid_request", "controls.0.end"),
         (controls("edges", weight=1), "invalid_request", "controls.0.weight"),
         (controls("edges", image=UNKNOWN), "invalid_input_image", "controls.0.image"),
@@ -182,5 +185,10 @@ async def test_models_list_their_limits(api: httpx.AsyncClient) -> None:
     assert models["editor"]["limits"]["max_input_images"] == 3
     assert models["editor"]["tasks"] == ["edit"]
     assert models["painter"]["limits"]["max_controls"] == 2
-    assert models["painter"]["controls"][1] == {"id": "depth", "scale": 0.6, "max_scale": 0.8}
+    assert models["painter"]["controls"][1] == {
+        "id": "depth",
+        "kind": "controlnet",
+        "scale": 0.6,
+        "max_scale": 0.8,
+    }
     assert models["editor"]["controls"] == []

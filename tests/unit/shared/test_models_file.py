@@ -15,6 +15,7 @@ from shared.config.step_schedules import StepCaching, StepSchedule
 from shared.errors import ConfigurationError
 
 VALID = '[[model]]\nid = "a"\nsource = "b"\n'
+STYLE = '[[model.control]]\nid = "{}"\nsource = "c"\nkind = "ip_adapter"\nweight_name = "a.safetensors"\n'
 CONTROL = '[[model.control]]\nid = "edges"\nsource = "c"\n'
 
 
@@ -60,6 +61,12 @@ def write(folder: Path, text: str) -> Path:
         (VALID + 'layerwise_casting = "int4"\n', "model.0.layerwise_casting: Input should be 'float8_e4m3fn'"),
         (VALID + VALID, "duplicate model ids: a"),
         (VALID + CONTROL + CONTROL, "model.0: Value error, duplicate control ids: edges"),
+        (VALID + CONTROL + 'kind = "ip_adapter"\n', "model.0.control.0: Value error, weight_name is needed"),
+        (
+            VALID + STYLE.format("a") + STYLE.format("b"),
+            "model.0: Value error, a model has at most one",
+        ),
+        (VALID + "compile = true\n" + STYLE.format("a"), "model.0: Value error, an ip_adapter needs compile = false"),
         (VALID + CONTROL + "scale = 3.0\n", "model.0.control.0: Value error, scale 3.0 is above max_scale 2.0"),
         (VALID + CONTROL + 'kind = "t2i"\n', "model.0.control.0.kind: Input should be 'controlnet'"),
         ('[[model]]\nid = "a"\n', "model.0.source: Field required"),

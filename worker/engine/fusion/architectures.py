@@ -46,6 +46,7 @@ ENCODERS: Mapping[str, Methods] = {
     "Qwen3ForCausalLM": _TEXT,
     "Qwen3Model": _TEXT,
     "CLIPVisionModel": _PIXELS,
+    "CLIPVisionModelWithProjection": _PIXELS,
     "SiglipVisionModel": _PIXELS,
 }
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from shared.config.controls import Control
+from shared.config.controls import Control, ControlSpec
 from shared.config.models_file import ModelSpec
 from shared.job import InputRef, Job, Task
 from worker.engine.protocol import InputFiles
@@ -73,9 +73,10 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
     )
 
 
-def with_control(job: Job, control: str) -> Job:
+def with_control(job: Job, control: ControlSpec) -> Job:
     """Return a sample job with a control, whose scale is that of no other sample job."""
-    chosen, image = Control(id=control, scale=1 / (1 + job.seed)), _sample_image(SampleSize(job.width, job.height, 1))
+    chosen = Control(id=control.id, kind=control.kind, scale=1 / (1 + job.seed))
+    image = _sample_image(SampleSize(job.width, job.height, 1))
     return job.model_copy(update={"controls": (chosen,), "control_images": (image,)})
 
 

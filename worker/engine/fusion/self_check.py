@@ -195,10 +195,10 @@ def _sample_tasks(model: LoadedModel, size: SampleSize) -> list[ImageTask]:
         image_tasks.append(_image_task(model, job))
     # With each control two jobs, whose denoiser calls meet those of jobs without one.
     for at, control in enumerate(spec.control, len(PROMPTS)):
-        task = next(iter(model.controlled_templates))
+        task = next(iter(model.templates if control.kind == "ip_adapter" else model.controlled_templates))
         for seed, prompt in enumerate(PROMPTS[-2:], 2 * at):
             job = sample_job(spec, task, seed, prompt, size)
-            image_tasks.append(_image_task(model, with_control(job, control.id)))
+            image_tasks.append(_image_task(model, with_control(job, control)))
     return image_tasks
 
 

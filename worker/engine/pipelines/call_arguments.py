@@ -85,15 +85,19 @@ def _images(pipeline: str, job: Job, inputs: InputImages) -> dict[str, Any]:
 
 def _controls(job: Job, accepted: Parameters, inputs: InputImages) -> dict[str, Any]:
     """Return the control images and their settings; pipelines take lists of several controls."""
-    if not job.controls:
-        return {}
-    columns = {
-        "control_image" if "control_image" in accepted else "image": inputs.controls,
-        "controlnet_conditioning_scale": [control.scale for control in job.controls],
-        "control_guidance_start": [control.start for control in job.controls],
-        "control_guidance_end": [control.end for control in job.controls],
-    }
-    return {name: list(values) if len(job.controls) > 1 else values[0] for name, values in columns.items()}
+    pairs = list(zip(job.controls, inputs.controls, strict=True))
+    styles = [image for control, image in pairs if control.kind == "ip_adapter"]
+    values: dict[str, Any] = {"ip_adapter_image": styles[0]} if styles else {}
+    nets = [(control, image) for control, image in pairs if control.kind == "controlnet"]
+    if nets:
+        columns: dict[str, list[Any]] = {
+            "control_image" if "control_image" in accepted else "image": [image for _, image in nets],
+            "controlnet_conditioning_scale": [control.scale for control, _ in nets],
+            "control_guidance_start": [control.start for control, _ in nets],
+            "control_guidance_end": [control.end for control, _ in nets],
+        }
+        values |= {name: column if len(nets) > 1 else column[0] for name, column in columns.items()}
+    return values
 
 
 def _check_last_image(pipeline: Pipeline, job: Job) -> None:

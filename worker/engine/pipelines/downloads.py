@@ -71,7 +71,13 @@ def _cached(spec: _Spec) -> Path | None:
 
 def _download(spec: _Spec, *, local_files_only: bool) -> Path:
     if isinstance(spec, ControlSpec):
-        patterns = _CONTROL_FILES if spec.variant is None else ("config.json", f"*.{spec.variant}*")
+        patterns: tuple[str, ...] = _CONTROL_FILES if spec.variant is None else ("config.json", f"*.{spec.variant}*")
+        if spec.weight_name is not None:
+            patterns = (
+                f"*{spec.weight_name}",
+                f"{spec.encoder_folder}/*.json",
+                f"{spec.encoder_folder}/model.safetensors",
+            )
         allowed = list(patterns)
         download: Any = huggingface_hub.snapshot_download
         return Path(

@@ -38,10 +38,16 @@ def decode_inputs(job: Job, files: InputFiles) -> InputImages:
         images=tuple(fit_image(data, width, height) for data in files.images),
         mask=None if files.mask is None else fit_mask(files.mask, width, height),
         last_image=None if files.last_image is None else fit_image(files.last_image, width, height, "last_image"),
-        controls=tuple(
-            fit_image(data, width, height, f"controls.{at}.image") for at, data in enumerate(files.controls)
-        ),
+        controls=tuple(_control_image(data, at, job) for at, data in enumerate(files.controls)),
     )
+
+
+def _control_image(data: bytes, at: int, job: Job) -> Image.Image:
+    param = f"controls.{at}.image"
+    if job.controls[at].kind == "controlnet":
+        return fit_image(data, job.width, job.height, param)
+    with _decoded(data, param) as image:  # an image encoder scales it
+        return _opaque(image)
 
 
 def fit_image(data: bytes, width: int, height: int, param: str = "image") -> Image.Image:

@@ -41,6 +41,7 @@ from worker.engine.pipelines.text_cache import TextCache, cached_tokenizers
 from worker.engine.pipelines.weights.attention import use_attention
 from worker.engine.pipelines.weights.compiling import check_blocks
 from worker.engine.pipelines.weights.control_nets import ControlNets, control_pipeline_class, load_control_nets
+from worker.engine.pipelines.weights.ip_adapter import ImageAdapter, load_ip_adapter
 from worker.engine.pipelines.weights.memory import save_memory
 from worker.engine.pipelines.weights.quantization import quantized_parts
 from worker.engine.pipelines.weights.requirements import model_bytes, tensors_bytes
@@ -70,6 +71,7 @@ class LoadedModel:
     adapters: ModelAdapters
     watch: ModuleWatch
     controls: ControlNets | None = None
+    image_adapter: ImageAdapter | None = None
     controlled_templates: dict[Task, Pipeline] = field(default_factory=dict)  # of jobs with controls
     decoder_pieces: SharedMethod | None = None  # of the VAE, if it can decode large videos piece by piece
     output_types: dict[Task, str] = field(default_factory=dict)  # tensors ("pt") by default
@@ -111,17 +113,21 @@ class LoadedModel:
         return any(method.compiled for method in self.shared_methods)
 
     def clone_for(self, job: Job, steps: StepCounter) -> Pipeline:
-        template = (self.controlled_templates if job.controls else self.templates).get(job.task)
+        nets = [control for control in job.controls if control.kind == "controlnet"]
+        template = (self.controlled_templates if nets else self.templates).get(job.task)
         if template is None:
-            if job.controls and job.task in self.templates:
+            if nets and job.task in self.templates:
                 raise UnusableInput(f"model {self.spec.id!r} takes no controls for {job.task.value}", param="controls")
             raise ModelUnavailable(f"model {self.spec.id!r} does not do {job.task.value}")
         if job.scheduler is not None and job.scheduler not in self.schedulers:
             self.schedulers[job.scheduler] = make_scheduler(job.scheduler, template.scheduler)
         scheduler = template.scheduler if job.scheduler is None else self.schedulers[job.scheduler]
         clone = clone_pipeline(template, scheduler, steps, timesteps_on_host=self.timesteps_on_host)
-        if self.controls is not None and job.controls:
-            clone.__dict__["controlnet"] = self.controls.stand_in(job.controls)
+        if self.controls is not None and nets:
+            clone.__dict__["controlnet"] = self.controls.stand_in(nets)
+        if self.image_adapter is not None:
+            scale = sum(control.scale for control in job.controls if control.kind == "ip_adapter")
+            clone.__dict__["unet"] = self.image_adapter.stand_in(template.unet, scale)
         if self.decoder_pieces is not None and job.frames > 1 and decode_limit(job) == 1:
             clone.__dict__["vae"] = divide_decodes(clone.vae, self.decoder_pieces)
         return clone
@@ -203,6 +209,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
             pipeline: Pipeline = _LOADER.from_pretrained(folder, **options, **parts)
             denoisers = [part for name, part in pipeline.components.items() if name in DENOISERS and part is not None]
             nets = load_control_nets(spec, denoisers, device, dtype)
+            image_adapter = load_ip_adapter(spec, pipeline)
         check_weights(pipeline)
         check_tokenizers(pipeline)
         save_memory(_modules(pipeline), spec, dtype)
@@ -211,6 +218,7 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
         else:
             pipeline.to(device)
         model = _assemble(pipeline, nets, spec, device, dtype)
+        model.image_adapter = image_adapter
     except (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError, KeyError) as error:
         raise load_error(spec, error) from None
     if "size" in spec.mixed_fields and not all(denoiser.mixes_shapes for denoiser in model.denoisers):

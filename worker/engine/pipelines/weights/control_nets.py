@@ -63,7 +63,8 @@ def load_control_nets(
     spec: ModelSpec, denoisers: Sequence[Any], device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
     """Return the control nets of a model by control; raises `ValueError` for one that does not fit its denoiser."""
-    if not spec.control:
+    nets = [control for control in spec.control if control.kind == "controlnet"]
+    if not nets:
         return {}
     families = [_FAMILIES.get(type(one).__name__) for one in denoisers]
     if len(families) != 1 or (family := families[0]) is None:
@@ -71,7 +72,7 @@ def load_control_nets(
         raise ValueError(f"control nets are not supported with {names}; remove its controls")
     if family.several is None and spec.limits.max_controls > 1:
         raise ValueError(f"limits.max_controls: {family.net} takes one control of a job")
-    return {control.id: _load(control, family, denoisers[0], device, dtype) for control in spec.control}
+    return {control.id: _load(control, family, denoisers[0], device, dtype) for control in nets}
 
 
 def _load(control: ControlSpec, family: _Family, denoiser: Any, device: torch.device, dtype: torch.dtype) -> Any:

@@ -58,19 +58,28 @@ def model_bytes(spec: ModelSpec, folder: Path) -> int:
     Raises `OSError` for a missing GGUF file.
     """
     components = [component for component in folder.iterdir() if component.is_dir()]
-    controls = [(net, control.variant) for control in spec.control if (net := cached_folder(control)) is not None]
     item_bytes = ITEM_BYTES[spec.dtype]
-    of_controls = (file_bytes(file, item_bytes, None) for one in controls for file in _weight_files(*one))
+    of_controls = (file_bytes(file, item_bytes, None) for one in spec.control for file in _control_files(one))
     return sum(component_bytes(component, spec) for component in components) + sum(of_controls)
 
 
 def cached_folder(control: ControlSpec) -> Path | None:
-    """Return the folder of a control net on this machine, None if it has none."""
+    """Return the folder of a control's files on this machine, None if it has none."""
+    known = "config.json" if control.weight_name is None else (Path(control.subfolder) / control.weight_name).as_posix()
     if control.is_folder:
         folder = Path(control.source)
-        return folder if (folder / "config.json").is_file() else None
-    config = huggingface_hub.try_to_load_from_cache(control.source, "config.json", revision=control.revision)
-    return Path(config).parent if isinstance(config, str) else None
+        return folder if (folder / known).is_file() else None
+    file = huggingface_hub.try_to_load_from_cache(control.source, known, revision=control.revision)
+    return Path(file).parents[known.count("/")] if isinstance(file, str) else None
+
+
+def _control_files(control: ControlSpec) -> list[Path]:
+    folder = cached_folder(control)
+    if folder is None:
+        return []
+    if control.weight_name is None:
+        return _weight_files(folder, control.variant)
+    return [folder / control.subfolder / control.weight_name, *_weight_files(folder / control.encoder_folder, None)]
 
 
 def component_bytes(folder: Path, spec: ModelSpec) -> int:
