@@ -100,7 +100,7 @@ class JobRequest(BaseModel):
     )
     last_image: str | None = Field(None, description="Last frame of a video that starts from `image`.")
     controls: tuple[ControlChoice, ...] = Field(
-        (), max_length=MAX_CONTROLS, description="Images that guide the result through control nets."
+        (), max_length=MAX_CONTROLS, description="Images that guide the result, through control nets or an IP-Adapter."
     )
     strength: float | None = Field(
         None, strict=True, gt=0, le=1, description="How much to change `image`; with a mask, the default is 1."

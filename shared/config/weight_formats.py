@@ -62,7 +62,7 @@ def key_of(component: str) -> str | None:
 def casting_fault(quantization: Quantization | None, offload: str, compiled: bool | str) -> str | None:
     """Return which other key of a model excludes layerwise casting and why, None if none does."""
     if quantization is not None and (quantization.denoiser is not None or quantization.gguf):
-        return "needs no quantization of the denoiser, whose weights would be rounded twice"
+        return "needs no quantization of the denoiser: its weights would be rounded twice"
     if compiled:
         return "needs compile = false: each change of a weight's dtype is compiled again"
     if offload != "none":

@@ -74,7 +74,7 @@ def sample_job(spec: ModelSpec, task: Task, at: int, prompt: str, size: SampleSi
 
 
 def with_control(job: Job, control: ControlSpec) -> Job:
-    """Return a sample job with a control, whose scale is that of no other sample job."""
+    """Return a sample job with a control; each sample job has another scale."""
     chosen = Control(id=control.id, kind=control.kind, scale=1 / (1 + job.seed))
     image = _sample_image(SampleSize(job.width, job.height, 1))
     return job.model_copy(update={"controls": (chosen,), "control_images": (image,)})

@@ -193,7 +193,7 @@ def _sample_tasks(model: LoadedModel, size: SampleSize) -> list[ImageTask]:
         if at == 0:  # where guidance adds rows, this job has fewer than the others
             job = job.model_copy(update={"guidance_scale": min(1.0, job.guidance_scale)})
         image_tasks.append(_image_task(model, job))
-    # With each control two jobs, whose denoiser calls meet those of jobs without one.
+    # Two jobs with each control: their denoiser calls meet those of jobs without one.
     for at, control in enumerate(spec.control, len(PROMPTS)):
         task = next(iter(model.templates if control.kind == "ip_adapter" else model.controlled_templates))
         for seed, prompt in enumerate(PROMPTS[-2:], 2 * at):

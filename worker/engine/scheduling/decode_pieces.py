@@ -51,7 +51,7 @@ class _DecoderProxy(ModuleProxy):
 
 
 def divide_decodes(vae: ModuleProxy, pieces: SharedMethod) -> ModuleProxy:
-    """Return a stand-in for a VAE whose own code decodes videos in the image task, which parks at each of the `pieces`.
+    """Return a stand-in for a VAE: its own code decodes videos in the image task, which parks at each of the `pieces`.
 
     So other calls run between two pieces. That code has a copy of the VAE, as it keeps frames between the pieces.
     """

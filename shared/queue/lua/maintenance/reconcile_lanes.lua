@@ -19,7 +19,7 @@ local function is_pending(lane, entry)
   return redis.call('XPENDING', lane, 'workers', entry, entry, 1)[1] and true or false
 end
 
--- Drop an entry that is not its job's current one, or whose job runs and was delivered by a group that is lost.
+-- Drop an entry that is not its job's current one, or that a lost group delivered: its job runs and needs no entry.
 local function check_entry(name, sig, lane, row)
   local id = job_of(row)
   local known = id and redis.call('HMGET', key.job(id), 'state', 'entry') or {}

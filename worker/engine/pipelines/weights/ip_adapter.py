@@ -1,4 +1,4 @@
-"""IP-Adapters: a UNet whose cross-attention also reads an image, with a scale per row.
+"""IP-Adapters: the cross-attention of a UNet also reads an image, with a scale per row.
 
 Once it is loaded, every call of the UNet needs an image embedding: rows without one get zeros and scale zero, which
 adds zeros to them.
