@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 import torch
@@ -19,6 +20,7 @@ from shared.errors import JobError, LoadPostponed
 from worker.engine import protocol
 from worker.engine.device import choose_device, device_uuid, keep_freed_memory, raise_thread_priority
 from worker.engine.fusion.self_check import run_self_check
+from worker.engine.fusion.task_greenlet import run_on_trampoline
 from worker.engine.lora.adapter_loader import AdapterLoader
 from worker.engine.lora.per_row import AdapterKey
 from worker.engine.pipelines.downloads import limit_requests
@@ -47,7 +49,6 @@ class Engine:
         self._events = events
         self._torch_threads = settings.torch_threads
         self.device = choose_device(settings.device)
-        # Python functions, no `partial`: on 3.11 a greenlet started below a C call crashes when resumed (make parity).
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._arrivals = itertools.count(1)
         # Several threads change these two, by single operations, which are atomic.
@@ -64,7 +65,7 @@ class Engine:
             self._unfinished.__contains__,
             settings.max_input_pixels,
         )
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = threading.Thread(target=run_on_trampoline, args=(self._run,), name="engine", daemon=True)
         self._stopping = self._failed = self._checking_model = False
         self._load_seconds: dict[str, float] = {}
         self._load_retry_s = settings.load_retry_s
@@ -135,7 +136,7 @@ class Engine:
         """Load the catalog's models; skips those that do not fit into the rest of the memory budget."""
         for spec in self._catalog:
             done = self._load_waiters.setdefault(spec.id, threading.Event())
-            self._inbox.put(lambda spec=spec: self._request_model(spec))  # type: ignore[misc]
+            self._inbox.put(partial(self._request_model, spec))
             while self._thread.is_alive() and not done.wait(0.1):
                 pass
 

@@ -4,7 +4,6 @@ Its greenlet runs the pipeline's unmodified call with a batch of one. At a modul
 arguments; `resume` continues it with its rows of the output.
 """
 
-import contextvars
 import traceback
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -19,17 +18,12 @@ from worker.engine.fusion.fused_call import as_job_error
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod
 from worker.engine.fusion.private_changes import Change, ModuleWatch, put_on
 from worker.engine.fusion.step_caching import StepCache
+from worker.engine.fusion.task_greenlet import TaskGreenlet
 from worker.engine.lora.per_row import AdapterKey
 
 log = structlog.get_logger()
 
 RngState = tuple[torch.Tensor, ...]
-
-
-class _TaskGreenlet(greenlet.greenlet):
-    """A greenlet with denoiser calls that `step_cache` can answer."""
-
-    step_cache: StepCache | None = None
 
 
 class ImageTask:
@@ -59,7 +53,7 @@ class ImageTask:
         self._changes: Sequence[Change] = ()
         self._autocast: torch.dtype | None = None
         self._rng_state: RngState | None = None
-        self._greenlet: _TaskGreenlet | None = None
+        self._greenlet: TaskGreenlet | None = None
 
     @property
     def started(self) -> bool:
@@ -71,18 +65,15 @@ class ImageTask:
 
     def start(self, device: torch.device) -> None:
         """Run up to the first parked call."""
-        self._greenlet = _TaskGreenlet(self._run)
-        self._greenlet.step_cache = self.step_cache
-        self._greenlet.gr_context = contextvars.copy_context()
-        self._switch(device, self._greenlet.switch)
+        self._greenlet = TaskGreenlet(self._run, self.step_cache)
+        self._switch(device, self._greenlet)
 
     def resume(self, device: torch.device, output_or_error: Any) -> None:
         """Continue from the parked call up to the next one. The call returns the output, or raises a `JobError`."""
         if self._greenlet is None:
             raise RuntimeError("the image task has not started")
         self.parked_call = None
-        failed = isinstance(output_or_error, JobError)
-        self._switch(device, self._greenlet.throw if failed else self._greenlet.switch, output_or_error)
+        self._switch(device, self._greenlet, output_or_error)
 
     def run_solo(self, shared_method: SharedMethod) -> None:
         """Share no more forwards of a method: they fail with this task's calls."""
@@ -93,16 +84,17 @@ class ImageTask:
         self.parked_call = None
         if self._greenlet is not None and not self._greenlet.dead:
             self._aborted = True
-            self._watched(self._greenlet.throw)  # GreenletExit is no Exception: pipelines do not catch it
+            # No `Exception`: pipelines do not catch it.
+            self._watched(self._greenlet, greenlet.GreenletExit())
 
-    def _switch(self, device: torch.device, enter: Callable[..., Any], *args: Any) -> None:
+    def _switch(self, device: torch.device, task: TaskGreenlet, value: object = None) -> None:
         # Autocast, grad mode and global generators belong to the thread, so to all its greenlets. Each task keeps its
         # autocast and rng state over a switch; gradients stay off for all.
         if self._autocast is not None:
             _set_autocast(device, self._autocast)
         if self._rng_state is not None:
             _set_rng_state(device, self._rng_state)
-        call = self._watched(enter, *args)
+        call = self._watched(task, value)
         self._rng_state = None if self.done else tuple([generator.get_state() for generator in _generators(device)])
         self._autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         if self._autocast is not None:
@@ -120,15 +112,15 @@ class ImageTask:
             if self._changes:
                 call.set_changes(self._changes)
 
-    def _watched(self, enter: Callable[..., Any], *args: Any) -> Any:
+    def _watched(self, task: TaskGreenlet, value: object) -> Any:
         """Enter the greenlet with its changes of shared modules, and keep them private when it returns."""
         watch = self._watch
         if watch is None or watch.idle:
-            return enter(*args)
+            return task.enter(value)
         before = watch.read()
         put_on(self._changes)
         try:
-            return enter(*args)
+            return task.enter(value)
         finally:
             self._changes = watch.changes_since(before)
 

@@ -13,7 +13,6 @@ from enum import IntEnum
 from functools import partial
 from typing import Any
 
-import greenlet
 import torch
 
 from shared.signature import DENOISERS
@@ -24,6 +23,7 @@ from worker.engine.fusion.inferred_rules import MAX_GUESSES
 from worker.engine.fusion.private_changes import Change, applied
 from worker.engine.fusion.stacking import Stacker, map_tensors
 from worker.engine.fusion.stacking_rules import Kind, StackingRules
+from worker.engine.fusion.task_greenlet import current_task, park
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
 
 
@@ -273,12 +273,12 @@ class ParkedCall:
 
 
 def _park(shared_method: SharedMethod, *args: Any, **kwargs: Any) -> Any:
-    task = greenlet.getcurrent()
-    if (engine := task.parent) is None:  # outside an image task
+    task = current_task()
+    if task is None:
         return shared_method.run(*args, **kwargs)
-    step_cache = getattr(task, "step_cache", None) if shared_method.stage is Stage.DENOISE else None
+    step_cache = task.step_cache if shared_method.stage is Stage.DENOISE else None
     call = ParkedCall(shared_method, args, kwargs)
-    return engine.switch(call) if step_cache is None else step_cache.answer(call, engine.switch)
+    return park(call) if step_cache is None else step_cache.answer(call, park)
 
 
 class ModuleProxy:
