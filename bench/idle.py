@@ -21,8 +21,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench import record
-from bench.clients import REQUEST_TIMEOUT_S, ClientLoad, Meter, light_client, run_client
+from bench.common import record
+from bench.common.clients import REQUEST_TIMEOUT_S, ClientLoad, Meter, light_client, run_client
 from bench.over_http import ROWS, launched, up
 from cli.up.environment import first_free_port
 

@@ -25,8 +25,8 @@ from typing import Any
 
 import httpx
 
-from bench import record
-from bench.clients import REQUEST_TIMEOUT_S
+from bench.common import record
+from bench.common.clients import REQUEST_TIMEOUT_S
 from bench.engine import shapes
 from bench.engine.runner import GUIDANCE, prompt
 from bench.idle import scrape

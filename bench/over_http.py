@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
-from bench import record
-from bench.clients import ClientLoad, LightClient, Meter, light_client, run_client
+from bench.common import record
+from bench.common.clients import ClientLoad, LightClient, Meter, light_client, run_client
 from bench.engine import shapes
 from bench.engine.comparison import call
 from bench.engine.runner import GUIDANCE, prompt

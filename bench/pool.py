@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import record
+from bench.common import record
 from bench.over_http import launched, up
 from cli.pool.command import plot_svg
 from demo.drawings import all_prompts

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench import record
+from bench.common import record
 from bench.engine import shapes
 from bench.engine.runner import EngineRunner, bench_job, prompt
 from shared.config.models_file import Limits, ModelSpec

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from bench import record
-from bench.clients import ClientLoad, LightClient, Meter, light_client
+from bench.common import record
+from bench.common.clients import ClientLoad, LightClient, Meter, light_client
 from bench.over_http import counters, up
 from demo.checker import matches
 from demo.drawings import split_prompts

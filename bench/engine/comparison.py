@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
-from bench import record
+from bench.common import record
 from bench.engine import shapes
 from bench.engine.runner import GUIDANCE, EngineRunner, bench_job, prompt
 from shared.config.models_file import Limits, ModelSpec

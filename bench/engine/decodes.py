@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from diffusers import AutoencoderKL
 
-from bench import record
+from bench.common import record
 from bench.engine.shapes import disable_progress_bars
 from shared.config.models_file import ModelSpec
 from worker.engine.pipelines.weights.memory import save_memory

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from diffusers import QwenImageTransformer2DModel
 
-from bench import record
+from bench.common import record
 from bench.engine.shapes import disable_progress_bars
 from worker.engine.fusion.fused_call import run_fused
 from worker.engine.fusion.module_proxy import ParkedCall, SharedMethod

@@ -28,7 +28,7 @@ from diffusers import (
 )
 from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
-from bench import record
+from bench.common import record
 from bench.engine import shapes
 from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.config.weight_formats import HeldAs, Quantization, StorageDtype

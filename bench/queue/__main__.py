@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bench import record
+from bench.common import record
 from bench.queue.filling import JobSource, Level, fill
 from bench.queue.private_redis import MeasuredClient, ScriptCost, private_redis
 from bench.queue.rounds import Measurements, Rounds

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from bench import record
+from bench.common import record
 from bench.over_http import launched
 from bench.queue.filling import MODEL, PROMPT, submit
 from bench.queue.private_redis import private_redis

@@ -34,7 +34,8 @@ Row: TypeAlias = dict[str, Any]
 def pool(
     min_workers: Annotated[int, typer.Option("--min", min=0, help="Fewest workers.")] = 0,
     max_workers: Annotated[
-        int | None, typer.Option("--max", min=1, help="Most workers. Default: one per GPU, or one without a GPU.")
+        int | None,
+        typer.Option("--max", min=1, help="Most workers. Default: one per GPU (or `devices` of them), else one."),
     ] = None,
     cool_down_s: Annotated[float, typer.Option(min=0, help="Seconds before surplus workers are drained.")] = 60.0,
     poll_interval_s: Annotated[float, typer.Option(min=0.05, max=60, help="Seconds between polls.")] = 0.5,
@@ -49,23 +50,26 @@ def pool(
     api_key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Run as many workers on this machine as the service wants, from none to one per GPU. Ctrl-C drains them."""
+    """Run as many workers on this machine as the service wants, at most one per GPU by default. Ctrl-C drains them."""
     if plot is not None and log is None:
         raise typer.BadParameter("needs a log; add --log", param_hint="--plot")
     environ = {name: value for name, value in os.environ.items() if value or not name.startswith(settings.PREFIX)}
-    if max_workers is None:
-        max_workers = max(1, min_workers, len(environment.gpus(environ)))
-    if min_workers > max_workers:
+    if max_workers is not None and min_workers > max_workers:
         raise typer.BadParameter(f"must not exceed --max, which is {max_workers}", param_hint="--min")
-    bounds = PoolBounds(min_workers, max_workers, cool_down_s)
     service = AsyncClient(url, api_key=api_key, timeout_s=REQUEST_TIMEOUT_S, retries=0)
     with exit_on_error():
         try:
             if plot is not None:
                 plots.require_matplotlib()
-            settings.withhold_permissions(settings.load())
+            loaded = settings.load()
+            settings.withhold_permissions(loaded)
+            models = environment.models_path(models, environ)
+            devices = models_file.load(models, loaded.batch_rules).devices
+            if max_workers is None:
+                max_workers = max(min_workers, environment.workers_of_gpus(environment.gpus(environ), devices))
+            bounds = PoolBounds(min_workers, max_workers, cool_down_s)
             report = PoolReport(CommandConsole(as_json), log)
-            asyncio.run(_run(service, bounds, poll_interval_s, data_dir.resolve(), models, report, environ))
+            asyncio.run(_run(service, bounds, poll_interval_s, data_dir.resolve(), models, devices, report, environ))
             if plot is not None:
                 report.plot(plot)
         except (FusequeueError, OSError) as error:
@@ -78,16 +82,15 @@ async def _run(
     bounds: PoolBounds,
     poll_interval_s: float,
     data_dir: Path,
-    models: Path | None,
+    models: Path,
+    devices: int,
     report: PoolReport,
     environ: dict[str, str],
 ) -> None:
     loaded = settings.load()
     find_redis(data_dir, environ)
-    models = environment.models_path(models, environ)
-    models_file.load(models, loaded.batch_rules)
-    env = environment.child_environment(data_dir, bounds.max_workers, models, loaded, environ)
-    workers_env = environment.worker_environments(bounds.max_workers, env)
+    env = environment.child_environment(data_dir, bounds.max_workers * devices, models, loaded, environ)
+    workers_env = environment.worker_environments(bounds.max_workers, env, devices)
     grace_s = loaded.drain_timeout_s + up_command.AFTER_DRAIN_S
     folder, print_status = data_dir / "pool", up_command.print_status
     with up_command.locked(folder), closing(report):

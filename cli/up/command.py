@@ -51,7 +51,7 @@ async def up(
     with locked(data_dir):
         port = environment.first_free_port(host, port, print_status, "the API")
         url = f"http://{reachable(host)}:{port}"
-        env = environment.child_environment(data_dir, workers, models, settings, environ)
+        env = environment.child_environment(data_dir, workers * specs.devices, models, settings, environ)
         processes: list[ProcessSpec] = []
         if "FUSEQUEUE_REDIS_URL" not in environ:
             with writing_to(data_dir):
@@ -59,7 +59,7 @@ async def up(
             processes.append(redis)
         print_status(f"models: {', '.join(spec.id for spec in specs)} ({models}); data and logs: {data_dir}")
         async with httpx.AsyncClient(base_url=url, timeout=5.0, trust_env=False) as client:
-            workers_env = environment.worker_environments(workers, env)
+            workers_env = environment.worker_environments(workers, env, specs.devices)
             needs, probes = "redis" if processes else None, Probes(client)
             processes += program_processes(host, port, probes, settings.drain_timeout_s, workers_env, needs)
             with writing_to(data_dir):

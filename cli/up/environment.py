@@ -26,22 +26,25 @@ def models_path(option: Path | None, environ: Mapping[str, str]) -> Path:
 
 
 def child_environment(
-    data_dir: Path, workers: int, models: Path, settings: Settings, environ: Mapping[str, str]
+    data_dir: Path, ranks: int, models: Path, settings: Settings, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return `environ` with the models file, storage folder and torch threads; variables that are set are kept."""
+    """Return `environ` with the models file, storage folder and torch threads; variables that are set are kept.
+
+    `ranks` are the processes that compute: one for each worker, or as many as the devices of its model.
+    """
     env = {**environ, "FUSEQUEUE_MODELS": str(models), "PYTHONUNBUFFERED": "1"}
     if settings.s3_bucket is None:
         folder = settings.storage_dir if "FUSEQUEUE_STORAGE_DIR" in environ else data_dir / "storage"
         env["FUSEQUEUE_STORAGE_DIR"] = str(folder.resolve())
     if settings.torch_threads is None and not any(Path(device).exists() for device in GPU_DEVICES):
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-        env["FUSEQUEUE_TORCH_THREADS"] = str(torch_threads(cores, workers))
+        env["FUSEQUEUE_TORCH_THREADS"] = str(torch_threads(cores, ranks))
     return env
 
 
-def torch_threads(cores: int, workers: int) -> int:
-    """Return the CPU threads of each worker's torch: an equal share of all cores but one."""
-    return max(1, (cores - 1) // max(1, workers))
+def torch_threads(cores: int, ranks: int) -> int:
+    """Return the CPU threads of torch in each of `ranks` processes: an equal share of all cores but one."""
+    return max(1, (cores - 1) // max(1, ranks))
 
 
 def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
@@ -53,24 +56,32 @@ def gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
     return sorted((number for number in numbers if number.isdecimal()), key=int)
 
 
-def worker_environment(number: int, gpus: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of worker `number` (from 1): one of several GPUs in turn, and a port.
+def workers_of_gpus(gpus: Sequence[str], devices: int) -> int:
+    """Return how many workers of `devices` GPUs each there are GPUs for; one without a GPU."""
+    return max(1, len(gpus) // devices)
+
+
+def worker_environment(
+    number: int, gpus: Sequence[str], environ: Mapping[str, str], devices: int = 1
+) -> dict[str, str]:
+    """Return the variables of worker `number` (from 1): `devices` of more GPUs in turn, and a port.
 
     FUSEQUEUE_DEVICE overrides the GPU. FUSEQUEUE_WORKER_PORT is the first worker's port; the others use the next ones.
     """
     env = {}
-    if len(gpus) > 1 and not environ.get("FUSEQUEUE_DEVICE"):
-        env["CUDA_VISIBLE_DEVICES"] = gpus[(number - 1) % len(gpus)]
+    if len(gpus) > devices and not environ.get("FUSEQUEUE_DEVICE"):
+        first = (number - 1) % workers_of_gpus(gpus, devices) * devices
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + devices])
     port = environ.get("FUSEQUEUE_WORKER_PORT", "")
     if port.isdecimal():  # otherwise the worker reports the bad value
         env["FUSEQUEUE_WORKER_PORT"] = str(int(port) + number - 1)
     return env
 
 
-def worker_environments(workers: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the variables of each worker."""
+def worker_environments(workers: int, environ: Mapping[str, str], devices: int = 1) -> list[dict[str, str]]:
+    """Return the variables of each worker, which has `devices` GPUs."""
     available = gpus(environ)
-    return [worker_environment(number, available, environ) for number in range(1, workers + 1)]
+    return [worker_environment(number, available, environ, devices) for number in range(1, workers + 1)]
 
 
 def first_free_port(host: str, port: int, print_status: Callable[[str], None], user: str) -> int:

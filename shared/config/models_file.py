@@ -1,11 +1,7 @@
-"""Models file and batch rules: the models of a deployment, their sources, defaults and limits.
+"""Models file: the models of a deployment, their sources, defaults and limits.
 
-`models.toml` has one `[[model]]` table per model; the one at the top of the repository shows every key. The optional
-batch rules are JSON and lower `max_batch` for some models and sizes:
-
-    {"schema_version": 1, "rules": [{"model_contains": "qwen", "resolution": "1024x1024", "max_batch_size": 2}]}
-
-A rule without `resolution` applies to all sizes; the lowest matching number counts. Unknown keys are errors in both.
+`models.toml` has one `[[model]]` table per model; the one at the top of the repository shows every key. Unknown keys
+are errors.
 """
 
 from __future__ import annotations
@@ -17,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
 
+from shared.config.batch_rules import BatchRules, fault_text, load_batch_rules
 from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
 from shared.config.step_schedules import StepCaching
 from shared.config.weight_formats import Quantization, StorageDtype, casting_fault
@@ -30,6 +26,7 @@ Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 MAX_INPUT_IMAGES = 16
 MAX_FPS = 120
 MAX_ADAPTERS = 16
+MAX_DEVICES = 16
 Dimension = Annotated[int, Field(ge=16, le=8192)]
 
 
@@ -164,6 +161,7 @@ class ModelSpec(_Table):
     `window_ms` is the longest time a job waits for batch mates, from its submission. `mixed_fields` are the fields of
     a job that may differ within a batch of this model; for a folder they default to those of its architecture.
     `attention` is diffusers' name of a backend. `layerwise_casting` is the dtype that holds the denoisers' weights.
+    `devices` run each forward of its denoisers together.
     `expected_image_s` are the GPU-seconds of one image or video, for autoscaling until a first job has ended.
     """
 
@@ -173,6 +171,7 @@ class ModelSpec(_Table):
     variant: str | None = None
     tasks: Annotated[tuple[Task, ...], Field(min_length=1)] = (Task.TEXT_TO_IMAGE,)
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    devices: Annotated[int, Field(ge=1, le=MAX_DEVICES)] = 1
     offload: Literal["none", "group"] = "none"
     compile: bool | Literal["blocks"] = False
     attention: str | None = None
@@ -215,11 +214,26 @@ class ModelSpec(_Table):
             raise ValueError('quantization needs offload = "none" and compile = false: it is not tested with them')
         if self.layerwise_casting and (fault := casting_fault(self.quantization, self.offload, self.compile)):
             raise ValueError(f"layerwise_casting {fault}")
+        if self.devices > 1 and (excluding := self._keys_without_devices):
+            raise ValueError(f"devices = {self.devices} excludes {', '.join(excluding)}: remove it, or set devices = 1")
         if duplicates := _duplicates([adapter.id for adapter in self.adapter]):
             raise ValueError(f"duplicate adapter ids: {duplicates}")
         if fault := controls_fault(self.control, as_loaded=not self.compile and self.quantization is None):
             raise ValueError(fault)
         return self
+
+    @property
+    def _keys_without_devices(self) -> list[str]:
+        """The keys in use that exclude several devices: they change weights or forwards in one process only."""
+        used = {
+            "adapter": bool(self.adapter),
+            "control": bool(self.control),
+            "compile": bool(self.compile),
+            "quantization": self.quantization is not None,
+            "layerwise_casting": self.layerwise_casting is not None,
+            "offload": self.offload != "none",
+        }
+        return [key for key, is_used in used.items() if is_used]
 
     @property
     def usual_frames(self) -> int:
@@ -233,33 +247,6 @@ class ModelSpec(_Table):
     def is_on_hub(self) -> bool:
         """Whether its source, or that of a control, is on the hub."""
         return not (self.is_folder and all(control.is_folder for control in self.control))
-
-
-class BatchRule(BaseModel):
-    """`model_contains` matches part of a model's id or source, in any case."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    model_contains: Annotated[str, Field(min_length=1)]
-    resolution: Annotated[str | None, Field(pattern=r"^[1-9]\d{1,4}x[1-9]\d{1,4}$")] = None
-    max_batch_size: Annotated[int, Field(ge=1, le=256)]
-
-    def matches(self, names: tuple[str, ...], width: int, height: int) -> bool:
-        if self.resolution not in (None, f"{width}x{height}"):
-            return False
-        return any(self.model_contains.lower() in name.lower() for name in names)
-
-
-class BatchRules(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    schema_version: Literal[1]
-    rules: Annotated[tuple[BatchRule, ...], Field(strict=False)]
-
-    def max_batch(self, spec: ModelSpec, width: int, height: int) -> int:
-        """Return the most rows of a forward."""
-        matching = [rule for rule in self.rules if rule.matches((spec.id, spec.source), width, height)]
-        return min([spec.max_batch, *(rule.max_batch_size for rule in matching)])
 
 
 class Catalog:
@@ -280,6 +267,11 @@ class Catalog:
     def __len__(self) -> int:
         return len(self._specs)
 
+    @property
+    def devices(self) -> int:
+        """The devices of a worker: as many as the model with the most uses."""
+        return max((spec.devices for spec in self), default=1)
+
     def get(self, model: str) -> ModelSpec:
         """Return a model by id, or raise `UnknownModel` listing all ids."""
         try:
@@ -291,7 +283,7 @@ class Catalog:
     def for_size(self, model: str, width: int, height: int) -> ModelSpec:
         """Return a model with the `max_batch` of an image size."""
         spec = self.get(model)
-        max_batch = self._rules.max_batch(spec, width, height)
+        max_batch = self._rules.max_batch((spec.id, spec.source), spec.max_batch, width, height)
         return spec if max_batch == spec.max_batch else spec.model_copy(update={"max_batch": max_batch})
 
 
@@ -314,32 +306,19 @@ def load(path: Path, rules: Path | None = None) -> Catalog:
     except ValidationError as error:
         # Invalid models are dropped, so that an error of the `model` array itself only repeats theirs.
         faults = [fault for fault in error.errors() if fault["loc"] != ("model",)] or error.errors()
-        raise ConfigurationError(f"{path}: {'; '.join(map(_message, faults))}") from error
+        raise ConfigurationError(f"{path}: {'; '.join(map(fault_text, faults))}") from error
     if duplicates := _duplicates([spec.id for spec in specs]):
         raise ConfigurationError(f"{path}: duplicate model ids: {duplicates}")
+    if len(spread := [spec.id for spec in specs if spec.devices > 1]) > 1:
+        raise ConfigurationError(f"{path}: only one model of a file can have devices above 1: {', '.join(spread)}")
     try:
         return Catalog(tuple(_resolve_paths(spec, path.parent) for spec in specs), batch_rules)
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from error
 
 
-def load_batch_rules(path: Path) -> BatchRules:
-    """Read a file of batch rules, or raise `ConfigurationError` naming the file and the key."""
-    try:
-        return BatchRules.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}; set FUSEQUEUE_BATCH_RULES to a file of rules") from error
-    except ValidationError as error:
-        raise ConfigurationError(f"{path}: {'; '.join(map(_message, error.errors()))}") from error
-
-
 def _duplicates(names: list[str]) -> str:
     return ", ".join(sorted({name for name in names if names.count(name) > 1}))
-
-
-def _message(fault: ErrorDetails) -> str:
-    key = f"{'.'.join(map(str, fault['loc']))}: " if fault["loc"] else ""
-    return key + ("unknown key" if fault["type"] == "extra_forbidden" else fault["msg"])
 
 
 def _resolve_paths(spec: ModelSpec, folder: Path) -> ModelSpec:

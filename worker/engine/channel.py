@@ -7,6 +7,7 @@ import io
 import mmap
 import os
 import pickle
+import select
 import socket
 import struct
 import tempfile
@@ -119,6 +120,10 @@ class Channel:
         memories = [SharedMemory(descriptor) for descriptor in descriptors]
         (length,) = HEADER.unpack(header + self._exactly(HEADER.size - len(header)))
         return _Unpickler(io.BytesIO(self._exactly(length)), memories).load()
+
+    def has_message(self, timeout_s: float) -> bool:
+        """Wait until a message, or the end of the connection, can be received; False on timeout."""
+        return bool(select.select([self._socket], [], [], timeout_s)[0])
 
     def _exactly(self, length: int) -> bytearray:
         data = bytearray(length)

@@ -117,10 +117,16 @@ class Engine:
             row_limits=self._scheduler.row_limits(),
             activity=self._activity(),
             thread_time=self._thread_timer.time(time.monotonic()),
+            failure=self._lost_rank(),
         )
 
+    def _lost_rank(self) -> str | None:
+        """Return why the ranks of a model over several devices cannot run its forwards any more, None if they can."""
+        groups = [model.ranks for model in tuple(self._models.loaded.values()) if model.ranks is not None]
+        return next((group.lost for group in groups if group.lost is not None), None)
+
     def _activity(self) -> Activity:
-        if self._failed:
+        if self._failed or self._lost_rank() is not None:
             return Activity(busy=True, since_s=float("-inf"))
         running = self._scheduler.running
         loading = self._models.loading or self._checking_model

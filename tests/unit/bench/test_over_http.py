@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import over_http
-from bench.clients import ClientLoad, Meter
+from bench.common.clients import ClientLoad, Meter
 from bench.over_http import ComparedRate, bodies, match_all, match_head
 
 

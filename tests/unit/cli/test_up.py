@@ -192,6 +192,21 @@ def test_workers_share_the_gpus_in_turn(number, gpus, environ, visible):
 
 
 @pytest.mark.parametrize(
+    ("number", "gpus", "visible"),
+    [(1, "01234", "0,1"), (2, "01234", "2,3"), (3, "01234", "0,1"), (1, "01", None), (1, "0", None), (1, "", None)],
+)
+def test_a_worker_gets_the_gpus_of_its_model_over_two_devices(number, gpus, visible):
+    """None: it sees all there are, and says at the load if they are too few."""
+    expected = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert environment.worker_environment(number, list(gpus), {}, devices=2) == expected
+
+
+@pytest.mark.parametrize(("gpus", "devices", "workers"), [("", 1, 1), ("0123", 1, 4), ("01234", 2, 2), ("0", 2, 1)])
+def test_a_pool_starts_as_many_workers_as_there_are_gpus_for(gpus, devices, workers):
+    assert environment.workers_of_gpus(list(gpus), devices) == workers
+
+
+@pytest.mark.parametrize(
     ("number", "port", "expected_port"), [(1, "9100", "9100"), (3, "9100", "9102"), (2, "http", None)]
 )
 def test_each_worker_has_its_port(number, port, expected_port):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shared.config import models_file
-from shared.config.models_file import BatchRule, BatchRules, ModelSpec
+from shared.config.batch_rules import BatchRule, BatchRules, load_batch_rules
 from shared.config.models_file_edit import save_step_cache, step_cache_table, with_step_cache
 from shared.config.step_schedules import StepCaching, StepSchedule
 from shared.errors import ConfigurationError
@@ -69,6 +69,29 @@ def write(folder: Path, text: str) -> Path:
         (VALID + "compile = true\n" + STYLE.format("a"), "model.0: Value error, an ip_adapter needs compile = false"),
         (VALID + CONTROL + "scale = 3.0\n", "model.0.control.0: Value error, scale 3.0 is above max_scale 2.0"),
         (VALID + CONTROL + 'kind = "t2i"\n', "model.0.control.0.kind: Input should be 'controlnet'"),
+        (VALID + "devices = 0\n", "model.0.devices: Input should be greater than or equal to 1"),
+        (VALID + 'devices = 2\noffload = "group"\n', "model.0: Value error, devices = 2 excludes offload: remove it"),
+        (
+            VALID + 'devices = 2\ncompile = true\nlayerwise_casting = "float8_e4m3fn"\n',
+            "model.0: Value error, layerwise_casting needs compile = false",
+        ),
+        (VALID + 'devices = 2\ncompile = "blocks"\n', "model.0: Value error, devices = 2 excludes compile: remove it"),
+        (
+            VALID + 'devices = 2\nlayerwise_casting = "float8_e4m3fn"\n' + CONTROL,
+            "model.0: Value error, devices = 2 excludes control, layerwise_casting: remove",
+        ),
+        (
+            VALID + 'devices = 2\n[model.quantization]\ntext_encoder = "torchao-int8"\n',
+            "model.0: Value error, devices = 2 excludes quantization",
+        ),
+        (
+            VALID + 'devices = 2\n[[model.adapter]]\nid = "ink"\nsource = "c"\n',
+            "model.0: Value error, devices = 2 excludes adapter: remove it",
+        ),
+        (
+            VALID + "devices = 2\n" + VALID.replace('"a"', '"c"') + "devices = 4\n",
+            "only one model of a file can have devices above 1: a, c",
+        ),
         ('[[model]]\nid = "a"\n', "model.0.source: Field required"),
         ("[[model", "Expected "),
     ],
@@ -150,8 +173,7 @@ RULES = BatchRules(
 def test_lowest_matching_batch_rule_counts(
     names: tuple[str, str], size: tuple[int, int], expected: int, why: str
 ) -> None:
-    spec = ModelSpec(id=names[0], source=names[1], max_batch=8)
-    assert RULES.max_batch(spec, *size) == expected, why
+    assert RULES.max_batch(names, 8, *size) == expected, why
 
 
 RULE = {"model_contains": "a", "max_batch_size": 2}
@@ -176,16 +198,16 @@ def test_batch_rules_error_names_file_and_key(tmp_path: Path, content: object, m
     path = tmp_path / "rules.json"
     path.write_text(json.dumps(content), "utf-8")
     with pytest.raises(ConfigurationError) as caught:
-        models_file.load_batch_rules(path)
+        load_batch_rules(path)
     assert caught.value.message.startswith(f"{path}: {message}")
 
 
 def test_missing_or_invalid_batch_rules_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="FUSEQUEUE_BATCH_RULES"):
-        models_file.load_batch_rules(tmp_path / "nowhere.json")
+        load_batch_rules(tmp_path / "nowhere.json")
     (tmp_path / "invalid.json").write_text("{", "utf-8")
     with pytest.raises(ConfigurationError, match="Invalid JSON"):
-        models_file.load_batch_rules(tmp_path / "invalid.json")
+        load_batch_rules(tmp_path / "invalid.json")
 
 
 def test_catalog_applies_batch_rules(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shared.config.models_file import BatchRule, BatchRules, Catalog, Defaults, Limits, ModelSpec, References
+from shared.config.batch_rules import BatchRule, BatchRules
+from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec, References
 from shared.config.step_schedules import StepCaching, StepSchedule
 from shared.errors import InputRejected, InvalidRequest
 from shared.job import InputRef, Job, OutputFormat, Task, encode

@@ -12,6 +12,7 @@ from shared.job import Job
 from worker.engine.fusion.module_proxy import ParkedCall
 from worker.engine.fusion.private_changes import applied
 from worker.engine.fusion.stacking import in_one_memory_format, split
+from worker.engine.parallel.rank_group import RankLost
 
 Measure = Callable[[Callable[[], list[Any]], Sequence[int]], list[Any]]
 
@@ -99,13 +100,13 @@ class FusedCall:
 
 
 def as_job_error(error: BaseException) -> JobError:
-    """Return what a model's or pipeline's code raised as the error of its job; raises it if the device is lost.
+    """Return what a model's or pipeline's code raised as the error of its job; raises it if a device is lost.
 
     Such code can raise anything. Also `SystemExit` and `KeyboardInterrupt` concern only its own model: signals reach
     neither the engine's threads nor its process.
     """
-    if isinstance(error, torch.AcceleratorError):
-        raise error  # the device is lost for the whole process
+    if isinstance(error, torch.AcceleratorError | RankLost):
+        raise error  # the device, or that of a rank, is lost for the whole process
     if isinstance(error, JobError):
         error.__traceback__ = error.__context__ = None  # its frames hold activations
         return error

@@ -139,9 +139,9 @@ class SharedMethod:
         self.stop_fusing()
         self._unfused_reason = reason
 
-    def replace(self, run: Callable[..., Any] | None) -> None:
+    def replace(self, run: Callable[..., Any] | None, *, compiled: bool = True) -> None:
         """Call `run` in place of the module from now on; None for the module itself."""
-        self._real, self.compiled = self.module if run is None else run, run is not None
+        self._real, self.compiled = self.module if run is None else run, run is not None and compiled
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return a call's arguments by name, without those at their default."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from worker.engine.fusion.module_proxy import ModuleProxy, SharedMethod, Stage, 
 from worker.engine.fusion.private_changes import ModuleWatch
 from worker.engine.fusion.step_caching import StepCache
 from worker.engine.lora.per_row import ModelAdapters, adapter_key
+from worker.engine.parallel.context_parallel import check_divisible
+from worker.engine.parallel.rank_group import RankGroup
 from worker.engine.pipelines.call_arguments import (
     arguments_for,
     images_refused,
@@ -54,6 +57,7 @@ _LOADER: Pipeline = DiffusionPipeline
 # While weights load, accelerate patches torch.nn.Module for the whole process: two loads at once leave empty weights.
 _ONE_LOAD = threading.Lock()
 # Between self-checks without memory, which take about a second of a large GPU.
+_LOAD_ERRORS = (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError, KeyError)
 FIRST_RECHECK_S = 10.0
 LONGEST_RECHECK_S = 300.0
 
@@ -79,6 +83,7 @@ class LoadedModel:
     load_started_s: float = 0.0  # time.monotonic() at the start of its load
     text_cache: TextCache = field(default_factory=TextCache)
     last_used: float = field(default_factory=time.monotonic)
+    ranks: RankGroup | None = None  # of a model over several devices
     verified: set[SharedMethod] = field(default_factory=set)
     next_check_s: float = math.inf  # time.monotonic() of the next self-check
     _check_interval_s: float = FIRST_RECHECK_S
@@ -166,6 +171,18 @@ class LoadedModel:
             arguments["output_type"] = output_type or self.output_types.get(job.task, arguments["output_type"])
         return pipeline, arguments
 
+    def spread_over(self, ranks: RankGroup) -> None:
+        """Run the forwards of the denoisers on all ranks from now on."""
+        self.ranks = ranks
+        for method in self.denoisers:
+            if method.method == "forward":
+                method.replace(partial(ranks.run, method.component, method.module), compiled=False)
+
+    def close(self) -> None:
+        """End the other ranks."""
+        if self.ranks is not None:
+            self.ranks.close()
+
     def release_tensors(self) -> None:
         for method in self.shared_methods:
             if method.stacker is not None:
@@ -199,16 +216,20 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
     """Load a pipeline from `folder` onto `device`; raises `ModelUnavailable`, also as `LoadPostponed`."""
     started = time.monotonic()
     dtype: torch.dtype = getattr(torch, spec.dtype)
+    ranks: RankGroup | None = None
     try:
         index = json.loads((folder / "model_index.json").read_text())
         unwanted = {"safety_checker": None} if not spec.safety_checker and "safety_checker" in index else {}
         check_folder(folder, index, unwanted)
+        if spec.devices > 1:
+            check_divisible(folder, spec.devices)
+            ranks = RankGroup(spec, folder, device)
         with _ONE_LOAD, all_weights_found():
             options = {"dtype": dtype, "use_safetensors": True, "variant": spec.variant, "local_files_only": True}
             parts = unwanted | quantized_parts(spec, folder, index, device)
             pipeline: Pipeline = _LOADER.from_pretrained(folder, **options, **parts)
-            denoisers = [part for name, part in pipeline.components.items() if name in DENOISERS and part is not None]
-            nets = load_control_nets(spec, denoisers, device, dtype)
+            denoisers = {name: part for name, part in _modules(pipeline).items() if name in DENOISERS}
+            nets = load_control_nets(spec, list(denoisers.values()), device, dtype)
             image_adapter = load_ip_adapter(spec, pipeline)
         check_weights(pipeline)
         check_tokenizers(pipeline)
@@ -219,8 +240,15 @@ def load(spec: ModelSpec, folder: Path, device: torch.device) -> LoadedModel:
             pipeline.to(device)
         model = _assemble(pipeline, nets, spec, device, dtype)
         model.image_adapter = image_adapter
-    except (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError, KeyError) as error:
-        raise load_error(spec, error) from None
+        if ranks is not None:
+            ranks.join(denoisers)
+            model.spread_over(ranks)
+    except BaseException as error:
+        if ranks is not None:
+            ranks.close()
+        if isinstance(error, _LOAD_ERRORS):
+            raise load_error(spec, error) from None
+        raise
     if "size" in spec.mixed_fields and not all(denoiser.mixes_shapes for denoiser in model.denoisers):
         log.warning("sizes_do_not_mix", model=spec.id, remedy="remove size from its mixed_fields in the models file")
     per_row = all(denoiser.adapters.per_row for denoiser in model.denoisers)
@@ -261,6 +289,8 @@ def _assemble(
         # Offloading and casting swap weights inside forwards; weights swapped in inference mode stay in it.
         lean = spec.offload == "none" and (spec.layerwise_casting is None or name not in DENOISERS)
         pads = spec.attention is None or name not in DENOISERS or use_attention(module, spec.attention, device, dtype)
+        # diffusers joins the ranks' parts of a mask wrongly if they differ in length, which two ranks' order hides.
+        pads = pads and spec.devices <= 2
         methods = shared_methods_of(name, module, cast=cast, lean=lean, device=device, pads=pads)
         shared_methods.extend(methods.values())
         stand_ins[name] = ModuleProxy(module, methods, device, module_dtype)

@@ -141,6 +141,7 @@ class ModelCache:
             return False
         oldest = self.loaded.pop(min(idle, key=lambda model: model.last_used).spec.id)
         log.info("model_evicted", model=oldest.spec.id, bytes=oldest.nbytes)
+        oldest.close()
         del oldest, idle  # so that garbage collection frees it
         was_frozen = gc.get_freeze_count()
         gc.unfreeze()  # the model can be among the objects frozen by gc.freeze
@@ -152,6 +153,8 @@ class ModelCache:
 
     def close(self) -> None:
         self._loader.shutdown(wait=False, cancel_futures=True)
+        for model in self.loaded.values():
+            model.close()
         self.adapters.close()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "diffusers", "transformers", "redis")
 
 

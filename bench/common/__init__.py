@@ -1,0 +1,1 @@
+"""What several benchmarks use: clients over HTTP, and the record of a run."""

@@ -1,0 +1,1 @@
+"""One model over several devices: rank processes, and diffusers' context parallelism in them."""
