@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import redis
 from harness.waiting import wait_until
+from tiny import registry
 
 from shared.queue.redis_keys import RedisKeys
 
@@ -138,6 +139,48 @@ def test_a_worker_whose_engine_is_killed_exits_and_another_runs_its_jobs(make_st
     assert all(job["status"] == "succeeded" and job["attempts"] == 2 for job in jobs)
     terminal_events = stack.terminal_events()
     assert {name: terminal_events[name] for name in ids} == dict.fromkeys(ids, 1)
+
+
+TWO_DEVICES = """
+[[model]]
+id = "demo"
+source = "{source}"
+devices = 2
+defaults = {{width = 64, height = 64}}
+limits = {{multiple_of = 16}}
+"""
+
+
+def test_the_jobs_of_a_model_over_two_devices_are_run_elsewhere_when_a_rank_is_killed(
+    make_stack: Any, tmp_path: Path
+) -> None:
+    """In mid-forward: its engine ends, its worker exits, and the other worker runs each job once."""
+    source = registry.save_tiny("flux", tmp_path / "flux")
+    models = tmp_path / "models.toml"
+    models.write_text(TWO_DEVICES.format(source=source))
+    stack = make_stack(models=str(models)).start(workers=2)
+    ids, victim = stop_in_mid_batch(stack, steps=150)
+    engine = engine_of(victim)
+    (rank,) = ranks_of(engine)
+    os.kill(rank, signal.SIGKILL)
+    resume(victim)
+    assert victim.process.wait(60) == EXIT_HUNG
+    assert "rank_ended" in victim.text()
+    jobs = [stack.finish(name) for name in ids]
+    assert all(job["status"] == "succeeded" and job["attempts"] == 2 for job in jobs)
+    terminal_events = stack.terminal_events()
+    assert {name: terminal_events[name] for name in ids} == dict.fromkeys(ids, 1)
+    wait_until(lambda: not Path(f"/proc/{engine}").exists(), "its engine has ended too")
+    (worker,) = (one for one in stack.processes if one.name.startswith("worker") and one is not victim)
+    (rank,) = ranks_of(engine_of(worker))
+    worker.kill()
+    wait_until(lambda: not Path(f"/proc/{rank}").exists(), "the rank of a killed worker has ended")
+
+
+def ranks_of(engine: int) -> list[int]:
+    """Return the process ids of the ranks that an engine's threads have started."""
+    children = (file.read_text().split() for file in Path(f"/proc/{engine}/task").glob("*/children"))
+    return [int(pid) for pids in children for pid in pids]
 
 
 def test_a_worker_frozen_past_its_lease_writes_nothing_when_it_resumes(make_stack: Any) -> None:

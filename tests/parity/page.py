@@ -29,7 +29,9 @@ solo runs; empty where diffusers has no such pipeline, or takes another meaning 
 
 *int8*: the largest difference of two jobs in one batch to their solo runs, with `torchao-int8` weights of the denoiser.
 *Blocks*: the largest difference of two jobs to the pipeline's images, with `compile = "blocks"` and without another
-graph after the warm-up, traced by torch's compiler and run as it is (backend `eager`). Both once for each model.
+graph after the warm-up, traced by torch's compiler and run as it is (backend `eager`). *Two devices*: that of two jobs
+in one batch with `devices = 2`, two ranks on the CPU, to their solo runs on one device. All three once for each
+model.
 
 Jobs of different sizes share a forward only on Z-Image, which takes a list of samples. The others take one tensor for
 all rows, or use the positions of the first row: there the signature includes the size.
@@ -40,10 +42,10 @@ Versions: {versions}.
 """
 COLUMNS = (
     *("family", "models", "pipelines", "tasks", "largest difference", "rows", "joined"),
-    *("step caching", "ControlNet", "int8", "blocks", "not supported"),
+    *("step caching", "ControlNet", "int8", "blocks", "two devices", "not supported"),
 )
 # Requested, but not in diffusers.
-ABSENT = ("| Hunyuan3D | Hunyuan3D-2 | none | none | | | | | | | | it makes meshes and is not in diffusers |",)
+ABSENT = ("| Hunyuan3D | Hunyuan3D-2 | none | none | | | | | | | | | it makes meshes and is not in diffusers |",)
 
 
 def write(path: Path, grid: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> None:
@@ -72,6 +74,6 @@ def _line(cell: Cell, outcome: Outcome) -> str:
     limits = "; ".join(filter(None, (cell.limits, *refusals))).replace("|", "\\|")
     controlled = "" if outcome.controlled_difference is None else f"{outcome.controlled_difference:.1e}"
     figures = (difference, rows, str(outcome.joined), cached, controlled)
-    variants = map(_shown, (outcome.int8, outcome.blocks))
+    variants = map(_shown, (outcome.int8, outcome.blocks, outcome.two_devices))
     fields = (cell.family, cell.models, cell.pipelines, tasks, *figures, *variants, limits)
     return "| " + " | ".join(fields) + " |"

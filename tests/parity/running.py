@@ -13,6 +13,7 @@ import pytest
 import torch
 from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from parity.cells import Cell
+from parity.devices import devices_difference
 from parity.plain import PlainPipeline, PlainResult
 from parity.variants import Difference, blocks_difference, int8_difference
 from tiny import controls
@@ -36,7 +37,7 @@ class Outcome:
     `skipped` are the steps that step caching skipped, of a job with reused outputs and of one with linear residuals,
     and `cached_difference` is the largest of these two to their solo runs. `controlled_difference` is that of jobs with
     control images, None without control nets for the pipeline.
-    `int8` and `blocks` are measured once for each model.
+    `int8`, `blocks` and `two_devices` are measured once for each model.
     """
 
     largest_difference: float
@@ -49,6 +50,7 @@ class Outcome:
     controlled_difference: float | None
     int8: Difference
     blocks: Difference
+    two_devices: Difference
 
 
 @dataclass
@@ -68,7 +70,7 @@ class Joining(EventRecorder):
 def run(cell: Cell, folder: Path, *, variants: bool = False) -> Outcome:
     """Run a cell in `folder` and check its expectations; raises `AssertionError`.
 
-    With `variants` also with int8 weights and with compiled blocks, which takes as long again.
+    With `variants` also with int8 weights, with compiled blocks and over two devices, which takes as long again.
     """
     with cell.around(), as_floats():
         source = folder if (folder / "model_index.json").exists() else cell.build(cell.tiny, folder)
@@ -81,12 +83,12 @@ def run(cell: Cell, folder: Path, *, variants: bool = False) -> Outcome:
         refusals = _refused(cell, source)
         skipped, cached_difference = _cached(cell, source)
         controlled = _controlled(cell, source)
-        int8, blocks = _variants(cell, source, plain) if variants else ("", "")
+        int8, blocks, two_devices = _variants(cell, source, plain) if variants else ("", "", "")
     assert recorder.rows[0] == cell.first_rows, f"{recorder.rows}: {recorder.finished[jobs[0].id].batching}"
     late = [recorder.finished[job.id].batching for job in cell.joining_jobs()]
     assert all(batching.max_jobs > 1 for batching in late), f"{recorder.rows}: joined no batch: {late}"
     tasks = sorted({job.task.value for job in jobs})
-    differences = (cached_difference, controlled, int8, blocks)
+    differences = (cached_difference, controlled, int8, blocks, two_devices)
     return Outcome(largest, recorder.rows, tasks, len(late), refusals, skipped, *differences)
 
 
@@ -178,13 +180,16 @@ def _controlled(cell: Cell, source: Path) -> float | None:
     return max(off)
 
 
-def _variants(cell: Cell, source: Path, plain: dict[tuple[str, int], PlainResult]) -> tuple[Difference, Difference]:
-    """Return the differences with int8 weights and compiled blocks, measured in the first cell of a model."""
+def _variants(
+    cell: Cell, source: Path, plain: dict[tuple[str, int], PlainResult]
+) -> tuple[Difference, Difference, Difference]:
+    """Return the differences with int8 weights, compiled blocks and two devices, of the first cell of a model."""
     if cell.tiny not in _VARIANTS:
         _VARIANTS[cell.tiny] = int8_difference(cell, source), blocks_difference(cell, source, plain)
-    for name, difference in zip(("int8", "blocks"), _VARIANTS[cell.tiny], strict=True):
+    differences = (*_VARIANTS[cell.tiny], devices_difference(cell, source))
+    for name, difference in zip(("int8", "blocks", "two devices"), differences, strict=True):
         assert isinstance(difference, str) or difference <= TOLERANCE, f"{name}: {difference}"
-    return _VARIANTS[cell.tiny]
+    return differences
 
 
 def plain_results(source: Path, jobs: list[Job]) -> dict[tuple[str, int], PlainResult]:

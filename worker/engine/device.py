@@ -62,6 +62,19 @@ def device_facts(name: str | None) -> DeviceFacts:
     return DeviceFacts("cuda", torch.cuda.get_device_name(device), free, total)
 
 
+def device_of_rank(rank: int, devices: int, first: torch.device) -> torch.device:
+    """Return the device of a rank, `first` being that of rank 0; raises `ValueError` if there are not enough."""
+    if first.type == "cpu":
+        return first
+    start, present = first.index or 0, torch.cuda.device_count()
+    if start + devices > present:
+        raise ValueError(
+            f"devices = {devices} needs {devices} GPUs from cuda:{start} on, and this worker sees {present}; give it "
+            "more (CUDA_VISIBLE_DEVICES) or lower devices"
+        )
+    return torch.device(first.type, start + rank)
+
+
 def measure_peak_memory(device: torch.device) -> Callable[[], int | None]:
     """Start a measurement; the returned function returns the peak bytes allocated since then, in addition to those
     allocated at the start. None if torch does not count the device's memory.

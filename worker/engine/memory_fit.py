@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import huggingface_hub
+import torch
 
 from shared.config import models_file, settings
 from shared.config.models_file import ModelSpec
@@ -51,6 +52,16 @@ def check_model(spec: ModelSpec, device_type: str, most_bytes: int) -> DeviceVer
         return DeviceVerdict("failed", f"{error.filename}: {error.strerror}", "correct the path in the models file")
 
 
+def check_devices(spec: ModelSpec, first: torch.device) -> DeviceVerdict | None:
+    """Return the failure of a model over more devices than there are from `first` on, None if there are enough."""
+    try:
+        device.device_of_rank(0, spec.devices, first)
+    except ValueError as error:
+        seen, _, remedy = str(error).partition("; ")
+        return DeviceVerdict("failed", seen, remedy)
+    return None
+
+
 def _folder(spec: ModelSpec) -> Path | None:
     if spec.is_folder:
         return Path(spec.source) if Path(spec.source).is_dir() else None
@@ -67,7 +78,8 @@ def _main(config: Settings) -> None:
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     most_bytes = config.gpu_memory_bytes or facts.total_bytes or physical
     for spec in models_file.load(config.models, config.batch_rules):
-        found = check_model(spec, facts.kind, most_bytes)
+        too_few = check_devices(spec, device.choose_device(config.device))
+        found = too_few or check_model(spec, facts.kind, most_bytes)
         print(json.dumps({"name": f"memory for {spec.id}", **found._asdict()}), flush=True)
 
 

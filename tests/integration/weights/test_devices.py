@@ -21,14 +21,16 @@ from tiny import registry
 from shared.config.models_file import Limits, ModelSpec
 from shared.errors import ModelUnavailable
 from shared.job import Job, Task
-from worker.engine.parallel import context_parallel, rank_group
-from worker.engine.parallel.context_parallel import device_of_rank
+from worker.engine import memory_fit
+from worker.engine.device import device_of_rank
+from worker.engine.parallel import rank_group
 from worker.engine.parallel.rank_group import RankLost
 from worker.engine.pipelines import loading
 from worker.engine.protocol import ForwardDone
 
 pytestmark = [pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY), pytest.mark.filterwarnings("ignore::FutureWarning")]
 CPU = torch.device("cpu")
+REMEDY = "give it more (CUDA_VISIBLE_DEVICES) or lower devices"
 SPLIT = {"flux": Task.TEXT_TO_IMAGE, "qwen-image": Task.TEXT_TO_IMAGE, "wan-2.1-t2v": Task.TEXT_TO_VIDEO}
 
 
@@ -191,8 +193,11 @@ def test_a_rank_that_ends_while_it_loads_fails_the_load(
 
 
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context_parallel.torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     ranks = [device_of_rank(rank, 2, torch.device("cuda:1")) for rank in range(2)]
     assert ranks == [torch.device("cuda:1"), torch.device("cuda:2")]
     with pytest.raises(ValueError, match="devices = 2 needs 2 GPUs from cuda:2 on, and this worker sees 3"):
         device_of_rank(0, 2, torch.device("cuda:2"))
+    verdict = memory_fit.check_devices(a_spec(Path("a"), devices=4), torch.device("cuda"))
+    assert verdict == ("failed", "devices = 4 needs 4 GPUs from cuda:0 on, and this worker sees 3", REMEDY)
+    assert memory_fit.check_devices(a_spec(Path("a"), devices=3), torch.device("cuda")) is None

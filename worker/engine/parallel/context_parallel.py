@@ -47,19 +47,6 @@ def check_divisible(folder: Path, devices: int) -> None:
             raise ValueError(f"devices = {devices}: {name} has {heads} attention heads; use a divisor of {heads}")
 
 
-def device_of_rank(rank: int, devices: int, first: torch.device) -> torch.device:
-    """Return the device of a rank, `first` being that of rank 0; raises `ValueError` if there are not enough."""
-    if first.type == "cpu":
-        return first
-    start, present = first.index or 0, torch.cuda.device_count()
-    if start + devices > present:
-        raise ValueError(
-            f"devices = {devices} needs {devices} GPUs from cuda:{start} on, and this worker sees {present}; give it "
-            "more (CUDA_VISIBLE_DEVICES) or lower devices"
-        )
-    return torch.device(first.type, start + rank)
-
-
 def join_group(rank: int, devices: int, device: torch.device, rendezvous: Path) -> None:
     """Make this process a rank of the group that meets at the file `rendezvous`; waits for the others."""
     if dist.is_initialized():

@@ -17,14 +17,15 @@ import torch
 
 from shared.config.models_file import ModelSpec
 from worker.engine.channel import Channel
+from worker.engine.device import device_of_rank
 from worker.engine.parallel.broadcast import ForwardMessage, describe, send
-from worker.engine.parallel.context_parallel import device_of_rank, join_group, leave_group, split_denoisers
+from worker.engine.parallel.context_parallel import join_group, leave_group, split_denoisers
 from worker.engine.parallel.rank_process import RankSetUp
 
 log = structlog.get_logger()
 
 END_TIMEOUT_S = 5.0
-# Within which ranks fail at the same operation; one that fails alone leaves the others waiting in a collective call.
+# Within which ranks fail at the same operation; one that fails by itself leaves the others in a collective call.
 SKEW_S = 10.0
 
 
