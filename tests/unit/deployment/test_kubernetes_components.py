@@ -251,3 +251,10 @@ def test_the_endpoint_of_the_trial_follows_its_service() -> None:
         one["valueFrom"]["configMapKeyRef"]["key"] for one in bucket["env"] if "configMapKeyRef" in one["valueFrom"]
     }
     assert read == {"FUSEQUEUE_S3_ENDPOINT_URL", "FUSEQUEUE_S3_BUCKET"}
+
+
+def test_workers_of_a_model_over_two_devices_have_two_gpus_and_shared_memory() -> None:
+    container = pod_of(named(render(("two-gpus",)), "Deployment", "fusequeue-worker"))["containers"][0]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    mounts = {one["mountPath"] for one in container["volumeMounts"]}
+    assert {"/dev/shm", "/etc/fusequeue/models.toml", "/models", "/tmp"} == mounts
