@@ -167,7 +167,8 @@ def _failing(**_arguments: Any) -> None:
 @pytest.mark.parametrize(
     ("family", "devices", "message"),
     [
-        ("sd", 2, "devices = 2: UNet2DConditionModel cannot be split; remove the key; those that can: Chrono"),
+        ("sd", 2, "devices = 2: UNet2DConditionModel cannot be split; remove the key; those that can: Flux2"),
+        ("ltx-video", 2, "devices = 2: LTXVideoTransformer3DModel cannot be split"),
         ("ltx-2", 2, "devices = 2: LTX2VideoTransformer3DModel cannot be split"),
         ("helios", 2, "devices = 2: HeliosTransformer3DModel cannot be split"),
         ("flux", 3, "devices = 3: FluxTransformer2DModel has 2 attention heads; use a divisor of 2"),

@@ -22,12 +22,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shared.signature import denoisers_of
 
-# Others have a plan in diffusers that fails (LTX-2, Helios), or that no test compares with one device.
+# Others have no plan in diffusers, one that fails (LTX-Video, LTX-2, Helios), or one that no test compares with one
+# device.
 SUPPORTED = (
-    "ChronoEditTransformer3DModel",
     "Flux2Transformer2DModel",
     "FluxTransformer2DModel",
-    "LTXVideoTransformer3DModel",
     "QwenImageTransformer2DModel",
     "WanTransformer3DModel",
 )
