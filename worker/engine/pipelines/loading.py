@@ -56,8 +56,8 @@ log = structlog.get_logger()
 _LOADER: Pipeline = DiffusionPipeline
 # While weights load, accelerate patches torch.nn.Module for the whole process: two loads at once leave empty weights.
 _ONE_LOAD = threading.Lock()
-# Between self-checks without memory, which take about a second of a large GPU.
 _LOAD_ERRORS = (OSError, ValueError, TypeError, AttributeError, ImportError, RuntimeError, KeyError)
+# Between self-checks without memory, which take about a second of a large GPU.
 FIRST_RECHECK_S = 10.0
 LONGEST_RECHECK_S = 300.0
 
