@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.config.adapters import Adapter
 from shared.config.controls import Control
 from shared.config.step_schedules import StepSchedule
 
@@ -130,13 +131,6 @@ class InputRef(_Frozen):
     bytes: int
     width: int
     height: int
-
-
-class Adapter(_Frozen):
-    """An allowed LoRA adapter and its weight."""
-
-    id: str
-    scale: float = 1.0
 
 
 class Job(_Frozen):

@@ -3,19 +3,19 @@
 import re
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from shared.config.adapters import resolve_adapters
 from shared.config.controls import Control, resolve_controls
-from shared.config.models_file import AdapterSpec, Catalog, ModelSpec, References
+from shared.config.models_file import Catalog, ModelSpec, References
 from shared.config.settings import Settings
 from shared.errors import FetchRefused, InputRejected, InvalidRequest
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.inputs.store import InputStore
-from shared.job import Adapter, InputRef, Job, OutputFormat, Task, Webhook
+from shared.job import InputRef, Job, OutputFormat, Task, Webhook
 from shared.queue import Queue, Submission
-from shared.request import MAX_SEED, AdapterChoice, JobRequest, task_of
+from shared.request import MAX_SEED, JobRequest, task_of
 from shared.runtime.clock import new_id, now_ms
 from shared.signature import signature
 from shared.storage import Storage
@@ -328,31 +328,6 @@ def _task_fields(request: JobRequest, spec: ModelSpec, task: Task, inputs: Input
     else:
         values["layers"] = _default(request.layers, defaults.layers)
     return values
-
-
-def resolve_adapters(
-    choices: Sequence[AdapterChoice], allowed: Sequence[AdapterSpec], limit: int
-) -> tuple[Adapter, ...]:
-    """Return the adapters of a job, or raise `InvalidRequest` for the first that is not allowed."""
-    if len(choices) > limit:
-        raise InvalidRequest(f"too many adapters: {len(choices)}; at most {limit} are allowed", param="adapters")
-    specs = {spec.id: spec for spec in allowed}
-    chosen: dict[str, Adapter] = {}
-    for at, choice in enumerate(choices):
-        spec, param = specs.get(choice.id), f"adapters.{at}"
-        if spec is None:
-            known = ", ".join(specs) or "none"
-            raise InvalidRequest(f"unknown adapter: {choice.id!r}; available: {known}", param=f"{param}.id")
-        if choice.id in chosen:
-            raise InvalidRequest(f"duplicate adapter: {choice.id!r}", param=f"{param}.id")
-        scale = spec.scale if choice.scale is None else choice.scale
-        if abs(scale) > spec.max_scale:
-            raise InvalidRequest(
-                f"invalid scale of adapter {choice.id!r}: {scale}; use {-spec.max_scale} to {spec.max_scale}",
-                param=f"{param}.scale",
-            )
-        chosen[choice.id] = Adapter(id=choice.id, scale=scale)
-    return tuple(chosen.values())
 
 
 def _default(value: T | None, default: T) -> T:

@@ -6,8 +6,9 @@ from typing import Annotated, Any, TypeVar, get_args
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from shared.config.adapters import MAX_ADAPTERS, AdapterChoice
 from shared.config.controls import MAX_CONTROLS, ControlChoice
-from shared.config.models_file import MAX_ADAPTERS, MAX_FPS, MAX_INPUT_IMAGES, ModelSpec
+from shared.config.models_file import MAX_FPS, MAX_INPUT_IMAGES, ModelSpec
 from shared.config.step_schedules import Choice, StepSchedule
 from shared.errors import InvalidRequest
 from shared.job import OutputFormat, Priority, Task
@@ -43,15 +44,6 @@ def _read_step_cache(value: Any) -> Any:
 
 
 StepCacheChoice = Annotated[Choice | StepSchedule | None, BeforeValidator(_read_step_cache)]
-
-
-class AdapterChoice(BaseModel):
-    """An adapter in a request."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    id: Annotated[str, Field(max_length=128, description="One of the model's `adapters`.")]
-    scale: Annotated[float | None, Field(description="Weight of the adapter. Unset: its default.")] = None
 
 
 class JobRequest(BaseModel):

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from shared.config.adapters import MAX_ADAPTERS, AdapterSpec
 from shared.config.batch_rules import BatchRules, fault_text, load_batch_rules
 from shared.config.controls import MAX_CONTROLS, ControlSpec, controls_fault
 from shared.config.step_schedules import StepCaching
@@ -25,7 +26,6 @@ from shared.signature import Mixable, denoisers_of, mixable_fields
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 MAX_INPUT_IMAGES = 16
 MAX_FPS = 120
-MAX_ADAPTERS = 16
 MAX_DEVICES = 16
 Dimension = Annotated[int, Field(ge=16, le=8192)]
 
@@ -116,43 +116,6 @@ class References(_Table):
         step, limit = self.multiple_of, max(1, self.pixels // self.multiple_of**2)
         columns, rows = (min(limit, max(1, round(side * scale / step))) for side in (width, height))
         return columns * step, rows * step
-
-
-class AdapterSpec(BaseModel):
-    """An allowed adapter. `source` is a folder, a file or a hub id.
-
-    `weight_name` is the file in it, optional for a folder with a single one. `component` is the denoiser of the weights
-    if the model has two and the file does not name one. `scale` is the default; |scale| is at most `max_scale`.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    id: Identifier
-    source: str
-    revision: str | None = None
-    weight_name: Annotated[str | None, Field(pattern=r"^[^/\\]+\.safetensors$")] = None
-    component: str | None = None
-    scale: float = 1.0
-    max_scale: Annotated[float, Field(gt=0)] = 2.0
-
-    @model_validator(mode="after")
-    def _scale_is_allowed(self) -> AdapterSpec:
-        if abs(self.scale) > self.max_scale:
-            raise ValueError(f"scale {self.scale} is above max_scale {self.max_scale}")
-        return self
-
-    @property
-    def is_local(self) -> bool:
-        return Path(self.source).is_absolute()
-
-    def resolve_path(self, folder: Path) -> AdapterSpec:
-        """Return the spec with an absolute `source` if it exists in `folder`; raises `ValueError` if it is nowhere."""
-        path = (folder / self.source).resolve()
-        if path.exists():
-            return self.model_copy(update={"source": str(path)})
-        if not self.is_local and self.weight_name is None:
-            raise ValueError(f"adapter {self.id!r}: no such folder: {self.source!r}; a hub id needs a weight_name")
-        return self
 
 
 class ModelSpec(_Table):

@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.config.adapters import Adapter
 from shared.config.step_schedules import StepSchedule
-from shared.job import Adapter, Artifact, InputRef, Job, JobRecord, OutputFormat, Phase, Priority, State, Task
+from shared.job import Artifact, InputRef, Job, JobRecord, OutputFormat, Phase, Priority, State, Task
 from shared.queue_reason import QueueReason
 
 

@@ -13,8 +13,9 @@ from diffusers import DiffusionPipeline
 from parity.running import TOLERANCE
 
 from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
-from shared.config.models_file import AdapterSpec, ModelSpec
-from shared.job import Adapter, Job
+from shared.config.adapters import Adapter, AdapterSpec
+from shared.config.models_file import ModelSpec
+from shared.job import Job
 from worker.engine.pipelines.call_arguments import arguments_for, make_results, set_guidance
 from worker.engine.pipelines.input_images import InputImages
 from worker.engine.protocol import EngineEvent, JobFinished

@@ -28,6 +28,7 @@ from api.http.bodies import read_body, read_form
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import event_stream, problems
 from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, sse_message, sse_response
+from shared.config.adapters import AdapterChoice
 from shared.config.models_file import MAX_INPUT_IMAGES
 from shared.errors import InvalidRequest, NotFound, Unavailable
 from shared.job import Job, JobRecord, State
@@ -43,7 +44,7 @@ from shared.protocols.openai.images import (
     response_fields,
     usage,
 )
-from shared.request import AdapterChoice, JobRequest
+from shared.request import JobRequest
 from shared.runtime import strict_json
 from shared.runtime.clock import now_ms
 

@@ -22,10 +22,11 @@ from api.http.bodies import read_form
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import problems
 from api.routes.artifacts import OBJECT_RESPONSES, ConditionsDep, object_response
+from shared.config.adapters import AdapterChoice
 from shared.errors import Conflict, InvalidRequest, NotFound
 from shared.job import JobRecord, State
 from shared.protocols.openai.videos import VideoFields, parse_video_request, video_job_id, video_object
-from shared.request import AdapterChoice, JobRequest
+from shared.request import JobRequest
 from shared.runtime import strict_json
 
 router = APIRouter(prefix="/v1/videos", tags=["OpenAI"])

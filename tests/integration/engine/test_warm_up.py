@@ -15,7 +15,8 @@ from harness import jobs as factory
 from harness.engine import EngineHarness, EventRecorder, a_job, a_spec
 from pydantic import ValidationError
 
-from shared.config.models_file import AdapterSpec, ModelSpec
+from shared.config.adapters import AdapterSpec
+from shared.config.models_file import ModelSpec
 from worker.engine.pipelines.loading import locate
 from worker.engine.pipelines.weights import compiling
 

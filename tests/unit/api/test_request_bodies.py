@@ -8,9 +8,10 @@ import pytest
 from openai._qs import Querystring
 
 from api.compat.openai.request_bodies import numeric_fields, parse_form
+from shared.config.adapters import AdapterChoice
 from shared.errors import InvalidRequest
 from shared.protocols.openai.images import ImageFields
-from shared.request import AdapterChoice, JobRequest
+from shared.request import JobRequest
 
 NUMERIC = numeric_fields(JobRequest, ImageFields, AdapterChoice)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared.job import Adapter
+from shared.config.adapters import Adapter
 from worker.engine.lora.adapter_files import LowRank
 from worker.engine.lora.per_row import ModelAdapters, RowAdapters, Span, adapter_key, spans
 

@@ -20,11 +20,12 @@ from api.compat.openai.request_bodies import numeric_fields, parse_form
 from api.compat.replicate.predictions import PredictionRequest, webhook_fields
 from api.routes.webhooks import EndpointChange, EndpointRequest
 from shared.config import models_file
+from shared.config.adapters import AdapterChoice
 from shared.errors import InvalidRequest, NotFound
 from shared.protocols.openai.images import ImageFields, parse_image_request
 from shared.protocols.openai.videos import VideoFields, parse_video_request
 from shared.protocols.replicate.prediction_inputs import JOB_FIELDS, ReplicateFields, parse_input
-from shared.request import AdapterChoice, JobRequest, parse, validated
+from shared.request import JobRequest, parse, validated
 from shared.runtime import strict_json
 
 CATALOG = models_file.load(Path(__file__).resolve().parents[3] / "models.toml")

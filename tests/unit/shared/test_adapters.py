@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from shared.config import models_file
-from shared.config.models_file import AdapterSpec
+from shared.config.adapters import Adapter, AdapterChoice, AdapterSpec, resolve_adapters
 from shared.errors import ConfigurationError, InvalidRequest
-from shared.job import Adapter, Job
-from shared.job_builder import check_limits, resolve_adapters
-from shared.request import AdapterChoice, parse
+from shared.job import Job
+from shared.job_builder import check_limits
+from shared.request import parse
 from shared.signature import denoisers_of, mixable_fields, signature
 
 ALLOWED = (

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import structlog
 
+from shared.config.adapters import Adapter
 from shared.config.models_file import Catalog, ModelSpec
-from shared.job import Adapter, Job
+from shared.job import Job
 from shared.queue import Claim
 from shared.runtime import metrics
 from shared.signature import mismatched_fields, signature

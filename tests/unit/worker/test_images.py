@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shared.job import Adapter, Job, OutputFormat
+from shared.config.adapters import Adapter
+from shared.job import Job, OutputFormat
 from worker.output.image_encoding import encode
 
 PROMPT = 'a "red" circle — 🎨 on blue'

@@ -273,8 +273,7 @@ class ParkedCall:
 
 
 def _park(shared_method: SharedMethod, *args: Any, **kwargs: Any) -> Any:
-    task = current_task()
-    if task is None:
+    if (task := current_task()) is None:
         return shared_method.run(*args, **kwargs)
     step_cache = task.step_cache if shared_method.stage is Stage.DENOISE else None
     call = ParkedCall(shared_method, args, kwargs)

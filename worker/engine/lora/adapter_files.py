@@ -19,7 +19,7 @@ from huggingface_hub import hf_hub_download
 from peft.utils.other import get_pattern_key
 from safetensors import safe_open
 
-from shared.config.models_file import AdapterSpec
+from shared.config.adapters import AdapterSpec
 from shared.errors import AdapterUnavailable
 from worker.engine.pipelines.clones import Pipeline
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from shared.job import Adapter
+from shared.config.adapters import Adapter
 from shared.signature import ADAPTERS_PER_ROW
 from worker.engine.fusion.batch_key import StackingError
 from worker.engine.lora.adaptable import make_adaptable

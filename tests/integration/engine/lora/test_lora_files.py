@@ -15,7 +15,7 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 from tiny import lora, registry
 
-from shared.config.models_file import AdapterSpec
+from shared.config.adapters import AdapterSpec
 from worker.engine.fusion.module_proxy import shared_methods_of
 from worker.engine.lora.adapter_files import Changes, check_fit, combine, locate, move, read
 from worker.engine.lora.per_row import AdapterKey, RowAdapters
