@@ -244,7 +244,7 @@ def small_wan() -> Pipeline:
 
 
 def two_layers_of_wan() -> Pipeline:
-    """Wan 2.1 1.3B with 2 of its 30 layers, each of full width. As in it, the VAE has a small part of a video's time."""
+    """Wan 2.1 1.3B with 2 of its 30 layers, each of full width. As in it, the VAE takes a small part of the time."""
     vae = {"base_dim": 4, "dim_mult": [1, 1, 1, 1]}
     return _wan(vae, num_attention_heads=12, attention_head_dim=128, ffn_dim=8960, num_layers=2)
 
