@@ -65,7 +65,7 @@ lint: $(READY)
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose/compose.yaml
 
 bench: $(READY)
-	for name in simulate swaps fleet syncs engine preempt interactive over_http step_cache pool; do $(BIN)/python -m bench.$$name || exit; done
+	for name in simulate swaps fleet syncs engine preempt interactive over_http step_cache pool devices; do $(BIN)/python -m bench.$$name || exit; done
 
 # A million queued jobs (about 4 GB), and ten thousand event streams.
 bench-scale: $(READY)
