@@ -12,7 +12,7 @@ from parity.cells import LONG, small_images
 from tiny import registry
 
 from shared.job import Task
-from worker.engine.fusion.architectures import ARCHITECTURES
+from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)

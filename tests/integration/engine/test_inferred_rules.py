@@ -15,7 +15,7 @@ from tiny import registry
 
 from shared.config.models_file import Defaults, Limits
 from shared.job import Task
-from worker.engine.fusion.architectures import ARCHITECTURES
+from worker.engine.fusion.architectures.registry import ARCHITECTURES
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)
 

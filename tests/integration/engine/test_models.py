@@ -20,7 +20,7 @@ from tiny import registry
 from shared.config.models_file import Limits
 from shared.errors import ModelUnavailable
 from shared.job import InputRef, Task
-from worker.engine.fusion.architectures import ARCHITECTURES
+from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.fusion.stacking_rules import Argument, Kind, StackingRules
 from worker.engine.pipelines import loading
 

@@ -11,7 +11,7 @@ from harness.engine import DIFFUSERS_AND_NUMPY, EngineHarness, EventRecorder, a_
 from tiny import registry
 
 from shared.job import Task
-from worker.engine.fusion.architectures import ARCHITECTURES
+from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.fusion.stacking_rules import StackingRules
 
 pytestmark = pytest.mark.filterwarnings(DIFFUSERS_AND_NUMPY)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -182,15 +184,10 @@ def test_a_model_that_cannot_be_split_fails_its_load(
         loading.load(a_spec(folder, devices=devices), folder, CPU)
 
 
-def test_a_rank_that_ends_while_it_loads_fails_the_load(
-    models: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Here its interpreter does not find the packages."""
-    monkeypatch.setenv("PYTHONPATH", str(models))
-    monkeypatch.chdir(models)
+def test_a_rank_that_ends_while_it_loads_fails_the_load(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(ModelUnavailable, match="devices = 2: a rank ended while it loaded; see the log"):
         loading.load(split_spec(models / "flux"), models / "flux", CPU)
-    assert "No module named" in capfd.readouterr().err
 
 
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

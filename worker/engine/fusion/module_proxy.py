@@ -17,7 +17,7 @@ import torch
 
 from shared.signature import DENOISERS
 from worker.engine.device import send
-from worker.engine.fusion.architectures import ARCHITECTURES
+from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.fusion.batch_key import add_substitutes, batch_key, count_rows, exact_key, holds_objects
 from worker.engine.fusion.inferred_rules import MAX_GUESSES
 from worker.engine.fusion.private_changes import Change, applied

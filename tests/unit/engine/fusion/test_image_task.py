@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shared.errors import InferenceFailed, JobError, OutOfMemory
-from worker.engine.fusion.architectures import ARCHITECTURES
+from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.fusion.fused_call import FusedCall
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ModuleProxy, ParkedCall, SharedMethod, shared_methods_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.engine.fusion.architectures import ARCHITECTURES
+from worker.engine.fusion.architectures.registry import ARCHITECTURES
 from worker.engine.fusion.fused_call import FusedCall
 from worker.engine.fusion.image_task import ImageTask
 from worker.engine.fusion.module_proxy import ModuleProxy, shared_methods_of

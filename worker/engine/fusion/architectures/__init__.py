@@ -1,0 +1,1 @@
+"""Stacking rules of the known architectures, as plain data."""
