@@ -7,8 +7,8 @@ when a model is loaded. A denoiser that is not listed is tried with inferred rul
 from collections.abc import Mapping
 
 from worker.engine.fusion.architectures.image_denoisers import CONTROL_NETS, IMAGE_DENOISERS
-from worker.engine.fusion.stacking_rules import UNUSED, Methods, forward, rules_for
 from worker.engine.fusion.architectures.video_denoisers import VIDEO_DENOISERS
+from worker.engine.fusion.stacking_rules import UNUSED, Methods, forward, rules_for
 
 _TEXT = forward("input_ids", "attention_mask")
 _PIXELS = forward("pixel_values")
