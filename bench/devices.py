@@ -2,7 +2,7 @@
 
 The devices are ranks on CPU cores, with one torch thread each, so the machine needs two idle cores. In turns,
 `fusequeue up` (Redis, API, one worker, storage in a folder) is started with `devices = 1` and with `devices = 2`, on
-the same random weights: two layers of Wan 2.1 1.3B, with a tiny text encoder and VAE, as nearly all of the time is the
+the same random weights: one layer of Wan 2.1 1.3B, with a tiny text encoder and VAE, as nearly all of the time is the
 denoiser's in the whole model. Clients submit a job, wait for it, fetch its video and submit the next. Figures are
 medians over the turns; `--json FILE` saves them.
 """
@@ -25,7 +25,7 @@ from bench.engine import shapes
 from bench.over_http import up
 
 DEVICES = (1, 2)
-MODEL = "wan-2-layers"
+MODEL = "wan-1-layer"
 FRAMES = 9
 MODELS_FILE = """
 [[model]]
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--videos", type=int, default=4, help="measured in each turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--side", type=int, default=192)
+    parser.add_argument("--side", type=int, default=288)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     load, shape = ClientLoad(options.clients, options.videos), VideoShape(options.side, options.steps)

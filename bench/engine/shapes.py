@@ -243,10 +243,10 @@ def small_wan() -> Pipeline:
     return _wan(vae, num_attention_heads=2, attention_head_dim=12, ffn_dim=48, num_layers=2)
 
 
-def two_layers_of_wan() -> Pipeline:
-    """Wan 2.1 1.3B with 2 of its 30 layers, each of full width. As in it, the VAE takes a small part of the time."""
-    vae = {"base_dim": 4, "dim_mult": [1, 1, 1, 1]}
-    return _wan(vae, num_attention_heads=12, attention_head_dim=128, ffn_dim=8960, num_layers=2)
+def one_layer_of_wan() -> Pipeline:
+    """Wan 2.1 1.3B with one of its 30 layers, of full width. As in it, the VAE takes a small part of the time."""
+    vae = {"base_dim": 2, "dim_mult": [1, 1, 1, 1]}
+    return _wan(vae, num_attention_heads=12, attention_head_dim=128, ffn_dim=8960, num_layers=1)
 
 
 def _wan(vae: dict[str, Any], **sizes: Any) -> Pipeline:
@@ -281,7 +281,7 @@ SHAPES: dict[str, Callable[[], Pipeline]] = {
 }
 
 
-VIDEO_SHAPES: dict[str, Callable[[], Pipeline]] = {"wan": small_wan, "wan-2-layers": two_layers_of_wan}
+VIDEO_SHAPES: dict[str, Callable[[], Pipeline]] = {"wan": small_wan, "wan-1-layer": one_layer_of_wan}
 
 
 def disable_progress_bars() -> None:
