@@ -26,12 +26,12 @@ from api.submission import (
     SubmissionOrReplay,
     build_submission,
     idempotency,
+    parse_job,
     result_label,
     submit_entries,
 )
 from shared.errors import FusequeueError, PayloadTooLarge
 from shared.queue import Submission, SubmitResult
-from shared.request import parse
 from shared.runtime import metrics, strict_json
 from shared.runtime.asyncio_tools import cancel_and_wait
 
@@ -181,7 +181,7 @@ class BulkSubmission:
         if line.raw is None:
             return PayloadTooLarge(f"the line is longer than {self.max_line_bytes} bytes", param="line")
         try:
-            request = parse(strict_json.decode(line.raw))
+            request = parse_job(strict_json.decode(line.raw), self._context.services)
             return await build_submission(request, self._context, idempotency(self._key, line.raw, line.number))
         except FusequeueError as error:
             return error

@@ -13,12 +13,11 @@ from api.context import Context, RequestContext
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import job_responses, json_body, problems
 from api.responses import existing_job, job_response
-from api.submission import IdempotencyKey, idempotency, submit
+from api.submission import IdempotencyKey, idempotency, parse_job, submit
 from api.waiting import preferred_wait_s
 from shared.errors import Conflict, InvalidRequest, Unavailable
 from shared.job import JobRecord, State
 from shared.protocols.native import JobObject, job_object
-from shared.request import parse
 from shared.runtime import strict_json
 from shared.runtime.shares import SharedPool, SharedTurns
 
@@ -48,7 +47,7 @@ async def submit_job(request: Request, context: Context, key: IdempotencyKey = N
     """Submit a job. It is stored before the response; with `Prefer: wait=n` the response can be the finished job."""
     require_type(request, JSON_TYPES)
     raw = await request.body()
-    accepted = await submit(parse(strict_json.decode(raw)), context, idempotency(key, raw))
+    accepted = await submit(parse_job(strict_json.decode(raw), context.services), context, idempotency(key, raw))
     record = accepted.record
     headers = {"Location": context.job_url(record.job.id)}
     if accepted.replayed:

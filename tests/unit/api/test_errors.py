@@ -36,11 +36,13 @@ def error_of(response: httpx.Response) -> tuple[int, str, str | None]:
     """Check the form of an error, and return its status, code and field."""
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
-    assert set(problem) == {"type", "title", "status", "detail", "code", "request_id", "error"}
+    assert set(problem) == {"type", "title", "status", "detail", "code", "request_id", "error", "errors"}
     assert set(problem["error"]) == {"message", "type", "param", "code"}
     assert problem["status"] == response.status_code
     assert problem["code"] == problem["error"]["code"]
     assert problem["detail"] == problem["error"]["message"]
+    first = problem["error"]
+    assert problem["errors"][0] == {name: first[name] for name in ("message", "param", "code")}
     assert problem["request_id"] == response.headers["x-request-id"]
     return response.status_code, problem["code"], problem["error"]["param"]
 
