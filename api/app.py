@@ -23,7 +23,7 @@ from api.http.middleware import BodyLimits, RequestLog
 from api.keys_required import KeysRequired
 from api.readiness import CHECK_TIMEOUT_S, Readiness
 from api.responses import QueuePositions
-from api.routes import artifacts, bulk, events, health, inputs, jobs, models, operations, webhooks
+from api.routes import artifacts, bulk, events, health, inputs, job_lists, jobs, models, operations, webhooks
 from api.waiting import Waiters
 from shared.config import models_file
 from shared.config.models_file import Catalog
@@ -43,9 +43,22 @@ EXPOSED_HEADERS = (
     *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
 )
 
+# Request headers of pages of other origins: ours, and those that the SDKs of OpenAI, Vercel, Replicate, Hugging Face and fal
+# send from browsers.
+ALLOWED_HEADERS = (
+    *("Authorization", "Cancel-After", "Content-Type", "Idempotency-Key", "If-Match", "If-None-Match", "If-Range"),
+    *("Last-Event-ID", "Prefer", "Range", "x-request-id", "x-wait-for-model", "x-use-cache"),
+    *(f"OpenAI-{name}" for name in ("Beta", "Organization", "Project")),
+    *(f"x-stainless-{name}" for name in ("arch", "async", "custom-poll-interval", "helper-method", "lang", "os")),
+    *(f"x-stainless-{name}" for name in ("package-version", "poll-helper", "raw-response", "read-timeout")),
+    *(f"x-stainless-{name}" for name in ("retry-count", "runtime", "runtime-version", "timeout")),
+    *(f"x-fal-{name}" for name in ("object-lifecycle-preference", "queue-priority", "request-timeout", "runner-hint")),
+    *("x-fal-store-io", "x-fal-target-url", "fal-api-key", "user-agent"),
+)
+
 _CORS: dict[str, Any] = {
-    "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
-    "allow_headers": ["Authorization", "Content-Type", "Idempotency-Key", "If-None-Match", "Last-Event-ID", "Prefer"],
+    "allow_methods": ["GET", "HEAD", "POST", "PATCH", "DELETE"],
+    "allow_headers": ALLOWED_HEADERS,
     "expose_headers": EXPOSED_HEADERS,
     "max_age": 600,
 }
@@ -97,7 +110,7 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
 
 
 def _include_routes(app: FastAPI) -> None:
-    native = (jobs, bulk, events, inputs, models, webhooks)
+    native = (jobs, job_lists, bulk, events, inputs, models, webhooks)
     for module in (*native, files, images, batches, videos, huggingface, replicate_predictions, replicate_models):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
     app.include_router(operations.router, dependencies=[ADMIN_SCOPE])

@@ -44,7 +44,7 @@ Redirect = Annotated[bool, Query(description="Respond with 307 to a signed URL i
 
 @router.head("/{job_id}/artifacts/{index}", include_in_schema=False)
 @router.get("/{job_id}/artifacts/{index}", response_class=Response, responses=OBJECT_RESPONSES)
-async def artifact(
+async def get_artifact(
     request: Request,
     job_id: str,
     index: int,
@@ -65,7 +65,7 @@ async def artifact(
     response_class=Response,
     responses=OBJECT_RESPONSES | {200: {"description": "A JPEG of the video's first frame.", **_CONTENT}},
 )
-async def thumbnail(
+async def get_thumbnail(
     request: Request,
     job_id: str,
     index: int,

@@ -60,7 +60,7 @@ _EXAMPLE = """{"line":1,"id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","replayed":false,"
         }
     },
 )
-async def submit_bulk(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
+async def submit_jobs(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
     """Submit one job per line. An invalid line gets an error that names its field; the other lines are submitted.
 
     With an `Idempotency-Key`, a request that is sent again enqueues no job twice: lines are identified by their

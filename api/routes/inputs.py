@@ -37,7 +37,7 @@ class InputObject(BaseModel):
     openapi_extra=upload_body(),
     responses=problems(400, 408, 413, 415, 422, 429, 503) | {201: {"model": InputObject}},
 )
-async def upload(request: Request, context: Context) -> Response:
+async def upload_input(request: Request, context: Context) -> Response:
     """Upload a PNG, JPEG or WebP as the multipart field `file`."""
     require_type(request, UPLOAD_TYPES)
     async with read_form(request, max_files=1, max_fields=4, max_text_bytes=OVERHEAD_BYTES) as form:

@@ -120,7 +120,7 @@ _CHANGE = request_body("application/json", {"schema": EndpointChange.model_json_
     openapi_extra=_CREATION,
     responses=problems(400, 409, 415, 422, 503) | {201: {"model": EndpointObject}},
 )
-async def create_endpoint(request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
+async def create_webhook(request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Create an endpoint; only this response contains its secret."""
     body = await _body(request, EndpointRequest)
     await _check_url(body.url, tenant, services)
@@ -137,26 +137,26 @@ async def create_endpoint(request: Request, tenant: Tenant, services: ServicesDe
 
 
 @router.get("", responses=problems(503))
-async def list_endpoints(tenant: Tenant, services: ServicesDep) -> EndpointList:
+async def list_webhooks(tenant: Tenant, services: ServicesDep) -> EndpointList:
     """List the endpoints, oldest first."""
     return EndpointList(data=[_endpoint(endpoint) for endpoint in await services.queue.webhooks.endpoints(tenant)])
 
 
 @router.get("/secret", responses=problems(503))
 @returns_secret
-async def account_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
+async def get_job_webhook_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
     """Return the secret that signs deliveries to the URLs of jobs; needs a key with the scope `jobs:write`."""
     return _secret(await services.queue.webhooks.account_secrets(tenant))
 
 
 @router.post("/secret/rotate", responses=problems(503))
-async def rotate_account_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
+async def rotate_job_webhook_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
     """Replace that secret; the previous one signs too for a day."""
     return _secret(await services.queue.webhooks.account_secrets(tenant, rotate=True))
 
 
 @router.get("/deliveries", responses=problems(422, 503))
-async def list_deliveries(
+async def list_webhook_deliveries(
     tenant: Tenant,
     services: ServicesDep,
     endpoint: Annotated[str | None, Query(max_length=64, description="Only deliveries to this endpoint.")] = None,
@@ -170,20 +170,20 @@ async def list_deliveries(
 @router.post(
     "/deliveries/{delivery_id}/redeliver", status_code=202, response_class=Response, responses=problems(404, 503)
 )
-async def redeliver(delivery_id: str, tenant: Tenant, services: ServicesDep) -> Response:
+async def redeliver_webhook(delivery_id: str, tenant: Tenant, services: ServicesDep) -> Response:
     """Deliver again with the same webhook id."""
     await services.queue.webhooks.redeliver(tenant, delivery_id)
     return Response(status_code=202)
 
 
 @router.get("/{endpoint_id}", responses=problems(404, 503))
-async def get_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
+async def get_webhook(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Read one endpoint."""
     return _endpoint(await services.queue.webhooks.endpoint(tenant, endpoint_id))
 
 
 @router.patch("/{endpoint_id}", openapi_extra=_CHANGE, responses=problems(400, 404, 415, 422, 503))
-async def change_endpoint(endpoint_id: str, request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
+async def change_webhook(endpoint_id: str, request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Change an endpoint; `{"enabled": true}` enables one that was disabled."""
     body = await _body(request, EndpointChange)
     if body.url is not None:
@@ -199,14 +199,14 @@ async def change_endpoint(endpoint_id: str, request: Request, tenant: Tenant, se
 
 
 @router.delete("/{endpoint_id}", status_code=204, responses=problems(404, 503))
-async def delete_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> Response:
+async def delete_webhook(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> Response:
     """Delete an endpoint; nothing more is sent to it."""
     await services.queue.webhooks.delete_endpoint(tenant, endpoint_id)
     return Response(status_code=204)
 
 
 @router.post("/{endpoint_id}/rotate", responses=problems(404, 503))
-async def rotate_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
+async def rotate_webhook_secret(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Replace the secret and return the new one; for a day deliveries carry signatures of both."""
     endpoint = await services.queue.webhooks.endpoint(tenant, endpoint_id)
     changed = endpoint.model_copy(update={"secrets": rotate_secrets(endpoint.secrets, now_ms())})
@@ -215,7 +215,7 @@ async def rotate_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDe
 
 
 @router.post("/{endpoint_id}/test", status_code=202, responses=problems(404, 503))
-async def test_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> dict[str, str]:
+async def test_webhook(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> dict[str, str]:
     """Send a `webhook.test` event and return the id of its delivery."""
     endpoint = await services.queue.webhooks.endpoint(tenant, endpoint_id)
     return {"delivery": await services.queue.webhooks.send_test(tenant, endpoint, new_id("test", now_ms()))}

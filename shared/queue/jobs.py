@@ -1,17 +1,18 @@
 """Jobs: submitting, reading, canceling and deleting them, their input images, and synchronous calls."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from shared.errors import FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
+from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
 from shared.job import InputRef, JobRecord, encode
 from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import QueueComponent, translated
+from shared.queue.paging import start_after
 from shared.queue.records import QueuePosition, Submission, SubmitResult, paired, record
 from shared.queue.scripts import SubmitArgs
-from shared.runtime.clock import id_time_ms
 
 MAX_SUBMISSIONS = 500
 """Jobs per script: more would block Redis for over 5 ms."""
@@ -98,47 +99,41 @@ class Jobs(QueueComponent):
         batch_id: str | None = None,
         after: str | None = None,
         limit: int = 20,
-        created_after_ms: int | None = None,
-        created_before_ms: int | None = None,
+        created_ms: tuple[float, float] = (0, math.inf),
+        newest_first: bool = True,
     ) -> tuple[list[JobRecord], str | None]:
-        """Return up to `limit` jobs of a tenant, newest first, and the cursor `after` of the next page, if any.
+        """Return up to `limit` jobs of a tenant, and the cursor `after` of the next page, if any.
 
-        `after` is the id of the last job seen, which can have been deleted. `created_after_ms` is inclusive,
-        `created_before_ms` exclusive.
+        `after` is the id of the last job seen, which can have been deleted. `created_ms`: first, and end.
         """
         index = self._keys.jobs(tenant) if batch_id is None else self._keys.batch_jobs(tenant, batch_id)
         limit = max(1, min(limit, MAX_LISTED))
-        start = await self._start(index, after, created_before_ms)
+        with translated():
+            start = await self._start(index, after, created_ms, newest_first)
         found: list[JobRecord] = []
         for _ in range(_LIST_ROUNDS):
             wanted = limit - len(found)
             with translated():
-                rows = await self._redis.zrange(index, start, start + wanted, desc=True, withscores=True)
+                rows = await self._redis.zrange(index, start, start + wanted, desc=newest_first, withscores=True)
             start += wanted
-            ids = [row[0] for row in rows if created_after_ms is None or row[1] >= created_after_ms]
+            ids = [row[0] for row in rows if created_ms[0] <= row[1] < created_ms[1]]
             more = len(ids) > wanted
             found += [one for one in await self.get_many(ids[:wanted]) if one is not None]
             if not more or len(found) >= limit:
                 return found, found[-1].job.id if more and found else None
         return found, found[-1].job.id if found else None
 
-    async def _start(self, index: str, after: str | None, before_ms: int | None) -> int:
-        with translated():
-            skipped = 0 if before_ms is None else int(await self._redis.zcount(index, before_ms, "+inf"))
-            if after is None:
-                return skipped
-            offset = await self._redis.zrevrank(index, after)
-            if offset is not None:
-                return max(skipped, int(offset) + 1)
-            at_ms = id_time_ms(after)
-            if at_ms is None:
-                raise InvalidRequest(
-                    "after: not a cursor of this list; pass the `next_cursor` of a page", param="after"
-                )
-            # A deleted job: its offset follows from its time, and within the same millisecond from its id.
-            later = int(await self._redis.zcount(index, f"({at_ms}", "+inf"))
-            same_ms = await self._redis.zrange(index, at_ms, at_ms, byscore=True, offset=0, num=MAX_LISTED)
-            return max(skipped, later + sum(str(other) > after for other in same_ms))
+    async def _start(self, index: str, after: str | None, created: tuple[float, float], newest_first: bool) -> int:
+        """Return the rank of a page's first job: after the cursor and within the times."""
+        low, high = created
+        skipped = 0
+        if newest_first and high < math.inf:
+            skipped = int(await self._redis.zcount(index, high, "+inf"))
+        elif not newest_first and low > 0:
+            skipped = int(await self._redis.zcount(index, "-inf", f"({low}"))
+        if after is None:
+            return skipped
+        return max(skipped, await start_after(self._redis, index, after, newest_first=newest_first))
 
     async def nth_newer(self, tenant: str, job_id: str, count: int) -> str | None:
         """Return the job that a tenant submitted `count` jobs after `job_id`, or None."""
@@ -154,10 +149,7 @@ class Jobs(QueueComponent):
         self, tenant: str, after: str | None, limit: int, newest_first: bool
     ) -> tuple[list[JobRecord], bool]:
         """Return up to `limit` video jobs of a tenant, and whether there are more; `after` is the last job seen."""
-        try:
-            ids, more = await self._ids_after(self._keys.videos(tenant), after, limit, newest_first=newest_first)
-        except KeyError:
-            raise InvalidRequest("after: no such video; it may have been deleted", param="after") from None
+        ids, more = await self._ids_after(self._keys.videos(tenant), after, limit, newest_first=newest_first)
         return [one for one in await self.get_many(ids) if one is not None], more
 
     async def cancel(self, job_id: str) -> JobRecord | None:

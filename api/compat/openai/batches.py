@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
-from api.compat.openai.request_bodies import ListParams, list_page
+from api.compat.openai.request_bodies import LIST_PARAMETERS, ListParams, list_page
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
 from api.http.middleware import JSON_TYPES, require_type
@@ -82,10 +82,12 @@ async def _create(params: BatchRequest, context: RequestContext, digest: str) ->
     return batch
 
 
-@router.get("", responses=problems(404, 422, 503))
+@router.get("", responses=problems(422, 503), dependencies=[LIST_PARAMETERS])
 async def list_batches(context: Context, params: Annotated[ListParams, Query()]) -> Response:
-    """List batches, newest first."""
-    batches, more = await context.services.queue.batches.page(context.tenant, params.after, params.rows)
+    """List batches, by default newest first."""
+    batches, more = await context.services.queue.batches.page(
+        context.tenant, params.after, params.rows, params.order == "desc"
+    )
     return JSONResponse(list_page([batch_object(batch) for batch in batches], more))
 
 
@@ -107,7 +109,7 @@ _EVENTS = event_stream("An event `batch` with the whole batch, at the start and 
 
 
 @router.get("/{batch_id}/events", response_class=Response, responses=problems(404, 503) | {200: _EVENTS})
-async def batch_events(request: Request, batch_id: str, context: Context) -> Response:
+async def get_batch_events(request: Request, batch_id: str, context: Context) -> Response:
     """Subscribe to a batch."""
     await context.services.queue.batches.get(context.tenant, batch_id)
     context.waiters.check()

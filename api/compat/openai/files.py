@@ -15,6 +15,7 @@ from api.compat.openai.request_bodies import ListParams, list_page
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
 from api.http.bodies import read_form
+from api.http.lists import known_parameters
 from api.http.middleware import UPLOAD_TYPES, require_type
 from api.http.openapi import problems, request_body
 from api.http.streaming import StreamedResponse, with_first_read
@@ -44,7 +45,7 @@ class FileListParams(ListParams):
 
 
 @router.post("", openapi_extra=_BODY, responses=problems(400, 408, 409, 413, 415, 422, 429, 503))
-async def upload(request: Request, context: Context) -> Response:
+async def upload_file(request: Request, context: Context) -> Response:
     """Upload the JSONL file of a batch: multipart fields `file` and `purpose`, which is `batch`."""
     require_type(request, UPLOAD_TYPES)
     async with read_form(request, max_files=1, max_fields=8, max_text_bytes=OVERHEAD_BYTES) as form:
@@ -119,7 +120,7 @@ async def _chunks(content: UploadFile) -> AsyncIterator[bytes]:
         yield chunk
 
 
-@router.get("", responses=problems(404, 422, 503))
+@router.get("", responses=problems(422, 503), dependencies=[known_parameters(*FileListParams.model_fields)])
 async def list_files(context: Context, params: Annotated[FileListParams, Query()]) -> Response:
     """List files, by default newest first."""
     queue = context.services.queue
@@ -137,7 +138,7 @@ async def get_file(file_id: str, context: Context) -> Response:
 
 
 @router.get("/{file_id}/content", response_class=Response, responses=problems(404, 503) | {200: _CONTENT})
-async def get_content(file_id: str, context: Context) -> Response:
+async def get_file_content(file_id: str, context: Context) -> Response:
     """Get the content of a file."""
     stored, tenant = context.services.queue.files, context.tenant
     file, parts = await stored.get(tenant, file_id), await stored.parts(tenant, file_id)

@@ -3,12 +3,13 @@
 import re
 import types
 from collections.abc import Collection, Iterable, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 
 from api.context import RequestContext
+from api.http.lists import MAX_LIMIT, Limit, Order, known_parameters
 from shared.config.settings import Settings
 from shared.errors import InvalidRequest
 from shared.request import JobRequest
@@ -17,7 +18,6 @@ OVERHEAD_BYTES = 1024 * 1024
 """Allowance of a multipart body for prompt and part headers, next to its files."""
 
 MAX_FIELDS = 128
-MAX_LIMIT = 100
 PLACEHOLDER = "in_" + 32 * "0"
 """Input id of an image that is not stored yet."""
 
@@ -147,12 +147,15 @@ class ListParams(BaseModel):
     """Query parameters of a list."""
 
     after: str | None = Field(None, max_length=128, description="`last_id` of the previous page.")
-    limit: int = Field(20, ge=1, le=10_000, description=f"Limited to {MAX_LIMIT}.")
-    order: Literal["asc", "desc"] = "desc"
+    limit: Limit = 20
+    order: Order = "desc"
 
     @property
     def rows(self) -> int:
         return min(self.limit, MAX_LIMIT)
+
+
+LIST_PARAMETERS = known_parameters(*ListParams.model_fields)
 
 
 def list_page(rows: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from starlette.datastructures import FormData
 from starlette.responses import JSONResponse, Response
 
 from api.compat.openai.request_bodies import (
+    LIST_PARAMETERS,
     MAX_FIELDS,
     OVERHEAD_BYTES,
     PLACEHOLDER,
@@ -70,7 +71,7 @@ async def _parse_form(request: Request, form: FormData, context: RequestContext)
     return job_request.model_copy(update={"image": image}), request_digest(request, parts.digested)
 
 
-@router.get("", responses=problems(422, 503))
+@router.get("", responses=problems(422, 503), dependencies=[LIST_PARAMETERS])
 async def list_videos(context: Context, params: Annotated[ListParams, Query()]) -> Response:
     """List videos, by default newest first."""
     after = None if params.after is None else video_job_id(params.after)
@@ -103,7 +104,7 @@ async def delete_video(video_id: str, context: Context) -> Response:
 
 
 @router.get("/{video_id}/content", response_class=Response, responses=OBJECT_RESPONSES)
-async def video_content(
+async def get_video_content(
     request: Request,
     video_id: str,
     context: Context,

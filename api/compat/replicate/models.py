@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from api.context import Context
+from api.http.lists import known_parameters
 from api.http.openapi import problems
 from shared.config.models_file import ModelSpec
 from shared.errors import NotFound
@@ -16,7 +17,7 @@ from shared.request import JobRequest
 router = APIRouter(prefix=f"{PREFIX}/models", tags=["Replicate"])
 
 
-@router.get("", responses=problems(503))
+@router.get("", responses=problems(422, 503), dependencies=[known_parameters()])
 async def list_models(context: Context) -> Response:
     """List the models on one page."""
     results = [model_object(spec, context.base_url) for spec in context.services.catalog]

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from api import submission, waiting
 from api.context import Context, RequestContext, ServicesDep, Tenant, returns_secret
 from api.http.bodies import read_form, sha256
+from api.http.lists import known_parameters
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import event_stream, problems, request_body, upload_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
@@ -114,7 +115,7 @@ async def create_model_prediction(
     return await _create(body, spec, context, prefer, cancel_after)
 
 
-@router.get("/predictions", responses=problems(422, 503))
+@router.get("/predictions", responses=problems(422, 503), dependencies=[known_parameters("cursor")])
 async def list_predictions(
     context: Context,
     cursor: Annotated[str | None, Query(max_length=128, description="From `next` or `previous`.")] = None,

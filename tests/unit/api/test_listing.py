@@ -12,7 +12,7 @@ import httpx
 import pytest
 from harness.http_server import BODY, serving
 
-from api.routes import jobs
+from api.routes import job_lists
 from shared.queue import Queue
 from shared.queue.jobs import Jobs
 
@@ -67,8 +67,8 @@ async def test_jobs_are_listed_by_batch_and_time(api: httpx.AsyncClient) -> None
 
 
 async def test_filters_find_all_jobs_over_all_pages(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "SCAN_PAGE_SIZE", 4)
-    monkeypatch.setattr(jobs, "MAX_SCANNED", 8)
+    monkeypatch.setattr(job_lists, "SCAN_PAGE_SIZE", 4)
+    monkeypatch.setattr(job_lists, "MAX_SCANNED", 8)
     marked = [await submit(api, metadata={"order": "7" if number % 5 == 0 else "8"}) for number in range(23)][::5]
     found = await pages(api, **{"metadata.order": "7", "limit": 2})
     assert list(chain(*found)) == marked[::-1]
