@@ -43,8 +43,7 @@ EXPOSED_HEADERS = (
     *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
 )
 
-# Request headers of pages of other origins: ours, and those that the SDKs of OpenAI, Vercel, Replicate, Hugging Face and fal
-# send from browsers.
+# Request headers of pages of other origins: ours, and what the SDKs of OpenAI, Replicate, Hugging Face and fal send.
 ALLOWED_HEADERS = (
     *("Authorization", "Cancel-After", "Content-Type", "Idempotency-Key", "If-Match", "If-None-Match", "If-Range"),
     *("Last-Event-ID", "Prefer", "Range", "x-request-id", "x-wait-for-model", "x-use-cache"),
@@ -93,6 +92,7 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
         docs_url=None,
         redoc_url=None,
         exception_handlers=errors.HANDLERS,
+        generate_unique_id_function=openapi.operation_id,
     )
     _include_routes(app)
     openapi.install(app)

@@ -21,7 +21,8 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.IGNORECASE)
 _SCHEMA = {"schema": {"type": "string", "format": "binary"}}
-_CONTENT = {"content": {"image/*": _SCHEMA, "video/mp4": _SCHEMA}}
+_IMAGES = {f"image/{kind}": _SCHEMA for kind in ("png", "jpeg", "webp")}
+_CONTENT = {"content": {**_IMAGES, "video/mp4": _SCHEMA}}
 OBJECT_RESPONSES = problems(404, 416, 422, 503) | {
     200: {"description": "The image or video.", **_CONTENT},
     206: {"description": "The part of it that `Range` requests.", **_CONTENT},
@@ -63,7 +64,11 @@ async def get_artifact(
 @router.get(
     "/{job_id}/artifacts/{index}/thumbnail",
     response_class=Response,
-    responses=OBJECT_RESPONSES | {200: {"description": "A JPEG of the video's first frame.", **_CONTENT}},
+    responses=OBJECT_RESPONSES
+    | {
+        200: {"description": "A JPEG of the video's first frame.", "content": {"image/jpeg": _SCHEMA}},
+        206: {"description": "The part of it that `Range` requests.", "content": {"image/jpeg": _SCHEMA}},
+    },
 )
 async def get_thumbnail(
     request: Request,

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
+from api.compat.openai.objects import BatchList, BatchObject
 from api.compat.openai.request_bodies import LIST_PARAMETERS, ListParams, list_page
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
@@ -45,7 +46,9 @@ class BatchRequest(BaseModel):
 _BODY = request_body("application/json", {"schema": BatchRequest.model_json_schema()})
 
 
-@router.post("", openapi_extra=_BODY, responses=problems(400, 404, 408, 409, 413, 415, 422, 503))
+@router.post(
+    "", openapi_extra=_BODY, responses=problems(400, 404, 408, 409, 413, 415, 422, 503) | {200: {"model": BatchObject}}
+)
 async def create_batch(request: Request, context: Context) -> Response:
     """Create a batch from a JSONL file. Its lines become jobs of priority `bulk`, which use the free slots."""
     require_type(request, JSON_TYPES)
@@ -82,7 +85,7 @@ async def _create(params: BatchRequest, context: RequestContext, digest: str) ->
     return batch
 
 
-@router.get("", responses=problems(422, 503), dependencies=[LIST_PARAMETERS])
+@router.get("", responses=problems(422, 503) | {200: {"model": BatchList}}, dependencies=[LIST_PARAMETERS])
 async def list_batches(context: Context, params: Annotated[ListParams, Query()]) -> Response:
     """List batches, by default newest first."""
     batches, more = await context.services.queue.batches.page(
@@ -91,13 +94,13 @@ async def list_batches(context: Context, params: Annotated[ListParams, Query()])
     return JSONResponse(list_page([batch_object(batch) for batch in batches], more))
 
 
-@router.get("/{batch_id}", responses=problems(404, 503))
+@router.get("/{batch_id}", responses=problems(404, 503) | {200: {"model": BatchObject}})
 async def get_batch(batch_id: str, context: Context) -> Response:
     """Get a batch; `request_counts` never decrease."""
     return JSONResponse(batch_object(await context.services.queue.batches.get(context.tenant, batch_id)))
 
 
-@router.post("/{batch_id}/cancel", responses=problems(404, 503))
+@router.post("/{batch_id}/cancel", responses=problems(404, 503) | {200: {"model": BatchObject}})
 async def cancel_batch(batch_id: str, context: Context) -> Response:
     """Cancel a batch. Finished results are kept, running jobs stop at their next step; every line has a result or an
     error in the files."""

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, Response
 
+from api.compat.openai.objects import DeletedFile, FileList, FileObject
 from api.compat.openai.request_bodies import ListParams, list_page
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
@@ -44,7 +45,9 @@ class FileListParams(ListParams):
     purpose: str | None = None
 
 
-@router.post("", openapi_extra=_BODY, responses=problems(400, 408, 409, 413, 415, 422, 429, 503))
+@router.post(
+    "", openapi_extra=_BODY, responses=problems(400, 408, 409, 413, 415, 422, 429, 503) | {200: {"model": FileObject}}
+)
 async def upload_file(request: Request, context: Context) -> Response:
     """Upload the JSONL file of a batch: multipart fields `file` and `purpose`, which is `batch`."""
     require_type(request, UPLOAD_TYPES)
@@ -120,7 +123,11 @@ async def _chunks(content: UploadFile) -> AsyncIterator[bytes]:
         yield chunk
 
 
-@router.get("", responses=problems(422, 503), dependencies=[known_parameters(*FileListParams.model_fields)])
+@router.get(
+    "",
+    responses=problems(422, 503) | {200: {"model": FileList}},
+    dependencies=[known_parameters(*FileListParams.model_fields)],
+)
 async def list_files(context: Context, params: Annotated[FileListParams, Query()]) -> Response:
     """List files, by default newest first."""
     queue = context.services.queue
@@ -131,7 +138,7 @@ async def list_files(context: Context, params: Annotated[FileListParams, Query()
     return JSONResponse(page)
 
 
-@router.get("/{file_id}", responses=problems(404, 503))
+@router.get("/{file_id}", responses=problems(404, 503) | {200: {"model": FileObject}})
 async def get_file(file_id: str, context: Context) -> Response:
     """Get the metadata of a file."""
     return JSONResponse(file_object(await context.services.queue.files.get(context.tenant, file_id)))
@@ -153,7 +160,7 @@ async def get_file_content(file_id: str, context: Context) -> Response:
     return StreamedResponse(chunks, headers=headers)
 
 
-@router.delete("/{file_id}", responses=problems(404, 409, 503))
+@router.delete("/{file_id}", responses=problems(404, 409, 503) | {200: {"model": DeletedFile}})
 async def delete_file(file_id: str, context: Context) -> Response:
     """Delete a file; 409 while a batch reads it."""
     await context.services.queue.files.forget(context.tenant, file_id)

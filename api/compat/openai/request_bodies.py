@@ -125,16 +125,14 @@ def generation_body(fields: type[BaseModel], *, upload: bool = False) -> dict[st
     for name, field in fields.model_fields.items():
         facts = {"default": field.default, "description": field.description}
         own[name] = {key: value for key, value in facts.items() if value is not None}
-    job = JobRequest.model_json_schema()
-    refs = {name: {"$ref": f"#/components/schemas/JobRequest/properties/{name}"} for name in job["properties"]}
+    job = JobRequest.model_json_schema(ref_template="#/components/schemas/{model}")
     required = [name for name in job["required"] if name != "model"]  # default: the first model
-    # null counts as unset
-    of_job = {name: ref if name in required else {"anyOf": [ref, {"type": "null"}]} for name, ref in refs.items()}
+    of_job = job["properties"]
     schema = {"type": "object", "required": required, "properties": {**of_job, **own}, "additionalProperties": False}
     content: dict[str, Any] = {"application/json": {"schema": schema}}
     if upload:
         file = {"type": "string", "format": "binary", "description": "PNG, JPEG or WebP."}
-        files = {"image": file, "image[]": {"type": "array", "items": file}, "mask": file}
+        files = {"image": {**file, "description": "PNG, JPEG or WebP; several are `image[]`."}, "mask": file}
         properties = {**files, "prompt": {"type": "string"}, "model": {"type": "string"}, **own}
         form = {"type": "object", "required": ["image", "prompt"], "properties": properties}
         content["multipart/form-data"] = {"schema": form}

@@ -13,6 +13,7 @@ from starlette.datastructures import UploadFile
 from starlette.responses import JSONResponse, Response
 
 from api import submission, waiting
+from api.compat.replicate.objects import PredictionList, PredictionObject, ReplicateFile
 from api.context import Context, RequestContext, ServicesDep, Tenant, returns_secret
 from api.http.bodies import read_form, sha256
 from api.http.lists import known_parameters
@@ -90,7 +91,9 @@ _SCHEMA = {**PredictionRequest.model_json_schema(), "title": "Prediction"}
 _BODY = request_body("application/json", {"schema": _SCHEMA})
 
 
-@router.post("/predictions", status_code=201, openapi_extra=_BODY, responses=_CREATED)
+@router.post(
+    "/predictions", status_code=201, openapi_extra=_BODY, responses=_CREATED | {201: {"model": PredictionObject}}
+)
 async def create_prediction(
     request: Request, context: Context, prefer: Prefer = None, cancel_after: CancelAfter = None
 ) -> Response:
@@ -103,7 +106,12 @@ async def create_prediction(
     return await _create(body, spec, context, prefer, cancel_after)
 
 
-@router.post("/models/{owner}/{name}/predictions", status_code=201, openapi_extra=_BODY, responses=_CREATED)
+@router.post(
+    "/models/{owner}/{name}/predictions",
+    status_code=201,
+    openapi_extra=_BODY,
+    responses=_CREATED | {201: {"model": PredictionObject}},
+)
 async def create_model_prediction(
     request: Request, owner: str, name: str, context: Context, prefer: Prefer = None, cancel_after: CancelAfter = None
 ) -> Response:
@@ -115,7 +123,11 @@ async def create_model_prediction(
     return await _create(body, spec, context, prefer, cancel_after)
 
 
-@router.get("/predictions", responses=problems(422, 503), dependencies=[known_parameters("cursor")])
+@router.get(
+    "/predictions",
+    responses=problems(422, 503) | {200: {"model": PredictionList}},
+    dependencies=[known_parameters("cursor")],
+)
 async def list_predictions(
     context: Context,
     cursor: Annotated[str | None, Query(max_length=128, description="From `next` or `previous`.")] = None,
@@ -138,13 +150,13 @@ async def list_predictions(
     return JSONResponse(page)
 
 
-@router.get("/predictions/{prediction_id}", responses=problems(404, 503))
+@router.get("/predictions/{prediction_id}", responses=problems(404, 503) | {200: {"model": PredictionObject}})
 async def get_prediction(prediction_id: str, context: Context) -> Response:
     """Get a prediction."""
     return JSONResponse(await prediction_object(await context.find_job(prediction_id), context))
 
 
-@router.post("/predictions/{prediction_id}/cancel", responses=problems(404, 503))
+@router.post("/predictions/{prediction_id}/cancel", responses=problems(404, 503) | {200: {"model": PredictionObject}})
 async def cancel_prediction(prediction_id: str, context: Context) -> Response:
     """Cancel a prediction: a queued one at once, a running one at its next step."""
     await context.find_job(prediction_id)
@@ -169,7 +181,12 @@ async def stream_prediction(request: Request, prediction_id: str, context: Conte
     return sse_response(_events(record, context, request.headers.getlist("authorization")))
 
 
-@router.post("/files", status_code=201, openapi_extra=upload_body("content"), responses=_UPLOAD_ERRORS)
+@router.post(
+    "/files",
+    status_code=201,
+    openapi_extra=upload_body("content"),
+    responses=_UPLOAD_ERRORS | {201: {"model": ReplicateFile}},
+)
 async def create_file(request: Request, context: Context) -> Response:
     """Upload an image; its `urls.get` is accepted in an input."""
     require_type(request, UPLOAD_TYPES)
