@@ -13,6 +13,7 @@ from api import errors
 from api.auth import Authenticator
 from api.compat import huggingface
 from api.compat.openai import batches, files, images, request_bodies, videos
+from api.compat.replicate import files as replicate_files
 from api.compat.replicate import models as replicate_models
 from api.compat.replicate import predictions as replicate_predictions
 from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
@@ -111,7 +112,8 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
 
 def _include_routes(app: FastAPI) -> None:
     native = (jobs, job_lists, bulk, events, inputs, models, webhooks)
-    for module in (*native, files, images, batches, videos, huggingface, replicate_predictions, replicate_models):
+    replicate = (replicate_predictions, replicate_models, replicate_files)
+    for module in (*native, files, images, batches, videos, huggingface, *replicate):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
     app.include_router(operations.router, dependencies=[ADMIN_SCOPE])
     app.include_router(operations.scale_router)

@@ -42,7 +42,7 @@ class JobServices(Protocol):
 
 def check_request(request: JobRequest, services: JobServices) -> Task:
     """Return the request's task, or raise `InvalidRequest` with all faults; fetches no image and stores nothing."""
-    spec, faults = services.catalog.get(request.model), list(_delivery_faults(request, services.settings))
+    spec, faults = services.catalog.get(request.model), list(_delivery_faults(request, services))
     try:
         task = check_limits(request, spec)
         width, height = _default(request.width, spec.defaults.width), _default(request.height, spec.defaults.height)
@@ -66,14 +66,14 @@ def faults_of_rest(body: Any, faults: Sequence[InvalidRequest], services: JobSer
     except InvalidRequest as error:
         yield from error.faults
         return
-    yield from _delivery_faults(request, services.settings)
+    yield from _delivery_faults(request, services)
     yield from _field_faults(request, spec)
 
 
-def _delivery_faults(request: JobRequest, settings: Settings) -> Iterator[InvalidRequest]:
+def _delivery_faults(request: JobRequest, services: JobServices) -> Iterator[InvalidRequest]:
     if request.webhook is not None:
         try:
-            FetchGuard(FetchRules.for_webhooks(settings)).check_url(request.webhook)
+            FetchGuard(FetchRules.for_webhooks(services.settings)).check_url(request.webhook)
         except FetchRefused as error:
             yield InvalidRequest(f"webhook: {error.message}", param="webhook")
     if request.batch_id is not None and _RESERVED_BATCH_ID.fullmatch(request.batch_id):

@@ -14,7 +14,7 @@ from api.http.openapi import problems
 from api.http.streaming import StreamedResponse, TimedResponse, stored, with_first_read
 from api.responses import etag_matches
 from shared.errors import NotFound
-from shared.job import Artifact, JobRecord, Thumbnail
+from shared.job import Artifact, InputRef, JobRecord, Thumbnail
 from shared.storage import CHUNK_BYTES
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -28,6 +28,12 @@ OBJECT_RESPONSES = problems(404, 416, 422, 503) | {
     206: {"description": "The part of it that `Range` requests.", **_CONTENT},
     304: {"description": "The client has it already."},
     307: {"description": "With `redirect=true`: a URL of the storage, valid for a while."},
+}
+
+IMAGE_RESPONSES = problems(404, 416, 422, 503) | {
+    200: {"description": "The image.", "content": _IMAGES},
+    206: {"description": "The part of it that `Range` requests.", "content": _IMAGES},
+    304: {"description": "The client has it already."},
 }
 
 
@@ -100,7 +106,7 @@ def _artifact(record: JobRecord, index: int) -> Artifact:
 async def object_response(
     request: Request,
     context: RequestContext,
-    stored_object: Artifact | Thumbnail,
+    stored_object: Artifact | Thumbnail | InputRef,
     conditions: Conditions,
     *,
     name: str,

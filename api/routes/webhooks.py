@@ -8,19 +8,21 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from api.context import Services, ServicesDep, Tenant, returns_secret
+from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems, request_body
 from shared.errors import FetchFailed, FetchRefused, InvalidRequest
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State
 from shared.protocols.native import iso
-from shared.queue.webhooks import WebhookDelivery
+from shared.queue.webhooks import DeliveryFilters, WebhookDelivery
 from shared.request import Body, validated
 from shared.runtime import strict_json
 from shared.runtime.clock import new_id, now_ms
 from shared.webhooks import (
     ENDPOINT_EVENTS,
     TERMINAL_EVENTS,
+    DeliveryState,
     JobEventName,
     OpenAIEventName,
     SigningSecret,
@@ -105,9 +107,26 @@ class DeliveryObject(BaseModel):
     log: list[AttemptObject]
 
 
+class DeliveryListQuery(BaseModel):
+    """Filters and paging of the deliveries."""
+
+    endpoint: str | None = Field(None, max_length=64, description="Only deliveries to this endpoint.")
+    state: DeliveryState | None = Field(None, description="Only deliveries in this state.")
+    after: After = None
+    limit: Limit = 20
+    order: Order = "desc"
+
+
 class DeliveryList(BaseModel):
+    """A page of deliveries; `after=next_cursor` returns the next one.
+
+    A filtered page can be short or empty while `has_more` is true: each request reads a bounded number of deliveries.
+    """
+
     object: Literal["list"] = "list"
     data: list[DeliveryObject]
+    has_more: bool
+    next_cursor: str | None
 
 
 _CREATION = request_body("application/json", {"schema": EndpointRequest.model_json_schema()})
@@ -136,7 +155,7 @@ async def create_webhook(request: Request, tenant: Tenant, services: ServicesDep
     return _endpoint(endpoint, show_secret=True)
 
 
-@router.get("", responses=problems(503))
+@router.get("", responses=problems(422, 503), dependencies=[known_parameters()])
 async def list_webhooks(tenant: Tenant, services: ServicesDep) -> EndpointList:
     """List the endpoints, oldest first."""
     return EndpointList(data=[_endpoint(endpoint) for endpoint in await services.queue.webhooks.endpoints(tenant)])
@@ -155,16 +174,30 @@ async def rotate_job_webhook_secret(tenant: Tenant, services: ServicesDep) -> Se
     return _secret(await services.queue.webhooks.account_secrets(tenant, rotate=True))
 
 
-@router.get("/deliveries", responses=problems(422, 503))
+@router.get(
+    "/deliveries",
+    responses=problems(422, 503),
+    dependencies=[known_parameters("endpoint", "state", "after", "limit", "order")],
+)
 async def list_webhook_deliveries(
     tenant: Tenant,
     services: ServicesDep,
-    endpoint: Annotated[str | None, Query(max_length=64, description="Only deliveries to this endpoint.")] = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    query: Annotated[DeliveryListQuery, Query()],
 ) -> DeliveryList:
-    """List deliveries of the last seven days, newest first, with each attempt."""
-    deliveries = await services.queue.webhooks.deliveries(tenant, endpoint_id=endpoint, limit=limit)
-    return DeliveryList(data=[_delivery(delivery) for delivery in deliveries])
+    """List deliveries of the last seven days with each attempt, by default newest first."""
+    filters = DeliveryFilters(query.endpoint, query.state, query.order == "desc")
+    deliveries, cursor = await services.queue.webhooks.deliveries(
+        tenant, filters, after=query.after, limit=min(query.limit, MAX_LIMIT)
+    )
+    return DeliveryList(
+        data=[_delivery(delivery) for delivery in deliveries], has_more=cursor is not None, next_cursor=cursor
+    )
+
+
+@router.get("/deliveries/{delivery_id}", responses=problems(404, 503))
+async def get_webhook_delivery(delivery_id: str, tenant: Tenant, services: ServicesDep) -> DeliveryObject:
+    """Read one delivery."""
+    return _delivery(await services.queue.webhooks.delivery(tenant, delivery_id))
 
 
 @router.post(

@@ -27,7 +27,7 @@ from shared.config.settings import Settings
 from shared.errors import IncompatibleRedis, RedisFull, RedisUnavailable, ScriptFailed
 from shared.job import QUEUE_SCHEMA
 from shared.queue.failover import Failover, following
-from shared.queue.paging import start_after
+from shared.queue.records import start_after
 from shared.queue.redis_keys import RedisKeys
 from shared.queue.scripts import REPLAYED, script_methods, script_text
 from shared.runtime.clock import now_ms

@@ -3,16 +3,17 @@
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
+from shared.errors import Conflict, FusequeueError, IdempotencyMismatch, QueueFull
 from shared.job import InputRef, JobRecord, encode
 from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import QueueComponent, translated
-from shared.queue.paging import start_after
-from shared.queue.records import QueuePosition, Submission, SubmitResult, paired, record
+from shared.queue.records import QueuePosition, Submission, SubmitResult, page_after, paired, record, start_after
 from shared.queue.scripts import SubmitArgs
+from shared.runtime.clock import now_ms
 
 MAX_SUBMISSIONS = 500
 """Jobs per script: more would block Redis for over 5 ms."""
@@ -24,6 +25,14 @@ MAX_CALLS = 1_000
 """Most unfinished jobs kept per request body."""
 
 _SYNC_CALL_MARGIN_MS = 60_000
+
+
+@dataclass(frozen=True)
+class StoredInput:
+    """An input image, and when it will be deleted; None while a job uses it."""
+
+    ref: InputRef
+    expires_at_ms: int | None
 
 
 class Jobs(QueueComponent):
@@ -184,6 +193,41 @@ class Jobs(QueueComponent):
         with translated():
             encoded = await self._redis.hget(self._keys.input(tenant, input_id), "ref")
         return _input(encoded)
+
+    async def inputs(self, tenant: str, input_ids: Sequence[str]) -> list[StoredInput | None]:
+        """Return the inputs with these ids, in one round trip."""
+        names = [self._keys.input(tenant, input_id) for input_id in input_ids]
+        with translated():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.hget(name, "ref")
+                    pipe.pttl(name)
+                replies = await pipe.execute() if names else []
+        pairs = zip(map(_input, replies[::2]), replies[1::2], strict=True)
+        now = now_ms()
+        return [None if ref is None else StoredInput(ref, now + ttl if ttl >= 0 else None) for ref, ttl in pairs]
+
+    async def input_page(
+        self, tenant: str, after: str | None, limit: int, *, newest_first: bool
+    ) -> tuple[list[StoredInput], str | None]:
+        """Return up to `limit` inputs of a tenant and the cursor of the next page; some can just have expired."""
+        with translated():
+            page, cursor = await page_after(
+                self._redis, self._keys.inputs(tenant), after, limit, newest_first=newest_first
+            )
+        found = await self.inputs(tenant, [input_id for input_id, _ in page])
+        return [one for one in found if one is not None], cursor
+
+    async def forget_input(self, tenant: str, input_id: str) -> str | None:
+        """Delete the record of an input, and return its row of the retention; the caller deletes its object.
+
+        A sweep deletes what the caller does not. Returns None for an unknown input; raises `Conflict` while a job that
+        has not ended uses it.
+        """
+        result, row = await self._scripts.forget_input(tenant, input_id)
+        if result == "live":
+            raise Conflict(f"input {input_id} is used by a job that has not ended; cancel the job first", param="id")
+        return row if result == "ok" else None
 
 
 class SyncCalls(QueueComponent):

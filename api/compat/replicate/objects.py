@@ -57,8 +57,8 @@ class ReplicateFile(_Object):
     etag: str
     checksums: dict[str, str]
     metadata: dict[str, Any]
-    created_at: str
-    expires_at: str
+    created_at: str | None
+    expires_at: str | None
     urls: ReplicateFileUrls
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from shared.queue.client import QueueComponent, translated
-from shared.queue.paging import page_after
-from shared.queue.records import DeadLetter, record
+from shared.queue.records import DeadLetter, page_after, record
 
 
 class DeadLetters(QueueComponent):
@@ -14,10 +13,10 @@ class DeadLetters(QueueComponent):
         """Return dead letters and the cursor `after` of the next page, if any."""
         await self._scripts.count_dead_letters()  # forgets those that have expired
         with translated():
-            ids, cursor = await page_after(
+            page, cursor = await page_after(
                 self._redis, self._keys.dead_letters, after, limit, newest_first=newest_first
             )
-        return await self._read(ids), cursor
+        return await self._read([letter_id for letter_id, _ in page]), cursor
 
     async def count(self) -> int:
         return await self._scripts.count_dead_letters()

@@ -339,7 +339,7 @@ async def test_every_documented_error_has_the_same_form(fake_queue: Queue, tmp_p
 async def test_a_method_not_allowed_response_names_the_allowed_ones(api: httpx.AsyncClient) -> None:
     response = await api.put("/v1/jobs/job_00000000000000000000000000")
     assert response.headers["allow"] == "DELETE, GET"
-    assert (await api.put("/v1/jobs")).headers["allow"] == "GET, POST"
+    assert (await api.put("/v1/jobs")).headers["allow"] == "DELETE, GET, POST"
 
 
 async def test_a_refused_method_costs_about_as_much_as_an_unknown_path(api: httpx.AsyncClient) -> None:

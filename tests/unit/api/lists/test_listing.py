@@ -84,6 +84,46 @@ async def test_jobs_are_filtered_by_state_and_model(api: httpx.AsyncClient) -> N
     assert await pages(api, model="demo", status="queued") == [[waiting]]
 
 
+async def test_a_list_can_begin_with_the_oldest_job(api: httpx.AsyncClient) -> None:
+    ids = [await submit(api) for _ in range(5)]
+    assert list(chain(*await pages(api, order="asc", limit=2))) == ids
+    assert list(chain(*await pages(api, order="asc", status="queued", limit=2))) == ids
+    (await api.post(f"/v1/jobs/{ids[1]}/cancel")).raise_for_status()
+    (await api.delete(f"/v1/jobs/{ids[1]}")).raise_for_status()
+    after_a_deleted_one = await pages(api, order="asc", after=ids[1])
+    assert after_a_deleted_one == [ids[2:]]
+
+
+LISTS = (
+    *("/v1/jobs", "/v1/inputs", "/v1/models", "/v1/webhooks", "/v1/webhooks/deliveries", "/v1/dead-letters"),
+    *("/v1/queues", "/v1/workers", "/v1/files", "/v1/batches", "/v1/videos"),
+    *("/compat/replicate/v1/predictions", "/compat/replicate/v1/models"),
+)
+PAGED = [path for path in LISTS if path.rpartition("/")[2] not in ("models", "webhooks", "queues", "workers")]
+
+
+@pytest.mark.parametrize("path", LISTS)
+async def test_every_list_refuses_an_unknown_parameter(api: httpx.AsyncClient, path: str) -> None:
+    response = await api.get(path, params={"colour": "red"})
+    assert (response.status_code, response.json()["error"]["param"]) == (422, "colour")
+    assert (await api.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize("path", PAGED)
+async def test_every_list_refuses_a_bad_cursor(api: httpx.AsyncClient, path: str) -> None:
+    name = "cursor" if "predictions" in path else "after"
+    response = await api.get(path, params={name: "nothing"})
+    assert (response.status_code, response.json()["error"]["param"]) == (422, name), response.text
+
+
+@pytest.mark.parametrize("path", [path for path in PAGED if "predictions" not in path])
+async def test_every_list_caps_its_limit_and_has_an_order(api: httpx.AsyncClient, path: str) -> None:
+    assert (await api.get(path, params={"limit": 10_000, "order": "asc"})).status_code == 200
+    for params in ({"limit": "0"}, {"order": "up"}):
+        response = await api.get(path, params=params)
+        assert (response.status_code, response.json()["error"]["param"]) == (422, next(iter(params)))
+
+
 async def test_a_repeated_parameter_is_refused(api: httpx.AsyncClient) -> None:
     """Ignoring one value would list the wrong jobs."""
     answer = await api.get("/v1/jobs?status=failed&status=succeeded")

@@ -80,7 +80,7 @@ async def test_a_result_of_another_tenant_is_refused_like_one_that_does_not_exis
             assert answers[0][0] in (400, 422)
             assert "signature" not in answers[0][1]
     assert not (await fake_queue.jobs.page("other"))[0]
-    assert (await fake_queue.api_keys.footprint("other")).objects == 0
+    assert (await fake_queue.api_keys.footprint("other")).stored_objects == 0
 
 
 async def test_a_job_without_a_usable_image_is_refused_with_its_state(
