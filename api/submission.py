@@ -140,6 +140,17 @@ def result_label(result: SubmitResult | FusequeueError) -> str:
     return "replayed" if result.replayed else "accepted"
 
 
+async def reserved_id(idempotency: Idempotency, object_id: str, context: RequestContext) -> str:
+    """Return the id for a new object: that of the earlier request with the same Idempotency-Key, else `object_id`.
+
+    An object with an earlier id exists, unless it was deleted or its creation was interrupted: then create it again.
+    """
+    if idempotency.key is None:
+        return object_id
+    jobs = context.services.queue.jobs
+    return await jobs.reserve_key(context.tenant, idempotency.key, idempotency.fingerprint or "", object_id)
+
+
 async def idempotency_key(
     key: Annotated[
         str | None, Header(alias="Idempotency-Key", description="1 to 255 visible ASCII characters; kept for a day.")

@@ -1,5 +1,6 @@
 """Routes of webhooks: a tenant's endpoints, their secrets and deliveries."""
 
+import contextlib
 from secrets import token_hex
 from typing import Annotated, Literal
 
@@ -7,11 +8,12 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from api.context import Services, ServicesDep, Tenant, returns_secret
+from api.context import Context, Services, ServicesDep, Tenant, returns_secret
 from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems, request_body
-from shared.errors import FetchFailed, FetchRefused, InvalidRequest
+from api.submission import IdempotencyKey, idempotency, reserved_id
+from shared.errors import FetchFailed, FetchRefused, InvalidRequest, NotFound
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State
 from shared.protocols.native import iso
@@ -139,12 +141,20 @@ _CHANGE = request_body("application/json", {"schema": EndpointChange.model_json_
     openapi_extra=_CREATION,
     responses=problems(400, 409, 415, 422, 503) | {201: {"model": EndpointObject}},
 )
-async def create_webhook(request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
+async def create_webhook(
+    request: Request, response: Response, context: Context, key: IdempotencyKey = None
+) -> EndpointObject:
     """Create an endpoint; only this response contains its secret."""
-    body = await _body(request, EndpointRequest)
+    body, tenant, services = await _body(request, EndpointRequest), context.tenant, context.services
     await _check_url(body.url, tenant, services)
+    endpoint_id = await reserved_id(idempotency(key, await request.body()), f"we_{token_hex(8)}", context)
+    if key is not None:
+        with contextlib.suppress(NotFound):  # not created before
+            earlier = await services.queue.webhooks.endpoint(tenant, endpoint_id)
+            response.headers["Idempotent-Replayed"] = "true"
+            return _endpoint(earlier, show_secret=True)
     endpoint = WebhookEndpoint(
-        id=f"we_{token_hex(8)}",
+        id=endpoint_id,
         url=body.url,
         states=_states(body.events),
         secrets=(SigningSecret(secret=new_secret()),),

@@ -61,6 +61,18 @@ class Jobs(QueueComponent):
             raise _mismatch()
         return SubmitResult(job_id=job_id, replayed=True)
 
+    async def reserve_key(self, tenant: str, idempotency_key: str, fingerprint: str, object_id: str) -> str:
+        """Return the id of the object that the key creates: `object_id`, or that of an earlier request.
+
+        Raises `IdempotencyMismatch` or `QuotaExceeded`.
+        """
+        code, detail = await self._scripts.reserve_key(tenant, _digest(idempotency_key), object_id, fingerprint)
+        if code == "mismatch":
+            raise _mismatch()
+        if code == "quota":
+            raise quota_exceeded(tenant, detail)
+        return detail
+
     def _result(self, reply: tuple[str, str], submission: Submission) -> SubmitResult | FusequeueError:
         code, detail = reply
         if code in ("ok", "replayed"):

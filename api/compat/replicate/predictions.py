@@ -5,9 +5,10 @@ import json
 import re
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import UploadFile
 from starlette.responses import JSONResponse, Response
@@ -23,6 +24,7 @@ from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.responses import existing_job
 from api.routes.inputs import OVERHEAD_BYTES
 from api.routes.jobs import Prefer
+from api.submission import Idempotency, IdempotencyKey, idempotency
 from shared.config.models_file import ModelSpec
 from shared.errors import InputRejected, InvalidRequest, NotFound, Unauthenticated, Unavailable, UnknownModel
 from shared.job import JobRecord, Priority, Progress, State
@@ -70,6 +72,15 @@ CancelAfter = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class CreationOptions:
+    """Headers of a request that creates a prediction."""
+
+    prefer: Prefer = None
+    cancel_after: CancelAfter = None
+    key: IdempotencyKey = None
+
+
 class PredictionRequest(BaseModel):
     """The body of a prediction; `input` has job fields by the names of Replicate's models."""
 
@@ -95,7 +106,7 @@ _BODY = request_body("application/json", {"schema": _SCHEMA})
     "/predictions", status_code=201, openapi_extra=_BODY, responses=_CREATED | {201: {"model": PredictionObject}}
 )
 async def create_prediction(
-    request: Request, context: Context, prefer: Prefer = None, cancel_after: CancelAfter = None
+    request: Request, context: Context, options: Annotated[CreationOptions, Depends()]
 ) -> Response:
     """Create a prediction of a version. With `Prefer: wait=n` the response is the ended prediction or, after n seconds,
     one with status `starting`."""
@@ -103,7 +114,7 @@ async def create_prediction(
     if body.version is None:
         raise InvalidRequest("version: required", param="version")
     spec = model_of_version(body.version, context.services.catalog)
-    return await _create(body, spec, context, prefer, cancel_after)
+    return await _create(body, spec, context, options, idempotency(options.key, await request.body()))
 
 
 @router.post(
@@ -113,14 +124,14 @@ async def create_prediction(
     responses=_CREATED | {201: {"model": PredictionObject}},
 )
 async def create_model_prediction(
-    request: Request, owner: str, name: str, context: Context, prefer: Prefer = None, cancel_after: CancelAfter = None
+    request: Request, owner: str, name: str, context: Context, options: Annotated[CreationOptions, Depends()]
 ) -> Response:
     """Create a prediction of a model. Any `owner` is accepted for a model whose id has none."""
     spec = find_model(owner, name, context.services.catalog)
     body = await _parse(request)
     if body.version is not None and model_of_version(body.version, context.services.catalog) != spec:
         raise InvalidRequest(f"version: it is not one of {owner}/{name}", param="version")
-    return await _create(body, spec, context, prefer, cancel_after)
+    return await _create(body, spec, context, options, idempotency(options.key, await request.body()))
 
 
 @router.get(
@@ -232,16 +243,17 @@ async def _parse(request: Request) -> PredictionRequest:
 
 
 async def _create(
-    body: PredictionRequest, spec: ModelSpec, context: RequestContext, prefer: str | None, cancel_after: str | None
+    body: PredictionRequest, spec: ModelSpec, context: RequestContext, options: CreationOptions, key: Idempotency
 ) -> Response:
     started_s, services = time.monotonic(), context.services
-    wait_s = waiting.preferred_wait_s(prefer, min(MAX_WAIT_S, services.settings.max_wait_s))
+    wait_s = waiting.preferred_wait_s(options.prefer, min(MAX_WAIT_S, services.settings.max_wait_s))
     defaults: dict[str, Any] = {"priority": (Priority.INTERACTIVE if wait_s else Priority.STANDARD).value}
-    if cancel_after is not None:
-        defaults["deadline_s"] = deadline_s(cancel_after)
+    if options.cancel_after is not None:
+        defaults["deadline_s"] = deadline_s(options.cancel_after)
     request, names = parse_input(body.input, spec, {**defaults, **webhook_fields(body)})
     with names.in_errors():
-        submitted = (await submission.submit(request, context, webhook_version=model_version(spec))).record
+        accepted = await submission.submit(request, context, key, webhook_version=model_version(spec))
+    submitted = accepted.record
     record: JobRecord | None = None
     if wait_s:
         left_s = max(0.0, wait_s - RESPONSE_MARGIN_S - (time.monotonic() - started_s))
@@ -252,6 +264,8 @@ async def _create(
         record = submitted  # status `starting`: clients take any other one for the end
     content = await prediction_object(record, context)
     headers = {"Location": content["urls"]["get"]}
+    if accepted.replayed:
+        headers["Idempotent-Replayed"] = "true"
     if wait_s:
         headers["Preference-Applied"] = f"wait={wait_s:.0f}"
     return JSONResponse(content, 201, headers)

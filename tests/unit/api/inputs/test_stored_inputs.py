@@ -58,7 +58,7 @@ async def test_a_deleted_input_is_gone_and_can_be_uploaded_again(api: httpx.Asyn
     input_id, kept = await upload(api, 64), await upload(api, 72)
     assert (await api.delete(f"/v1/inputs/{input_id}")).status_code == 204
     assert await ids(api) == [kept]
-    assert len([path for path in (tmp_path / "storage").rglob("*.png")]) == 1
+    assert len(list((tmp_path / "storage").rglob("*.png"))) == 1
     for path in (f"/v1/inputs/{input_id}", f"/v1/inputs/{input_id}/content"):
         assert (await api.get(path)).status_code == 404
     assert (await api.delete(f"/v1/inputs/{input_id}")).status_code == 404

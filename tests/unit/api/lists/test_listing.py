@@ -99,13 +99,15 @@ LISTS = (
     *("/v1/queues", "/v1/workers", "/v1/files", "/v1/batches", "/v1/videos"),
     *("/compat/replicate/v1/predictions", "/compat/replicate/v1/models"),
 )
+INVALID = (400, 422)  # 400 is that of OpenAI's protocol
 PAGED = [path for path in LISTS if path.rpartition("/")[2] not in ("models", "webhooks", "queues", "workers")]
 
 
 @pytest.mark.parametrize("path", LISTS)
 async def test_every_list_refuses_an_unknown_parameter(api: httpx.AsyncClient, path: str) -> None:
     response = await api.get(path, params={"colour": "red"})
-    assert (response.status_code, response.json()["error"]["param"]) == (422, "colour")
+    assert response.status_code in INVALID
+    assert response.json()["error"]["param"] == "colour"
     assert (await api.get(path)).status_code == 200
 
 
@@ -113,7 +115,8 @@ async def test_every_list_refuses_an_unknown_parameter(api: httpx.AsyncClient, p
 async def test_every_list_refuses_a_bad_cursor(api: httpx.AsyncClient, path: str) -> None:
     name = "cursor" if "predictions" in path else "after"
     response = await api.get(path, params={name: "nothing"})
-    assert (response.status_code, response.json()["error"]["param"]) == (422, name), response.text
+    assert response.status_code in INVALID
+    assert response.json()["error"]["param"] == name
 
 
 @pytest.mark.parametrize("path", [path for path in PAGED if "predictions" not in path])
@@ -121,7 +124,8 @@ async def test_every_list_caps_its_limit_and_has_an_order(api: httpx.AsyncClient
     assert (await api.get(path, params={"limit": 10_000, "order": "asc"})).status_code == 200
     for params in ({"limit": "0"}, {"order": "up"}):
         response = await api.get(path, params=params)
-        assert (response.status_code, response.json()["error"]["param"]) == (422, next(iter(params)))
+        assert response.status_code in INVALID
+        assert response.json()["error"]["param"] == next(iter(params))
 
 
 async def test_a_repeated_parameter_is_refused(api: httpx.AsyncClient) -> None:
