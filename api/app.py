@@ -13,6 +13,7 @@ from api import errors
 from api.auth import Authenticator
 from api.compat import huggingface
 from api.compat.openai import batches, files, images, request_bodies, videos
+from api.compat.replicate import files as replicate_files
 from api.compat.replicate import models as replicate_models
 from api.compat.replicate import predictions as replicate_predictions
 from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
@@ -23,7 +24,7 @@ from api.http.middleware import BodyLimits, RequestLog
 from api.keys_required import KeysRequired
 from api.readiness import CHECK_TIMEOUT_S, Readiness
 from api.responses import QueuePositions
-from api.routes import artifacts, bulk, events, health, inputs, jobs, models, operations, webhooks
+from api.routes import artifacts, bulk, events, health, inputs, job_lists, jobs, models, operations, webhooks
 from api.waiting import Waiters
 from shared.config import models_file
 from shared.config.models_file import Catalog
@@ -43,9 +44,21 @@ EXPOSED_HEADERS = (
     *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
 )
 
+# Request headers of pages of other origins: ours, and what the SDKs of OpenAI, Replicate, Hugging Face and fal send.
+ALLOWED_HEADERS = (
+    *("Authorization", "Cancel-After", "Content-Type", "Idempotency-Key", "If-Match", "If-None-Match", "If-Range"),
+    *("Last-Event-ID", "Prefer", "Range", "x-request-id", "x-wait-for-model", "x-use-cache"),
+    *(f"OpenAI-{name}" for name in ("Beta", "Organization", "Project")),
+    *(f"x-stainless-{name}" for name in ("arch", "async", "custom-poll-interval", "helper-method", "lang", "os")),
+    *(f"x-stainless-{name}" for name in ("package-version", "poll-helper", "raw-response", "read-timeout")),
+    *(f"x-stainless-{name}" for name in ("retry-count", "runtime", "runtime-version", "timeout")),
+    *(f"x-fal-{name}" for name in ("object-lifecycle-preference", "queue-priority", "request-timeout", "runner-hint")),
+    *("x-fal-store-io", "x-fal-target-url", "fal-api-key", "user-agent"),
+)
+
 _CORS: dict[str, Any] = {
-    "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
-    "allow_headers": ["Authorization", "Content-Type", "Idempotency-Key", "If-None-Match", "Last-Event-ID", "Prefer"],
+    "allow_methods": ["GET", "HEAD", "POST", "PATCH", "DELETE"],
+    "allow_headers": ALLOWED_HEADERS,
     "expose_headers": EXPOSED_HEADERS,
     "max_age": 600,
 }
@@ -80,6 +93,7 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
         docs_url=None,
         redoc_url=None,
         exception_handlers=errors.HANDLERS,
+        generate_unique_id_function=openapi.operation_id,
     )
     _include_routes(app)
     openapi.install(app)
@@ -97,8 +111,9 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
 
 
 def _include_routes(app: FastAPI) -> None:
-    native = (jobs, bulk, events, inputs, models, webhooks)
-    for module in (*native, files, images, batches, videos, huggingface, replicate_predictions, replicate_models):
+    native = (jobs, job_lists, bulk, events, inputs, models, webhooks)
+    replicate = (replicate_predictions, replicate_models, replicate_files)
+    for module in (*native, files, images, batches, videos, huggingface, *replicate):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
     app.include_router(operations.router, dependencies=[ADMIN_SCOPE])
     app.include_router(operations.scale_router)

@@ -3,7 +3,7 @@
 Every error of every path is `application/problem+json` (RFC 9457), with an `error` object that OpenAI's SDKs read.
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -15,7 +15,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from shared.errors import FusequeueError, InvalidRequest, NotFound, QueueFull, RateLimited, Unauthenticated, Unavailable
+from shared.errors import (
+    MAX_FAULTS,
+    FusequeueError,
+    InvalidRequest,
+    NotFound,
+    QueueFull,
+    RateLimited,
+    Unauthenticated,
+    Unavailable,
+    first_of,
+)
 from shared.runtime.clock import new_id
 
 log = structlog.get_logger()
@@ -124,6 +134,14 @@ class ErrorObject(BaseModel):
     code: str = Field(examples=["invalid_request"])
 
 
+class FaultObject(BaseModel):
+    """One fault of a request."""
+
+    message: str
+    param: str | None = Field(description="The invalid field, parameter or header.", examples=["width"])
+    code: str = Field(examples=["invalid_request"])
+
+
 class Problem(BaseModel):
     """Every error of this API."""
 
@@ -134,6 +152,9 @@ class Problem(BaseModel):
     code: str = Field(description="Stable; for programs.", examples=["invalid_request"])
     request_id: str
     error: ErrorObject
+    errors: list[FaultObject] = Field(
+        description=f"Every fault of the body, at most {MAX_FAULTS}; the first is that of `detail`."
+    )
 
 
 class TextProblem(Problem):
@@ -159,6 +180,8 @@ def describe(error: FusequeueError) -> dict[str, Any]:
     }
     if isinstance(error, QueueFull):
         description["retry_after_s"] = error.retry_after_s
+    if isinstance(error, InvalidRequest):
+        description["errors"] = [fault.model_dump() for fault in _faults(error)]
     return description
 
 
@@ -169,10 +192,14 @@ def problem(
     *,
     param: str | None = None,
     headers: Mapping[str, str] | None = None,
+    faults: Sequence[FaultObject] = (),
 ) -> Response:
-    """Return the response for an error code; an unknown code becomes an internal error without its detail."""
+    """Return the response for an error code; an unknown code becomes an internal error without its detail.
+
+    `faults` are those of the body, by default the one that `detail` describes.
+    """
     if code not in STATUSES:
-        code, detail, param = "internal_error", "an internal error occurred", None
+        code, detail, param, faults = "internal_error", "an internal error occurred", None, ()
     status, title = STATUSES[code]
     detail = _printable(detail[:MAX_DETAIL_CHARS])
     param = None if param is None else _printable(param[:MAX_PARAM_CHARS])
@@ -185,6 +212,7 @@ def problem(
         code=code,
         request_id=str(scope.get("request_id", "")),
         error=ErrorObject(message=detail, type=kind, param=param, code=code),
+        errors=list(faults) or [FaultObject(message=detail, param=param, code=code)],
     )
     return Response(
         body.model_dump_json(),
@@ -222,7 +250,19 @@ def for_error(scope: Mapping[str, Any], error: FusequeueError) -> Response:
         headers["Content-Range"] = f"bytes */{error.size}"
     if status_of(error.code) >= 500:
         log.warning("request_failed", code=error.code, reason=error.message)
-    return problem(scope, error.code, error.public, param=error.param, headers=headers)
+    faults = _faults(error) if isinstance(error, InvalidRequest) else ()
+    return problem(scope, error.code, error.public, param=error.param, headers=headers, faults=faults)
+
+
+def _faults(error: InvalidRequest) -> list[FaultObject]:
+    return [
+        FaultObject(
+            message=_printable(fault.public[:MAX_DETAIL_CHARS]),
+            param=None if fault.param is None else _printable(fault.param[:MAX_PARAM_CHARS]),
+            code=fault.code,
+        )
+        for fault in error.faults
+    ]
 
 
 async def _fusequeue_error(request: Request, error: FusequeueError) -> Response:
@@ -230,11 +270,13 @@ async def _fusequeue_error(request: Request, error: FusequeueError) -> Response:
 
 
 async def _validation_error(request: Request, error: RequestValidationError) -> Response:
-    first = error.errors()[0]
-    param = str(first["loc"][-1]) if first["loc"] else None
-    if first["loc"][:1] == ("path",):
-        return for_error(request.scope, NotFound(f"no such path: {param}: {first['msg']}", param=param))
-    return for_error(request.scope, InvalidRequest(f"{param}: {first['msg']}", param=param))
+    faults = []
+    for details in error.errors()[:MAX_FAULTS]:
+        param = str(details["loc"][-1]) if details["loc"] else None
+        if details["loc"][:1] == ("path",):
+            return for_error(request.scope, NotFound(f"no such path: {param}: {details['msg']}", param=param))
+        faults.append(InvalidRequest(f"{param}: {details['msg']}", param=param))
+    return for_error(request.scope, first_of(faults))
 
 
 async def _http_exception(request: Request, error: HTTPException) -> Response:

@@ -9,16 +9,17 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Header
 
 from api.context import RequestContext, Services
 from shared import job_builder
-from shared.errors import Conflict, FusequeueError, InvalidRequest
+from shared.errors import Conflict, FusequeueError, InvalidRequest, first_of
 from shared.job import JobRecord, State
+from shared.job_builder import Submitter
 from shared.queue import Submission, SubmitResult
-from shared.request import JobRequest
+from shared.request import JobRequest, parse
 from shared.runtime import metrics
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -26,6 +27,17 @@ _pending_submits: set[asyncio.Task[list[SubmitResult | FusequeueError]]] = set()
 
 SubmissionOrReplay = Submission | SubmitResult
 """A job ready for the queue, or the one that an earlier request with the same Idempotency-Key submitted."""
+
+
+def parse_job(body: Any, services: Services) -> JobRequest:
+    """Return the job request of a decoded JSON body, or raise `InvalidRequest` with the faults of all its fields.
+
+    The model's limits are checked also for the valid fields of a body with other faults.
+    """
+    try:
+        return parse(body)
+    except InvalidRequest as error:
+        raise first_of([*error.faults, *job_builder.faults_of_rest(body, error.faults, services)]) from error
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,12 @@ async def build_submission(
             metrics.submits.labels(request.model, "replayed").inc()
             return known
     job = await job_builder.build_job(
-        request, task, context.tenant, services, previews=previews, webhook_version=webhook_version
+        request,
+        task,
+        Submitter(context.tenant, context.base_url),
+        services,
+        previews=previews,
+        webhook_version=webhook_version,
     )
     return job_builder.make_submission(job, services.catalog, idempotency.key, idempotency.fingerprint)
 
@@ -121,6 +138,17 @@ def result_label(result: SubmitResult | FusequeueError) -> str:
     if isinstance(result, FusequeueError):
         return result.code
     return "replayed" if result.replayed else "accepted"
+
+
+async def reserved_id(idempotency: Idempotency, object_id: str, context: RequestContext) -> str:
+    """Return the id for a new object: that of the earlier request with the same Idempotency-Key, else `object_id`.
+
+    An object with an earlier id exists, unless it was deleted or its creation was interrupted: then create it again.
+    """
+    if idempotency.key is None:
+        return object_id
+    jobs = context.services.queue.jobs
+    return await jobs.reserve_key(context.tenant, idempotency.key, idempotency.fingerprint or "", object_id)
 
 
 async def idempotency_key(

@@ -1,7 +1,7 @@
 """Errors that fusequeue raises. `code` is stable; `retryable`: the same call can succeed later.
 
 FusequeueError
-├── InvalidRequest            invalid input; `param` names the field
+├── InvalidRequest            invalid input; `param` names the field, `faults` are all of the same body
 │   ├── InvalidJson
 │   ├── UnknownModel
 │   ├── InputRejected         an image that is unreadable, too large, or not allowed
@@ -45,6 +45,7 @@ FusequeueError
 """
 
 import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 _PATH = re.compile(r"(?<![\w.:/@-])~?(?:/[\w.@+~-]+){2,}/?")
@@ -82,7 +83,26 @@ class FusequeueError(Exception):
         self.public = public or self.hidden_as or message
 
 
-class InvalidRequest(FusequeueError, code="invalid_request"): ...
+class InvalidRequest(FusequeueError, code="invalid_request"):
+    """The first fault of a request; `more` are the others of the same body."""
+
+    more: tuple["InvalidRequest", ...] = ()
+
+    @property
+    def faults(self) -> tuple["InvalidRequest", ...]:
+        """This fault and the others."""
+        return (self, *self.more)
+
+
+MAX_FAULTS = 32
+"""Faults that an error carries: a body can have thousands of unknown fields."""
+
+
+def first_of(faults: Sequence[InvalidRequest]) -> InvalidRequest:
+    """Return the first fault, which carries the others."""
+    first = faults[0]
+    first.more = tuple(faults[1:MAX_FAULTS])
+    return first
 
 
 class InvalidJson(InvalidRequest, code="invalid_json"): ...

@@ -2,30 +2,28 @@
 
 import re
 import secrets
-import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from shared.config.adapters import resolve_adapters
 from shared.config.controls import Control, resolve_controls
 from shared.config.models_file import Catalog, ModelSpec, References
 from shared.config.settings import Settings
-from shared.errors import FetchRefused, InputRejected, InvalidRequest
+from shared.errors import FetchRefused, InvalidRequest, first_of
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
+from shared.inputs.request_images import Inputs, check_proportions, store_inputs
 from shared.inputs.store import InputStore
 from shared.job import InputRef, Job, OutputFormat, Task, Webhook
 from shared.queue import Queue, Submission
-from shared.request import MAX_SEED, JobRequest, task_of
+from shared.request import MAX_SEED, JobRequest, parse, task_of
 from shared.runtime.clock import new_id, now_ms
 from shared.signature import signature
 from shared.storage import Storage
 from shared.webhooks import EVENTS, TERMINAL_EVENTS
 
 T = TypeVar("T")
-_LARGEST_FILES, _LARGEST_IMAGES = 4, 2  # of the largest size that a job can have, by bytes and by pixels
-URLS_S = 30.0
-"""Time for all image URLs of one request; a settings' limit keeps the timeout of one within it."""
-
 _RESERVED_BATCH_ID = re.compile(r"batch_[0-9a-z]{26}")
 
 
@@ -42,30 +40,44 @@ class JobServices(Protocol):
     def storage(self) -> Storage: ...
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The stored images of a request: those of `image` or `images`, its mask, its last image, its control images."""
-
-    images: tuple[InputRef, ...] = ()
-    mask: InputRef | None = None
-    last_image: InputRef | None = None
-    controls: tuple[InputRef, ...] = ()
-
-
 def check_request(request: JobRequest, services: JobServices) -> Task:
-    """Return the request's task, or raise `InvalidRequest`; fetches no image and stores nothing."""
-    spec = services.catalog.get(request.model)
+    """Return the request's task, or raise `InvalidRequest` with all faults; fetches no image and stores nothing."""
+    spec, faults = services.catalog.get(request.model), list(_delivery_faults(request, services))
+    try:
+        task = check_limits(request, spec)
+        width, height = _default(request.width, spec.defaults.width), _default(request.height, spec.defaults.height)
+        _max_batch_for(request.n, spec.id, width, height, services.catalog)
+    except InvalidRequest as error:
+        raise first_of([*faults, *error.faults]) from None
+    if faults:
+        raise first_of(faults)
+    return task
+
+
+def faults_of_rest(body: Any, faults: Sequence[InvalidRequest], services: JobServices) -> Iterator[InvalidRequest]:
+    """Yield the faults of the valid fields of a body with `faults`, as far as no other field decides about them."""
+    invalid = {(fault.param or "").partition(".")[0] for fault in faults}
+    if not isinstance(body, Mapping) or "model" in invalid:
+        return
+    rest = {"prompt": "-", **{name: value for name, value in body.items() if name not in invalid}}
+    try:
+        request = parse(rest)
+        spec = services.catalog.get(request.model)
+    except InvalidRequest as error:
+        yield from error.faults
+        return
+    yield from _delivery_faults(request, services)
+    yield from _field_faults(request, spec)
+
+
+def _delivery_faults(request: JobRequest, services: JobServices) -> Iterator[InvalidRequest]:
     if request.webhook is not None:
         try:
             FetchGuard(FetchRules.for_webhooks(services.settings)).check_url(request.webhook)
         except FetchRefused as error:
-            raise InvalidRequest(f"webhook: {error.message}", param="webhook") from error
+            yield InvalidRequest(f"webhook: {error.message}", param="webhook")
     if request.batch_id is not None and _RESERVED_BATCH_ID.fullmatch(request.batch_id):
-        raise InvalidRequest("batch_id: ids of this form are reserved for /v1/batches", param="batch_id")
-    task = check_limits(request, spec)
-    width, height = _default(request.width, spec.defaults.width), _default(request.height, spec.defaults.height)
-    _max_batch_for(request.n, spec.id, width, height, services.catalog)
-    return task
+        yield InvalidRequest("batch_id: ids of this form are reserved for /v1/batches", param="batch_id")
 
 
 def _max_batch_for(images: int, model: str, width: int, height: int, catalog: Catalog) -> int:
@@ -76,10 +88,18 @@ def _max_batch_for(images: int, model: str, width: int, height: int, catalog: Ca
     return max_batch
 
 
+@dataclass(frozen=True)
+class Submitter:
+    """The tenant of a job, and the base URL of the artifacts that it can name as images."""
+
+    tenant: str
+    base_url: str
+
+
 async def build_job(
     request: JobRequest,
     task: Task,
-    tenant: str,
+    submitter: Submitter,
     services: JobServices,
     *,
     previews: int = 0,
@@ -90,9 +110,10 @@ async def build_job(
     `previews` is the number of previews of each image. With `webhook_version`, its webhook receives Replicate's
     predictions of this model version.
     """
-    inputs = await _store_inputs(request, tenant, services)
-    check_input_sizes(inputs, services.settings.max_input_bytes, services.settings.max_input_pixels)
-    job = resolve_job(request, services.catalog.get(request.model), task, tenant=tenant, now_ms=now_ms(), inputs=inputs)
+    tenant, spec = submitter.tenant, services.catalog.get(request.model)
+    store = InputStore(tenant, services.queue, services.storage, services.settings, base_url=submitter.base_url)
+    inputs = await store_inputs(request, store)
+    job = resolve_job(request, spec, task, tenant=tenant, now_ms=now_ms(), inputs=inputs)
     if webhook_version is not None and job.webhook is not None:
         webhook = job.webhook.model_copy(update={"version": webhook_version})
         job = job.model_copy(update={"webhook": webhook})
@@ -116,113 +137,100 @@ def make_submission(
     )
 
 
-async def _store_inputs(request: JobRequest, tenant: str, services: JobServices) -> Inputs:
-    """Store the images of a request, one after the other so that only one is in memory."""
-    rules = FetchRules.for_inputs(services.settings)
-    guard = FetchGuard(rules, tenant=tenant, until_s=time.monotonic() + URLS_S)
-    store = InputStore(tenant, services.queue, services.storage, services.settings, guard)
-    return Inputs(
-        images=tuple([await store.resolve(value, param) for param, value in request.image_values.items()]),
-        mask=None if request.mask is None else await store.resolve(request.mask, "mask"),
-        last_image=None if request.last_image is None else await store.resolve(request.last_image, "last_image"),
-        controls=tuple(
-            [await store.resolve(one.image, f"controls.{at}.image") for at, one in enumerate(request.controls)]
-        ),
-    )
-
-
-def check_input_sizes(inputs: Inputs, max_bytes: int, max_pixels: int) -> None:
-    """Raise `InputRejected` for images that together take a worker too much memory or time.
-
-    It holds the files of all jobs of a batch, and decodes 10 megapixels a second on a busy machine.
-    """
-    refs = [ref for ref in (*inputs.images, inputs.mask, inputs.last_image, *inputs.controls) if ref is not None]
-    totals = (
-        ("bytes", sum(ref.bytes for ref in refs), _LARGEST_FILES * max_bytes),
-        ("pixels", sum(ref.width * ref.height for ref in refs), _LARGEST_IMAGES * max_pixels),
-    )
-    for unit, total, most in totals:
-        if total > most:
-            raise InputRejected(f"the images have {total} {unit} in total; at most {most} are allowed", param="images")
-
-
 def check_limits(request: JobRequest, spec: ModelSpec) -> Task:
-    """Return the request's task, or raise `InvalidRequest` naming the first field that the model does not allow."""
-    task = task_of(request, spec)
-    count, most = len(request.image_values), spec.limits.max_input_images
-    if count > most:
-        raise InvalidRequest(f"images: model {spec.id!r} takes at most {most}, not {count}", param="images")
-    if task is Task.IMAGE_TO_VIDEO:
-        if spec.limits.last_image == "refused" and request.last_image is not None:
-            raise InvalidRequest(f"last_image: model {spec.id!r} takes none", param="last_image")
-        if spec.limits.last_image == "needed" and request.last_image is None:
-            raise InvalidRequest(f"last_image: model {spec.id!r} needs one", param="last_image")
-    _check_size(request, spec)
-    _check_numbers(request, spec)
-    resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters)
-    _controls(request, spec, task)
-    _check_text_and_sampling(request, spec)
-    _check_task_fields(request, spec, task)
-    if request.webhook_events is not None and request.webhook is None:
-        raise InvalidRequest("webhook_events needs a webhook", param="webhook_events")
+    """Return the request's task, or raise `InvalidRequest` with every field that the model does not allow."""
+    try:
+        task = task_of(request, spec)
+    except InvalidRequest as error:
+        raise first_of([error, *_field_faults(request, spec)]) from None
+    faults = chain(_image_faults(request, spec, task), _field_faults(request, spec), _task_faults(request, spec, task))
+    if found := list(faults):
+        raise first_of(found)
     return task
 
 
-def _check_size(request: JobRequest, spec: ModelSpec) -> None:
+def _field_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
+    """Yield the faults of fields that are wrong whatever the others say."""
+    yield from chain(_size_faults(request, spec), _number_faults(request, spec), _sampling_faults(request, spec))
+    try:
+        resolve_adapters(request.adapters, spec.adapter, spec.limits.max_adapters)
+    except InvalidRequest as error:
+        yield error
+
+
+def _image_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
+    count, most = len(request.image_values), spec.limits.max_input_images
+    if count > most:
+        yield InvalidRequest(f"images: model {spec.id!r} takes at most {most}, not {count}", param="images")
+    if task is Task.IMAGE_TO_VIDEO:
+        if spec.limits.last_image == "refused" and request.last_image is not None:
+            yield InvalidRequest(f"last_image: model {spec.id!r} takes none", param="last_image")
+        if spec.limits.last_image == "needed" and request.last_image is None:
+            yield InvalidRequest(f"last_image: model {spec.id!r} needs one", param="last_image")
+    try:
+        _controls(request, spec, task)
+    except InvalidRequest as error:
+        yield error
+
+
+def _size_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
     limits = spec.limits
     width, height = _default(request.width, spec.defaults.width), _default(request.height, spec.defaults.height)
     for param, side in (("width", width), ("height", height)):
         if not limits.min_side <= side <= limits.max_side:
-            raise InvalidRequest(f"{param} must be {limits.min_side} to {limits.max_side}, not {side}", param=param)
-        if side % limits.multiple_of:
-            raise InvalidRequest(f"{param} must be a multiple of {limits.multiple_of}, not {side}", param=param)
-    pixels = width * height
-    if pixels > limits.max_pixels:
-        raise InvalidRequest(f"width x height is at most {limits.max_pixels} pixels, not {pixels}", param="width")
+            yield InvalidRequest(f"{param} must be {limits.min_side} to {limits.max_side}, not {side}", param=param)
+        elif side % limits.multiple_of:
+            yield InvalidRequest(f"{param} must be a multiple of {limits.multiple_of}, not {side}", param=param)
 
 
-def _check_numbers(request: JobRequest, spec: ModelSpec) -> None:
+def _number_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
     limits, steps = spec.limits, _default(request.steps, spec.defaults.steps)
     if not limits.min_steps <= steps <= limits.max_steps:
-        raise InvalidRequest(f"steps must be {limits.min_steps} to {limits.max_steps}, not {steps}", param="steps")
+        yield InvalidRequest(f"steps must be {limits.min_steps} to {limits.max_steps}, not {steps}", param="steps")
     for param, scale in (("guidance_scale", request.guidance_scale), ("guidance_scale_2", request.guidance_scale_2)):
         if (scale or 0) > limits.max_guidance_scale:
-            raise InvalidRequest(f"{param} is at most {limits.max_guidance_scale}", param=param)
+            yield InvalidRequest(f"{param} is at most {limits.max_guidance_scale}", param=param)
     if request.guidance_scale_2 is not None and spec.defaults.guidance_scale_2 is None:
-        raise InvalidRequest(f"model {spec.id!r} has no second denoiser to guide", param="guidance_scale_2")
+        yield InvalidRequest(f"model {spec.id!r} has no second denoiser to guide", param="guidance_scale_2")
     if request.n > limits.max_images:
-        raise InvalidRequest(f"n is at most {limits.max_images} for model {spec.id!r}", param="n")
+        yield InvalidRequest(f"n is at most {limits.max_images} for model {spec.id!r}", param="n")
 
 
-def _check_text_and_sampling(request: JobRequest, spec: ModelSpec) -> None:
+def _sampling_faults(request: JobRequest, spec: ModelSpec) -> Iterator[InvalidRequest]:
     for param, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt or "")):
         if len(text) > spec.limits.max_prompt_chars:
-            raise InvalidRequest(f"{param} is at most {spec.limits.max_prompt_chars} characters", param=param)
+            yield InvalidRequest(f"{param} is at most {spec.limits.max_prompt_chars} characters", param=param)
     if request.seed is not None and request.seed > MAX_SEED - request.n:
-        raise InvalidRequest(f"seed is at most {MAX_SEED - request.n}", param="seed")
+        yield InvalidRequest(f"seed is at most {MAX_SEED - request.n}", param="seed")
     if request.scheduler is not None and request.scheduler not in spec.schedulers:
         allowed = ", ".join(spec.schedulers) or "none but the model's default"
-        raise InvalidRequest(f"scheduler must be one of: {allowed}", param="scheduler")
+        yield InvalidRequest(f"scheduler must be one of: {allowed}", param="scheduler")
     if request.step_cache is not None and not spec.step_cache.allows(request.step_cache):
         allowed = ", ".join(("off", *spec.step_cache.allowed))
-        raise InvalidRequest(f"step_cache: model {spec.id!r} allows: {allowed}", param="step_cache")
+        yield InvalidRequest(f"step_cache: model {spec.id!r} allows: {allowed}", param="step_cache")
 
 
-def _check_task_fields(request: JobRequest, spec: ModelSpec, task: Task) -> None:
+def _task_faults(request: JobRequest, spec: ModelSpec, task: Task) -> Iterator[InvalidRequest]:
+    """Yield the faults of fields that depend on others."""
     limits = spec.limits
+    pixels = _default(request.width, spec.defaults.width) * _default(request.height, spec.defaults.height)
+    if pixels > limits.max_pixels:
+        yield InvalidRequest(f"width x height is at most {limits.max_pixels} pixels, not {pixels}", param="width")
+    if request.webhook_events is not None and request.webhook is None:
+        yield InvalidRequest("webhook_events needs a webhook", param="webhook_events")
     if request.fps is not None and not task.makes_video:
-        raise InvalidRequest(f"{task.value} makes no video", param="fps")
+        yield InvalidRequest(f"{task.value} makes no video", param="fps")
     if request.output_format is not None and (request.output_format is OutputFormat.MP4) != task.makes_video:
         allowed = "mp4" if task.makes_video else "png, jpeg or webp"
-        raise InvalidRequest(f"output_format must be {allowed} for {task.value}", param="output_format")
+        yield InvalidRequest(f"output_format must be {allowed} for {task.value}", param="output_format")
     if request.frames is not None and not limits.allows_frames(request.frames):
         rule = f"1 to {limits.max_frames}"
         if limits.frames_multiple > 1:
             rule += f", a multiple of {limits.frames_multiple} plus 1"
-        raise InvalidRequest(f"frames must be {rule}, not {request.frames}", param="frames")
+        yield InvalidRequest(f"frames must be {rule}, not {request.frames}", param="frames")
     if request.layers is not None and (task.makes_video or request.layers > limits.max_layers):
         rule = f"at most {limits.max_layers}" if limits.max_layers and not task.makes_video else "not for this model"
-        raise InvalidRequest(f"layers: {rule}", param="layers")
+        yield InvalidRequest(f"layers: {rule}", param="layers")
 
 
 def resolve_job(
@@ -230,7 +238,7 @@ def resolve_job(
 ) -> Job:
     """Return the job of a checked request with every default resolved; raises `InvalidRequest` for a bad mask size."""
     inputs, defaults = inputs or Inputs(), spec.defaults
-    _check_proportions(inputs)
+    check_proportions(inputs)
     width, height = _size(request, spec, task, inputs.images)
     return Job(
         id=new_id("job", now_ms),
@@ -277,21 +285,6 @@ def _mixed_fields(spec: ModelSpec, reproducible: bool) -> tuple[str, ...]:
     """Return the fields in which batch mates of a job can differ."""
     # Padding to the size of another job would change the last bits.
     return tuple(name for name in spec.mixed_fields if not (reproducible and name == "size"))
-
-
-def _check_proportions(inputs: Inputs) -> None:
-    """Raise `InvalidRequest` unless mask and image have the same proportions: both are cropped to the job's size."""
-    if inputs.mask is None or not inputs.images:
-        return
-    mask, image = inputs.mask, inputs.images[0]
-    # One pixel of tolerance: the sides of a mask made at another scale are rounded.
-    tolerance = max(image.width, image.height, mask.width, mask.height)
-    if abs(mask.width * image.height - mask.height * image.width) > tolerance:
-        raise InvalidRequest(
-            f"mask is {mask.width}x{mask.height} and the image {image.width}x{image.height}; "
-            "they must have the same proportions",
-            param="mask",
-        )
 
 
 def _size(request: JobRequest, spec: ModelSpec, task: Task, images: tuple[InputRef, ...]) -> tuple[int, int]:

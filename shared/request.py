@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from shared.config.adapters import MAX_ADAPTERS, AdapterChoice
 from shared.config.controls import MAX_CONTROLS, ControlChoice
 from shared.config.models_file import MAX_FPS, MAX_INPUT_IMAGES, ModelSpec
 from shared.config.step_schedules import Choice, StepSchedule
-from shared.errors import InvalidRequest
+from shared.errors import MAX_FAULTS, InvalidRequest, first_of
 from shared.job import OutputFormat, Priority, Task
 from shared.webhooks import JobEventName
 
@@ -82,7 +82,9 @@ class JobRequest(BaseModel):
         None, description="Required only if the model has several tasks that match the other fields."
     )
     image: str | None = Field(
-        None, description="Start from this image: an id of `POST /v1/inputs`, a data URL or an https URL."
+        None,
+        description="Start from this image: an id of `POST /v1/inputs`, a job's id for its first image, the URL of an "
+        "artifact, a data URL or an https URL.",
     )
     images: tuple[str, ...] | None = Field(
         None, min_length=1, max_length=MAX_INPUT_IMAGES, description="Several images to edit, instead of `image`."
@@ -128,19 +130,21 @@ class JobRequest(BaseModel):
 
 
 def parse(body: Any) -> JobRequest:
-    """Validate a decoded JSON body, or raise `InvalidRequest` that names the first invalid field."""
+    """Validate a decoded JSON body, or raise `InvalidRequest` that names all invalid fields."""
     return validated(JobRequest, body)
 
 
 def validated(model: type[Body], body: Any) -> Body:
-    """Validate a decoded JSON body of any model, or raise `InvalidRequest` that names the first invalid field."""
+    """Validate a decoded JSON body of any model, or raise `InvalidRequest` that names all invalid fields."""
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"] if part != "[key]").rstrip(".") or None
-        message = _MESSAGES.get(first["type"], first["msg"])
-        raise InvalidRequest(f"{param or 'body'}: {message}", param=param) from error
+        raise first_of([_fault(details) for details in error.errors()[:MAX_FAULTS]]) from error
+
+
+def _fault(details: ErrorDetails) -> InvalidRequest:
+    param = ".".join(str(part) for part in details["loc"] if part != "[key]").rstrip(".") or None
+    return InvalidRequest(f"{param or 'body'}: {_MESSAGES.get(details['type'], details['msg'])}", param=param)
 
 
 def task_of(request: JobRequest, spec: ModelSpec) -> Task:

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
 
 from api.errors import STATUSES, Problem, TextProblem
@@ -15,6 +16,7 @@ from shared.protocols.native import JobObject
 from shared.request import JobRequest
 
 _REF = "#/components/schemas/"
+_ID_PREFIXES = {"Replicate": "replicate_", "Hugging Face": "huggingface_"}
 _OPEN_PATHS = frozenset(("/healthz", "/readyz"))
 _KEY = "`Authorization: Bearer fq_...`; `Key` and `Token` work too. Required once a key has been created."
 _IMAGE_ID, _OTHER_ID = "in_0123456789abcdef0123456789abcdef", "in_fedcba9876543210fedcba9876543210"
@@ -83,6 +85,12 @@ def job_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
         status: {"description": descriptions[status], **({} if status == 304 else {"content": content})}
         for status in statuses
     }
+
+
+def operation_id(route: APIRoute) -> str:
+    """Return a route's stable name, of which generated clients make functions: that of its function."""
+    prefix = next((name for tag, name in _ID_PREFIXES.items() if tag in route.tags), "")
+    return f"{prefix}{route.name}"
 
 
 def install(app: FastAPI) -> None:

@@ -14,19 +14,26 @@ from api.http.openapi import problems
 from api.http.streaming import StreamedResponse, TimedResponse, stored, with_first_read
 from api.responses import etag_matches
 from shared.errors import NotFound
-from shared.job import Artifact, JobRecord, Thumbnail
+from shared.job import Artifact, InputRef, JobRecord, Thumbnail
 from shared.storage import CHUNK_BYTES
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.IGNORECASE)
 _SCHEMA = {"schema": {"type": "string", "format": "binary"}}
-_CONTENT = {"content": {"image/*": _SCHEMA, "video/mp4": _SCHEMA}}
+_IMAGES = {f"image/{kind}": _SCHEMA for kind in ("png", "jpeg", "webp")}
+_CONTENT = {"content": {**_IMAGES, "video/mp4": _SCHEMA}}
 OBJECT_RESPONSES = problems(404, 416, 422, 503) | {
     200: {"description": "The image or video.", **_CONTENT},
     206: {"description": "The part of it that `Range` requests.", **_CONTENT},
     304: {"description": "The client has it already."},
     307: {"description": "With `redirect=true`: a URL of the storage, valid for a while."},
+}
+
+IMAGE_RESPONSES = problems(404, 416, 422, 503) | {
+    200: {"description": "The image.", "content": _IMAGES},
+    206: {"description": "The part of it that `Range` requests.", "content": _IMAGES},
+    304: {"description": "The client has it already."},
 }
 
 
@@ -44,7 +51,7 @@ Redirect = Annotated[bool, Query(description="Respond with 307 to a signed URL i
 
 @router.head("/{job_id}/artifacts/{index}", include_in_schema=False)
 @router.get("/{job_id}/artifacts/{index}", response_class=Response, responses=OBJECT_RESPONSES)
-async def artifact(
+async def get_artifact(
     request: Request,
     job_id: str,
     index: int,
@@ -63,9 +70,13 @@ async def artifact(
 @router.get(
     "/{job_id}/artifacts/{index}/thumbnail",
     response_class=Response,
-    responses=OBJECT_RESPONSES | {200: {"description": "A JPEG of the video's first frame.", **_CONTENT}},
+    responses=OBJECT_RESPONSES
+    | {
+        200: {"description": "A JPEG of the video's first frame.", "content": {"image/jpeg": _SCHEMA}},
+        206: {"description": "The part of it that `Range` requests.", "content": {"image/jpeg": _SCHEMA}},
+    },
 )
-async def thumbnail(
+async def get_thumbnail(
     request: Request,
     job_id: str,
     index: int,
@@ -95,7 +106,7 @@ def _artifact(record: JobRecord, index: int) -> Artifact:
 async def object_response(
     request: Request,
     context: RequestContext,
-    stored_object: Artifact | Thumbnail,
+    stored_object: Artifact | Thumbnail | InputRef,
     conditions: Conditions,
     *,
     name: str,

@@ -26,12 +26,12 @@ from api.submission import (
     SubmissionOrReplay,
     build_submission,
     idempotency,
+    parse_job,
     result_label,
     submit_entries,
 )
 from shared.errors import FusequeueError, PayloadTooLarge
 from shared.queue import Submission, SubmitResult
-from shared.request import parse
 from shared.runtime import metrics, strict_json
 from shared.runtime.asyncio_tools import cancel_and_wait
 
@@ -60,7 +60,7 @@ _EXAMPLE = """{"line":1,"id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","replayed":false,"
         }
     },
 )
-async def submit_bulk(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
+async def submit_jobs(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
     """Submit one job per line. An invalid line gets an error that names its field; the other lines are submitted.
 
     With an `Idempotency-Key`, a request that is sent again enqueues no job twice: lines are identified by their
@@ -181,7 +181,7 @@ class BulkSubmission:
         if line.raw is None:
             return PayloadTooLarge(f"the line is longer than {self.max_line_bytes} bytes", param="line")
         try:
-            request = parse(strict_json.decode(line.raw))
+            request = parse_job(strict_json.decode(line.raw), self._context.services)
             return await build_submission(request, self._context, idempotency(self._key, line.raw, line.number))
         except FusequeueError as error:
             return error

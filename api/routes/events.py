@@ -42,7 +42,7 @@ data: {"id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","status":"running","phase":"loading
         204: {"description": "The job has ended, and `Last-Event-ID` is its last event: nothing follows."},
     },
 )
-async def job_events(
+async def get_job_events(
     request: Request,
     job_id: str,
     context: Context,

@@ -20,14 +20,15 @@ from shared.runtime import metrics
 router = APIRouter(tags=["operations"])
 
 
+@router.get("/health", include_in_schema=False)
 @router.get("/healthz", responses=problems())
-async def alive() -> dict[str, str]:
+async def get_health() -> dict[str, str]:
     """Return that the process responds; Redis and the storage are not checked."""
     return {"status": "ok"}
 
 
 @router.get("/readyz", responses=problems(503))
-async def ready(services: ServicesDep) -> dict[str, str]:
+async def get_readiness(services: ServicesDep) -> dict[str, str]:
     """Return that jobs are accepted: Redis is usable, the storage is writable, and the API is not stopping.
 
     `warning` says why a restart of Redis would lose jobs, if it would. An error names the part and the kind of fault;

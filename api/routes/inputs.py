@@ -1,16 +1,21 @@
-"""Route that uploads input images."""
+"""Routes of input images: upload, list, read, delete."""
+
+from typing import Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.datastructures import UploadFile
 from starlette.responses import Response
 
-from api.context import Context
+from api.context import Context, RequestContext
 from api.http.bodies import read_form
+from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
 from api.http.middleware import UPLOAD_TYPES, require_type
 from api.http.openapi import problems, upload_body
-from shared.errors import InputRejected, InvalidRequest
+from api.routes.artifacts import IMAGE_RESPONSES, ConditionsDep, object_response
+from shared.errors import InputRejected, InvalidRequest, NotFound
 from shared.protocols.native import iso
+from shared.queue.jobs import StoredInput
 from shared.runtime.clock import now_ms
 
 router = APIRouter(prefix="/v1/inputs", tags=["inputs"])
@@ -28,7 +33,18 @@ class InputObject(BaseModel):
     height: int
     content_type: str
     bytes: int = Field(description="Size of what is kept: metadata are dropped.")
-    expires_at: str = Field(description="When it is deleted; each upload and each use postpones this.")
+    expires_at: str | None = Field(
+        description="When it is deleted; each upload and each use postpones this. Null while a job uses it."
+    )
+
+
+class InputList(BaseModel):
+    """A page of inputs; `after=next_cursor` returns the next one."""
+
+    object: Literal["list"] = "list"
+    data: list[InputObject]
+    has_more: bool
+    next_cursor: str | None
 
 
 @router.post(
@@ -37,7 +53,7 @@ class InputObject(BaseModel):
     openapi_extra=upload_body(),
     responses=problems(400, 408, 413, 415, 422, 429, 503) | {201: {"model": InputObject}},
 )
-async def upload(request: Request, context: Context) -> Response:
+async def upload_input(request: Request, context: Context) -> Response:
     """Upload a PNG, JPEG or WebP as the multipart field `file`."""
     require_type(request, UPLOAD_TYPES)
     async with read_form(request, max_files=1, max_fields=4, max_text_bytes=OVERHEAD_BYTES) as form:
@@ -48,5 +64,60 @@ async def upload(request: Request, context: Context) -> Response:
             raise InputRejected("file: it is empty", param="file")
         ref = await context.store_upload(file, "file")
     expires_at_ms = now_ms() + context.services.settings.input_retention_s * 1000
-    uploaded = InputObject(**ref.model_dump(exclude={"key"}), expires_at=iso(expires_at_ms) or "")
+    uploaded = InputObject(**ref.model_dump(exclude={"key"}), expires_at=iso(expires_at_ms))
     return Response(uploaded.model_dump_json(), 201, media_type="application/json")
+
+
+@router.get("", responses=problems(422, 503), dependencies=[known_parameters("after", "limit", "order")])
+async def list_inputs(context: Context, after: After = None, limit: Limit = 20, order: Order = "desc") -> InputList:
+    """List the stored images, by default newest first."""
+    inputs, cursor = await context.services.queue.jobs.input_page(
+        context.tenant, after, min(limit, MAX_LIMIT), newest_first=order == "desc"
+    )
+    return InputList(data=[_object(one) for one in inputs], has_more=cursor is not None, next_cursor=cursor)
+
+
+@router.get("/{input_id}", responses=problems(404, 503))
+async def get_input(input_id: str, context: Context) -> InputObject:
+    """Read the metadata of an input."""
+    return _object(await find_input(input_id, context))
+
+
+@router.get("/{input_id}/content", response_class=Response, responses=IMAGE_RESPONSES)
+async def get_input_content(request: Request, input_id: str, context: Context, conditions: ConditionsDep) -> Response:
+    """Read the image of an input, or a part of it."""
+    ref = (await find_input(input_id, context)).ref
+    return await object_response(request, context, ref, conditions, name=input_id)
+
+
+@router.delete("/{input_id}", status_code=204, responses=problems(404, 409, 503))
+async def delete_input(input_id: str, context: Context) -> Response:
+    """Delete an input; 409 while a job that has not ended uses it."""
+    await forget_input(input_id, context)
+    return Response(status_code=204)
+
+
+async def find_input(input_id: str, context: RequestContext) -> StoredInput:
+    """Return an input of the tenant, or raise `NotFound`."""
+    (found,) = await context.services.queue.jobs.inputs(context.tenant, [input_id])
+    if found is None:
+        raise _no_input(input_id)
+    return found
+
+
+async def forget_input(input_id: str, context: RequestContext) -> None:
+    """Delete an input of the tenant and its object, or raise `NotFound`."""
+    ref, services = (await find_input(input_id, context)).ref, context.services
+    row = await services.queue.jobs.forget_input(context.tenant, input_id)
+    if row is None:
+        raise _no_input(input_id)
+    await services.storage.delete_prefix(ref.key)
+    await services.queue.maintenance.forget_item(row)
+
+
+def _no_input(input_id: str) -> NotFound:
+    return NotFound(f"there is no input {input_id[:64]}, or it has been deleted", param="id")
+
+
+def _object(stored: StoredInput) -> InputObject:
+    return InputObject(**stored.ref.model_dump(exclude={"key"}), expires_at=iso(stored.expires_at_ms))

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from api.context import ServicesDep
+from api.http.lists import known_parameters
 from api.http.openapi import problems
 from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.config.step_schedules import StepCaching
@@ -58,7 +59,7 @@ class ModelList(BaseModel):
     data: list[ModelObject]
 
 
-@router.get("", responses=problems())
+@router.get("", responses=problems(422), dependencies=[known_parameters()])
 async def list_models(services: ServicesDep) -> ModelList:
     """List the models, with their tasks, defaults and limits."""
     return ModelList(data=[_object(spec) for spec in services.catalog])

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from api.context import METRICS_SCOPE, Context, ServicesDep
+from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
 from api.http.openapi import problems
 from shared.autoscaling import Fleet, ReadyTimes, Targets, wanted_workers
 from shared.config.settings import Settings
@@ -57,7 +58,7 @@ class ScaleObject(BaseModel):
     reasons: tuple[str, ...]
 
 
-@router.get("/queues", responses=problems(503))
+@router.get("/queues", responses=problems(422, 503), dependencies=[known_parameters()])
 async def list_queues(services: ServicesDep) -> QueueList:
     """List the signatures with jobs: numbers of queued and running jobs, age of the oldest, estimated time."""
     workers = await services.queue.workers.all()
@@ -68,14 +69,14 @@ async def list_queues(services: ServicesDep) -> QueueList:
     return QueueList(data=depths, workers=len(workers))
 
 
-@router.get("/workers", responses=problems(503))
+@router.get("/workers", responses=problems(422, 503), dependencies=[known_parameters()])
 async def list_workers(services: ServicesDep) -> WorkerList:
     """List the live workers."""
     return WorkerList(data=await services.queue.workers.all())
 
 
 @scale_router.get("/scale/{pool}", responses=problems(404, 503))
-async def scale(pool: str, services: ServicesDep) -> ScaleObject:
+async def get_scale(pool: str, services: ServicesDep) -> ScaleObject:
     """Return the number of workers that the pool wants now. A pool is a namespace; this API serves one."""
     if pool != services.settings.namespace:
         raise NotFound(f"this API serves the pool {services.settings.namespace!r}", param="pool")
@@ -144,14 +145,14 @@ class DeadLetterList(BaseModel):
     next_cursor: str | None
 
 
-@router.get("/dead-letters", responses=problems(422, 503))
+@router.get("/dead-letters", responses=problems(422, 503), dependencies=[known_parameters("after", "limit", "order")])
 async def list_dead_letters(
-    context: Context,
-    after: Annotated[str | None, Query(max_length=128, description="`next_cursor` of the previous page.")] = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    context: Context, after: After = None, limit: Limit = 20, order: Order = "desc"
 ) -> DeadLetterList:
-    """List dead letters, newest first."""
-    letters, cursor = await context.services.queue.dead_letters.page(after, limit)
+    """List dead letters, by default newest first."""
+    letters, cursor = await context.services.queue.dead_letters.page(
+        after, min(limit, MAX_LIMIT), newest_first=order == "desc"
+    )
     return DeadLetterList(
         data=[_letter_object(letter, context.base_url) for letter in letters],
         has_more=cursor is not None,

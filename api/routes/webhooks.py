@@ -1,5 +1,6 @@
 """Routes of webhooks: a tenant's endpoints, their secrets and deliveries."""
 
+import contextlib
 from secrets import token_hex
 from typing import Annotated, Literal
 
@@ -7,20 +8,23 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from api.context import Services, ServicesDep, Tenant, returns_secret
+from api.context import Context, Services, ServicesDep, Tenant, returns_secret
+from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems, request_body
-from shared.errors import FetchFailed, FetchRefused, InvalidRequest
+from api.submission import IdempotencyKey, idempotency, reserved_id
+from shared.errors import FetchFailed, FetchRefused, InvalidRequest, NotFound
 from shared.inputs.fetch_guard import FetchGuard, FetchRules
 from shared.job import State
 from shared.protocols.native import iso
-from shared.queue.webhooks import WebhookDelivery
+from shared.queue.webhooks import DeliveryFilters, WebhookDelivery
 from shared.request import Body, validated
 from shared.runtime import strict_json
 from shared.runtime.clock import new_id, now_ms
 from shared.webhooks import (
     ENDPOINT_EVENTS,
     TERMINAL_EVENTS,
+    DeliveryState,
     JobEventName,
     OpenAIEventName,
     SigningSecret,
@@ -105,9 +109,26 @@ class DeliveryObject(BaseModel):
     log: list[AttemptObject]
 
 
+class DeliveryListQuery(BaseModel):
+    """Filters and paging of the deliveries."""
+
+    endpoint: str | None = Field(None, max_length=64, description="Only deliveries to this endpoint.")
+    state: DeliveryState | None = Field(None, description="Only deliveries in this state.")
+    after: After = None
+    limit: Limit = 20
+    order: Order = "desc"
+
+
 class DeliveryList(BaseModel):
+    """A page of deliveries; `after=next_cursor` returns the next one.
+
+    A filtered page can be short or empty while `has_more` is true: each request reads a bounded number of deliveries.
+    """
+
     object: Literal["list"] = "list"
     data: list[DeliveryObject]
+    has_more: bool
+    next_cursor: str | None
 
 
 _CREATION = request_body("application/json", {"schema": EndpointRequest.model_json_schema()})
@@ -120,12 +141,20 @@ _CHANGE = request_body("application/json", {"schema": EndpointChange.model_json_
     openapi_extra=_CREATION,
     responses=problems(400, 409, 415, 422, 503) | {201: {"model": EndpointObject}},
 )
-async def create_endpoint(request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
+async def create_webhook(
+    request: Request, response: Response, context: Context, key: IdempotencyKey = None
+) -> EndpointObject:
     """Create an endpoint; only this response contains its secret."""
-    body = await _body(request, EndpointRequest)
+    body, tenant, services = await _body(request, EndpointRequest), context.tenant, context.services
     await _check_url(body.url, tenant, services)
+    endpoint_id = await reserved_id(idempotency(key, await request.body()), f"we_{token_hex(8)}", context)
+    if key is not None:
+        with contextlib.suppress(NotFound):  # not created before
+            earlier = await services.queue.webhooks.endpoint(tenant, endpoint_id)
+            response.headers["Idempotent-Replayed"] = "true"
+            return _endpoint(earlier, show_secret=True)
     endpoint = WebhookEndpoint(
-        id=f"we_{token_hex(8)}",
+        id=endpoint_id,
         url=body.url,
         states=_states(body.events),
         secrets=(SigningSecret(secret=new_secret()),),
@@ -136,54 +165,68 @@ async def create_endpoint(request: Request, tenant: Tenant, services: ServicesDe
     return _endpoint(endpoint, show_secret=True)
 
 
-@router.get("", responses=problems(503))
-async def list_endpoints(tenant: Tenant, services: ServicesDep) -> EndpointList:
+@router.get("", responses=problems(422, 503), dependencies=[known_parameters()])
+async def list_webhooks(tenant: Tenant, services: ServicesDep) -> EndpointList:
     """List the endpoints, oldest first."""
     return EndpointList(data=[_endpoint(endpoint) for endpoint in await services.queue.webhooks.endpoints(tenant)])
 
 
 @router.get("/secret", responses=problems(503))
 @returns_secret
-async def account_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
+async def get_job_webhook_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
     """Return the secret that signs deliveries to the URLs of jobs; needs a key with the scope `jobs:write`."""
     return _secret(await services.queue.webhooks.account_secrets(tenant))
 
 
 @router.post("/secret/rotate", responses=problems(503))
-async def rotate_account_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
+async def rotate_job_webhook_secret(tenant: Tenant, services: ServicesDep) -> SecretObject:
     """Replace that secret; the previous one signs too for a day."""
     return _secret(await services.queue.webhooks.account_secrets(tenant, rotate=True))
 
 
-@router.get("/deliveries", responses=problems(422, 503))
-async def list_deliveries(
+@router.get(
+    "/deliveries",
+    responses=problems(422, 503),
+    dependencies=[known_parameters("endpoint", "state", "after", "limit", "order")],
+)
+async def list_webhook_deliveries(
     tenant: Tenant,
     services: ServicesDep,
-    endpoint: Annotated[str | None, Query(max_length=64, description="Only deliveries to this endpoint.")] = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    query: Annotated[DeliveryListQuery, Query()],
 ) -> DeliveryList:
-    """List deliveries of the last seven days, newest first, with each attempt."""
-    deliveries = await services.queue.webhooks.deliveries(tenant, endpoint_id=endpoint, limit=limit)
-    return DeliveryList(data=[_delivery(delivery) for delivery in deliveries])
+    """List deliveries of the last seven days with each attempt, by default newest first."""
+    filters = DeliveryFilters(query.endpoint, query.state, query.order == "desc")
+    deliveries, cursor = await services.queue.webhooks.deliveries(
+        tenant, filters, after=query.after, limit=min(query.limit, MAX_LIMIT)
+    )
+    return DeliveryList(
+        data=[_delivery(delivery) for delivery in deliveries], has_more=cursor is not None, next_cursor=cursor
+    )
+
+
+@router.get("/deliveries/{delivery_id}", responses=problems(404, 503))
+async def get_webhook_delivery(delivery_id: str, tenant: Tenant, services: ServicesDep) -> DeliveryObject:
+    """Read one delivery."""
+    return _delivery(await services.queue.webhooks.delivery(tenant, delivery_id))
 
 
 @router.post(
     "/deliveries/{delivery_id}/redeliver", status_code=202, response_class=Response, responses=problems(404, 503)
 )
-async def redeliver(delivery_id: str, tenant: Tenant, services: ServicesDep) -> Response:
+async def redeliver_webhook(delivery_id: str, tenant: Tenant, services: ServicesDep) -> Response:
     """Deliver again with the same webhook id."""
     await services.queue.webhooks.redeliver(tenant, delivery_id)
     return Response(status_code=202)
 
 
 @router.get("/{endpoint_id}", responses=problems(404, 503))
-async def get_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
+async def get_webhook(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Read one endpoint."""
     return _endpoint(await services.queue.webhooks.endpoint(tenant, endpoint_id))
 
 
 @router.patch("/{endpoint_id}", openapi_extra=_CHANGE, responses=problems(400, 404, 415, 422, 503))
-async def change_endpoint(endpoint_id: str, request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
+async def change_webhook(endpoint_id: str, request: Request, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Change an endpoint; `{"enabled": true}` enables one that was disabled."""
     body = await _body(request, EndpointChange)
     if body.url is not None:
@@ -199,14 +242,14 @@ async def change_endpoint(endpoint_id: str, request: Request, tenant: Tenant, se
 
 
 @router.delete("/{endpoint_id}", status_code=204, responses=problems(404, 503))
-async def delete_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> Response:
+async def delete_webhook(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> Response:
     """Delete an endpoint; nothing more is sent to it."""
     await services.queue.webhooks.delete_endpoint(tenant, endpoint_id)
     return Response(status_code=204)
 
 
 @router.post("/{endpoint_id}/rotate", responses=problems(404, 503))
-async def rotate_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
+async def rotate_webhook_secret(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> EndpointObject:
     """Replace the secret and return the new one; for a day deliveries carry signatures of both."""
     endpoint = await services.queue.webhooks.endpoint(tenant, endpoint_id)
     changed = endpoint.model_copy(update={"secrets": rotate_secrets(endpoint.secrets, now_ms())})
@@ -215,7 +258,7 @@ async def rotate_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDe
 
 
 @router.post("/{endpoint_id}/test", status_code=202, responses=problems(404, 503))
-async def test_endpoint(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> dict[str, str]:
+async def test_webhook(endpoint_id: str, tenant: Tenant, services: ServicesDep) -> dict[str, str]:
     """Send a `webhook.test` event and return the id of its delivery."""
     endpoint = await services.queue.webhooks.endpoint(tenant, endpoint_id)
     return {"delivery": await services.queue.webhooks.send_test(tenant, endpoint, new_id("test", now_ms()))}

@@ -30,6 +30,8 @@ T = TypeVar("T")
 Read = Callable[[], Awaitable[bytes]]
 
 _ID = re.compile(r"in_[0-9a-f]{32}")
+_JOB_ID = re.compile(r"job_[0-9a-hjkmnp-tv-z]{26}")
+_ARTIFACT = re.compile(r"(job_[0-9a-hjkmnp-tv-z]{26})/artifacts/(\d{1,4})(?:\?[^#]*)?")
 _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+)?(;[a-z0-9=_.+-]+)*;base64", re.IGNORECASE)
 _threads = ThreadPoolExecutor(2, "input-image")
 
@@ -50,25 +52,59 @@ def _turns(max_input_bytes: int) -> SharedTurns:
 
 @dataclass(frozen=True)
 class InputStore:
-    """Input images of one tenant. `guard` fetches URLs; by default with the rules of the settings."""
+    """Input images of one tenant. `guard` fetches URLs; by default with the rules of the settings.
+
+    `base_url` is that of the API: URLs of artifacts below it are read from the storage.
+    """
 
     tenant: str
     queue: Queue
     storage: Storage
     settings: Settings
     guard: FetchGuard | None = None
+    base_url: str = ""
 
     async def resolve(self, value: str, param: str = "image") -> InputRef:
-        """Return the stored image of an input id, a data URL or an https URL; restarts its retention.
+        """Return the stored image of an input id, a result, a data URL or an https URL; restarts its retention.
 
-        Raises `InputRejected` naming `param`, the request field, or `Overloaded`.
+        A result is the id of a job, for its first image, or an artifact's URL. Raises `InputRejected` naming `param`,
+        the request field, or `Overloaded`.
         """
         if not _ID.fullmatch(value):
-            return await self._put_url(value, param)
+            result = self._result(value)
+            return await (self._put_url(value, param) if result is None else self._put_result(*result, param))
         ref = await self.queue.jobs.get_input(self.tenant, value)
         if ref is None or not await _is_stored(ref, self.storage):
             raise InputRejected(f"unknown or expired input: {value}; upload it again", param=param)
         return await self.queue.jobs.put_input(self.tenant, ref, self.settings.input_retention_s)
+
+    def _result(self, value: str) -> tuple[str, int] | None:
+        """Return the job and the index that a job's id or an artifact's URL names, or None."""
+        if _JOB_ID.fullmatch(value):
+            return value, 0
+        prefix = f"{self.base_url}/v1/jobs/"
+        is_own = self.base_url and value.startswith(prefix)
+        match = _ARTIFACT.fullmatch(value.removeprefix(prefix)) if is_own else None
+        return None if match is None else (match[1], int(match[2]))
+
+    async def _put_result(self, job_id: str, index: int, param: str) -> InputRef:
+        """Store an image of a job as an input, so that the job can be deleted. Signatures of URLs do not count: the job
+        must be the tenant's own."""
+        record = await self.queue.jobs.get(job_id)
+        if record is None or record.job.tenant != self.tenant:
+            raise InputRejected(f"{param}: there is no job {job_id}, or it has been deleted", param=param)
+        artifact = next((artifact for artifact in record.artifacts if artifact.index == index), None)
+        if artifact is None:
+            state = f"is {record.state.value} and has {len(record.artifacts)} artifacts"
+            raise InputRejected(f"{param}: job {job_id} {state}; wait until it has succeeded", param=param)
+        if artifact.kind != "image":
+            raise InputRejected(f"{param}: artifact {index} of job {job_id} is a video, not an image", param=param)
+        try:
+            return await self.put_upload(
+                lambda: self.storage.read(artifact.key, 0, artifact.bytes), artifact.bytes, param
+            )
+        except NotFound:
+            raise InputRejected(f"{param}: there is no job {job_id}, or it has been deleted", param=param) from None
 
     async def _put_url(self, url: str, param: str) -> InputRef:
         scheme = url[:8].lower()
@@ -77,7 +113,9 @@ class InputStore:
             size = min(most, 3 * len(url) // 4)  # decoded when there is room for it
             return await self.put_upload(lambda: _on_thread(lambda: _from_data_url(url, most, param)), size, param)
         if not scheme.startswith(("http:", "https:")):
-            raise InputRejected(f"{param} must be an input id (in_...), a data URL or an https URL", param=param)
+            raise InputRejected(
+                f"{param} must be an input id (in_...), a job id (job_...), a data URL or an https URL", param=param
+            )
         guard = self.guard or FetchGuard(FetchRules.for_inputs(self.settings), tenant=self.tenant)
         try:
             async with guard.fetched(url) as data:

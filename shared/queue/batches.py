@@ -58,12 +58,11 @@ class Batches(QueueComponent):
             raise _no_batch(batch_id)
         return _batch(tenant, batch_id, row)
 
-    async def page(self, tenant: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
-        """Return up to `limit` batches of a tenant, newest first, and whether there are more."""
-        try:
-            ids, more = await self._ids_after(self._keys.batches(tenant), after, limit, newest_first=True)
-        except KeyError:
-            raise _no_batch(str(after)) from None
+    async def page(
+        self, tenant: str, after: str | None, limit: int, newest_first: bool = True
+    ) -> tuple[list[Batch], bool]:
+        """Return up to `limit` batches of a tenant, and whether there are more."""
+        ids, more = await self._ids_after(self._keys.batches(tenant), after, limit, newest_first=newest_first)
         rows = await self._hashes(self._keys.batch(tenant, batch_id) for batch_id in ids)
         return [_batch(tenant, batch_id, row) for batch_id, row in zip(ids, rows, strict=True) if "status" in row], more
 
@@ -154,10 +153,7 @@ class Files(QueueComponent):
 
     async def page(self, tenant: str, after: str | None, limit: int, newest_first: bool) -> tuple[list[File], bool]:
         """Return up to `limit` files of a tenant, and whether there are more."""
-        try:
-            ids, more = await self._ids_after(self._keys.files(tenant), after, limit, newest_first=newest_first)
-        except KeyError:
-            raise _no_file(str(after)) from None
+        ids, more = await self._ids_after(self._keys.files(tenant), after, limit, newest_first=newest_first)
         rows = await self._hashes(self._keys.file(tenant, file_id) for file_id in ids)
         return [_file(tenant, file_id, row) for file_id, row in zip(ids, rows, strict=True) if row], more
 

@@ -27,6 +27,7 @@ from shared.config.settings import Settings
 from shared.errors import IncompatibleRedis, RedisFull, RedisUnavailable, ScriptFailed
 from shared.job import QUEUE_SCHEMA
 from shared.queue.failover import Failover, following
+from shared.queue.records import start_after
 from shared.queue.redis_keys import RedisKeys
 from shared.queue.scripts import REPLAYED, script_methods, script_text
 from shared.runtime.clock import now_ms
@@ -255,14 +256,10 @@ class QueueComponent:
     async def _ids_after(
         self, index: str, after: str | None, limit: int, *, newest_first: bool
     ) -> tuple[list[str], bool]:
-        """Return up to `limit` ids of an index after the id `after`, and whether there are more; raises `KeyError`."""
+        """Return up to `limit` ids of an index after the id `after`, and whether there are more."""
         with translated():
-            rank = -1
-            if after is not None:
-                rank = await (self._redis.zrevrank if newest_first else self._redis.zrank)(index, after)
-                if rank is None:
-                    raise KeyError(after)
-            ids = await self._redis.zrange(index, rank + 1, rank + 1 + limit, desc=newest_first)
+            start = 0 if after is None else await start_after(self._redis, index, after, newest_first=newest_first)
+            ids = await self._redis.zrange(index, start, start + limit, desc=newest_first)
         return ids[:limit], len(ids) > limit
 
 

@@ -1,17 +1,19 @@
 """Jobs: submitting, reading, canceling and deleting them, their input images, and synchronous calls."""
 
 import hashlib
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from shared.errors import FusequeueError, IdempotencyMismatch, InvalidRequest, QueueFull
+from shared.errors import Conflict, FusequeueError, IdempotencyMismatch, QueueFull
 from shared.job import InputRef, JobRecord, encode
 from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import QueueComponent, translated
-from shared.queue.records import QueuePosition, Submission, SubmitResult, paired, record
+from shared.queue.records import QueuePosition, Submission, SubmitResult, page_after, paired, record, start_after
 from shared.queue.scripts import SubmitArgs
-from shared.runtime.clock import id_time_ms
+from shared.runtime.clock import now_ms
 
 MAX_SUBMISSIONS = 500
 """Jobs per script: more would block Redis for over 5 ms."""
@@ -23,6 +25,14 @@ MAX_CALLS = 1_000
 """Most unfinished jobs kept per request body."""
 
 _SYNC_CALL_MARGIN_MS = 60_000
+
+
+@dataclass(frozen=True)
+class StoredInput:
+    """An input image, and when it will be deleted; None while a job uses it."""
+
+    ref: InputRef
+    expires_at_ms: int | None
 
 
 class Jobs(QueueComponent):
@@ -50,6 +60,18 @@ class Jobs(QueueComponent):
         if known_fingerprint != (fingerprint or ""):
             raise _mismatch()
         return SubmitResult(job_id=job_id, replayed=True)
+
+    async def reserve_key(self, tenant: str, idempotency_key: str, fingerprint: str, object_id: str) -> str:
+        """Return the id of the object that the key creates: `object_id`, or that of an earlier request.
+
+        Raises `IdempotencyMismatch` or `QuotaExceeded`.
+        """
+        code, detail = await self._scripts.reserve_key(tenant, _digest(idempotency_key), object_id, fingerprint)
+        if code == "mismatch":
+            raise _mismatch()
+        if code == "quota":
+            raise quota_exceeded(tenant, detail)
+        return detail
 
     def _result(self, reply: tuple[str, str], submission: Submission) -> SubmitResult | FusequeueError:
         code, detail = reply
@@ -98,47 +120,41 @@ class Jobs(QueueComponent):
         batch_id: str | None = None,
         after: str | None = None,
         limit: int = 20,
-        created_after_ms: int | None = None,
-        created_before_ms: int | None = None,
+        created_ms: tuple[float, float] = (0, math.inf),
+        newest_first: bool = True,
     ) -> tuple[list[JobRecord], str | None]:
-        """Return up to `limit` jobs of a tenant, newest first, and the cursor `after` of the next page, if any.
+        """Return up to `limit` jobs of a tenant, and the cursor `after` of the next page, if any.
 
-        `after` is the id of the last job seen, which can have been deleted. `created_after_ms` is inclusive,
-        `created_before_ms` exclusive.
+        `after` is the id of the last job seen, which can have been deleted. `created_ms`: first, and end.
         """
         index = self._keys.jobs(tenant) if batch_id is None else self._keys.batch_jobs(tenant, batch_id)
         limit = max(1, min(limit, MAX_LISTED))
-        start = await self._start(index, after, created_before_ms)
+        with translated():
+            start = await self._start(index, after, created_ms, newest_first)
         found: list[JobRecord] = []
         for _ in range(_LIST_ROUNDS):
             wanted = limit - len(found)
             with translated():
-                rows = await self._redis.zrange(index, start, start + wanted, desc=True, withscores=True)
+                rows = await self._redis.zrange(index, start, start + wanted, desc=newest_first, withscores=True)
             start += wanted
-            ids = [row[0] for row in rows if created_after_ms is None or row[1] >= created_after_ms]
+            ids = [row[0] for row in rows if created_ms[0] <= row[1] < created_ms[1]]
             more = len(ids) > wanted
             found += [one for one in await self.get_many(ids[:wanted]) if one is not None]
             if not more or len(found) >= limit:
                 return found, found[-1].job.id if more and found else None
         return found, found[-1].job.id if found else None
 
-    async def _start(self, index: str, after: str | None, before_ms: int | None) -> int:
-        with translated():
-            skipped = 0 if before_ms is None else int(await self._redis.zcount(index, before_ms, "+inf"))
-            if after is None:
-                return skipped
-            offset = await self._redis.zrevrank(index, after)
-            if offset is not None:
-                return max(skipped, int(offset) + 1)
-            at_ms = id_time_ms(after)
-            if at_ms is None:
-                raise InvalidRequest(
-                    "after: not a cursor of this list; pass the `next_cursor` of a page", param="after"
-                )
-            # A deleted job: its offset follows from its time, and within the same millisecond from its id.
-            later = int(await self._redis.zcount(index, f"({at_ms}", "+inf"))
-            same_ms = await self._redis.zrange(index, at_ms, at_ms, byscore=True, offset=0, num=MAX_LISTED)
-            return max(skipped, later + sum(str(other) > after for other in same_ms))
+    async def _start(self, index: str, after: str | None, created: tuple[float, float], newest_first: bool) -> int:
+        """Return the rank of a page's first job: after the cursor and within the times."""
+        low, high = created
+        skipped = 0
+        if newest_first and high < math.inf:
+            skipped = int(await self._redis.zcount(index, high, "+inf"))
+        elif not newest_first and low > 0:
+            skipped = int(await self._redis.zcount(index, "-inf", f"({low}"))
+        if after is None:
+            return skipped
+        return max(skipped, await start_after(self._redis, index, after, newest_first=newest_first))
 
     async def nth_newer(self, tenant: str, job_id: str, count: int) -> str | None:
         """Return the job that a tenant submitted `count` jobs after `job_id`, or None."""
@@ -154,10 +170,7 @@ class Jobs(QueueComponent):
         self, tenant: str, after: str | None, limit: int, newest_first: bool
     ) -> tuple[list[JobRecord], bool]:
         """Return up to `limit` video jobs of a tenant, and whether there are more; `after` is the last job seen."""
-        try:
-            ids, more = await self._ids_after(self._keys.videos(tenant), after, limit, newest_first=newest_first)
-        except KeyError:
-            raise InvalidRequest("after: no such video; it may have been deleted", param="after") from None
+        ids, more = await self._ids_after(self._keys.videos(tenant), after, limit, newest_first=newest_first)
         return [one for one in await self.get_many(ids) if one is not None], more
 
     async def cancel(self, job_id: str) -> JobRecord | None:
@@ -192,6 +205,41 @@ class Jobs(QueueComponent):
         with translated():
             encoded = await self._redis.hget(self._keys.input(tenant, input_id), "ref")
         return _input(encoded)
+
+    async def inputs(self, tenant: str, input_ids: Sequence[str]) -> list[StoredInput | None]:
+        """Return the inputs with these ids, in one round trip."""
+        names = [self._keys.input(tenant, input_id) for input_id in input_ids]
+        with translated():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.hget(name, "ref")
+                    pipe.pttl(name)
+                replies = await pipe.execute() if names else []
+        pairs = zip(map(_input, replies[::2]), replies[1::2], strict=True)
+        now = now_ms()
+        return [None if ref is None else StoredInput(ref, now + ttl if ttl >= 0 else None) for ref, ttl in pairs]
+
+    async def input_page(
+        self, tenant: str, after: str | None, limit: int, *, newest_first: bool
+    ) -> tuple[list[StoredInput], str | None]:
+        """Return up to `limit` inputs of a tenant and the cursor of the next page; some can just have expired."""
+        with translated():
+            page, cursor = await page_after(
+                self._redis, self._keys.inputs(tenant), after, limit, newest_first=newest_first
+            )
+        found = await self.inputs(tenant, [input_id for input_id, _ in page])
+        return [one for one in found if one is not None], cursor
+
+    async def forget_input(self, tenant: str, input_id: str) -> str | None:
+        """Delete the record of an input, and return its row of the retention; the caller deletes its object.
+
+        A sweep deletes what the caller does not. Returns None for an unknown input; raises `Conflict` while a job that
+        has not ended uses it.
+        """
+        result, row = await self._scripts.forget_input(tenant, input_id)
+        if result == "live":
+            raise Conflict(f"input {input_id} is used by a job that has not ended; cancel the job first", param="id")
+        return row if result == "ok" else None
 
 
 class SyncCalls(QueueComponent):

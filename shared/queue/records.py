@@ -1,4 +1,4 @@
-"""The queue's values: what is submitted, what is claimed, and what Redis knows of a job."""
+"""The queue's values: what is submitted, what is claimed, what Redis knows of a job, and pages of its indexes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from shared.errors import InvalidRequest
 from shared.job import (
     Artifact,
     BatchingStats,
@@ -19,6 +20,7 @@ from shared.job import (
     Timings,
     decode,
 )
+from shared.runtime.clock import id_time_ms
 
 ARTIFACTS = TypeAdapter(tuple[Artifact, ...])
 _RESULTS: dict[str, TypeAdapter[Any]] = {
@@ -278,3 +280,50 @@ def record(fields: Mapping[str, str]) -> JobRecord | None:
 def paired(flat: Sequence[str]) -> dict[str, str]:
     """Return a hash that a script returned as a flat list."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+async def start_after(redis: Any, index: str, after: str, *, newest_first: bool = True) -> int:
+    """Return the rank that follows the item with the id `after`; for a deleted one, it follows from the id's time.
+
+    Raises `InvalidRequest` for an id without a time.
+    """
+    rank = await (redis.zrevrank if newest_first else redis.zrank)(index, after)
+    if rank is not None:
+        return int(rank) + 1
+    at_ms = id_time_ms(after)
+    if at_ms is None:
+        raise no_cursor()
+    return await _rank(redis, index, at_ms, after, newest_first)
+
+
+async def page_after(
+    redis: Any, index: str, after: str | None, limit: int, *, newest_first: bool = True
+) -> tuple[list[tuple[str, str]], str | None]:
+    """Return up to `limit` members, each with the cursor after it, and the cursor of the next page, if there is one."""
+    start = 0
+    if after is not None:
+        at, _, member = after.partition(":")
+        if not at.isdecimal() or len(at) > len(str(2**53)) or not member:
+            raise no_cursor()
+        start = await _rank(redis, index, int(at), member, newest_first)
+    rows = await redis.zrange(index, start, start + limit, desc=newest_first, withscores=True)
+    page = [(str(member), f"{score:.0f}:{member}") for member, score in rows[:limit]]
+    return page, page[-1][1] if len(rows) > limit else None
+
+
+def no_cursor() -> InvalidRequest:
+    return InvalidRequest("after: not a cursor of this list; pass the `next_cursor` of a page", param="after")
+
+
+async def _rank(redis: Any, index: str, score: int, member: str, newest_first: bool) -> int:
+    """Return the rank that follows a member, which can be deleted. Thousands can have the same score."""
+    low = int(await redis.zcount(index, "-inf", f"({score}"))
+    high = low + int(await redis.zcount(index, score, score))
+    while low < high:  # equal scores are ordered by member
+        middle = (low + high) // 2
+        found = await redis.zrange(index, middle, middle)
+        if found and (found[0] < member or (found[0] == member and not newest_first)):
+            low = middle + 1
+        else:
+            high = middle
+    return int(await redis.zcard(index)) - low if newest_first else low

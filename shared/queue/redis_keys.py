@@ -108,6 +108,7 @@ class RedisKeys:
     # Storage and quotas
     footprint = _Single("hash", bound="four numbers a tenant that keeps something, and `*`")
     input = _Family("tenant id", "hash", bound="the quota of stored objects", ttl="while unused")
+    inputs = _Family("tenant", "zset", bound="the quota of stored objects")
     retention = _Single("zset", bound="kept jobs, inputs and files, by expiry")
     file = _Family("tenant id", "hash", bound="kept files: retention")
     file_parts = _Family("tenant id", "list", bound="the quota of stored objects")

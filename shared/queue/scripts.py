@@ -35,7 +35,7 @@ _WRITE_NOTHING = "redis.call('DEL', PREFIX)"
 
 REPLAYED = frozenset(
     {
-        *("forget_job", "release", "lose", "purge_dead_letter", "redrive_dead_letter"),
+        *("forget_job", "forget_input", "release", "lose", "purge_dead_letter", "redrive_dead_letter"),
         *("list_as_waiting", "admit", "commit_batch", "due_batches", "forget_file"),
         *("put_endpoint", "claim_deliveries", "record_attempt"),
         *("join_sync_call", "leave_sync_call", "abandon_sync_call"),
@@ -155,6 +155,8 @@ class Scripts(Protocol):
     async def put_input(
         self, tenant: str, input_id: str, ref: str, ttl_ms: int, name: str, bytes: int
     ) -> tuple[str, str]: ...
+    async def reserve_key(self, tenant: str, digest: str, object_id: str, fingerprint: str) -> tuple[str, str]: ...
+    async def forget_input(self, tenant: str, input_id: str) -> tuple[str, str]: ...
 
     # Claims
     async def claim(

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Json, TypeAdapter
 
 from shared.errors import Conflict, NotFound
 from shared.queue.client import QueueComponent, translated
-from shared.queue.records import paired
+from shared.queue.records import page_after, paired
 from shared.runtime.clock import now_ms
 from shared.webhooks import (
     DISABLED_AFTER_S,
@@ -21,6 +21,8 @@ from shared.webhooks import (
 )
 
 MAX_ENDPOINTS = 16
+SCAN_PAGE_SIZE = 100  # deliveries read at once for a list
+MAX_SCANNED = 1_000  # deliveries read for one page
 _ACCOUNT = "account"
 _SECRETS = TypeAdapter(tuple[SigningSecret, ...])
 
@@ -60,6 +62,21 @@ class DueDelivery:
 
     delivery: WebhookDelivery
     secrets: tuple[SigningSecret, ...]
+
+
+@dataclass(frozen=True)
+class DeliveryFilters:
+    """Which deliveries of a tenant are listed, and in which order."""
+
+    endpoint_id: str | None = None
+    state: DeliveryState | None = None
+    newest_first: bool = True
+
+    def match(self, delivery: WebhookDelivery) -> bool:
+        return self.endpoint_id in (None, delivery.endpoint) and self.state in (None, delivery.state)
+
+
+ALL_DELIVERIES = DeliveryFilters()
 
 
 class Webhooks(QueueComponent):
@@ -140,28 +157,49 @@ class Webhooks(QueueComponent):
         )
 
     async def deliveries(
-        self, tenant: str, *, endpoint_id: str | None = None, limit: int = 50
-    ) -> list[WebhookDelivery]:
-        """Return a tenant's recent deliveries, newest first; with `endpoint_id`: those among the last 1,000."""
-        with translated():
-            ids = await self._redis.zrange(
-                self._keys.webhook_deliveries(tenant), 0, limit - 1 if endpoint_id is None else 999, desc=True
-            )
-            if endpoint_id is not None:
-                ids = [delivery_id for delivery_id in ids if delivery_id.endswith(f".{endpoint_id}")][:limit]
-        rows = await self._hashes(map(self._keys.webhook_delivery, ids))
-        return [_delivery(delivery_id, fields) for delivery_id, fields in zip(ids, rows, strict=True) if fields]
+        self, tenant: str, filters: DeliveryFilters = ALL_DELIVERIES, *, after: str | None = None, limit: int = 50
+    ) -> tuple[list[WebhookDelivery], str | None]:
+        """Return up to `limit` recent deliveries of a tenant, and the cursor `after` of the next page, if any.
+
+        At most `MAX_SCANNED` are read: with filters a page can be short although there are more.
+        """
+        index, found, cursor = self._keys.webhook_deliveries(tenant), list[WebhookDelivery](), after
+        for _ in range(0, MAX_SCANNED, SCAN_PAGE_SIZE):
+            with translated():
+                page, cursor = await page_after(
+                    self._redis, index, cursor, SCAN_PAGE_SIZE, newest_first=filters.newest_first
+                )
+            rows = await self._hashes(self._keys.webhook_delivery(delivery_id) for delivery_id, _ in page)
+            for at, ((delivery_id, position), fields) in enumerate(zip(page, rows, strict=True), 1):
+                if fields and filters.match(delivery := _delivery(delivery_id, fields)):
+                    found.append(delivery)
+                    if len(found) == limit:
+                        return found, position if at < len(page) else cursor
+            if cursor is None:
+                break
+        return found, cursor
+
+    async def delivery(self, tenant: str, delivery_id: str) -> WebhookDelivery:
+        """Return one delivery of a tenant, or raise `NotFound`."""
+        (fields,) = await self._hashes([self._keys.webhook_delivery(delivery_id)])
+        if fields.get("tenant") != tenant:
+            raise _no_delivery(delivery_id)
+        return _delivery(delivery_id, fields)
 
     async def redeliver(self, tenant: str, delivery_id: str) -> None:
         """Attempt a delivery again with the same message id; raises `NotFound`."""
         if not await self._scripts.redeliver(delivery_id, tenant):
-            raise NotFound(f"no such delivery: {delivery_id[:64]}", param="id")
+            raise _no_delivery(delivery_id)
 
     async def send_test(self, tenant: str, endpoint: WebhookEndpoint, event_id: str) -> str:
         """Send an empty test event, and return its delivery id."""
         delivery_id = f"{event_id}.{endpoint.id}"
         await self._scripts.redeliver(delivery_id, tenant, endpoint.id, endpoint.url, "webhook.test")
         return delivery_id
+
+
+def _no_delivery(delivery_id: str) -> NotFound:
+    return NotFound(f"no such delivery: {delivery_id[:64]}", param="id")
 
 
 def _no_endpoint(endpoint_id: str) -> NotFound:

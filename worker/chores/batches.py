@@ -183,7 +183,8 @@ class BatchRunner:
         request = batch_lines.line_request(batch.endpoint, line.body(), context.catalog)
         task = job_builder.check_request(request, context)
         fields = {"priority": Priority.BULK, "batch_id": batch.id}
-        job = await job_builder.build_job(request.model_copy(update=fields), task, batch.tenant, context)
+        submitter = job_builder.Submitter(batch.tenant, batch.base_url)
+        job = await job_builder.build_job(request.model_copy(update=fields), task, submitter, context)
         left_ms = batch.expires_at_ms - self._clock.now_ms()
         time_limit_ms = left_ms if job.time_limit_ms is None else min(job.time_limit_ms, left_ms)
         times = {"created_at_ms": batch.created_at_ms, "time_limit_ms": time_limit_ms}

@@ -10,12 +10,14 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
-from api.compat.openai.request_bodies import ListParams, list_page
+from api.compat.openai.objects import BatchList, BatchObject
+from api.compat.openai.request_bodies import LIST_PARAMETERS, ListParams, list_page
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import event_stream, problems, request_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
+from api.submission import IdempotencyKey, idempotency, reserved_id
 from shared.errors import NotFound, Unauthenticated, Unavailable
 from shared.protocols.openai.batches import WINDOW_S, Batch, BatchStatus
 from shared.request import MetadataKey, MetadataValue, validated
@@ -45,28 +47,38 @@ class BatchRequest(BaseModel):
 _BODY = request_body("application/json", {"schema": BatchRequest.model_json_schema()})
 
 
-@router.post("", openapi_extra=_BODY, responses=problems(400, 404, 408, 409, 413, 415, 422, 503))
-async def create_batch(request: Request, context: Context) -> Response:
+@router.post(
+    "", openapi_extra=_BODY, responses=problems(400, 404, 408, 409, 413, 415, 422, 503) | {200: {"model": BatchObject}}
+)
+async def create_batch(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
     """Create a batch from a JSONL file. Its lines become jobs of priority `bulk`, which use the free slots."""
     require_type(request, JSON_TYPES)
     raw = await request.body()
     params, digest = validated(BatchRequest, strict_json.decode(raw)), request_digest(request, (raw,))
-    batch = await _earlier_batch(request, context, digest) or await _create(params, context, digest)
-    return created_response(request, context, digest, batch.id, batch_object(batch))
+    now = await context.services.queue.now_ms()  # the chores compare it with the time of Redis
+    batch_id = await reserved_id(idempotency(key, raw), new_id("batch", now), context)
+    batch = None if key is None else await _batch(batch_id, context)
+    headers = {} if batch is None else {"Idempotent-Replayed": "true"}
+    batch = batch or (await _earlier_batch(request, context, digest) if key is None else None)
+    batch = batch or await _create(params, context, digest, batch_id, now)
+    return created_response(request, context, digest, batch.id, batch_object(batch), **headers)
 
 
 async def _earlier_batch(request: Request, context: RequestContext, digest: str) -> Batch | None:
     batch_id = await earlier_attempt(request, context, digest)
-    with contextlib.suppress(NotFound):  # the earlier attempt recorded its id and was killed
-        return None if batch_id is None else await context.services.queue.batches.get(context.tenant, batch_id)
+    return None if batch_id is None else await _batch(batch_id, context)
+
+
+async def _batch(batch_id: str, context: RequestContext) -> Batch | None:
+    with contextlib.suppress(NotFound):  # its request recorded the id and was killed
+        return await context.services.queue.batches.get(context.tenant, batch_id)
     return None
 
 
-async def _create(params: BatchRequest, context: RequestContext, digest: str) -> Batch:
+async def _create(params: BatchRequest, context: RequestContext, digest: str, batch_id: str, now: int) -> Batch:
     queue = context.services.queue
-    now = await queue.now_ms()  # the chores compare it with the time of Redis
     batch = Batch(
-        id=new_id("batch", now),
+        id=batch_id,
         tenant=context.tenant,
         endpoint=params.endpoint,
         input_file_id=params.input_file_id,
@@ -82,20 +94,22 @@ async def _create(params: BatchRequest, context: RequestContext, digest: str) ->
     return batch
 
 
-@router.get("", responses=problems(404, 422, 503))
+@router.get("", responses=problems(422, 503) | {200: {"model": BatchList}}, dependencies=[LIST_PARAMETERS])
 async def list_batches(context: Context, params: Annotated[ListParams, Query()]) -> Response:
-    """List batches, newest first."""
-    batches, more = await context.services.queue.batches.page(context.tenant, params.after, params.rows)
+    """List batches, by default newest first."""
+    batches, more = await context.services.queue.batches.page(
+        context.tenant, params.after, params.rows, params.order == "desc"
+    )
     return JSONResponse(list_page([batch_object(batch) for batch in batches], more))
 
 
-@router.get("/{batch_id}", responses=problems(404, 503))
+@router.get("/{batch_id}", responses=problems(404, 503) | {200: {"model": BatchObject}})
 async def get_batch(batch_id: str, context: Context) -> Response:
     """Get a batch; `request_counts` never decrease."""
     return JSONResponse(batch_object(await context.services.queue.batches.get(context.tenant, batch_id)))
 
 
-@router.post("/{batch_id}/cancel", responses=problems(404, 503))
+@router.post("/{batch_id}/cancel", responses=problems(404, 503) | {200: {"model": BatchObject}})
 async def cancel_batch(batch_id: str, context: Context) -> Response:
     """Cancel a batch. Finished results are kept, running jobs stop at their next step; every line has a result or an
     error in the files."""
@@ -107,7 +121,7 @@ _EVENTS = event_stream("An event `batch` with the whole batch, at the start and 
 
 
 @router.get("/{batch_id}/events", response_class=Response, responses=problems(404, 503) | {200: _EVENTS})
-async def batch_events(request: Request, batch_id: str, context: Context) -> Response:
+async def get_batch_events(request: Request, batch_id: str, context: Context) -> Response:
     """Subscribe to a batch."""
     await context.services.queue.batches.get(context.tenant, batch_id)
     context.waiters.check()

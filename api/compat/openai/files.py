@@ -11,13 +11,16 @@ from fastapi import APIRouter, Query, Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, Response
 
+from api.compat.openai.objects import DeletedFile, FileList, FileObject
 from api.compat.openai.request_bodies import ListParams, list_page
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
 from api.http.bodies import read_form
+from api.http.lists import known_parameters
 from api.http.middleware import UPLOAD_TYPES, require_type
 from api.http.openapi import problems, request_body
 from api.http.streaming import StreamedResponse, with_first_read
+from api.submission import Idempotency, IdempotencyKey, reserved_id
 from shared.errors import FusequeueError, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.protocols.openai import files
 from shared.protocols.openai.files import File
@@ -43,15 +46,22 @@ class FileListParams(ListParams):
     purpose: str | None = None
 
 
-@router.post("", openapi_extra=_BODY, responses=problems(400, 408, 409, 413, 415, 422, 429, 503))
-async def upload(request: Request, context: Context) -> Response:
+@router.post(
+    "", openapi_extra=_BODY, responses=problems(400, 408, 409, 413, 415, 422, 429, 503) | {200: {"model": FileObject}}
+)
+async def upload_file(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
     """Upload the JSONL file of a batch: multipart fields `file` and `purpose`, which is `batch`."""
     require_type(request, UPLOAD_TYPES)
     async with read_form(request, max_files=1, max_fields=8, max_text_bytes=OVERHEAD_BYTES) as form:
         content, size = _checked_file(form, context.services.settings.max_file_bytes)
         digest = await _digest(request, content)
-        file = await _earlier_file(request, context, digest) or await _store(content, size, context, digest)
-    return created_response(request, context, digest, file.id, file_object(file))
+        new = new_id("file")
+        file_id = await reserved_id(Idempotency(key, digest), new, context)
+        earlier_id = file_id if file_id != new else await earlier_attempt(request, context, digest)
+        earlier = await _earlier_file(earlier_id, context)
+        file = earlier or await _store(content, size, context, digest, file_id)
+    headers = {} if key is None or earlier is None else {"Idempotent-Replayed": "true"}
+    return created_response(request, context, digest, file.id, file_object(file), **headers)
 
 
 def _checked_file(form: FormData, max_bytes: int) -> tuple[UploadFile, int]:
@@ -76,9 +86,9 @@ async def _digest(request: Request, content: UploadFile) -> str:
     return request_digest(request, ((content.filename or "").encode("utf-8", "surrogatepass"), digest.digest()))
 
 
-async def _earlier_file(request: Request, context: RequestContext, digest: str) -> File | None:
+async def _earlier_file(file_id: str | None, context: RequestContext) -> File | None:
     """Return the file of an earlier attempt; waits while that attempt stores it."""
-    file_id, services = await earlier_attempt(request, context, digest), context.services
+    services = context.services
     until_s = time.monotonic() + UPLOAD_WAIT_S
     while file_id is not None and time.monotonic() < until_s:
         with contextlib.suppress(NotFound):
@@ -89,12 +99,12 @@ async def _earlier_file(request: Request, context: RequestContext, digest: str) 
     return None
 
 
-async def _store(content: UploadFile, size: int, context: RequestContext, digest: str) -> File:
+async def _store(content: UploadFile, size: int, context: RequestContext, digest: str, file_id: str) -> File:
     """Store an upload; the retention sweep removes what a killed process leaves."""
     services = context.services
     now = await services.queue.now_ms()  # retention compares it with the time of Redis
     file = File(
-        id=new_id("file", now),
+        id=file_id,
         tenant=context.tenant,
         filename=(content.filename or "upload.jsonl")[:255],
         purpose="batch",
@@ -119,7 +129,11 @@ async def _chunks(content: UploadFile) -> AsyncIterator[bytes]:
         yield chunk
 
 
-@router.get("", responses=problems(404, 422, 503))
+@router.get(
+    "",
+    responses=problems(422, 503) | {200: {"model": FileList}},
+    dependencies=[known_parameters(*FileListParams.model_fields)],
+)
 async def list_files(context: Context, params: Annotated[FileListParams, Query()]) -> Response:
     """List files, by default newest first."""
     queue = context.services.queue
@@ -130,14 +144,14 @@ async def list_files(context: Context, params: Annotated[FileListParams, Query()
     return JSONResponse(page)
 
 
-@router.get("/{file_id}", responses=problems(404, 503))
+@router.get("/{file_id}", responses=problems(404, 503) | {200: {"model": FileObject}})
 async def get_file(file_id: str, context: Context) -> Response:
     """Get the metadata of a file."""
     return JSONResponse(file_object(await context.services.queue.files.get(context.tenant, file_id)))
 
 
 @router.get("/{file_id}/content", response_class=Response, responses=problems(404, 503) | {200: _CONTENT})
-async def get_content(file_id: str, context: Context) -> Response:
+async def get_file_content(file_id: str, context: Context) -> Response:
     """Get the content of a file."""
     stored, tenant = context.services.queue.files, context.tenant
     file, parts = await stored.get(tenant, file_id), await stored.parts(tenant, file_id)
@@ -152,7 +166,7 @@ async def get_content(file_id: str, context: Context) -> Response:
     return StreamedResponse(chunks, headers=headers)
 
 
-@router.delete("/{file_id}", responses=problems(404, 409, 503))
+@router.delete("/{file_id}", responses=problems(404, 409, 503) | {200: {"model": DeletedFile}})
 async def delete_file(file_id: str, context: Context) -> Response:
     """Delete a file; 409 while a batch reads it."""
     await context.services.queue.files.forget(context.tenant, file_id)

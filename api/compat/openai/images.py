@@ -83,7 +83,7 @@ _RESPONSES = {200: {"model": ImagesResponse, **_EVENTS}} | _ERRORS
 
 
 @router.post("/generations", openapi_extra=generation_body(ImageFields), responses=_RESPONSES)
-async def generate(request: Request, context: Context) -> Response:
+async def generate_images(request: Request, context: Context) -> Response:
     """Generate images and wait for them. Job fields are allowed next to OpenAI's."""
     require_type(request, JSON_TYPES)
     raw = await request.body()
@@ -92,7 +92,7 @@ async def generate(request: Request, context: Context) -> Response:
 
 
 @router.post("/edits", openapi_extra=generation_body(ImageFields, upload=True), responses=_RESPONSES)
-async def edit(request: Request, context: Context) -> Response:
+async def edit_images(request: Request, context: Context) -> Response:
     """Edit images and wait for the result: one `image` or several `image[]`, and a `mask` that is transparent where
     the image changes. In JSON, images are ids of `POST /v1/inputs`, data URLs or https URLs."""
     require_type(request, JSON_TYPES | UPLOAD_TYPES)

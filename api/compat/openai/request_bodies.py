@@ -3,12 +3,13 @@
 import re
 import types
 from collections.abc import Collection, Iterable, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 
 from api.context import RequestContext
+from api.http.lists import MAX_LIMIT, Limit, Order, known_parameters
 from shared.config.settings import Settings
 from shared.errors import InvalidRequest
 from shared.request import JobRequest
@@ -17,7 +18,6 @@ OVERHEAD_BYTES = 1024 * 1024
 """Allowance of a multipart body for prompt and part headers, next to its files."""
 
 MAX_FIELDS = 128
-MAX_LIMIT = 100
 PLACEHOLDER = "in_" + 32 * "0"
 """Input id of an image that is not stored yet."""
 
@@ -125,16 +125,14 @@ def generation_body(fields: type[BaseModel], *, upload: bool = False) -> dict[st
     for name, field in fields.model_fields.items():
         facts = {"default": field.default, "description": field.description}
         own[name] = {key: value for key, value in facts.items() if value is not None}
-    job = JobRequest.model_json_schema()
-    refs = {name: {"$ref": f"#/components/schemas/JobRequest/properties/{name}"} for name in job["properties"]}
+    job = JobRequest.model_json_schema(ref_template="#/components/schemas/{model}")
     required = [name for name in job["required"] if name != "model"]  # default: the first model
-    # null counts as unset
-    of_job = {name: ref if name in required else {"anyOf": [ref, {"type": "null"}]} for name, ref in refs.items()}
+    of_job = job["properties"]
     schema = {"type": "object", "required": required, "properties": {**of_job, **own}, "additionalProperties": False}
     content: dict[str, Any] = {"application/json": {"schema": schema}}
     if upload:
         file = {"type": "string", "format": "binary", "description": "PNG, JPEG or WebP."}
-        files = {"image": file, "image[]": {"type": "array", "items": file}, "mask": file}
+        files = {"image": {**file, "description": "PNG, JPEG or WebP; several are `image[]`."}, "mask": file}
         properties = {**files, "prompt": {"type": "string"}, "model": {"type": "string"}, **own}
         form = {"type": "object", "required": ["image", "prompt"], "properties": properties}
         content["multipart/form-data"] = {"schema": form}
@@ -147,12 +145,15 @@ class ListParams(BaseModel):
     """Query parameters of a list."""
 
     after: str | None = Field(None, max_length=128, description="`last_id` of the previous page.")
-    limit: int = Field(20, ge=1, le=10_000, description=f"Limited to {MAX_LIMIT}.")
-    order: Literal["asc", "desc"] = "desc"
+    limit: Limit = 20
+    order: Order = "desc"
 
     @property
     def rows(self) -> int:
         return min(self.limit, MAX_LIMIT)
+
+
+LIST_PARAMETERS = known_parameters(*ListParams.model_fields)
 
 
 def list_page(rows: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:

@@ -6,7 +6,9 @@ from fastapi import APIRouter, Query, Request
 from starlette.datastructures import FormData
 from starlette.responses import JSONResponse, Response
 
+from api.compat.openai.objects import DeletedVideo, VideoList, VideoObject
 from api.compat.openai.request_bodies import (
+    LIST_PARAMETERS,
     MAX_FIELDS,
     OVERHEAD_BYTES,
     PLACEHOLDER,
@@ -38,7 +40,7 @@ _NUMERIC = numeric_fields(JobRequest, VideoFields, AdapterChoice)
 _ERRORS = problems(400, 404, 408, 409, 413, 415, 422, 429, 503)
 
 
-@router.post("", openapi_extra=generation_body(VideoFields), responses=_ERRORS)
+@router.post("", openapi_extra=generation_body(VideoFields), responses=_ERRORS | {200: {"model": VideoObject}})
 async def create_video(request: Request, context: Context) -> Response:
     """Create a video from JSON, or from multipart with a start image as `input_reference`. Job fields are allowed next
     to OpenAI's. The video is ready when its status is `completed`."""
@@ -70,7 +72,7 @@ async def _parse_form(request: Request, form: FormData, context: RequestContext)
     return job_request.model_copy(update={"image": image}), request_digest(request, parts.digested)
 
 
-@router.get("", responses=problems(422, 503))
+@router.get("", responses=problems(422, 503) | {200: {"model": VideoList}}, dependencies=[LIST_PARAMETERS])
 async def list_videos(context: Context, params: Annotated[ListParams, Query()]) -> Response:
     """List videos, by default newest first."""
     after = None if params.after is None else video_job_id(params.after)
@@ -80,14 +82,14 @@ async def list_videos(context: Context, params: Annotated[ListParams, Query()]) 
     return JSONResponse(list_page([video_object(record) for record in records], more))
 
 
-@router.get("/{video_id}", responses=problems(404, 503))
+@router.get("/{video_id}", responses=problems(404, 503) | {200: {"model": VideoObject}})
 async def get_video(video_id: str, context: Context) -> Response:
     """Get a video; the header `openai-poll-after-ms` is the recommended delay of the next poll."""
     record = await _find(video_id, context)
     return JSONResponse(video_object(record), headers=await _headers(record, context))
 
 
-@router.delete("/{video_id}", responses=problems(404, 409, 503))
+@router.delete("/{video_id}", responses=problems(404, 409, 503) | {200: {"model": DeletedVideo}})
 async def delete_video(video_id: str, context: Context) -> Response:
     """Delete a video; cancels it first if it has not ended."""
     record = await _find(video_id, context)
@@ -103,7 +105,7 @@ async def delete_video(video_id: str, context: Context) -> Response:
 
 
 @router.get("/{video_id}/content", response_class=Response, responses=OBJECT_RESPONSES)
-async def video_content(
+async def get_video_content(
     request: Request,
     video_id: str,
     context: Context,

@@ -5,7 +5,9 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
+from api.compat.replicate.objects import ReplicateModel, ReplicateModelList, ReplicateVersion, ReplicateVersionList
 from api.context import Context
+from api.http.lists import known_parameters
 from api.http.openapi import problems
 from shared.config.models_file import ModelSpec
 from shared.errors import NotFound
@@ -16,27 +18,27 @@ from shared.request import JobRequest
 router = APIRouter(prefix=f"{PREFIX}/models", tags=["Replicate"])
 
 
-@router.get("", responses=problems(503))
+@router.get("", responses=problems(422, 503) | {200: {"model": ReplicateModelList}}, dependencies=[known_parameters()])
 async def list_models(context: Context) -> Response:
     """List the models on one page."""
     results = [model_object(spec, context.base_url) for spec in context.services.catalog]
     return JSONResponse({"previous": None, "next": None, "results": results})
 
 
-@router.get("/{owner}/{name}", responses=problems(404, 503))
+@router.get("/{owner}/{name}", responses=problems(404, 503) | {200: {"model": ReplicateModel}})
 async def get_model(owner: str, name: str, context: Context) -> Response:
     """Get a model and the schema of its input."""
     return JSONResponse(model_object(find_model(owner, name, context.services.catalog), context.base_url))
 
 
-@router.get("/{owner}/{name}/versions", responses=problems(404, 503))
+@router.get("/{owner}/{name}/versions", responses=problems(404, 503) | {200: {"model": ReplicateVersionList}})
 async def list_versions(owner: str, name: str, context: Context) -> Response:
     """List the versions of a model: the served one."""
     results = [version_object(find_model(owner, name, context.services.catalog))]
     return JSONResponse({"previous": None, "next": None, "results": results})
 
 
-@router.get("/{owner}/{name}/versions/{version}", responses=problems(404, 503))
+@router.get("/{owner}/{name}/versions/{version}", responses=problems(404, 503) | {200: {"model": ReplicateVersion}})
 async def get_version(owner: str, name: str, version: str, context: Context) -> Response:
     """Get a version of a model."""
     spec = find_model(owner, name, context.services.catalog)

@@ -5,22 +5,26 @@ import json
 import re
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import UploadFile
 from starlette.responses import JSONResponse, Response
 
 from api import submission, waiting
+from api.compat.replicate.objects import PredictionList, PredictionObject, ReplicateFile
 from api.context import Context, RequestContext, ServicesDep, Tenant, returns_secret
 from api.http.bodies import read_form, sha256
+from api.http.lists import known_parameters
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import event_stream, problems, request_body, upload_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.responses import existing_job
 from api.routes.inputs import OVERHEAD_BYTES
 from api.routes.jobs import Prefer
+from api.submission import Idempotency, IdempotencyKey, idempotency
 from shared.config.models_file import ModelSpec
 from shared.errors import InputRejected, InvalidRequest, NotFound, Unauthenticated, Unavailable, UnknownModel
 from shared.job import JobRecord, Priority, Progress, State
@@ -68,6 +72,15 @@ CancelAfter = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class CreationOptions:
+    """Headers of a request that creates a prediction."""
+
+    prefer: Prefer = None
+    cancel_after: CancelAfter = None
+    key: IdempotencyKey = None
+
+
 class PredictionRequest(BaseModel):
     """The body of a prediction; `input` has job fields by the names of Replicate's models."""
 
@@ -89,9 +102,11 @@ _SCHEMA = {**PredictionRequest.model_json_schema(), "title": "Prediction"}
 _BODY = request_body("application/json", {"schema": _SCHEMA})
 
 
-@router.post("/predictions", status_code=201, openapi_extra=_BODY, responses=_CREATED)
+@router.post(
+    "/predictions", status_code=201, openapi_extra=_BODY, responses=_CREATED | {201: {"model": PredictionObject}}
+)
 async def create_prediction(
-    request: Request, context: Context, prefer: Prefer = None, cancel_after: CancelAfter = None
+    request: Request, context: Context, options: Annotated[CreationOptions, Depends()]
 ) -> Response:
     """Create a prediction of a version. With `Prefer: wait=n` the response is the ended prediction or, after n seconds,
     one with status `starting`."""
@@ -99,22 +114,31 @@ async def create_prediction(
     if body.version is None:
         raise InvalidRequest("version: required", param="version")
     spec = model_of_version(body.version, context.services.catalog)
-    return await _create(body, spec, context, prefer, cancel_after)
+    return await _create(body, spec, context, options, idempotency(options.key, await request.body()))
 
 
-@router.post("/models/{owner}/{name}/predictions", status_code=201, openapi_extra=_BODY, responses=_CREATED)
+@router.post(
+    "/models/{owner}/{name}/predictions",
+    status_code=201,
+    openapi_extra=_BODY,
+    responses=_CREATED | {201: {"model": PredictionObject}},
+)
 async def create_model_prediction(
-    request: Request, owner: str, name: str, context: Context, prefer: Prefer = None, cancel_after: CancelAfter = None
+    request: Request, owner: str, name: str, context: Context, options: Annotated[CreationOptions, Depends()]
 ) -> Response:
     """Create a prediction of a model. Any `owner` is accepted for a model whose id has none."""
     spec = find_model(owner, name, context.services.catalog)
     body = await _parse(request)
     if body.version is not None and model_of_version(body.version, context.services.catalog) != spec:
         raise InvalidRequest(f"version: it is not one of {owner}/{name}", param="version")
-    return await _create(body, spec, context, prefer, cancel_after)
+    return await _create(body, spec, context, options, idempotency(options.key, await request.body()))
 
 
-@router.get("/predictions", responses=problems(422, 503))
+@router.get(
+    "/predictions",
+    responses=problems(422, 503) | {200: {"model": PredictionList}},
+    dependencies=[known_parameters("cursor")],
+)
 async def list_predictions(
     context: Context,
     cursor: Annotated[str | None, Query(max_length=128, description="From `next` or `previous`.")] = None,
@@ -137,13 +161,13 @@ async def list_predictions(
     return JSONResponse(page)
 
 
-@router.get("/predictions/{prediction_id}", responses=problems(404, 503))
+@router.get("/predictions/{prediction_id}", responses=problems(404, 503) | {200: {"model": PredictionObject}})
 async def get_prediction(prediction_id: str, context: Context) -> Response:
     """Get a prediction."""
     return JSONResponse(await prediction_object(await context.find_job(prediction_id), context))
 
 
-@router.post("/predictions/{prediction_id}/cancel", responses=problems(404, 503))
+@router.post("/predictions/{prediction_id}/cancel", responses=problems(404, 503) | {200: {"model": PredictionObject}})
 async def cancel_prediction(prediction_id: str, context: Context) -> Response:
     """Cancel a prediction: a queued one at once, a running one at its next step."""
     await context.find_job(prediction_id)
@@ -168,7 +192,12 @@ async def stream_prediction(request: Request, prediction_id: str, context: Conte
     return sse_response(_events(record, context, request.headers.getlist("authorization")))
 
 
-@router.post("/files", status_code=201, openapi_extra=upload_body("content"), responses=_UPLOAD_ERRORS)
+@router.post(
+    "/files",
+    status_code=201,
+    openapi_extra=upload_body("content"),
+    responses=_UPLOAD_ERRORS | {201: {"model": ReplicateFile}},
+)
 async def create_file(request: Request, context: Context) -> Response:
     """Upload an image; its `urls.get` is accepted in an input."""
     require_type(request, UPLOAD_TYPES)
@@ -214,16 +243,17 @@ async def _parse(request: Request) -> PredictionRequest:
 
 
 async def _create(
-    body: PredictionRequest, spec: ModelSpec, context: RequestContext, prefer: str | None, cancel_after: str | None
+    body: PredictionRequest, spec: ModelSpec, context: RequestContext, options: CreationOptions, key: Idempotency
 ) -> Response:
     started_s, services = time.monotonic(), context.services
-    wait_s = waiting.preferred_wait_s(prefer, min(MAX_WAIT_S, services.settings.max_wait_s))
+    wait_s = waiting.preferred_wait_s(options.prefer, min(MAX_WAIT_S, services.settings.max_wait_s))
     defaults: dict[str, Any] = {"priority": (Priority.INTERACTIVE if wait_s else Priority.STANDARD).value}
-    if cancel_after is not None:
-        defaults["deadline_s"] = deadline_s(cancel_after)
+    if options.cancel_after is not None:
+        defaults["deadline_s"] = deadline_s(options.cancel_after)
     request, names = parse_input(body.input, spec, {**defaults, **webhook_fields(body)})
     with names.in_errors():
-        submitted = (await submission.submit(request, context, webhook_version=model_version(spec))).record
+        accepted = await submission.submit(request, context, key, webhook_version=model_version(spec))
+    submitted = accepted.record
     record: JobRecord | None = None
     if wait_s:
         left_s = max(0.0, wait_s - RESPONSE_MARGIN_S - (time.monotonic() - started_s))
@@ -234,6 +264,8 @@ async def _create(
         record = submitted  # status `starting`: clients take any other one for the end
     content = await prediction_object(record, context)
     headers = {"Location": content["urls"]["get"]}
+    if accepted.replayed:
+        headers["Idempotent-Replayed"] = "true"
     if wait_s:
         headers["Preference-Applied"] = f"wait={wait_s:.0f}"
     return JSONResponse(content, 201, headers)

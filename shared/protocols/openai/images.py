@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.models_file import Catalog, ModelSpec
-from shared.errors import InvalidRequest, NotFound
+from shared.errors import InvalidRequest, NotFound, first_of
 from shared.job import Job, JobRecord, Priority, Task
 from shared.job_builder import check_limits
 from shared.request import JobRequest, parse, validated
@@ -130,9 +130,13 @@ def check_size(request: JobRequest, spec: ModelSpec, size: str | None) -> Task:
     try:
         return check_limits(request, spec)
     except InvalidRequest as error:
-        if size is not None and error.param in ("width", "height"):
-            raise InvalidRequest(f"size: {error.message}", param="size") from None
-        raise
+        raise first_of([_about_size(fault) if size is not None else fault for fault in error.faults]) from None
+
+
+def _about_size(fault: InvalidRequest) -> InvalidRequest:
+    if fault.param not in ("width", "height"):
+        return fault
+    return InvalidRequest(f"size: {fault.message}", param="size")
 
 
 async def image_data(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config.models_file import ModelSpec
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, first_of
 from shared.job import Task
 from shared.job_builder import check_limits
 from shared.request import JobRequest, parse, validated
@@ -85,7 +85,7 @@ class FieldNames:
         try:
             yield
         except InvalidRequest as error:
-            raise self._renamed(error) from error
+            raise first_of([self._renamed(fault) for fault in error.faults]) from error
 
     def _renamed(self, error: InvalidRequest) -> InvalidRequest:
         root, dot, rest = (error.param or "").partition(".")

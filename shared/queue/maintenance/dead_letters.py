@@ -3,18 +3,20 @@
 from collections.abc import Sequence
 
 from shared.queue.client import QueueComponent, translated
-from shared.queue.records import DeadLetter, record
+from shared.queue.records import DeadLetter, page_after, record
 
 
 class DeadLetters(QueueComponent):
-    async def page(self, after: str | None = None, limit: int = 100) -> tuple[list[DeadLetter], str | None]:
-        """Return dead letters, newest first, and the cursor `after` of the next page, if any."""
+    async def page(
+        self, after: str | None = None, limit: int = 100, *, newest_first: bool = True
+    ) -> tuple[list[DeadLetter], str | None]:
+        """Return dead letters and the cursor `after` of the next page, if any."""
         await self._scripts.count_dead_letters()  # forgets those that have expired
         with translated():
-            rank = None if after is None else await self._redis.zrevrank(self._keys.dead_letters, after)
-            start = 0 if rank is None else rank + 1
-            ids = await self._redis.zrange(self._keys.dead_letters, start, start + limit, desc=True)
-        return await self._read(ids[:limit]), ids[limit - 1] if len(ids) > limit else None
+            page, cursor = await page_after(
+                self._redis, self._keys.dead_letters, after, limit, newest_first=newest_first
+            )
+        return await self._read([letter_id for letter_id, _ in page]), cursor
 
     async def count(self) -> int:
         return await self._scripts.count_dead_letters()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import pytest
@@ -70,11 +71,11 @@ async def test_a_full_last_page_is_the_last(queue: Queue, make_submission: Make)
 async def test_a_list_can_be_cut_by_time(queue: Queue, make_submission: Make) -> None:
     """From the first bound, inclusive, to the second, exclusive."""
     ids = await _listed(queue, make_submission)
-    records, after = await queue.jobs.page("default", created_after_ms=1020, created_before_ms=1050, limit=10)
+    records, after = await queue.jobs.page("default", created_ms=(1020, 1050), limit=10)
     assert [record.job.id for record in records] == ids[5:8]
     assert after is None
-    first, after = await queue.jobs.page("default", created_after_ms=1020, created_before_ms=1050, limit=2)
-    rest, end_of_list = await queue.jobs.page("default", after=after, created_after_ms=1020, limit=2)
+    first, after = await queue.jobs.page("default", created_ms=(1020, 1050), limit=2)
+    rest, end_of_list = await queue.jobs.page("default", after=after, created_ms=(1020, math.inf), limit=2)
     assert [record.job.id for record in first + rest] == ids[5:8]
     assert end_of_list is None
 

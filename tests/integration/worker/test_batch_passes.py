@@ -19,6 +19,7 @@ from shared import job_builder
 from shared.auth import TenantLimits
 from shared.config import models_file
 from shared.errors import StorageUnavailable
+from shared.inputs import request_images
 from shared.job import Job
 from shared.protocols.openai import files
 from shared.protocols.openai.batches import Batch, BatchStatus
@@ -131,7 +132,7 @@ async def test_all_urls_of_a_line_have_one_deadline(
     context: BatchContext, image_host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line with several slow images does not take the timeout of each."""
-    monkeypatch.setattr(job_builder, "URLS_S", 1.0)
+    monkeypatch.setattr(request_images, "URLS_S", 1.0)
     batch = await validated(context, "default", [line(1, image=f"{image_host}/a", mask=f"{image_host}/b")])
     started_s = time.monotonic()
     assert await BatchRunner(context, batch).advance()

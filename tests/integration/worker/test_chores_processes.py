@@ -169,7 +169,7 @@ async def test_a_stop_waits_for_deliveries_in_progress(
             await eventually(lambda: len(running.events("chores_stopped")) == 2, "the other queues stop", 60)
             answer.set()
             assert await asyncio.to_thread(running.process.wait, 60) == 0
-    (delivery,) = await queue.webhooks.deliveries("default")
+    ((delivery,), _) = await queue.webhooks.deliveries("default")
     assert (delivery.state, delivery.attempts) == (DeliveryState.DELIVERED, 1)
 
 

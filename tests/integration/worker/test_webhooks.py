@@ -317,7 +317,7 @@ async def test_a_deleted_endpoint_receives_nothing(
     assert (await api.delete(f"/v1/webhooks/{created['id']}")).status_code == 204
     await delivery_pass(queue).run()
     assert receiver.received == []
-    (delivery,) = await queue.webhooks.deliveries("default")
+    ((delivery,), _) = await queue.webhooks.deliveries("default")
     assert (delivery.state, delivery.log[0].error) == (DeliveryState.FAILED, "the endpoint was deleted or disabled")
 
 
@@ -378,7 +378,7 @@ async def test_a_name_that_is_rebound_to_a_private_address_receives_nothing(
     rules = FetchRules(60.0, 65_536, ports=tuple(range(1, 65_536)), allow_http=True)
     await DeliveryPass(queue, FetchGuard(rules, resolve), "").run()
     assert receiver.received == []
-    (delivery,) = await queue.webhooks.deliveries("default")
+    ((delivery,), _) = await queue.webhooks.deliveries("default")
     assert "a loopback address" in (delivery.log[0].error or "")
 
 

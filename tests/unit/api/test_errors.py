@@ -36,11 +36,13 @@ def error_of(response: httpx.Response) -> tuple[int, str, str | None]:
     """Check the form of an error, and return its status, code and field."""
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
-    assert set(problem) == {"type", "title", "status", "detail", "code", "request_id", "error"}
+    assert set(problem) == {"type", "title", "status", "detail", "code", "request_id", "error", "errors"}
     assert set(problem["error"]) == {"message", "type", "param", "code"}
     assert problem["status"] == response.status_code
     assert problem["code"] == problem["error"]["code"]
     assert problem["detail"] == problem["error"]["message"]
+    first = problem["error"]
+    assert problem["errors"][0] == {name: first[name] for name in ("message", "param", "code")}
     assert problem["request_id"] == response.headers["x-request-id"]
     return response.status_code, problem["code"], problem["error"]["param"]
 
@@ -337,7 +339,7 @@ async def test_every_documented_error_has_the_same_form(fake_queue: Queue, tmp_p
 async def test_a_method_not_allowed_response_names_the_allowed_ones(api: httpx.AsyncClient) -> None:
     response = await api.put("/v1/jobs/job_00000000000000000000000000")
     assert response.headers["allow"] == "DELETE, GET"
-    assert (await api.put("/v1/jobs")).headers["allow"] == "GET, POST"
+    assert (await api.put("/v1/jobs")).headers["allow"] == "DELETE, GET, POST"
 
 
 async def test_a_refused_method_costs_about_as_much_as_an_unknown_path(api: httpx.AsyncClient) -> None:

@@ -13,6 +13,7 @@ from replicate.prediction import Prediction
 from api.compat.replicate.predictions import PredictionRequest, deadline_s, webhook_fields
 from shared.config import models_file
 from shared.errors import InvalidRequest
+from shared.inputs.request_images import Inputs
 from shared.job import (
     JOB_FORM,
     Artifact,
@@ -29,7 +30,7 @@ from shared.job import (
     encode,
     is_newer,
 )
-from shared.job_builder import Inputs, resolve_job
+from shared.job_builder import resolve_job
 from shared.protocols.replicate.prediction_inputs import parse_input
 from shared.protocols.replicate.predictions import input_of, logs, prediction, webhook_body
 from shared.webhooks import MAX_BODY_BYTES, TERMINAL_EVENTS

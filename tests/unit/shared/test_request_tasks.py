@@ -14,8 +14,9 @@ from shared.config.batch_rules import BatchRule, BatchRules
 from shared.config.models_file import Catalog, Defaults, Limits, ModelSpec, References
 from shared.config.step_schedules import StepCaching, StepSchedule
 from shared.errors import InputRejected, InvalidRequest
+from shared.inputs.request_images import Inputs, check_input_sizes
 from shared.job import InputRef, Job, OutputFormat, Task, encode
-from shared.job_builder import Inputs, check_input_sizes, check_limits, check_request, make_submission, resolve_job
+from shared.job_builder import check_limits, check_request, make_submission, resolve_job
 from shared.request import JobRequest, parse
 from shared.signature import signature
 

@@ -15,6 +15,7 @@ else
 end
 if (tonumber(known[4] or nil) or 0) > 0 then redis.call('PERSIST', name)
 else redis.call('PEXPIRE', name, ttl) end
+redis.call('ZADD', key.inputs(tenant), 'NX', whole(clock_ms()), ARGV[2])
 -- The row names the object: an image stored again while its old object is being deleted has its own row.
 local row = 'input|' .. tenant .. '|' .. ARGV[2] .. '|' .. object .. '|' .. size
 local due, set = clock_ms() + ttl + 60000, tonumber(redis.call('ZSCORE', key.retention, row) or nil)

@@ -29,7 +29,10 @@ for _, row in ipairs(redis.call('ZRANGEBYSCORE', key.retention, '-inf', whole(no
   elseif live > 0 then
     redis.call('ZADD', key.retention, whole(now + conf.input_retention_ms), row)
   else
-    if tenant and current == object then redis.call('DEL', key.input(tenant, id)) end
+    if tenant and current == object then
+      redis.call('DEL', key.input(tenant, id))
+      redis.call('ZREM', key.inputs(tenant), id)
+    end
     table.insert(out, row)
   end
 end

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from harness.http_server import BODY, serving
 
-from api.routes import jobs
+from api.routes import job_lists
 from shared.queue import Queue
 from shared.queue.jobs import Jobs
 
@@ -67,8 +67,8 @@ async def test_jobs_are_listed_by_batch_and_time(api: httpx.AsyncClient) -> None
 
 
 async def test_filters_find_all_jobs_over_all_pages(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "SCAN_PAGE_SIZE", 4)
-    monkeypatch.setattr(jobs, "MAX_SCANNED", 8)
+    monkeypatch.setattr(job_lists, "SCAN_PAGE_SIZE", 4)
+    monkeypatch.setattr(job_lists, "MAX_SCANNED", 8)
     marked = [await submit(api, metadata={"order": "7" if number % 5 == 0 else "8"}) for number in range(23)][::5]
     found = await pages(api, **{"metadata.order": "7", "limit": 2})
     assert list(chain(*found)) == marked[::-1]
@@ -82,6 +82,50 @@ async def test_jobs_are_filtered_by_state_and_model(api: httpx.AsyncClient) -> N
     assert await pages(api, status="queued,running") == [[waiting]]
     assert await pages(api, model="other") == [[]]
     assert await pages(api, model="demo", status="queued") == [[waiting]]
+
+
+async def test_a_list_can_begin_with_the_oldest_job(api: httpx.AsyncClient) -> None:
+    ids = [await submit(api) for _ in range(5)]
+    assert list(chain(*await pages(api, order="asc", limit=2))) == ids
+    assert list(chain(*await pages(api, order="asc", status="queued", limit=2))) == ids
+    (await api.post(f"/v1/jobs/{ids[1]}/cancel")).raise_for_status()
+    (await api.delete(f"/v1/jobs/{ids[1]}")).raise_for_status()
+    after_a_deleted_one = await pages(api, order="asc", after=ids[1])
+    assert after_a_deleted_one == [ids[2:]]
+
+
+LISTS = (
+    *("/v1/jobs", "/v1/inputs", "/v1/models", "/v1/webhooks", "/v1/webhooks/deliveries", "/v1/dead-letters"),
+    *("/v1/queues", "/v1/workers", "/v1/files", "/v1/batches", "/v1/videos"),
+    *("/compat/replicate/v1/predictions", "/compat/replicate/v1/models"),
+)
+INVALID = (400, 422)  # 400 is that of OpenAI's protocol
+PAGED = [path for path in LISTS if path.rpartition("/")[2] not in ("models", "webhooks", "queues", "workers")]
+
+
+@pytest.mark.parametrize("path", LISTS)
+async def test_every_list_refuses_an_unknown_parameter(api: httpx.AsyncClient, path: str) -> None:
+    response = await api.get(path, params={"colour": "red"})
+    assert response.status_code in INVALID
+    assert response.json()["error"]["param"] == "colour"
+    assert (await api.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize("path", PAGED)
+async def test_every_list_refuses_a_bad_cursor(api: httpx.AsyncClient, path: str) -> None:
+    name = "cursor" if "predictions" in path else "after"
+    response = await api.get(path, params={name: "nothing"})
+    assert response.status_code in INVALID
+    assert response.json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize("path", [path for path in PAGED if "predictions" not in path])
+async def test_every_list_caps_its_limit_and_has_an_order(api: httpx.AsyncClient, path: str) -> None:
+    assert (await api.get(path, params={"limit": 10_000, "order": "asc"})).status_code == 200
+    for params in ({"limit": "0"}, {"order": "up"}):
+        response = await api.get(path, params=params)
+        assert response.status_code in INVALID
+        assert response.json()["error"]["param"] == next(iter(params))
 
 
 async def test_a_repeated_parameter_is_refused(api: httpx.AsyncClient) -> None:

@@ -1,0 +1,116 @@
+"""Listing, reading and deleting input images, also as Replicate's files."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from harness.http_server import BODY, png, serving
+
+from shared.auth import Scope
+from shared.queue import Queue
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(fake_queue, tmp_path) as client:
+        yield client
+
+
+async def upload(api: httpx.AsyncClient, width: int = 64, headers: dict[str, str] | None = None) -> str:
+    files = {"file": ("a.png", png(width), "image/png")}
+    return str((await api.post("/v1/inputs", files=files, headers=headers)).json()["id"])
+
+
+async def ids(api: httpx.AsyncClient, **params: str | int) -> list[str]:
+    """Return the ids of all pages, following the cursor."""
+    found: list[str] = []
+    while True:
+        page = (await api.get("/v1/inputs", params=params)).json()
+        found += [one["id"] for one in page["data"]]
+        if not page["has_more"]:
+            return found
+        params["after"] = page["next_cursor"]
+
+
+async def test_inputs_are_listed_in_pages(api: httpx.AsyncClient) -> None:
+    uploaded = [await upload(api, 64 + number) for number in range(5)]
+    assert await ids(api, limit=2) == await ids(api)
+    assert sorted(await ids(api)) == sorted(uploaded)
+    assert await ids(api, order="asc", limit=2) == (await ids(api))[::-1]
+    assert await upload(api, 64) == uploaded[0]
+    assert len(await ids(api)) == 5
+
+
+async def test_an_input_can_be_read(api: httpx.AsyncClient) -> None:
+    input_id = await upload(api, 80)
+    stored = (await api.get(f"/v1/inputs/{input_id}")).json()
+    assert (stored["id"], stored["width"], stored["content_type"]) == (input_id, 80, "image/png")
+    assert stored["expires_at"].endswith("Z")
+    content = await api.get(f"/v1/inputs/{input_id}/content", headers={"Range": "bytes=0-7"})
+    assert (content.status_code, content.content) == (206, b"\x89PNG\r\n\x1a\n")
+    assert (await api.get(f"/v1/inputs/{input_id}/content")).content == png(80)
+
+
+async def test_a_deleted_input_is_gone_and_can_be_uploaded_again(api: httpx.AsyncClient, tmp_path: Path) -> None:
+    input_id, kept = await upload(api, 64), await upload(api, 72)
+    assert (await api.delete(f"/v1/inputs/{input_id}")).status_code == 204
+    assert await ids(api) == [kept]
+    assert len(list((tmp_path / "storage").rglob("*.png"))) == 1
+    for path in (f"/v1/inputs/{input_id}", f"/v1/inputs/{input_id}/content"):
+        assert (await api.get(path)).status_code == 404
+    assert (await api.delete(f"/v1/inputs/{input_id}")).status_code == 404
+    assert (await api.post("/v1/jobs", json={**BODY, "image": input_id})).status_code == 422
+    assert await upload(api, 64) == input_id
+    assert (await api.post("/v1/jobs", json={**BODY, "image": input_id})).status_code == 202
+
+
+async def test_deleting_gives_its_space_back(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    before = await fake_queue.api_keys.footprint("default")
+    input_id = await upload(api)
+    assert (await fake_queue.api_keys.footprint("default")).stored_objects == before.stored_objects + 1
+    await api.delete(f"/v1/inputs/{input_id}")
+    assert await fake_queue.api_keys.footprint("default") == before
+
+
+async def test_an_input_of_an_unfinished_job_is_kept(api: httpx.AsyncClient) -> None:
+    input_id = await upload(api)
+    job_id = (await api.post("/v1/jobs", json={**BODY, "image": input_id})).json()["id"]
+    assert (await api.get(f"/v1/inputs/{input_id}")).json()["expires_at"] is None
+    refused = await api.delete(f"/v1/inputs/{input_id}")
+    assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+    await api.post(f"/v1/jobs/{job_id}/cancel")
+    assert (await api.delete(f"/v1/inputs/{input_id}")).status_code == 204
+
+
+async def test_an_input_of_another_tenant_is_not_found(fake_queue: Queue, tmp_path: Path) -> None:
+    keys = {}
+    for tenant in ("acme", "other"):
+        token, _ = await fake_queue.api_keys.create(tenant, frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
+        keys[tenant] = {"Authorization": f"Bearer {token}"}
+    async with serving(fake_queue, tmp_path, auth="keys") as api:
+        input_id = await upload(api, headers=keys["acme"])
+        for method, path in (
+            ("GET", f"/v1/inputs/{input_id}"),
+            ("GET", f"/v1/inputs/{input_id}/content"),
+            ("DELETE", f"/v1/inputs/{input_id}"),
+            ("GET", f"/compat/replicate/v1/files/{input_id}"),
+            ("DELETE", f"/compat/replicate/v1/files/{input_id}"),
+        ):
+            assert (await api.request(method, path, headers=keys["other"])).status_code == 404
+        assert (await api.get("/v1/inputs", headers=keys["other"])).json()["data"] == []
+        assert (await api.get(f"/v1/inputs/{input_id}", headers=keys["acme"])).status_code == 200
+
+
+async def test_the_url_of_a_file_of_replicate_answers(api: httpx.AsyncClient) -> None:
+    files = {"content": ("a.png", png(80), "image/png")}
+    created = (await api.post("/compat/replicate/v1/files", files=files)).json()
+    found = (await api.get(created["urls"]["get"])).json()
+    assert {name: found[name] for name in ("id", "content_type", "urls")} == {
+        name: created[name] for name in ("id", "content_type", "urls")
+    }
+    assert set(found) == set(created)
+    assert (await api.delete(f"/compat/replicate/v1/files/{created['id']}")).status_code == 204
+    assert (await api.get(created["urls"]["get"])).status_code == 404

@@ -1,0 +1,89 @@
+"""Idempotency-Key on the routes that create something other than a job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness.http_server import serving
+
+from shared.auth import Scope
+from shared.queue import Queue
+
+Create = Callable[[httpx.AsyncClient, str, str], Coroutine[Any, Any, httpx.Response]]
+LINE = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/jobs", "body": {"model": "demo", "prompt": "x"}})
+
+
+async def create_file(api: httpx.AsyncClient, name: str, key: str) -> httpx.Response:
+    files = {"file": (f"{name}.jsonl", LINE.encode(), "application/jsonl")}
+    return await api.post("/v1/files", files=files, data={"purpose": "batch"}, headers={"Idempotency-Key": key})
+
+
+async def create_batch(api: httpx.AsyncClient, name: str, key: str) -> httpx.Response:
+    listed = (await api.get("/v1/files")).json()["data"]
+    file_id = listed[0]["id"] if listed else (await create_file(api, "lines", "of the file")).json()["id"]
+    body = {"input_file_id": file_id, "endpoint": "/v1/jobs", "completion_window": "24h", "metadata": {"name": name}}
+    return await api.post("/v1/batches", json=body, headers={"Idempotency-Key": key})
+
+
+async def create_webhook(api: httpx.AsyncClient, name: str, key: str) -> httpx.Response:
+    body = {"url": "https://93.184.216.34/hook", "description": name}
+    return await api.post("/v1/webhooks", json=body, headers={"Idempotency-Key": key})
+
+
+async def create_prediction(api: httpx.AsyncClient, name: str, key: str) -> httpx.Response:
+    path, body = "/compat/replicate/v1/models/any/demo/predictions", {"input": {"prompt": name}}
+    return await api.post(path, json=body, headers={"Idempotency-Key": key})
+
+
+CREATE = [create_file, create_batch, create_webhook, create_prediction]
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(fake_queue, tmp_path, auth="keys") as client:
+        client.headers.update(await bearer(fake_queue, "acme"))
+        yield client
+
+
+async def bearer(queue: Queue, tenant: str) -> dict[str, str]:
+    token, _ = await queue.api_keys.create(tenant, frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.mark.parametrize("create", CREATE)
+async def test_a_repeated_request_returns_the_object_of_the_first(api: httpx.AsyncClient, create: Create) -> None:
+    first = await create(api, "one", "key-1")
+    assert first.status_code in (200, 201), first.text
+    assert "idempotent-replayed" not in first.headers
+    again = await create(api, "one", "key-1")
+    assert (again.status_code, again.json()["id"]) == (first.status_code, first.json()["id"])
+    assert again.headers["idempotent-replayed"] == "true"
+    other = await create(api, "one", "key-2")
+    assert other.json()["id"] != first.json()["id"]
+
+
+@pytest.mark.parametrize("create", CREATE)
+async def test_another_body_with_the_same_key_is_refused(api: httpx.AsyncClient, create: Create) -> None:
+    assert (await create(api, "one", "key-1")).status_code in (200, 201)
+    refused = await create(api, "two", "key-1")
+    assert refused.json()["code"] == "idempotency_key_reused"
+
+
+@pytest.mark.parametrize("create", CREATE)
+async def test_a_key_counts_for_its_tenant_only(api: httpx.AsyncClient, fake_queue: Queue, create: Create) -> None:
+    first = await create(api, "one", "key-1")
+    api.headers.update(await bearer(fake_queue, "other"))
+    second = await create(api, "one", "key-1")
+    assert second.status_code in (200, 201)
+    assert second.json()["id"] != first.json()["id"]
+
+
+async def test_a_replayed_endpoint_has_the_secret_of_the_first(api: httpx.AsyncClient) -> None:
+    first, again = await create_webhook(api, "one", "key-1"), await create_webhook(api, "one", "key-1")
+    assert first.json() == again.json()
+    assert len((await api.get("/v1/webhooks")).json()["data"]) == 1

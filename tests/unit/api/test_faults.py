@@ -1,0 +1,84 @@
+"""All faults of a body in one response."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness.http_server import BODY, serving
+
+from shared.queue import Queue
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(fake_queue, tmp_path) as client:
+        yield client
+
+
+def params(problem: dict[str, Any]) -> list[str]:
+    return [fault["param"] for fault in problem["errors"]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"stpes": 8, "prompt": 5}, ["prompt", "stpes"]),
+        ({"width": 65, "height": 136, "steps": 101}, ["width", "height", "steps"]),
+        ({"stpes": 8, "width": 65, "scheduler": "Nope"}, ["stpes", "width", "scheduler"]),
+        ({"prompt": "", "n": 99}, ["prompt", "n"]),
+        ({"model": "no-such", "stpes": 8}, ["stpes", "model"]),
+        ({"model": 3, "width": 65}, ["model"]),
+        ({"strength": 0.5, "seed": 2**63 - 1}, ["strength", "seed"]),
+        ({"batch_id": "batch_" + 26 * "0", "webhook": "ftp://a", "n": 99}, ["webhook", "batch_id", "n"]),
+        ({"webhook": 5, "webhook_events": ["job.succeeded"]}, ["webhook"]),
+    ],
+)
+async def test_all_faults_of_a_body_are_named(
+    api: httpx.AsyncClient, changed: dict[str, Any], named: list[str]
+) -> None:
+    response = await api.post("/v1/jobs", json={**BODY, **changed})
+    problem = response.json()
+    assert params(problem) == named, problem
+    assert problem["detail"] == problem["errors"][0]["message"]
+    assert problem["error"]["param"] == named[0]
+
+
+async def test_all_faults_of_a_bulk_line_are_named(api: httpx.AsyncClient) -> None:
+    body = json.dumps({**BODY, "stpes": 8, "width": 65}) + "\n" + json.dumps(BODY)
+    response = await api.post("/v1/jobs:bulk", content=body, headers={"Content-Type": "application/x-ndjson"})
+    first, second = map(json.loads, response.text.splitlines())
+    assert params(first["error"]) == ["stpes", "width"]
+    assert first["error"]["param"] == "stpes"
+    assert second["id"].startswith("job_")
+
+
+async def test_all_faults_of_other_bodies_are_named(api: httpx.AsyncClient) -> None:
+    endpoint = await api.post("/v1/webhooks", json={"url": 1, "name": "x"})
+    assert params(endpoint.json()) == ["url", "name"]
+    image = await api.post(
+        "/v1/images/generations", json={"prompt": "x", "model": "demo", "size": "65x64", "steps": 101}
+    )
+    assert params(image.json()) == ["size", "steps"]
+    values = {"prompt": "x", "width": 65, "num_inference_steps": 101}
+    prediction = await api.post("/compat/replicate/v1/models/any/demo/predictions", json={"input": values})
+    assert params(prediction.json()) == ["input.width", "input.num_inference_steps"]
+
+
+async def test_all_faults_of_a_query_are_named(api: httpx.AsyncClient) -> None:
+    response = await api.get("/v1/jobs", params={"limit": "many", "batch_id": "a b"})
+    assert sorted(params(response.json())) == ["batch_id", "limit"]
+
+
+async def test_a_body_with_thousands_of_faults_gets_a_bounded_answer(api: httpx.AsyncClient) -> None:
+    response = await api.post("/v1/jobs", json={**BODY, **{f"x{number}": 1 for number in range(900)}})
+    assert len(response.json()["errors"]) == 32
+
+
+async def test_an_error_of_another_kind_is_its_only_fault(api: httpx.AsyncClient) -> None:
+    problem = (await api.get("/v1/jobs/no-such")).json()
+    assert problem["errors"] == [{"message": problem["detail"], "param": "id", "code": "not_found"}]
