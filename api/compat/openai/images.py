@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -44,6 +44,7 @@ from shared.protocols.openai.images import (
     response_fields,
     usage,
 )
+from shared.protocols.openai.server_fields import FieldWarning
 from shared.request import JobRequest
 from shared.runtime import strict_json
 from shared.runtime.clock import now_ms
@@ -76,6 +77,7 @@ class ImagesResponse(BaseModel):
     output_format: str
     background: str
     usage: dict[str, object]
+    warnings: list[FieldWarning]
 
 
 _EVENTS = event_stream("The images; with `stream`, events `...partial_image`, `...completed` and `error`.")
@@ -123,7 +125,7 @@ async def _parse_form(request: Request, form: FormData, context: RequestContext)
     parsed = _parse_edit({**parts.values, **_image_fields(names, [PLACEHOLDER] * len(names))}, context)
     ids = [await parts.store(file, name, context) for name, (_, file) in zip(names, parts.files, strict=True)]
     job_request = parsed.request.model_copy(update=_image_fields(names, ids))
-    return ImageRequest(job_request, parsed.fields, parsed.kind), request_digest(request, parts.digested)
+    return replace(parsed, request=job_request), request_digest(request, parts.digested)
 
 
 def _image_fields(names: list[str], ids: list[str]) -> dict[str, object]:
@@ -149,7 +151,7 @@ async def _respond(request: Request, context: RequestContext, parsed: ImageReque
     async def build(record: JobRecord) -> StreamedResponse:
         inline = parsed.fields.response_format != "url"
         data = await image_data(record, services.storage, context.base_url, inline=inline, sign=context.sign)
-        body = images_object(record, data, parsed.fields.quality)
+        body = images_object(record, data, parsed.fields.quality, parsed.warnings)
         encoded = await asyncio.to_thread(lambda: json.dumps(body, separators=(",", ":")).encode())
         headers = {"Content-Length": str(len(encoded)), "Cache-Control": "no-store"}
         return StreamedResponse(_chunks(encoded), media_type="application/json", headers=headers)
@@ -235,6 +237,7 @@ class ImageStream:
                 "created_at": created_s(record),
                 **response_fields(record.job, self._parsed.fields.quality),
                 "usage": usage(record.job),
+                "warnings": [warning.model_dump() for warning in self._parsed.warnings],
                 "id": record.job.id,
                 "index": artifact.index,
                 "seed": artifact.seed,

@@ -12,6 +12,7 @@ from shared.job import JobRecord, State
 from shared.protocols.native import job_object
 from shared.protocols.openai.batches import Batch, BatchError, line_job_id
 from shared.protocols.openai.images import image_data, images_object, parse_image_request, require_image
+from shared.protocols.openai.server_fields import own_fields
 from shared.protocols.openai.videos import parse_video_request, video_object
 from shared.request import JobRequest, parse
 from shared.runtime import strict_json
@@ -94,7 +95,7 @@ def line_request(endpoint: str, body: dict[str, Any], catalog: Catalog) -> JobRe
     if endpoint == JOBS:
         return parse(body)
     if endpoint == VIDEOS:
-        return parse_video_request(body, catalog)
+        return parse_video_request(body, catalog).request
     parsed = parse_image_request(body, catalog, "image_edit" if endpoint == EDITS else "image_generation")
     if endpoint == EDITS:
         require_image(parsed.request)
@@ -128,11 +129,11 @@ async def result_line(batch: Batch, line: BatchLine, record: JobRecord, storage:
     elif batch.endpoint == VIDEOS:
         body = video_object(record)
     else:
-        fields = line.body()
+        fields, warnings = own_fields(line.body())
         inline, quality = fields.get("response_format") == "b64_json", fields.get("quality")
         del fields
         data = await image_data(record, storage, batch.base_url, inline=inline, sign=lambda job_id, index: "")
-        body = images_object(record, data, quality)
+        body = images_object(record, data, quality, warnings)
     return _encode(batch, line, {"status_code": 200, "request_id": record.job.id, "body": body}, None)
 
 

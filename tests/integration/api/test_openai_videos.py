@@ -236,7 +236,8 @@ async def test_an_invalid_request_names_its_field(harness: VideoHarness) -> None
         ({"seconds": "often"}, "seconds"),
         ({"size": "63x64"}, "size"),
         ({"size": "large"}, "size"),
-        ({"num_frames": 20}, "frames"),
+        ({"frames": 20}, "frames"),
+        ({"num_frames": 161}, "frames"),
         ({"nonsense": 1}, "nonsense"),
         ({"n": 2}, "n"),
     ):
