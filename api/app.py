@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from api import errors
 from api.auth import Authenticator
 from api.compat import huggingface
-from api.compat.openai import batches, files, images, request_bodies, videos
+from api.compat.openai import batches, files, images, request_bodies, unsupported, videos
 from api.compat.replicate import models as replicate_models
 from api.compat.replicate import predictions as replicate_predictions
 from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
@@ -98,7 +98,8 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
 
 def _include_routes(app: FastAPI) -> None:
     native = (jobs, bulk, events, inputs, models, webhooks)
-    for module in (*native, files, images, batches, videos, huggingface, replicate_predictions, replicate_models):
+    openai = (files, images, batches, videos, unsupported)
+    for module in (*native, *openai, huggingface, replicate_predictions, replicate_models):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
     app.include_router(operations.router, dependencies=[ADMIN_SCOPE])
     app.include_router(operations.scale_router)

@@ -144,7 +144,8 @@ async def read_form(
 async def _read_urlencoded(request: Request, max_fields: int, max_bytes: int) -> FormData:
     raw = await read_body(request, max_bytes)
     try:
-        return FormData(parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=max_fields, errors="strict"))
+        fields = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=max_fields, errors="strict")
+        return FormData(list[tuple[str, str | UploadFile]](fields))
     except ValueError as error:
         raise HTTPException(400, f"The URL-encoded body is not valid: {error}") from error
 

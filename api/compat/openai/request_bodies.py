@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 
 from api.context import RequestContext
+from api.http.openapi import problems
 from shared.config.settings import Settings
 from shared.errors import InvalidRequest
 from shared.protocols.openai.server_fields import ALIASES
@@ -144,6 +145,14 @@ def generation_body(fields: type[BaseModel], *, upload: bool = False) -> dict[st
     else:
         content["application/json"]["example"] = _EXAMPLE
     return {"requestBody": {"required": True, "content": content}}
+
+
+def openai_problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI of errors, as `problems`; those that are 422 elsewhere are 400."""
+    responses = problems(*statuses, 400, 422)
+    invalid = responses.pop(422)
+    responses[400]["description"] += f"; {invalid['description']}"
+    return responses
 
 
 class ListParams(BaseModel):

@@ -15,13 +15,15 @@ from api.compat.openai.request_bodies import (
     generation_body,
     list_page,
     numeric_fields,
+    openai_problems,
 )
-from api.compat.sync_calls import created_response, earlier_attempt, request_digest, submit
+from api.compat.sync_calls import created_response, earlier_attempt, request_digest, submit, submit_with_key
 from api.context import Context, RequestContext
 from api.http.bodies import read_form
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, URLENCODED_TYPES, content_type_of, require_type
 from api.http.openapi import problems
 from api.routes.artifacts import OBJECT_RESPONSES, ConditionsDep, object_response
+from api.submission import IdempotencyKey
 from shared.config.adapters import AdapterChoice
 from shared.errors import Conflict, InvalidRequest, NotFound
 from shared.job import JobRecord, State
@@ -41,11 +43,11 @@ DELETE_WAIT_S = 10.0
 """Time for a running job to leave its batch, which it does at its next step."""
 
 _NUMERIC = numeric_fields(JobRequest, VideoFields, AdapterChoice)
-_ERRORS = problems(400, 404, 408, 409, 413, 415, 422, 429, 503)
+_ERRORS = openai_problems(404, 408, 409, 413, 415, 429, 503)
 
 
 @router.post("", openapi_extra=generation_body(VideoFields), responses=_ERRORS)
-async def create_video(request: Request, context: Context) -> Response:
+async def create_video(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
     """Create a video from JSON or a form; a multipart form can have a start image as `input_reference`. Job fields are
     allowed next to OpenAI's. The video is ready when its status is `completed`."""
     require_type(request, JSON_TYPES | UPLOAD_TYPES | URLENCODED_TYPES)
@@ -56,10 +58,15 @@ async def create_video(request: Request, context: Context) -> Response:
     else:
         async with read_form(request, max_files=1, max_fields=MAX_FIELDS, max_text_bytes=OVERHEAD_BYTES) as form:
             parsed, digest = await _parse_form(request, form, context)
-    job_id = await earlier_attempt(request, context, digest)
-    record = None if job_id is None else await context.services.queue.jobs.get(job_id)
-    record = record or JobRecord(job=await submit(parsed.request, context, digest), state=State.QUEUED)
-    headers = await _headers(record, context)
+    replayed = False
+    if key is not None:
+        accepted = await submit_with_key(parsed.request, context, digest, key)
+        record, replayed = accepted.record, accepted.replayed
+    else:
+        job_id = await earlier_attempt(request, context, digest)
+        earlier = None if job_id is None else await context.services.queue.jobs.get(job_id)
+        record = earlier or JobRecord(job=await submit(parsed.request, context, digest), state=State.QUEUED)
+    headers = {**await _headers(record, context), **({"Idempotent-Replayed": "true"} if replayed else {})}
     content = {**video_object(record), "warnings": [warning.model_dump() for warning in parsed.warnings]}
     return created_response(request, context, digest, record.job.id, content, **headers)
 
@@ -78,7 +85,7 @@ async def _parse_form(request: Request, form: FormData, context: RequestContext)
     return VideoRequest(job_request, parsed.warnings), request_digest(request, parts.digested)
 
 
-@router.get("", responses=problems(422, 503))
+@router.get("", responses=openai_problems(503))
 async def list_videos(context: Context, params: Annotated[ListParams, Query()]) -> Response:
     """List videos, by default newest first."""
     after = None if params.after is None else video_job_id(params.after)

@@ -37,7 +37,9 @@ class ImageFields(BaseModel):
     stream: bool = Field(False, strict=True, description="Respond with server-sent events.")
     partial_images: int = Field(0, strict=True, ge=0, le=3, description="Previews per image, with `stream`.")
     quality: str | None = Field(None, max_length=64, description="Accepted and echoed; use `steps` instead.")
-    background: str | None = Field(None, max_length=64, description="Accepted and ignored; images are opaque.")
+    background: Literal["auto", "opaque", "transparent"] | None = Field(
+        None, description="`transparent`: only for models that make layers."
+    )
     moderation: str | None = Field(None, max_length=64, description="Accepted and ignored.")
     style: str | None = Field(None, max_length=64, description="Accepted and ignored.")
     input_fidelity: str | None = Field(None, max_length=64, description="Accepted and ignored; use `strength` instead.")
@@ -76,9 +78,12 @@ def parse_image_request(body: Any, catalog: Catalog, kind: Kind) -> ImageRequest
     if fields.output_compression is not None:
         values["output_quality"] = max(1, fields.output_compression)
     request = parse(values)
-    task = check_size(request, catalog.get(request.model), fields.size)
+    spec = catalog.get(request.model)
+    task = check_size(request, spec, fields.size)
     if task.makes_video:
         raise InvalidRequest(f"model {request.model!r} makes videos; use /v1/videos or /v1/jobs", param="model")
+    if fields.background == "transparent" and not spec.defaults.layers:
+        raise InvalidRequest(f"background: model {spec.id!r} makes opaque images only", param="background")
     return ImageRequest(request, fields, kind, warnings)
 
 

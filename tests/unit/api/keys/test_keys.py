@@ -20,7 +20,7 @@ from shared.queue import Queue
 from shared.webhooks import SigningSecret, WebhookEndpoint, new_secret
 
 ALL = frozenset(Scope)
-OPEN = {"/healthz", "/readyz", "/docs", "/openapi.json"}
+OPEN = {"/health", "/healthz", "/readyz", "/docs", "/openapi.json"}
 
 
 @pytest.fixture
