@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from api import errors
 from api.auth import Authenticator
 from api.compat import huggingface
-from api.compat.openai import batches, files, images, request_bodies, videos
+from api.compat.openai import batches, files, images, request_bodies, unsupported, videos
 from api.compat.replicate import files as replicate_files
 from api.compat.replicate import models as replicate_models
 from api.compat.replicate import predictions as replicate_predictions
@@ -112,8 +112,9 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
 
 def _include_routes(app: FastAPI) -> None:
     native = (jobs, job_lists, bulk, events, inputs, models, webhooks)
+    openai = (files, images, batches, videos, unsupported)
     replicate = (replicate_predictions, replicate_models, replicate_files)
-    for module in (*native, files, images, batches, videos, huggingface, *replicate):
+    for module in (*native, *openai, huggingface, *replicate):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
     app.include_router(operations.router, dependencies=[ADMIN_SCOPE])
     app.include_router(operations.scale_router)

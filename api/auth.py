@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import ipaddress
 import time
 from collections import OrderedDict
@@ -15,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from api.keys_required import KeysRequired
-from shared.auth import DEFAULT_TENANT, PREFIX, ApiKey, Identity, Rate, Scope, TenantLimits, id_of
+from shared.auth import DEFAULT_TENANT, PREFIX, ApiKey, Identity, Rate, Scope, Signer, TenantLimits, id_of
 from shared.config.settings import Settings
 from shared.errors import (
     ExpiredApiKey,
@@ -24,7 +22,6 @@ from shared.errors import (
     StorageUnavailable,
     Unauthenticated,
     Unavailable,
-    UrlRefused,
 )
 from shared.queue import Queue
 from shared.runtime.clock import now_ms
@@ -42,7 +39,6 @@ UNKNOWN_WAIT_S = 5.0
 SIGNER_S = 60.0
 USE_RECORDED_EVERY_MS = 60_000
 SCHEMES = ("bearer", "key", "token")
-MAX_URL_EXPIRES = 10**11
 _KEYS_UNKNOWN = "storage: whether API keys are required is unknown until it responds"
 
 _CacheKey: TypeAlias = tuple[str | None, str]  # id of the key, tenant of a request without one
@@ -208,34 +204,6 @@ class Authenticator:
             self._cache[name] = (cached[0], replace(identity, key=replace(key, last_used_at_ms=now)))
         with contextlib.suppress(Unavailable):
             await self._queue.api_keys.note_use(key.id)
-
-
-class Signer:
-    """Signs URLs of artifacts, which need no key then, with the secret that a namespace's API processes share."""
-
-    def __init__(self, secret: bytes, lifetime_s: int) -> None:
-        self._secret = secret
-        self._lifetime_s = lifetime_s
-
-    def query(self, job_id: str, index: int, now_ms: int) -> str:
-        """Return the query to append to an artifact's URL, valid for one to two lifetimes.
-
-        All URLs signed within one lifetime expire together, so that a response stays the same between polls.
-        """
-        expires = (now_ms // 1000 // self._lifetime_s + 2) * self._lifetime_s
-        return f"?expires={expires}&signature={self._signature(job_id, index, expires)}"
-
-    def check(self, job_id: str, index: int, *, expires: int, signature: str, now_ms: int) -> None:
-        """Raise `UrlRefused` unless the signature is valid for this artifact and has not expired."""
-        expected = self._signature(job_id, index, expires) if 0 <= expires < MAX_URL_EXPIRES else ""
-        if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")):
-            raise UrlRefused("the URL's signature is not valid; read the URL from the job again", param="signature")
-        if expires * 1000 <= now_ms:
-            raise UrlRefused("the URL has expired; read it from the job again", param="expires")
-
-    def _signature(self, job_id: str, index: int, expires: int) -> str:
-        signed = f"artifact\n{job_id}\n{index}\n{expires}".encode()
-        return hmac.new(self._secret, signed, hashlib.sha256).hexdigest()
 
 
 def network_of(address: str) -> str:

@@ -11,13 +11,13 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Query, Request
 from starlette.datastructures import UploadFile
 
-from api.auth import Authenticator, Caller, Signer, rate_headers
+from api.auth import Authenticator, Caller, rate_headers
 from api.http.middleware import RELEASE_KEY
 from api.keyless import READ_METHODS, check_keyless
 from api.readiness import Readiness
 from api.responses import QueuePositions
 from api.waiting import TenantWaiters, Waiters
-from shared.auth import Rate, Scope
+from shared.auth import Rate, Scope, Signer
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import NotFound, RateLimited, Unavailable

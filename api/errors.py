@@ -115,6 +115,8 @@ STATUSES: Mapping[str, tuple[int, str]] = {
 }
 
 _CODES_BY_STATUS = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
+# OpenAI's SDKs raise BadRequestError for a body that is not valid; elsewhere it is 422.
+_OPENAI_PATHS = tuple(f"/v1/{name}" for name in ("images", "videos", "files", "batches", "uploads"))
 _TYPES_BY_STATUS = {
     401: "authentication_error",
     403: "permission_error",
@@ -201,6 +203,8 @@ def problem(
     if code not in STATUSES:
         code, detail, param, faults = "internal_error", "an internal error occurred", None, ()
     status, title = STATUSES[code]
+    if status == 422 and scope.get("path", "").startswith(_OPENAI_PATHS):
+        status = 400
     detail = _printable(detail[:MAX_DETAIL_CHARS])
     param = None if param is None else _printable(param[:MAX_PARAM_CHARS])
     kind = _TYPES_BY_STATUS.get(status, "server_error" if status >= 500 else "invalid_request_error")

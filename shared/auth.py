@@ -1,4 +1,4 @@
-"""API keys, scopes, and tenant limits.
+"""API keys, scopes, tenant limits, and signed URLs.
 
 A key is `fq_` and 48 letters and digits: 10 of its id, 32 of its secret (190 bits of entropy), 6 of a checksum. The
 checksum detects mistyped keys without a Redis call; secret scanners match `fq_[0-9A-Za-z]{48}`. Only the SHA-256 of a
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from shared.errors import InvalidRequest, NotFound
+from shared.errors import InvalidRequest, NotFound, UrlRefused
 
 if TYPE_CHECKING:
     from shared.storage import Storage
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 PREFIX = "fq_"
 DEFAULT_TENANT = "default"
 MAX_NAME_CHARS = 100
+MAX_URL_EXPIRES = 10**11  # in epoch seconds
 _ID_CHARS, _SECRET_CHARS, _CHECK_CHARS = 10, 32, 6
 _LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _TOKEN = re.compile(rf"{PREFIX}[0-9A-Za-z]{{{_ID_CHARS + _SECRET_CHARS + _CHECK_CHARS}}}")
@@ -190,3 +191,34 @@ def _checksum(body: str) -> str:
         number, digit = divmod(number, len(_LETTERS))
         digits.append(_LETTERS[digit])
     return "".join(reversed(digits))
+
+
+class Signer:
+    """Signs URLs of artifacts with the secret that the processes of a namespace share."""
+
+    def __init__(self, secret: bytes, lifetime_s: int) -> None:
+        self._secret = secret
+        self._lifetime_s = lifetime_s
+
+    def query(self, job_id: str, index: int, now_ms: int) -> str:
+        """Return the query to append to an artifact's URL, valid for one to two lifetimes.
+
+        All URLs signed within one lifetime expire together, so that a response stays the same between polls.
+        """
+        return self.query_until(job_id, index, (now_ms // 1000 // self._lifetime_s + 2) * self._lifetime_s)
+
+    def query_until(self, job_id: str, index: int, expires: int) -> str:
+        """Return the query to append to an artifact's URL, valid until `expires`, in epoch seconds."""
+        return f"?expires={expires}&signature={self._signature(job_id, index, expires)}"
+
+    def check(self, job_id: str, index: int, *, expires: int, signature: str, now_ms: int) -> None:
+        """Raise `UrlRefused` unless the signature is valid for this artifact and has not expired."""
+        expected = self._signature(job_id, index, expires) if 0 <= expires < MAX_URL_EXPIRES else ""
+        if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")):
+            raise UrlRefused("the URL's signature is not valid; read the URL from the job again", param="signature")
+        if expires * 1000 <= now_ms:
+            raise UrlRefused("the URL has expired; read it from the job again", param="expires")
+
+    def _signature(self, job_id: str, index: int, expires: int) -> str:
+        signed = f"artifact\n{job_id}\n{index}\n{expires}".encode()
+        return hmac.new(self._secret, signed, hashlib.sha256).hexdigest()

@@ -102,8 +102,8 @@ class OutputFormat(StrEnum):
 
     @property
     def preview_format(self) -> OutputFormat:
-        """Format of previews; PNG would be many times as large."""
-        return OutputFormat.JPEG if self is OutputFormat.JPEG else OutputFormat.WEBP
+        """Format of previews: that of the image; of videos, the smallest."""
+        return OutputFormat.WEBP if self is OutputFormat.MP4 else self
 
 
 class _Frozen(BaseModel):

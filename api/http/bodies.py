@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import parse_qsl
 
 from fastapi import HTTPException, Request
 from starlette.datastructures import FormData, UploadFile
@@ -100,7 +101,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
-            raise PayloadTooLarge(f"the JSON body has more than {max_bytes} bytes; use POST /v1/inputs", param="body")
+            raise PayloadTooLarge(f"the body has more than {max_bytes} bytes; use POST /v1/inputs", param="body")
     return bytes(body)
 
 
@@ -114,7 +115,13 @@ def release_body(request: Request) -> None:
 async def read_form(
     request: Request, *, max_files: int, max_fields: int, max_text_bytes: int
 ) -> AsyncIterator[FormData]:
-    """Yield a multipart body with at most `max_text_bytes` next to its files, which are on disk; closes them."""
+    """Yield a multipart body with at most `max_text_bytes` next to its files, which are on disk; closes them.
+
+    A body of another type is read as a URL-encoded form, which has no files.
+    """
+    if not request.headers.get("content-type", "").lower().startswith("multipart/"):
+        yield await _read_urlencoded(request, max_fields, max_text_bytes)
+        return
     count_at_most(request, max_text_bytes + max_files * _SPOOL_BYTES, spools=True)
     parser = _FormParser(
         request.headers,
@@ -132,6 +139,15 @@ async def read_form(
     finally:
         await form.close()
         release_body(request)
+
+
+async def _read_urlencoded(request: Request, max_fields: int, max_bytes: int) -> FormData:
+    raw = await read_body(request, max_bytes)
+    try:
+        fields = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=max_fields, errors="strict")
+        return FormData(list[tuple[str, str | UploadFile]](fields))
+    except ValueError as error:
+        raise HTTPException(400, f"The URL-encoded body is not valid: {error}") from error
 
 
 class _FormParser(MultiPartParser):

@@ -24,6 +24,7 @@ RELEASE_KEY = "fusequeue.release"
 JSON_TYPES = frozenset(("application/json",))
 NDJSON_TYPES = frozenset(("application/x-ndjson", "application/ndjson", "application/jsonl", "application/json-lines"))
 UPLOAD_TYPES = frozenset(("multipart/form-data",))
+URLENCODED_TYPES = frozenset(("application/x-www-form-urlencoded",))
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _METHODS = frozenset(("GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"))
 _READ_METHODS = frozenset(("GET", "HEAD"))
@@ -93,12 +94,17 @@ def require_type(request: Request, allowed: Collection[str]) -> None:
 
     A body without a type is refused too: pages of other sites can send one without a CORS preflight.
     """
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = content_type_of(request)
     if content_type not in allowed:
         types = " or ".join(sorted(allowed))
         raise UnsupportedMediaType(
             f"send the body as {types}, not as {content_type[:100] or 'nothing'}", param="Content-Type"
         )
+
+
+def content_type_of(request: Request) -> str:
+    """Return the body's content type without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 class BodyLimits:

@@ -20,7 +20,7 @@ from shared.runtime import metrics
 router = APIRouter(tags=["operations"])
 
 
-@router.get("/health", include_in_schema=False)
+@router.get("/health", include_in_schema=False)  # the path that other inference servers have
 @router.get("/healthz", responses=problems())
 async def get_health() -> dict[str, str]:
     """Return that the process responds; Redis and the storage are not checked."""

@@ -82,7 +82,9 @@ class Settings(BaseSettings):
 
     retention_s: Positive = _setting(86_400, "How long finished jobs and their images are kept.")
     input_retention_s: Positive = _setting(86_400, "How long an unused input is kept.")
-    file_retention_s: Positive = _setting(7 * 86_400, "How long files and ended batches are kept.")
+    file_retention_s: Positive = _setting(
+        7 * 86_400, "How long ended batches are kept, and files without `expires_after`."
+    )
     idempotency_s: Positive = _setting(86_400, "How long an Idempotency-Key is remembered.")
     max_queued_jobs: Positive = _setting(100_000, "Limit of queued jobs; more get 429.")
     max_queued_jobs_per_tenant: Positive = _setting(

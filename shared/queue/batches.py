@@ -16,6 +16,7 @@ MAX_BATCHES = 1000
 MAX_FILES = 1000
 """Files of one tenant."""
 
+_FILES_READ = 500  # at once, to find those of one purpose
 _UPLOAD_MS = 3_600_000  # an unfinished upload is deleted after this time
 
 
@@ -33,8 +34,10 @@ class Batches(QueueComponent):
     async def create(self, batch: Batch) -> None:
         """Store a new batch; raises `NotFound` for its input file, `Conflict` at `MAX_BATCHES`."""
         stored = {"endpoint", "base_url", "input_file_id", "output_file_id", "error_file_id", "created_at_ms"}
+        stored |= {"expires_at_ms", "output_expires_after_s"}
         fields = {
-            **batch.model_dump(include=stored | {"expires_at_ms"}),
+            **batch.model_dump(include=stored, exclude_none=True),
+            "signs_urls": int(batch.signs_urls),
             "rev": 0,
             "accepted": 0,
             "keep_until": batch.expires_at_ms + self._settings.retention_s * 1000,  # at least for its jobs
@@ -151,11 +154,30 @@ class Files(QueueComponent):
             rows = await self._redis.lrange(self._keys.file_parts(tenant, file_id), 0, -1)
         return [Part(name, int(size)) for size, _, name in (row.partition(" ") for row in rows)]
 
-    async def page(self, tenant: str, after: str | None, limit: int, newest_first: bool) -> tuple[list[File], bool]:
-        """Return up to `limit` files of a tenant, and whether there are more."""
+    async def page(
+        self, tenant: str, after: str | None, limit: int, newest_first: bool, purpose: str | None = None
+    ) -> tuple[list[File], bool]:
+        """Return up to `limit` files of a tenant, of one `purpose` if given, and whether there are more."""
+        if purpose is None:
+            files, cursor = await self._read_page(tenant, after, limit, newest_first)
+            return files, cursor is not None
+        matching: list[File] = []
+        cursor = after
+        while len(matching) <= limit:  # one more than the page holds: there are more
+            files, cursor = await self._read_page(tenant, cursor, _FILES_READ, newest_first)
+            matching += [file for file in files if file.purpose == purpose]
+            if cursor is None:
+                break
+        return matching[:limit], len(matching) > limit
+
+    async def _read_page(
+        self, tenant: str, after: str | None, limit: int, newest_first: bool
+    ) -> tuple[list[File], str | None]:
+        """Return up to `limit` files, and the id after which the next ones come; None: there are no more."""
         ids, more = await self._ids_after(self._keys.files(tenant), after, limit, newest_first=newest_first)
         rows = await self._hashes(self._keys.file(tenant, file_id) for file_id in ids)
-        return [_file(tenant, file_id, row) for file_id, row in zip(ids, rows, strict=True) if row], more
+        files = [_file(tenant, file_id, row) for file_id, row in zip(ids, rows, strict=True) if row]
+        return files, ids[-1] if more else None
 
     async def forget(self, tenant: str, file_id: str) -> None:
         """Delete a file; the next sweep deletes its parts. Raises `NotFound`, or `Conflict` while a batch reads it."""

@@ -161,7 +161,7 @@ def _mean(image: Image.Image) -> float:
 
 def test_several_images_are_refused_by_a_model_for_one(client: OpenAI) -> None:
     """`image[]` is parsed as several images; the error names the field."""
-    with pytest.raises(openai.UnprocessableEntityError) as error:
+    with pytest.raises(openai.BadRequestError) as error:
         client.images.edit(model="demo", image=[("a.png", solid_png()), ("b.png", solid_png("red"))], prompt=PROMPT)
     assert error.value.param == "images"
 
@@ -185,7 +185,8 @@ def test_a_stream_has_previews(client: OpenAI) -> None:
     assert completed.type == "image_generation.completed"
     files = [base64.b64decode(event.b64_json) for event in partial]
     assert all(len(file) <= 64_000 for file in files)
-    assert all(load_image(file).format == "WEBP" for file in files)
+    assert all(load_image(file).format == "PNG" for file in files)
+    assert {event.output_format for event in partial} == {"png"}
     final = load_image(base64.b64decode(completed.b64_json))
     distances = [
         _mean(ImageChops.difference(load_image(file).convert("RGB").resize(final.size), final)) for file in files
@@ -218,17 +219,18 @@ def test_a_stream_of_an_edit_has_edit_events(client: OpenAI) -> None:
     )
     first, last = list(stream)
     assert (first.type, first.output_format) == ("image_edit.partial_image", "jpeg")
+    assert load_image(base64.b64decode(first.b64_json)).format == "JPEG"
     assert last.type == "image_edit.completed"
 
 
 def test_errors_are_typed_exceptions(client: OpenAI) -> None:
     """With code, field and request id."""
-    with pytest.raises(openai.UnprocessableEntityError) as error:
+    with pytest.raises(openai.BadRequestError) as error:
         client.images.generate(model="demo", prompt=PROMPT, size="4096x64")
-    assert (error.value.status_code, error.value.code, error.value.param) == (422, "invalid_request", "size")
+    assert (error.value.status_code, error.value.code, error.value.param) == (400, "invalid_request", "size")
     assert error.value.request_id
     assert error.value.type == "invalid_request_error"
-    with pytest.raises(openai.UnprocessableEntityError) as unknown:
+    with pytest.raises(openai.BadRequestError) as unknown:
         client.images.generate(model="demo", prompt=PROMPT, extra_body={"stepz": 3})
     assert unknown.value.param == "stepz"
     with pytest.raises(openai.NotFoundError) as missing:

@@ -236,4 +236,4 @@ def test_webhooks_are_unwrapped_before_and_after_a_rotation(
     done = client.batches.retrieve(batches["batch.completed"].id)
     lines = [json.loads(row) for row in client.files.content(done.output_file_id or "").text.splitlines()]
     assert sorted(row["custom_id"] for row in lines) == ["line-0", "line-1"]
-    assert all(row["response"]["body"]["data"][0]["url"] for row in lines)
+    assert all(row["response"]["body"]["data"][0]["b64_json"] for row in lines)

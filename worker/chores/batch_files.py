@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from shared.auth import Signer
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import NotFound
@@ -93,6 +94,7 @@ class BatchWriter:
         self._size = 0
         self._waiting = False
         self._offset = batch.written_offset
+        self._signer: Signer | None = None
 
     async def write(self) -> bool:
         """Write one chunk, and return whether another one can follow at once."""
@@ -145,9 +147,22 @@ class BatchWriter:
             self._errors.append(batch_lines.failed_line(batch, line, record))
         else:
             try:
-                self._results.append(await batch_lines.result_line(batch, line, record, self._context.storage))
+                sign = await self._sign()
+                self._results.append(await batch_lines.result_line(batch, line, record, self._context.storage, sign))
             except NotFound:
                 self._add_error(line, "job_deleted", "the job's images were deleted")
+
+    async def _sign(self) -> batch_lines.Sign:
+        """Return the function that signs the URLs of the batch's images, until the images expire."""
+        if not self._batch.signs_urls:
+            return lambda record, index: ""
+        if self._signer is None:
+            self._signer = Signer(await self._queue.api_keys.url_secret(), self._context.settings.presign_expires_s)
+        signer, kept_ms = self._signer, self._context.settings.retention_s * 1000
+        now = self._context.clock.now_ms()
+        return lambda record, index: signer.query_until(
+            record.job.id, index, (record.expires_at_ms or now + kept_ms) // 1000
+        )
 
     def _add_error(self, line: BatchLine, code: str, message: str) -> None:
         self._errors.append(batch_lines.error_line(self._batch, line, code, message))
@@ -174,6 +189,6 @@ class BatchWriter:
             purpose="batch_output",
             bytes=sum(part.bytes for part in parts),
             created_at_ms=now,
-            expires_at_ms=now + self._context.settings.file_retention_s * 1000,
+            expires_at_ms=now + (batch.output_expires_after_s or self._context.settings.file_retention_s) * 1000,
         )
         await self._queue.files.put(file)

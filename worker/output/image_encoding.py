@@ -100,8 +100,9 @@ class PreviewPublisher:
 def encode_preview(pixels: Pixels, output_format: OutputFormat) -> bytes:
     """Return a file of at most `MAX_PREVIEW_BYTES`: at the best quality that fits, or smaller where none does."""
     image = Image.fromarray(pixels).convert("RGB")
+    qualities = _PREVIEW_QUALITIES[:1] if output_format is OutputFormat.PNG else _PREVIEW_QUALITIES  # PNG has none
     while True:
-        for quality in _PREVIEW_QUALITIES:
+        for quality in qualities:
             file = BytesIO()
             image.save(file, output_format.name, quality=quality)
             if len(data := file.getvalue()) <= MAX_PREVIEW_BYTES:

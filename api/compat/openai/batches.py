@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from api.compat.openai.objects import BatchList, BatchObject
-from api.compat.openai.request_bodies import LIST_PARAMETERS, ListParams, list_page
+from api.compat.openai.request_bodies import LIST_PARAMETERS, ListParams, list_page, openai_problems
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
 from api.http.middleware import JSON_TYPES, require_type
@@ -20,6 +20,7 @@ from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.submission import IdempotencyKey, idempotency, reserved_id
 from shared.errors import NotFound, Unauthenticated, Unavailable
 from shared.protocols.openai.batches import WINDOW_S, Batch, BatchStatus
+from shared.protocols.openai.files import ExpiresAfter
 from shared.request import MetadataKey, MetadataValue, validated
 from shared.runtime import strict_json
 from shared.runtime.clock import epoch_s, new_id
@@ -42,13 +43,16 @@ class BatchRequest(BaseModel):
     endpoint: Literal["/v1/images/generations", "/v1/images/edits", "/v1/videos", "/v1/jobs"]
     completion_window: Literal["24h"] = "24h"
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
+    output_expires_after: Annotated[
+        ExpiresAfter | None, Field(description="How long the output and error files are kept, from the batch's end.")
+    ] = None
 
 
 _BODY = request_body("application/json", {"schema": BatchRequest.model_json_schema()})
 
 
 @router.post(
-    "", openapi_extra=_BODY, responses=problems(400, 404, 408, 409, 413, 415, 422, 503) | {200: {"model": BatchObject}}
+    "", openapi_extra=_BODY, responses=openai_problems(404, 408, 409, 413, 415, 503) | {200: {"model": BatchObject}}
 )
 async def create_batch(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
     """Create a batch from a JSONL file. Its lines become jobs of priority `bulk`, which use the free slots."""
@@ -87,6 +91,8 @@ async def _create(params: BatchRequest, context: RequestContext, digest: str, ba
         base_url=context.base_url,
         created_at_ms=now,
         expires_at_ms=now + WINDOW_S * 1000,
+        output_expires_after_s=None if params.output_expires_after is None else params.output_expires_after.seconds,
+        signs_urls=context.signer is not None,
         metadata=params.metadata or {},
     )
     await queue.sync_calls.start(context.tenant, digest, batch.id)  # first: a retry after a kill finds the batch
@@ -94,7 +100,7 @@ async def _create(params: BatchRequest, context: RequestContext, digest: str, ba
     return batch
 
 
-@router.get("", responses=problems(422, 503) | {200: {"model": BatchList}}, dependencies=[LIST_PARAMETERS])
+@router.get("", responses=openai_problems(503) | {200: {"model": BatchList}}, dependencies=[LIST_PARAMETERS])
 async def list_batches(context: Context, params: Annotated[ListParams, Query()]) -> Response:
     """List batches, by default newest first."""
     batches, more = await context.services.queue.batches.page(

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, Response
 
 from api.compat.openai.objects import DeletedFile, FileList, FileObject
-from api.compat.openai.request_bodies import ListParams, list_page
+from api.compat.openai.request_bodies import ListParams, list_page, openai_problems, parse_form
 from api.compat.sync_calls import created_response, earlier_attempt, request_digest
 from api.context import Context, RequestContext
 from api.http.bodies import read_form
@@ -23,7 +24,8 @@ from api.http.streaming import StreamedResponse, with_first_read
 from api.submission import Idempotency, IdempotencyKey, reserved_id
 from shared.errors import FusequeueError, InvalidRequest, NotFound, PayloadTooLarge, Unavailable
 from shared.protocols.openai import files
-from shared.protocols.openai.files import File
+from shared.protocols.openai.files import ExpiresAfter, File
+from shared.request import validated
 from shared.runtime.clock import new_id
 
 router = APIRouter(prefix="/v1/files", tags=["files and batches"])
@@ -36,7 +38,11 @@ UPLOAD_WAIT_S = 30.0
 
 _READ_BYTES = 1024 * 1024
 _POLL_S = 0.1
-_FIELDS = {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string", "enum": ["batch"]}}
+_FIELDS = {
+    "file": {"type": "string", "format": "binary"},
+    "purpose": {"type": "string", "enum": ["batch"]},
+    "expires_after": ExpiresAfter.model_json_schema(),
+}
 _SCHEMA = {"type": "object", "required": ["file", "purpose"], "properties": _FIELDS}
 _BODY = request_body("multipart/form-data", {"schema": _SCHEMA})
 _CONTENT = {"description": "The lines.", "content": {files.CONTENT_TYPE: {"schema": {"type": "string"}}}}
@@ -47,19 +53,21 @@ class FileListParams(ListParams):
 
 
 @router.post(
-    "", openapi_extra=_BODY, responses=problems(400, 408, 409, 413, 415, 422, 429, 503) | {200: {"model": FileObject}}
+    "", openapi_extra=_BODY, responses=openai_problems(408, 409, 413, 415, 429, 503) | {200: {"model": FileObject}}
 )
 async def upload_file(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
-    """Upload the JSONL file of a batch: multipart fields `file` and `purpose`, which is `batch`."""
+    """Upload the JSONL file of a batch: multipart fields `file` and `purpose`, which is `batch`. `expires_after` is how
+    long the file is kept; a running batch keeps its file anyway."""
     require_type(request, UPLOAD_TYPES)
     async with read_form(request, max_files=1, max_fields=8, max_text_bytes=OVERHEAD_BYTES) as form:
         content, size = _checked_file(form, context.services.settings.max_file_bytes)
-        digest = await _digest(request, content)
+        keep_s = _keep_s(form) or context.services.settings.file_retention_s
+        digest = await _digest(request, content, keep_s)
         new = new_id("file")
         file_id = await reserved_id(Idempotency(key, digest), new, context)
         earlier_id = file_id if file_id != new else await earlier_attempt(request, context, digest)
         earlier = await _earlier_file(earlier_id, context)
-        file = earlier or await _store(content, size, context, digest, file_id)
+        file = earlier or await _store(content, size, keep_s, context, digest, file_id)
     headers = {} if key is None or earlier is None else {"Idempotent-Replayed": "true"}
     return created_response(request, context, digest, file.id, file_object(file), **headers)
 
@@ -78,8 +86,21 @@ def _checked_file(form: FormData, max_bytes: int) -> tuple[UploadFile, int]:
     return content, content.size
 
 
-async def _digest(request: Request, content: UploadFile) -> str:
-    digest = hashlib.sha256()
+def _keep_s(form: FormData) -> int | None:
+    """Return the seconds of `expires_after`, which SDKs send as `expires_after[seconds]`; None without the field."""
+    texts = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
+    sent = [(name, value) for name, value in texts if name.startswith("expires_after")]
+    return validated(_Expiry, parse_form(sent, {"seconds"})).expires_after.seconds if sent else None
+
+
+class _Expiry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    expires_after: ExpiresAfter
+
+
+async def _digest(request: Request, content: UploadFile, keep_s: int) -> str:
+    digest = hashlib.sha256(str(keep_s).encode())
     async for chunk in _chunks(content):
         digest.update(chunk)
     await content.seek(0)
@@ -99,7 +120,9 @@ async def _earlier_file(file_id: str | None, context: RequestContext) -> File | 
     return None
 
 
-async def _store(content: UploadFile, size: int, context: RequestContext, digest: str, file_id: str) -> File:
+async def _store(
+    content: UploadFile, size: int, keep_s: int, context: RequestContext, digest: str, file_id: str
+) -> File:
     """Store an upload; the retention sweep removes what a killed process leaves."""
     services = context.services
     now = await services.queue.now_ms()  # retention compares it with the time of Redis
@@ -110,7 +133,7 @@ async def _store(content: UploadFile, size: int, context: RequestContext, digest
         purpose="batch",
         bytes=size,
         created_at_ms=now,
-        expires_at_ms=now + services.settings.file_retention_s * 1000,
+        expires_at_ms=now + keep_s * 1000,
     )
     await services.queue.files.begin(file.tenant, file.id, size)
     await services.queue.sync_calls.start(file.tenant, digest, file.id)
@@ -131,17 +154,15 @@ async def _chunks(content: UploadFile) -> AsyncIterator[bytes]:
 
 @router.get(
     "",
-    responses=problems(422, 503) | {200: {"model": FileList}},
+    responses=openai_problems(503) | {200: {"model": FileList}},
     dependencies=[known_parameters(*FileListParams.model_fields)],
 )
 async def list_files(context: Context, params: Annotated[FileListParams, Query()]) -> Response:
     """List files, by default newest first."""
     queue = context.services.queue
-    rows, more = await queue.files.page(context.tenant, params.after, params.rows, params.order == "desc")
-    page = list_page([file_object(file) for file in rows], more)
-    if params.purpose is not None:  # filters within the page, whose cursors are those of all files
-        page["data"] = [row for row in page["data"] if row["purpose"] == params.purpose]
-    return JSONResponse(page)
+    newest_first = params.order == "desc"
+    rows, more = await queue.files.page(context.tenant, params.after, params.rows, newest_first, params.purpose)
+    return JSONResponse(list_page([file_object(file) for file in rows], more))
 
 
 @router.get("/{file_id}", responses=problems(404, 503) | {200: {"model": FileObject}})

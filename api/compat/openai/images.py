@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -20,14 +20,23 @@ from api.compat.openai.request_bodies import (
     generation_body,
     max_json_bytes,
     numeric_fields,
+    openai_problems,
 )
-from api.compat.sync_calls import SyncCall, earlier_attempt, failed_response, request_digest, submit
+from api.compat.sync_calls import (
+    SyncCall,
+    earlier_attempt,
+    failed_response,
+    request_digest,
+    submit,
+    submit_with_key,
+)
 from api.context import Context, RequestContext
 from api.errors import STATUSES, problem
 from api.http.bodies import read_body, read_form
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
-from api.http.openapi import event_stream, problems
+from api.http.openapi import event_stream
 from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, sse_message, sse_response
+from api.submission import IdempotencyKey
 from shared.config.adapters import AdapterChoice
 from shared.config.models_file import MAX_INPUT_IMAGES
 from shared.errors import InvalidRequest, NotFound, Unavailable
@@ -44,6 +53,7 @@ from shared.protocols.openai.images import (
     response_fields,
     usage,
 )
+from shared.protocols.openai.server_fields import FieldWarning
 from shared.request import JobRequest
 from shared.runtime import strict_json
 from shared.runtime.clock import now_ms
@@ -52,7 +62,7 @@ router = APIRouter(prefix="/v1/images", tags=["OpenAI"])
 
 _CHUNK_BYTES = 256 * 1024
 _NUMERIC = numeric_fields(JobRequest, ImageFields, AdapterChoice)
-_ERRORS = problems(400, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504)
+_ERRORS = openai_problems(404, 408, 409, 413, 415, 429, 500, 503, 504)
 
 
 class ImageData(BaseModel):
@@ -76,6 +86,7 @@ class ImagesResponse(BaseModel):
     output_format: str
     background: str
     usage: dict[str, object]
+    warnings: list[FieldWarning]
 
 
 _EVENTS = event_stream("The images; with `stream`, events `...partial_image`, `...completed` and `error`.")
@@ -83,16 +94,16 @@ _RESPONSES = {200: {"model": ImagesResponse, **_EVENTS}} | _ERRORS
 
 
 @router.post("/generations", openapi_extra=generation_body(ImageFields), responses=_RESPONSES)
-async def generate_images(request: Request, context: Context) -> Response:
+async def generate_images(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
     """Generate images and wait for them. Job fields are allowed next to OpenAI's."""
     require_type(request, JSON_TYPES)
     raw = await request.body()
     parsed = parse_image_request(strict_json.decode(raw), context.services.catalog, "image_generation")
-    return await _respond(request, context, parsed, request_digest(request, (raw,)))
+    return await _respond(request, context, parsed, request_digest(request, (raw,)), key)
 
 
 @router.post("/edits", openapi_extra=generation_body(ImageFields, upload=True), responses=_RESPONSES)
-async def edit_images(request: Request, context: Context) -> Response:
+async def edit_images(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
     """Edit images and wait for the result: one `image` or several `image[]`, and a `mask` that is transparent where
     the image changes. In JSON, images are ids of `POST /v1/inputs`, data URLs or https URLs."""
     require_type(request, JSON_TYPES | UPLOAD_TYPES)
@@ -103,7 +114,7 @@ async def edit_images(request: Request, context: Context) -> Response:
         limits = {"max_files": MAX_INPUT_IMAGES + 1, "max_fields": MAX_FIELDS, "max_text_bytes": OVERHEAD_BYTES}
         async with read_form(request, **limits) as form:
             parsed, digest = await _parse_form(request, form, context)
-    return await _respond(request, context, parsed, digest)
+    return await _respond(request, context, parsed, digest, key)
 
 
 def _parse_edit(body: Any, context: RequestContext) -> ImageRequest:
@@ -123,7 +134,7 @@ async def _parse_form(request: Request, form: FormData, context: RequestContext)
     parsed = _parse_edit({**parts.values, **_image_fields(names, [PLACEHOLDER] * len(names))}, context)
     ids = [await parts.store(file, name, context) for name, (_, file) in zip(names, parts.files, strict=True)]
     job_request = parsed.request.model_copy(update=_image_fields(names, ids))
-    return ImageRequest(job_request, parsed.fields, parsed.kind), request_digest(request, parts.digested)
+    return replace(parsed, request=job_request), request_digest(request, parts.digested)
 
 
 def _image_fields(names: list[str], ids: list[str]) -> dict[str, object]:
@@ -135,21 +146,37 @@ def _image_fields(names: list[str], ids: list[str]) -> dict[str, object]:
     return fields
 
 
-async def _respond(request: Request, context: RequestContext, parsed: ImageRequest, digest: str) -> Response:
-    """Submit the job, or join that of an earlier attempt, and respond when it has ended."""
-    services = context.services
+async def _respond(
+    request: Request, context: RequestContext, parsed: ImageRequest, digest: str, key: str | None
+) -> Response:
+    """Submit the job, or join that of an earlier request, and respond when it has ended."""
+    services, replayed = context.services, False
     context.waiters.check()
-    job_id = await earlier_attempt(request, context, digest)
-    if job_id is None or await services.queue.jobs.get(job_id) is None:
-        job_id = (await submit(parsed.request, context, digest, parsed.previews)).id
-    call = SyncCall(job_id, digest, context)
+    if key is not None:
+        accepted = await submit_with_key(parsed.request, context, digest, key, parsed.previews)
+        job_id, replayed = accepted.record.job.id, accepted.replayed
+    else:
+        earlier = await earlier_attempt(request, context, digest)
+        if earlier is None or await services.queue.jobs.get(earlier) is None:
+            earlier = (await submit(parsed.request, context, digest, parsed.previews)).id
+        job_id = earlier
+    call = SyncCall(job_id, digest, context, has_key=key is not None)
+    response = await _answer(request, context, parsed, call)
+    if replayed:
+        response.headers["Idempotent-Replayed"] = "true"
+    return response
+
+
+async def _answer(request: Request, context: RequestContext, parsed: ImageRequest, call: SyncCall) -> Response:
+    """Return the stream of a call's job, or its images when it has ended."""
+    services = context.services
     if parsed.fields.stream:
-        return sse_response(call.track(ImageStream(job_id, parsed, context, request.scope).events()))
+        return sse_response(call.track(ImageStream(call.job_id, parsed, context, request.scope).events()))
 
     async def build(record: JobRecord) -> StreamedResponse:
         inline = parsed.fields.response_format != "url"
         data = await image_data(record, services.storage, context.base_url, inline=inline, sign=context.sign)
-        body = images_object(record, data, parsed.fields.quality)
+        body = images_object(record, data, parsed.fields.quality, parsed.warnings)
         encoded = await asyncio.to_thread(lambda: json.dumps(body, separators=(",", ":")).encode())
         headers = {"Content-Length": str(len(encoded)), "Cache-Control": "no-store"}
         return StreamedResponse(_chunks(encoded), media_type="application/json", headers=headers)
@@ -235,6 +262,7 @@ class ImageStream:
                 "created_at": created_s(record),
                 **response_fields(record.job, self._parsed.fields.quality),
                 "usage": usage(record.job),
+                "warnings": [warning.model_dump() for warning in self._parsed.warnings],
                 "id": record.job.id,
                 "index": artifact.index,
                 "seed": artifact.seed,

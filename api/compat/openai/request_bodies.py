@@ -10,8 +10,10 @@ from starlette.datastructures import FormData, UploadFile
 
 from api.context import RequestContext
 from api.http.lists import MAX_LIMIT, Limit, Order, known_parameters
+from api.http.openapi import problems
 from shared.config.settings import Settings
 from shared.errors import InvalidRequest
+from shared.protocols.openai.server_fields import ALIASES
 from shared.request import JobRequest
 
 OVERHEAD_BYTES = 1024 * 1024
@@ -24,11 +26,13 @@ PLACEHOLDER = "in_" + 32 * "0"
 _NAME = re.compile(r"(\w{1,64})((?:\[[^\[\]]{0,64}\])*)")
 _PART = re.compile(r"\[([^\[\]]*)\]")
 _NUMBER = re.compile(r"-?\d{1,20}(\.\d{1,20})?([eE][+-]?\d{1,3})?")
+# Clients in Python write a value as `str` does.
+_CONSTANTS = {"true": True, "false": False, "True": True, "False": False, "None": None}
 _EXAMPLE = {"model": "demo", "prompt": "a red circle on a blue ground, left", "n": 2, "size": "64x64", "steps": 12}
 
 
 class Form:
-    """A multipart body: `values` as JSON, `files` with their names, and `digested`, the parts of its digest."""
+    """A form: `values` as JSON, `files` with their names, and `digested`, the parts of its digest."""
 
     def __init__(self, form: FormData, numeric: Collection[str]) -> None:
         texts = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
@@ -49,14 +53,14 @@ def max_json_bytes(settings: Settings) -> int:
 
 
 def numeric_fields(*models: type[BaseModel]) -> frozenset[str]:
-    """Return the names and aliases of the fields that are numbers or booleans."""
+    """Return the names and aliases of the fields that are numbers or booleans, also those of other servers."""
     names: set[str] = set()
     for model in models:
         for name, field in model.model_fields.items():
             if _is_numeric(field.annotation):
                 choices = getattr(field.validation_alias, "choices", ())
                 names |= {name, *(choice for choice in choices if isinstance(choice, str))}
-    return frozenset(names)
+    return frozenset(names | {alias for alias, name in ALIASES.items() if name in names})
 
 
 def _is_numeric(annotation: Any) -> bool:
@@ -85,8 +89,8 @@ def parse_form(items: Iterable[tuple[str, str]], numeric: Collection[str]) -> di
 
 
 def _number(text: str) -> Any:
-    if text in ("true", "false"):
-        return text == "true"
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
     if not _NUMBER.fullmatch(text):
         return text
     return int(text) if text.lstrip("-").isdecimal() else float(text)
@@ -139,6 +143,14 @@ def generation_body(fields: type[BaseModel], *, upload: bool = False) -> dict[st
     else:
         content["application/json"]["example"] = _EXAMPLE
     return {"requestBody": {"required": True, "content": content}}
+
+
+def openai_problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI of errors, as `problems`; those that are 422 elsewhere are 400."""
+    responses = problems(*statuses, 400, 422)
+    invalid = responses.pop(422)
+    responses[400]["description"] += f"; {invalid['description']}"
+    return responses
 
 
 class ListParams(BaseModel):

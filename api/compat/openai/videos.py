@@ -17,17 +17,25 @@ from api.compat.openai.request_bodies import (
     generation_body,
     list_page,
     numeric_fields,
+    openai_problems,
 )
-from api.compat.sync_calls import created_response, earlier_attempt, request_digest, submit
+from api.compat.sync_calls import created_response, earlier_attempt, request_digest, submit, submit_with_key
 from api.context import Context, RequestContext
 from api.http.bodies import read_form
-from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
+from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, URLENCODED_TYPES, content_type_of, require_type
 from api.http.openapi import problems
 from api.routes.artifacts import OBJECT_RESPONSES, ConditionsDep, object_response
+from api.submission import IdempotencyKey
 from shared.config.adapters import AdapterChoice
 from shared.errors import Conflict, InvalidRequest, NotFound
 from shared.job import JobRecord, State
-from shared.protocols.openai.videos import VideoFields, parse_video_request, video_job_id, video_object
+from shared.protocols.openai.videos import (
+    VideoFields,
+    VideoRequest,
+    parse_video_request,
+    video_job_id,
+    video_object,
+)
 from shared.request import JobRequest
 from shared.runtime import strict_json
 
@@ -37,42 +45,49 @@ DELETE_WAIT_S = 10.0
 """Time for a running job to leave its batch, which it does at its next step."""
 
 _NUMERIC = numeric_fields(JobRequest, VideoFields, AdapterChoice)
-_ERRORS = problems(400, 404, 408, 409, 413, 415, 422, 429, 503)
+_ERRORS = openai_problems(404, 408, 409, 413, 415, 429, 503)
 
 
 @router.post("", openapi_extra=generation_body(VideoFields), responses=_ERRORS | {200: {"model": VideoObject}})
-async def create_video(request: Request, context: Context) -> Response:
-    """Create a video from JSON, or from multipart with a start image as `input_reference`. Job fields are allowed next
-    to OpenAI's. The video is ready when its status is `completed`."""
-    require_type(request, JSON_TYPES | UPLOAD_TYPES)
-    if request.headers["content-type"].lower().startswith("multipart/"):
-        async with read_form(request, max_files=1, max_fields=MAX_FIELDS, max_text_bytes=OVERHEAD_BYTES) as form:
-            job_request, digest = await _parse_form(request, form, context)
-    else:
+async def create_video(request: Request, context: Context, key: IdempotencyKey = None) -> Response:
+    """Create a video from JSON or a form; a multipart form can have a start image as `input_reference`. Job fields are
+    allowed next to OpenAI's. The video is ready when its status is `completed`."""
+    require_type(request, JSON_TYPES | UPLOAD_TYPES | URLENCODED_TYPES)
+    if content_type_of(request) in JSON_TYPES:
         raw = await request.body()
-        job_request = parse_video_request(strict_json.decode(raw), context.services.catalog)
+        parsed = parse_video_request(strict_json.decode(raw), context.services.catalog)
         digest = request_digest(request, (raw,))
-    job_id = await earlier_attempt(request, context, digest)
-    record = None if job_id is None else await context.services.queue.jobs.get(job_id)
-    record = record or JobRecord(job=await submit(job_request, context, digest), state=State.QUEUED)
-    headers = await _headers(record, context)
-    return created_response(request, context, digest, record.job.id, video_object(record), **headers)
+    else:
+        async with read_form(request, max_files=1, max_fields=MAX_FIELDS, max_text_bytes=OVERHEAD_BYTES) as form:
+            parsed, digest = await _parse_form(request, form, context)
+    replayed = False
+    if key is not None:
+        accepted = await submit_with_key(parsed.request, context, digest, key)
+        record, replayed = accepted.record, accepted.replayed
+    else:
+        job_id = await earlier_attempt(request, context, digest)
+        earlier = None if job_id is None else await context.services.queue.jobs.get(job_id)
+        record = earlier or JobRecord(job=await submit(parsed.request, context, digest), state=State.QUEUED)
+    headers = {**await _headers(record, context), **({"Idempotent-Replayed": "true"} if replayed else {})}
+    content = {**video_object(record), "warnings": [warning.model_dump() for warning in parsed.warnings]}
+    return created_response(request, context, digest, record.job.id, content, **headers)
 
 
-async def _parse_form(request: Request, form: FormData, context: RequestContext) -> tuple[JobRequest, str]:
-    """Return the request of a multipart body and its digest; its image is stored."""
+async def _parse_form(request: Request, form: FormData, context: RequestContext) -> tuple[VideoRequest, str]:
+    """Return the request of a form and its digest; its image is stored."""
     parts, catalog = Form(form, _NUMERIC), context.services.catalog
     if not parts.files:
         return parse_video_request(parts.values, catalog), request_digest(request, parts.digested)
     name, file = parts.files[0]
     if name != "input_reference" or name in parts.values:
         raise InvalidRequest(f"unexpected or repeated file field: {name[:64]}", param=name)
-    job_request = parse_video_request({**parts.values, name: PLACEHOLDER}, catalog)
+    parsed = parse_video_request({**parts.values, name: PLACEHOLDER}, catalog)
     image = await parts.store(file, name, context)
-    return job_request.model_copy(update={"image": image}), request_digest(request, parts.digested)
+    job_request = parsed.request.model_copy(update={"image": image})
+    return VideoRequest(job_request, parsed.warnings), request_digest(request, parts.digested)
 
 
-@router.get("", responses=problems(422, 503) | {200: {"model": VideoList}}, dependencies=[LIST_PARAMETERS])
+@router.get("", responses=openai_problems(503) | {200: {"model": VideoList}}, dependencies=[LIST_PARAMETERS])
 async def list_videos(context: Context, params: Annotated[ListParams, Query()]) -> Response:
     """List videos, by default newest first."""
     after = None if params.after is None else video_job_id(params.after)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from shared.job import JobRecord, State
 from shared.protocols.native import job_object
 from shared.protocols.openai.batches import Batch, BatchError, line_job_id
 from shared.protocols.openai.images import image_data, images_object, parse_image_request, require_image
+from shared.protocols.openai.server_fields import own_fields
 from shared.protocols.openai.videos import parse_video_request, video_object
 from shared.request import JobRequest, parse
 from shared.runtime import strict_json
@@ -21,6 +22,9 @@ JOBS = "/v1/jobs"
 GENERATIONS = "/v1/images/generations"
 EDITS = "/v1/images/edits"
 VIDEOS = "/v1/videos"
+Sign = Callable[[JobRecord, int], str]
+"""Returns the query with which the URL of an image of a job needs no key; "" where none is needed."""
+
 MAX_ERRORS = 100
 """Reported errors of one file: the first ones."""
 
@@ -94,7 +98,7 @@ def line_request(endpoint: str, body: dict[str, Any], catalog: Catalog) -> JobRe
     if endpoint == JOBS:
         return parse(body)
     if endpoint == VIDEOS:
-        return parse_video_request(body, catalog)
+        return parse_video_request(body, catalog).request
     parsed = parse_image_request(body, catalog, "image_edit" if endpoint == EDITS else "image_generation")
     if endpoint == EDITS:
         require_image(parsed.request)
@@ -117,22 +121,26 @@ def failed_line(batch: Batch, line: BatchLine, record: JobRecord) -> bytes:
     return error_line(batch, line, f"job_{record.state.value}", f"job {record.job.id} was {record.state.value}")
 
 
-async def result_line(batch: Batch, line: BatchLine, record: JobRecord, storage: Storage) -> bytes:
+async def result_line(batch: Batch, line: BatchLine, record: JobRecord, storage: Storage, sign: Sign) -> bytes:
     """Return the output line of a job that succeeded; raises `NotFound` when an image was deleted.
 
-    Images are URLs, which need an API key where the service does, unless `response_format` is `b64_json`.
+    Its body is that of a synchronous call: images are base64 unless `response_format` is `url`.
     """
     body: Mapping[str, Any]
+
+    def query(job_id: str, index: int) -> str:
+        return sign(record, index)
+
     if batch.endpoint == JOBS:
-        body = job_object(record, batch.base_url).model_dump(mode="json")
+        body = job_object(record, batch.base_url, sign=query).model_dump(mode="json")
     elif batch.endpoint == VIDEOS:
         body = video_object(record)
     else:
-        fields = line.body()
-        inline, quality = fields.get("response_format") == "b64_json", fields.get("quality")
+        fields, warnings = own_fields(line.body())
+        inline, quality = fields.get("response_format") != "url", fields.get("quality")
         del fields
-        data = await image_data(record, storage, batch.base_url, inline=inline, sign=lambda job_id, index: "")
-        body = images_object(record, data, quality)
+        data = await image_data(record, storage, batch.base_url, inline=inline, sign=query)
+        body = images_object(record, data, quality, warnings)
     return _encode(batch, line, {"status_code": 200, "request_id": record.job.id, "body": body}, None)
 
 

@@ -54,7 +54,7 @@ class Batch(BaseModel):
     Of `total` non-blank lines, the first `read` were processed: `accepted` became jobs, of which `ended` have ended.
     The jobs of the first `canceled` lines were canceled. The results of the first `written` lines were written,
     `succeeded` of them successful. `read_offset` and `written_offset` are byte offsets in the input file. `rev` counts
-    the committed updates.
+    the committed updates. `signs_urls` if its creator needs a key: URLs in the output need none.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -68,6 +68,8 @@ class Batch(BaseModel):
     base_url: str
     created_at_ms: int
     expires_at_ms: int
+    output_expires_after_s: int | None = None
+    signs_urls: bool = False
     metadata: dict[str, str] = {}
     status: BatchStatus = BatchStatus.VALIDATING
     final_status: BatchStatus = BatchStatus.COMPLETED

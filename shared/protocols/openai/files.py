@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from shared.storage import Storage
 
@@ -20,6 +20,15 @@ class Part:
 
     name: str
     bytes: int
+
+
+class ExpiresAfter(BaseModel):
+    """How long a file is kept; OpenAI's bounds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(strict=True, ge=3_600, le=30 * 86_400)
 
 
 class File(BaseModel):

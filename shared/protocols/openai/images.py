@@ -13,6 +13,7 @@ from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import InvalidRequest, NotFound, first_of
 from shared.job import Job, JobRecord, Priority, Task
 from shared.job_builder import check_limits
+from shared.protocols.openai.server_fields import Warnings, own_fields
 from shared.request import JobRequest, parse, validated
 from shared.storage import Storage
 
@@ -36,7 +37,9 @@ class ImageFields(BaseModel):
     stream: bool = Field(False, strict=True, description="Respond with server-sent events.")
     partial_images: int = Field(0, strict=True, ge=0, le=3, description="Previews per image, with `stream`.")
     quality: str | None = Field(None, max_length=64, description="Accepted and echoed; use `steps` instead.")
-    background: str | None = Field(None, max_length=64, description="Accepted and ignored; images are opaque.")
+    background: Literal["auto", "opaque", "transparent"] | None = Field(
+        None, description="`transparent`: only for models that make layers."
+    )
     moderation: str | None = Field(None, max_length=64, description="Accepted and ignored.")
     style: str | None = Field(None, max_length=64, description="Accepted and ignored.")
     input_fidelity: str | None = Field(None, max_length=64, description="Accepted and ignored; use `strength` instead.")
@@ -50,6 +53,7 @@ class ImageRequest:
     request: JobRequest
     fields: ImageFields
     kind: Kind
+    warnings: Warnings = ()
 
     @property
     def previews(self) -> int:
@@ -62,7 +66,7 @@ def parse_image_request(body: Any, catalog: Catalog, kind: Kind) -> ImageRequest
 
     Default model: the first of the catalog.
     """
-    fields, values = split_fields(body, ImageFields)
+    fields, values, warnings = split_fields(body, ImageFields)
     if "loras" in values:
         values.setdefault("adapters", values.pop("loras"))
     values.setdefault("model", next(iter(catalog)).id)
@@ -74,19 +78,20 @@ def parse_image_request(body: Any, catalog: Catalog, kind: Kind) -> ImageRequest
     if fields.output_compression is not None:
         values["output_quality"] = max(1, fields.output_compression)
     request = parse(values)
-    task = check_size(request, catalog.get(request.model), fields.size)
+    spec = catalog.get(request.model)
+    task = check_size(request, spec, fields.size)
     if task.makes_video:
         raise InvalidRequest(f"model {request.model!r} makes videos; use /v1/videos or /v1/jobs", param="model")
-    return ImageRequest(request, fields, kind)
+    if fields.background == "transparent" and not spec.defaults.layers:
+        raise InvalidRequest(f"background: model {spec.id!r} makes opaque images only", param="background")
+    return ImageRequest(request, fields, kind, warnings)
 
 
-def split_fields(body: Any, kind: type[Fields]) -> tuple[Fields, dict[str, Any]]:
-    """Return OpenAI's own fields of a body and its other fields; null counts as unset, as SDKs send it."""
-    if not isinstance(body, dict):
-        raise InvalidRequest("body: it must be a JSON object")
-    values = {name: value for name, value in body.items() if value is not None}
+def split_fields(body: Any, kind: type[Fields]) -> tuple[Fields, dict[str, Any], Warnings]:
+    """Return OpenAI's own fields of a body, its other fields, and warnings about fields without effect."""
+    values, warnings = own_fields(body)
     fields = validated(kind, {name: values.pop(name) for name in kind.model_fields if name in values})
-    return fields, values
+    return fields, values, warnings
 
 
 def require_image(request: JobRequest) -> None:
@@ -163,7 +168,9 @@ async def read_base64(storage: Storage, key: str) -> str:
     return await asyncio.to_thread(lambda: base64.b64encode(data).decode("ascii"))
 
 
-def images_object(record: JobRecord, data: list[dict[str, Any]], quality: str | None) -> dict[str, Any]:
+def images_object(
+    record: JobRecord, data: list[dict[str, Any]], quality: str | None, warnings: Warnings
+) -> dict[str, Any]:
     """Return the response body of a job that succeeded."""
     return {
         "id": record.job.id,
@@ -171,6 +178,7 @@ def images_object(record: JobRecord, data: list[dict[str, Any]], quality: str | 
         "data": data,
         **response_fields(record.job, quality),
         "usage": usage(record.job),
+        "warnings": [warning.model_dump() for warning in warnings],
     }
 
 

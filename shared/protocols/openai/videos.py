@@ -1,5 +1,6 @@
 """OpenAI video requests as job requests, and video jobs as OpenAI videos. Pure functions."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -8,6 +9,7 @@ from shared.config.models_file import Catalog, ModelSpec
 from shared.errors import InvalidRequest
 from shared.job import JobRecord, State, Task
 from shared.protocols.openai.images import check_size, image_reference, set_size, split_fields
+from shared.protocols.openai.server_fields import FieldWarning, Warnings
 from shared.request import JobRequest, parse
 from shared.runtime.clock import epoch_s
 
@@ -26,16 +28,26 @@ class VideoFields(BaseModel):
 
     size: str | None = Field(None, description="`WxH` in pixels; default: the model's.")
     seconds: float | None = Field(None, gt=0, le=600, description="Length; rounded to the nearest the model supports.")
-    num_frames: int | None = Field(None, strict=True, ge=1, description="Alias of `frames`.")
+    num_frames: int | None = Field(
+        None, strict=True, ge=1, description="As `frames`; rounded to the nearest the model supports."
+    )
     user: str | None = Field(None, max_length=512, description="Accepted and not stored.")
 
 
-def parse_video_request(body: Any, catalog: Catalog) -> JobRequest:
+@dataclass(frozen=True)
+class VideoRequest:
+    """Parsed video request."""
+
+    request: JobRequest
+    warnings: Warnings
+
+
+def parse_video_request(body: Any, catalog: Catalog) -> VideoRequest:
     """Parse the body of `/v1/videos`; raises `InvalidRequest` with the invalid field.
 
     Default model: the first of the catalog that makes videos.
     """
-    fields, values = split_fields(body, VideoFields)
+    fields, values, warnings = split_fields(body, VideoFields)
     for name in ("lora", "loras"):
         if isinstance(values.get(name), list):
             adapters = values.pop(name)
@@ -53,6 +65,10 @@ def parse_video_request(body: Any, catalog: Catalog) -> JobRequest:
         values["frames"] = fields.num_frames
     request = parse(values)
     spec = catalog.get(request.model)
+    if fields.num_frames is not None:
+        frames = _nearest_frames(fields.num_frames, spec)
+        warnings += _rounded(fields.num_frames, frames)
+        request = request.model_copy(update={"frames": frames})
     if fields.seconds is not None:
         request = request.model_copy(update={"frames": _frames(fields.seconds, request, spec)})
     if request.n != 1:
@@ -60,7 +76,7 @@ def parse_video_request(body: Any, catalog: Catalog) -> JobRequest:
     if request.task is None or not request.task.makes_video:
         raise InvalidRequest("task: it must make a video", param="task")
     check_size(request, spec, fields.size)
-    return request
+    return VideoRequest(request, warnings)
 
 
 def _frames(seconds: float, request: JobRequest, spec: ModelSpec) -> int:
@@ -71,8 +87,20 @@ def _frames(seconds: float, request: JobRequest, spec: ModelSpec) -> int:
     if seconds * fps > limits.most_frames + limits.frames_multiple:
         longest = limits.most_frames / fps
         raise InvalidRequest(f"seconds: model {spec.id!r} makes at most {longest:.2f} at {fps} fps", param="seconds")
-    frames = max(0, round((seconds * fps - 1) / limits.frames_multiple)) * limits.frames_multiple + 1
-    return min(frames, limits.most_frames)
+    return min(_nearest_frames(seconds * fps, spec), limits.most_frames)
+
+
+def _nearest_frames(frames: float, spec: ModelSpec) -> int:
+    """Return the number of frames nearest to `frames` that the model can make, whatever its limit."""
+    multiple = spec.limits.frames_multiple
+    return max(0, round((frames - 1) / multiple)) * multiple + 1
+
+
+def _rounded(sent: int, frames: int) -> Warnings:
+    """Return a warning if the model makes another number of frames than `sent`: other servers round as well."""
+    if sent == frames:
+        return ()
+    return (FieldWarning(param="num_frames", message=f"num_frames: {frames} instead of {sent}, which the model needs"),)
 
 
 def video_id(job_id: str) -> str:

@@ -21,6 +21,7 @@ import pytest
 from harness.api_process import Server
 from harness.http_server import ROOT, WORKER, png
 
+from shared.auth import Scope
 from shared.config import models_file
 from shared.job import Artifact, Outcome, State
 from shared.queue import Claim, Queue
@@ -66,7 +67,8 @@ def context(server: Server, queue: Queue, storage: Storage) -> BatchContext:
 
 
 def line(number: int, url: str = GENERATIONS, **body: Any) -> dict[str, Any]:
-    fields = {"model": "demo", "prompt": f"a red circle, number {number}", "steps": 2, **body}
+    inline = {} if url == "/v1/jobs" else {"response_format": "url"}  # most tests store no images
+    fields = {"model": "demo", "prompt": f"a red circle, number {number}", "steps": 2, **inline, **body}
     return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": fields}
 
 
@@ -123,11 +125,12 @@ async def test_files_create_batches_create_retrieve_content(client: openai.OpenA
     lines = [
         line(1, prompt="stored", seed=5),
         "",
-        line(2, prompt="stored", response_format="b64_json"),
+        line(2, prompt="stored", response_format=None),
         line(3, size="4096x64"),
         line(4, model="unknown"),
     ]
-    batch = create(client, lines, metadata={"order": "7"})
+    keep = {"anchor": "created_at", "seconds": 3_600}
+    batch = create(client, lines, metadata={"order": "7"}, output_expires_after=keep)
     assert (batch.status, batch.metadata) == ("validating", {"order": "7"})
 
     await advance(context, batch.id)
@@ -155,7 +158,9 @@ async def test_files_create_batches_create_retrieve_content(client: openai.OpenA
         ("line-3", "invalid_request", "size"),
         ("line-4", "model_not_found", "model"),
     }
-    assert client.files.retrieve(done.output_file_id or "").purpose == "batch_output"
+    output = client.files.retrieve(done.output_file_id or "")
+    assert (output.purpose, (output.expires_at or 0) - output.created_at) == ("batch_output", 3_600)
+    assert [file.id for file in client.files.list(purpose="batch")] == [batch.input_file_id]
     assert client.files.delete(batch.input_file_id).deleted
 
 
@@ -203,6 +208,37 @@ async def test_each_endpoint_has_its_own_bodies(client: openai.OpenAI, context: 
     with pytest.raises(openai.APIStatusError) as error:
         client.post("/jobs", body={"model": "demo", "prompt": "x", "batch_id": jobs.id}, cast_to=object)
     assert error.value.param == "batch_id"
+
+
+async def test_urls_in_the_output_of_a_keyed_service_need_no_key(start: Callable[..., Server]) -> None:
+    """Of images and of jobs, until the images expire; a base64 image is the default, as in synchronous calls."""
+    server = start(auth="keys", presign_expires_s="60")
+    queue, storage = Queue.connect(server.settings), connect(server.settings)
+    key, _ = await queue.api_keys.create("default", frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
+    catalog = models_file.load(server.settings.models)
+    context = BatchContext(server.settings, catalog, queue, storage, SyncedClock(now_ms()))
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
+        images = create(client, [line(1, prompt="stored"), line(2, prompt="stored", response_format=None)])
+        jobs = create(client, [line(1, "/v1/jobs", prompt="stored")], "/v1/jobs")
+        for batch in (images, jobs):
+            await advance(context, batch.id)
+        assert await finish_jobs(queue, storage) == 3
+        for batch in (images, jobs):
+            await advance(context, batch.id)
+        outputs = [client.batches.retrieve(batch.id).output_file_id for batch in (images, jobs)]
+        by_url, inline, job = (row["response"]["body"] for output in outputs for row in read_lines(client, output))
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="none").models.list()
+    assert inline["data"][0]["b64_json"]
+    async with httpx.AsyncClient(timeout=60) as http:
+        for url in (by_url["data"][0]["url"], job["artifacts"][0]["url"]):
+            assert (await http.get(url)).content == png()
+            record = await queue.jobs.get(url.split("/")[5])
+            assert record is not None
+            assert int(httpx.URL(url).params["expires"]) == (record.expires_at_ms or 0) // 1000
+            assert (await http.get(url.partition("?")[0])).status_code == 401
+    await queue.close()
+    await storage.close()
 
 
 async def test_a_canceled_batch_has_a_result_or_an_error_for_every_line(

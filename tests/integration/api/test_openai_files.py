@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from io import BytesIO
+from typing import Any
 
 import openai
 import pytest
 from harness.api_process import Server
 
+from shared.protocols.openai.files import File
 from shared.queue import Queue
 from shared.storage import connect
 from worker.chores.maintenance import sweep_chunk
@@ -48,12 +50,56 @@ def test_files_are_stored_listed_read_and_deleted(client: openai.OpenAI) -> None
         assert error.value.code == "not_found"
 
 
+async def test_a_list_of_one_purpose_is_paged_by_it(client: openai.OpenAI, server: Server) -> None:
+    """Also when the newest files are of the other purpose."""
+    queue = Queue.connect(server.settings)
+    ids: dict[str, list[str]] = {"batch_output": [], "batch": []}
+    for number in range(10):
+        purpose = "batch_output" if number < 5 else "batch"
+        file = File(
+            id=f"file_{number}",
+            tenant="default",
+            filename="a.jsonl",
+            purpose=purpose,
+            bytes=0,
+            created_at_ms=1_000 + number,
+            expires_at_ms=10**13,
+        )
+        await queue.files.put(file, [])
+        ids[purpose].append(file.id)
+    await queue.close()
+    for purpose, expected in ids.items():
+        assert [file.id for file in client.files.list(purpose=purpose, limit=2)] == expected[::-1]
+        assert [file.id for file in client.files.list(purpose=purpose, limit=5, order="asc")] == expected
+        page = client.files.list(purpose=purpose, limit=5)
+        assert (len(page.data), page.has_more) == (5, False)
+    assert client.files.list(purpose="vision").data == []
+
+
+def test_a_file_is_kept_for_expires_after(client: openai.OpenAI) -> None:
+    def kept_s(**fields: Any) -> int:
+        file = client.files.create(file=("a.jsonl", BytesIO(LINES)), purpose="batch", **fields)
+        return (file.expires_at or 0) - file.created_at
+
+    assert kept_s() == 7 * 86_400
+    assert kept_s(expires_after={"anchor": "created_at", "seconds": 3_600}) == 3_600
+    assert kept_s(expires_after={"anchor": "created_at", "seconds": 30 * 86_400}) == 30 * 86_400
+    for fault, param in (
+        ({"anchor": "created_at", "seconds": 60}, "expires_after.seconds"),
+        ({"anchor": "created_at"}, "expires_after.seconds"),
+        ({"anchor": "last_used", "seconds": 3_600}, "expires_after.anchor"),
+    ):
+        with pytest.raises(openai.BadRequestError) as error:
+            kept_s(expires_after=fault)
+        assert error.value.param == param
+
+
 def test_an_invalid_upload_is_refused(start: Callable[..., Server]) -> None:
     """The error names the field; nothing is stored."""
     with openai.OpenAI(base_url=f"{start(max_file_bytes='100000').url}/v1", api_key="none", max_retries=0) as client:
-        with pytest.raises(openai.UnprocessableEntityError, match="purpose"):
+        with pytest.raises(openai.BadRequestError, match="purpose"):
             client.files.create(file=("a.jsonl", BytesIO(LINES)), purpose="vision")
-        with pytest.raises(openai.UnprocessableEntityError, match="empty"):
+        with pytest.raises(openai.BadRequestError, match="empty"):
             client.files.create(file=("a.jsonl", BytesIO(b"")), purpose="batch")
         for size in (100_001, 200_000):  # by the size of the file, and by the Content-Length
             with pytest.raises(openai.APIStatusError) as error:

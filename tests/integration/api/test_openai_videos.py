@@ -236,17 +236,18 @@ async def test_an_invalid_request_names_its_field(harness: VideoHarness) -> None
         ({"seconds": "often"}, "seconds"),
         ({"size": "63x64"}, "size"),
         ({"size": "large"}, "size"),
-        ({"num_frames": 20}, "frames"),
+        ({"frames": 20}, "frames"),
+        ({"num_frames": 161}, "frames"),
         ({"nonsense": 1}, "nonsense"),
         ({"n": 2}, "n"),
     ):
-        with pytest.raises(openai.UnprocessableEntityError) as error:
+        with pytest.raises(openai.BadRequestError) as error:
             await create(model="film", prompt="x", extra_body=body)
         assert error.value.param == param
     with pytest.raises(openai.NotFoundError) as unknown:
         await create(model="unknown", prompt="x")
     assert unknown.value.code == "model_not_found"
-    with pytest.raises(openai.UnprocessableEntityError):
+    with pytest.raises(openai.BadRequestError):
         await create(model="still", prompt="x")
     assert (await create(prompt="the first video model")).model == "film"
 

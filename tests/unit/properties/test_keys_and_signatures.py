@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from api.auth import Authenticator, Signer
+from api.auth import Authenticator
 from api.keys_required import KeysRequired
-from shared.auth import ApiKey, digest_of, id_of, new_token
+from shared.auth import ApiKey, Signer, digest_of, id_of, new_token
 from shared.config.settings import Settings
 from shared.errors import Unauthenticated, UrlRefused
 from shared.runtime.clock import now_ms

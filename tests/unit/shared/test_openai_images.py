@@ -62,6 +62,8 @@ def test_image_references_become_input_images(body: dict[str, Any], image: str |
         ({"response_format": "png"}, "response_format"),
         ({"output_format": "mp4"}, "output_format"),
         ({"output_compression": 101}, "output_compression"),
+        ({"background": "transparent"}, "background"),
+        ({"background": "white"}, "background"),
         ({"stream": "yes"}, "stream"),
         ({"steps": 0}, "steps"),
         ({"colour": "red"}, "colour"),

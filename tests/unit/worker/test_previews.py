@@ -24,7 +24,7 @@ Make = Callable[..., Submission]
 NOISE = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
 
 
-@pytest.mark.parametrize("output_format", [OutputFormat.WEBP, OutputFormat.JPEG])
+@pytest.mark.parametrize("output_format", [OutputFormat.PNG, OutputFormat.WEBP, OutputFormat.JPEG])
 def test_preview_of_noise_fits_into_64_kb(output_format: OutputFormat) -> None:
     """Noise compresses worst, and early latents look like it."""
     data = encode_preview(NOISE, output_format)
@@ -38,8 +38,10 @@ def test_preview_that_fits_keeps_its_size() -> None:
 
 
 @pytest.mark.parametrize("output_format", list(OutputFormat))
-def test_previews_use_a_compact_format(output_format: OutputFormat) -> None:
-    assert output_format.preview_format in (OutputFormat.WEBP, OutputFormat.JPEG)
+def test_previews_have_the_format_of_the_image(output_format: OutputFormat) -> None:
+    """A preview of a video is an image."""
+    expected = OutputFormat.WEBP if output_format is OutputFormat.MP4 else output_format
+    assert output_format.preview_format is expected
 
 
 async def test_previews_are_read_in_order_and_once(fake_queue: Queue, make_submission: Make) -> None:

@@ -1,0 +1,99 @@
+"""Fields of other servers' OpenAI-style bodies: ours under another name, or ignored with a warning.
+
+vLLM-Omni, SGLang and their benchmarks send them. A field in neither table is an error that names it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from shared.errors import InvalidRequest
+from shared.runtime import strict_json
+
+ALIASES = {
+    "true_cfg_scale": "guidance_scale",
+    "num_outputs_per_prompt": "n",
+    "num_images_per_prompt": "n",
+    "num_videos_per_prompt": "n",
+    "image_reference": "input_reference",
+    "reference_url": "input_reference",
+}
+
+NESTED = ("extra_body", "video_params")
+"""Objects whose fields count as fields of the body; a form has them as JSON."""
+
+IGNORED = frozenset(
+    (
+        # the language model in front of the denoiser, which writes or reads the prompt
+        *("bot_task", "sys_type", "system_prompt", "use_system_prompt", "infer_align_image_size"),
+        # the noise schedule and where noise is drawn: the model's own scheduler settings and the seed decide
+        *("flow_shift", "audio_flow_shift", "boundary_ratio", "generator_device", "rollout", "rollout_sde_type"),
+        # speed and memory: the service decides; `step_cache` is our own
+        *("enable_teacache", "vae_use_slicing", "vae_use_tiling", "max_sequence_length"),
+        # work on finished videos
+        *("generate_sound", "sound_duration", "enable_frame_interpolation", "frame_interpolation_exp"),
+        *("frame_interpolation_scale", "frame_interpolation_model_path"),
+        # where the server keeps its output
+        *("output_path", "output_file_name", "save_output", "return_file_paths_only"),
+        # arguments of one server's pipelines
+        *("extra_params", "extra_args", "diffusers_kwargs"),
+    )
+)
+
+_QUALITY_NAMES = frozenset(("default", "low", "medium", "high", "maximum"))
+
+
+class FieldWarning(BaseModel):
+    """A field of the request that has no effect."""
+
+    param: str = Field(examples=["flow_shift"])
+    message: str = Field(examples=["flow_shift: ignored; this service has no such option"])
+
+
+Warnings = tuple[FieldWarning, ...]
+
+
+def own_fields(body: Any) -> tuple[dict[str, Any], Warnings]:
+    """Return the fields of a body under our names, and warnings about those without effect.
+
+    null counts as unset, as SDKs send it. A field of the body outweighs one of a nested object, and our own name
+    outweighs another server's.
+    """
+    if not isinstance(body, dict):
+        raise InvalidRequest("body: it must be a JSON object")
+    sent = _flat(body)
+    values = {name: value for name, value in sent.items() if name not in ALIASES and name not in IGNORED}
+    warnings = [_ignored(name, "this service has no such option") for name in sent if name in IGNORED]
+    for name, target in ALIASES.items():
+        if name in sent and values.setdefault(target, sent[name]) != sent[name]:
+            warnings.append(_ignored(name, f"{target} was sent too"))
+    if str(values.get("output_quality")) in _QUALITY_NAMES:
+        del values["output_quality"]
+        warnings.append(_ignored("output_quality", "send a number from 1 to 100"))
+    return values, tuple(sorted(warnings, key=lambda warning: warning.param))
+
+
+def _flat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a body and of its nested objects."""
+    fields = {name: value for name, value in body.items() if value is not None}
+    for name in NESTED:
+        if name in fields:
+            nested = _object(name, fields.pop(name))
+            fields = {key: value for key, value in nested.items() if value is not None} | fields
+    return fields
+
+
+def _object(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = strict_json.decode(value.encode("utf-8", "surrogatepass"))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{name}: {error.message}", param=name) from error
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{name}: it must be a JSON object", param=name)
+    return value
+
+
+def _ignored(name: str, reason: str) -> FieldWarning:
+    return FieldWarning(param=name, message=f"{name}: ignored; {reason}")

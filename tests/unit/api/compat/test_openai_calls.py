@@ -1,0 +1,163 @@
+"""Calls of OpenAI's routes: Idempotency-Key, statuses of errors, and calls that the service lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness.http_server import BODY, WORKER, deliver, png, serving
+
+from shared.job import Failure, Outcome, State
+from shared.queue import Queue
+from shared.runtime.asyncio_tools import cancel_and_wait
+
+GENERATIONS, EDITS = "/v1/images/generations", "/v1/images/edits"
+KEY = {"Idempotency-Key": "order-12"}
+
+
+@pytest.fixture
+async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(fake_queue, tmp_path, disconnect_grace_s=0.05) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def working(queue: Queue, folder: Path) -> AsyncIterator[None]:
+    """Finish queued jobs in the background."""
+
+    async def work() -> None:
+        while True:
+            for claim in await queue.claims.claim(WORKER, ["demo"], 4):
+                await deliver(queue, folder, claim)
+            await asyncio.sleep(0.01)
+
+    worker = asyncio.create_task(work())
+    yield
+    await cancel_and_wait((worker,))
+
+
+async def jobs_of(api: httpx.AsyncClient) -> list[dict[str, Any]]:
+    jobs: list[dict[str, Any]] = (await api.get("/v1/jobs")).json()["data"]
+    return jobs
+
+
+async def test_an_idempotency_key_is_one_job(api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
+    """Of generations and edits, after the response too; with another body it is refused."""
+    async with working(fake_queue, tmp_path):
+        answers = [await api.post(GENERATIONS, json=BODY, headers=KEY) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert answers[0].json() == answers[1].json()
+        assert [answer.headers.get("Idempotent-Replayed") for answer in answers] == [None, "true"]
+        other = await api.post(GENERATIONS, json={**BODY, "seed": 1}, headers=KEY)
+        assert (other.status_code, other.json()["code"]) == (400, "idempotency_key_reused")
+
+        def edit(colour: str) -> Any:
+            files, headers = {"image": ("a.png", png(colour=colour))}, {"Idempotency-Key": "edit-1"}
+            return api.post(EDITS, data={"prompt": "x"}, files=files, headers=headers)
+
+        edits = [await edit("red") for _ in range(2)]  # two boundaries of multipart
+        assert edits[0].json()["id"] == edits[1].json()["id"]
+        assert (await edit("blue")).status_code == 400
+        assert len(await jobs_of(api)) == 2
+        assert (await api.post(GENERATIONS, json=BODY)).json()["id"] != answers[0].json()["id"]
+        invalid = await api.post(GENERATIONS, json=BODY, headers={"Idempotency-Key": "a b"})
+        assert (invalid.status_code, invalid.json()["error"]["param"]) == (400, "Idempotency-Key")
+
+
+async def test_a_stream_is_repeated_by_its_key(api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
+    async with working(fake_queue, tmp_path):
+        streams = [await api.post(GENERATIONS, json={**BODY, "stream": True}, headers=KEY) for _ in range(2)]
+    assert streams[0].text == streams[1].text
+    assert "image_generation.completed" in streams[0].text
+
+
+async def test_requests_with_one_key_wait_for_one_job(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    """The first client leaves before the end: the job goes on, as the client can come back with its key."""
+    leaving = asyncio.create_task(api.post(GENERATIONS, json=BODY, headers=KEY))
+    async with asyncio.timeout(60):
+        while not (jobs := await jobs_of(api)):
+            await asyncio.sleep(0.01)
+    await cancel_and_wait((leaving,))
+    waiting = asyncio.create_task(api.post(GENERATIONS, json=BODY, headers=KEY))
+    async with working(fake_queue, tmp_path):
+        answer = await waiting
+    assert (answer.status_code, answer.json()["id"]) == (200, jobs[0]["id"])
+    record = await fake_queue.jobs.get(jobs[0]["id"])
+    assert record is not None
+    assert record.state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "param"),
+    [
+        ("POST", GENERATIONS, {"model": "demo"}, "prompt"),
+        ("POST", GENERATIONS, {**BODY, "background": "transparent"}, "background"),
+        ("POST", GENERATIONS, {**BODY, "image": "data:image/png;base64,AAAA"}, "image"),
+        ("POST", EDITS, BODY, "image"),
+        ("POST", "/v1/videos", {"model": "demo", "prompt": "x"}, "task"),
+        ("POST", "/v1/batches", {"input_file_id": "file_a", "endpoint": "/v1/other"}, "endpoint"),
+        ("GET", "/v1/files?limit=0", None, "limit"),
+        ("GET", "/v1/batches?limit=0", None, "limit"),
+        ("GET", "/v1/videos?order=up", None, "order"),
+    ],
+)
+async def test_an_invalid_request_is_400(
+    api: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None, param: str
+) -> None:
+    """As OpenAI has it; the same fault of a native route is 422."""
+    response = await api.request(method, path, json=body)
+    assert (response.status_code, response.json()["status"]) == (400, 400)
+    assert response.json()["error"]["param"] == param
+    assert (await api.post("/v1/jobs", json={"model": "demo"})).status_code == 422
+
+
+async def test_an_image_that_the_model_refuses_is_400(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    """Such as one smaller than the model edits; its pipeline finds it."""
+    image = {"image": ("a.png", png(8, 8))}
+    waiting = asyncio.create_task(api.post(EDITS, data={"prompt": "x"}, files=image))
+    async with asyncio.timeout(60):
+        while not (claims := await fake_queue.claims.claim(WORKER, ["demo"], 1)):
+            await asyncio.sleep(0.01)
+    failure = Failure(code="invalid_input_image", message="model 'demo' refuses the input image", param="image")
+    outcome = Outcome(state=State.FAILED, error=failure)
+    assert await fake_queue.claims.settle(WORKER, claims[0].job.id, claims[0].epoch, outcome)
+    response = await waiting
+    assert (response.status_code, response.json()["code"]) == (400, "invalid_input_image")
+    assert response.json()["error"]["param"] == "image"
+
+
+async def test_errors_of_openai_routes_are_documented(api: httpx.AsyncClient) -> None:
+    paths = (await api.get("/openapi.json")).json()["paths"]
+    for path in (GENERATIONS, EDITS, "/v1/videos", "/v1/files", "/v1/batches"):
+        responses = paths[path]["post"]["responses"]
+        assert "invalid_request" in responses["400"]["description"]
+        assert "422" not in responses
+
+
+@pytest.mark.parametrize(
+    ("path", "instead"),
+    [
+        ("/v1/images/variations", "/v1/images/edits"),
+        ("/v1/videos/video_a/remix", "/v1/videos"),
+        ("/v1/videos/edits", "input_reference"),
+        ("/v1/videos/extensions", "input_reference"),
+        ("/v1/videos/characters", "adapter"),
+        ("/v1/uploads", "/v1/files"),
+        ("/v1/uploads/upload_a/parts", "/v1/files"),
+        ("/v1/chat/completions", "/v1/images/generations"),
+        ("/v1/responses", "/v1/images/generations"),
+    ],
+)
+async def test_a_call_that_the_service_lacks_names_another(api: httpx.AsyncClient, path: str, instead: str) -> None:
+    response = await api.post(path, json={})
+    assert response.status_code == 404
+    message = response.json()["error"]["message"]
+    assert "not supported; " in message
+    assert instead in message
