@@ -87,6 +87,7 @@ class JobPiece(BaseModel):
     next_cursor: str | None
 
 
+_EXAMPLE = {"x-example-query": "?batch_id=nightly"}  # for the command of /docs: a filter is required
 _PIECE = known_parameters(*JobPieceQuery.model_fields, prefix=_METADATA)
 
 
@@ -111,7 +112,7 @@ async def list_jobs(request: Request, context: Context, query: Annotated[JobList
     return Response(page.model_dump_json(), media_type="application/json")
 
 
-@router.post("/v1/jobs:cancel", responses=problems(422, 503), dependencies=[_PIECE])
+@router.post("/v1/jobs:cancel", openapi_extra=_EXAMPLE, responses=problems(422, 503), dependencies=[_PIECE])
 async def cancel_jobs(request: Request, context: Context, query: Annotated[JobPieceQuery, Query()]) -> JobPiece:
     """Cancel the jobs that match the filters, of which at least one is required: queued ones at once, running ones at
     their next step. A request handles a bounded number of jobs, newest first."""
@@ -125,7 +126,7 @@ async def cancel_jobs(request: Request, context: Context, query: Annotated[JobPi
     return await _change(context, _Selection.of(query, request), query.after, cancel, MAX_SCANNED)
 
 
-@router.delete("/v1/jobs", responses=problems(422, 503), dependencies=[_PIECE])
+@router.delete("/v1/jobs", openapi_extra=_EXAMPLE, responses=problems(422, 503), dependencies=[_PIECE])
 async def delete_jobs(request: Request, context: Context, query: Annotated[JobPieceQuery, Query()]) -> JobPiece:
     """Delete the jobs that match the filters, of which at least one is required, and their images. Jobs that have not
     ended are skipped: cancel them first. A request handles a bounded number of jobs, newest first."""

@@ -25,7 +25,7 @@ async def create_file(api: httpx.AsyncClient, name: str, key: str) -> httpx.Resp
 
 async def create_batch(api: httpx.AsyncClient, name: str, key: str) -> httpx.Response:
     listed = (await api.get("/v1/files")).json()["data"]
-    file_id = listed[0]["id"] if listed else (await create_file(api, "lines", "of the file")).json()["id"]
+    file_id = listed[0]["id"] if listed else (await create_file(api, "lines", "of-the-file")).json()["id"]
     body = {"input_file_id": file_id, "endpoint": "/v1/jobs", "completion_window": "24h", "metadata": {"name": name}}
     return await api.post("/v1/batches", json=body, headers={"Idempotency-Key": key})
 
