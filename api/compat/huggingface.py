@@ -9,11 +9,10 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from api.compat.openai.request_bodies import max_json_bytes
 from api.compat.sync_calls import SyncCall, request_digest, submit
 from api.context import Context, RequestContext
 from api.errors import TextProblem, for_error
-from api.http.bodies import read_body, release_body
+from api.http.bodies import max_json_bytes, read_body, release_body
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems, request_body
 from api.http.streaming import StreamedResponse, with_first_read

@@ -10,7 +10,6 @@ from starlette.datastructures import FormData, UploadFile
 
 from api.context import RequestContext
 from api.http.lists import MAX_LIMIT, Limit, Order, known_parameters
-from shared.config.settings import Settings
 from shared.errors import InvalidRequest
 from shared.request import JobRequest
 
@@ -41,11 +40,6 @@ class Form:
         image = await context.store_upload(file, name)
         self.digested += [name.encode(), image.id.encode()]  # the id is a digest of the file
         return image.id
-
-
-def max_json_bytes(settings: Settings) -> int:
-    """Return the limit of a JSON body with an image as a data URL."""
-    return 4 * -(-settings.max_input_bytes // 3) + OVERHEAD_BYTES
 
 
 def numeric_fields(*models: type[BaseModel]) -> frozenset[str]:

@@ -36,7 +36,7 @@ class Maintenance(QueueComponent):
         return [_expired_item(row) for row in await self._scripts.expired_items(limit)]
 
     async def forget_input(self, tenant: str, input_id: str) -> ExpiredItem | None:
-        """Delete the record of an input; remove what is returned from storage, then call `forget_item`, or a sweep does.
+        """Delete the record of an input; remove the item from storage, then call `forget_item`, or a sweep does both.
 
         Returns None for an unknown input; raises `Conflict` while a job that has not ended uses it.
         """
