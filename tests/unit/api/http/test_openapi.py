@@ -107,7 +107,7 @@ async def test_the_page_has_an_index_anchors_and_a_command_for_each_operation(
 ) -> None:
     async with serving(fake_queue, tmp_path) as api:
         page = (await api.get("/docs")).text
-    anchors, links = re.findall(r'id="?([\w-]+)', page), re.findall(r'href="?#([\w-]+)', page)
+    anchors, links = re.findall(r'<h\d id="?([\w-]+)', page), re.findall(r'href="?#([\w-]+)', page)
     assert set(links) <= set(anchors)
     assert len(anchors) == len(set(anchors))
     assert set(operations(document)) <= set(links)
