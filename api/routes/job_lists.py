@@ -13,12 +13,11 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from api.context import Context, RequestContext
-from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
+from api.http.lists import MAX_LIMIT, SCANS, After, Limit, Order, known_parameters
 from api.http.openapi import problems
 from shared.errors import InvalidRequest
 from shared.job import JobRecord, State
 from shared.protocols.native import JobObject, job_object
-from shared.runtime.shares import SharedPool, SharedTurns
 
 router = APIRouter(tags=["jobs"])
 
@@ -27,8 +26,6 @@ MAX_SCANNED = 1_000  # jobs read by one request with filters
 MAX_DELETED = 100  # jobs deleted by one request: each takes several calls of the storage
 _CONCURRENT = 8
 _METADATA = "metadata."
-# A filtered list takes up to 0.2 s of the process: of 64 at once from one tenant, others waited for 4 s.
-_scans = SharedTurns(SharedPool("filtered_lists", 8), max_waiting=64, timeout_s=20.0)
 _TIME_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}]}
 
 
@@ -99,7 +96,7 @@ _PIECE = known_parameters(*JobPieceQuery.model_fields, prefix=_METADATA)
 async def list_jobs(request: Request, context: Context, query: Annotated[JobListQuery, Query()]) -> Response:
     """List jobs, by default newest first. `metadata.KEY=VALUE` selects jobs with that metadata."""
     jobs = _Selection.of(query, request, newest_first=query.order == "desc")
-    async with _scans.turn(context.tenant, 1) if jobs.is_filtered else contextlib.nullcontext():
+    async with SCANS.turn(context.tenant, 1) if jobs.is_filtered else contextlib.nullcontext():
         records, cursor = await jobs.page(context, query.after, min(query.limit, MAX_LIMIT))
     data = [job_object(record, context.base_url, sign=context.sign) for record in records]
     page = JobList(
@@ -153,7 +150,7 @@ async def _change(
             "status: send at least one filter: status, model, batch_id, created_after, created_before or metadata.KEY",
             param="status",
         )
-    async with _scans.turn(context.tenant, 1):
+    async with SCANS.turn(context.tenant, 1):
         records, cursor = await jobs.page(context, after, limit)
         changed: list[bool] = []
         for start in range(0, len(records), _CONCURRENT):

@@ -18,7 +18,6 @@ import pytest
 import structlog
 from harness.http_server import BODY, application, serving
 
-from api.http import openapi
 from shared.errors import RedisUnavailable
 from shared.queue import Queue, QueueClient, Submission
 from shared.storage.folder import FolderStorage
