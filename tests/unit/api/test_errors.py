@@ -18,6 +18,7 @@ import pytest
 import structlog
 from harness.http_server import BODY, application, serving
 
+from api.http import docs_page, openapi
 from shared.errors import RedisUnavailable
 from shared.queue import Queue, QueueClient, Submission
 from shared.storage.folder import FolderStorage
@@ -379,7 +380,7 @@ async def test_the_api_description_is_built_once(
         return run
 
     monkeypatch.setattr(openapi, "_add_security", counted("document", openapi._add_security))
-    monkeypatch.setattr(openapi, "render", counted("page", openapi.render))
+    monkeypatch.setattr(docs_page, "render", counted("page", docs_page.render))
     monkeypatch.setattr(openapi, "json", SimpleNamespace(dumps=counted("text", json.dumps)))
     async with serving(fake_queue, tmp_path) as api:
         for path in ("/openapi.json", "/docs"):
