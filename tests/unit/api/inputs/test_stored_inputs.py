@@ -74,6 +74,7 @@ async def test_deleting_gives_its_space_back(api: httpx.AsyncClient, fake_queue:
     assert (await fake_queue.api_keys.footprint("default")).stored_objects == before.stored_objects + 1
     await api.delete(f"/v1/inputs/{input_id}")
     assert await fake_queue.api_keys.footprint("default") == before
+    assert not await fake_queue.client.redis.exists(fake_queue.client.redis_keys.inputs("default"))
 
 
 async def test_the_list_forgets_an_input_whose_retention_has_ended(api: httpx.AsyncClient, fake_queue: Queue) -> None:
