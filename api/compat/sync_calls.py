@@ -1,7 +1,8 @@
 """Calls that wait for their job, and retries of calls whose response was lost.
 
-OpenAI's SDKs send no Idempotency-Key; the only sign of a retry is the header `x-stainless-retry-count`. A retry waits
-for the job of its earlier attempt, or finds its video, file or batch, unless that response was delivered.
+OpenAI's SDKs send no Idempotency-Key of their own; the only sign of a retry is the header `x-stainless-retry-count`. A
+retry waits for the job of its earlier attempt, or finds its video, file or batch, unless that response was delivered.
+A key that a client does send decides by itself.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from api import submission
 from api.context import RequestContext
 from api.errors import STATUSES, WaitTimeout, problem
 from api.http.streaming import StreamedResponse, disconnected
+from api.submission import Idempotency
 from shared.errors import FusequeueError, Unavailable
 from shared.job import Job, JobRecord, State
 from shared.request import JobRequest
@@ -44,6 +46,13 @@ async def submit(job_request: JobRequest, context: RequestContext, digest: str, 
     job = (await submission.submit(job_request, context, previews=previews)).record.job
     await context.services.queue.sync_calls.start(context.tenant, digest, job.id)
     return job
+
+
+async def submit_with_key(
+    job_request: JobRequest, context: RequestContext, digest: str, key: str, previews: int = 0
+) -> submission.AcceptedJob:
+    """Return the job of this Idempotency-Key: a new one, or that of an earlier request with the same body."""
+    return await submission.submit(job_request, context, Idempotency(key, digest), previews=previews)
 
 
 async def earlier_attempt(request: Request, context: RequestContext, digest: str) -> str | None:
@@ -85,11 +94,12 @@ def failed_response(scope: Mapping[str, Any], record: JobRecord) -> Response:
 
 @dataclass(frozen=True)
 class SyncCall:
-    """A request that waits for `job_id`."""
+    """A request that waits for `job_id`; with an Idempotency-Key the job continues when all its clients have left."""
 
     job_id: str
     digest: str
     context: RequestContext
+    has_key: bool = False
 
     async def respond(self, request: Request, build: Callable[[JobRecord], Awaitable[StreamedResponse]]) -> Response:
         """Wait for the job, and return `build` of a job that succeeded or the error response.
@@ -152,6 +162,8 @@ class SyncCall:
 
     def abandon(self) -> None:
         """Stop waiting; the job is canceled unless a retry joins it within `disconnect_grace_s`."""
+        if self.has_key:
+            return
         task = asyncio.ensure_future(self._abandon())
         _abandoning.add(task)
         task.add_done_callback(_abandoning.discard)
