@@ -18,7 +18,7 @@ from api.compat.replicate import models as replicate_models
 from api.compat.replicate import predictions as replicate_predictions
 from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
 from api.http import openapi
-from api.http.bodies import BodyShares
+from api.http.bodies import BodyShares, max_json_bytes
 from api.http.connections import capacity, open_files
 from api.http.middleware import BodyLimits, RequestLog
 from api.keys_required import KeysRequired
@@ -100,7 +100,7 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
     # The last one added is the outermost: it receives all requests and errors.
     app.add_middleware(
         BodyShares,
-        largest_json=max(settings.max_body_bytes, request_bodies.max_json_bytes(settings)),
+        largest_json=max(settings.max_body_bytes, max_json_bytes(settings)),
         largest_file=settings.max_file_bytes,
     )
     app.add_middleware(BodyLimits, default_bytes=settings.max_body_bytes, caps=_body_caps(settings, catalog))
@@ -124,17 +124,26 @@ def _include_routes(app: FastAPI) -> None:
 
 
 def _body_caps(settings: Settings, catalog: Catalog) -> dict[str, int | None]:
-    """Return the body limits of paths that differ from the default; None: the route limits its body itself."""
+    """Return the body limits of paths that differ from the default; None: the route limits its body itself.
+
+    `*` stands for any part of a path.
+    """
     upload = settings.max_input_bytes + inputs.OVERHEAD_BYTES
+    with_image = max_json_bytes(settings)  # as a data URL, the same wherever a job is created
+    predictions = replicate_predictions.router.prefix
     images_per_edit = 1 + max(spec.limits.max_input_images for spec in catalog)  # and a mask
     return {
         "/v1/inputs": upload,
+        "/v1/jobs": with_image,
+        "/v1/images/generations": with_image,
+        f"{predictions}/predictions": with_image,
+        f"{predictions}/models/*/predictions": with_image,
         "/v1/jobs:bulk": None,
         "/v1/files": settings.max_file_bytes + files.OVERHEAD_BYTES,
-        f"{replicate_predictions.router.prefix}/files": upload,
+        f"{predictions}/files": upload,
         "/v1/images/edits": images_per_edit * settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
-        "/v1/videos": settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
-        **{f"{huggingface.PREFIX}/{spec.id}": request_bodies.max_json_bytes(settings) for spec in catalog},
+        "/v1/videos": with_image,
+        f"{huggingface.PREFIX}/*": with_image,
     }
 
 

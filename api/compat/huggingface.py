@@ -9,14 +9,14 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from api.compat.openai.request_bodies import max_json_bytes
-from api.compat.sync_calls import SyncCall, request_digest, submit
+from api.compat.sync_calls import SyncCall, request_digest, submit, submit_with_key
 from api.context import Context, RequestContext
 from api.errors import TextProblem, for_error
-from api.http.bodies import read_body, release_body
+from api.http.bodies import max_json_bytes, read_body, release_body
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems, request_body
 from api.http.streaming import StreamedResponse, with_first_read
+from api.submission import IdempotencyKey
 from shared.config.models_file import Catalog
 from shared.errors import FusequeueError, InvalidRequest
 from shared.job import JobRecord, OutputFormat, Priority
@@ -111,11 +111,11 @@ _RESPONSES = _ERRORS | {
 
 
 @router.post("/{model:path}", response_class=Response, openapi_extra=_BODY, responses=_RESPONSES)
-async def make_image(request: Request, model: str, context: Context) -> Response:
+async def make_image(request: Request, model: str, context: Context, key: IdempotencyKey = None) -> Response:
     """Generate or edit one image and wait for it: `text_to_image` and `image_to_image` of `InferenceClient(model=URL)`.
     The headers `x-job-id` and `x-seed` identify the job."""
     require_type(request, JSON_TYPES)
-    job_id, digest = await _submit(request, model, context)
+    job_id, digest = await _submit(request, model, context, key)
     release_body(request)
 
     async def build(record: JobRecord) -> StreamedResponse:
@@ -124,14 +124,16 @@ async def make_image(request: Request, model: str, context: Context) -> Response
         headers = {"Content-Length": str(image.bytes), "x-job-id": job_id, "x-seed": str(image.seed)}
         return StreamedResponse(chunks, media_type=image.content_type, headers={**headers, "Cache-Control": "no-store"})
 
-    return await SyncCall(job_id, digest, context).respond(request, build)
+    return await SyncCall(job_id, digest, context, has_key=key is not None).respond(request, build)
 
 
-async def _submit(request: Request, model: str, context: RequestContext) -> tuple[str, str]:
+async def _submit(request: Request, model: str, context: RequestContext, key: str | None) -> tuple[str, str]:
     """Submit the job of a body, and return its id and digest. The body, up to 28 MB, is dropped before the job ends."""
     raw = await read_body(request, max_json_bytes(context.services.settings))
     accept = request.headers.get("accept", "")
     job_request = parse_inference_request(strict_json.decode(raw), model, accept, context.services.catalog)
     context.waiters.check()
     digest = request_digest(request, (raw,))
+    if key is not None:
+        return (await submit_with_key(job_request, context, digest, key)).record.job.id, digest
     return (await submit(job_request, context, digest)).id, digest

@@ -16,6 +16,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shared.config.settings import Settings
 from shared.errors import PayloadTooLarge
 from shared.runtime.shares import SharedPool
 
@@ -26,7 +27,13 @@ LARGEST_BODIES = 4
 
 _SPOOL_BYTES = 64 * 1024  # of an uploaded file; the rest is on disk
 _READ_BYTES = 1024 * 1024
+_TEXT_BYTES = 1024 * 1024  # of a JSON body next to its image
 _SCOPE_KEY = "fusequeue.body"
+
+
+def max_json_bytes(settings: Settings) -> int:
+    """Return the limit of a JSON body with an image as a data URL, the same on all routes that create one job."""
+    return 4 * -(-settings.max_input_bytes // 3) + _TEXT_BYTES
 
 
 class BodyShares:

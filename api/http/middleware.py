@@ -108,24 +108,34 @@ def content_type_of(request: Request) -> str:
 
 
 class BodyLimits:
-    """ASGI middleware: a body has at most `caps[path]` bytes (None: unlimited), `default_bytes` on other paths."""
+    """ASGI middleware: a body has at most `caps[path]` bytes (None: unlimited), `default_bytes` on other paths.
+
+    One `*` of a path stands for any text.
+    """
 
     def __init__(self, app: ASGIApp, *, default_bytes: int, caps: Mapping[str, int | None]) -> None:
         self._app = app
         self._default_bytes = default_bytes
-        self._caps = caps
+        self._caps = {path: cap for path, cap in caps.items() if "*" not in path}
+        self._patterns = [(path.split("*"), cap) for path, cap in caps.items() if "*" in path]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        cap = self._caps.get(scope["path"], self._default_bytes)
+        cap = self._cap(scope["path"])
         length = Headers(scope=scope).get("content-length", "")
         if cap is not None and length.isdecimal() and (len(length) > 18 or int(length) > cap):
             # Refused before the body is read; the server discards the rest.
             await for_error(scope, _too_large(cap))(scope, receive, send)
             return
         await self._app(scope, _Body(receive, cap).receive, send)
+
+    def _cap(self, path: str) -> int | None:
+        for (start, end), cap in self._patterns:
+            if path.startswith(start) and path.endswith(end):
+                return cap
+        return self._caps.get(path, self._default_bytes)
 
 
 class _Body:

@@ -1,17 +1,17 @@
-"""The OpenAPI document: schemas of bodies that handlers parse themselves, errors, keys, and its HTML page."""
+"""The OpenAPI document: schemas of bodies that handlers parse themselves, errors, and keys."""
 
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from html import escape
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from api.errors import STATUSES, Problem, TextProblem
+from api.http import docs_page
 from shared.protocols.native import JobObject
 from shared.request import JobRequest
 
@@ -119,7 +119,7 @@ def install(app: FastAPI) -> None:
 
     app.openapi = document  # type: ignore[method-assign]
     _serve_cached(app, "/openapi.json", encoded)
-    _serve_cached(app, "/docs", lambda: render(document()))
+    _serve_cached(app, "/docs", lambda: docs_page.render(document()))
 
 
 def _serve_cached(app: FastAPI, path: str, build: Callable[[], Response]) -> None:
@@ -149,80 +149,3 @@ def _add_security(document: dict[str, Any]) -> None:
             if path not in _OPEN_PATHS:
                 errors = {str(status): response for status, response in problems(401, 403, 429).items()}
                 operation["responses"] = errors | operation["responses"]
-
-
-_STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
-h2{margin-top:2.5rem;border-bottom:1px solid #ccc}h3{font:600 1rem ui-monospace,monospace;margin-top:2rem}
-pre{background:#f4f4f4;padding:.7rem;overflow-x:auto}code,pre{font:13px ui-monospace,monospace}
-table{border-collapse:collapse;width:100%}td{border-top:1px solid #ddd;padding:.2rem .6rem;vertical-align:top}
-td:first-child{white-space:nowrap;font-family:ui-monospace,monospace}
-"""
-_CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
-
-
-def render(document: Mapping[str, Any]) -> HTMLResponse:
-    """Return an OpenAPI document as one HTML page without scripts or external resources."""
-    info = document["info"]
-    html = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(info['title'])}</title>",
-        f"<style>{_STYLE}</style><h1>{escape(info['title'])}</h1><p>{escape(info.get('summary', ''))}</p>",
-        f"<p>{escape(info.get('description', ''))}</p><p>For programs: <a href=/openapi.json>/openapi.json</a></p>",
-    ]
-    html += ["<h2>Paths</h2>", *_operations(document), "<h2>Objects</h2>", *_schemas(document)]
-    return HTMLResponse("\n".join(html), headers={"Content-Security-Policy": _CONTENT_POLICY})
-
-
-def _operations(document: Mapping[str, Any]) -> Iterator[str]:
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            yield f"<h3>{method.upper()} {escape(path)}</h3><p>{escape(operation.get('description', ''))}</p>"
-            yield _table(
-                (f"{param['name']} ({param['in']})", escape(param.get("description") or ""))
-                for param in operation.get("parameters", ())
-            )
-            for content_type, body in operation.get("requestBody", {}).get("content", {}).items():
-                yield f"<p>Body: <code>{escape(content_type)}</code> {_type(body.get('schema', {}))}</p>"
-                yield from _examples(body)
-            yield _table((status, _response(response)) for status, response in operation["responses"].items())
-
-
-def _schemas(document: Mapping[str, Any]) -> Iterator[str]:
-    for name, schema in sorted(document["components"]["schemas"].items()):
-        if name in ("HTTPValidationError", "ValidationError"):
-            continue
-        yield f"<h3 id={escape(name)}>{escape(name)}</h3><p>{escape(schema.get('description', ''))}</p>"
-        if "enum" in schema:
-            yield f"<p>{escape(', '.join(map(str, schema['enum'])))}</p>"
-        fields = schema.get("properties", {}).items()
-        yield _table((name, f"{_type(field)} {escape(field.get('description', ''))}") for name, field in fields)
-
-
-def _table(rows: Iterable[tuple[str, str]]) -> str:
-    cells = "".join(f"<tr><td>{escape(name)}</td><td>{html}</td></tr>" for name, html in rows)
-    return f"<table>{cells}</table>" if cells else ""
-
-
-def _response(response: Mapping[str, Any]) -> str:
-    types = [_type(content.get("schema", {})) for content in response.get("content", {}).values()]
-    return f"{escape(response.get('description', ''))} {' '.join(types)}"
-
-
-def _examples(body: Mapping[str, Any]) -> Iterator[str]:
-    if "example" in body:
-        yield f"<pre>{escape(str(body['example']))}</pre>"
-    for name, example in body.get("examples", {}).items():
-        yield f"<p>{escape(name)}:</p><pre>{escape(json.dumps(example['value'], indent=2))}</pre>"
-
-
-def _type(schema: Mapping[str, Any]) -> str:
-    """Return a schema's type as HTML, with links to the objects of this page."""
-    if "$ref" in schema:
-        name = escape(schema["$ref"].removeprefix(_REF))
-        return f"<a href=#{name}>{name}</a>"
-    if "anyOf" in schema:
-        return " or ".join(_type(option) for option in schema["anyOf"])
-    if schema.get("type") == "array":
-        return f"list of {_type(schema.get('items', {}))}"
-    bounds = [f"{name} {schema[name]}" for name in ("minimum", "maximum", "maxLength", "pattern") if name in schema]
-    return escape(" ".join([str(schema.get("type", schema.get("const", ""))), *bounds]))

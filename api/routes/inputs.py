@@ -107,12 +107,12 @@ async def find_input(input_id: str, context: RequestContext) -> StoredInput:
 
 async def forget_input(input_id: str, context: RequestContext) -> None:
     """Delete an input of the tenant and its object, or raise `NotFound`."""
-    ref, services = (await find_input(input_id, context)).ref, context.services
-    row = await services.queue.jobs.forget_input(context.tenant, input_id)
-    if row is None:
+    maintenance = context.services.queue.maintenance
+    item = await maintenance.forget_input(context.tenant, input_id)
+    if item is None:
         raise _no_input(input_id)
-    await services.storage.delete_prefix(ref.key)
-    await services.queue.maintenance.forget_item(row)
+    await context.services.storage.delete_prefix(item.prefix)
+    await maintenance.forget_item(item)
 
 
 def _no_input(input_id: str) -> NotFound:

@@ -13,12 +13,11 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from api.context import Context, RequestContext
-from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
+from api.http.lists import MAX_LIMIT, SCANS, After, Limit, Order, known_parameters
 from api.http.openapi import problems
 from shared.errors import InvalidRequest
 from shared.job import JobRecord, State
 from shared.protocols.native import JobObject, job_object
-from shared.runtime.shares import SharedPool, SharedTurns
 
 router = APIRouter(tags=["jobs"])
 
@@ -27,8 +26,6 @@ MAX_SCANNED = 1_000  # jobs read by one request with filters
 MAX_DELETED = 100  # jobs deleted by one request: each takes several calls of the storage
 _CONCURRENT = 8
 _METADATA = "metadata."
-# A filtered list takes up to 0.2 s of the process: of 64 at once from one tenant, others waited for 4 s.
-_scans = SharedTurns(SharedPool("filtered_lists", 8), max_waiting=64, timeout_s=20.0)
 _TIME_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "number"}]}
 
 
@@ -87,6 +84,7 @@ class JobPiece(BaseModel):
     next_cursor: str | None
 
 
+_EXAMPLE = {"x-example-query": "?batch_id=nightly"}  # for the command of /docs: a filter is required
 _PIECE = known_parameters(*JobPieceQuery.model_fields, prefix=_METADATA)
 
 
@@ -98,7 +96,7 @@ _PIECE = known_parameters(*JobPieceQuery.model_fields, prefix=_METADATA)
 async def list_jobs(request: Request, context: Context, query: Annotated[JobListQuery, Query()]) -> Response:
     """List jobs, by default newest first. `metadata.KEY=VALUE` selects jobs with that metadata."""
     jobs = _Selection.of(query, request, newest_first=query.order == "desc")
-    async with _scans.turn(context.tenant, 1) if jobs.is_filtered else contextlib.nullcontext():
+    async with SCANS.turn(context.tenant, 1) if jobs.is_filtered else contextlib.nullcontext():
         records, cursor = await jobs.page(context, query.after, min(query.limit, MAX_LIMIT))
     data = [job_object(record, context.base_url, sign=context.sign) for record in records]
     page = JobList(
@@ -111,7 +109,7 @@ async def list_jobs(request: Request, context: Context, query: Annotated[JobList
     return Response(page.model_dump_json(), media_type="application/json")
 
 
-@router.post("/v1/jobs:cancel", responses=problems(422, 503), dependencies=[_PIECE])
+@router.post("/v1/jobs:cancel", openapi_extra=_EXAMPLE, responses=problems(422, 503), dependencies=[_PIECE])
 async def cancel_jobs(request: Request, context: Context, query: Annotated[JobPieceQuery, Query()]) -> JobPiece:
     """Cancel the jobs that match the filters, of which at least one is required: queued ones at once, running ones at
     their next step. A request handles a bounded number of jobs, newest first."""
@@ -125,7 +123,7 @@ async def cancel_jobs(request: Request, context: Context, query: Annotated[JobPi
     return await _change(context, _Selection.of(query, request), query.after, cancel, MAX_SCANNED)
 
 
-@router.delete("/v1/jobs", responses=problems(422, 503), dependencies=[_PIECE])
+@router.delete("/v1/jobs", openapi_extra=_EXAMPLE, responses=problems(422, 503), dependencies=[_PIECE])
 async def delete_jobs(request: Request, context: Context, query: Annotated[JobPieceQuery, Query()]) -> JobPiece:
     """Delete the jobs that match the filters, of which at least one is required, and their images. Jobs that have not
     ended are skipped: cancel them first. A request handles a bounded number of jobs, newest first."""
@@ -152,7 +150,7 @@ async def _change(
             "status: send at least one filter: status, model, batch_id, created_after, created_before or metadata.KEY",
             param="status",
         )
-    async with _scans.turn(context.tenant, 1):
+    async with SCANS.turn(context.tenant, 1):
         records, cursor = await jobs.page(context, after, limit)
         changed: list[bool] = []
         for start in range(0, len(records), _CONCURRENT):

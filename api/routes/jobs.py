@@ -7,6 +7,7 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from api.context import Context
+from api.http.bodies import max_json_bytes, read_body, release_body
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import job_responses, json_body, problems
 from api.responses import existing_job, job_response
@@ -33,8 +34,10 @@ Wait = Annotated[
 async def submit_job(request: Request, context: Context, key: IdempotencyKey = None, prefer: Prefer = None) -> Response:
     """Submit a job. It is stored before the response; with `Prefer: wait=n` the response can be the finished job."""
     require_type(request, JSON_TYPES)
-    raw = await request.body()
+    raw = await read_body(request, max_json_bytes(context.services.settings))
     accepted = await submit(parse_job(strict_json.decode(raw), context.services), context, idempotency(key, raw))
+    del raw  # an image in it takes megabytes, and the response can wait
+    release_body(request)
     record = accepted.record
     headers = {"Location": context.job_url(record.job.id)}
     if accepted.replayed:

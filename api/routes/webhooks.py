@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from api.context import Context, Services, ServicesDep, Tenant, returns_secret
-from api.http.lists import MAX_LIMIT, After, Limit, Order, known_parameters
+from api.http.lists import MAX_LIMIT, SCANS, After, Limit, Order, known_parameters
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems, request_body
 from api.submission import IdempotencyKey, idempotency, reserved_id
@@ -196,9 +196,10 @@ async def list_webhook_deliveries(
 ) -> DeliveryList:
     """List deliveries of the last seven days with each attempt, by default newest first."""
     filters = DeliveryFilters(query.endpoint, query.state, query.order == "desc")
-    deliveries, cursor = await services.queue.webhooks.deliveries(
-        tenant, filters, after=query.after, limit=min(query.limit, MAX_LIMIT)
-    )
+    async with SCANS.turn(tenant, 1) if filters.select else contextlib.nullcontext():
+        deliveries, cursor = await services.queue.webhooks.deliveries(
+            tenant, filters, after=query.after, limit=min(query.limit, MAX_LIMIT)
+        )
     return DeliveryList(
         data=[_delivery(delivery) for delivery in deliveries], has_more=cursor is not None, next_cursor=cursor
     )

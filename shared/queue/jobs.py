@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from shared.errors import Conflict, FusequeueError, IdempotencyMismatch, QueueFull
+from shared.errors import FusequeueError, IdempotencyMismatch, QueueFull
 from shared.job import InputRef, JobRecord, encode
 from shared.queue.api_keys import quota_exceeded
 from shared.queue.client import QueueComponent, translated
@@ -229,17 +229,6 @@ class Jobs(QueueComponent):
             )
         found = await self.inputs(tenant, [input_id for input_id, _ in page])
         return [one for one in found if one is not None], cursor
-
-    async def forget_input(self, tenant: str, input_id: str) -> str | None:
-        """Delete the record of an input, and return its row of the retention; the caller deletes its object.
-
-        A sweep deletes what the caller does not. Returns None for an unknown input; raises `Conflict` while a job that
-        has not ended uses it.
-        """
-        result, row = await self._scripts.forget_input(tenant, input_id)
-        if result == "live":
-            raise Conflict(f"input {input_id} is used by a job that has not ended; cancel the job first", param="id")
-        return row if result == "ok" else None
 
 
 class SyncCalls(QueueComponent):

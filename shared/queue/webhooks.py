@@ -72,6 +72,11 @@ class DeliveryFilters:
     state: DeliveryState | None = None
     newest_first: bool = True
 
+    @property
+    def select(self) -> bool:
+        """Whether deliveries must be read to find those that match."""
+        return self.endpoint_id is not None or self.state is not None
+
     def match(self, delivery: WebhookDelivery) -> bool:
         return self.endpoint_id in (None, delivery.endpoint) and self.state in (None, delivery.state)
 
@@ -164,11 +169,10 @@ class Webhooks(QueueComponent):
         At most `MAX_SCANNED` are read: with filters a page can be short although there are more.
         """
         index, found, cursor = self._keys.webhook_deliveries(tenant), list[WebhookDelivery](), after
+        size = SCAN_PAGE_SIZE if filters.select else min(limit, SCAN_PAGE_SIZE)
         for _ in range(0, MAX_SCANNED, SCAN_PAGE_SIZE):
             with translated():
-                page, cursor = await page_after(
-                    self._redis, index, cursor, SCAN_PAGE_SIZE, newest_first=filters.newest_first
-                )
+                page, cursor = await page_after(self._redis, index, cursor, size, newest_first=filters.newest_first)
             rows = await self._hashes(self._keys.webhook_delivery(delivery_id) for delivery_id, _ in page)
             for at, ((delivery_id, position), fields) in enumerate(zip(page, rows, strict=True), 1):
                 if fields and filters.match(delivery := _delivery(delivery_id, fields)):

@@ -18,7 +18,6 @@ from api.compat.openai.request_bodies import (
     PLACEHOLDER,
     Form,
     generation_body,
-    max_json_bytes,
     numeric_fields,
     openai_problems,
 )
@@ -32,7 +31,7 @@ from api.compat.sync_calls import (
 )
 from api.context import Context, RequestContext
 from api.errors import STATUSES, problem
-from api.http.bodies import read_body, read_form
+from api.http.bodies import max_json_bytes, read_body, read_form
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
 from api.http.openapi import event_stream
 from api.http.streaming import SSE_KEEPALIVE, StreamedResponse, sse_message, sse_response

@@ -11,7 +11,6 @@ from starlette.datastructures import FormData, UploadFile
 from api.context import RequestContext
 from api.http.lists import MAX_LIMIT, Limit, Order, known_parameters
 from api.http.openapi import problems
-from shared.config.settings import Settings
 from shared.errors import InvalidRequest
 from shared.protocols.openai.server_fields import ALIASES
 from shared.request import JobRequest
@@ -45,11 +44,6 @@ class Form:
         image = await context.store_upload(file, name)
         self.digested += [name.encode(), image.id.encode()]  # the id is a digest of the file
         return image.id
-
-
-def max_json_bytes(settings: Settings) -> int:
-    """Return the limit of a JSON body with an image as a data URL."""
-    return 4 * -(-settings.max_input_bytes // 3) + OVERHEAD_BYTES
 
 
 def numeric_fields(*models: type[BaseModel]) -> frozenset[str]:

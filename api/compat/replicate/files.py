@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from api.compat.replicate.objects import ReplicateFile
+from api.compat.replicate.prediction_objects import ReplicateFile
 from api.context import Context
 from api.http.openapi import problems
 from api.routes.inputs import find_input, forget_input

@@ -5,7 +5,12 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from api.compat.replicate.objects import ReplicateModel, ReplicateModelList, ReplicateVersion, ReplicateVersionList
+from api.compat.replicate.prediction_objects import (
+    ReplicateModel,
+    ReplicateModelList,
+    ReplicateVersion,
+    ReplicateVersionList,
+)
 from api.context import Context
 from api.http.lists import known_parameters
 from api.http.openapi import problems

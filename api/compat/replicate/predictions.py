@@ -14,7 +14,7 @@ from starlette.datastructures import UploadFile
 from starlette.responses import JSONResponse, Response
 
 from api import submission, waiting
-from api.compat.replicate.objects import PredictionList, PredictionObject, ReplicateFile
+from api.compat.replicate.prediction_objects import PredictionList, PredictionObject, ReplicateFile
 from api.context import Context, RequestContext, ServicesDep, Tenant, returns_secret
 from api.http.bodies import read_form, sha256
 from api.http.lists import known_parameters

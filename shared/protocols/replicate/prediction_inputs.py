@@ -95,7 +95,7 @@ class FieldNames:
         if name in ReplicateFields.model_fields:  # a scalar, unlike the job field made from it
             root, dot, rest = root + dot + rest, "", ""
         field = f"input.{name}"
-        message = re.sub(rf"^{re.escape(root)}\b", field, error.message)
+        message = re.sub(rf"^{re.escape(root)}\b", lambda _: field, error.message)
         if message == error.message:
             message = f"{field}: {message}"
         return type(error)(message, param=field + dot + rest)

@@ -2,6 +2,7 @@
 
 import math
 
+from shared.errors import Conflict
 from shared.protocols.openai import files
 from shared.queue.client import QueueComponent, translated
 from shared.queue.maintenance.reconcile import Reconciliation
@@ -33,6 +34,16 @@ class Maintenance(QueueComponent):
     async def expired_items(self, limit: int = 100) -> list[ExpiredItem]:
         """Return items whose retention has ended; remove each from storage, then call `forget_item`."""
         return [_expired_item(row) for row in await self._scripts.expired_items(limit)]
+
+    async def forget_input(self, tenant: str, input_id: str) -> ExpiredItem | None:
+        """Delete the record of an input; remove the item from storage, then call `forget_item`, or a sweep does both.
+
+        Returns None for an unknown input; raises `Conflict` while a job that has not ended uses it.
+        """
+        result, row = await self._scripts.forget_input(tenant, input_id)
+        if result == "live":
+            raise Conflict(f"input {input_id} is used by a job that has not ended; cancel the job first", param="id")
+        return _expired_item(row) if result == "ok" else None
 
     async def forget_item(self, item: ExpiredItem) -> None:
         """Delete the record and indexes of an item that storage no longer holds."""

@@ -195,7 +195,7 @@ async def test_an_image_uploaded_again_after_its_expiry_gets_another_key(inputs:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("", "input id .in_...., a data URL or an https URL"),
+        ("", "input id .in_...., a job id .job_...., a data URL"),
         ("in_short", "input id"),
         ("in_" + "0" * 32, "unknown or expired input: in_0"),
         ("cat.png", "input id"),

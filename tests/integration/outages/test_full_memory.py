@@ -113,6 +113,8 @@ def arguments(scene: Scene) -> Mapping[str, tuple[Any, ...]]:
         "expire": (10,),
         "expired_items": (10,),
         "forget_file": ("default", "file_1"),
+        "forget_input": ("default", "in_1"),
+        "reserve_key": ("default", "digest", "batch_1", "print"),
         "forget_item": (f"job|default|{job}|",),
         "forget_job": (job,),
         "heartbeat": ("w2", "{}", 1000, "demo"),
@@ -160,6 +162,7 @@ REFUSED = {
     "put_input",
     "put_preview",
     "redeliver",
+    "reserve_key",
     "submit",
 }
 READ_ONLY = {"identify", "model_depths", "next_ready_ms", "queue_depths", "queue_position"}

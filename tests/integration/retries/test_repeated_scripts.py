@@ -113,7 +113,7 @@ def case(*scripts: str) -> Callable[[Case], Case]:
     return add
 
 
-@case("submit", "queue_position", "cancel_job", "forget_job", "put_input")
+@case("submit", "queue_position", "cancel_job", "forget_job", "put_input", "forget_input", "reserve_key")
 async def jobs(queue: Queue, make: Make) -> None:
     one, two = await put(queue, make(idempotency_key="k", fingerprint="f"), make())
     await queue.jobs.position(two)
@@ -122,6 +122,10 @@ async def jobs(queue: Queue, make: Make) -> None:
     await queue.jobs.cancel((await claim(queue))[0].job.id)
     ref = InputRef(id="in_a", key="inputs/acme/in_a/x", content_type="image/png", bytes=1, width=8, height=8)
     assert await queue.jobs.put_input("acme", ref, 60) == ref
+    item = await queue.maintenance.forget_input("acme", ref.id)
+    assert item is not None
+    await queue.maintenance.forget_item(item)
+    assert await queue.jobs.reserve_key("acme", "key", "print", "batch_a") == "batch_a"
 
 
 @case("list_as_waiting", "lose")

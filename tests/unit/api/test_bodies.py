@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
+import json
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import httpx
 import pytest
 from fastapi import Request
 from harness.http_server import png, serving
+from PIL import Image
 
 from api.http import bodies
 from api.http.bodies import BodyShares, read_form, release_body
@@ -152,3 +157,22 @@ async def test_a_body_without_room_gets_503_and_when_to_come_back(
     assert (response.status_code, response.json()["code"]) == (503, "overloaded")
     assert "shared by all tenants" in response.json()["detail"]
     assert int(response.headers["retry-after"]) > 0
+
+
+PREDICTIONS = "/compat/replicate/v1/models/any/demo/predictions"
+WITH_IMAGE = ("/v1/jobs", "/v1/images/generations", "/v1/images/edits", "/v1/videos", PREDICTIONS)
+
+
+async def test_a_data_url_has_one_limit_on_all_routes(fake_queue: Queue, tmp_path: Path) -> None:
+    noise = io.BytesIO()
+    Image.frombytes("RGB", (700, 700), random.Random(7).randbytes(3 * 700 * 700)).save(noise, "PNG")
+    image = "data:image/png;base64," + base64.b64encode(noise.getvalue()).decode()
+    async with serving(fake_queue, tmp_path, max_input_bytes=2_000_000) as api:
+        body = {"model": "demo", "prompt": "a red circle", "image": image}
+        assert (await api.post("/v1/jobs", json=body)).status_code == 202
+        prediction = {"input": {"prompt": "a red circle", "image": image}}
+        assert (await api.post(PREDICTIONS, json=prediction)).status_code == 201
+        too_large = json.dumps({**body, "image": image + "A" * 2_400_000})
+        for path in (*WITH_IMAGE, "/compat/huggingface/demo"):
+            response = await api.post(path, content=too_large, headers={"content-type": "application/json"})
+            assert (response.status_code, response.json()["code"]) == (413, "payload_too_large"), path

@@ -18,7 +18,7 @@ import pytest
 import structlog
 from harness.http_server import BODY, application, serving
 
-from api.http import openapi
+from api.http import docs_page, openapi
 from shared.errors import RedisUnavailable
 from shared.queue import Queue, QueueClient, Submission
 from shared.storage.folder import FolderStorage
@@ -158,8 +158,8 @@ async def test_a_too_large_body_is_refused_with_and_without_content_length(fake_
             yield b" " * 1_000
 
     async with serving(fake_queue, tmp_path, max_body_bytes=10_000) as api:
-        announced = await api.post("/v1/jobs", content=b" " * 10_001, headers=JSON)
-        streamed = await api.post("/v1/jobs", content=unannounced(), headers=JSON)
+        announced = await api.post("/v1/webhooks", content=b" " * 10_001, headers=JSON)
+        streamed = await api.post("/v1/webhooks", content=unannounced(), headers=JSON)
         fits = await api.post("/v1/jobs", content=json.dumps(BODY) + " " * 9_000, headers=JSON)
     assert error_of(announced) == error_of(streamed) == (413, "payload_too_large", "body")
     assert fits.status_code == 202
@@ -380,7 +380,7 @@ async def test_the_api_description_is_built_once(
         return run
 
     monkeypatch.setattr(openapi, "_add_security", counted("document", openapi._add_security))
-    monkeypatch.setattr(openapi, "render", counted("page", openapi.render))
+    monkeypatch.setattr(docs_page, "render", counted("page", docs_page.render))
     monkeypatch.setattr(openapi, "json", SimpleNamespace(dumps=counted("text", json.dumps)))
     async with serving(fake_queue, tmp_path) as api:
         for path in ("/openapi.json", "/docs"):

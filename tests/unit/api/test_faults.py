@@ -69,6 +69,13 @@ async def test_all_faults_of_other_bodies_are_named(api: httpx.AsyncClient) -> N
     assert params(prediction.json()) == ["input.width", "input.num_inference_steps"]
 
 
+async def test_a_field_name_with_a_backslash_is_named_in_the_error_of_a_prediction(api: httpx.AsyncClient) -> None:
+    values = {"prompt": "x", "\\": 1, "a\\g<9>": 1}
+    response = await api.post("/compat/replicate/v1/models/any/demo/predictions", json={"input": values})
+    assert response.status_code == 422, response.text
+    assert params(response.json()) == ["input.\\", "input.a\\g<9>"]
+
+
 async def test_all_faults_of_a_query_are_named(api: httpx.AsyncClient) -> None:
     response = await api.get("/v1/jobs", params={"limit": "many", "batch_id": "a b"})
     assert sorted(params(response.json())) == ["batch_id", "limit"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from harness.http_server import BODY, png, serving
+from harness.queue import end_retention
 
 from shared.auth import Scope
 from shared.queue import Queue
@@ -73,6 +74,15 @@ async def test_deleting_gives_its_space_back(api: httpx.AsyncClient, fake_queue:
     assert (await fake_queue.api_keys.footprint("default")).stored_objects == before.stored_objects + 1
     await api.delete(f"/v1/inputs/{input_id}")
     assert await fake_queue.api_keys.footprint("default") == before
+    assert not await fake_queue.client.redis.exists(fake_queue.client.redis_keys.inputs("default"))
+
+
+async def test_the_list_forgets_an_input_whose_retention_has_ended(api: httpx.AsyncClient, fake_queue: Queue) -> None:
+    input_id, kept = await upload(api, 64), await upload(api, 72)
+    await end_retention(fake_queue, input_id)
+    assert await ids(api) == [kept]
+    await end_retention(fake_queue, kept)
+    assert not await fake_queue.client.redis.exists(fake_queue.client.redis_keys.inputs("default"))
 
 
 async def test_an_input_of_an_unfinished_job_is_kept(api: httpx.AsyncClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.http_server import serving
+from harness.http_server import finish, serving
 
 from shared.auth import Scope
 from shared.queue import Queue
@@ -25,7 +26,7 @@ async def create_file(api: httpx.AsyncClient, name: str, key: str) -> httpx.Resp
 
 async def create_batch(api: httpx.AsyncClient, name: str, key: str) -> httpx.Response:
     listed = (await api.get("/v1/files")).json()["data"]
-    file_id = listed[0]["id"] if listed else (await create_file(api, "lines", "of the file")).json()["id"]
+    file_id = listed[0]["id"] if listed else (await create_file(api, "lines", "of-the-file")).json()["id"]
     body = {"input_file_id": file_id, "endpoint": "/v1/jobs", "completion_window": "24h", "metadata": {"name": name}}
     return await api.post("/v1/batches", json=body, headers={"Idempotency-Key": key})
 
@@ -81,6 +82,24 @@ async def test_a_key_counts_for_its_tenant_only(api: httpx.AsyncClient, fake_que
     second = await create(api, "one", "key-1")
     assert second.status_code in (200, 201)
     assert second.json()["id"] != first.json()["id"]
+
+
+async def test_a_repeated_call_of_hugging_face_waits_for_the_same_job(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
+) -> None:
+    async def call(prompt: str) -> httpx.Response:
+        body, headers = {"inputs": prompt}, {"Idempotency-Key": "key-1"}
+        return await api.post("/compat/huggingface/demo", json=body, headers=headers)
+
+    first, again = asyncio.create_task(call("a red circle")), asyncio.create_task(call("a red circle"))
+    async with asyncio.timeout(30):
+        while not (jobs := (await fake_queue.jobs.page("acme"))[0]):
+            await asyncio.sleep(0.01)
+    data = await finish(fake_queue, tmp_path, jobs[0].job.id)
+    for response in (await first, await again):
+        assert (response.content, response.headers["x-job-id"]) == (data, jobs[0].job.id)
+    assert len((await fake_queue.jobs.page("acme"))[0]) == 1
+    assert (await call("a blue square")).json()["code"] == "idempotency_key_reused"
 
 
 async def test_a_replayed_endpoint_has_the_secret_of_the_first(api: httpx.AsyncClient) -> None:

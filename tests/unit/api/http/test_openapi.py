@@ -1,0 +1,134 @@
+"""The OpenAPI document: names of operations, schemas of answers, and a client generated from it."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.http_server import application, finish, serving
+
+from shared.queue import Queue
+
+GENERATOR = shutil.which("openapi-python-client")
+BINARY = ("image/png", "image/jpeg", "image/webp", "video/mp4", "image/*")
+# The generator knows binary answers and plain text by these types only.
+TYPES = {**dict.fromkeys(BINARY, "application/octet-stream"), "application/jsonl": "text/plain"}
+STABLE = {
+    *("submit_job", "submit_jobs", "get_job", "list_jobs", "cancel_job", "cancel_jobs", "delete_job", "delete_jobs"),
+    *("get_artifact", "get_thumbnail", "get_job_events", "upload_input", "list_inputs", "get_input", "delete_input"),
+    *("list_models", "get_model", "create_webhook", "list_webhooks", "list_webhook_deliveries", "upload_file"),
+    *("create_batch", "get_batch", "generate_images", "edit_images", "create_video", "replicate_create_prediction"),
+}
+
+
+@pytest.fixture
+def document(fake_queue: Queue, tmp_path: Path) -> dict[str, Any]:
+    return application(fake_queue, tmp_path).openapi()
+
+
+def operations(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {operation["operationId"]: operation for path in document["paths"].values() for operation in path.values()}
+
+
+def test_operations_have_short_unique_names(document: dict[str, Any]) -> None:
+    found = operations(document)
+    assert len(found) == sum(len(path) for path in document["paths"].values())
+    assert not [name for name in found if not re.fullmatch(r"[a-z]+(_[a-z]+){1,4}", name)]
+    assert set(found) >= STABLE
+
+
+def test_every_successful_answer_says_what_it_is(document: dict[str, Any]) -> None:
+    for name, operation in operations(document).items():
+        answers = {status: answer for status, answer in operation["responses"].items() if status.startswith("2")}
+        assert answers, name
+        for status, answer in answers.items():
+            for media_type, content in answer.get("content", {}).items():
+                schema = content.get("schema") or content.get("itemSchema")
+                assert schema, f"{name} {status} {media_type}"
+                assert (schema.get("format") == "binary") == (media_type in BINARY), f"{name} {media_type}"
+
+
+def test_every_reference_has_its_schema(document: dict[str, Any]) -> None:
+    names = set(re.findall(r'"#/components/schemas/([^"]*)"', json.dumps(document)))
+    assert names <= set(document["components"]["schemas"])
+
+
+def test_objects_of_all_protocols_have_schemas(document: dict[str, Any]) -> None:
+    wanted = {"FileObject", "BatchObject", "VideoObject", "PredictionObject", "InputObject", "JobList", "DeliveryList"}
+    assert set(document["components"]["schemas"]) >= wanted
+
+
+def generate(document: dict[str, Any], folder: Path) -> None:
+    """Generate the package `generated` in `folder`; it must have all operations that the generator can express."""
+    (folder / "openapi.json").write_text(json.dumps(document))
+    (folder / "config.json").write_text(json.dumps({"content_type_overrides": TYPES, "post_hooks": []}))
+    options = ["--path", "openapi.json", "--output-path", "generated", "--meta", "none", "--config", "config.json"]
+    command = [str(GENERATOR), "generate", *options]
+    generated = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
+    left_out = re.findall(r"(?:GET|POST|PATCH|DELETE) \S+", generated.stdout + generated.stderr)
+    assert left_out == ["POST /v1/jobs:bulk"]  # the generator knows no NDJSON
+
+
+@pytest.mark.skipif(GENERATOR is None, reason="openapi-python-client is not on the PATH")
+async def test_a_generated_client_submits_waits_and_downloads(
+    fake_queue: Queue, tmp_path: Path, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate(document, tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    jobs = {name: importlib.import_module(f"generated.api.jobs.{name}") for name in ("submit_job", "get_job")}
+    models = importlib.import_module("generated.models")
+    async with serving(fake_queue, tmp_path) as api:
+        client = importlib.import_module("generated.client").Client(base_url="http://localhost")
+        client.set_async_httpx_client(api)
+        body = models.JobRequest(model="demo", prompt="a red circle on a blue ground, left", seed=7)
+        submitted = await jobs["submit_job"].asyncio(client=client, body=body)
+        assert (submitted.status, submitted.seed) == ("queued", 7)
+        data = await finish(fake_queue, tmp_path, submitted.id)
+        ended = await jobs["get_job"].asyncio(submitted.id, client=client, wait=30.0)
+        assert ended.status == "succeeded"
+        get_artifact = importlib.import_module("generated.api.jobs.get_artifact")
+        image = await get_artifact.asyncio(ended.id, ended.artifacts[0].index, client=client)
+        assert image.payload.read() == data
+        invalid = models.JobRequest(model="demo", prompt="x", steps=1_000)
+        problem = await jobs["submit_job"].asyncio(client=client, body=invalid)
+        assert [fault.param for fault in problem.errors] == ["steps"]
+
+
+async def test_the_page_has_an_index_anchors_and_a_command_for_each_operation(
+    fake_queue: Queue, tmp_path: Path, document: dict[str, Any]
+) -> None:
+    async with serving(fake_queue, tmp_path) as api:
+        page = (await api.get("/docs")).text
+    anchors, links = re.findall(r'<h\d id="?([\w-]+)', page), re.findall(r'href="?#([\w-]+)', page)
+    assert set(links) <= set(anchors)
+    assert len(anchors) == len(set(anchors))
+    assert set(operations(document)) <= set(links)
+    commands = re.findall(r"<pre>(curl .*?)</pre>", page)
+    assert len(commands) == len(operations(document))
+    submit = next(html.unescape(command) for command in commands if "/v1/jobs " in command and " -d " in command)
+    _, _, url, *_, flag, body = shlex.split(submit)
+    assert (url, flag) == ("http://127.0.0.1:8000/v1/jobs", "-d")
+    async with serving(fake_queue, tmp_path) as api:
+        assert (await api.post("/v1/jobs", json=json.loads(body))).status_code == 202
+
+
+async def test_pages_of_allowed_origins_can_use_every_method_and_the_headers_of_sdks(
+    fake_queue: Queue, tmp_path: Path
+) -> None:
+    wanted = "x-stainless-retry-count, OpenAI-Organization, Idempotency-Key, Prefer"
+    async with serving(fake_queue, tmp_path, cors_origins=("https://studio.example",)) as api:
+        for method in ("PATCH", "DELETE", "POST"):
+            headers = {"Origin": "https://studio.example", "Access-Control-Request-Method": method}
+            answer = await api.options(
+                "/v1/webhooks/we_1", headers={**headers, "Access-Control-Request-Headers": wanted}
+            )
+            assert answer.status_code == 200, answer.text
+            assert method in answer.headers["access-control-allow-methods"]
