@@ -97,6 +97,27 @@ def test_a_retry_returns_the_file_and_the_batch_of_its_first_attempt(
     assert len({item.id for item in (file, *files)}) == len({item.id for item in (batch, *batches)}) == 3
 
 
+def test_a_job_with_an_idempotency_key_outlives_its_client(start: Callable[..., Server]) -> None:
+    """The client can come back with its key; without one, the job is canceled. No worker ends the jobs."""
+    server = start(disconnect_grace_s="0", sync_wait_s="1")
+
+    def states() -> dict[str, str]:
+        jobs = httpx.get(f"{server.url}/v1/jobs", timeout=60).json()["data"]
+        return {job["prompt"]: job["status"] for job in jobs}
+
+    for prompt, headers in (("kept", {"Idempotency-Key": "a"}), ("left", {})):
+        body = {"model": "demo", "prompt": prompt}
+        request = httpx.Request("POST", f"{server.url}/v1/images/generations", json=body, headers=headers)
+        with pytest.raises(httpx.ReadTimeout):
+            send_and_disconnect(request, lambda prompt=prompt: prompt in states())
+    wait_until(lambda: states()["left"] == "canceled", "the job without a key is canceled")
+    assert states() == {"kept": "queued", "left": "canceled"}
+    body = {"model": "demo", "prompt": "kept"}
+    again = httpx.post(f"{server.url}/v1/images/generations", json=body, headers={"Idempotency-Key": "a"}, timeout=60)
+    assert again.json()["code"] == "wait_timeout"
+    assert len(states()) == 2
+
+
 @asynccontextmanager
 async def gated_proxy(url: str, opened: asyncio.Event) -> AsyncIterator[str]:
     """Proxy of a server that forwards data while `opened` is set."""

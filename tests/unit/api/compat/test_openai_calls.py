@@ -22,7 +22,7 @@ KEY = {"Idempotency-Key": "order-12"}
 
 @pytest.fixture
 async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with serving(fake_queue, tmp_path, disconnect_grace_s=0.05) as client:
+    async with serving(fake_queue, tmp_path) as client:
         yield client
 
 
@@ -74,24 +74,6 @@ async def test_a_stream_is_repeated_by_its_key(api: httpx.AsyncClient, fake_queu
         streams = [await api.post(GENERATIONS, json={**BODY, "stream": True}, headers=KEY) for _ in range(2)]
     assert streams[0].text == streams[1].text
     assert "image_generation.completed" in streams[0].text
-
-
-async def test_requests_with_one_key_wait_for_one_job(
-    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path
-) -> None:
-    """The first client leaves before the end: the job goes on, as the client can come back with its key."""
-    leaving = asyncio.create_task(api.post(GENERATIONS, json=BODY, headers=KEY))
-    async with asyncio.timeout(60):
-        while not (jobs := await jobs_of(api)):
-            await asyncio.sleep(0.01)
-    await cancel_and_wait((leaving,))
-    waiting = asyncio.create_task(api.post(GENERATIONS, json=BODY, headers=KEY))
-    async with working(fake_queue, tmp_path):
-        answer = await waiting
-    assert (answer.status_code, answer.json()["id"]) == (200, jobs[0]["id"])
-    record = await fake_queue.jobs.get(jobs[0]["id"])
-    assert record is not None
-    assert record.state is State.SUCCEEDED
 
 
 @pytest.mark.parametrize(
