@@ -137,9 +137,13 @@ class Problem(BaseModel):
 
 
 class TextProblem(Problem):
-    """Every error of `/compat/huggingface`: `error` is its text, except where the server refuses a request unread."""
+    """Every error of the paths in `TEXT_ERROR_PATHS`, except where the server refuses a request unread."""
 
     error: str | ErrorObject  # type: ignore[assignment]
+
+
+TEXT_ERROR_PATHS = ("/compat/huggingface/", "/compat/replicate/")
+"""Paths whose errors have their text in `error`: the clients of Hugging Face, and Vercel's of Replicate, print it."""
 
 
 def status_of(code: str) -> int:
@@ -177,14 +181,18 @@ def problem(
     detail = _printable(detail[:MAX_DETAIL_CHARS])
     param = None if param is None else _printable(param[:MAX_PARAM_CHARS])
     kind = _TYPES_BY_STATUS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    body = Problem(
+    error: Any = ErrorObject(message=detail, type=kind, param=param, code=code)
+    form: type[Problem] = Problem
+    if str(scope.get("path", "")).startswith(TEXT_ERROR_PATHS):
+        error, form = detail, TextProblem
+    body = form(
         type=f"urn:fusequeue:error:{code}",
         title=title,
         status=status,
         detail=detail,
         code=code,
         request_id=str(scope.get("request_id", "")),
-        error=ErrorObject(message=detail, type=kind, param=param, code=code),
+        error=error,
     )
     return Response(
         body.model_dump_json(),

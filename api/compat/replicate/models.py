@@ -1,18 +1,21 @@
 """`/compat/replicate/v1/models`: the served models, each with one version."""
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from api.context import Context
-from api.http.openapi import problems
+from api.errors import TextProblem
+from api.http import openapi
 from shared.config.models_file import ModelSpec
 from shared.errors import NotFound
 from shared.protocols.replicate.prediction_inputs import EXCLUDED, REPLICATE_NAMES, ReplicateFields
 from shared.protocols.replicate.predictions import PREFIX, find_model, model_version, owner_and_name
 from shared.request import JobRequest
 
+problems = partial(openapi.problems, model=TextProblem)
 router = APIRouter(prefix=f"{PREFIX}/models", tags=["Replicate"])
 
 

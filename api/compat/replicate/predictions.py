@@ -5,6 +5,7 @@ import json
 import re
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
@@ -14,9 +15,11 @@ from starlette.responses import JSONResponse, Response
 
 from api import submission, waiting
 from api.context import Context, RequestContext, ServicesDep, Tenant, returns_secret
+from api.errors import TextProblem
+from api.http import openapi
 from api.http.bodies import read_form, sha256
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
-from api.http.openapi import event_stream, problems, request_body, upload_body
+from api.http.openapi import event_stream, request_body, upload_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.responses import existing_job
 from api.routes.inputs import OVERHEAD_BYTES
@@ -41,6 +44,7 @@ from shared.runtime import strict_json
 from shared.runtime.clock import now_ms
 from shared.webhooks import TERMINAL_EVENTS, JobEventName
 
+problems = partial(openapi.problems, model=TextProblem)
 router = APIRouter(prefix=PREFIX, tags=["Replicate"])
 
 MAX_WAIT_S = 60.0
@@ -172,14 +176,13 @@ async def stream_prediction(request: Request, prediction_id: str, context: Conte
 async def create_file(request: Request, context: Context) -> Response:
     """Upload an image; its `urls.get` is accepted in an input."""
     require_type(request, UPLOAD_TYPES)
-    async with read_form(request, max_files=1, max_fields=4, max_text_bytes=OVERHEAD_BYTES) as form:
-        file, metadata_text = form.get("content"), form.get("metadata")
+    # Two files: the SDK for JavaScript sends `metadata` as one.
+    async with read_form(request, max_files=2, max_fields=4, max_text_bytes=OVERHEAD_BYTES) as form:
+        file, metadata = form.get("content"), await _metadata(form.get("metadata"))
         if not isinstance(file, UploadFile):
             raise InvalidRequest("content: missing; send the file as a multipart field of this name", param="content")
         if not file.size:
             raise InputRejected("content: it is empty", param="content")
-        text = metadata_text.encode("utf-8", "replace") if isinstance(metadata_text, str) else b"{}"
-        metadata = strict_json.decode(text)
         name, size, digest = file.filename or "file", file.size, await sha256(file)
         ref = await context.store_upload(file, "content")
     at_ms = now_ms()
@@ -190,12 +193,21 @@ async def create_file(request: Request, context: Context) -> Response:
         "size": size,
         "etag": digest,
         "checksums": {"sha256": digest},
-        "metadata": metadata if isinstance(metadata, dict) else {},
+        "metadata": metadata,
         "created_at": iso(at_ms),
         "expires_at": iso(at_ms + context.services.settings.input_retention_s * 1000),
         "urls": {"get": f"{context.base_url}{PREFIX}/files/{ref.id}"},
     }
     return JSONResponse(body, 201)
+
+
+async def _metadata(sent: UploadFile | str | None) -> dict[str, Any]:
+    """Return the object in the field `metadata`, which is text or a file."""
+    encoded = (
+        await sent.read(OVERHEAD_BYTES) if isinstance(sent, UploadFile) else (sent or "").encode("utf-8", "replace")
+    )
+    metadata = strict_json.decode(encoded) if encoded else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 @router.get("/webhooks/default/secret", responses=problems(503))
