@@ -97,13 +97,14 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
 
 
 def _include_routes(app: FastAPI) -> None:
-    native = (jobs, bulk, events, inputs, models, webhooks)
+    native = (jobs, bulk, inputs, models, webhooks)
     for module in (*native, files, images, batches, videos, huggingface, replicate_predictions, replicate_models):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
     app.include_router(operations.router, dependencies=[ADMIN_SCOPE])
     app.include_router(operations.scale_router)
-    # No scope for all of these: URLs of artifacts can be signed, health is open, and metrics require their own scope.
-    for open_module in (artifacts, health):
+    # No scope for all of these: URLs of artifacts and events can be signed, health is open, and metrics require their
+    # own.
+    for open_module in (artifacts, events, health):
         app.include_router(open_module.router)
 
 

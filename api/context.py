@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Query, Request
 from starlette.datastructures import UploadFile
 
-from api.auth import Authenticator, Caller, Signer, rate_headers
+from api.auth import Authenticator, Caller, JobPart, Signer, rate_headers
 from api.http.middleware import RELEASE_KEY
 from api.keyless import READ_METHODS, check_keyless
 from api.readiness import Readiness
@@ -138,6 +138,8 @@ class RequestContext:
     base_url: str
     services: Services
     signer: Signer | None
+    url_expires_s: int | None = None
+    """When the signed URL of the request expires; None for a request with a key, or without keys."""
 
     @property
     def waiters(self) -> TenantWaiters:
@@ -175,9 +177,9 @@ class RequestContext:
         services = self.services
         return InputStore(self.tenant, services.queue, services.storage, services.settings)
 
-    def sign(self, job_id: str, index: int) -> str:
-        """Return the query that lets an artifact be fetched without a key; "" where no keys are required."""
-        return "" if self.signer is None else self.signer.query(job_id, index, now_ms())
+    def sign(self, job_id: str, part: JobPart) -> str:
+        """Return the query that lets a part of a job be read without a key; "" where no keys are required."""
+        return "" if self.signer is None else self.signer.query(job_id, part, now_ms())
 
     def job_url(self, job_id: str) -> str:
         """Return the URL of a job."""
@@ -190,21 +192,39 @@ async def request_context(request: Request, caller: CallerDep, services: Service
     return RequestContext(caller.tenant, _base_url(request, services), services, signer)
 
 
-async def signed_url_context(
+Expires = Annotated[int | None, Query(description="As in the signed URL.")]
+Signature = Annotated[str | None, Query(max_length=128, description="Replaces the key until `expires`.")]
+
+
+async def artifact_context(
     request: Request,
     job_id: str,
     index: int,
     services: ServicesDep,
-    expires: Annotated[int | None, Query(description="As in the URL of the artifact.")] = None,
-    signature: Annotated[str | None, Query(max_length=128, description="Replaces the key until `expires`.")] = None,
+    expires: Expires = None,
+    signature: Signature = None,
 ) -> RequestContext:
     """Return the context of a request for an artifact, by key or by signed URL."""
+    return await _signed_url_context(request, services, job_id, index, (expires, signature))
+
+
+async def events_context(
+    request: Request, job_id: str, services: ServicesDep, expires: Expires = None, signature: Signature = None
+) -> RequestContext:
+    """Return the context of a request for the events of a job, by key or by signed URL."""
+    return await _signed_url_context(request, services, job_id, "events", (expires, signature))
+
+
+async def _signed_url_context(
+    request: Request, services: Services, job_id: str, part: JobPart, signed: tuple[int | None, str | None]
+) -> RequestContext:
+    expires, signature = signed
     if signature is None:
         authenticated = await caller(request, services)
         authenticated.require(Scope.JOBS_READ)
         return await request_context(request, authenticated, services)
     signer = await services.authenticator.signer()
-    signer.check(job_id, index, expires=expires or 0, signature=signature, now_ms=now_ms())
+    signer.check(job_id, part, expires=expires or 0, signature=signature, now_ms=now_ms())
     async with services.authenticator.unknown_caller(_address(request)):
         record = await services.queue.jobs.get(job_id)
     if record is None:
@@ -213,11 +233,12 @@ async def signed_url_context(
     _count_in_flight(request, services.requests, tenant)
     # Without headers about the rate: the URL's holder need not be the tenant.
     _check_rate(await services.authenticator.count_request(await services.authenticator.caller_by_url(tenant)))
-    return RequestContext(tenant, _base_url(request, services), services, signer)
+    return RequestContext(tenant, _base_url(request, services), services, signer, url_expires_s=expires)
 
 
 Context = Annotated[RequestContext, Depends(request_context)]
-SignedUrlContext = Annotated[RequestContext, Depends(signed_url_context)]
+ArtifactContext = Annotated[RequestContext, Depends(artifact_context)]
+EventsContext = Annotated[RequestContext, Depends(events_context)]
 
 
 def _check_rate(rate: Rate | None) -> None:
