@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from api import errors
 from api.auth import Authenticator
-from api.compat import huggingface
+from api.compat import fal, huggingface
 from api.compat.openai import batches, files, images, request_bodies, videos
 from api.compat.replicate import models as replicate_models
 from api.compat.replicate import predictions as replicate_predictions
@@ -98,14 +98,14 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
 
 def _include_routes(app: FastAPI) -> None:
     native = (jobs, bulk, inputs, models, webhooks)
-    for module in (*native, files, images, batches, videos, huggingface, replicate_predictions, replicate_models):
+    for module in (*native, files, images, batches, videos, huggingface, replicate_predictions, replicate_models, fal):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
     app.include_router(operations.router, dependencies=[ADMIN_SCOPE])
     app.include_router(operations.scale_router)
     # No scope for all of these: URLs of artifacts and events can be signed, health is open, and metrics require their
     # own.
-    for open_module in (artifacts, events, health):
-        app.include_router(open_module.router)
+    for open_router in (artifacts.router, events.router, health.router, fal.upload_router):
+        app.include_router(open_router)
 
 
 def _body_caps(settings: Settings, catalog: Catalog) -> dict[str, int | None]:
@@ -117,6 +117,7 @@ def _body_caps(settings: Settings, catalog: Catalog) -> dict[str, int | None]:
         "/v1/jobs:bulk": None,
         "/v1/files": settings.max_file_bytes + files.OVERHEAD_BYTES,
         f"{replicate_predictions.router.prefix}/files": upload,
+        fal.UPLOAD_PATH: settings.max_input_bytes,
         "/v1/images/edits": images_per_edit * settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
         "/v1/videos": settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
         **{f"{huggingface.PREFIX}/{spec.id}": request_bodies.max_json_bytes(settings) for spec in catalog},

@@ -46,6 +46,7 @@ MAX_URL_EXPIRES = 10**11
 _KEYS_UNKNOWN = "storage: whether API keys are required is unknown until it responds"
 
 JobPart: TypeAlias = int | Literal["events"]
+SignedPart: TypeAlias = JobPart | Literal["upload"]
 _CacheKey: TypeAlias = tuple[str | None, str]  # id of the key, tenant of a request without one
 
 
@@ -214,32 +215,32 @@ class Authenticator:
 class Signer:
     """Signs URLs that need no key then, with the secret that a namespace's API processes share.
 
-    A URL is signed for a part of a job: the index of an artifact, or `events`.
+    A URL is signed for a part of a job: the index of an artifact, or `events`; or to upload an input.
     """
 
     def __init__(self, secret: bytes, lifetime_s: int) -> None:
         self._secret = secret
         self._lifetime_s = lifetime_s
 
-    def query(self, job_id: str, part: JobPart, now_ms: int) -> str:
+    def query(self, object_id: str, part: SignedPart, now_ms: int) -> str:
         """Return the query to append to a URL, valid for one to two lifetimes.
 
         All URLs signed within one lifetime expire together, so that a response stays the same between polls.
         """
         expires = (now_ms // 1000 // self._lifetime_s + 2) * self._lifetime_s
-        return f"?expires={expires}&signature={self._signature(job_id, part, expires)}"
+        return f"?expires={expires}&signature={self._signature(object_id, part, expires)}"
 
-    def check(self, job_id: str, part: JobPart, *, expires: int, signature: str, now_ms: int) -> None:
+    def check(self, object_id: str, part: SignedPart, *, expires: int, signature: str, now_ms: int) -> None:
         """Raise `UrlRefused` unless the signature is valid for this part of the job and has not expired."""
-        expected = self._signature(job_id, part, expires) if 0 <= expires < MAX_URL_EXPIRES else ""
+        expected = self._signature(object_id, part, expires) if 0 <= expires < MAX_URL_EXPIRES else ""
         if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")):
             raise UrlRefused("the URL's signature is not valid; read the URL from the job again", param="signature")
         if expires * 1000 <= now_ms:
             raise UrlRefused("the URL has expired; read it from the job again", param="expires")
 
-    def _signature(self, job_id: str, part: JobPart, expires: int) -> str:
+    def _signature(self, object_id: str, part: SignedPart, expires: int) -> str:
         name = part if isinstance(part, str) else f"artifact\n{part}"
-        signed = f"{name}\n{job_id}\n{expires}".encode()
+        signed = f"{name}\n{object_id}\n{expires}".encode()
         return hmac.new(self._secret, signed, hashlib.sha256).hexdigest()
 
 

@@ -104,7 +104,7 @@ _RESPONSES = _ERRORS | {
 async def make_image(request: Request, model: str, context: Context) -> Response:
     """Generate or edit one image and wait for it: `text_to_image` and `image_to_image` of `InferenceClient(model=URL)`.
     The headers `x-job-id` and `x-seed` identify the job."""
-    if request.headers.get("content-type", "").startswith("image/"):  # the client's form of an image alone
+    if request.headers.get("content-type", "").startswith("image/"):  # the client's form of an image by itself
         raise InvalidRequest(NEEDS_PROMPT, param="parameters.prompt")
     require_type(request, JSON_TYPES)
     job_id, digest = await _submit(request, model, context)

@@ -8,9 +8,10 @@ from html import escape
 from typing import Any
 
 from fastapi import FastAPI, Request
+from pydantic import BaseModel
 from starlette.responses import HTMLResponse, Response
 
-from api.errors import STATUSES, Problem, TextProblem
+from api.errors import STATUSES, FalProblem, Problem, TextProblem
 from shared.protocols.native import JobObject
 from shared.request import JobRequest
 
@@ -65,9 +66,10 @@ def request_body(media_type: str, content: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {media_type: content}}}
 
 
-def problems(*statuses: int, model: type[Problem] = Problem) -> dict[int | str, dict[str, Any]]:
+def problems(*statuses: int, model: type[BaseModel] = Problem) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI of errors with these statuses, and of the errors that every path can return."""
-    content = {"application/problem+json": {"schema": {"$ref": f"{_REF}{model.__name__}"}}}
+    media_type = "application/json" if model is FalProblem else "application/problem+json"
+    content = {media_type: {"schema": {"$ref": f"{_REF}{model.__name__}"}}}
     responses: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*statuses, 500}):
         titles = [f"`{code}`: {title}" for code, (number, title) in STATUSES.items() if number == status]
@@ -97,7 +99,7 @@ def install(app: FastAPI) -> None:
         complete = generate()
         schemas = complete.setdefault("components", {}).setdefault("schemas", {})
         _add_security(complete)
-        for model in (JobRequest, Problem, TextProblem, JobObject):
+        for model in (JobRequest, Problem, TextProblem, FalProblem, JobObject):
             schema = model.model_json_schema(
                 ref_template=f"{_REF}{{model}}", mode="validation" if model is JobRequest else "serialization"
             )

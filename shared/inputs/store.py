@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Read = Callable[[], Awaitable[bytes]]
 
-_ID = re.compile(r"in_[0-9a-f]{32}")
+INPUT_ID = re.compile(r"in_[0-9a-f]{32}")
 _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+)?(;[a-z0-9=_.+-]+)*;base64", re.IGNORECASE)
 _threads = ThreadPoolExecutor(2, "input-image")
 
@@ -63,7 +63,7 @@ class InputStore:
 
         Raises `InputRejected` naming `param`, the request field, or `Overloaded`.
         """
-        if not _ID.fullmatch(value):
+        if not INPUT_ID.fullmatch(value):
             return await self._put_url(value, param)
         ref = await self.queue.jobs.get_input(self.tenant, value)
         if ref is None or not await _is_stored(ref, self.storage):
@@ -93,21 +93,22 @@ class InputStore:
 
         return await self.put_upload(read, len(data), param)
 
-    async def put_upload(self, read: Read, size: int, param: str = "image") -> InputRef:
+    async def put_upload(self, read: Read, size: int, param: str = "image", input_id: str | None = None) -> InputRef:
         """Validate and store the image of `size` bytes that `read` returns; it is read when there is room for it.
 
         An image that the tenant has already is not stored again; its retention restarts. The id is that of the bytes
-        as sent. Raises `InputRejected` naming `param`, or `Overloaded`.
+        as sent, unless it is given. Raises `InputRejected` naming `param`, or `Overloaded`.
         """
         most = self.settings.max_input_bytes
         if size > most:
             raise InputRejected(f"the image has {size} bytes; at most {most} are allowed", param=param)
         async with _turns(most).turn(self.tenant, max(_SMALL_IMAGE, 2 * size)):
-            return await self._put(await read(), param)
+            return await self._put(await read(), param, input_id)
 
-    async def _put(self, data: bytes, param: str) -> InputRef:
+    async def _put(self, data: bytes, param: str, input_id: str | None) -> InputRef:
         settings = self.settings
-        input_id = f"in_{(await _on_thread(lambda: hashlib.sha256(data).hexdigest()))[:32]}"
+        if input_id is None:
+            input_id = f"in_{(await _on_thread(lambda: hashlib.sha256(data).hexdigest()))[:32]}"
         ref = await self.queue.jobs.get_input(self.tenant, input_id)
         if ref is not None and await _is_stored(ref, self.storage):
             return await self.queue.jobs.put_input(self.tenant, ref, settings.input_retention_s)

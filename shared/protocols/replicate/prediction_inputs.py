@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -82,9 +82,14 @@ class ReplicateFields(BaseModel):
 
 @dataclass(frozen=True)
 class FieldNames:
-    """Maps job fields to the names in the client's input, for error messages."""
+    """Maps job fields to the names in the client's input, for error messages.
+
+    `prefix` is that of the names in the body. The fields of `scalars` are no lists or objects, unlike the job fields.
+    """
 
     names: Mapping[str, str]
+    prefix: str = "input."
+    scalars: Collection[str] = tuple(ReplicateFields.model_fields)
 
     @contextlib.contextmanager
     def in_errors(self) -> Iterator[None]:
@@ -99,9 +104,9 @@ class FieldNames:
         if not root or root in EXCLUDED or root == "input":
             return error
         name = self.names.get(error.param or "", self.names.get(root, root))
-        if name in ReplicateFields.model_fields:  # a scalar, unlike the job field made from it
+        if name in self.scalars:  # a scalar, unlike the job field made from it
             root, dot, rest = root + dot + rest, "", ""
-        field = f"input.{name}"
+        field = f"{self.prefix}{name}"
         message = re.sub(rf"^{re.escape(root)}\b", field, error.message)
         if message == error.message:
             message = f"{field}: {message}"

@@ -87,12 +87,12 @@ def test_a_video_model_is_refused_with_where_to_go(parameters: dict[str, Any]) -
 
 
 async def test_an_image_without_a_prompt_is_refused_with_what_is_missing(fake_queue: Queue, tmp_path: Path) -> None:
-    """The client sends an image alone as the body, and one with parameters as base64."""
+    """The client sends an image by itself as the body, and one with parameters as base64."""
     async with serving(fake_queue, tmp_path) as api:
         url, encoded = "/compat/huggingface/demo", base64.b64encode(png()).decode()
-        alone = await api.post(url, content=png(), headers={"Content-Type": "image/png"})
+        bare = await api.post(url, content=png(), headers={"Content-Type": "image/png"})
         with_parameters = await api.post(url, json={"inputs": encoded, "parameters": {"strength": 0.5}})
-    for response in (alone, with_parameters):
+    for response in (bare, with_parameters):
         assert response.status_code == 422
         assert response.json()["error"].startswith("parameters.prompt: missing; an image in `inputs` needs a prompt")
 

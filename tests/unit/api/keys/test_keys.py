@@ -37,6 +37,8 @@ async def bearer(queue: Queue, tenant: str = "acme", scopes: frozenset[Scope] = 
 
 
 def code(response: httpx.Response) -> tuple[int, str]:
+    if response.headers["content-type"] == "application/json":  # that of fal
+        return response.status_code, response.json()["error_type"]
     assert response.headers["content-type"] == "application/problem+json", response.text
     return response.status_code, response.json()["code"]
 
