@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from api import errors
 from api.auth import Authenticator
-from api.compat import huggingface
+from api.compat import fal, huggingface
 from api.compat.openai import batches, files, images, request_bodies, unsupported, videos
 from api.compat.replicate import files as replicate_files
 from api.compat.replicate import models as replicate_models
@@ -111,16 +111,17 @@ def create_app(settings: Settings, *, queue: Queue | None = None, storage: Stora
 
 
 def _include_routes(app: FastAPI) -> None:
-    native = (jobs, job_lists, bulk, events, inputs, models, webhooks)
+    native = (jobs, job_lists, bulk, inputs, models, webhooks)
     openai = (files, images, batches, videos, unsupported)
     replicate = (replicate_predictions, replicate_models, replicate_files)
-    for module in (*native, *openai, huggingface, *replicate):
+    for module in (*native, *openai, *replicate, huggingface, fal):
         app.include_router(module.router, dependencies=[JOBS_SCOPE])
     app.include_router(operations.router, dependencies=[ADMIN_SCOPE])
     app.include_router(operations.scale_router)
-    # No scope for all of these: URLs of artifacts can be signed, health is open, and metrics require their own scope.
-    for open_module in (artifacts, health):
-        app.include_router(open_module.router)
+    # No scope for all of these: URLs of artifacts and events can be signed, health is open, and metrics require their
+    # own.
+    for open_router in (artifacts.router, events.router, health.router, fal.upload_router):
+        app.include_router(open_router)
 
 
 def _body_caps(settings: Settings, catalog: Catalog) -> dict[str, int | None]:
@@ -141,6 +142,7 @@ def _body_caps(settings: Settings, catalog: Catalog) -> dict[str, int | None]:
         "/v1/jobs:bulk": None,
         "/v1/files": settings.max_file_bytes + files.OVERHEAD_BYTES,
         f"{predictions}/files": upload,
+        fal.UPLOAD_PATH: settings.max_input_bytes,
         "/v1/images/edits": images_per_edit * settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
         "/v1/videos": with_image,
         f"{huggingface.PREFIX}/*": with_image,

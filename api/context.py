@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, TypeVar
+from urllib.parse import quote
 
 from fastapi import Depends, Query, Request
 from starlette.datastructures import UploadFile
@@ -17,11 +18,11 @@ from api.keyless import READ_METHODS, check_keyless
 from api.readiness import Readiness
 from api.responses import QueuePositions
 from api.waiting import TenantWaiters, Waiters
-from shared.auth import Rate, Scope, Signer
+from shared.auth import JobPart, Rate, Scope, Signer
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
-from shared.errors import NotFound, RateLimited, Unavailable
-from shared.inputs.store import InputStore
+from shared.errors import InvalidRequest, NotFound, RateLimited, Unavailable
+from shared.inputs.store import INPUT_ID, InputStore
 from shared.job import InputRef, JobRecord, State
 from shared.protocols.native import JobObject, QueueObject, job_object
 from shared.queue import Queue
@@ -138,6 +139,8 @@ class RequestContext:
     base_url: str
     services: Services
     signer: Signer | None
+    url_expires_s: int | None = None
+    """When the signed URL of the request expires; None for a request with a key, or without keys."""
 
     @property
     def waiters(self) -> TenantWaiters:
@@ -170,14 +173,29 @@ class RequestContext:
         """Validate and store an uploaded image; raises `InputRejected` that names `param`."""
         return await self._inputs.put_upload(file.read, file.size or 0, param)
 
+    async def store_as(self, input_id: str, data: bytes, param: str) -> InputRef:
+        """Validate and store an image under an id that was given out before; raises `InputRejected`."""
+
+        async def read() -> bytes:
+            return data
+
+        return await self._inputs.put_upload(read, len(data), param, input_id)
+
     @property
     def _inputs(self) -> InputStore:
         services = self.services
         return InputStore(self.tenant, services.queue, services.storage, services.settings)
 
-    def sign(self, job_id: str, index: int) -> str:
-        """Return the query that lets an artifact be fetched without a key; "" where no keys are required."""
-        return "" if self.signer is None else self.signer.query(job_id, index, now_ms())
+    def sign(self, job_id: str, part: JobPart) -> str:
+        """Return the query that lets a part of a job be read without a key; "" where no keys are required."""
+        return "" if self.signer is None else self.signer.query(job_id, part, now_ms())
+
+    def sign_upload(self, input_id: str) -> str:
+        """Return the query that lets the input be uploaded without a key; "" where no keys are required."""
+        if self.signer is None:
+            return ""
+        query = self.signer.query(f"{self.tenant} {input_id}", "upload", now_ms())
+        return f"&tenant={quote(self.tenant)}&{query.removeprefix('?')}"
 
     def job_url(self, job_id: str) -> str:
         """Return the URL of a job."""
@@ -190,34 +208,80 @@ async def request_context(request: Request, caller: CallerDep, services: Service
     return RequestContext(caller.tenant, _base_url(request, services), services, signer)
 
 
-async def signed_url_context(
+Expires = Annotated[int | None, Query(description="As in the signed URL.")]
+Signature = Annotated[str | None, Query(max_length=128, description="Replaces the key until `expires`.")]
+
+
+async def artifact_context(
     request: Request,
     job_id: str,
     index: int,
     services: ServicesDep,
-    expires: Annotated[int | None, Query(description="As in the URL of the artifact.")] = None,
-    signature: Annotated[str | None, Query(max_length=128, description="Replaces the key until `expires`.")] = None,
+    expires: Expires = None,
+    signature: Signature = None,
 ) -> RequestContext:
     """Return the context of a request for an artifact, by key or by signed URL."""
+    return await _signed_url_context(request, services, job_id, index, (expires, signature))
+
+
+async def events_context(
+    request: Request, job_id: str, services: ServicesDep, expires: Expires = None, signature: Signature = None
+) -> RequestContext:
+    """Return the context of a request for the events of a job, by key or by signed URL."""
+    return await _signed_url_context(request, services, job_id, "events", (expires, signature))
+
+
+async def _signed_url_context(
+    request: Request, services: Services, job_id: str, part: JobPart, signed: tuple[int | None, str | None]
+) -> RequestContext:
+    expires, signature = signed
     if signature is None:
         authenticated = await caller(request, services)
         authenticated.require(Scope.JOBS_READ)
         return await request_context(request, authenticated, services)
     signer = await services.authenticator.signer()
-    signer.check(job_id, index, expires=expires or 0, signature=signature, now_ms=now_ms())
+    signer.check(job_id, part, expires=expires or 0, signature=signature, now_ms=now_ms())
     async with services.authenticator.unknown_caller(_address(request)):
         record = await services.queue.jobs.get(job_id)
     if record is None:
         raise _no_job(job_id)
-    tenant = record.job.tenant
+    return await _context_by_url(request, services, record.job.tenant, expires)
+
+
+async def upload_context(
+    request: Request,
+    services: ServicesDep,
+    input_id: Annotated[str, Query(max_length=64, description="As in the upload URL.")] = "",
+    tenant: Annotated[str | None, Query(max_length=64, description="As in the upload URL.")] = None,
+    expires: Expires = None,
+    signature: Signature = None,
+) -> RequestContext:
+    """Return the context of an upload of an input whose id is known, by key or by signed URL."""
+    if signature is None:
+        authenticated = await caller(request, services)
+        authenticated.require(Scope.JOBS_WRITE)
+        if not INPUT_ID.fullmatch(input_id):
+            raise InvalidRequest("input_id: not that of an upload URL", param="input_id")
+        return await request_context(request, authenticated, services)
+    signer = await services.authenticator.signer()
+    signer.check(f"{tenant} {input_id}", "upload", expires=expires or 0, signature=signature, now_ms=now_ms())
+    return await _context_by_url(request, services, tenant or "", expires)
+
+
+async def _context_by_url(request: Request, services: Services, tenant: str, expires: int | None) -> RequestContext:
+    """Return the context of a request by a signed URL, which counts for its tenant."""
+    request.scope["tenant"] = tenant
     _count_in_flight(request, services.requests, tenant)
     # Without headers about the rate: the URL's holder need not be the tenant.
     _check_rate(await services.authenticator.count_request(await services.authenticator.caller_by_url(tenant)))
-    return RequestContext(tenant, _base_url(request, services), services, signer)
+    signer = await services.authenticator.signer()
+    return RequestContext(tenant, _base_url(request, services), services, signer, url_expires_s=expires)
 
 
 Context = Annotated[RequestContext, Depends(request_context)]
-SignedUrlContext = Annotated[RequestContext, Depends(signed_url_context)]
+ArtifactContext = Annotated[RequestContext, Depends(artifact_context)]
+UploadContext = Annotated[RequestContext, Depends(upload_context)]
+EventsContext = Annotated[RequestContext, Depends(events_context)]
 
 
 def _check_rate(rate: Rate | None) -> None:

@@ -160,9 +160,22 @@ class Problem(BaseModel):
 
 
 class TextProblem(Problem):
-    """Every error of `/compat/huggingface`: `error` is its text, except where the server refuses a request unread."""
+    """Every error of the paths in `TEXT_ERROR_PATHS`, except where the server refuses a request unread."""
 
     error: str | ErrorObject  # type: ignore[assignment]
+
+
+TEXT_ERROR_PATHS = ("/compat/huggingface/", "/compat/replicate/")
+"""Paths whose errors have their text in `error`: the clients of Hugging Face, and Vercel's of Replicate, print it."""
+
+
+class FalProblem(BaseModel):
+    """Every error of `/compat/fal`, as fal's clients read it."""
+
+    detail: str | list[dict[str, Any]] = Field(description="For an invalid field a list of `loc`, `msg` and `type`.")
+    message: str
+    error_type: str = Field(examples=["invalid_request"])
+    request_id: str
 
 
 def status_of(code: str) -> int:
@@ -208,14 +221,20 @@ def problem(
     detail = _printable(detail[:MAX_DETAIL_CHARS])
     param = None if param is None else _printable(param[:MAX_PARAM_CHARS])
     kind = _TYPES_BY_STATUS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    body = Problem(
+    if str(scope.get("path", "")).startswith("/compat/fal/"):
+        return _fal_problem(scope, code, detail, param, headers)
+    error: Any = ErrorObject(message=detail, type=kind, param=param, code=code)
+    form: type[Problem] = Problem
+    if str(scope.get("path", "")).startswith(TEXT_ERROR_PATHS):
+        error, form = detail, TextProblem
+    body = form(
         type=f"urn:fusequeue:error:{code}",
         title=title,
         status=status,
         detail=detail,
         code=code,
         request_id=str(scope.get("request_id", "")),
-        error=ErrorObject(message=detail, type=kind, param=param, code=code),
+        error=error,
         errors=list(faults) or [FaultObject(message=detail, param=param, code=code)],
     )
     return Response(
@@ -224,6 +243,19 @@ def problem(
         media_type="application/problem+json",
         headers={**({"x-should-retry": "false"} if status == 409 else {}), **(headers or {})},
     )
+
+
+def _fal_problem(
+    scope: Mapping[str, Any], code: str, message: str, param: str | None, headers: Mapping[str, str] | None
+) -> Response:
+    """Return an error as fal's clients read it: as JSON, and never 409, which they repeat."""
+    status = 400 if STATUSES[code][0] == 409 else STATUSES[code][0]
+    detail: str | list[dict[str, Any]] = message
+    if status == 422:
+        detail = [{"loc": ["body", *(param or "").split(".")], "msg": message, "type": code}]
+    request_id = str(scope.get("request_id", ""))
+    body = FalProblem(detail=detail, message=message, error_type=code, request_id=request_id)
+    return Response(body.model_dump_json(), status, dict(headers or {}), "application/json")
 
 
 def closing_response(code: str, detail: str, headers: Mapping[str, str] | None = None) -> bytes:

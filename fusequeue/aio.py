@@ -185,8 +185,7 @@ class AsyncClient:
                 if source.response.status_code == httpx.codes.NO_CONTENT:
                     return
                 async for message in source.aiter_sse():
-                    if message.data:  # the first message only sets the reconnection time
-                        yield message.id, event(message.json())
+                    yield message.id, event(message.json())
         except httpx.TransportError as error:
             raise unreachable(client.base_url, error) from error
 

@@ -15,7 +15,7 @@ import string
 import zlib
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shared.errors import InvalidRequest, NotFound, UrlRefused
 
@@ -193,32 +193,40 @@ def _checksum(body: str) -> str:
     return "".join(reversed(digits))
 
 
+JobPart: TypeAlias = int | Literal["events"]
+SignedPart: TypeAlias = JobPart | Literal["upload"]
+
+
 class Signer:
-    """Signs URLs of artifacts with the secret that the processes of a namespace share."""
+    """Signs URLs that need no key then, with the secret that the processes of a namespace share.
+
+    A URL is signed for a part of a job: the index of an artifact, or `events`; or to upload an input.
+    """
 
     def __init__(self, secret: bytes, lifetime_s: int) -> None:
         self._secret = secret
         self._lifetime_s = lifetime_s
 
-    def query(self, job_id: str, index: int, now_ms: int) -> str:
-        """Return the query to append to an artifact's URL, valid for one to two lifetimes.
+    def query(self, object_id: str, part: SignedPart, now_ms: int) -> str:
+        """Return the query to append to a URL, valid for one to two lifetimes.
 
         All URLs signed within one lifetime expire together, so that a response stays the same between polls.
         """
-        return self.query_until(job_id, index, (now_ms // 1000 // self._lifetime_s + 2) * self._lifetime_s)
+        return self.query_until(object_id, part, (now_ms // 1000 // self._lifetime_s + 2) * self._lifetime_s)
 
-    def query_until(self, job_id: str, index: int, expires: int) -> str:
-        """Return the query to append to an artifact's URL, valid until `expires`, in epoch seconds."""
-        return f"?expires={expires}&signature={self._signature(job_id, index, expires)}"
+    def query_until(self, object_id: str, part: SignedPart, expires: int) -> str:
+        """Return the query to append to a URL, valid until `expires`, in epoch seconds."""
+        return f"?expires={expires}&signature={self._signature(object_id, part, expires)}"
 
-    def check(self, job_id: str, index: int, *, expires: int, signature: str, now_ms: int) -> None:
-        """Raise `UrlRefused` unless the signature is valid for this artifact and has not expired."""
-        expected = self._signature(job_id, index, expires) if 0 <= expires < MAX_URL_EXPIRES else ""
+    def check(self, object_id: str, part: SignedPart, *, expires: int, signature: str, now_ms: int) -> None:
+        """Raise `UrlRefused` unless the signature is valid for this part of the job and has not expired."""
+        expected = self._signature(object_id, part, expires) if 0 <= expires < MAX_URL_EXPIRES else ""
         if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")):
             raise UrlRefused("the URL's signature is not valid; read the URL from the job again", param="signature")
         if expires * 1000 <= now_ms:
             raise UrlRefused("the URL has expired; read it from the job again", param="expires")
 
-    def _signature(self, job_id: str, index: int, expires: int) -> str:
-        signed = f"artifact\n{job_id}\n{index}\n{expires}".encode()
+    def _signature(self, object_id: str, part: SignedPart, expires: int) -> str:
+        name = part if isinstance(part, str) else f"artifact\n{part}"
+        signed = f"{name}\n{object_id}\n{expires}".encode()
         return hmac.new(self._secret, signed, hashlib.sha256).hexdigest()

@@ -1,30 +1,31 @@
 """`/compat/huggingface/{model}`: the protocol of `huggingface_hub.InferenceClient`; waits for one image as bytes."""
 
-import json
-from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from api.compat.sync_calls import SyncCall, request_digest, submit, submit_with_key
 from api.context import Context, RequestContext
-from api.errors import TextProblem, for_error
+from api.errors import TextProblem
 from api.http.bodies import max_json_bytes, read_body, release_body
 from api.http.middleware import JSON_TYPES, require_type
 from api.http.openapi import problems, request_body
 from api.http.streaming import StreamedResponse, with_first_read
 from api.submission import IdempotencyKey
 from shared.config.models_file import Catalog
-from shared.errors import FusequeueError, InvalidRequest
+from shared.errors import InvalidRequest
 from shared.job import JobRecord, OutputFormat, Priority
 from shared.job_builder import check_limits
-from shared.request import JobRequest, parse, validated
+from shared.request import JobRequest, parse, task_of, validated
 from shared.runtime import strict_json
 
 PREFIX = "/compat/huggingface"
+NEEDS_PROMPT = "parameters.prompt: missing; an image in `inputs` needs a prompt, as in image_to_image(image, prompt)"
+_ENCODED_IMAGE = ("iVBORw0KGgo", "/9j/", "UklGR", "R0lGOD", "data:image/")
+"""How PNG, JPEG, WebP and GIF files begin in base64."""
+
 _FORMATS = {kind.content_type: kind for kind in OutputFormat if kind is not OutputFormat.MP4}
 
 
@@ -49,6 +50,9 @@ class InferenceRequest(BaseModel):
 
 def parse_inference_request(body: Any, model: str, accept: str, catalog: Catalog) -> JobRequest:
     """Return the job request of a body; raises `InvalidRequest` with the invalid field. `accept` is a header."""
+    spec = catalog.get(model)
+    if all(task.makes_video for task in spec.tasks):
+        raise _makes_videos(model)
     inference = validated(InferenceRequest, body)
     values = {name: value for name, value in inference.parameters.items() if value is not None}
     for name in ("model", "image", "images", "batch_id"):
@@ -58,17 +62,23 @@ def parse_inference_request(body: Any, model: str, accept: str, catalog: Catalog
         values |= validated(TargetSize, values.pop("target_size")).model_dump()
     if "prompt" in values:
         values["image"] = f"data:;base64,{inference.inputs}"
+    elif inference.inputs.startswith(_ENCODED_IMAGE):
+        raise InvalidRequest(NEEDS_PROMPT, param="parameters.prompt")
     else:
         values["prompt"] = inference.inputs
     values.setdefault("priority", Priority.INTERACTIVE.value)
     values.setdefault("output_format", output_format(accept).value)
     request = parse({**values, "model": model})
-    task = check_limits(request, catalog.get(model))
+    if task_of(request, spec).makes_video:
+        raise _makes_videos(model)
     if request.n != 1:
         raise InvalidRequest(f"n: a response has one image: {request.n}; send several requests", param="n")
-    if task.makes_video:
-        raise InvalidRequest(f"model {model!r} makes videos; use /v1/videos or /v1/jobs", param="model")
+    check_limits(request, spec)
     return request
+
+
+def _makes_videos(model: str) -> InvalidRequest:
+    return InvalidRequest(f"model {model!r} makes videos; use /v1/videos or /v1/jobs", param="model")
 
 
 def output_format(accept: str) -> OutputFormat:
@@ -77,27 +87,7 @@ def output_format(accept: str) -> OutputFormat:
     return next((_FORMATS[kind] for kind in types if kind in _FORMATS), OutputFormat.PNG)
 
 
-class TextErrorRoute(APIRoute):
-    """Responds with `error` as text: `huggingface_hub` prints this field, which is an object in other protocols."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            try:
-                response = await handler(request)
-            except FusequeueError as error:
-                response = for_error(request.scope, error)
-            if response.media_type == "application/problem+json":
-                problem = json.loads(bytes(response.body))
-                response.body = json.dumps({**problem, "error": problem["detail"]}).encode()
-                response.headers["content-length"] = str(len(response.body))
-            return response
-
-        return handle
-
-
-router = APIRouter(prefix=PREFIX, tags=["Hugging Face"], route_class=TextErrorRoute)
+router = APIRouter(prefix=PREFIX, tags=["Hugging Face"])
 
 _EXAMPLE = {"inputs": "a red circle on a blue ground, left", "parameters": {"seed": 7}}
 _BODY = request_body("application/json", {"schema": InferenceRequest.model_json_schema(), "example": _EXAMPLE})
@@ -114,6 +104,8 @@ _RESPONSES = _ERRORS | {
 async def make_image(request: Request, model: str, context: Context, key: IdempotencyKey = None) -> Response:
     """Generate or edit one image and wait for it: `text_to_image` and `image_to_image` of `InferenceClient(model=URL)`.
     The headers `x-job-id` and `x-seed` identify the job."""
+    if request.headers.get("content-type", "").startswith("image/"):  # the client's form of an image by itself
+        raise InvalidRequest(NEEDS_PROMPT, param="parameters.prompt")
     require_type(request, JSON_TYPES)
     job_id, digest = await _submit(request, model, context, key)
     release_body(request)
@@ -124,7 +116,7 @@ async def make_image(request: Request, model: str, context: Context, key: Idempo
         headers = {"Content-Length": str(image.bytes), "x-job-id": job_id, "x-seed": str(image.seed)}
         return StreamedResponse(chunks, media_type=image.content_type, headers={**headers, "Cache-Control": "no-store"})
 
-    return await SyncCall(job_id, digest, context, has_key=key is not None).respond(request, build)
+    return await SyncCall(job_id, digest, context).respond(request, build)
 
 
 async def _submit(request: Request, model: str, context: RequestContext, key: str | None) -> tuple[str, str]:

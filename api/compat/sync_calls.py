@@ -99,7 +99,6 @@ class SyncCall:
     job_id: str
     digest: str
     context: RequestContext
-    has_key: bool = False
 
     async def respond(self, request: Request, build: Callable[[JobRecord], Awaitable[StreamedResponse]]) -> Response:
         """Wait for the job, and return `build` of a job that succeeded or the error response.
@@ -162,8 +161,6 @@ class SyncCall:
 
     def abandon(self) -> None:
         """Stop waiting; the job is canceled unless a retry joins it within `disconnect_grace_s`."""
-        if self.has_key:
-            return
         task = asyncio.ensure_future(self._abandon())
         _abandoning.add(task)
         task.add_done_callback(_abandoning.discard)

@@ -8,9 +8,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.responses import Response
 
-from api.errors import STATUSES, Problem, TextProblem
+from api.errors import STATUSES, FalProblem, Problem, TextProblem
 from api.http import docs_page
 from shared.protocols.native import JobObject
 from shared.request import JobRequest
@@ -67,9 +68,10 @@ def request_body(media_type: str, content: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {media_type: content}}}
 
 
-def problems(*statuses: int, model: type[Problem] = Problem) -> dict[int | str, dict[str, Any]]:
+def problems(*statuses: int, model: type[BaseModel] = Problem) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI of errors with these statuses, and of the errors that every path can return."""
-    content = {"application/problem+json": {"schema": {"$ref": f"{_REF}{model.__name__}"}}}
+    media_type = "application/json" if model is FalProblem else "application/problem+json"
+    content = {media_type: {"schema": {"$ref": f"{_REF}{model.__name__}"}}}
     responses: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*statuses, 500}):
         titles = [f"`{code}`: {title}" for code, (number, title) in STATUSES.items() if number == status]
@@ -105,7 +107,7 @@ def install(app: FastAPI) -> None:
         complete = generate()
         schemas = complete.setdefault("components", {}).setdefault("schemas", {})
         _add_security(complete)
-        for model in (JobRequest, Problem, TextProblem, JobObject):
+        for model in (JobRequest, Problem, TextProblem, FalProblem, JobObject):
             schema = model.model_json_schema(
                 ref_template=f"{_REF}{{model}}", mode="validation" if model is JobRequest else "serialization"
             )

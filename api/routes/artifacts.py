@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import RedirectResponse, Response
 
-from api.context import RequestContext, SignedUrlContext
+from api.context import ArtifactContext, RequestContext
 from api.errors import RangeNotSatisfiable
 from api.http.openapi import problems
 from api.http.streaming import StreamedResponse, TimedResponse, stored, with_first_read
@@ -55,7 +55,7 @@ async def get_artifact(
     request: Request,
     job_id: str,
     index: int,
-    context: SignedUrlContext,
+    context: ArtifactContext,
     conditions: ConditionsDep,
     redirect: Redirect = False,
 ) -> Response:
@@ -80,7 +80,7 @@ async def get_thumbnail(
     request: Request,
     job_id: str,
     index: int,
-    context: SignedUrlContext,
+    context: ArtifactContext,
     conditions: ConditionsDep,
     redirect: Redirect = False,
 ) -> Response:

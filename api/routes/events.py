@@ -10,13 +10,14 @@ import structlog
 from fastapi import APIRouter, Header, Request
 from starlette.responses import Response
 
-from api.context import Context, RequestContext
+from api.context import EventsContext, RequestContext
 from api.http.openapi import event_stream, problems
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from shared.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable
 from shared.job import Progress, State
 from shared.protocols.native import job_object
 from shared.queue import JobEvent
+from shared.runtime.clock import now_ms
 
 log = structlog.get_logger()
 
@@ -45,10 +46,11 @@ data: {"id":"job_01ja3v5c8zq3m7x2r4t6w8y0ab","status":"running","phase":"loading
 async def get_job_events(
     request: Request,
     job_id: str,
-    context: Context,
+    context: EventsContext,
     last_event_id: Annotated[str | None, Header(description="Resume after this event.")] = None,
 ) -> Response:
-    """Subscribe to a job: its state now, every change and step, and at the end the whole job."""
+    """Subscribe to a job: its state now, every change and step, and at the end the whole job. `urls.events` of a job
+    needs no key, and works in a browser's EventSource."""
     if last_event_id is not None and not _EVENT_ID.fullmatch(last_event_id):
         raise InvalidRequest("Last-Event-ID must be the id of an event of this API", param="Last-Event-ID")
     record = await context.find_job(job_id)
@@ -61,19 +63,30 @@ async def get_job_events(
 async def _messages(
     job_id: str, after: str | None, context: RequestContext, authorization: list[str]
 ) -> AsyncGenerator[bytes]:
-    services = context.services
-    yield f"retry: {RECONNECT_MS}\n\n".encode()
+    retry = f"retry: {RECONNECT_MS}\n".encode()  # in the first event: strict parsers fail on an event without data
     try:
         async with contextlib.aclosing(context.waiters.events(job_id, after)) as events:
             async for event in events:
                 with contextlib.suppress(Unavailable):
-                    await services.authenticator.caller(authorization)  # the key can be revoked meanwhile
-                yield SSE_KEEPALIVE if event is None else await _message(event, context)
-                if event is not None and event.state is not None and event.state.terminal:
+                    await _check_access(context, authorization)
+                if event is None:
+                    yield SSE_KEEPALIVE
+                    continue
+                yield retry + await _message(event, context)
+                retry = b""
+                if event.state is not None and event.state.terminal:
                     return
     except (Unavailable, NotFound, Unauthenticated) as error:
         # Too late for a status: the client reconnects and receives it then.
         log.info("event_stream_ended", job_id=job_id, reason=error.message)
+
+
+async def _check_access(context: RequestContext, authorization: list[str]) -> None:
+    """Raise `Unauthenticated` when the key was revoked, or the signed URL expired, since the stream began."""
+    if context.url_expires_s is None:
+        await context.services.authenticator.caller(authorization)
+    elif context.url_expires_s * 1000 <= now_ms():
+        raise Unauthenticated("the URL has expired", param="expires")
 
 
 async def _message(event: JobEvent, context: RequestContext) -> bytes:

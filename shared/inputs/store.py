@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Read = Callable[[], Awaitable[bytes]]
 
-_ID = re.compile(r"in_[0-9a-f]{32}")
+INPUT_ID = re.compile(r"in_[0-9a-f]{32}")
 _JOB_ID = re.compile(r"job_[0-9a-hjkmnp-tv-z]{26}")
 _ARTIFACT = re.compile(r"(job_[0-9a-hjkmnp-tv-z]{26})/artifacts/(\d{1,4})(?:\?[^#]*)?")
 _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+)?(;[a-z0-9=_.+-]+)*;base64", re.IGNORECASE)
@@ -70,7 +70,7 @@ class InputStore:
         A result is the id of a job, for its first image, or an artifact's URL. Raises `InputRejected` naming `param`,
         the request field, or `Overloaded`.
         """
-        if not _ID.fullmatch(value):
+        if not INPUT_ID.fullmatch(value):
             result = self._result(value)
             return await (self._put_url(value, param) if result is None else self._put_result(*result, param))
         ref = await self.queue.jobs.get_input(self.tenant, value)
@@ -131,21 +131,22 @@ class InputStore:
 
         return await self.put_upload(read, len(data), param)
 
-    async def put_upload(self, read: Read, size: int, param: str = "image") -> InputRef:
+    async def put_upload(self, read: Read, size: int, param: str = "image", input_id: str | None = None) -> InputRef:
         """Validate and store the image of `size` bytes that `read` returns; it is read when there is room for it.
 
         An image that the tenant has already is not stored again; its retention restarts. The id is that of the bytes
-        as sent. Raises `InputRejected` naming `param`, or `Overloaded`.
+        as sent, unless it is given. Raises `InputRejected` naming `param`, or `Overloaded`.
         """
         most = self.settings.max_input_bytes
         if size > most:
             raise InputRejected(f"the image has {size} bytes; at most {most} are allowed", param=param)
         async with _turns(most).turn(self.tenant, max(_SMALL_IMAGE, 2 * size)):
-            return await self._put(await read(), param)
+            return await self._put(await read(), param, input_id)
 
-    async def _put(self, data: bytes, param: str) -> InputRef:
+    async def _put(self, data: bytes, param: str, input_id: str | None) -> InputRef:
         settings = self.settings
-        input_id = f"in_{(await _on_thread(lambda: hashlib.sha256(data).hexdigest()))[:32]}"
+        if input_id is None:
+            input_id = f"in_{(await _on_thread(lambda: hashlib.sha256(data).hexdigest()))[:32]}"
         ref = await self.queue.jobs.get_input(self.tenant, input_id)
         if ref is not None and await _is_stored(ref, self.storage):
             return await self.queue.jobs.put_input(self.tenant, ref, settings.input_retention_s)

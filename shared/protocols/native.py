@@ -105,7 +105,7 @@ class ControlObject(BaseModel):
 class UrlsObject(BaseModel):
     self: str
     cancel: str
-    events: str
+    events: str = Field(description="Where keys are required, signed: a browser's EventSource sends no headers.")
 
 
 class JobObject(BaseModel):
@@ -178,9 +178,9 @@ def job_object(
     base_url: str,
     queue: QueueObject | None = None,
     *,
-    sign: Callable[[str, int], str] = lambda job_id, index: "",
+    sign: Callable[[str, int | Literal["events"]], str] = lambda job_id, part: "",
 ) -> JobObject:
-    """Return `record` for its client, with URLs below `base_url`; `sign` returns the query of an artifact's URL."""
+    """Return `record` for its client, with URLs below `base_url`; `sign` returns the query of a URL for reading."""
     job, url = record.job, f"{base_url}/v1/jobs/{record.job.id}"
     timings, batching = record.timings, record.batching
     return JobObject(
@@ -213,7 +213,7 @@ def job_object(
         error=None if record.error is None else FailureObject(**record.error.model_dump()),
         metrics=MetricsObject(**timings.model_dump(), device_seconds=record.device_seconds),
         batching=None if batching is None else BatchingObject(**batching.model_dump()),
-        urls=UrlsObject(self=url, cancel=f"{url}/cancel", events=f"{url}/events"),
+        urls=UrlsObject(self=url, cancel=f"{url}/cancel", events=f"{url}/events{sign(job.id, 'events')}"),
     )
 
 

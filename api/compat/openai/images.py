@@ -159,7 +159,7 @@ async def _respond(
         if earlier is None or await services.queue.jobs.get(earlier) is None:
             earlier = (await submit(parsed.request, context, digest, parsed.previews)).id
         job_id = earlier
-    call = SyncCall(job_id, digest, context, has_key=key is not None)
+    call = SyncCall(job_id, digest, context)
     response = await _answer(request, context, parsed, call)
     if replayed:
         response.headers["Idempotent-Replayed"] = "true"

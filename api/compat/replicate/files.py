@@ -1,19 +1,72 @@
-"""`/compat/replicate/v1/files/{id}`: uploaded images, which are inputs of jobs."""
+"""`/compat/replicate/v1/files`: uploaded images, which are inputs of jobs."""
 
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from starlette.datastructures import UploadFile
 from starlette.responses import JSONResponse, Response
 
 from api.compat.replicate.prediction_objects import ReplicateFile
 from api.context import Context
-from api.http.openapi import problems
-from api.routes.inputs import find_input, forget_input
+from api.errors import TextProblem
+from api.http import openapi
+from api.http.bodies import read_form, sha256
+from api.http.middleware import UPLOAD_TYPES, require_type
+from api.http.openapi import upload_body
+from api.routes.inputs import OVERHEAD_BYTES, find_input, forget_input
+from shared.errors import InputRejected, InvalidRequest
 from shared.protocols.native import iso
 from shared.protocols.replicate.predictions import PREFIX
 from shared.queue.jobs import StoredInput
+from shared.runtime import strict_json
+from shared.runtime.clock import now_ms
 
+problems = partial(openapi.problems, model=TextProblem)
 router = APIRouter(prefix=f"{PREFIX}/files", tags=["Replicate"])
+
+
+@router.post(
+    "",
+    status_code=201,
+    openapi_extra=upload_body("content"),
+    responses=problems(400, 408, 413, 415, 422, 429, 503) | {201: {"model": ReplicateFile}},
+)
+async def create_file(request: Request, context: Context) -> Response:
+    """Upload an image; its `urls.get` is accepted in an input."""
+    require_type(request, UPLOAD_TYPES)
+    # Two files: the SDK for JavaScript sends `metadata` as one.
+    async with read_form(request, max_files=2, max_fields=4, max_text_bytes=OVERHEAD_BYTES) as form:
+        file, metadata = form.get("content"), await _metadata(form.get("metadata"))
+        if not isinstance(file, UploadFile):
+            raise InvalidRequest("content: missing; send the file as a multipart field of this name", param="content")
+        if not file.size:
+            raise InputRejected("content: it is empty", param="content")
+        name, size, digest = file.filename or "file", file.size, await sha256(file)
+        ref = await context.store_upload(file, "content")
+    at_ms = now_ms()
+    body: dict[str, Any] = {
+        "id": ref.id,
+        "name": name[:255],
+        "content_type": ref.content_type,
+        "size": size,
+        "etag": digest,
+        "checksums": {"sha256": digest},
+        "metadata": metadata,
+        "created_at": iso(at_ms),
+        "expires_at": iso(at_ms + context.services.settings.input_retention_s * 1000),
+        "urls": {"get": f"{context.base_url}{PREFIX}/files/{ref.id}"},
+    }
+    return JSONResponse(body, 201)
+
+
+async def _metadata(sent: UploadFile | str | None) -> dict[str, Any]:
+    """Return the object in the field `metadata`, which is text or a file."""
+    encoded = (
+        await sent.read(OVERHEAD_BYTES) if isinstance(sent, UploadFile) else (sent or "").encode("utf-8", "replace")
+    )
+    metadata = strict_json.decode(encoded) if encoded else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 @router.get("/{file_id}", responses=problems(404, 503) | {200: {"model": ReplicateFile}})

@@ -1,5 +1,6 @@
 """`/compat/replicate/v1/models`: the served models, each with one version."""
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,14 +13,16 @@ from api.compat.replicate.prediction_objects import (
     ReplicateVersionList,
 )
 from api.context import Context
+from api.errors import TextProblem
+from api.http import openapi
 from api.http.lists import known_parameters
-from api.http.openapi import problems
 from shared.config.models_file import ModelSpec
 from shared.errors import NotFound
 from shared.protocols.replicate.prediction_inputs import EXCLUDED, REPLICATE_NAMES, ReplicateFields
 from shared.protocols.replicate.predictions import PREFIX, find_model, model_version, owner_and_name
 from shared.request import JobRequest
 
+problems = partial(openapi.problems, model=TextProblem)
 router = APIRouter(prefix=f"{PREFIX}/models", tags=["Replicate"])
 
 

@@ -1,4 +1,4 @@
-"""`/compat/replicate/v1/predictions` and `/files`: jobs as predictions, and the upload of their input images."""
+"""`/compat/replicate/v1/predictions`: jobs as predictions."""
 
 import contextlib
 import json
@@ -6,29 +6,28 @@ import re
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.datastructures import UploadFile
 from starlette.responses import JSONResponse, Response
 
 from api import submission, waiting
-from api.compat.replicate.prediction_objects import PredictionList, PredictionObject, ReplicateFile
+from api.compat.replicate.prediction_objects import PredictionList, PredictionObject
 from api.context import Context, RequestContext, ServicesDep, Tenant, returns_secret
-from api.http.bodies import read_form, sha256
+from api.errors import TextProblem
+from api.http import openapi
 from api.http.lists import known_parameters
-from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, require_type
-from api.http.openapi import event_stream, problems, request_body, upload_body
+from api.http.middleware import JSON_TYPES, require_type
+from api.http.openapi import event_stream, request_body
 from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
 from api.responses import existing_job
-from api.routes.inputs import OVERHEAD_BYTES
 from api.routes.jobs import Prefer
 from api.submission import Idempotency, IdempotencyKey, idempotency
 from shared.config.models_file import ModelSpec
-from shared.errors import InputRejected, InvalidRequest, NotFound, Unauthenticated, Unavailable, UnknownModel
+from shared.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable, UnknownModel
 from shared.job import JobRecord, Priority, Progress, State
-from shared.protocols.native import iso
 from shared.protocols.openai.images import read_base64
 from shared.protocols.replicate.prediction_inputs import parse_input
 from shared.protocols.replicate.predictions import (
@@ -42,9 +41,9 @@ from shared.protocols.replicate.predictions import (
 )
 from shared.request import MAX_DEADLINE_S, validated
 from shared.runtime import strict_json
-from shared.runtime.clock import now_ms
 from shared.webhooks import TERMINAL_EVENTS, JobEventName
 
+problems = partial(openapi.problems, model=TextProblem)
 router = APIRouter(prefix=PREFIX, tags=["Replicate"])
 
 MAX_WAIT_S = 60.0
@@ -64,7 +63,6 @@ _EVENTS: dict[str, tuple[JobEventName, ...]] = {
     "output": ("job.succeeded",),  # the whole output arrives at the end
     "completed": TERMINAL_EVENTS,
 }
-_UPLOAD_ERRORS = problems(400, 408, 413, 415, 422, 429, 503)
 _CREATED = problems(400, 404, 408, 413, 415, 422, 429, 503)
 
 CancelAfter = Annotated[
@@ -190,41 +188,6 @@ async def stream_prediction(request: Request, prediction_id: str, context: Conte
     record = await context.find_job(prediction_id)
     context.waiters.check()
     return sse_response(_events(record, context, request.headers.getlist("authorization")))
-
-
-@router.post(
-    "/files",
-    status_code=201,
-    openapi_extra=upload_body("content"),
-    responses=_UPLOAD_ERRORS | {201: {"model": ReplicateFile}},
-)
-async def create_file(request: Request, context: Context) -> Response:
-    """Upload an image; its `urls.get` is accepted in an input."""
-    require_type(request, UPLOAD_TYPES)
-    async with read_form(request, max_files=1, max_fields=4, max_text_bytes=OVERHEAD_BYTES) as form:
-        file, metadata_text = form.get("content"), form.get("metadata")
-        if not isinstance(file, UploadFile):
-            raise InvalidRequest("content: missing; send the file as a multipart field of this name", param="content")
-        if not file.size:
-            raise InputRejected("content: it is empty", param="content")
-        text = metadata_text.encode("utf-8", "replace") if isinstance(metadata_text, str) else b"{}"
-        metadata = strict_json.decode(text)
-        name, size, digest = file.filename or "file", file.size, await sha256(file)
-        ref = await context.store_upload(file, "content")
-    at_ms = now_ms()
-    body: dict[str, Any] = {
-        "id": ref.id,
-        "name": name[:255],
-        "content_type": ref.content_type,
-        "size": size,
-        "etag": digest,
-        "checksums": {"sha256": digest},
-        "metadata": metadata if isinstance(metadata, dict) else {},
-        "created_at": iso(at_ms),
-        "expires_at": iso(at_ms + context.services.settings.input_retention_s * 1000),
-        "urls": {"get": f"{context.base_url}{PREFIX}/files/{ref.id}"},
-    }
-    return JSONResponse(body, 201)
 
 
 @router.get("/webhooks/default/secret", responses=problems(503))

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from shared.config.models_file import Catalog
 from shared.errors import InvalidRequest
@@ -22,7 +22,7 @@ JOBS = "/v1/jobs"
 GENERATIONS = "/v1/images/generations"
 EDITS = "/v1/images/edits"
 VIDEOS = "/v1/videos"
-Sign = Callable[[JobRecord, int], str]
+Sign = Callable[[JobRecord, int | Literal["events"]], str]
 """Returns the query with which the URL of an image of a job needs no key; "" where none is needed."""
 
 MAX_ERRORS = 100
@@ -128,8 +128,8 @@ async def result_line(batch: Batch, line: BatchLine, record: JobRecord, storage:
     """
     body: Mapping[str, Any]
 
-    def query(job_id: str, index: int) -> str:
-        return sign(record, index)
+    def query(job_id: str, part: int | Literal["events"]) -> str:
+        return sign(record, part)
 
     if batch.endpoint == JOBS:
         body = job_object(record, batch.base_url, sign=query).model_dump(mode="json")

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,6 +49,9 @@ _SCHEDULERS = {
     "DDIM": "DDIMScheduler",
     "PNDM": "PNDMScheduler",
 }
+_IMAGE_FIELDS = {"image", "images"}
+_SIZE_FIELDS = ("size", "aspect_ratio", "megapixels")
+_SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 _FILE_URL = re.compile(r"https?://[^/]+(?:/[^?#]*)?/compat/replicate/v1/files/(in_[0-9a-f]{32})")
 _UNTYPED = "data:application/octet-stream;"
 
@@ -70,14 +73,23 @@ class ReplicateFields(BaseModel):
     lora_scale: float | None = Field(None, strict=True)
     go_fast: bool = Field(False, strict=True, description="Accepted and ignored.")
     disable_safety_checker: bool = Field(False, strict=True, description="Allowed only for models without one.")
-    apply_watermark: bool = Field(False, strict=True, description="Must be false.")
+    apply_watermark: bool = Field(False, strict=True, description="Accepted and ignored: no watermark is made.")
+    size: str | None = Field(None, max_length=32, description="`WxH` in pixels, such as 1024x1024.")
+    refine: Literal["no_refiner"] | None = Field(None, description="Only SDXL's default, `no_refiner`.")
+    high_noise_frac: float | None = Field(None, description="Accepted and ignored: there is no refiner.")
+    refine_steps: int | None = Field(None, description="Accepted and ignored: there is no refiner.")
 
 
 @dataclass(frozen=True)
 class FieldNames:
-    """Maps job fields to the names in the client's input, for error messages."""
+    """Maps job fields to the names in the client's input, for error messages.
+
+    `prefix` is that of the names in the body. The fields of `scalars` are no lists or objects, unlike the job fields.
+    """
 
     names: Mapping[str, str]
+    prefix: str = "input."
+    scalars: Collection[str] = tuple(ReplicateFields.model_fields)
 
     @contextlib.contextmanager
     def in_errors(self) -> Iterator[None]:
@@ -91,10 +103,10 @@ class FieldNames:
         root, dot, rest = (error.param or "").partition(".")
         if not root or root in EXCLUDED or root == "input":
             return error
-        name = self.names.get(root, root)
-        if name in ReplicateFields.model_fields:  # a scalar, unlike the job field made from it
+        name = self.names.get(error.param or "", self.names.get(root, root))
+        if name in self.scalars:  # a scalar, unlike the job field made from it
             root, dot, rest = root + dot + rest, "", ""
-        field = f"input.{name}"
+        field = f"{self.prefix}{name}"
         message = re.sub(rf"^{re.escape(root)}\b", lambda _: field, error.message)
         if message == error.message:
             message = f"{field}: {message}"
@@ -116,6 +128,8 @@ def parse_input(
             if name in values:
                 raise InvalidRequest(f"input.{name}: there is no such field", param=f"input.{name}")
         extra = {name: values.pop(name) for name in ReplicateFields.model_fields if name in values}
+        if not _IMAGE_FIELDS & {job_fields.get(name, name) for name in values}:
+            values.pop("prompt_strength", None)  # a default of SDXL and FLUX, which clients send without an image too
         fields = validated(ReplicateFields, extra)
         body = {job_fields.get(name, name): value for name, value in values.items()}
         body |= _converted(fields, body, spec)
@@ -124,10 +138,12 @@ def parse_input(
                 body[name] = _image_values(body[name])
         if isinstance(body.get("scheduler"), str):
             body["scheduler"] = _SCHEDULERS.get(body["scheduler"], body["scheduler"])
-    size = "megapixels" if fields.aspect_ratio is None else "aspect_ratio"
-    sources = {"width": size, "height": size, "adapters": "lora_weights"}
+    size = next((name for name in _SIZE_FIELDS if getattr(fields, name) is not None), "")
+    sources = {"width": size, "height": size, "adapters": "lora_weights", "adapters.0.scale": "lora_scale"}
     converted = body.keys() - values.keys()
-    names = FieldNames({**names.names, **{field: name for field, name in sources.items() if field in converted}})
+    names = FieldNames(
+        {**names.names, **{field: name for field, name in sources.items() if field.partition(".")[0] in converted}}
+    )
     with names.in_errors():
         request = parse({**defaults, **body, "model": spec.id})
         check_limits(request, spec)
@@ -159,18 +175,16 @@ def _converted(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec)
             raise InvalidRequest("lora_weights: send either lora_weights or adapters", param="lora_weights")
         scale = {} if other.lora_scale is None else {"scale": other.lora_scale}
         fields["adapters"] = [{"id": other.lora_weights, **scale}]
-    elif other.lora_scale is not None:
-        raise InvalidRequest("lora_scale: it needs lora_weights", param="lora_scale")
     if other.disable_safety_checker and spec.safety_checker:
         message = f"disable_safety_checker: only the operator can disable that of model {spec.id!r}"
         raise InvalidRequest(message, param="disable_safety_checker")
-    if other.apply_watermark:
-        raise InvalidRequest("apply_watermark: watermarks are not supported", param="apply_watermark")
     return fields | _size(other, body, spec)
 
 
 def _size(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec) -> dict[str, int]:
     ratio = other.aspect_ratio
+    if other.size is not None:
+        return _explicit_size(other.size, other, body)
     if ratio in ("custom", "match_input_image"):
         _check_named_ratio(ratio, other, body, spec)
         return {}
@@ -184,6 +198,15 @@ def _size(other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec) -> d
     pixels = default.width * default.height if other.megapixels is None else round(other.megapixels * 1024 * 1024)
     width, height = size_for(across / down, pixels, spec)
     return {"width": width, "height": height}
+
+
+def _explicit_size(size: str, other: ReplicateFields, body: Mapping[str, Any]) -> dict[str, int]:
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise InvalidRequest(f"size: invalid: {size}; use WxH, such as 1024x1024", param="size")
+    if {"width", "height"} & body.keys() or other.aspect_ratio is not None or other.megapixels is not None:
+        raise InvalidRequest("size: send either size, width and height, or aspect_ratio and megapixels", param="size")
+    return {"width": int(match[1]), "height": int(match[2])}
 
 
 def _check_named_ratio(ratio: str, other: ReplicateFields, body: Mapping[str, Any], spec: ModelSpec) -> None:

@@ -256,6 +256,17 @@ async def test_an_open_file_is_uploaded_as_an_input_image(harness: Any) -> None:
     assert broken.value.status == 422
 
 
+async def test_javascript_sends_the_metadata_of_a_file_as_a_file(harness: Any) -> None:
+    service = await harness()
+    files = {
+        "content": ("buffer_1", png(), "application/octet-stream"),
+        "metadata": ("blob", b'{"a": 1}', "application/json"),
+    }
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
+        uploaded = await http.post("/compat/replicate/v1/files", files=files)
+    assert (uploaded.status_code, uploaded.json().get("metadata")) == (201, {"a": 1})
+
+
 async def test_an_error_names_the_field_of_the_input(harness: Any) -> None:
     """As the SDK's exception, with title and detail."""
     service = await harness()

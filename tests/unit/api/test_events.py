@@ -39,11 +39,11 @@ class ParsedEvent:
 
 
 def read(text: str) -> list[ParsedEvent]:
-    """Return the events of a stream, without comments and the reconnection time."""
+    """Return the events of a stream, without comments; each must have data, as strict parsers require."""
     events = []
-    for block in text.split("\n\n"):
+    for block in text.removesuffix("\n\n").split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
-        if "data" in fields:
+        if fields:
             events.append(ParsedEvent(fields.get("id"), fields["event"], json.loads(fields["data"])))
     return events
 
@@ -66,7 +66,8 @@ async def test_a_stream_has_every_event_and_ends_with_the_whole_job(
     text = await reader.read_all()
     assert reader.headers["content-type"].startswith("text/event-stream")
     assert reader.headers["cache-control"] == "no-store"
-    assert text.startswith("retry: ")
+    assert text.replace(": keep-alive\n\n", "").startswith("retry: 2000\nid: ")
+    assert text.count("retry: ") == 1
     events = read(text)
     states = [event.data["status"] for event in events if event.kind == "state"]
     assert states == ["queued", "running", "succeeded"]

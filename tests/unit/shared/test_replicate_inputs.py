@@ -8,6 +8,7 @@ import pytest
 from harness.http_server import ROOT
 
 from shared.config import models_file
+from shared.config.adapters import AdapterSpec
 from shared.config.models_file import Catalog, Limits, ModelSpec
 from shared.errors import FusequeueError, InvalidRequest, UnknownModel
 from shared.job import Task
@@ -49,6 +50,10 @@ def read(spec: ModelSpec = DEMO, **values: Any) -> JobRequest:
         ({"aspect_ratio": "1:1"}, {"width": 64, "height": 64}),
         ({"aspect_ratio": "2:1"}, {"width": 128, "height": 64}),
         ({"go_fast": True, "disable_safety_checker": False, "apply_watermark": False}, {"priority": "interactive"}),
+        ({"size": "128x64"}, {"width": 128, "height": 64}),
+        ({"prompt_strength": 0.8, "mask": None}, {"strength": None, "prompt": "a red circle"}),
+        ({"lora_scale": 0.6}, {"adapters": ()}),
+        ({"refine": "no_refiner", "high_noise_frac": 0.8, "refine_steps": None, "apply_watermark": True}, {"n": 1}),
         ({"priority": "bulk", "metadata": {"order": "1"}}, {"priority": "bulk", "metadata": {"order": "1"}}),
     ],
 )
@@ -77,7 +82,13 @@ def test_several_images_and_videos_have_field_aliases() -> None:
         ({"guidance": 99}, "guidance", "input.guidance is at most 20"),
         ({"guidance": 1, "guidance_scale": 1}, "guidance", "send either guidance_scale or guidance"),
         ({"init_image": "a", "input_image": "b"}, "input_image", "send either init_image or input_image"),
-        ({"prompt_strength": 0.5}, "prompt_strength", "input.prompt_strength needs an image"),
+        ({"strength": 0.5}, "strength", "input.strength needs an image"),
+        ({"image": "in_a", "prompt_strength": 2}, "prompt_strength", "input.prompt_strength: "),
+        ({"size": "64"}, "size", "input.size: invalid: 64; use WxH"),
+        ({"size": "64x64", "width": 64}, "size", "input.size: send either size"),
+        ({"size": "64x64", "aspect_ratio": "1:1"}, "size", "input.size: send either size"),
+        ({"size": "64x4096"}, "size", "input.size must be 64 to 128, not 4096"),
+        ({"refine": "expert_ensemble_refiner"}, "refine", "input.refine: "),
         ({"output_quality": 101}, "output_quality", "input.output_quality: "),
         ({"output_format": "gif"}, "output_format", "input.output_format: "),
         ({"output_format": "mp4"}, "output_format", "input.output_format must be png, jpeg or webp"),
@@ -90,9 +101,8 @@ def test_several_images_and_videos_have_field_aliases() -> None:
         ({"megapixels": 1}, "megapixels", "input.megapixels must be 64 to 128, not 1024"),
         ({"width": 65}, "width", "input.width must be a multiple of 8"),
         ({"lora_weights": "ink"}, "lora_weights", "input.lora_weights"),
-        ({"lora_scale": 1.0}, "lora_scale", "it needs lora_weights"),
+        ({"lora_scale": "strong"}, "lora_scale", "input.lora_scale: "),
         ({"disable_safety_checker": True}, "disable_safety_checker", "only the operator can disable"),
-        ({"apply_watermark": True}, "apply_watermark", "watermarks are not supported"),
         ({"model": "other"}, "model", "there is no such field"),
         ({"webhook": "https://a.example"}, "webhook", "there is no such field"),
         ({"image": ["a"]}, "image", "input.image: "),
@@ -103,6 +113,18 @@ def test_an_error_names_the_field_of_the_input(values: dict[str, Any], param: st
         read(**values)
     assert error.value.param == f"input.{param}"
     assert message in error.value.message
+
+
+def test_an_error_names_which_field_of_an_adapter_is_wrong() -> None:
+    inked = DEMO.model_copy(update={"adapter": (AdapterSpec(id="ink", source="x"),)})
+    assert [chosen.scale for chosen in read(inked, lora_weights="ink", lora_scale=0.5).adapters] == [0.5]
+    for values, param in (
+        ({"lora_weights": "ink", "lora_scale": 99.0}, "lora_scale"),
+        ({"lora_weights": "oil", "lora_scale": 0.5}, "lora_weights"),
+    ):
+        with pytest.raises(InvalidRequest, match=rf"^input\.{param}\b") as error:
+            read(inked, **values)
+        assert error.value.param == f"input.{param}"
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.http_server import ROOT, serving
+from harness.http_server import ROOT, png, serving
 
 from api.compat.huggingface import output_format, parse_inference_request
 from shared.config import models_file
-from shared.errors import FusequeueError
-from shared.job import OutputFormat, Priority
+from shared.config.models_file import Catalog
+from shared.errors import FusequeueError, InvalidRequest
+from shared.job import OutputFormat, Priority, Task
 from shared.queue import Queue
 from shared.request import JobRequest
 
@@ -67,6 +69,7 @@ def test_the_accept_header_selects_the_image_format(accept: str, kind: OutputFor
         ({"inputs": "x", "parameters": {"n": 2}}, "n"),
         ({"inputs": "x", "parameters": {"image": "in_a"}}, "parameters.image"),
         ({"inputs": "x", "parameters": {"model": "other"}}, "parameters.model"),
+        ({"inputs": "iVBORw0KGgoAAAANSUhEUg==", "parameters": {"strength": 0.5}}, "parameters.prompt"),
         ({"inputs": "x", "parameters": {"prompt": "y", "target_size": {"width": 64}}}, "height"),
     ],
 )
@@ -76,8 +79,32 @@ def test_an_error_names_the_invalid_field(body: Any, param: str | None) -> None:
     assert error.value.param == param
 
 
+@pytest.mark.parametrize("parameters", [{}, {"num_frames": 16}, {"output_format": "mp4"}, {"seed": 7}])
+def test_a_video_model_is_refused_with_where_to_go(parameters: dict[str, Any]) -> None:
+    spec = CATALOG.get("demo").model_copy(update={"id": "films", "tasks": (Task.TEXT_TO_VIDEO, Task.IMAGE_TO_VIDEO)})
+    with pytest.raises(InvalidRequest, match="makes videos; use /v1/videos or /v1/jobs"):
+        parse_inference_request({"inputs": "a wave", "parameters": parameters}, "films", "", Catalog((spec,)))
+
+
+async def test_an_image_without_a_prompt_is_refused_with_what_is_missing(fake_queue: Queue, tmp_path: Path) -> None:
+    """The client sends an image by itself as the body, and one with parameters as base64."""
+    async with serving(fake_queue, tmp_path) as api:
+        url, encoded = "/compat/huggingface/demo", base64.b64encode(png()).decode()
+        bare = await api.post(url, content=png(), headers={"Content-Type": "image/png"})
+        with_parameters = await api.post(url, json={"inputs": encoded, "parameters": {"strength": 0.5}})
+    for response in (bare, with_parameters):
+        assert response.status_code == 422
+        assert response.json()["error"].startswith("parameters.prompt: missing; an image in `inputs` needs a prompt")
+
+
 async def test_the_error_field_is_text_for_every_error(fake_queue: Queue, tmp_path: Path) -> None:
-    """Also for invalid keys, which are rejected before the handler; the machine-readable fields remain."""
+    """Also for invalid keys and large bodies, which are refused before the handler; the other fields remain."""
+    async with serving(fake_queue, tmp_path, max_body_bytes=1_000) as api:
+        large = await api.post("/compat/replicate/v1/predictions", json={"input": {"prompt": 1_000 * "a"}})
+        unknown = await api.get("/compat/huggingface/none/such")
+    assert (large.status_code, unknown.status_code) == (413, 405)
+    for refused in (large.json(), unknown.json()):
+        assert refused["error"] == refused["detail"]
     async with serving(fake_queue, tmp_path, auth="keys") as api:
         response = await api.post("/compat/huggingface/demo", json={}, headers={"Authorization": "Bearer hf_x"})
     body = response.json()

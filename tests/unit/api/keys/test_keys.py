@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -36,6 +37,8 @@ async def bearer(queue: Queue, tenant: str = "acme", scopes: frozenset[Scope] = 
 
 
 def code(response: httpx.Response) -> tuple[int, str]:
+    if response.headers["content-type"] == "application/json":  # that of fal
+        return response.status_code, response.json()["error_type"]
     assert response.headers["content-type"] == "application/problem+json", response.text
     return response.status_code, response.json()["code"]
 
@@ -416,6 +419,32 @@ async def test_a_signed_url_needs_no_key_and_is_valid_for_one_artifact(
     assert again.status_code == 304, "the response of a job does not change with every poll"
     assert (await api.delete(f"/v1/jobs/{ids[0]}", headers=mine)).status_code == 204
     assert code(await api.get(urls[0])) == (404, "not_found")
+
+
+async def test_events_are_read_by_their_signed_url_until_it_expires(fake_queue: Queue, tmp_path: Path) -> None:
+    """A browser's EventSource sends no headers."""
+    mine = await bearer(fake_queue)
+    async with serving(fake_queue, tmp_path, auth="keys", presign_expires_s=10**9) as api:
+        done, other_job = [(await api.post("/v1/jobs", json=BODY, headers=mine)).json() for _ in range(2)]
+        await finish(fake_queue, tmp_path, done["id"])
+        url = httpx.URL(done["urls"]["events"])
+        response = await api.get(url)
+        assert response.status_code == 200
+        artifact = json.loads(response.text.partition("data: ")[2])["artifacts"][0]["url"]
+        assert (await api.get(artifact)).content == png()
+        swapped = httpx.URL(artifact).copy_with(path=url.path)
+        for other in (str(url).replace(done["id"], other_job["id"]), str(swapped), str(url) + "0"):
+            assert code(await api.get(other)) == (403, "invalid_signature"), other
+        assert code(await api.get(str(url).partition("?")[0])) == (401, "missing_api_key")
+        assert code(await api.get(str(url).replace("/events", ""))) == (401, "missing_api_key")
+        write_only = await bearer(fake_queue, scopes=frozenset((Scope.JOBS_WRITE,)))
+        assert code(await api.get(url.path, headers=write_only)) == (403, "permission_denied")
+    async with serving(fake_queue, tmp_path, auth="keys", presign_expires_s=1) as api:
+        url = (await api.get(f"/v1/jobs/{other_job['id']}", headers=mine)).json()["urls"]["events"]
+        reader = StreamingCall(api, url.removeprefix("http://localhost"))
+        await reader.wait_for("event: state")
+        await reader.read_all()  # it ends when the URL expires, within two seconds
+        assert code(await api.get(url)) == (403, "invalid_signature")
 
 
 async def test_a_tenant_over_its_rate_limit_gets_retry_after(api: httpx.AsyncClient, fake_queue: Queue) -> None:

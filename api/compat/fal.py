@@ -1,0 +1,199 @@
+"""`/compat/fal`: fal's queue protocol for its unmodified clients; jobs as queue requests, and uploads of inputs."""
+
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse, Response
+
+from api import submission
+from api.context import Context, RequestContext, UploadContext
+from api.errors import STATUSES, FalProblem, problem
+from api.http import openapi
+from api.http.bodies import read_body, release_body
+from api.http.middleware import JSON_TYPES, require_type
+from api.http.openapi import event_stream, request_body
+from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
+from api.responses import existing_job
+from shared.errors import InputRejected, InvalidRequest, NotFound, Unauthenticated, Unavailable
+from shared.job import JobRecord, State
+from shared.protocols.fal_queue import (
+    FILES,
+    PREFIX,
+    PRIORITIES,
+    failure_of,
+    log_lines,
+    parse_input,
+    result_object,
+    status_object,
+)
+from shared.protocols.replicate.predictions import find_model
+from shared.request import validated
+from shared.runtime import strict_json
+
+UPLOAD_PATH = f"{PREFIX}/storage/upload"
+
+problems = partial(openapi.problems, model=FalProblem)
+router = APIRouter(prefix=PREFIX, tags=["fal"])
+upload_router = APIRouter(prefix=PREFIX, tags=["fal"])
+"""The route of upload URLs, which can be signed."""
+
+Logs = Annotated[bool, Query(description="Whether the status has logs.")]
+_ERRORS = problems(401, 403, 404, 429, 503)
+_SUBMIT_ERRORS = problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)
+_EXAMPLE = {"prompt": "a red circle on a blue ground, left", "num_images": 2, "seed": 7}
+_BODY = request_body("application/json", {"schema": {"type": "object"}, "example": _EXAMPLE})
+
+
+class UploadRequest(BaseModel):
+    """The body that begins an upload."""
+
+    model_config = ConfigDict(frozen=True)
+
+    content_type: str = Field("application/octet-stream", max_length=255)
+    file_name: str = Field("", max_length=1024)
+
+
+@router.post(
+    "/storage/upload/initiate",
+    openapi_extra=request_body("application/json", {"schema": UploadRequest.model_json_schema()}),
+    responses=_SUBMIT_ERRORS,
+)
+async def begin_upload(request: Request, context: Context) -> dict[str, str]:
+    """Begin the upload of an image: it is sent with `PUT` to `upload_url`, and named in an input by `file_url`."""
+    require_type(request, JSON_TYPES)
+    validated(UploadRequest, strict_json.decode(await request.body()))
+    input_id = f"in_{secrets.token_hex(16)}"
+    query = f"?input_id={input_id}{context.sign_upload(input_id)}"
+    return {
+        "file_url": f"{context.base_url}{FILES}/{input_id}",
+        "upload_url": f"{context.base_url}{UPLOAD_PATH}{query}",
+    }
+
+
+@upload_router.put(
+    "/storage/upload", openapi_extra=request_body("*/*", {"schema": {"type": "string"}}), responses=_SUBMIT_ERRORS
+)
+async def upload(request: Request, input_id: str, context: UploadContext) -> dict[str, str]:
+    """Upload an image to a URL of `initiate`. A repeated upload changes nothing."""
+    data = await read_body(request, context.services.settings.max_input_bytes)
+    if not data:
+        raise InputRejected("file: it is empty", param="file")
+    await context.store_as(input_id, data, "file")
+    return {"file_url": f"{context.base_url}{FILES}/{input_id}"}
+
+
+@router.get("/{app:path}/requests/{request_id}/status", responses=_ERRORS)
+async def get_status(app: str, request_id: str, context: Context, logs: Logs = False) -> Response:
+    """Get the status of a request: a read of its job, and of a queued one's position once a second."""
+    return JSONResponse(await _status(await context.find_job(request_id), context, logs))
+
+
+@router.get(
+    "/{app:path}/requests/{request_id}/status/stream",
+    response_class=Response,
+    responses=_ERRORS | {200: event_stream("Events with the status of the request, the last one `COMPLETED`.")},
+)
+async def stream_status(request: Request, app: str, request_id: str, context: Context, logs: Logs = False) -> Response:
+    """Stream the status of a request until it is completed."""
+    record = await context.find_job(request_id)
+    context.waiters.check()
+    return sse_response(_statuses(record, context, logs, request.headers.getlist("authorization")))
+
+
+@router.get("/{app:path}/requests/{request_id}", responses=problems(400, 401, 403, 404, 422, 429, 503))
+async def get_result(request: Request, app: str, request_id: str, context: Context) -> Response:
+    """Get the result of a completed request; 400 while it is not."""
+    record = await context.find_job(request_id)
+    headers = {"x-fal-request-id": request_id}
+    if not record.state.terminal:
+        return problem(request.scope, "bad_request", "the request is still in progress", headers=headers)
+    if record.state is not State.SUCCEEDED:
+        code, message = failure_of(record)
+        # Its clients repeat a request on other statuses, and the result stays the same.
+        code = code if STATUSES.get(code, (500, ""))[0] in (422, 500) else "job_failed"
+        return problem(request.scope, code, message, headers=headers)
+    base = f"{context.base_url}/v1/jobs/{request_id}/artifacts"
+    result = result_object(record, lambda file: f"{base}/{file.index}{context.sign(request_id, file.index)}")
+    return JSONResponse(result, headers=headers)
+
+
+@router.put(
+    "/{app:path}/requests/{request_id}/cancel", status_code=202, responses=problems(400, 401, 403, 404, 429, 503)
+)
+async def cancel(app: str, request_id: str, context: Context) -> Response:
+    """Cancel a request: a queued one at once, a running one at its next step; 400 for a completed one."""
+    record = await context.find_job(request_id)
+    if record.state.terminal:
+        return JSONResponse({"status": "ALREADY_COMPLETED"}, 400)
+    existing_job(await context.services.queue.jobs.cancel(request_id), request_id)
+    return JSONResponse({"status": "CANCELLATION_REQUESTED"}, 202)
+
+
+@router.post("/{app:path}", openapi_extra=_BODY, responses=_SUBMIT_ERRORS)
+async def submit(
+    request: Request,
+    app: str,
+    context: Context,
+    priority: Annotated[str, Header(alias="x-fal-queue-priority", max_length=16)] = "normal",
+    fal_webhook: Annotated[str | None, Query(description="Refused.")] = None,
+) -> Response:
+    """Submit a request. The path is `owner/model`; any owner is accepted for a model whose id has none."""
+    require_type(request, JSON_TYPES)
+    owner, _, name = app.partition("/")
+    spec = find_model(owner, name, context.services.catalog)
+    if fal_webhook is not None:
+        message = "fal_webhook: not supported; POST /v1/webhooks creates an endpoint for the events of all jobs"
+        raise InvalidRequest(message, param="fal_webhook")
+    if priority not in PRIORITIES:
+        message = f"X-Fal-Queue-Priority: {priority!r}; use {', '.join(PRIORITIES)}"
+        raise InvalidRequest(message, param="X-Fal-Queue-Priority")
+    body = strict_json.decode(await request.body())
+    job_request, names = parse_input(body, spec, {"priority": PRIORITIES[priority]})
+    release_body(request)
+    with names.in_errors():
+        record = (await submission.submit(job_request, context)).record
+    return JSONResponse(await _status(record, context, logs=False), headers={"x-fal-request-id": record.job.id})
+
+
+async def _status(record: JobRecord, context: RequestContext, logs: bool) -> dict[str, Any]:
+    """Return a status with the position of a queued job."""
+    queue = await context.queue_position(record)
+    position = None if queue is None else queue.position
+    return status_object(record, context.base_url, position=position, with_logs=logs)
+
+
+async def _statuses(record: JobRecord, context: RequestContext, logs: bool, key: list[str]) -> AsyncGenerator[bytes]:
+    """Yield a status at every change and step; a client collects the log lines, so each is sent once.
+
+    `key` has the authorization headers; the stream ends when the key is revoked.
+    """
+    job, services, seeded = record.job, context.services, 0
+    try:
+        async with contextlib.aclosing(context.waiters.events(job.id)) as events:
+            async for event in events:
+                with contextlib.suppress(Unavailable):
+                    await services.authenticator.caller(key)
+                if event is None:
+                    yield SSE_KEEPALIVE
+                    continue
+                ended = event.state is not None and event.state.terminal
+                if ended:
+                    record = existing_job(await services.queue.jobs.get(job.id), job.id)
+                elif event.state is not None:
+                    record = record.model_copy(update={"state": event.state})
+                elif event.progress is not None:
+                    record = record.model_copy(update={"state": State.RUNNING, "progress": event.progress})
+                status = await _status(record, context, logs)
+                if logs and "logs" in status:
+                    status["logs"], seeded = log_lines(record, record.progress)[seeded:], 1
+                yield sse_message("status", json.dumps(status, separators=(",", ":")))
+                if ended:
+                    return
+    except (Unavailable, NotFound, Unauthenticated):
+        return  # too late for a status: the client reads the status
