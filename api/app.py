@@ -57,7 +57,7 @@ ALLOWED_HEADERS = (
 )
 
 _CORS: dict[str, Any] = {
-    "allow_methods": ["GET", "HEAD", "POST", "PATCH", "DELETE"],
+    "allow_methods": ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
     "allow_headers": ALLOWED_HEADERS,
     "expose_headers": EXPOSED_HEADERS,
     "max_age": 600,

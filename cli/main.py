@@ -10,6 +10,7 @@ import typer
 
 from cli import jobs, keys
 from cli.backfill.command import backfill
+from cli.client_options import Key, Url
 from cli.doctor import doctor
 from cli.pool.command import pool
 from cli.up import command as up_command
@@ -90,6 +91,26 @@ def probe(
     steps = ("--step-cache",) if step_cache else ()
     prompts = [argument for text in prompt or () for argument in ("--prompt", text)]
     _exec("worker.probe", *models, *image, *steps, *prompts, "--keep" if keep else "--no-keep")
+
+
+@app.command()
+def mcp(
+    url: Url = None,
+    key: Key = None,
+    http: Annotated[
+        bool, typer.Option("--http", help="Serve http://127.0.0.1:PORT/mcp; clients send the key.")
+    ] = False,
+    port: Port = 8100,
+) -> None:
+    """Serve the tools generate, status, result and batch to MCP clients, over stdio by default."""
+    try:
+        from cli.mcp_server import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+            raise
+        print("fusequeue: mcp is not installed: pip install 'fusequeue[mcp]'", file=sys.stderr)
+        raise typer.Exit(EXIT_CONFIGURATION) from None
+    serve(url, key, port if http else None)
 
 
 @app.command()

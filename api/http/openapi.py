@@ -149,5 +149,7 @@ def _add_security(document: dict[str, Any]) -> None:
         for operation in operations.values():
             operation["security"] = [] if path in _OPEN_PATHS else [{"ApiKey": []}]
             if path not in _OPEN_PATHS:
-                errors = {str(status): response for status, response in problems(401, 403, 429).items()}
-                operation["responses"] = errors | operation["responses"]
+                own = operation["responses"]
+                form = {"content": own["default"]["content"]} if "default" in own else {}
+                errors = {str(status): response | form for status, response in problems(401, 403, 429).items()}
+                operation["responses"] = errors | own

@@ -322,7 +322,8 @@ async def test_an_invalid_request_id_is_replaced(api: httpx.AsyncClient, sent: s
     assert len(response.headers.get_list("x-request-id")) == 1
 
 
-async def test_every_documented_error_has_the_same_form(fake_queue: Queue, tmp_path: Path) -> None:
+async def test_every_documented_error_has_the_form_of_its_protocol(fake_queue: Queue, tmp_path: Path) -> None:
+    forms = {"huggingface": "TextProblem", "replicate": "TextProblem", "fal": "FalProblem"}
     page = application(fake_queue, tmp_path).openapi()
     for path, operations in page["paths"].items():
         for operation in operations.values():
@@ -330,8 +331,9 @@ async def test_every_documented_error_has_the_same_form(fake_queue: Queue, tmp_p
             assert "HTTPValidationError" not in json.dumps(responses), path
             for status, response in responses.items():
                 if status == "default" or int(status) >= 400:
-                    schema = response["content"]["application/problem+json"]["schema"]
-                    model = "TextProblem" if path.startswith("/compat/huggingface") else "Problem"
+                    model = forms.get(path.split("/")[2] if path.startswith("/compat/") else "", "Problem")
+                    kind = "application/json" if model == "FalProblem" else "application/problem+json"
+                    schema = response["content"][kind]["schema"]
                     assert schema == {"$ref": f"#/components/schemas/{model}"}, (path, status)
     assert {"Problem", "TextProblem", "JobObject", "JobRequest"} <= set(page["components"]["schemas"])
 
