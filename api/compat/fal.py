@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from api import submission
+from api.compat.fal_objects import FalCancellation, FalResult, FalStatus, FalUpload, FalUploaded
 from api.context import Context, RequestContext, UploadContext
 from api.errors import STATUSES, FalProblem, problem
 from api.http import openapi
@@ -64,32 +65,32 @@ class UploadRequest(BaseModel):
     openapi_extra=request_body("application/json", {"schema": UploadRequest.model_json_schema()}),
     responses=_SUBMIT_ERRORS,
 )
-async def begin_upload(request: Request, context: Context) -> dict[str, str]:
+async def begin_fal_upload(request: Request, context: Context) -> FalUpload:
     """Begin the upload of an image: it is sent with `PUT` to `upload_url`, and named in an input by `file_url`."""
     require_type(request, JSON_TYPES)
     validated(UploadRequest, strict_json.decode(await request.body()))
     input_id = f"in_{secrets.token_hex(16)}"
     query = f"?input_id={input_id}{context.sign_upload(input_id)}"
-    return {
-        "file_url": f"{context.base_url}{FILES}/{input_id}",
-        "upload_url": f"{context.base_url}{UPLOAD_PATH}{query}",
-    }
+    return FalUpload(
+        file_url=f"{context.base_url}{FILES}/{input_id}",
+        upload_url=f"{context.base_url}{UPLOAD_PATH}{query}",
+    )
 
 
 @upload_router.put(
     "/storage/upload", openapi_extra=request_body("*/*", {"schema": {"type": "string"}}), responses=_SUBMIT_ERRORS
 )
-async def upload(request: Request, input_id: str, context: UploadContext) -> dict[str, str]:
+async def upload_fal_file(request: Request, input_id: str, context: UploadContext) -> FalUploaded:
     """Upload an image to a URL of `initiate`. A repeated upload changes nothing."""
     data = await read_body(request, context.services.settings.max_input_bytes)
     if not data:
         raise InputRejected("file: it is empty", param="file")
     await context.store_as(input_id, data, "file")
-    return {"file_url": f"{context.base_url}{FILES}/{input_id}"}
+    return FalUploaded(file_url=f"{context.base_url}{FILES}/{input_id}")
 
 
-@router.get("/{app:path}/requests/{request_id}/status", responses=_ERRORS)
-async def get_status(app: str, request_id: str, context: Context, logs: Logs = False) -> Response:
+@router.get("/{app:path}/requests/{request_id}/status", responses=_ERRORS | {200: {"model": FalStatus}})
+async def get_fal_status(app: str, request_id: str, context: Context, logs: Logs = False) -> Response:
     """Get the status of a request: a read of its job, and of a queued one's position once a second."""
     return JSONResponse(await _status(await context.find_job(request_id), context, logs))
 
@@ -99,15 +100,20 @@ async def get_status(app: str, request_id: str, context: Context, logs: Logs = F
     response_class=Response,
     responses=_ERRORS | {200: event_stream("Events with the status of the request, the last one `COMPLETED`.")},
 )
-async def stream_status(request: Request, app: str, request_id: str, context: Context, logs: Logs = False) -> Response:
+async def stream_fal_status(
+    request: Request, app: str, request_id: str, context: Context, logs: Logs = False
+) -> Response:
     """Stream the status of a request until it is completed."""
     record = await context.find_job(request_id)
     context.waiters.check()
     return sse_response(_statuses(record, context, logs, request.headers.getlist("authorization")))
 
 
-@router.get("/{app:path}/requests/{request_id}", responses=problems(400, 401, 403, 404, 422, 429, 503))
-async def get_result(request: Request, app: str, request_id: str, context: Context) -> Response:
+@router.get(
+    "/{app:path}/requests/{request_id}",
+    responses=problems(400, 401, 403, 404, 422, 429, 503) | {200: {"model": FalResult}},
+)
+async def get_fal_result(request: Request, app: str, request_id: str, context: Context) -> Response:
     """Get the result of a completed request; 400 while it is not."""
     record = await context.find_job(request_id)
     headers = {"x-fal-request-id": request_id}
@@ -124,9 +130,11 @@ async def get_result(request: Request, app: str, request_id: str, context: Conte
 
 
 @router.put(
-    "/{app:path}/requests/{request_id}/cancel", status_code=202, responses=problems(400, 401, 403, 404, 429, 503)
+    "/{app:path}/requests/{request_id}/cancel",
+    status_code=202,
+    responses=problems(400, 401, 403, 404, 429, 503) | {202: {"model": FalCancellation}},
 )
-async def cancel(app: str, request_id: str, context: Context) -> Response:
+async def cancel_fal_request(app: str, request_id: str, context: Context) -> Response:
     """Cancel a request: a queued one at once, a running one at its next step; 400 for a completed one."""
     record = await context.find_job(request_id)
     if record.state.terminal:
@@ -135,8 +143,8 @@ async def cancel(app: str, request_id: str, context: Context) -> Response:
     return JSONResponse({"status": "CANCELLATION_REQUESTED"}, 202)
 
 
-@router.post("/{app:path}", openapi_extra=_BODY, responses=_SUBMIT_ERRORS)
-async def submit(
+@router.post("/{app:path}", openapi_extra=_BODY, responses=_SUBMIT_ERRORS | {200: {"model": FalStatus}})
+async def submit_fal_request(
     request: Request,
     app: str,
     context: Context,

@@ -25,7 +25,7 @@ async def api(fake_queue: Queue, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
 async def test_metadata_that_is_no_text_is_refused(api: httpx.AsyncClient) -> None:
     upload = {"content": ("a.png", png(), "image/png"), "metadata": (None, SURROGATE, "application/json")}
     response = await api.post("/compat/replicate/v1/files", files=upload)
-    assert (response.status_code, response.json()["error"]["param"]) == (422, "a")
+    assert (response.status_code, response.json()["errors"][0]["param"]) == (422, "a")
 
 
 @pytest.mark.parametrize(

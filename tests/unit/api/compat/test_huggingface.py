@@ -100,7 +100,7 @@ async def test_an_image_without_a_prompt_is_refused_with_what_is_missing(fake_qu
 async def test_the_error_field_is_text_for_every_error(fake_queue: Queue, tmp_path: Path) -> None:
     """Also for invalid keys and large bodies, which are refused before the handler; the other fields remain."""
     async with serving(fake_queue, tmp_path, max_body_bytes=1_000) as api:
-        large = await api.post("/compat/replicate/v1/predictions", json={"input": {"prompt": 1_000 * "a"}})
+        large = await api.post("/compat/replicate/v1/predictions/a/cancel", json={"prompt": 1_000 * "a"})
         unknown = await api.get("/compat/huggingface/none/such")
     assert (large.status_code, unknown.status_code) == (413, 405)
     for refused in (large.json(), unknown.json()):

@@ -107,7 +107,7 @@ PAGED = [path for path in LISTS if path.rpartition("/")[2] not in ("models", "we
 async def test_every_list_refuses_an_unknown_parameter(api: httpx.AsyncClient, path: str) -> None:
     response = await api.get(path, params={"colour": "red"})
     assert response.status_code in INVALID
-    assert response.json()["error"]["param"] == "colour"
+    assert response.json()["errors"][0]["param"] == "colour"
     assert (await api.get(path)).status_code == 200
 
 
@@ -116,7 +116,7 @@ async def test_every_list_refuses_a_bad_cursor(api: httpx.AsyncClient, path: str
     name = "cursor" if "predictions" in path else "after"
     response = await api.get(path, params={name: "nothing"})
     assert response.status_code in INVALID
-    assert response.json()["error"]["param"] == name
+    assert response.json()["errors"][0]["param"] == name
 
 
 @pytest.mark.parametrize("path", [path for path in PAGED if "predictions" not in path])
@@ -125,7 +125,7 @@ async def test_every_list_caps_its_limit_and_has_an_order(api: httpx.AsyncClient
     for params in ({"limit": "0"}, {"order": "up"}):
         response = await api.get(path, params=params)
         assert response.status_code in INVALID
-        assert response.json()["error"]["param"] == next(iter(params))
+        assert response.json()["errors"][0]["param"] == next(iter(params))
 
 
 async def test_a_repeated_parameter_is_refused(api: httpx.AsyncClient) -> None:
