@@ -30,6 +30,7 @@ from shared.config import models_file
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
 from shared.errors import RedisUnavailable
+from shared.protocols.fal_queue import FILES as FAL_FILES
 from shared.queue import EventFeed, Queue
 from shared.runtime.asyncio_tools import cancel_and_wait
 from shared.runtime.shares import SharedPool
@@ -142,7 +143,7 @@ def _body_caps(settings: Settings, catalog: Catalog) -> dict[str, int | None]:
         "/v1/jobs:bulk": None,
         "/v1/files": settings.max_file_bytes + files.OVERHEAD_BYTES,
         f"{predictions}/files": upload,
-        fal.UPLOAD_PATH: settings.max_input_bytes,
+        f"{FAL_FILES}/*": settings.max_input_bytes,
         "/v1/images/edits": images_per_edit * settings.max_input_bytes + request_bodies.OVERHEAD_BYTES,
         "/v1/videos": with_image,
         f"{huggingface.PREFIX}/*": with_image,

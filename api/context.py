@@ -21,7 +21,7 @@ from api.waiting import TenantWaiters, Waiters
 from shared.auth import JobPart, Rate, Scope, Signer
 from shared.config.models_file import Catalog
 from shared.config.settings import Settings
-from shared.errors import InvalidRequest, NotFound, RateLimited, Unavailable
+from shared.errors import NotFound, RateLimited, Unavailable
 from shared.inputs.store import INPUT_ID, InputStore
 from shared.job import InputRef, JobRecord, State
 from shared.protocols.native import JobObject, QueueObject, job_object
@@ -195,7 +195,7 @@ class RequestContext:
         if self.signer is None:
             return ""
         query = self.signer.query(f"{self.tenant} {input_id}", "upload", now_ms())
-        return f"&tenant={quote(self.tenant)}&{query.removeprefix('?')}"
+        return f"{query}&tenant={quote(self.tenant)}"
 
     def job_url(self, job_id: str) -> str:
         """Return the URL of a job."""
@@ -251,7 +251,7 @@ async def _signed_url_context(
 async def upload_context(
     request: Request,
     services: ServicesDep,
-    input_id: Annotated[str, Query(max_length=64, description="As in the upload URL.")] = "",
+    input_id: str,
     tenant: Annotated[str | None, Query(max_length=64, description="As in the upload URL.")] = None,
     expires: Expires = None,
     signature: Signature = None,
@@ -261,7 +261,9 @@ async def upload_context(
         authenticated = await caller(request, services)
         authenticated.require(Scope.JOBS_WRITE)
         if not INPUT_ID.fullmatch(input_id):
-            raise InvalidRequest("input_id: not that of an upload URL", param="input_id")
+            raise NotFound(
+                "there is no such upload; POST /compat/fal/storage/upload/initiate begins one", param="input_id"
+            )
         return await request_context(request, authenticated, services)
     signer = await services.authenticator.signer()
     signer.check(f"{tenant} {input_id}", "upload", expires=expires or 0, signature=signature, now_ms=now_ms())

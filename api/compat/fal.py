@@ -37,15 +37,13 @@ from shared.protocols.replicate.predictions import find_model
 from shared.request import validated
 from shared.runtime import strict_json
 
-UPLOAD_PATH = f"{PREFIX}/storage/upload"
-
 problems = partial(openapi.problems, model=FalProblem)
 router = APIRouter(prefix=PREFIX, tags=["fal"])
 upload_router = APIRouter(prefix=PREFIX, tags=["fal"])
 """The route of upload URLs, which can be signed."""
 
 Logs = Annotated[bool, Query(description="Whether the status has logs.")]
-_ERRORS = problems(401, 403, 404, 429, 503)
+_ERRORS = problems(401, 403, 404, 422, 429, 503)
 _SUBMIT_ERRORS = problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)
 _EXAMPLE = {"prompt": "a red circle on a blue ground, left", "num_images": 2, "seed": 7}
 _BODY = request_body("application/json", {"schema": {"type": "object"}, "example": _EXAMPLE})
@@ -70,15 +68,12 @@ async def begin_fal_upload(request: Request, context: Context) -> FalUpload:
     require_type(request, JSON_TYPES)
     validated(UploadRequest, strict_json.decode(await request.body()))
     input_id = f"in_{secrets.token_hex(16)}"
-    query = f"?input_id={input_id}{context.sign_upload(input_id)}"
-    return FalUpload(
-        file_url=f"{context.base_url}{FILES}/{input_id}",
-        upload_url=f"{context.base_url}{UPLOAD_PATH}{query}",
-    )
+    url = f"{context.base_url}{FILES}/{input_id}"
+    return FalUpload(file_url=url, upload_url=url + context.sign_upload(input_id))
 
 
 @upload_router.put(
-    "/storage/upload", openapi_extra=request_body("*/*", {"schema": {"type": "string"}}), responses=_SUBMIT_ERRORS
+    "/storage/files/{input_id}", openapi_extra=request_body("*/*", {"schema": {}}), responses=_SUBMIT_ERRORS
 )
 async def upload_fal_file(request: Request, input_id: str, context: UploadContext) -> FalUploaded:
     """Upload an image to a URL of `initiate`. A repeated upload changes nothing."""
@@ -89,19 +84,19 @@ async def upload_fal_file(request: Request, input_id: str, context: UploadContex
     return FalUploaded(file_url=f"{context.base_url}{FILES}/{input_id}")
 
 
-@router.get("/{app:path}/requests/{request_id}/status", responses=_ERRORS | {200: {"model": FalStatus}})
-async def get_fal_status(app: str, request_id: str, context: Context, logs: Logs = False) -> Response:
+@router.get("/{owner}/{name}/requests/{request_id}/status", responses=_ERRORS | {200: {"model": FalStatus}})
+async def get_fal_status(owner: str, name: str, request_id: str, context: Context, logs: Logs = False) -> Response:
     """Get the status of a request: a read of its job, and of a queued one's position once a second."""
     return JSONResponse(await _status(await context.find_job(request_id), context, logs))
 
 
 @router.get(
-    "/{app:path}/requests/{request_id}/status/stream",
+    "/{owner}/{name}/requests/{request_id}/status/stream",
     response_class=Response,
     responses=_ERRORS | {200: event_stream("Events with the status of the request, the last one `COMPLETED`.")},
 )
 async def stream_fal_status(
-    request: Request, app: str, request_id: str, context: Context, logs: Logs = False
+    request: Request, owner: str, name: str, request_id: str, context: Context, logs: Logs = False
 ) -> Response:
     """Stream the status of a request until it is completed."""
     record = await context.find_job(request_id)
@@ -110,10 +105,10 @@ async def stream_fal_status(
 
 
 @router.get(
-    "/{app:path}/requests/{request_id}",
+    "/{owner}/{name}/requests/{request_id}",
     responses=problems(400, 401, 403, 404, 422, 429, 503) | {200: {"model": FalResult}},
 )
-async def get_fal_result(request: Request, app: str, request_id: str, context: Context) -> Response:
+async def get_fal_result(request: Request, owner: str, name: str, request_id: str, context: Context) -> Response:
     """Get the result of a completed request; 400 while it is not."""
     record = await context.find_job(request_id)
     headers = {"x-fal-request-id": request_id}
@@ -130,11 +125,11 @@ async def get_fal_result(request: Request, app: str, request_id: str, context: C
 
 
 @router.put(
-    "/{app:path}/requests/{request_id}/cancel",
+    "/{owner}/{name}/requests/{request_id}/cancel",
     status_code=202,
     responses=problems(400, 401, 403, 404, 429, 503) | {202: {"model": FalCancellation}},
 )
-async def cancel_fal_request(app: str, request_id: str, context: Context) -> Response:
+async def cancel_fal_request(owner: str, name: str, request_id: str, context: Context) -> Response:
     """Cancel a request: a queued one at once, a running one at its next step; 400 for a completed one."""
     record = await context.find_job(request_id)
     if record.state.terminal:
@@ -143,17 +138,17 @@ async def cancel_fal_request(app: str, request_id: str, context: Context) -> Res
     return JSONResponse({"status": "CANCELLATION_REQUESTED"}, 202)
 
 
-@router.post("/{app:path}", openapi_extra=_BODY, responses=_SUBMIT_ERRORS | {200: {"model": FalStatus}})
+@router.post("/{owner}/{name}", openapi_extra=_BODY, responses=_SUBMIT_ERRORS | {200: {"model": FalStatus}})
 async def submit_fal_request(
     request: Request,
-    app: str,
+    owner: str,
+    name: str,
     context: Context,
     priority: Annotated[str, Header(alias="x-fal-queue-priority", max_length=16)] = "normal",
     fal_webhook: Annotated[str | None, Query(description="Refused.")] = None,
 ) -> Response:
     """Submit a request. The path is `owner/model`; any owner is accepted for a model whose id has none."""
     require_type(request, JSON_TYPES)
-    owner, _, name = app.partition("/")
     spec = find_model(owner, name, context.services.catalog)
     if fal_webhook is not None:
         message = "fal_webhook: not supported; POST /v1/webhooks creates an endpoint for the events of all jobs"

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, Field
@@ -23,12 +23,13 @@ _RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.IGNORECASE
 _SCHEMA = {"schema": {"type": "string", "format": "binary"}}
 _IMAGES = {f"image/{kind}": _SCHEMA for kind in ("png", "jpeg", "webp")}
 _CONTENT = {"content": {**_IMAGES, "video/mp4": _SCHEMA}}
-OBJECT_RESPONSES = problems(404, 416, 422, 503) | {
+OBJECT_CONTENT: dict[int | str, dict[str, Any]] = {
     200: {"description": "The image or video.", **_CONTENT},
     206: {"description": "The part of it that `Range` requests.", **_CONTENT},
     304: {"description": "The client has it already."},
     307: {"description": "With `redirect=true`: a URL of the storage, valid for a while."},
 }
+OBJECT_RESPONSES = problems(404, 416, 422, 503) | OBJECT_CONTENT
 
 IMAGE_RESPONSES = problems(404, 416, 422, 503) | {
     200: {"description": "The image.", "content": _IMAGES},

@@ -24,7 +24,7 @@ from api.context import Context, RequestContext
 from api.http.bodies import read_form
 from api.http.middleware import JSON_TYPES, UPLOAD_TYPES, URLENCODED_TYPES, content_type_of, require_type
 from api.http.openapi import problems
-from api.routes.artifacts import OBJECT_RESPONSES, ConditionsDep, object_response
+from api.routes.artifacts import OBJECT_CONTENT, ConditionsDep, object_response
 from api.submission import IdempotencyKey
 from shared.config.adapters import AdapterChoice
 from shared.errors import Conflict, InvalidRequest, NotFound
@@ -119,7 +119,7 @@ async def delete_video(video_id: str, context: Context) -> Response:
     return JSONResponse({"id": video_id, "object": "video.deleted", "deleted": True})
 
 
-@router.get("/{video_id}/content", response_class=Response, responses=OBJECT_RESPONSES)
+@router.get("/{video_id}/content", response_class=Response, responses=openai_problems(404, 416, 503) | OBJECT_CONTENT)
 async def get_video_content(
     request: Request,
     video_id: str,
