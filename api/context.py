@@ -256,7 +256,7 @@ async def upload_context(
     expires: Expires = None,
     signature: Signature = None,
 ) -> RequestContext:
-    """Return the context of an upload of an input whose id is known, by key or by signed URL."""
+    """Return the context of an upload of an input under a given id, by key or by signed URL."""
     if signature is None:
         authenticated = await caller(request, services)
         authenticated.require(Scope.JOBS_WRITE)

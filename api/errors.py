@@ -166,7 +166,7 @@ class TextProblem(Problem):
 
 
 TEXT_ERROR_PATHS = ("/compat/huggingface/", "/compat/replicate/")
-"""Paths whose errors have their text in `error`: the clients of Hugging Face, and Vercel's of Replicate, print it."""
+"""Paths where `error` of an error is its text: the clients of Hugging Face, and Vercel's of Replicate, print it."""
 
 
 class FalProblem(BaseModel):

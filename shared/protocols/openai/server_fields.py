@@ -21,7 +21,7 @@ ALIASES = {
 }
 
 NESTED = ("extra_body", "video_params")
-"""Objects whose fields count as fields of the body; a form has them as JSON."""
+"""Objects with fields that count as fields of the body; a form has them as JSON."""
 
 IGNORED = frozenset(
     (
