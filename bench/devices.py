@@ -3,8 +3,9 @@
 The devices are ranks on CPU cores, with one torch thread each, so the machine needs two idle cores. In turns,
 `fusequeue up` (Redis, API, one worker, storage in a folder) is started with `devices = 1` and with `devices = 2`, on
 the same random weights: one layer of Wan 2.1 1.3B, with a tiny text encoder and VAE, as nearly all of the time is the
-denoiser's in the whole model. Clients submit a job, wait for it, fetch its video and submit the next. Figures are
-medians over the turns; `--json FILE` saves them.
+denoiser's in the whole model. Clients submit a job, wait for it, fetch its video and submit the next; their videos
+run and end together, so a turn measures a multiple of their number. Figures are medians over the turns; `--json FILE`
+saves them.
 """
 
 from __future__ import annotations
@@ -100,12 +101,14 @@ def main(argv: list[str] | None = None) -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=2)
-    parser.add_argument("--videos", type=int, default=4, help="measured in each turn")
+    parser.add_argument("--videos", type=int, default=2, help="measured in each turn: a multiple of --clients")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--side", type=int, default=288)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--side", type=int, default=384)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
+    if options.videos % options.clients:
+        parser.error(f"--videos {options.videos} is not a multiple of --clients {options.clients}")
     load, shape = ClientLoad(options.clients, options.videos), VideoShape(options.side, options.steps)
     shapes.disable_progress_bars()
     rates: dict[int, list[float]] = {devices: [] for devices in DEVICES}

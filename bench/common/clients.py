@@ -89,6 +89,8 @@ async def run_client(http: LightClient, jobs: Iterator[dict[str, object]], meter
     """Request images until the measurement is over."""
     while not meter.over:
         job = await http.post("/v1/jobs", next(jobs), Prefer="wait=60")
+        while job["status"] in ("queued", "running"):
+            job = json.loads(await http.get(f"/v1/jobs/{job['id']}?wait=60"))
         if job["status"] != "succeeded":
             raise RuntimeError(f"job {job['id']}: {job['status']} {job['error']}")
         await http.get(job["artifacts"][0]["url"])

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from bench.syncs import table
-from bench.syncs.pretended_device import DEVICE, PretendedDevice
+from bench.engine.syncs import table
+from bench.engine.syncs.pretended_device import DEVICE, PretendedDevice
 
 
 @pytest.fixture

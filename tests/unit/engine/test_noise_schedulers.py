@@ -14,9 +14,9 @@ import torch
 from diffusers import StableDiffusionPipeline
 
 from bench.engine import shapes
-from bench.syncs.counting import fused_work
-from bench.syncs.pretended_device import DEVICE, PretendedDevice
-from bench.syncs.table import load_pretended, sample_jobs, spec_of
+from bench.engine.syncs.counting import fused_work
+from bench.engine.syncs.pretended_device import DEVICE, PretendedDevice
+from bench.engine.syncs.table import load_pretended, sample_jobs, spec_of
 from worker.engine.fusion.self_check import run_self_check
 from worker.engine.pipelines import noise_schedulers
 from worker.engine.pipelines.loading import LoadedModel

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.syncs.pretended_device import PretendedDevice
+from bench.engine.syncs.pretended_device import PretendedDevice
 from shared.job import Job
 from worker.engine.fusion.fused_call import run_fused
 from worker.engine.fusion.image_task import ImageTask

@@ -1,4 +1,4 @@
-"""`python -m bench.pool`: a burst of jobs with `fusequeue pool`, from no workers to several and back to none.
+"""`python -m bench.fleet.pool`: a burst of jobs with `fusequeue pool`, from no workers to several and back to none.
 
 Starts `fusequeue up --workers 0` and `fusequeue pool --min 0` with the demo model, submits the burst at once, and waits
 until all jobs have ended and all workers have exited. `--plot` plots queued and running jobs and workers over time.

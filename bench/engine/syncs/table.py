@@ -1,4 +1,4 @@
-"""`python -m bench.syncs`: syncs and launches per noise scheduler, of eight plain pipeline calls and of the engine.
+"""`python -m bench.engine.syncs`: syncs and launches per noise scheduler, in eight plain pipeline calls and the engine.
 
 Runs small pipelines with their values on a pretended device, which counts and needs no GPU. The counts depend on the
 versions of diffusers and torch, not on the machine or the size of the model.
@@ -20,8 +20,8 @@ from diffusers import DiffusionPipeline
 
 from bench.engine import shapes
 from bench.engine.runner import GUIDANCE, bench_job, prompt
-from bench.syncs.counting import HostWork, fused_work, plain_work
-from bench.syncs.pretended_device import DEVICE, PretendedDevice
+from bench.engine.syncs.counting import HostWork, fused_work, plain_work
+from bench.engine.syncs.pretended_device import DEVICE, PretendedDevice
 from shared.config.models_file import Defaults, Limits, ModelSpec
 from shared.job import Job, Task
 from shared.runtime import log
