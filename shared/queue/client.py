@@ -40,6 +40,8 @@ log = structlog.get_logger()
 COMMAND_TIMEOUT_S = 5.0
 """Timeout of a command or script: far above their durations, so that only a lost server reaches it."""
 
+LEAST_TIMEOUT_S = 0.5
+
 CONNECTIONS = 32
 """Connections for commands, per process. In a burst callers wait for one; redis-py's default pool raises an error."""
 
@@ -102,7 +104,7 @@ def _pool_options(url: str, failover: Failover | None, timeout_s: float, retries
         "decode_responses": True,
         "encoding_errors": "replace",
         "socket_timeout": timeout_s,
-        "socket_connect_timeout": COMMAND_TIMEOUT_S,
+        "socket_connect_timeout": min(timeout_s, COMMAND_TIMEOUT_S),
         "health_check_interval": 30,
         "protocol": 2,
         "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), retries),
@@ -121,6 +123,16 @@ def connect_blocking(url: str, failover: Failover | None = None) -> Redis:
     return Redis.from_url(url, **_pool_options(url, failover, MAX_BLOCK_MS / 1000 + BLOCK_MARGIN_S, 0))
 
 
+def connect_renewals(url: str, lease_ms: int, failover: Failover | None = None) -> Redis:
+    """Return a client for renewals of leases: its timeout leaves time for the retry within a lease.
+
+    Connections can hang while others work: a process that redis-server has forked keeps them open when it is killed.
+    """
+    timeout_s = min(COMMAND_TIMEOUT_S, max(LEAST_TIMEOUT_S, lease_ms / 1000 / 4))
+    options = _pool_options(url, failover, timeout_s, 1)
+    return Redis.from_pool(BlockingConnectionPool.from_url(url, max_connections=2, timeout=timeout_s, **options))
+
+
 class QueueClient:
     """Connections to the Redis of one namespace, with its key names, settings and scripts."""
 
@@ -131,11 +143,13 @@ class QueueClient:
         namespace: str,
         settings: Settings,
         blocking: Redis | None = None,
+        renewals: Redis | None = None,
         failover: Failover | None = None,
     ) -> None:
         # Any: redis-py types every reply for bytes and text both, whatever decode_responses says.
         self.redis: Any = redis
         self.blocking: Any = redis if blocking is None else blocking
+        self._renewals: Any = redis if renewals is None else renewals
         self.failover = failover or Failover()
         self.redis_keys = RedisKeys(namespace)
         self.settings = settings
@@ -145,10 +159,16 @@ class QueueClient:
 
     @classmethod
     def connect(cls, settings: Settings) -> QueueClient:
-        """Return a client with two connection pools: one for commands, one for blocking reads."""
+        """Return a client with connection pools of their own for commands, blocking reads and renewals of leases."""
         failover, url = Failover(), settings.redis_url
-        redis, blocking = connect_commands(url, failover), connect_blocking(url, failover)
-        return cls(redis, namespace=settings.namespace, settings=settings, blocking=blocking, failover=failover)
+        return cls(
+            connect_commands(url, failover),
+            namespace=settings.namespace,
+            settings=settings,
+            blocking=connect_blocking(url, failover),
+            renewals=connect_renewals(url, settings.lease_ms, failover),
+            failover=failover,
+        )
 
     async def run(self, name: str, *args: str | float) -> Any:
         """Run the script `name`. A repetition after a lost reply returns the first reply, as `REPLAYED` explains."""
@@ -158,11 +178,12 @@ class QueueClient:
         keys = [self.redis_keys.prefix]
         if name in REPLAYED:
             keys.append(self.redis_keys.reply(secrets.token_hex(8)))
+        client = self._renewals if name == "renew" else self.redis
         with translated():
             try:
-                return await script(keys=keys, args=args, client=self.redis)
+                return await script(keys=keys, args=args, client=client)
             except NoScriptError:  # it was loaded into a server that turned out to be a replica
-                return await script(keys=keys, args=args, client=self.redis)
+                return await script(keys=keys, args=args, client=client)
 
     async def now_ms(self) -> int:
         """Return the time of Redis, the only clock that API, workers and chores share."""
@@ -229,9 +250,8 @@ class QueueClient:
 
     async def close(self) -> None:
         with translated():
-            await self.redis.aclose()
-            if self.blocking is not self.redis:
-                await self.blocking.aclose()
+            for client in {self.redis, self.blocking, self._renewals}:
+                await client.aclose()
 
 
 class QueueComponent:

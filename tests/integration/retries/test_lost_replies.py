@@ -200,3 +200,27 @@ async def test_readable_jobs_do_not_wait_long_until_others_are_rejected(
         responds.set()
     await queue.claims.close()
     assert await queue.client.redis.hget(queue.client.redis_keys.job(bad), "state") == "failed"
+
+
+async def test_a_lease_is_renewed_in_time_over_connections_that_hang(
+    proxy: TcpProxy, queue: Queue, make_submission: Make
+) -> None:
+    """No command that waits for its reply holds up a renewal, and a renewal does not wait for long itself."""
+    lease_s = 2.0
+    settings = queue.client.settings.model_copy(update={"redis_url": proxy.redis_url, "lease_ms": int(lease_s * 1000)})
+    proxied = Queue.connect(settings)
+    one = make_submission()
+    await put(proxied, one)
+    (claimed,) = await proxied.claims.claim("w1", MODELS, 1)
+    proxy.drop_replies(b"TIME", client.CONNECTIONS, then="silent")
+    reads = [asyncio.create_task(proxied.client.now_ms()) for _ in range(client.CONNECTIONS)]
+    while proxy.dropped < client.CONNECTIONS:
+        await asyncio.sleep(0.01)
+    proxy.drop_replies(script_pattern("renew", settings), then="silent")
+    async with asyncio.timeout(lease_s):
+        renewal = await proxied.claims.renew("w1", {claimed.job.id: claimed.epoch})
+    assert not renewal.lost
+    assert proxy.dropped == client.CONNECTIONS + 1
+    proxy.cut()
+    await asyncio.gather(*reads, return_exceptions=True)
+    await proxied.close()
