@@ -17,13 +17,23 @@ MAX_ENTRIES = 16
 SAME_CLASS = {
     "the client reads what the service writes": {
         "Artifact",
+        "Batch",
+        "BatchError",
         "BatchingStats",
         "DeadLetter",
+        "Defaults",
+        "DeliveryAttempt",
         "Failure",
         "Job",
+        "Limits",
         "Progress",
+        "QueueDepth",
         "QueuePosition",
         "Scale",
+        "UnavailableModel",
+        "WebhookDelivery",
+        "WebhookEndpoint",
+        "WorkerInfo",
     },
     "the client raises what the service responds with": {"NotFound", "WaitTimeout"},
 }

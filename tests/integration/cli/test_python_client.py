@@ -132,7 +132,7 @@ async def test_the_synchronous_client_does_the_same(server: Server, queue: Queue
             results.append(client.wait(job.id, timeout_s=30))
             assert [event.status for event in client.events(job.id)] == ["succeeded"]
             assert [one.id for one in client.jobs(limit=1)] == [job.id]
-            assert client.models()[0]["id"] == "demo"
+            assert client.models()[0].id == "demo"
 
     running = asyncio.create_task(asyncio.to_thread(script))
     await asyncio.to_thread(submitted.wait, 30)
