@@ -17,18 +17,31 @@ from typing import Any, Self, TypeAlias, TypedDict, Unpack
 import httpx
 from httpx_sse import SSEError, aconnect_sse
 
+from fusequeue.arguments import callback, finite_seconds, folder_path, json_text, key, mapping, path_of, seconds, whole
 from fusequeue.batches import AsyncBatches
-from fusequeue.errors import UnexpectedResponse, Unreachable, WaitTimeout
+from fusequeue.errors import InvalidArgument, UnexpectedResponse, Unreachable, WaitTimeout
 from fusequeue.image_sources import content, with_references
 from fusequeue.params import ImageFile, JobState, StrPath, SubmitParams
-from fusequeue.resources import Artifact, Created, Event, Job, LineResult, Result, event, file_name, write_file
+from fusequeue.resources import (
+    BULK_ROW,
+    Artifact,
+    Created,
+    Event,
+    Job,
+    LineResult,
+    Result,
+    event,
+    file_name,
+    write_file,
+)
 from fusequeue.service import DeadLetter, Model, QueueDepth, Scale, WorkerInfo
-from fusequeue.transport import UNAVAILABLE, Transport, open_client, path_of, refusal, unreachable
+from fusequeue.transport import UNAVAILABLE, Transport, open_client, parsed, refusal, unreachable
 from fusequeue.webhooks import AsyncWebhooks
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 LINES_PER_REQUEST = 1_000
 POLL_S = 30.0  # of one request that waits
+STREAM_READ_S = 60.0  # the service sends a line on a stream of events at least every 15 s
 WAIT_TIMEOUT_S = 600.0
 """Default of `wait` and `run`: most images take seconds, and a wait without an end hides a service without workers."""
 
@@ -65,9 +78,9 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         url = base_url or os.environ.get("FUSEQUEUE_URL") or DEFAULT_URL
-        key = api_key or os.environ.get("FUSEQUEUE_API_KEY")
-        self._http = Transport(open_client(url, key, timeout_s, transport), retries)
-        self._timeout_s = timeout_s
+        token = api_key or os.environ.get("FUSEQUEUE_API_KEY")
+        self._timeout_s = finite_seconds("timeout_s", timeout_s)
+        self._http = Transport(open_client(url, token, self._timeout_s, transport), whole("retries", retries))
         self.webhooks = AsyncWebhooks(self._http)
         self.batches = AsyncBatches(self._http)
 
@@ -96,6 +109,10 @@ class AsyncClient:
 
         Raises `JobFailed` if the job ends without a result, and `WaitTimeout` after `timeout_s`; it then continues.
         """
+        seconds("timeout_s", timeout_s)
+        callback("on_progress", on_progress)
+        if folder is not None:  # a folder that cannot be is found before the job, not after it
+            await asyncio.to_thread(folder_path("folder", folder).mkdir, parents=True, exist_ok=True)
         job = await self.submit(model, prompt, **params)
         done = (await self.wait(job, timeout_s=timeout_s, on_progress=on_progress)).require_success()
         result = Result(done, tuple([await self.read(artifact) for artifact in done.artifacts]))
@@ -104,50 +121,53 @@ class AsyncClient:
     async def submit(self, /, model: str, prompt: str, **params: Unpack[SubmitParams]) -> Job:
         """Submit a job and return it, queued. Images that the service cannot read itself are uploaded."""
         fields: dict[str, Any] = {**params}
-        key, extra = fields.pop("idempotency_key", None), fields.pop("extra_body", None)
-        body = {"model": model, "prompt": prompt, **await with_references(fields, self.upload), **(extra or {})}
-        headers = {"Idempotency-Key": key or uuid.uuid4().hex}
+        headers = {"Idempotency-Key": key(fields.pop("idempotency_key", None), uuid.uuid4().hex)}
+        extra = mapping("extra_body", fields.pop("extra_body", None))
+        body = {"model": model, "prompt": prompt, **await with_references(fields, self.upload), **extra}
         return await self._http.read(Job, "POST", "/v1/jobs", json=body, headers=headers)
 
     async def submit_many(
         self, bodies: Iterable[Mapping[str, Any] | None], *, idempotency_key: str | None = None
     ) -> AsyncGenerator[LineResult]:
-        """Submit any number of jobs and yield their results in order.
+        """Submit any number of jobs and yield their results in order; they are sent as the results are read.
 
         The bodies are those of `POST /v1/jobs`, with images as ids or URLs. A repeated body at the same position under
         the same key is enqueued once; None leaves a position empty. `bodies` is consumed lazily.
         """
-        key, lines, first = idempotency_key or uuid.uuid4().hex, iter(bodies), 1
+        if isinstance(bodies, Mapping | str | bytes) or not isinstance(bodies, Iterable):
+            raise InvalidArgument(f"bodies: {bodies!r:.80} is not a list of bodies")
+        name, lines, first = key(idempotency_key, uuid.uuid4().hex), iter(bodies), 1
         while chunk := list(islice(lines, LINES_PER_REQUEST)):
-            for result in await self._submit_chunk(chunk, f"{key}-{first}"):
+            texts = {
+                at: json_text(mapping(f"bodies.{first + at - 2}", body), f"bodies.{first + at - 2}.")
+                for at, body in enumerate(chunk, 1)
+                if body is not None
+            }
+            for result in await self._submit_chunk(texts, len(chunk), f"{name}-{first}"):
                 yield result.model_copy(update={"line": first + result.line - 1})
             first += len(chunk)
 
-    async def _submit_chunk(self, bodies: Sequence[Mapping[str, Any] | None], key: str) -> list[LineResult]:
+    async def _submit_chunk(self, texts: Mapping[int, str], lines: int, name: str) -> list[LineResult]:
         """Submit the lines of one request. Lines refused temporarily are sent again among blank lines.
 
         The service identifies a line by its position, so that none is enqueued twice.
         """
         results: dict[int, LineResult] = {}
-        pending = {
-            line: json.dumps(body, separators=(",", ":")) for line, body in enumerate(bodies, 1) if body is not None
-        }
-        count = len(pending)
-        if not count:
-            return []
-        headers = {"Idempotency-Key": key, "Content-Type": "application/x-ndjson"}
-        for attempt in range(self._http.retries + 1):
-            sent = "".join(f"{pending.get(line, '')}\n" for line in range(1, len(bodies) + 1))
+        pending, reason = {**texts}, ""
+        headers = {"Idempotency-Key": name, "Content-Type": "application/x-ndjson"}
+        for attempt in range(self._http.retries + 1 if pending else 0):
+            sent = "".join(f"{pending.get(line, '')}\n" for line in range(1, lines + 1))
             response = await self._http.send("POST", "/v1/jobs:bulk", content=sent.encode(), headers=headers)
-            rows = [json.loads(line) for line in response.text.splitlines()]
-            results |= {row["line"]: LineResult.model_validate(row) for row in rows if row["line"] is not None}
+            rows = [parsed(BULK_ROW, line) for line in response.content.splitlines()]
+            results |= {row.line: row for row in rows if isinstance(row, LineResult)}
+            reason = next((f": {row.error.message}" for row in rows if not isinstance(row, LineResult)), "")
             done = {line for line, result in results.items() if not (result.error and result.error.retryable)}
             pending = {line: text for line, text in pending.items() if line not in done}
-            retry_after_s = max((row["error"].get("retry_after_s", 0) for row in rows if "error" in row), default=0)
+            retry_after_s = max((row.error.retry_after_s or 0 for row in rows if row.error), default=0)
             if not pending or not await self._http.pause(attempt, retry_after_s or None):
                 break
-        if len(results) < count:
-            raise Unreachable(f"{count - len(results)} of {count} lines got no response")
+        if missing := texts.keys() - results.keys():
+            raise Unreachable(f"{len(missing)} of {len(texts)} lines got no response{reason}")
         return [results[line] for line in sorted(results)]
 
     async def upload(self, image: ImageFile) -> str:
@@ -159,6 +179,7 @@ class AsyncClient:
         """Return a job as it is now; with `wait_s`, when it has ended or after that time."""
         options: dict[str, Any] = {}
         if wait_s is not None:
+            wait_s = finite_seconds("wait_s", wait_s)
             options = {"params": {"wait": f"{wait_s:.3f}"}, "timeout": self._timeout_s + wait_s}
         return await self._http.read(Job, "GET", path_of("/v1/jobs", job), **options)
 
@@ -166,16 +187,22 @@ class AsyncClient:
         self, job: Job | str, *, timeout_s: float | None = WAIT_TIMEOUT_S, on_progress: OnProgress | None = None
     ) -> Job:
         """Return the job once it has ended in any state; raises `WaitTimeout` after `timeout_s`, None: never."""
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        limit_s = seconds("timeout_s", timeout_s)
+        deadline = time.monotonic() + limit_s
+        callback("on_progress", on_progress)
         if on_progress is not None and (ended := await self._follow(job, deadline, on_progress)) is not None:
             return ended
         while True:
             left = max(0.0, deadline - time.monotonic())
-            current = await self.get(job, wait_s=min(POLL_S, left))
+            try:
+                async with asyncio.timeout(None if left == math.inf else left + self._timeout_s):  # retries take longer
+                    current = await self.get(job, wait_s=min(POLL_S, left))
+            except TimeoutError as error:
+                raise Unreachable(f"{self._http.client.base_url}: no response in {limit_s:g} s") from error
             if current.ended:
                 return current
-            if timeout_s is not None and time.monotonic() >= deadline:
-                raise WaitTimeout(current, timeout_s)
+            if time.monotonic() >= deadline:
+                raise WaitTimeout(current, limit_s)
 
     async def _follow(self, job: Job | str, deadline: float, on_progress: OnProgress) -> Job | None:
         """Pass a job's events on until it ends; None at the deadline."""
@@ -217,8 +244,9 @@ class AsyncClient:
     async def _events(self, path: str, last_id: str) -> AsyncGenerator[tuple[str, Event]]:
         headers = {"Last-Event-ID": last_id} if last_id else {}
         client = self._http.client
+        timeout = httpx.Timeout(self._timeout_s, read=max(self._timeout_s, STREAM_READ_S), pool=None)
         try:
-            async with aconnect_sse(client, "GET", path, headers=headers) as source:
+            async with aconnect_sse(client, "GET", path, headers=headers, timeout=timeout) as source:
                 if source.response.status_code in UNAVAILABLE:
                     raise httpx.RemoteProtocolError(f"HTTP status {source.response.status_code}")
                 self._http.responded = True
@@ -228,7 +256,7 @@ class AsyncClient:
                 if source.response.status_code == httpx.codes.NO_CONTENT:
                     return
                 async for message in source.aiter_sse():
-                    yield message.id, event(message.json())
+                    yield message.id, _event(message.data)
         except SSEError as error:
             raise UnexpectedResponse(f"{client.base_url}: no event stream at {path}: {error}") from error
         except httpx.TransportError as error:
@@ -244,7 +272,7 @@ class AsyncClient:
         """Yield jobs, newest first, up to `limit`; only those in one of the states, and that match the filters."""
         states = status if status is None or isinstance(status, str) else ",".join(status)
         query: dict[str, Any] = {"status": states, **filters}
-        metadata = query.pop("metadata", None) or {}
+        metadata = mapping("metadata", query.pop("metadata", None))
         query |= {f"metadata.{name}": value for name, value in metadata.items()}
         times = {name: value.isoformat() for name, value in query.items() if isinstance(value, datetime)}
         return self._http.pages(Job, "/v1/jobs", limit, query | times)
@@ -259,10 +287,11 @@ class AsyncClient:
 
     async def download(self, job: Job | str, folder: StrPath, *, name: str | None = None) -> list[Path]:
         """Save results as `folder/name-index.ext`, atomically, and return the files; `name` defaults to the job id."""
+        parent = folder_path("folder", folder)
         found = job if isinstance(job, Job) else await self.get(job)
         files: list[Path] = []
         for artifact in found.artifacts:  # one at a time: videos are large
-            path = Path(folder) / file_name(artifact, name or found.id)
+            path = parent / file_name(artifact, name or found.id)
             await asyncio.to_thread(write_file, path, await self.read(artifact))
             files.append(path)
         return files
@@ -303,3 +332,11 @@ class AsyncClient:
     async def purge(self, letter: DeadLetter | Job | str) -> None:
         """Delete a dead letter and the record of its job."""
         await self._http.send("DELETE", path_of("/v1/dead-letters", letter), removes=True)
+
+
+def _event(text: str) -> Event:
+    try:
+        data = json.loads(text)
+        return event(data if isinstance(data, dict) else {})
+    except ValueError as error:  # of pydantic too
+        raise UnexpectedResponse(f"an event cannot be read: {error}") from error

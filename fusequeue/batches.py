@@ -9,11 +9,12 @@ import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from pydantic import Field, SkipValidation, ValidationError
+from pydantic import Field, SkipValidation, TypeAdapter
 
-from fusequeue.errors import ClientError, InvalidArgument, UnexpectedResponse
+from fusequeue.arguments import json_text, mapping, path_of, seconds
+from fusequeue.errors import ClientError, InvalidArgument
 from fusequeue.resources import Created, Resource
-from fusequeue.transport import Transport, path_of
+from fusequeue.transport import Transport, parsed
 
 PATH = "/v1/batches"
 POLL_S = 1.0
@@ -59,7 +60,13 @@ class Batch(Resource):
     error_file_id: str | None = None
     created_at: int
     expires_at: int | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
     completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
     request_counts: RequestCounts = RequestCounts()
     metadata: dict[str, str] | None = None
 
@@ -93,11 +100,14 @@ class BatchResult(Resource):
     error: BatchFailure | None = None
 
 
+RESULT = TypeAdapter(BatchResult)
+
+
 class BatchTimeout(ClientError):
     """A batch has not ended in time; it continues."""
 
     def __init__(self, batch: Batch, waited_s: float) -> None:
-        super().__init__(f"batch {batch.id} is {batch.status} after {waited_s:.0f} s; it continues")
+        super().__init__(f"batch {batch.id} is {batch.status} after {waited_s:g} s; it continues")
         self.batch = batch
 
 
@@ -115,15 +125,13 @@ class AsyncBatches:
         metadata: Mapping[str, str] | None = None,
     ) -> Batch:
         """Create a batch of requests with these bodies; the `custom_id` of each is its number, from 0."""
-        # One key for both requests: the service records it for each of its routes.
-        headers = {"Idempotency-Key": uuid.uuid4().hex}
         file = {"file": ("batch.jsonl", await asyncio.to_thread(_lines, bodies, endpoint))}
         purpose = {"purpose": "batch"}
-        uploaded = await self._http.read(Created, "POST", "/v1/files", files=file, data=purpose, headers=headers)
-        body = {"input_file_id": uploaded.id, "endpoint": endpoint, "completion_window": "24h"}
+        uploaded = await self._http.read(Created, "POST", "/v1/files", files=file, data=purpose, headers=_key())
+        body: dict[str, Any] = {"input_file_id": uploaded.id, "endpoint": endpoint, "completion_window": "24h"}
         if metadata is not None:
-            body["metadata"] = dict(metadata)  # type: ignore[assignment]
-        return await self._http.read(Batch, "POST", PATH, json=body, headers=headers)
+            body["metadata"] = metadata
+        return await self._http.read(Batch, "POST", PATH, json=body, headers=_key())
 
     async def get(self, batch: Batch | str) -> Batch:
         """Return a batch as it is now."""
@@ -139,35 +147,37 @@ class AsyncBatches:
 
     async def wait(self, batch: Batch | str, *, timeout_s: float | None = 86_400.0) -> Batch:
         """Return the batch once it has ended in any state; raises `BatchTimeout` after `timeout_s`, None: never."""
-        start = time.monotonic()
+        limit_s, start = seconds("timeout_s", timeout_s), time.monotonic()
         while not (current := await self.get(batch)).ended:
-            if timeout_s is not None and time.monotonic() - start >= timeout_s:
-                raise BatchTimeout(current, timeout_s)
-            await asyncio.sleep(POLL_S)
+            left_s = limit_s - (time.monotonic() - start)
+            if left_s <= 0:
+                raise BatchTimeout(current, limit_s)
+            await asyncio.sleep(min(POLL_S, left_s))
         return current
 
     async def results(self, batch: Batch | str) -> AsyncGenerator[BatchResult]:
         """Yield the result of each request of an ended batch: those with a response first, then those that failed."""
         ended = await self.get(batch)
+        if not ended.ended:
+            raise ValueError(f"batch {ended.id} is still {ended.status}")
         for file_id in (ended.output_file_id, ended.error_file_id):
             if file_id is not None:
                 content = (await self._http.send("GET", path_of("/v1/files", file_id, "/content"))).content
                 for line in content.splitlines():
-                    yield _result(line)
+                    yield parsed(RESULT, line)
+
+
+def _key() -> dict[str, str]:
+    """Return the header of a request that can be repeated; the service keeps one body for each key."""
+    return {"Idempotency-Key": uuid.uuid4().hex}
 
 
 def _lines(bodies: Iterable[Mapping[str, Any]], endpoint: str) -> bytes:
-    if isinstance(bodies, Mapping):
-        raise InvalidArgument("bodies: it must be a list of request bodies")
-    rows = ({"custom_id": str(at), "method": "POST", "url": endpoint, "body": body} for at, body in enumerate(bodies))
-    try:
-        return "".join(f"{json.dumps(row, separators=(',', ':'), allow_nan=False)}\n" for row in rows).encode()
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidArgument(f"bodies: {error}") from error
+    if isinstance(bodies, Mapping | str | bytes) or not isinstance(bodies, Iterable):
+        raise InvalidArgument(f"bodies: {bodies!r:.80} is not a list of bodies")
+    return "".join(_line(at, body, endpoint) for at, body in enumerate(bodies)).encode()
 
 
-def _result(line: bytes) -> BatchResult:
-    try:
-        return BatchResult.model_validate_json(line)
-    except ValidationError as error:
-        raise UnexpectedResponse(f"a line of the batch's results cannot be read: {error.errors()[0]['msg']}") from error
+def _line(at: int, body: Mapping[str, Any], endpoint: str) -> str:
+    text = json_text(mapping(f"bodies.{at}", body), f"bodies.{at}.")
+    return f'{{"custom_id":"{at}","method":"POST","url":{json.dumps(endpoint)},"body":{text}}}\n'

@@ -7,14 +7,16 @@ ClientError
 ├── RefusedError             an error response
 │   ├── Unauthorized, NotFound, Invalid, Busy
 ├── JobFailed                a job ended without a result
-└── WaitTimeout              a job has not ended in time
+├── WaitTimeout              a job has not ended in time
+└── BatchTimeout             a batch has not
 """
 
 from __future__ import annotations
 
+import copyreg
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusequeue.resources import Job
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
 class ClientError(Exception):
     """Base class of this package's exceptions."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to copy the exception, also into another process: its class is called with other arguments."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class InvalidArgument(ClientError, ValueError):
@@ -102,5 +108,5 @@ class WaitTimeout(ClientError):
     """A job has not ended in time; it continues."""
 
     def __init__(self, job: Job, waited_s: float) -> None:
-        super().__init__(f"job {job.id} is {job.status} after {waited_s:.0f} s; it continues")
+        super().__init__(f"job {job.id} is {job.status} after {waited_s:g} s; it continues")
         self.job = job

@@ -9,8 +9,9 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
+from fusequeue.errors import InvalidArgument
 from fusequeue.params import ImageFile, PillowImage, ReadableFile, StrPath
-from fusequeue.resources import Artifact, Job
+from fusequeue.resources import Artifact, Job, Result
 
 IMAGE_FIELDS = ("image", "mask", "last_image")
 FOREIGN = re.compile(r"(in|job)_[0-9A-Za-z]+$|https?:|data:|/v1/")
@@ -21,25 +22,27 @@ def reference(image: object) -> str | None:
     """Return what names the image to the service; None if it has to be uploaded."""
     if isinstance(image, Job):
         return image.id
+    if isinstance(image, Result):
+        return image.job.id
     if isinstance(image, Artifact):
         return image.url
     return image if isinstance(image, str) and FOREIGN.match(image) else None
 
 
 async def content(image: ImageFile) -> tuple[str, bytes]:
-    """Return the name and the content of an image's file."""
+    """Return the name and the content of an image's file; OSError if it cannot be read."""
     if isinstance(image, bytes | bytearray | memoryview):
         return "image", bytes(image)
     if isinstance(image, str | os.PathLike):
         return os.path.basename(image) or "image", await asyncio.to_thread(_read_path, image)
+    if isinstance(image, ReadableFile):  # before images of Pillow: uploads of web frameworks have `save` too
+        data: object = await asyncio.to_thread(image.read)
+        if not isinstance(data, bytes):
+            raise InvalidArgument("an image's file must be open in binary mode: open(path, 'rb')")
+        return "image", data
     if isinstance(image, PillowImage):
         return "image.png", await asyncio.to_thread(_png, image)
-    if not isinstance(image, ReadableFile):
-        raise TypeError(f"not an image: {image!r:.80}; use a path, an open file, bytes, or an image of Pillow")
-    data: object = await asyncio.to_thread(image.read)
-    if not isinstance(data, bytes):
-        raise TypeError("an image's file must be open in binary mode: open(path, 'rb')")
-    return "image", data
+    raise InvalidArgument(f"not an image: {image!r:.80}; use a path, an open file, bytes, or an image of Pillow")
 
 
 def _png(image: PillowImage) -> bytes:
@@ -56,20 +59,28 @@ def _read_path(path: StrPath) -> bytes:
 async def with_references(params: Mapping[str, Any], upload: Callable[[Any], Awaitable[str]]) -> dict[str, Any]:
     """Return the parameters that are set, with what the service reads in place of images; uploads the others."""
 
-    async def referred(image: object) -> str:
-        return reference(image) or await upload(image)
+    async def referred(name: str, image: object) -> str:
+        try:
+            return reference(image) or await upload(image)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{name}: {error}") from error
+
+    async def with_image(name: str, control: object) -> object:
+        if not isinstance(control, Mapping) or "image" not in control:
+            return control  # the service says what is wrong with it
+        return {**control, "image": await referred(f"{name}.image", control["image"])}
 
     body = {name: value for name, value in params.items() if value is not None}
-    for name in IMAGE_FIELDS & body.keys():
-        body[name] = await referred(body[name])
-    for name in {"images", "controls"} & body.keys():
-        if isinstance(body[name], str | bytes) or not isinstance(body[name], Iterable):
-            raise TypeError(f"{name}: {body[name]!r:.80} is not a list")
-    if "images" in body:
-        body["images"] = [await referred(image) for image in body["images"]]
-    if "controls" in body:
-        body["controls"] = [
-            {**control, "image": await referred(control["image"])} if "image" in control else control
-            for control in body["controls"]
-        ]
+    for name in IMAGE_FIELDS:
+        if name in body:
+            body[name] = await referred(name, body[name])
+    for name, read in (("images", referred), ("controls", with_image)):
+        if name in body:
+            body[name] = [await read(f"{name}.{at}", item) for at, item in enumerate(_items(name, body[name]))]
     return body
+
+
+def _items(name: str, value: object) -> Iterable[object]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InvalidArgument(f"{name}: {value!r:.80} is not a list")
+    return value

@@ -7,7 +7,7 @@ from os import PathLike
 from typing import IO, TYPE_CHECKING, Literal, NotRequired, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 if TYPE_CHECKING:
-    from fusequeue.resources import Artifact, Job
+    from fusequeue.resources import Artifact, Job, Result
 
 JobState: TypeAlias = Literal["queued", "running", "succeeded", "failed", "canceled", "expired"]
 JobPhase: TypeAlias = Literal["loading", "denoising", "decoding", "uploading"]
@@ -38,15 +38,18 @@ class ReadableFile(Protocol):
 class PillowImage(Protocol):
     """An image of Pillow, which the client itself does not need."""
 
+    @property
+    def mode(self) -> str: ...
+
     def save(self, fp: IO[bytes], format: str, /) -> None: ...
 
 
-ImageFile: TypeAlias = StrPath | bytes | ReadableFile | PillowImage
+ImageFile: TypeAlias = StrPath | bytes | bytearray | memoryview | ReadableFile | PillowImage
 """A file's path, an open file, its bytes, or an image of Pillow."""
 
-ImageSource: TypeAlias = "ImageFile | Job | Artifact"
-"""An image of a job: one to upload; or what the service reads itself: the id of an upload, an https or data URL, a job,
-or one of its artifacts."""
+ImageSource: TypeAlias = "ImageFile | Job | Result | Artifact"
+"""An image of a job: one to upload; or what the service reads itself: the id of an upload, an https or data URL, a job
+or its result, or an artifact."""
 
 
 class AdapterParams(TypedDict):

@@ -7,9 +7,9 @@ import uuid
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, TypeAdapter
 
 from fusequeue.errors import JobFailed
 from fusequeue.params import FormatName, JobPhase, JobState, PriorityName, StrPath, TaskName
@@ -90,6 +90,44 @@ class BatchingStats(Resource):
     solo_reason: str | None = None
 
 
+class InputImage(Resource):
+    """An image that a job uses; its id can be the image of another job."""
+
+    id: str
+    content_type: str
+    bytes: int
+    width: int
+    height: int
+
+
+class JobAdapter(Resource):
+    """A LoRA adapter of a job, and its weight."""
+
+    id: str
+    scale: float
+
+
+class JobControl(Resource):
+    """A control image of a job; it applies from `start` to `end`, shares of the steps."""
+
+    id: str
+    kind: SkipValidation[Literal["controlnet", "ip_adapter"]]
+    image: InputImage
+    scale: float
+    start: float
+    end: float
+
+
+class JobStepCache(Resource):
+    """Which steps of a job are computed: the `first` and the `last`, and one of `every` between them."""
+
+    every: int
+    first: int
+    last: int
+    order: SkipValidation[Literal["reuse", "linear", "quadratic"]]
+    of: SkipValidation[Literal["output", "residual"]]
+
+
 class Job(Resource):
     """A job: its request, state and results."""
 
@@ -106,11 +144,23 @@ class Job(Resource):
     height: int
     frames: int = 1
     fps: int | None = None
+    layers: int = 0
     steps: int
     guidance_scale: float
+    guidance_scale_2: float | None = None
     scheduler: str | None = None
+    step_cache: JobStepCache | None = None
+    adapters: tuple[JobAdapter, ...] = ()
+    image: InputImage | None = None
+    images: tuple[InputImage, ...] = ()
+    mask: InputImage | None = None
+    last_image: InputImage | None = None
+    controls: tuple[JobControl, ...] = ()
     strength: float | None = None
+    reproducible: bool = False
     output_format: SkipValidation[FormatName] = "png"
+    output_quality: int = 90
+    embed_parameters: bool = False
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -181,6 +231,13 @@ class Created(BaseModel):
     id: str
 
 
+class LineFailure(Failure):
+    """Why a line of a bulk submit is refused; `errors` are all its faults, of which this is the first."""
+
+    retry_after_s: float | None = None
+    errors: tuple[Failure, ...] = ()
+
+
 class LineResult(Resource):
     """Result of one job of a bulk submit; `line` counts from 1."""
 
@@ -188,7 +245,18 @@ class LineResult(Resource):
     id: str | None = None
     replayed: bool = False
     url: str | None = None
-    error: Failure | None = None
+    error: LineFailure | None = None
+
+
+class BulkFailure(Resource):
+    """Why the rest of a bulk submit got no result."""
+
+    error: LineFailure
+
+
+BULK_ROW: TypeAdapter[LineResult | BulkFailure] = TypeAdapter(
+    Annotated[LineResult | BulkFailure, Field(union_mode="left_to_right")]
+)
 
 
 def event(data: dict[str, Any]) -> Event:

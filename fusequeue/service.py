@@ -146,7 +146,7 @@ class DeadLetter(Resource):
 
 
 class Scale(Resource):
-    """How many workers a pool wants, and why; `backlog_s` in GPU-seconds."""
+    """How many workers a pool wants, and why; a worker takes `start_s` to start. The backlog is in GPU-seconds."""
 
     pool: str
     wanted: int
@@ -156,6 +156,9 @@ class Scale(Resource):
     target_wait_s: float
     oldest_wait_s: float
     backlog_s: float
+    start_s: float = 0.0
+    queued_s: float = 0.0
+    running_s: float = 0.0
     queued: int = 0
     running: int = 0
     reasons: tuple[str, ...] = ()

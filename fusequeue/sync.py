@@ -68,6 +68,7 @@ class SyncWebhooks(Blocking[AsyncWebhooks]):
     test = blocking(AsyncWebhooks.test)
     secret = blocking(AsyncWebhooks.secret)
     deliveries = iterating(AsyncWebhooks.deliveries)
+    delivery = blocking(AsyncWebhooks.delivery)
     redeliver = blocking(AsyncWebhooks.redeliver)
 
 

@@ -11,11 +11,11 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from itertools import count
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from fusequeue.arguments import json_text, whole
 from fusequeue.errors import (
     Busy,
     FieldError,
@@ -27,9 +27,10 @@ from fusequeue.errors import (
     UnexpectedResponse,
     Unreachable,
 )
-from fusequeue.resources import Page, Resource
+from fusequeue.resources import Page
 
 T = TypeVar("T", bound=BaseModel)
+Read = TypeVar("Read")
 
 UNAVAILABLE = frozenset({502, 503, 504})  # responses of a proxy while the service behind it restarts
 RETRIED = UNAVAILABLE | {408, 429}
@@ -73,11 +74,10 @@ class Transport:
         """Send a request and return the object in its response."""
         response = await self.send(method, path, **options)
         try:
-            return kind.model_validate_json(response.content)
-        except ValidationError as error:
-            reason = f"{error.error_count()} faults in {kind.__name__}, the first: {error.errors()[0]['msg']}"
+            return parsed(TypeAdapter(kind), response.content)
+        except UnexpectedResponse as error:
             raise UnexpectedResponse(
-                f"{self.client.base_url}: not a response of fusequeue to {method} {path}: {reason}; check the URL"
+                f"{self.client.base_url}: not a response of fusequeue to {method} {path}: {error}; check the URL"
             ) from error
 
     async def pages(
@@ -85,6 +85,7 @@ class Transport:
     ) -> AsyncGenerator[T]:
         """Yield the items of a list, up to `limit`."""
         query = {name: value for name, value in (filters or {}).items() if value is not None}
+        limit = None if limit is None else whole("limit", limit)
         yielded = 0
         while limit is None or yielded < limit:
             size = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit - yielded)
@@ -101,22 +102,32 @@ class Transport:
         """Return the items of a list that has no pages."""
         return (await self.read(Page[kind], "GET", path)).data  # type: ignore[valid-type]
 
+    def _request(self, method: str, path: str, options: Mapping[str, Any]) -> httpx.Request:
+        options = {**options}
+        if (body := options.pop("json", None)) is not None:
+            options["content"] = json_text(body)
+            options["headers"] = {"Content-Type": "application/json", **options.get("headers", {})}
+        try:
+            request = self.client.build_request(method, path, **options)
+        except (ValueError, TypeError, httpx.InvalidURL) as error:  # lone surrogates, for example
+            raise InvalidArgument(f"the request cannot be sent: {error}") from error
+        if _origin(request.url) != _origin(self.client.base_url):  # the URL of an image can be on any host
+            request.headers.pop("Authorization", None)
+        return request
+
     async def send(self, method: str, path: str, *, removes: bool = False, **options: Any) -> httpx.Response:
         """Send a request; raises `RefusedError` for an error response and `Unreachable` for none.
 
         With `removes`, the request takes its object away: a 404 after an attempt whose outcome is unknown is a success.
         """
-        try:
-            request = self.client.build_request(method, path, **options)
-        except (ValueError, TypeError, RecursionError, httpx.InvalidURL) as error:  # NaN, lone surrogates, cycles
-            raise InvalidArgument(f"the request cannot be sent: {error}") from error
+        request = self._request(method, path, options)
         down_since: float | None = None
         unknown = False
         for attempt in count():
-            failure: httpx.TransportError | None = None
+            failure: httpx.RequestError | None = None
             try:
                 response = await self.client.send(request)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 failure = error
             if failure is not None or response.status_code in UNAVAILABLE:
                 down_since = down_since or time.monotonic()
@@ -129,8 +140,11 @@ class Transport:
                 if last:
                     raise unreachable(self.client.base_url, failure) from failure
                 await self.pause(attempt, None)
-            elif response.is_success or response.is_redirect or (removes and unknown and response.status_code == 404):
+            elif response.is_success or (removes and unknown and response.status_code == 404):
                 return response
+            elif response.is_redirect:
+                location = response.headers["location"]
+                raise UnexpectedResponse(f"{request.url} redirects to {location:.200}; use that URL")
             elif last or not is_retryable(response) or not await self.pause(attempt, retry_after_s(response.headers)):
                 raise refusal(response)
         raise AssertionError("the last attempt returns or raises")
@@ -152,9 +166,9 @@ def open_client(
         url = httpx.URL(base_url)
         if url.scheme not in ("http", "https") or not url.host or (url.port or 1) > 65_535:
             raise ValueError("use one such as http://localhost:8000")
-    except (ValueError, httpx.InvalidURL) as error:
+    except (ValueError, TypeError, httpx.InvalidURL) as error:
         raise InvalidArgument(f"invalid URL of the service: {base_url!r}; {error}") from error
-    if api_key and not (api_key.isascii() and api_key.isprintable()):
+    if api_key and not (isinstance(api_key, str) and api_key.isascii() and api_key.isprintable()):
         raise InvalidArgument("invalid API key: it has characters other than printable ASCII")
     try:
         return httpx.AsyncClient(
@@ -167,17 +181,18 @@ def open_client(
         raise InvalidArgument(f"invalid proxy in the environment: {error}") from error
 
 
-def path_of(collection: str, item: Resource | str, action: str = "") -> str:
-    """Return the path of an object, or of its id."""
-    item_id = item if isinstance(item, str) else getattr(item, "id", None)
-    if not isinstance(item_id, str):
-        raise TypeError(f"not an id: {item!r:.80}")
-    if item_id.strip(". ") == "":  # `.` and `..` name other paths
-        raise InvalidArgument(f"invalid id: {item_id!r}")
+def parsed(kind: TypeAdapter[Read], text: bytes) -> Read:
+    """Return the object in a JSON text."""
     try:
-        return f"{collection}/{quote(item_id, safe='')}{action}"
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"invalid id: {item_id!r}") from error
+        return kind.validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise UnexpectedResponse(f"{error.error_count()} faults, the first: {field}: {first['msg']}") from error
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
 
 
 def is_retryable(response: httpx.Response) -> bool:
@@ -210,7 +225,7 @@ def refusal(response: httpx.Response) -> RefusedError:
         code=str(problem.get("code") or f"http_{response.status_code}"),
         param=_text(details.get("param")) if isinstance(details, dict) else None,
         request_id=response.headers.get("x-request-id"),
-        errors=tuple(FieldError(_text(row.get("field")), str(row.get("message", ""))) for row in faults),
+        errors=tuple(FieldError(_text(row.get("param")), str(row.get("message", ""))) for row in faults),
     )
     error.retry_after_s = retry_after_s(response.headers)
     return error
@@ -220,6 +235,6 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def unreachable(base_url: httpx.URL, error: httpx.TransportError) -> Unreachable:
+def unreachable(base_url: httpx.URL, error: httpx.RequestError) -> Unreachable:
     """Return the exception for a service that did not respond."""
     return Unreachable(f"{base_url}: {error or type(error).__name__}; is it running? `fusequeue up` starts one here")

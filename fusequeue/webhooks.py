@@ -9,9 +9,10 @@ from typing import Literal, TypeAlias
 
 from pydantic import SkipValidation
 
+from fusequeue.arguments import path_of
 from fusequeue.params import EndpointEventName
 from fusequeue.resources import Resource
-from fusequeue.transport import Transport, path_of
+from fusequeue.transport import Transport
 
 PATH = "/v1/webhooks"
 DeliveryState: TypeAlias = Literal["pending", "delivered", "failed"]
@@ -131,6 +132,10 @@ class AsyncWebhooks:
         endpoint_id = endpoint if endpoint is None or isinstance(endpoint, str) else endpoint.id
         filters = {"endpoint": endpoint_id, "state": state}
         return self._http.pages(WebhookDelivery, f"{PATH}/deliveries", limit, filters)
+
+    async def delivery(self, delivery: WebhookDelivery | str) -> WebhookDelivery:
+        """Return a delivery as it is now."""
+        return await self._http.read(WebhookDelivery, "GET", path_of(f"{PATH}/deliveries", delivery))
 
     async def redeliver(self, delivery: WebhookDelivery | str) -> None:
         """Deliver again, with the same webhook id."""

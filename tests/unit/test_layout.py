@@ -29,6 +29,7 @@ SAME_CLASS = {
         "Progress",
         "QueueDepth",
         "QueuePosition",
+        "RequestCounts",
         "Scale",
         "UnavailableModel",
         "WebhookDelivery",
@@ -36,6 +37,7 @@ SAME_CLASS = {
         "WorkerInfo",
     },
     "the client raises what the service responds with": {"NotFound", "WaitTimeout"},
+    "the client sends what the service selects by": {"JobFilters"},
 }
 SAME_FILE = {
     "every package has one": {"__init__.py", "__main__.py", "errors.py"},
