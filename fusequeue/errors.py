@@ -78,6 +78,12 @@ class RefusedError(ClientError):
         self.retry_after_s: float | None = None
         super().__init__("; ".join(map(str, self.errors)))
 
+    def rename(self, field: str) -> None:
+        """Name the field of the caller instead of the one that was sent."""
+        self.message = self.message.removeprefix(f"{self.param}: ")
+        self.param, self.errors = field, (FieldError(field, self.message),)
+        self.args = (str(self.errors[0]),)
+
 
 class Unauthorized(RefusedError):
     """401, 403: the API key is missing, unknown, expired, or lacks the scope."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from fusequeue.errors import InvalidArgument
+from fusequeue.errors import Invalid, InvalidArgument
 from fusequeue.params import ImageFile, PillowImage, ReadableFile, StrPath
 from fusequeue.resources import Artifact, Job, Result
 
@@ -64,6 +64,9 @@ async def with_references(params: Mapping[str, Any], upload: Callable[[Any], Awa
             return reference(image) or await upload(image)
         except InvalidArgument as error:
             raise InvalidArgument(f"{name}: {error}") from error
+        except Invalid as error:
+            error.rename(name)
+            raise
 
     async def with_image(name: str, control: object) -> object:
         if not isinstance(control, Mapping) or "image" not in control:

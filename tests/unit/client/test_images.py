@@ -143,7 +143,19 @@ async def test_a_path_without_a_file_is_an_error_with_the_path(api: AsyncClient,
             await api.submit("demo", PROMPT, image=path)
 
 
-async def test_a_file_that_is_no_image_is_refused(api: AsyncClient) -> None:
-    with pytest.raises(Invalid) as caught:
-        await api.submit("demo", PROMPT, image=b"GIF89a", strength=0.5)
-    assert caught.value.code == "invalid_input_image"
+async def test_a_file_that_is_no_image_is_refused_by_its_field(api: AsyncClient) -> None:
+    """Not as the `file` of the upload."""
+    for name, arguments in (("image", {"image": b"GIF89a"}), ("images.1", {"images": [png(), b""]})):
+        wrong: Any = arguments
+        with pytest.raises(Invalid) as caught:
+            await api.submit("demo", PROMPT, **wrong)
+        error = caught.value
+        assert (error.code, error.param, [fault.field for fault in error.errors]) == (
+            "invalid_input_image",
+            name,
+            [name],
+        )
+        assert str(error).count(name) == 1
+        assert "file:" not in str(error)
+    with pytest.raises(Invalid, match=r"^file: "):
+        await api.upload(b"")
