@@ -19,7 +19,7 @@ from httpx_sse import SSEError, aconnect_sse
 
 from fusequeue.arguments import callback, finite_seconds, folder_path, json_text, key, mapping, path_of, seconds, whole
 from fusequeue.batches import AsyncBatches
-from fusequeue.errors import InvalidArgument, UnexpectedResponse, Unreachable, WaitTimeout
+from fusequeue.errors import Busy, InvalidArgument, UnexpectedResponse, Unreachable, WaitTimeout
 from fusequeue.image_sources import content, with_references
 from fusequeue.params import ImageFile, JobState, StrPath, SubmitParams
 from fusequeue.resources import (
@@ -35,7 +35,7 @@ from fusequeue.resources import (
     write_file,
 )
 from fusequeue.service import DeadLetter, Model, QueueDepth, Scale, WorkerInfo
-from fusequeue.transport import UNAVAILABLE, Transport, open_client, parsed, refusal, unreachable
+from fusequeue.transport import MAX_RETRY_AFTER_S, UNAVAILABLE, Transport, open_client, parsed, refusal, unreachable
 from fusequeue.webhooks import AsyncWebhooks
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -205,14 +205,14 @@ class AsyncClient:
                 raise WaitTimeout(current, limit_s)
 
     async def _follow(self, job: Job | str, deadline: float, on_progress: OnProgress) -> Job | None:
-        """Pass a job's events on until it ends; None at the deadline."""
+        """Pass a job's events on until it ends; None at the deadline, or where no stream is to be had."""
         events = self.events(job)
         async with aclosing(events):
             while True:
                 try:
                     left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
                     next_event = await asyncio.wait_for(anext(events), left)
-                except (TimeoutError, StopAsyncIteration):
+                except (TimeoutError, Unreachable, Busy):
                     return None
                 outcome = on_progress(next_event)
                 if inspect.isawaitable(outcome):
@@ -224,6 +224,7 @@ class AsyncClient:
         """Yield the current state, every change and step, and last the whole job; reconnects when the stream breaks."""
         path, last_id, failures = path_of("/v1/jobs", job, "/events"), "", 0
         while True:
+            retry_after_s: float | None = None
             try:
                 async with aclosing(self._events(path, last_id)) as stream:
                     async for event_id, job_event in stream:
@@ -231,15 +232,16 @@ class AsyncClient:
                         yield job_event
                         if job_event.job is not None:
                             return
-            except Unreachable:
-                if failures >= self._http.retries:
+            except (Unreachable, Busy) as error:
+                retry_after_s = error.retry_after_s if isinstance(error, Busy) else None
+                if failures >= self._http.retries or (retry_after_s or 0) > MAX_RETRY_AFTER_S:
                     raise
             current = await self.get(job)  # it may have ended while the stream was broken
             if current.ended:
                 yield Event(id=current.id, status=current.status, progress=current.progress, job=current)
                 return
             failures += 1
-            await self._http.pause(failures, None)
+            await self._http.pause(failures, retry_after_s)
 
     async def _events(self, path: str, last_id: str) -> AsyncGenerator[tuple[str, Event]]:
         headers = {"Last-Event-ID": last_id} if last_id else {}
