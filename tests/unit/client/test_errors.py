@@ -59,7 +59,8 @@ def unsent(request: httpx.Request) -> httpx.Response:
         ("steps", "steps must be 1 to 100, not 900", "steps must be 1 to 100, not 900"),
         ("mask", "inpaint takes no mask", "inpaint takes no mask"),
         ("steps", "at least 1", "steps: at least 1"),
-        ("n", "at most 8 images", "n: at most 8 images"),  # `n` occurs in other words only
+        ("n", "an image too many", "n: an image too many"),  # `n` occurs in other words only
+        ("id", "controls.0.id: unknown", "id: controls.0.id: unknown"),
         ("image", "the images are too many", "image: the images are too many"),
         ("images.1", "images: it is empty", "images.1: images: it is empty"),
         ("images", "images.1: it is empty", "images: images.1: it is empty"),

@@ -250,12 +250,13 @@ def test_calls_while_the_client_is_closed_end(service: CannedService) -> None:
 
 
 def test_the_thread_ends_with_the_client(service: CannedService) -> None:
+    before = {*threading.enumerate()}
     client = Client(service.url)
     client.get("job_1")
-    assert "fusequeue" in {thread.name for thread in threading.enumerate()}
+    (thread,) = {thread for thread in threading.enumerate() if thread.name == "fusequeue"} - before
     del client
     gc.collect()
-    assert "fusequeue" not in {thread.name for thread in threading.enumerate()}
+    assert not thread.is_alive()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
