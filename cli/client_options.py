@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from pydantic import BaseModel
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.table import Table
 
 from fusequeue import Client, ClientError, RefusedError, errors
 
@@ -23,6 +23,8 @@ Fields = Annotated[
 ]
 Object: TypeAlias = BaseModel | Mapping[str, Any]
 T = TypeVar("T", bound=Object)
+GAP = "  "
+MIN_LAST_COLUMN = 12
 
 
 class Exit(IntEnum):
@@ -50,37 +52,56 @@ class CommandConsole:
         if self.as_json:
             self._json(value)
             return
-        grid = Table.grid(padding=(0, 2))
-        for name, cell in lines:
-            grid.add_row(name, _cell(cell))
-        self.out.print(grid)
+        rows = [(name, _cell(cell)) for name, cell in lines]
+        width = max((len(name) for name, _ in rows), default=0)
+        for name, text in rows:
+            self.out.print(f"{name:<{width}}  {text}".rstrip(), markup=False)
 
     def table(self, values: Iterable[T], columns: Sequence[str], cells: Callable[[T], Sequence[object]]) -> None:
         """Print objects as rows of `cells`, or each as a line of JSON as it arrives."""
-        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-        for value in values:
-            if self.as_json:
-                self._json(value)
-            else:
-                table.add_row(*map(_cell, cells(value)))
         if self.as_json:
+            for value in values:
+                self._json(value)
             return
-        self.out.print(table if table.row_count else "none", markup=False)
+        rows = [[_cell(cell) for cell in cells(value)] for value in values]
+        if not rows:
+            self.out.print("none")
+            return
+        head, *lines = aligned([list(columns), *rows], self.out.width if self.out.is_terminal else None)
+        self.out.print(head, style="bold", markup=False)
+        for line in lines:
+            self.out.print(line, markup=False)
 
     def _json(self, value: Object) -> None:
         data = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
         self.out.print(json.dumps(data, ensure_ascii=False), markup=False, soft_wrap=True)
 
 
+def aligned(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
+    """Yield rows of cells as lines of columns, of which only the last is cut to `width`: an id is never cut."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    if width is not None:
+        widths[-1] = min(widths[-1], max(MIN_LAST_COLUMN, width - sum(widths[:-1]) - len(GAP) * (len(widths) - 1)))
+    for *cells, last in rows:
+        if cell_len(last) > widths[-1]:
+            last = set_cell_size(last, widths[-1] - 1) + "…"
+        fixed = (set_cell_size(cell, size) for cell, size in zip(cells, widths, strict=False))
+        yield GAP.join((*fixed, last)).rstrip()
+
+
 def _cell(value: object) -> str:
+    """Return a value as text on one line, without what a terminal would obey."""
     if value is None:
         return ""
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 _STATUSES: dict[type[ClientError], Exit] = {  # the base class after its subclasses
     errors.WaitTimeout: Exit.TIMEOUT,
     errors.Unreachable: Exit.UNREACHABLE,
+    errors.UnexpectedResponse: Exit.UNREACHABLE,
+    errors.InvalidArgument: Exit.USAGE,
     errors.Busy: Exit.UNREACHABLE,
     errors.NotFound: Exit.NOT_FOUND,
     errors.Unauthorized: Exit.DENIED,
@@ -90,15 +111,20 @@ _STATUSES: dict[type[ClientError], Exit] = {  # the base class after its subclas
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Print a client error on one line and exit with its status; Ctrl-C exits with 130."""
+    """Print a client error, a line for each fault, and exit with its status; Ctrl-C exits with 130."""
     try:
         yield
     except ClientError as error:
-        field = f"{error.param}: " if isinstance(error, RefusedError) and error.param not in (None, "") else ""
-        message = str(error)
-        print(f"fusequeue: {'' if message.startswith(field) else field}{message}", file=sys.stderr)
+        faults = error.errors if isinstance(error, RefusedError) else (error,)
+        for fault in faults:
+            print(f"fusequeue: {fault}", file=sys.stderr)
         status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), Exit.FAILED)
         raise typer.Exit(status) from None
+    except BrokenPipeError:
+        raise  # of `| head`; click ends the command without a message
+    except OSError as error:
+        print(f"fusequeue: {error.filename or 'file'}: {error.strerror or error}", file=sys.stderr)
+        raise typer.Exit(Exit.USAGE) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +20,8 @@ import typer
 from rich.markup import escape
 
 from cli.client_options import CommandConsole, Exit, Json
+from cli.keys import DATA, DataDir, find_redis
+from cli.up import environment
 from shared.config import settings
 from shared.errors import FusequeueError
 
@@ -52,9 +54,13 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(as_json: Json = False) -> None:
-    """Check Redis, storage, models, API, device and memory with the current settings; exits with 1 if a check fails."""
+def doctor(data_dir: DataDir = DATA, as_json: Json = False) -> None:
+    """Check Redis, storage, models, API, device and memory with the current settings; exits with 1 if a check fails.
+
+    Beside a `fusequeue up`, what the settings do not name are its Redis, storage and models file.
+    """
     console = CommandConsole(as_json)
+    use_deployment(data_dir, os.environ)
     failed = False
     for finding in (*deployment_findings(), *_device()):
         failed = failed or finding.verdict is FAILED
@@ -65,6 +71,16 @@ def doctor(as_json: Json = False) -> None:
         if finding.remedy:
             console.out.print(f"    {finding.remedy}", markup=False)
     raise typer.Exit(Exit.FAILED if failed else Exit.OK)
+
+
+def use_deployment(data_dir: Path, environ: MutableMapping[str, str]) -> None:
+    """Set what is not set to the Redis, storage and models file of the `fusequeue up` that runs on `data_dir`."""
+    if "FUSEQUEUE_REDIS_URL" in environ:
+        return
+    find_redis(data_dir, environ)
+    if "FUSEQUEUE_REDIS_URL" in environ:
+        environ.setdefault("FUSEQUEUE_STORAGE_DIR", str(data_dir / "storage"))
+        environ.setdefault("FUSEQUEUE_MODELS", str(environment.models_path(None, environ)))
 
 
 def deployment_findings() -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from cli.backfill.command import backfill
 from cli.client_options import Key, Url
 from cli.doctor import doctor
 from cli.pool.command import pool
+from cli.submit import submit, watch
 from cli.up import command as up_command
 from shared.config import settings
 from shared.errors import FusequeueError
@@ -119,8 +120,23 @@ def version() -> None:
     print(VERSION)
 
 
-service_commands = (jobs.status, jobs.watch, jobs.jobs, jobs.cancel, jobs.models, jobs.queues, jobs.workers)
-for command in (jobs.submit, backfill, pool, *service_commands, doctor):
+def _print_version(value: bool) -> None:
+    if value:
+        print(VERSION)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A job service for diffusion models: `fusequeue up` starts it, `fusequeue submit` uses it."""
+
+
+service_commands = (watch, jobs.status, jobs.jobs, jobs.cancel, jobs.models, jobs.queues, jobs.workers)
+for command in (submit, backfill, pool, *service_commands, doctor):
     app.command()(command)
 app.add_typer(jobs.dead, name="dead")
 

@@ -14,6 +14,7 @@ from fusequeue import AsyncClient, Job
 
 # Workers publish their counters once a second: counters unchanged for this long are final.
 COUNTERS_STEADY_S = 2.5
+JOB_TIMEOUT_S = 3600.0  # all jobs of the demo are submitted at once, and run on a CPU
 
 OnProgress = Callable[[str, str, int, int], None]
 """Called with job id, status, step and total steps."""
@@ -56,22 +57,20 @@ class JobClient:
 
     async def upload(self, image: Image.Image) -> str:
         """Upload an input image and return its id."""
-        data = io.BytesIO()
-        image.save(data, "PNG")
-        return await self._client.upload(data.getvalue())
+        return await self._client.upload(image)
 
     async def run_with_events(self, body: Mapping[str, Any], on_progress: OnProgress) -> FinishedJob:
         """Submit a job, pass its events to `on_progress` until it ends, and fetch its images."""
-        job = await self._client.submit(**body)
-        async for event in self._client.events(job.id):
+        job = await self._client.submit(body["model"], body["prompt"], extra_body=body)
+        async for event in self._client.events(job):
             on_progress(job.id, event.status, event.progress.step, event.progress.total)
             job = event.job or job
         return await self._with_images(job)
 
     async def run(self, body: Mapping[str, Any]) -> FinishedJob:
         """Submit a job and wait for it."""
-        job = await self._client.submit(**body)
-        return await self._with_images(await self._client.wait(job.id))
+        job = await self._client.submit(body["model"], body["prompt"], extra_body=body)
+        return await self._with_images(await self._client.wait(job, timeout_s=JOB_TIMEOUT_S))
 
     async def forward_counts(self) -> ForwardCounts:
         """Return the workers' counters once they no longer change."""
@@ -84,9 +83,9 @@ class JobClient:
 
     async def _forward_counts(self) -> ForwardCounts:
         workers = await self._client.workers()
-        forwards = sum(worker["forwards"] for worker in workers)
-        return ForwardCounts(forwards, sum(worker["forward_rows"] for worker in workers))
+        forwards = sum(worker.forwards for worker in workers)
+        return ForwardCounts(forwards, sum(worker.forward_rows for worker in workers))
 
     async def _with_images(self, job: Job) -> FinishedJob:
-        files = [await self._client.read(artifact.url) for artifact in job.artifacts]
+        files = [await self._client.read(artifact) for artifact in job.artifacts]
         return FinishedJob(job, tuple(Image.open(io.BytesIO(file)).convert("RGB") for file in files))

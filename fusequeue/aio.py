@@ -1,40 +1,71 @@
 """The asynchronous client."""
 
 import asyncio
+import inspect
 import json
+import math
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypedDict, Unpack
 
 import httpx
-from httpx_sse import aconnect_sse
+from httpx_sse import SSEError, aconnect_sse
 
-from fusequeue.errors import Unreachable, WaitTimeout
-from fusequeue.resources import DeadLetter, Event, Job, LineResult, Scale, event
-from fusequeue.transport import UNAVAILABLE, Transport, refusal, unreachable
-
-ImageSource: TypeAlias = str | Path | bytes
-"""Id of an uploaded image, an https or data URL, a file, or its bytes."""
+from fusequeue.arguments import callback, finite_seconds, folder_path, json_text, key, mapping, path_of, seconds, whole
+from fusequeue.batches import AsyncBatches
+from fusequeue.errors import Busy, InvalidArgument, UnexpectedResponse, Unreachable, WaitTimeout
+from fusequeue.image_sources import content, with_references
+from fusequeue.params import ImageFile, JobState, StrPath, SubmitParams
+from fusequeue.resources import (
+    BULK_ROW,
+    Artifact,
+    Created,
+    Event,
+    Job,
+    LineResult,
+    Result,
+    event,
+    file_name,
+    write_file,
+)
+from fusequeue.service import DeadLetter, Model, QueueDepth, Scale, WorkerInfo
+from fusequeue.transport import MAX_RETRY_AFTER_S, UNAVAILABLE, Transport, open_client, parsed, refusal, unreachable
+from fusequeue.webhooks import AsyncWebhooks
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 LINES_PER_REQUEST = 1_000
-MAX_WAIT_S = 30.0  # of one request
-IMAGE_FIELDS = ("image", "mask", "last_image")
+POLL_S = 30.0  # of one request that waits
+STREAM_READ_S = 60.0  # the service sends a line on a stream of events at least every 15 s
+WAIT_TIMEOUT_S = 600.0
+"""Default of `wait` and `run`: most images take seconds, and a wait without an end hides a service without workers."""
 
-R = TypeVar("R", Job, DeadLetter)
+OnProgress: TypeAlias = Callable[[Event], object]
+"""Called with every change and step of a job; may return an awaitable."""
+
+
+class JobFilters(TypedDict, total=False):
+    """Which jobs to list; times are ISO 8601 or epoch seconds if they are no datetimes."""
+
+    model: str | None
+    batch_id: str | None
+    created_after: datetime | str | float | None
+    created_before: datetime | str | float | None
+    metadata: Mapping[str, str] | None
 
 
 class AsyncClient:
-    """A fusequeue service.
+    """A fusequeue service, with its `webhooks` and OpenAI `batches`.
 
     `base_url` defaults to FUSEQUEUE_URL, else the address of `fusequeue up`; `api_key` to FUSEQUEUE_API_KEY. Failed
     requests are retried up to `retries` times, or for a minute while a known service restarts; Idempotency-Keys keep a
-    repeated submit from enqueueing twice. Use the client as an async context manager, or call `aclose`.
+    repeated submit from enqueueing twice. `timeout_s` is that of one request. Use the client as an async context
+    manager, or call `aclose`.
     """
 
     def __init__(
@@ -46,16 +77,12 @@ class AsyncClient:
         retries: int = 5,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        key = api_key or os.environ.get("FUSEQUEUE_API_KEY")
-        self._http = Transport(
-            httpx.AsyncClient(
-                base_url=base_url or os.environ.get("FUSEQUEUE_URL") or DEFAULT_URL,
-                headers={"Authorization": f"Bearer {key}"} if key else {},
-                timeout=httpx.Timeout(timeout_s, pool=None),
-                transport=transport,
-            ),
-            retries,
-        )
+        url = base_url or os.environ.get("FUSEQUEUE_URL") or DEFAULT_URL
+        token = api_key or os.environ.get("FUSEQUEUE_API_KEY")
+        self._timeout_s = finite_seconds("timeout_s", timeout_s)
+        self._http = Transport(open_client(url, token, self._timeout_s, transport), whole("retries", retries))
+        self.webhooks = AsyncWebhooks(self._http)
+        self.batches = AsyncBatches(self._http)
 
     async def __aenter__(self) -> Self:
         return self
@@ -67,115 +94,161 @@ class AsyncClient:
         """Close the connections."""
         await self._http.client.aclose()
 
-    async def submit(self, /, model: str, prompt: str, *, idempotency_key: str | None = None, **fields: Any) -> Job:
-        """Submit a job; `fields` are those of `POST /v1/jobs`. Files and bytes of images are uploaded."""
-        body = {"model": model, "prompt": prompt, **await self._with_image_ids(fields)}
-        key = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        return Job.model_validate(await self._http.json("POST", "/v1/jobs", json=body, headers=key))
+    async def run(
+        self,
+        /,
+        model: str,
+        prompt: str,
+        *,
+        folder: StrPath | None = None,
+        timeout_s: float | None = WAIT_TIMEOUT_S,
+        on_progress: OnProgress | None = None,
+        **params: Unpack[SubmitParams],
+    ) -> Result:
+        """Submit a job, wait for it, and return its images or videos, also saved in `folder` if one is named.
+
+        Raises `JobFailed` if the job ends without a result, and `WaitTimeout` after `timeout_s`; it then continues.
+        """
+        seconds("timeout_s", timeout_s)
+        callback("on_progress", on_progress)
+        if folder is not None:  # a folder that cannot be is found before the job, not after it
+            await asyncio.to_thread(folder_path("folder", folder).mkdir, parents=True, exist_ok=True)
+        job = await self.submit(model, prompt, **params)
+        done = (await self.wait(job, timeout_s=timeout_s, on_progress=on_progress)).require_success()
+        result = Result(done, tuple([await self.read(artifact) for artifact in done.artifacts]))
+        return result if folder is None else await asyncio.to_thread(result.save, folder)
+
+    async def submit(self, /, model: str, prompt: str, **params: Unpack[SubmitParams]) -> Job:
+        """Submit a job and return it, queued. Images that the service cannot read itself are uploaded."""
+        fields: dict[str, Any] = {**params}
+        headers = {"Idempotency-Key": key(fields.pop("idempotency_key", None), uuid.uuid4().hex)}
+        extra = mapping("extra_body", fields.pop("extra_body", None))
+        body = {"model": model, "prompt": prompt, **await with_references(fields, self.upload), **extra}
+        return await self._http.read(Job, "POST", "/v1/jobs", json=body, headers=headers)
 
     async def submit_many(
         self, bodies: Iterable[Mapping[str, Any] | None], *, idempotency_key: str | None = None
     ) -> AsyncGenerator[LineResult]:
-        """Submit any number of jobs and yield their results in order.
+        """Submit any number of jobs and yield their results in order; they are sent as the results are read.
 
-        A repeated body at the same position under the same key is enqueued once; None leaves a position empty.
-        `bodies` is consumed lazily.
+        The bodies are those of `POST /v1/jobs`, with images as ids or URLs. A repeated body at the same position under
+        the same key is enqueued once; None leaves a position empty. `bodies` is consumed lazily.
         """
-        key, lines, first = idempotency_key or uuid.uuid4().hex, iter(bodies), 1
+        if isinstance(bodies, Mapping | str | bytes) or not isinstance(bodies, Iterable):
+            raise InvalidArgument(f"bodies: {bodies!r:.80} is not a list of bodies")
+        name, lines, first = key(idempotency_key, uuid.uuid4().hex), iter(bodies), 1
         while chunk := list(islice(lines, LINES_PER_REQUEST)):
-            for result in await self._submit_chunk(chunk, f"{key}-{first}"):
+            texts = {
+                at: json_text(mapping(f"bodies.{first + at - 2}", body), f"bodies.{first + at - 2}.")
+                for at, body in enumerate(chunk, 1)
+                if body is not None
+            }
+            for result in await self._submit_chunk(texts, len(chunk), f"{name}-{first}"):
                 yield result.model_copy(update={"line": first + result.line - 1})
             first += len(chunk)
 
-    async def _submit_chunk(self, bodies: Sequence[Mapping[str, Any] | None], key: str) -> list[LineResult]:
+    async def _submit_chunk(self, texts: Mapping[int, str], lines: int, name: str) -> list[LineResult]:
         """Submit the lines of one request. Lines refused temporarily are sent again among blank lines.
 
         The service identifies a line by its position, so that none is enqueued twice.
         """
         results: dict[int, LineResult] = {}
-        pending = {
-            line: json.dumps(body, separators=(",", ":")) for line, body in enumerate(bodies, 1) if body is not None
-        }
-        count = len(pending)
-        if not count:
-            return []
-        headers = {"Idempotency-Key": key, "Content-Type": "application/x-ndjson"}
-        for attempt in range(self._http.retries + 1):
-            content = "".join(f"{pending.get(line, '')}\n" for line in range(1, len(bodies) + 1))
-            response = await self._http.send("POST", "/v1/jobs:bulk", content=content.encode(), headers=headers)
-            rows = [json.loads(line) for line in response.text.splitlines()]
-            results |= {row["line"]: LineResult.model_validate(row) for row in rows if row["line"] is not None}
+        pending, reason = {**texts}, ""
+        headers = {"Idempotency-Key": name, "Content-Type": "application/x-ndjson"}
+        for attempt in range(self._http.retries + 1 if pending else 0):
+            sent = "".join(f"{pending.get(line, '')}\n" for line in range(1, lines + 1))
+            response = await self._http.send("POST", "/v1/jobs:bulk", content=sent.encode(), headers=headers)
+            rows = [parsed(BULK_ROW, line) for line in response.content.splitlines()]
+            results |= {row.line: row for row in rows if isinstance(row, LineResult)}
+            reason = next((f": {row.error.message}" for row in rows if not isinstance(row, LineResult)), "")
             done = {line for line, result in results.items() if not (result.error and result.error.retryable)}
             pending = {line: text for line, text in pending.items() if line not in done}
-            retry_after_s = max((row["error"].get("retry_after_s", 0) for row in rows if "error" in row), default=0)
+            retry_after_s = max((row.error.retry_after_s or 0 for row in rows if row.error), default=0)
             if not pending or not await self._http.pause(attempt, retry_after_s or None):
                 break
-        if len(results) < count:
-            raise Unreachable(f"{count - len(results)} of {count} lines got no response")
+        if missing := texts.keys() - results.keys():
+            raise Unreachable(f"{len(missing)} of {len(texts)} lines got no response{reason}")
         return [results[line] for line in sorted(results)]
 
-    async def upload(self, image: Path | bytes) -> str:
-        """Upload an image as an input for jobs and return its id."""
-        file = ("image", image) if isinstance(image, bytes) else (image.name, await asyncio.to_thread(image.read_bytes))
-        return str((await self._http.json("POST", "/v1/inputs", files={"file": file}))["id"])
+    async def upload(self, image: ImageFile) -> str:
+        """Upload an image as an input for jobs and return its id; a text is the path of its file."""
+        file = await content(image)
+        return (await self._http.read(Created, "POST", "/v1/inputs", files={"file": file})).id
 
-    async def _with_image_ids(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            name: await self._image_id(value) if name in IMAGE_FIELDS else value for name, value in fields.items()
-        }
-        if "images" in body:
-            body["images"] = [await self._image_id(image) for image in body["images"]]
-        if "controls" in body:
-            body["controls"] = [{**one, "image": await self._image_id(one["image"])} for one in body["controls"]]
-        return body
+    async def get(self, job: Job | str, *, wait_s: float | None = None) -> Job:
+        """Return a job as it is now; with `wait_s`, when it has ended or after that time."""
+        options: dict[str, Any] = {}
+        if wait_s is not None:
+            wait_s = finite_seconds("wait_s", wait_s)
+            options = {"params": {"wait": f"{wait_s:.3f}"}, "timeout": self._timeout_s + wait_s}
+        return await self._http.read(Job, "GET", path_of("/v1/jobs", job), **options)
 
-    async def _image_id(self, image: ImageSource) -> str:
-        return image if isinstance(image, str) else await self.upload(image)
-
-    async def get(self, job_id: str, *, wait_s: float | None = None) -> Job:
-        """Return a job; with `wait_s`, when it has ended or after that time."""
-        query = {} if wait_s is None else {"wait": f"{wait_s:.3f}"}
-        return Job.model_validate(await self._http.json("GET", f"/v1/jobs/{job_id}", params=query))
-
-    async def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
-        """Return the job once it has ended in any state; raises `WaitTimeout` after `timeout_s`."""
-        start = time.monotonic()
-        left = timeout_s
+    async def wait(
+        self, job: Job | str, *, timeout_s: float | None = WAIT_TIMEOUT_S, on_progress: OnProgress | None = None
+    ) -> Job:
+        """Return the job once it has ended in any state; raises `WaitTimeout` after `timeout_s`, None: never."""
+        limit_s = seconds("timeout_s", timeout_s)
+        deadline = time.monotonic() + limit_s
+        callback("on_progress", on_progress)
+        if on_progress is not None and (ended := await self._follow(job, deadline, on_progress)) is not None:
+            return ended
         while True:
-            job = await self.get(job_id, wait_s=MAX_WAIT_S if left is None else min(MAX_WAIT_S, max(left, 0.0)))
-            if job.ended:
-                return job
-            if timeout_s is not None:
-                left = timeout_s - (time.monotonic() - start)
-                if left <= 0:
-                    raise WaitTimeout(job, timeout_s)
-
-    async def events(self, job_id: str) -> AsyncGenerator[Event]:
-        """Yield the current state, every change and step, and last the whole job; reconnects when the stream breaks."""
-        last_id, failures = "", 0
-        while True:
+            left = max(0.0, deadline - time.monotonic())
             try:
-                async with aclosing(self._events(job_id, last_id)) as stream:
+                async with asyncio.timeout(None if left == math.inf else left + self._timeout_s):  # retries take longer
+                    current = await self.get(job, wait_s=min(POLL_S, left))
+            except TimeoutError as error:
+                raise Unreachable(f"{self._http.client.base_url}: no response in {limit_s:g} s") from error
+            if current.ended:
+                return current
+            if time.monotonic() >= deadline:
+                raise WaitTimeout(current, limit_s)
+
+    async def _follow(self, job: Job | str, deadline: float, on_progress: OnProgress) -> Job | None:
+        """Pass a job's events on until it ends; None at the deadline, or where no stream is to be had."""
+        events = self.events(job)
+        async with aclosing(events):
+            while True:
+                try:
+                    left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+                    next_event = await asyncio.wait_for(anext(events), left)
+                except (TimeoutError, Unreachable, Busy):
+                    return None
+                outcome = on_progress(next_event)
+                if inspect.isawaitable(outcome):
+                    await outcome
+                if next_event.job is not None:
+                    return next_event.job
+
+    async def events(self, job: Job | str) -> AsyncGenerator[Event]:
+        """Yield the current state, every change and step, and last the whole job; reconnects when the stream breaks."""
+        path, last_id, failures = path_of("/v1/jobs", job, "/events"), "", 0
+        while True:
+            retry_after_s: float | None = None
+            try:
+                async with aclosing(self._events(path, last_id)) as stream:
                     async for event_id, job_event in stream:
                         last_id, failures = event_id or last_id, 0
                         yield job_event
                         if job_event.job is not None:
                             return
-            except Unreachable:
-                if failures >= self._http.retries:
+            except (Unreachable, Busy) as error:
+                retry_after_s = error.retry_after_s if isinstance(error, Busy) else None
+                if failures >= self._http.retries or (retry_after_s or 0) > MAX_RETRY_AFTER_S:
                     raise
-            job = await self.get(job_id)  # it may have ended while the stream was broken
-            if job.ended:
-                yield Event(id=job.id, status=job.status, progress=job.progress, job=job)
+            current = await self.get(job)  # it may have ended while the stream was broken
+            if current.ended:
+                yield Event(id=current.id, status=current.status, progress=current.progress, job=current)
                 return
             failures += 1
-            await self._http.pause(failures, None)
+            await self._http.pause(failures, retry_after_s)
 
-    async def _events(self, job_id: str, last_id: str) -> AsyncGenerator[tuple[str, Event]]:
+    async def _events(self, path: str, last_id: str) -> AsyncGenerator[tuple[str, Event]]:
         headers = {"Last-Event-ID": last_id} if last_id else {}
         client = self._http.client
+        timeout = httpx.Timeout(self._timeout_s, read=max(self._timeout_s, STREAM_READ_S), pool=None)
         try:
-            async with aconnect_sse(client, "GET", f"/v1/jobs/{job_id}/events", headers=headers) as source:
+            async with aconnect_sse(client, "GET", path, headers=headers, timeout=timeout) as source:
                 if source.response.status_code in UNAVAILABLE:
                     raise httpx.RemoteProtocolError(f"HTTP status {source.response.status_code}")
                 self._http.responded = True
@@ -185,89 +258,87 @@ class AsyncClient:
                 if source.response.status_code == httpx.codes.NO_CONTENT:
                     return
                 async for message in source.aiter_sse():
-                    yield message.id, event(message.json())
+                    yield message.id, _event(message.data)
+        except SSEError as error:
+            raise UnexpectedResponse(f"{client.base_url}: no event stream at {path}: {error}") from error
         except httpx.TransportError as error:
             raise unreachable(client.base_url, error) from error
 
-    def jobs(self, /, *, limit: int | None = None, **filters: Any) -> AsyncGenerator[Job]:
-        """Yield jobs, newest first, up to `limit`; `filters` are those of `GET /v1/jobs`, e.g. `status="failed"`."""
-        return self._pages(Job, "/v1/jobs", limit, filters)
+    def jobs(
+        self,
+        *,
+        limit: int | None = None,
+        status: JobState | Sequence[JobState] | None = None,
+        **filters: Unpack[JobFilters],
+    ) -> AsyncGenerator[Job]:
+        """Yield jobs, newest first, up to `limit`; only those in one of the states, and that match the filters."""
+        states = status if status is None or isinstance(status, str) else ",".join(status)
+        query: dict[str, Any] = {"status": states, **filters}
+        metadata = mapping("metadata", query.pop("metadata", None))
+        query |= {f"metadata.{name}": value for name, value in metadata.items()}
+        times = {name: value.isoformat() for name, value in query.items() if isinstance(value, datetime)}
+        return self._http.pages(Job, "/v1/jobs", limit, query | times)
 
-    async def _pages(
-        self, kind: type[R], path: str, limit: int | None, filters: Mapping[str, Any]
-    ) -> AsyncGenerator[R]:
-        query = {name: value for name, value in filters.items() if value is not None}
-        yielded = 0
-        while limit is None or yielded < limit:
-            size = 100 if limit is None else min(100, limit - yielded)
-            page = await self._http.json("GET", path, params={**query, "limit": size})
-            for row in page["data"]:
-                yield kind.model_validate(row)
-            yielded += len(page["data"])
-            if not page["has_more"]:
-                return
-            query["after"] = page["next_cursor"]
-
-    async def cancel(self, job_id: str) -> Job:
+    async def cancel(self, job: Job | str) -> Job:
         """Cancel a job: at once while it is queued, at its next step while it runs."""
-        return Job.model_validate(await self._http.json("POST", f"/v1/jobs/{job_id}/cancel"))
+        return await self._http.read(Job, "POST", path_of("/v1/jobs", job, "/cancel"))
 
-    async def delete(self, job_id: str) -> None:
+    async def delete(self, job: Job | str) -> None:
         """Delete an ended job and its images."""
-        await self._http.send("DELETE", f"/v1/jobs/{job_id}", removes=True)
+        await self._http.send("DELETE", path_of("/v1/jobs", job), removes=True)
 
-    async def download(self, job: Job, folder: Path, *, name: str | None = None) -> list[Path]:
+    async def download(self, job: Job | str, folder: StrPath, *, name: str | None = None) -> list[Path]:
         """Save results as `folder/name-index.ext`, atomically, and return the files; `name` defaults to the job id."""
-        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        files = []
-        for artifact in job.artifacts:
-            extension = artifact.content_type.rpartition("/")[2].replace("jpeg", "jpg")
-            path = folder / f"{name or job.id}-{artifact.index}.{extension}"
-            part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-            await asyncio.to_thread(_write, part, path, await self.read(artifact.url))
+        parent = folder_path("folder", folder)
+        found = job if isinstance(job, Job) else await self.get(job)
+        files: list[Path] = []
+        for artifact in found.artifacts:  # one at a time: videos are large
+            path = parent / file_name(artifact, name or found.id)
+            await asyncio.to_thread(write_file, path, await self.read(artifact))
             files.append(path)
         return files
 
-    async def read(self, url: str) -> bytes:
-        """Return the bytes of an artifact."""
+    async def read(self, artifact: Artifact | str) -> bytes:
+        """Return the bytes of an artifact, or of its URL."""
+        url = artifact if isinstance(artifact, str) else artifact.url
         return (await self._http.send("GET", url)).content
 
-    async def models(self) -> list[dict[str, Any]]:
+    async def models(self) -> list[Model]:
         """Return the models with their defaults and limits."""
-        return list((await self._http.json("GET", "/v1/models"))["data"])
+        return await self._http.listed(Model, "/v1/models")
 
-    async def queues(self) -> list[dict[str, Any]]:
+    async def queues(self) -> list[QueueDepth]:
         """Return queued and running jobs by signature."""
-        return list((await self._http.json("GET", "/v1/queues"))["data"])
+        return await self._http.listed(QueueDepth, "/v1/queues")
 
-    async def workers(self) -> list[dict[str, Any]]:
+    async def workers(self) -> list[WorkerInfo]:
         """Return the workers that are alive."""
-        return list((await self._http.json("GET", "/v1/workers"))["data"])
+        return await self._http.listed(WorkerInfo, "/v1/workers")
 
     async def scale(self, pool: str = "default") -> Scale:
         """Return how many workers the service wants; `pool` is its namespace."""
-        return Scale.model_validate(await self._http.json("GET", f"/v1/scale/{pool}"))
+        return await self._http.read(Scale, "GET", path_of("/v1/scale", pool))
 
     def dead_letters(self, *, limit: int | None = None) -> AsyncGenerator[DeadLetter]:
         """Yield dead letters, newest first, up to `limit`."""
-        return self._pages(DeadLetter, "/v1/dead-letters", limit, {})
+        return self._http.pages(DeadLetter, "/v1/dead-letters", limit)
 
-    async def dead_letter(self, letter_id: str) -> DeadLetter:
-        """Return one dead letter by its job's id."""
-        return DeadLetter.model_validate(await self._http.json("GET", f"/v1/dead-letters/{letter_id}"))
+    async def dead_letter(self, letter: DeadLetter | Job | str) -> DeadLetter:
+        """Return one dead letter by its job, or its job's id."""
+        return await self._http.read(DeadLetter, "GET", path_of("/v1/dead-letters", letter))
 
-    async def redrive(self, letter_id: str) -> None:
+    async def redrive(self, letter: DeadLetter | Job | str) -> None:
         """Queue the job of a dead letter again."""
-        await self._http.send("POST", f"/v1/dead-letters/{letter_id}/redrive", removes=True)
+        await self._http.send("POST", path_of("/v1/dead-letters", letter, "/redrive"), removes=True)
 
-    async def purge(self, letter_id: str) -> None:
+    async def purge(self, letter: DeadLetter | Job | str) -> None:
         """Delete a dead letter and the record of its job."""
-        await self._http.send("DELETE", f"/v1/dead-letters/{letter_id}", removes=True)
+        await self._http.send("DELETE", path_of("/v1/dead-letters", letter), removes=True)
 
 
-def _write(part: Path, path: Path, data: bytes) -> None:
+def _event(text: str) -> Event:
     try:
-        part.write_bytes(data)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+        data = json.loads(text)
+        return event(data if isinstance(data, dict) else {})
+    except ValueError as error:  # of pydantic too
+        raise UnexpectedResponse(f"an event cannot be read: {error}") from error

@@ -1,22 +1,32 @@
-"""Jobs and other objects of the HTTP API. Unknown fields of a newer service are kept."""
+"""Jobs as the service returns them, and results of the client. Unknown fields of a newer service are kept."""
 
 from __future__ import annotations
 
+import io
+import uuid
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, TypeAdapter
 
 from fusequeue.errors import JobFailed
+from fusequeue.params import FormatName, JobPhase, JobState, PriorityName, StrPath, TaskName
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 ENDED = frozenset({"succeeded", "failed", "canceled", "expired"})
 
 
-class _Model(BaseModel):
+class Resource(BaseModel):
+    """An object of the HTTP API. Literals are for type checkers: a newer service may have more values."""
+
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-class Progress(_Model):
+class Progress(Resource):
     """Denoising steps done and in total, over all images of a job."""
 
     step: int = 0
@@ -24,7 +34,7 @@ class Progress(_Model):
     percent: int = 0
 
 
-class QueuePosition(_Model):
+class QueuePosition(Resource):
     """Position of a queued job: 0 is next, None is unknown; `reason` is why it waits."""
 
     position: int | None = None
@@ -32,8 +42,8 @@ class QueuePosition(_Model):
     reason: str | None = None
 
 
-class Artifact(_Model):
-    """A finished image or video."""
+class Artifact(Resource):
+    """A finished image or video; `Client.read` returns its bytes."""
 
     index: int
     url: str
@@ -43,7 +53,7 @@ class Artifact(_Model):
     height: int
     seed: int
     flagged: bool = False
-    kind: str = "image"
+    kind: SkipValidation[Literal["image", "video"]] = "image"
     frames: int | None = None
     fps: int | None = None
     duration_s: float | None = None
@@ -51,7 +61,7 @@ class Artifact(_Model):
     thumbnail_url: str | None = None
 
 
-class Failure(_Model):
+class Failure(Resource):
     """Why a job did not succeed."""
 
     code: str
@@ -60,7 +70,7 @@ class Failure(_Model):
     retryable: bool = False
 
 
-class Metrics(_Model):
+class Metrics(Resource):
     """Durations of a job's phases, and its share of the device's time; None if not reached."""
 
     queue_ms: int | None = None
@@ -70,7 +80,7 @@ class Metrics(_Model):
     device_seconds: float | None = None
 
 
-class BatchingStats(_Model):
+class BatchingStats(Resource):
     """A job's denoiser forwards and batch mates; `solo_reason` says why it had none."""
 
     forwards: int = 0
@@ -80,26 +90,87 @@ class BatchingStats(_Model):
     solo_reason: str | None = None
 
 
-class Job(_Model):
+class InputImage(Resource):
+    """An image that a job uses; its id can be the image of another job."""
+
+    id: str
+    content_type: str
+    bytes: int
+    width: int
+    height: int
+
+
+class JobAdapter(Resource):
+    """A LoRA adapter of a job, and its weight."""
+
+    id: str
+    scale: float
+
+
+class JobControl(Resource):
+    """A control image of a job; it applies from `start` to `end`, shares of the steps."""
+
+    id: str
+    kind: SkipValidation[Literal["controlnet", "ip_adapter"]]
+    image: InputImage
+    scale: float
+    start: float
+    end: float
+
+
+class JobStepCache(Resource):
+    """Which steps of a job are computed: the `first` and the `last`, and one of `every` between them."""
+
+    every: int
+    first: int
+    last: int
+    order: SkipValidation[Literal["reuse", "linear", "quadratic"]]
+    of: SkipValidation[Literal["output", "residual"]]
+
+
+class Job(Resource):
     """A job: its request, state and results."""
 
     id: str
-    status: str
-    phase: str | None = None
+    status: SkipValidation[JobState]
+    phase: SkipValidation[JobPhase | None] = None
     model: str
     prompt: str
+    negative_prompt: str = ""
+    task: SkipValidation[TaskName] = "text_to_image"
     seed: int
     n: int
     width: int
     height: int
+    frames: int = 1
+    fps: int | None = None
+    layers: int = 0
     steps: int
     guidance_scale: float
+    guidance_scale_2: float | None = None
+    scheduler: str | None = None
+    step_cache: JobStepCache | None = None
+    adapters: tuple[JobAdapter, ...] = ()
+    image: InputImage | None = None
+    images: tuple[InputImage, ...] = ()
+    mask: InputImage | None = None
+    last_image: InputImage | None = None
+    controls: tuple[JobControl, ...] = ()
+    strength: float | None = None
+    reproducible: bool = False
+    output_format: SkipValidation[FormatName] = "png"
+    output_quality: int = 90
+    embed_parameters: bool = False
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    expires_at: datetime | None = None
+    deadline_at: datetime | None = None
+    cancel_requested: bool = False
+    attempts: int = 0
     progress: Progress = Progress()
     queue: QueuePosition | None = None
-    priority: str = "standard"
+    priority: SkipValidation[PriorityName] = "standard"
     metadata: dict[str, str] = Field(default_factory=dict)
     batch_id: str | None = None
     artifacts: tuple[Artifact, ...] = ()
@@ -121,50 +192,71 @@ class Job(_Model):
         return self
 
 
-class Event(_Model):
+class Event(Resource):
     """One message of a job's event stream; `job` is set on the last one."""
 
     id: str
-    status: str
-    phase: str | None = None
+    status: SkipValidation[JobState]
+    phase: SkipValidation[JobPhase | None] = None
     progress: Progress = Progress()
     job: Job | None = None
 
 
-class LineResult(_Model):
+@dataclass(frozen=True)
+class Result:
+    """A succeeded job with the bytes of its images or videos, and their `files` if they were saved."""
+
+    job: Job
+    data: tuple[bytes, ...]
+    files: tuple[Path, ...] = ()
+
+    def save(self, folder: StrPath, *, name: str | None = None) -> Result:
+        """Save the data as `folder/name-index.ext`, atomically; `name` defaults to the job id."""
+        names = [file_name(artifact, name or self.job.id) for artifact in self.job.artifacts]
+        files = tuple(Path(folder) / file for file in names)
+        for file, data in zip(files, self.data, strict=True):
+            write_file(file, data)
+        return replace(self, files=files)
+
+    def images(self) -> list[Image]:
+        """Return the images as those of Pillow, which has to be installed."""
+        from PIL import Image as pillow
+
+        return [pillow.open(io.BytesIO(data)) for data in self.data]
+
+
+class Created(BaseModel):
+    """An object of which the client needs only the id: an upload, a file."""
+
+    id: str
+
+
+class LineFailure(Failure):
+    """Why a line of a bulk submit is refused; `errors` are all its faults, of which this is the first."""
+
+    retry_after_s: float | None = None
+    errors: tuple[Failure, ...] = ()
+
+
+class LineResult(Resource):
     """Result of one job of a bulk submit; `line` counts from 1."""
 
     line: int
     id: str | None = None
     replayed: bool = False
     url: str | None = None
-    error: Failure | None = None
+    error: LineFailure | None = None
 
 
-class DeadLetter(_Model):
-    """A job that failed permanently; `job` is None for a queue entry that could not be parsed."""
+class BulkFailure(Resource):
+    """Why the rest of a bulk submit got no result."""
 
-    id: str
-    at: datetime | None = None
-    reason: str
-    detail: str
-    job: Job | None = None
+    error: LineFailure
 
 
-class Scale(_Model):
-    """How many workers a pool wants, and why; `backlog_s` in GPU-seconds."""
-
-    pool: str
-    wanted: int
-    alive: int
-    busy: int
-    starting: int = 0
-    target_wait_s: float
-    oldest_wait_s: float
-    backlog_s: float
-    queued: int = 0
-    running: int = 0
-    reasons: tuple[str, ...] = ()
+BULK_ROW: TypeAdapter[LineResult | BulkFailure] = TypeAdapter(
+    Annotated[LineResult | BulkFailure, Field(union_mode="left_to_right")]
+)
 
 
 def event(data: dict[str, Any]) -> Event:
@@ -173,3 +265,32 @@ def event(data: dict[str, Any]) -> Event:
         job = Job.model_validate(data)
         return Event(id=job.id, status=job.status, phase=job.phase, progress=job.progress, job=job)
     return Event.model_validate(data)
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class Page(BaseModel, Generic[T]):
+    """A page of a list; `next_cursor`, or the id of the last item, continues it."""
+
+    data: list[T]
+    has_more: bool = False
+    next_cursor: str | None = None
+    last_id: str | None = None
+
+
+def file_name(artifact: Artifact, name: str) -> str:
+    """Return the name of the file in which an artifact is saved."""
+    extension = artifact.content_type.rpartition("/")[2].replace("jpeg", "jpg")
+    return f"{name}-{artifact.index}.{extension}"
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file atomically; creates its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -2,53 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack
-from functools import wraps
-from typing import Concatenate, ParamSpec, Self, TypeVar
-
-from anyio.from_thread import start_blocking_portal
+from typing import Self
 
 from fusequeue.aio import AsyncClient
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _blocking(method: Callable[Concatenate[AsyncClient, P], Awaitable[T]]) -> Callable[Concatenate[Client, P], T]:
-    @wraps(method)
-    def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return client._portal.call(lambda: method(client._client, *args, **kwargs))
-
-    return call
+from fusequeue.batches import AsyncBatches
+from fusequeue.loop_thread import Blocking, LoopThread, blocking, iterating
+from fusequeue.webhooks import AsyncWebhooks
 
 
-def _iterating(
-    method: Callable[Concatenate[AsyncClient, P], AsyncIterator[T]],
-) -> Callable[Concatenate[Client, P], Iterator[T]]:
-    @wraps(method)
-    def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        items, end = method(client._client, *args, **kwargs), object()
+class Client(Blocking[AsyncClient]):
+    """A fusequeue service. The methods are those of `AsyncClient`; safe to use from several threads.
 
-        async def next_item() -> T | object:
-            return await anext(items, end)
-
-        while (item := client._portal.call(next_item)) is not end:
-            yield item  # type: ignore[misc]  # anything but the sentinel is a T
-
-    return call
-
-
-class Client:
-    """A fusequeue service. The methods are those of `AsyncClient`; safe to use from several threads."""
+    Use the client as a context manager, or call `close`; one that stays open keeps no script from exiting.
+    """
 
     def __init__(
         self, base_url: str | None = None, *, api_key: str | None = None, timeout_s: float = 60.0, retries: int = 5
     ) -> None:
-        self._open = ExitStack()
-        self._portal = self._open.enter_context(start_blocking_portal())
-        self._client = AsyncClient(base_url, api_key=api_key, timeout_s=timeout_s, retries=retries)
-        self._open.callback(self._portal.call, self._client.aclose)
+        client = AsyncClient(base_url, api_key=api_key, timeout_s=timeout_s, retries=retries)
+        super().__init__(client, LoopThread(client.aclose))
+        self.webhooks = SyncWebhooks(client.webhooks, self._thread)
+        self.batches = SyncBatches(client.batches, self._thread)
 
     def __enter__(self) -> Self:
         return self
@@ -58,24 +32,52 @@ class Client:
 
     def close(self) -> None:
         """Close the connections and stop the thread."""
-        self._open.close()
+        self._thread.close()
 
-    submit = _blocking(AsyncClient.submit)
-    submit_many = _iterating(AsyncClient.submit_many)
-    upload = _blocking(AsyncClient.upload)
-    get = _blocking(AsyncClient.get)
-    wait = _blocking(AsyncClient.wait)
-    events = _iterating(AsyncClient.events)
-    jobs = _iterating(AsyncClient.jobs)
-    cancel = _blocking(AsyncClient.cancel)
-    delete = _blocking(AsyncClient.delete)
-    download = _blocking(AsyncClient.download)
-    read = _blocking(AsyncClient.read)
-    models = _blocking(AsyncClient.models)
-    queues = _blocking(AsyncClient.queues)
-    workers = _blocking(AsyncClient.workers)
-    scale = _blocking(AsyncClient.scale)
-    dead_letters = _iterating(AsyncClient.dead_letters)
-    dead_letter = _blocking(AsyncClient.dead_letter)
-    redrive = _blocking(AsyncClient.redrive)
-    purge = _blocking(AsyncClient.purge)
+    run = blocking(AsyncClient.run)
+    submit = blocking(AsyncClient.submit)
+    submit_many = iterating(AsyncClient.submit_many)
+    upload = blocking(AsyncClient.upload)
+    get = blocking(AsyncClient.get)
+    wait = blocking(AsyncClient.wait)
+    events = iterating(AsyncClient.events)
+    jobs = iterating(AsyncClient.jobs)
+    cancel = blocking(AsyncClient.cancel)
+    delete = blocking(AsyncClient.delete)
+    download = blocking(AsyncClient.download)
+    read = blocking(AsyncClient.read)
+    models = blocking(AsyncClient.models)
+    queues = blocking(AsyncClient.queues)
+    workers = blocking(AsyncClient.workers)
+    scale = blocking(AsyncClient.scale)
+    dead_letters = iterating(AsyncClient.dead_letters)
+    dead_letter = blocking(AsyncClient.dead_letter)
+    redrive = blocking(AsyncClient.redrive)
+    purge = blocking(AsyncClient.purge)
+
+
+class SyncWebhooks(Blocking[AsyncWebhooks]):
+    """The webhook endpoints of a service: `client.webhooks`."""
+
+    create = blocking(AsyncWebhooks.create)
+    list = blocking(AsyncWebhooks.list)
+    get = blocking(AsyncWebhooks.get)
+    update = blocking(AsyncWebhooks.update)
+    delete = blocking(AsyncWebhooks.delete)
+    rotate = blocking(AsyncWebhooks.rotate)
+    test = blocking(AsyncWebhooks.test)
+    secret = blocking(AsyncWebhooks.secret)
+    deliveries = iterating(AsyncWebhooks.deliveries)
+    delivery = blocking(AsyncWebhooks.delivery)
+    redeliver = blocking(AsyncWebhooks.redeliver)
+
+
+class SyncBatches(Blocking[AsyncBatches]):
+    """The batches of a service: `client.batches`."""
+
+    create = blocking(AsyncBatches.create)
+    get = blocking(AsyncBatches.get)
+    list = iterating(AsyncBatches.list)
+    cancel = blocking(AsyncBatches.cancel)
+    wait = blocking(AsyncBatches.wait)
+    results = iterating(AsyncBatches.results)

@@ -8,13 +8,29 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from fusequeue.errors import Busy, Invalid, NotFound, RefusedError, Unauthorized, Unreachable
+from fusequeue.arguments import json_text, whole
+from fusequeue.errors import (
+    Busy,
+    FieldError,
+    Invalid,
+    InvalidArgument,
+    NotFound,
+    RefusedError,
+    Unauthorized,
+    UnexpectedResponse,
+    Unreachable,
+)
+from fusequeue.resources import Page
+
+T = TypeVar("T", bound=BaseModel)
+Read = TypeVar("Read")
 
 UNAVAILABLE = frozenset({502, 503, 504})  # responses of a proxy while the service behind it restarts
 RETRIED = UNAVAILABLE | {408, 429}
@@ -22,6 +38,7 @@ RESTART_S = 60.0  # a restart of the service takes less
 FIRST_DELAY_S = 0.25
 MAX_DELAY_S = 8.0
 MAX_RETRY_AFTER_S = 60.0
+PAGE_SIZE = 100
 ERRORS: dict[int, type[RefusedError]] = {
     **dict.fromkeys((400, 413, 415, 422), Invalid),
     **dict.fromkeys((401, 403), Unauthorized),
@@ -53,23 +70,64 @@ class Transport:
         self.retries = retries
         self.responded = False  # ever
 
-    async def json(self, method: str, path: str, **options: Any) -> Any:
-        """Send a request and return its decoded JSON, None for an empty response."""
+    async def read(self, kind: type[T], method: str, path: str, **options: Any) -> T:
+        """Send a request and return the object in its response."""
         response = await self.send(method, path, **options)
-        return response.json() if response.content else None
+        try:
+            return parsed(TypeAdapter(kind), response.content)
+        except UnexpectedResponse as error:
+            raise UnexpectedResponse(
+                f"{self.client.base_url}: not a response of fusequeue to {method} {path}: {error}; check the URL"
+            ) from error
+
+    async def pages(
+        self, kind: type[T], path: str, limit: int | None = None, filters: Mapping[str, Any] | None = None
+    ) -> AsyncGenerator[T]:
+        """Yield the items of a list, up to `limit`."""
+        query = {name: value for name, value in (filters or {}).items() if value is not None}
+        limit = None if limit is None else whole("limit", limit)
+        yielded = 0
+        while limit is None or yielded < limit:
+            size = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit - yielded)
+            page = await self.read(Page[kind], "GET", path, params={**query, "limit": size})  # type: ignore[valid-type]
+            for item in page.data:
+                yield item
+            yielded += len(page.data)
+            cursor = page.next_cursor or page.last_id
+            if not page.has_more or cursor is None:
+                return
+            query["after"] = cursor
+
+    async def listed(self, kind: type[T], path: str) -> list[T]:
+        """Return the items of a list that has no pages."""
+        return (await self.read(Page[kind], "GET", path)).data  # type: ignore[valid-type]
+
+    def _request(self, method: str, path: str, options: Mapping[str, Any]) -> httpx.Request:
+        options = {**options}
+        if (body := options.pop("json", None)) is not None:
+            options["content"] = json_text(body)
+            options["headers"] = {"Content-Type": "application/json", **options.get("headers", {})}
+        try:
+            request = self.client.build_request(method, path, **options)
+        except (ValueError, TypeError, httpx.InvalidURL) as error:  # lone surrogates, for example
+            raise InvalidArgument(f"the request cannot be sent: {error}") from error
+        if _origin(request.url) != _origin(self.client.base_url):  # the URL of an image can be on any host
+            request.headers.pop("Authorization", None)
+        return request
 
     async def send(self, method: str, path: str, *, removes: bool = False, **options: Any) -> httpx.Response:
         """Send a request; raises `RefusedError` for an error response and `Unreachable` for none.
 
         With `removes`, the request takes its object away: a 404 after an attempt whose outcome is unknown is a success.
         """
+        request = self._request(method, path, options)
         down_since: float | None = None
         unknown = False
         for attempt in count():
-            failure: httpx.TransportError | None = None
+            failure: httpx.RequestError | None = None
             try:
-                response = await self.client.request(method, path, **options)
-            except httpx.TransportError as error:
+                response = await self.client.send(request)
+            except httpx.RequestError as error:
                 failure = error
             if failure is not None or response.status_code in UNAVAILABLE:
                 down_since = down_since or time.monotonic()
@@ -82,8 +140,11 @@ class Transport:
                 if last:
                     raise unreachable(self.client.base_url, failure) from failure
                 await self.pause(attempt, None)
-            elif response.is_success or response.is_redirect or (removes and unknown and response.status_code == 404):
+            elif response.is_success or (removes and unknown and response.status_code == 404):
                 return response
+            elif response.is_redirect:
+                location = response.headers["location"]
+                raise UnexpectedResponse(f"{request.url} redirects to {location:.200}; use that URL")
             elif last or not is_retryable(response) or not await self.pause(attempt, retry_after_s(response.headers)):
                 raise refusal(response)
         raise AssertionError("the last attempt returns or raises")
@@ -95,6 +156,43 @@ class Transport:
             return False
         await asyncio.sleep(delay)
         return True
+
+
+def open_client(
+    base_url: str, api_key: str | None, timeout_s: float, transport: httpx.AsyncBaseTransport | None
+) -> httpx.AsyncClient:
+    """Return the connection to a service; raises `InvalidArgument` for a URL, key or proxy that cannot be used."""
+    try:
+        url = httpx.URL(base_url)
+        if url.scheme not in ("http", "https") or not url.host or (url.port or 1) > 65_535:
+            raise ValueError("use one such as http://localhost:8000")
+    except (ValueError, TypeError, httpx.InvalidURL) as error:
+        raise InvalidArgument(f"invalid URL of the service: {base_url!r}; {error}") from error
+    if api_key and not (isinstance(api_key, str) and api_key.isascii() and api_key.isprintable()):
+        raise InvalidArgument("invalid API key: it has characters other than printable ASCII")
+    try:
+        return httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(timeout_s, pool=None),
+            transport=transport,
+        )
+    except (ValueError, ImportError, httpx.InvalidURL) as error:  # HTTP_PROXY and its like
+        raise InvalidArgument(f"invalid proxy in the environment: {error}") from error
+
+
+def parsed(kind: TypeAdapter[Read], text: bytes) -> Read:
+    """Return the object in a JSON text."""
+    try:
+        return kind.validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise UnexpectedResponse(f"{error.error_count()} faults, the first: {field}: {first['msg']}") from error
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
 
 
 def is_retryable(response: httpx.Response) -> bool:
@@ -118,19 +216,25 @@ def refusal(response: httpx.Response) -> RefusedError:
     except (json.JSONDecodeError, UnicodeDecodeError):
         body = None
     problem = body if isinstance(body, dict) else {}  # a proxy may send anything
+    rows = problem.get("errors")
+    faults = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     details = problem.get("error")
-    param = details.get("param") if isinstance(details, dict) else None
     error = ERRORS.get(response.status_code, RefusedError)(
         str(problem.get("detail") or f"HTTP status {response.status_code}"),
         status=response.status_code,
         code=str(problem.get("code") or f"http_{response.status_code}"),
-        param=param if isinstance(param, str) else None,
+        param=_text(details.get("param")) if isinstance(details, dict) else None,
         request_id=response.headers.get("x-request-id"),
+        errors=tuple(FieldError(_text(row.get("param")), str(row.get("message", ""))) for row in faults),
     )
     error.retry_after_s = retry_after_s(response.headers)
     return error
 
 
-def unreachable(base_url: httpx.URL, error: httpx.TransportError) -> Unreachable:
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def unreachable(base_url: httpx.URL, error: httpx.RequestError) -> Unreachable:
     """Return the exception for a service that did not respond."""
     return Unreachable(f"{base_url}: {error or type(error).__name__}; is it running? `fusequeue up` starts one here")

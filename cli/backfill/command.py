@@ -16,7 +16,7 @@ from rich.text import Text
 from cli.backfill.ledger import Entry, EntryState, Ledger, LedgerError
 from cli.backfill.prompts import PromptsError, file_name, read
 from cli.client_options import CommandConsole, Exit, Fields, Json, Key, Url, exit_on_error
-from cli.jobs import parse_fields
+from cli.submit import parse_fields
 from fusequeue import AsyncClient, Job, NotFound
 
 MANIFEST = "manifest.jsonl"
@@ -155,7 +155,8 @@ class Backfill:
         results = await self._submit_chunks(first_attempts)
         for entry in entries[len(first_attempts) :]:
             key = f"{self.ledger.run_id}-{entry.number}-{entry.failed_attempts}"
-            job = await self.client.submit(**self._body(entry), idempotency_key=key)
+            body = self._body(entry)
+            job = await self.client.submit(body["model"], body["prompt"], idempotency_key=key, extra_body=body)
             results.append((entry.number, job.id, None))
         self.ledger.submitted(results)
         self.on_change()

@@ -54,6 +54,8 @@ def _json_lines(path: Path, file: Iterator[str]) -> Bodies:
             body = json.loads(line)
         except json.JSONDecodeError as error:
             raise PromptsError(f"{path}:{number}: {error.msg} at column {error.colno}") from error
+        except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets in brackets
+            raise PromptsError(f"{path}:{number}: {error}") from error
         if not isinstance(body, dict):
             raise PromptsError(f"{path}:{number}: a line must be a JSON object with the fields of a job")
         yield number, body
@@ -78,7 +80,7 @@ def parse_field(name: str, text: str) -> Any:
         return text
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # also an integer of thousands of digits
         return text
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cli.up.child_process import BoundedLog
 from cli.up.command import logged_ready
 from cli.up.supervisor import ProcessRunner, ProcessSpec, RestartBackoff, StatusPrinter
-from fusequeue import AsyncClient, Busy, ClientError, Scale, Unreachable
+from fusequeue import AsyncClient, Busy, ClientError, Scale, Unreachable, WorkerInfo
 
 WORKER = (sys.executable, "-P", "-m", "worker")
 REMEMBERED_PIDS = 256
@@ -249,9 +249,7 @@ class Pool:
 
     async def _adjust(self) -> PoolStatus:
         scale, listed = await self._poll()
-        jobs = {
-            one["pid"]: (one["running_jobs"], one.get("bulk_jobs", 0)) for one in listed if one["host"] == self._host
-        }
+        jobs = {one.pid: (one.running_jobs, one.bulk_jobs) for one in listed if one.host == self._host}
         workers = self.processes.workers(jobs)
         if scale is None:  # keep the present workers while the service is unreachable
             present = sum(worker.state in ("starting", "ready") for worker in workers)
@@ -259,7 +257,7 @@ class Pool:
         else:
             latest = WantedWorkers(time.monotonic(), scale.wanted)
             self._wants = recent_wants(self._wants, latest, self.bounds.cool_down_s)
-            others = sum(one["state"] != "draining" and not self._is_ours(one) for one in listed)
+            others = sum(one.state != "draining" and not self._is_ours(one) for one in listed)
             target = target_workers(self._wants, others, self.bounds)
         changes = plan_changes(workers, target, self.bounds.max_workers)
         for index in changes.start:
@@ -268,8 +266,8 @@ class Pool:
             self.processes.drain(index)
         return self._status(scale, jobs, target)
 
-    def _is_ours(self, worker: Mapping[str, Any]) -> bool:
-        return worker["host"] == self._host and self.processes.is_ours(worker["pid"])
+    def _is_ours(self, worker: WorkerInfo) -> bool:
+        return worker.host == self._host and self.processes.is_ours(worker.pid)
 
     def _status(self, scale: Scale | None, jobs: Mapping[int, tuple[int, int]], target: int) -> PoolStatus:
         workers = self.processes.workers(jobs)
@@ -287,7 +285,7 @@ class Pool:
             reasons=() if scale is None else scale.reasons,
         )
 
-    async def _poll(self) -> tuple[Scale | None, list[dict[str, Any]]]:
+    async def _poll(self) -> tuple[Scale | None, list[WorkerInfo]]:
         try:
             scale, listed = await asyncio.gather(self.client.scale(self.name), self.client.workers())
         except ClientError as error:

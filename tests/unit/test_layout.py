@@ -17,15 +17,27 @@ MAX_ENTRIES = 16
 SAME_CLASS = {
     "the client reads what the service writes": {
         "Artifact",
+        "Batch",
+        "BatchError",
         "BatchingStats",
         "DeadLetter",
+        "Defaults",
+        "DeliveryAttempt",
         "Failure",
         "Job",
+        "Limits",
         "Progress",
+        "QueueDepth",
         "QueuePosition",
+        "RequestCounts",
         "Scale",
+        "UnavailableModel",
+        "WebhookDelivery",
+        "WebhookEndpoint",
+        "WorkerInfo",
     },
     "the client raises what the service responds with": {"NotFound", "WaitTimeout"},
+    "the client sends what the service selects by": {"JobFilters"},
 }
 SAME_FILE = {
     "every package has one": {"__init__.py", "__main__.py", "errors.py"},

@@ -11,7 +11,7 @@ import pytest
 from harness.api_process import Server
 from harness.http_server import claimed, deliver, png
 
-from fusequeue import AsyncClient, Client, Job, NotFound, WaitTimeout
+from fusequeue import AsyncClient, Client, Event, Job, NotFound, Result, WaitTimeout
 from shared.job import Phase, Progress
 from shared.queue import ProgressReport, Queue
 
@@ -132,10 +132,42 @@ async def test_the_synchronous_client_does_the_same(server: Server, queue: Queue
             results.append(client.wait(job.id, timeout_s=30))
             assert [event.status for event in client.events(job.id)] == ["succeeded"]
             assert [one.id for one in client.jobs(limit=1)] == [job.id]
-            assert client.models()[0]["id"] == "demo"
+            assert client.models()[0].id == "demo"
 
     running = asyncio.create_task(asyncio.to_thread(script))
     await asyncio.to_thread(submitted.wait, 30)
     await deliver(queue, tmp_path, await claimed(queue, results[0].id))
     await running
     assert results[1].status == "succeeded"
+
+
+async def test_a_script_runs_a_job_and_shows_its_progress(
+    server: Server, api: AsyncClient, queue: Queue, tmp_path: Path
+) -> None:
+    """Events arrive while the job runs, in the script's own thread."""
+    steps: list[int] = []
+    threads: set[threading.Thread] = set()
+
+    def note(event: Event) -> None:
+        threads.add(threading.current_thread())
+        steps.append(event.progress.step)
+
+    def script() -> tuple[Result, threading.Thread]:
+        with Client(server.url) as client:
+            result = client.run("demo", PROMPT, folder=tmp_path / "out", on_progress=note, timeout_s=60)
+            return result, threading.current_thread()
+
+    running = asyncio.create_task(asyncio.to_thread(script))
+    async with asyncio.timeout(30):
+        while not (found := [job async for job in api.jobs()]) or not steps:
+            await asyncio.sleep(0.01)
+        claim = await claimed(queue, found[0].id)
+        while 2 not in steps:
+            await queue.claims.report_progress(
+                ProgressReport(found[0].id, claim.epoch, Phase.DENOISING, Progress(step=2, total=4))
+            )
+            await asyncio.sleep(0.05)
+        data = await deliver(queue, tmp_path, claim)
+        result, thread = await running
+    assert [file.read_bytes() for file in result.files] == [data]
+    assert threads == {thread}

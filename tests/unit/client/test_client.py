@@ -190,6 +190,39 @@ def test_the_last_event_contains_the_job() -> None:
     assert event({"id": "job_1", "status": "running", "progress": {"step": 1, "total": 4}}).job is None
 
 
+def stream(statuses: list[int]) -> Handler:
+    """Return a service whose streams of events have these statuses in turn, and whose job has failed."""
+    remaining = iter(statuses)
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/events"):
+            return httpx.Response(200, json={**JOB, "status": "running"} if request.url.query == b"" else JOB)
+        status = next(remaining)
+        if status != 200:
+            return httpx.Response(status, headers={"Retry-After": "0"})
+        events = f"data: {json.dumps(JOB)}\n\n"
+        return httpx.Response(200, text=events, headers={"Content-Type": "text/event-stream"})
+
+    return handler
+
+
+async def test_a_stream_that_is_refused_for_now_is_opened_again() -> None:
+    async with client(stream([429, 503, 200])) as api:
+        assert [event.status async for event in api.events("job_1")] == ["failed"]
+    async with client(stream([429, 429, 429]), retries=2) as api:
+        with pytest.raises(Busy):
+            await anext(api.events("job_1"))
+
+
+async def test_a_wait_with_progress_goes_on_without_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams are limited, waits are not."""
+    monkeypatch.setattr("fusequeue.transport.random.random", lambda: 0.0)
+    events: list[object] = []
+    async with client(stream([503, 503, 503]), retries=2) as api:
+        assert (await api.wait("job_1", on_progress=events.append)).status == "failed"
+    assert events == []
+
+
 async def test_files_of_control_images_are_uploaded() -> None:
     bodies: list[bytes] = []
 

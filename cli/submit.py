@@ -1,0 +1,133 @@
+"""Commands that submit a job and wait for it."""
+
+import re
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cli.backfill.prompts import parse_field
+from cli.client_options import CommandConsole, Fields, Json, Key, Url, connected
+from fusequeue import Client, Event, Job, JobParams
+
+JobId = Annotated[str, typer.Argument(help="Job id.")]
+
+
+def submit(
+    prompt: Annotated[str, typer.Argument(help="What the image shows.")],
+    model: Annotated[str, typer.Option(help="A model listed by `fusequeue models`.")] = "demo",
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="Image to start from or to edit; repeat it for several."),
+    ] = None,
+    mask: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Mask: white is repainted.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Default: a random one, which is printed.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Denoising steps.")] = None,
+    size: Annotated[str | None, typer.Option(metavar="WIDTHxHEIGHT", help="Pixels, such as 512x768.")] = None,
+    n: Annotated[int | None, typer.Option("-n", help="Number of images; image i uses seed + i.")] = None,
+    negative: Annotated[str | None, typer.Option(help="What the image does not show.")] = None,
+    guidance: Annotated[float | None, typer.Option(help="Guidance scale.")] = None,
+    field: Fields = None,
+    output: Annotated[Path, typer.Option("--output", "-o", file_okay=False, help="Folder for the images.")] = Path("."),
+    wait: Annotated[bool, typer.Option(help="Wait for the result and save it.")] = True,
+    show: Annotated[bool, typer.Option("--show", help="Open the result.")] = False,
+    timeout_s: Annotated[float | None, typer.Option("--timeout", min=0, help="Most seconds to wait.")] = None,
+    url: Url = None,
+    api_key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """Submit a job, wait with a progress bar, and save its images."""
+    width, height = parse_size(size)
+    params: JobParams = {
+        "image": image[0] if image and len(image) == 1 else None,
+        "images": image if image and len(image) > 1 else None,
+        "mask": mask,
+        "seed": seed,
+        "steps": steps,
+        "width": width,
+        "height": height,
+        "n": n,
+        "negative_prompt": negative,
+        "guidance_scale": guidance,
+    }
+    fields = parse_fields(field or [])
+    with connected(url, api_key, as_json) as (client, console):
+        job = client.submit(model, prompt, extra_body=fields, **params)
+        if not wait:
+            print_job(console, job)
+            return
+        try:
+            job = _wait(client, console, job, timeout_s).require_success()
+        except KeyboardInterrupt:
+            console.err.print(f"job {job.id} continues; `fusequeue cancel {job.id}` cancels it")
+            raise
+        files = client.download(job, output)
+        print_job(console, job, files)
+        for file in files if show else ():
+            webbrowser.open(file.resolve().as_uri())
+
+
+def watch(job_id: JobId, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+    """Show a job's progress until it ends; with --json, print each event on a line."""
+    with connected(url, api_key, as_json) as (client, console):
+        job = _wait(client, console, job_id, None)
+        if not as_json:
+            print_job(console, job)
+        job.require_success()
+
+
+def parse_fields(assignments: Sequence[str]) -> dict[str, Any]:
+    """Return request fields from NAME=VALUE options."""
+    fields: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"{assignment!r} is not NAME=VALUE", param_hint="--set")
+        fields[name] = parse_field(name, text)
+    return fields
+
+
+def parse_size(size: str | None) -> tuple[int | None, int | None]:
+    """Return width and height; None without a size."""
+    if size is None:
+        return None, None
+    match = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", size)
+    if match is None:
+        raise typer.BadParameter(f"{size!r} is not WIDTHxHEIGHT, such as 512x768", param_hint="--size")
+    return int(match[1]), int(match[2])
+
+
+def _wait(client: Client, console: CommandConsole, job: Job | str, timeout_s: float | None) -> Job:
+    """Return the ended job; shows its progress, as JSON a line for each event but the last."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[steps]}"), TimeElapsedColumn())
+    quiet = console.as_json or not console.err.is_terminal
+    with Progress(*columns, console=console.err, disable=quiet) as bar:
+        task = bar.add_task("queued", total=None, steps="")
+
+        def show(event: Event) -> None:
+            if console.as_json and event.job is None:
+                console.record(event, ())
+            step, total = event.progress.step, event.progress.total
+            steps = f"{step}/{total}" if total else ""
+            bar.update(task, description=event.phase or event.status, completed=step, total=total or None, steps=steps)
+
+        return client.wait(job, timeout_s=timeout_s, on_progress=show)
+
+
+def print_job(console: CommandConsole, job: Job, files: Sequence[Path] = ()) -> None:
+    """Print a job and where its results are."""
+    lines: list[tuple[str, object]] = [("job", job.id), ("status", job.status), ("seed", job.seed)]
+    if job.queue is not None:
+        lines += [("position", job.queue.position), ("reason", job.queue.reason), ("seconds left", job.queue.eta_s)]
+    if job.error is not None:
+        lines.append(("error", f"{job.error.message} ({job.error.code})"))
+    if job.batching is not None and job.batching.solo_reason:
+        lines.append(("solo", job.batching.solo_reason))
+    if job.metrics.device_seconds is not None:
+        lines.append(("device seconds", job.metrics.device_seconds))
+    lines += [("saved", file) for file in files]
+    value = {**job.model_dump(mode="json"), "files": [str(file) for file in files]} if files else job
+    console.record(value, lines)

@@ -1,0 +1,164 @@
+"""Models, queues, workers and dead letters as the service returns them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field, SkipValidation
+
+from fusequeue.params import CacheLevelName, PriorityName, TaskName
+from fusequeue.resources import Job, Resource
+
+
+class Defaults(Resource):
+    """Defaults of a model's parameters."""
+
+    width: int
+    height: int
+    steps: int
+    guidance_scale: float
+    strength: float
+    negative_prompt: str = ""
+    guidance_scale_2: float | None = None
+    frames: int | None = None
+    fps: int = 24
+    layers: int = 0
+
+
+class Limits(Resource):
+    """Limits of a model's parameters; both sides are multiples of `multiple_of`."""
+
+    min_side: int
+    max_side: int
+    max_pixels: int
+    multiple_of: int
+    min_steps: int
+    max_steps: int
+    max_guidance_scale: float
+    max_frames: int = 1
+    frames_multiple: int = 1
+    last_image: SkipValidation[Literal["refused", "allowed", "needed"]] = "refused"
+    max_layers: int = 0
+    max_input_images: int = 1
+    max_images: int
+    max_prompt_chars: int
+    max_adapters: int = 0
+    max_controls: int = 0
+
+
+class AdapterInfo(Resource):
+    """A LoRA adapter of a model, with its default and its largest scale."""
+
+    id: str
+    scale: float
+    max_scale: float
+
+
+class ControlInfo(Resource):
+    """A control of a model, with its default and its largest scale."""
+
+    id: str
+    kind: SkipValidation[Literal["controlnet", "ip_adapter"]]
+    scale: float
+    max_scale: float
+
+
+class StepCacheInfo(Resource):
+    """What `step_cache` can be for a model, and its default."""
+
+    default: SkipValidation[CacheLevelName] = "off"
+    allowed: tuple[SkipValidation[Literal["light", "medium", "strong", "schedule"]], ...] = ()
+
+
+class Model(Resource):
+    """A model, with the defaults and limits of its jobs; `max_batch` images fit into one fused forward."""
+
+    id: str
+    tasks: tuple[SkipValidation[TaskName], ...]
+    defaults: Defaults
+    limits: Limits
+    schedulers: tuple[str, ...] = ()
+    adapters: tuple[AdapterInfo, ...] = ()
+    controls: tuple[ControlInfo, ...] = ()
+    step_cache: StepCacheInfo = StepCacheInfo()
+    mixed_fields: tuple[str, ...] = ()
+    max_batch: int
+    window_ms: int
+
+
+class QueueDepth(Resource):
+    """Queued and running jobs of one signature; `jobs` and `slots` are those queued."""
+
+    signature: str
+    model: str
+    jobs: dict[SkipValidation[PriorityName], int]
+    slots: dict[SkipValidation[PriorityName], int]
+    running_jobs: int
+    oldest_age_ms: int | None = None
+    eta_s: float | None = None
+    waiting_ms: int | None = None
+    bulk_age_ms: int | None = None
+
+
+class UnavailableModel(Resource):
+    """Why a worker cannot load a model; the load is repeated unless it is `permanent`."""
+
+    reason: str
+    permanent: bool
+    retry_in_s: float
+
+
+class WorkerInfo(Resource):
+    """A worker at its last heartbeat; `forwards` counts denoiser forwards, `forward_rows` the images in them."""
+
+    id: str
+    models: tuple[str, ...]
+    state: SkipValidation[Literal["starting", "ready", "unavailable", "draining"]]
+    slots: int = 0
+    free_slots: int = 0
+    running_jobs: int = 0
+    bulk_jobs: int = 0
+    running_slots: int = 0
+    device: str = ""
+    memory_bytes: int = 0
+    models_bytes: int = 0
+    loaded: tuple[str, ...] = ()
+    unavailable: dict[str, UnavailableModel] = Field(default_factory=dict)
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    ready_s: float | None = None
+    forwards: int = 0
+    forward_rows: int = 0
+    busy_s: float = 0.0
+    idle_while_queued_s: float = 0.0
+
+
+class DeadLetter(Resource):
+    """A job that failed permanently; `job` is None for a queue entry that could not be parsed."""
+
+    id: str
+    at: datetime | None = None
+    reason: str
+    detail: str
+    job: Job | None = None
+
+
+class Scale(Resource):
+    """How many workers a pool wants, and why; a worker takes `start_s` to start. The backlog is in GPU-seconds."""
+
+    pool: str
+    wanted: int
+    alive: int
+    busy: int
+    starting: int = 0
+    target_wait_s: float
+    oldest_wait_s: float
+    backlog_s: float
+    start_s: float = 0.0
+    queued_s: float = 0.0
+    running_s: float = 0.0
+    queued: int = 0
+    running: int = 0
+    reasons: tuple[str, ...] = ()

@@ -1,0 +1,124 @@
+"""The client's types, compared with what the service accepts and returns."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+import fusequeue
+from api.compat.openai.batches import BatchRequest
+from api.compat.openai.objects import BatchObject
+from api.routes.job_lists import JobFilters as ServiceFilters
+from api.routes.models import ModelObject
+from api.routes.operations import DeadLetterObject, ScaleObject
+from api.routes.webhooks import DeliveryObject, EndpointChange, EndpointObject, EndpointRequest
+from fusequeue import params, service
+from fusequeue.batches import BatchEndpoint, BatchState
+from fusequeue.webhooks import DeliveryState
+from shared import webhooks
+from shared.config import adapters, controls, models_file, step_schedules
+from shared.job import OutputFormat, Phase, Priority, State, Task
+from shared.protocols import native
+from shared.queue import records
+from shared.request import JobRequest
+
+UNTYPED = {"object", "created", "owned_by", "completion_window", "urls", "beat_at_ms"}  # no use to a script
+
+
+def values(literal: Any) -> set[str]:
+    """Return the values of a Literal, also of a union of them."""
+    found: set[str] = set()
+    for part in get_args(literal):
+        found |= {part} if isinstance(part, str) else values(part)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mine", "accepted"),
+    [
+        (params.JobParams, JobRequest),
+        (params.AdapterParams, adapters.AdapterChoice),
+        (params.ControlParams, controls.ControlChoice),
+        (params.StepScheduleParams, step_schedules.StepSchedule),
+        (fusequeue.JobFilters, ServiceFilters),
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_the_arguments_are_the_fields_that_the_service_accepts(mine: type, accepted: type[BaseModel]) -> None:
+    names = set(mine.__annotations__)
+    if mine is params.JobParams:
+        names |= {"model", "prompt"}  # arguments of their own
+    if mine is fusequeue.JobFilters:
+        names = names - {"metadata"} | {"status"}  # `metadata.KEY=VALUE`, and an argument of its own
+    assert names == accepted.model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("literal", "expected"),
+    [
+        (params.JobState, set(State)),
+        (params.JobPhase, set(Phase)),
+        (params.PriorityName, set(Priority)),
+        (params.TaskName, set(Task)),
+        (params.FormatName, set(OutputFormat)),
+        (params.CacheLevelName, values(step_schedules.Choice)),
+        (params.JobEventName, values(webhooks.JobEventName)),
+        (params.EndpointEventName, set(webhooks.ENDPOINT_EVENTS)),
+        (DeliveryState, set(webhooks.DeliveryState)),
+        (BatchState, values(BatchObject.model_fields["status"].annotation)),
+    ],
+)
+def test_the_values_are_those_of_the_service(literal: Any, expected: set[str]) -> None:
+    assert values(literal) == {str(value) for value in expected}
+
+
+@pytest.mark.parametrize(
+    ("mine", "returned"),
+    [
+        (fusequeue.Job, native.JobObject),
+        (fusequeue.Artifact, native.ArtifactObject),
+        (fusequeue.Model, ModelObject),
+        (fusequeue.Defaults, models_file.Defaults),
+        (fusequeue.Limits, models_file.Limits),
+        (fusequeue.Batch, BatchObject),
+        (fusequeue.WebhookEndpoint, EndpointObject),
+        (fusequeue.WebhookDelivery, DeliveryObject),
+        (fusequeue.Scale, ScaleObject),
+        (fusequeue.DeadLetter, DeadLetterObject),
+        (service.QueueDepth, records.QueueDepth),
+        (service.WorkerInfo, records.WorkerInfo),
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_the_fields_are_those_that_the_service_returns(mine: type[BaseModel], returned: Any) -> None:
+    """Other fields are there when a program runs, but a type checker does not know them."""
+    names = set(getattr(returned, "model_fields", None) or returned.__dataclass_fields__)
+    assert mine.model_fields.keys() == names - UNTYPED
+
+
+def test_an_endpoint_is_created_and_changed_by_all_its_fields() -> None:
+    create = inspect.signature(fusequeue.AsyncWebhooks.create).parameters.keys()
+    assert create - {"self"} == EndpointRequest.model_fields.keys()
+    update = inspect.signature(fusequeue.AsyncWebhooks.update).parameters.keys()
+    assert update - {"self", "endpoint"} == EndpointChange.model_fields.keys()
+
+
+def test_a_batch_can_be_of_every_endpoint() -> None:
+    assert values(BatchEndpoint) == values(BatchRequest.model_fields["endpoint"].annotation)
+
+
+def test_everything_public_is_documented() -> None:
+    undocumented = []
+    for name in fusequeue.__all__:
+        public = getattr(fusequeue, name)
+        if not inspect.isclass(public):
+            continue  # an alias of a type
+        undocumented += [] if public.__doc__ else [name]
+        for member, value in vars(public).items():
+            is_method = inspect.isfunction(value) or isinstance(value, property)
+            if not member.startswith("_") and is_method and not value.__doc__:
+                undocumented.append(f"{name}.{member}")
+    assert undocumented == []
