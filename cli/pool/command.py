@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from cli.client_options import CommandConsole, Exit, Json, Key, Url, exit_on_error
+from cli.client_options import CommandConsole, Exit, Json, Key, Url, exit_on_error, finite_option
 from cli.keys import find_redis
 from cli.pool.pool import Pool, PoolBounds, PoolProcesses, PoolStatus
 from cli.up import command as up_command
@@ -37,8 +37,12 @@ def pool(
         int | None,
         typer.Option("--max", min=1, help="Most workers. Default: one per GPU (or `devices` of them), else one."),
     ] = None,
-    cool_down_s: Annotated[float, typer.Option(min=0, help="Seconds before surplus workers are drained.")] = 60.0,
-    poll_interval_s: Annotated[float, typer.Option(min=0.05, max=60, help="Seconds between polls.")] = 0.5,
+    cool_down_s: Annotated[
+        float, typer.Option(min=0, help="Seconds before surplus workers are drained.", callback=finite_option)
+    ] = 60.0,
+    poll_interval_s: Annotated[
+        float, typer.Option(min=0.05, max=60, help="Seconds between polls.", callback=finite_option)
+    ] = 0.5,
     data_dir: Annotated[
         Path,
         typer.Option(help="Folder for logs, and of `fusequeue up`, whose Redis is used without FUSEQUEUE_REDIS_URL."),
@@ -56,8 +60,8 @@ def pool(
     environ = {name: value for name, value in os.environ.items() if value or not name.startswith(settings.PREFIX)}
     if max_workers is not None and min_workers > max_workers:
         raise typer.BadParameter(f"must not exceed --max, which is {max_workers}", param_hint="--min")
-    service = AsyncClient(url, api_key=api_key, timeout_s=REQUEST_TIMEOUT_S, retries=0)
     with exit_on_error():
+        service = AsyncClient(url, api_key=api_key, timeout_s=REQUEST_TIMEOUT_S, retries=0)
         try:
             if plot is not None:
                 plots.require_matplotlib()
