@@ -27,6 +27,8 @@ Object: TypeAlias = BaseModel | Mapping[str, Any]
 T = TypeVar("T", bound=Object)
 GAP = "  "
 MIN_LAST_COLUMN = 12
+MAX_NAME_CHARS = 1000
+MAX_ERROR_CHARS = 2000
 
 
 class Exit(IntEnum):
@@ -51,6 +53,15 @@ def text_option(value: str | None) -> str | None:
 def is_text(argument: str) -> bool:
     """Return whether an argument is text; other bytes have become surrogates."""
     return not any("\ud800" <= char <= "\udfff" for char in argument)
+
+
+def name_option(value: str | list[str] | None) -> str | list[str] | None:
+    """Return the ids or names of an option; raises `BadParameter` for what no URL can hold."""
+    for name in [value] if isinstance(value, str) else value or ():
+        text_option(name)
+        if len(name) > MAX_NAME_CHARS:
+            raise typer.BadParameter(f"{name[:40]!r}... has more than {MAX_NAME_CHARS} characters")
+    return value
 
 
 def finite_option(value: float | None) -> float | None:
@@ -132,7 +143,7 @@ def one_line(text: str) -> str:
 
 def print_error(text: object) -> None:
     """Print an error on one line of stderr."""
-    print(f"fusequeue: {one_line(str(text))}", file=sys.stderr)
+    print(f"fusequeue: {one_line(str(text))[:MAX_ERROR_CHARS]}", file=sys.stderr)
 
 
 _STATUSES: dict[type[ClientError], Exit] = {  # the base class after its subclasses

@@ -4,15 +4,15 @@ from typing import Annotated, cast
 
 import typer
 
-from cli.client_options import Json, Key, Url, connected, for_each, text_option
+from cli.client_options import Json, Key, Url, connected, for_each, name_option
 from cli.submit import JobId, print_job
 from fusequeue import DeadLetter, Job, JobState, Model, QueueDepth, WorkerInfo
 
 DEAD_HELP = "Dead letters, the jobs that failed permanently: list, show, redrive, purge."
 dead = typer.Typer(no_args_is_help=True, help=DEAD_HELP)
 
-JobIds = Annotated[list[str], typer.Argument(help="Jobs to cancel.")]
-LetterIds = Annotated[list[str], typer.Argument(help="Job ids of dead letters.")]
+JobIds = Annotated[list[str], typer.Argument(help="Jobs to cancel.", callback=name_option)]
+LetterIds = Annotated[list[str], typer.Argument(help="Job ids of dead letters.", callback=name_option)]
 Limit = Annotated[int, typer.Option(min=1, help="How many, newest first.")]
 
 
@@ -24,10 +24,10 @@ def status(job_id: JobId, url: Url = None, api_key: Key = None, as_json: Json = 
 
 def jobs(
     status: Annotated[
-        str | None, typer.Option(help="Only these states, separated by commas.", callback=text_option)
+        str | None, typer.Option(help="Only these states, separated by commas.", callback=name_option)
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Only jobs of this model.", callback=text_option)] = None,
-    batch: Annotated[str | None, typer.Option(help="Only jobs of this batch.", callback=text_option)] = None,
+    model: Annotated[str | None, typer.Option(help="Only jobs of this model.", callback=name_option)] = None,
+    batch: Annotated[str | None, typer.Option(help="Only jobs of this batch.", callback=name_option)] = None,
     limit: Limit = 20,
     url: Url = None,
     api_key: Key = None,
@@ -77,7 +77,7 @@ def list_dead(limit: Limit = 20, url: Url = None, api_key: Key = None, as_json: 
 
 
 @dead.command()
-def show(letter_id: str, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+def show(letter_id: JobId, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """Show a dead letter and its job."""
     with connected(url, api_key, as_json) as (client, console):
         letter = client.dead_letter(letter_id)

@@ -19,12 +19,13 @@ from cli.client_options import (
     connected,
     finite_option,
     is_text,
+    name_option,
     print_error,
     text_option,
 )
 from fusequeue import Client, Event, Job, JobParams
 
-JobId = Annotated[str, typer.Argument(help="Job id.")]
+JobId = Annotated[str, typer.Argument(help="Job id.", callback=name_option)]
 
 
 def submit(

@@ -71,8 +71,10 @@ def _invalid_files(out: Path) -> Iterator[None]:
     """Turn faults of the prompts and of the folder's ledger into `BadParameter`."""
     try:
         yield
-    except (PromptsError, LedgerError) as error:
-        raise typer.BadParameter(one_line(str(error))) from None
+    except PromptsError as error:
+        raise typer.BadParameter(one_line(str(error)), param_hint="'prompts'") from None
+    except LedgerError as error:
+        raise typer.BadParameter(str(error), param_hint="'--out'") from None
     except sqlite3.Error as error:
         message = f"{out / NAME}: {error}; another backfill uses it, or choose another folder"
         raise typer.BadParameter(one_line(message), param_hint="'--out'") from None

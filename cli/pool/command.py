@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from cli.client_options import CommandConsole, Exit, Json, Key, Url, exit_on_error, finite_option
+from cli.client_options import CommandConsole, Exit, Json, Key, Url, exit_on_error
 from cli.keys import find_redis
 from cli.pool.pool import Pool, PoolBounds, PoolProcesses, PoolStatus
 from cli.up import command as up_command
@@ -37,12 +37,8 @@ def pool(
         int | None,
         typer.Option("--max", min=1, help="Most workers. Default: one per GPU (or `devices` of them), else one."),
     ] = None,
-    cool_down_s: Annotated[
-        float, typer.Option(min=0, help="Seconds before surplus workers are drained.", callback=finite_option)
-    ] = 60.0,
-    poll_interval_s: Annotated[
-        float, typer.Option(min=0.05, max=60, help="Seconds between polls.", callback=finite_option)
-    ] = 0.5,
+    cool_down_s: Annotated[float, typer.Option(min=0, help="Seconds before surplus workers are drained.")] = 60.0,
+    poll_interval_s: Annotated[float, typer.Option(min=0.05, max=60, help="Seconds between polls.")] = 0.5,
     data_dir: Annotated[
         Path,
         typer.Option(help="Folder for logs, and of `fusequeue up`, whose Redis is used without FUSEQUEUE_REDIS_URL."),
