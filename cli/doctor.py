@@ -135,7 +135,10 @@ async def _services(config: Settings) -> list[Finding]:
 async def _redis(config: Settings) -> list[Finding]:
     from shared.queue import Queue  # imported only here: other commands do not need Redis
 
-    queue = Queue.connect(config)
+    try:
+        queue = Queue.connect(config)
+    except FusequeueError as error:
+        return [Finding("redis", FAILED, error.message, "correct the variable")]
     try:
         async with asyncio.timeout(TIMEOUT_S):
             traits, workers = await queue.examine(), await queue.workers.all()

@@ -21,7 +21,7 @@ from cli.client_options import Exit
 from cli.up import environment
 from shared import auth
 from shared.config import settings
-from shared.errors import FusequeueError, InvalidRequest, NotFound
+from shared.errors import ConfigurationError, FusequeueError, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from shared.queue import Queue
@@ -144,7 +144,7 @@ def _run(work: Callable[[Queue], Awaitable[Any]], data_dir: Path) -> Any:
     find_redis(data_dir, os.environ)
     try:
         return asyncio.run(_on_queue(work))
-    except InvalidRequest as error:
+    except (InvalidRequest, ConfigurationError) as error:
         message, status = error.message, Exit.USAGE
     except FusequeueError as error:
         message, status = error.message, Exit.FAILED

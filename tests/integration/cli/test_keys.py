@@ -153,6 +153,14 @@ def test_unreachable_redis_is_reported(command: Command, monkeypatch: pytest.Mon
     assert "cannot reach Redis" in result.err
 
 
+@pytest.mark.parametrize("url", ["nonsense", "redis://127.0.0.1:9?socket_timeout=x"])
+def test_an_invalid_setting_is_named(command: Command, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("FUSEQUEUE_REDIS_URL", url)
+    result = command("keys", "list")
+    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "FUSEQUEUE_REDIS_URL" in result.err
+
+
 def test_redis_of_a_running_up_is_found_in_its_folder(tmp_path: Path) -> None:
     """Its port and password change with every start; the environment overrides it."""
     environ: dict[str, str] = {}
