@@ -1,6 +1,8 @@
 """Options, output and exit statuses of all commands that call a service."""
 
+import io
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +27,8 @@ Object: TypeAlias = BaseModel | Mapping[str, Any]
 T = TypeVar("T", bound=Object)
 GAP = "  "
 MIN_LAST_COLUMN = 12
+MAX_NAME_CHARS = 1000
+MAX_ERROR_CHARS = 2000
 
 
 class Exit(IntEnum):
@@ -37,6 +41,41 @@ class Exit(IntEnum):
     NOT_FOUND = 4
     DENIED = 5  # the key is missing, expired, or lacks the scope
     TIMEOUT = 6  # the job continues
+
+
+def text_option(value: str | None) -> str | None:
+    """Return the text of an option; raises `BadParameter` for bytes that are not UTF-8."""
+    if value is not None and not is_text(value):
+        raise typer.BadParameter(f"{value[:80]!r} is not UTF-8")
+    return value
+
+
+def is_text(argument: str) -> bool:
+    """Return whether an argument is text; other bytes have become surrogates."""
+    return not any("\ud800" <= char <= "\udfff" for char in argument)
+
+
+def name_option(value: str | list[str] | None) -> str | list[str] | None:
+    """Return the ids or names of an option; raises `BadParameter` for what no URL can hold."""
+    for name in [value] if isinstance(value, str) else value or ():
+        text_option(name)
+        if len(name) > MAX_NAME_CHARS:
+            raise typer.BadParameter(f"{name[:40]!r}... has more than {MAX_NAME_CHARS} characters")
+    return value
+
+
+def finite_option(value: float | None) -> float | None:
+    """Return the number of an option; raises `BadParameter` for NaN and infinity, which no minimum excludes."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
+
+
+def escape_unencodable() -> None:
+    """Print characters that the terminal's encoding lacks as escapes instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 class CommandConsole:
@@ -74,7 +113,9 @@ class CommandConsole:
 
     def _json(self, value: Object) -> None:
         data = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-        self.out.print(json.dumps(data, ensure_ascii=False), markup=False, soft_wrap=True)
+        text = json.dumps(data, ensure_ascii=not self.out.encoding.startswith("utf"))
+        escaped = "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+        self.out.print(escaped, markup=False, soft_wrap=True)
 
 
 def aligned(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
@@ -90,11 +131,19 @@ def aligned(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
 
 
 def _cell(value: object) -> str:
-    """Return a value as text on one line, without what a terminal would obey."""
     if value is None:
         return ""
-    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return one_line(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+
+
+def one_line(text: str) -> str:
+    """Return text on one line, without what a terminal would obey."""
     return "".join(char if char.isprintable() else " " for char in text)
+
+
+def print_error(text: object) -> None:
+    """Print an error on one line of stderr."""
+    print(f"fusequeue: {one_line(str(text))[:MAX_ERROR_CHARS]}", file=sys.stderr)
 
 
 _STATUSES: dict[type[ClientError], Exit] = {  # the base class after its subclasses
@@ -115,18 +164,35 @@ def exit_on_error() -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        faults = error.errors if isinstance(error, RefusedError) else (error,)
-        for fault in faults:
-            print(f"fusequeue: {fault}", file=sys.stderr)
-        status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), Exit.FAILED)
-        raise typer.Exit(status) from None
+        raise typer.Exit(print_client_error(error)) from None
     except BrokenPipeError:
         raise  # of `| head`; click ends the command without a message
     except OSError as error:
-        print(f"fusequeue: {error.filename or 'file'}: {error.strerror or error}", file=sys.stderr)
+        print_error(f"{error.filename or 'file'}: {error.strerror or error}")
         raise typer.Exit(Exit.USAGE) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def print_client_error(error: ClientError) -> Exit:
+    """Print an error of the client, a line for each fault, and return its exit status."""
+    for fault in error.errors if isinstance(error, RefusedError) else (error,):
+        print_error(fault)
+    return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), Exit.FAILED)
+
+
+def for_each(items: Iterable[str], action: Callable[[str], None]) -> None:
+    """Call `action` with every item, also after one that is refused; the first refusal gives the exit status."""
+    statuses = []
+    for item in items:
+        try:
+            action(item)
+        except (RefusedError, errors.InvalidArgument) as error:
+            if isinstance(error, errors.Busy | errors.Unauthorized):
+                raise
+            statuses.append(print_client_error(error))
+    if statuses:
+        raise typer.Exit(statuses[0])
 
 
 @contextmanager

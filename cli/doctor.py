@@ -20,7 +20,7 @@ import typer
 from rich.markup import escape
 
 from cli.client_options import CommandConsole, Exit, Json
-from cli.keys import DATA, DataDir, find_redis
+from cli.keys import DATA, DataDir
 from cli.up import environment
 from shared.config import settings
 from shared.errors import FusequeueError
@@ -57,7 +57,7 @@ class Finding:
 def doctor(data_dir: DataDir = DATA, as_json: Json = False) -> None:
     """Check Redis, storage, models, API, device and memory with the current settings; exits with 1 if a check fails.
 
-    Beside a `fusequeue up`, what the settings do not name are its Redis, storage and models file.
+    Beside a `fusequeue up`, what the settings do not name are its Redis, API, storage and models file.
     """
     console = CommandConsole(as_json)
     use_deployment(data_dir, os.environ)
@@ -74,13 +74,14 @@ def doctor(data_dir: DataDir = DATA, as_json: Json = False) -> None:
 
 
 def use_deployment(data_dir: Path, environ: MutableMapping[str, str]) -> None:
-    """Set what is not set to the Redis, storage and models file of the `fusequeue up` that runs on `data_dir`."""
-    if "FUSEQUEUE_REDIS_URL" in environ:
+    """Set what is not set to that of the `fusequeue up` on `data_dir`, unless another Redis is set."""
+    recorded = environment.recorded(data_dir)
+    redis_url = environ.get(environment.REDIS_URL)
+    if redis_url and recorded.get(environment.REDIS_URL, redis_url) != redis_url:
         return
-    find_redis(data_dir, environ)
-    if "FUSEQUEUE_REDIS_URL" in environ:
-        environ.setdefault("FUSEQUEUE_STORAGE_DIR", str(data_dir / "storage"))
-        environ.setdefault("FUSEQUEUE_MODELS", str(environment.models_path(None, environ)))
+    for name, value in recorded.items():
+        if not environ.get(name):
+            environ[name] = value
 
 
 def deployment_findings() -> Iterator[Finding]:
@@ -134,7 +135,10 @@ async def _services(config: Settings) -> list[Finding]:
 async def _redis(config: Settings) -> list[Finding]:
     from shared.queue import Queue  # imported only here: other commands do not need Redis
 
-    queue = Queue.connect(config)
+    try:
+        queue = Queue.connect(config)
+    except FusequeueError as error:
+        return [Finding("redis", FAILED, error.message, "correct the variable")]
     try:
         async with asyncio.timeout(TIMEOUT_S):
             traits, workers = await queue.examine(), await queue.workers.all()

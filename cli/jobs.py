@@ -4,15 +4,15 @@ from typing import Annotated, cast
 
 import typer
 
-from cli.client_options import Json, Key, Url, connected
+from cli.client_options import Json, Key, Url, connected, for_each, name_option
 from cli.submit import JobId, print_job
 from fusequeue import DeadLetter, Job, JobState, Model, QueueDepth, WorkerInfo
 
 DEAD_HELP = "Dead letters, the jobs that failed permanently: list, show, redrive, purge."
 dead = typer.Typer(no_args_is_help=True, help=DEAD_HELP)
 
-JobIds = Annotated[list[str], typer.Argument(help="Jobs to cancel.")]
-LetterIds = Annotated[list[str], typer.Argument(help="Job ids of dead letters.")]
+JobIds = Annotated[list[str], typer.Argument(help="Jobs to cancel.", callback=name_option)]
+LetterIds = Annotated[list[str], typer.Argument(help="Job ids of dead letters.", callback=name_option)]
 Limit = Annotated[int, typer.Option(min=1, help="How many, newest first.")]
 
 
@@ -23,9 +23,11 @@ def status(job_id: JobId, url: Url = None, api_key: Key = None, as_json: Json = 
 
 
 def jobs(
-    status: Annotated[str | None, typer.Option(help="Only these states, separated by commas.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only jobs of this model.")] = None,
-    batch: Annotated[str | None, typer.Option(help="Only jobs of this batch.")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="Only these states, separated by commas.", callback=name_option)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Only jobs of this model.", callback=name_option)] = None,
+    batch: Annotated[str | None, typer.Option(help="Only jobs of this batch.", callback=name_option)] = None,
     limit: Limit = 20,
     url: Url = None,
     api_key: Key = None,
@@ -41,7 +43,12 @@ def jobs(
 def cancel(job_ids: JobIds, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """Cancel jobs: queued ones at once, running ones at their next step."""
     with connected(url, api_key, as_json) as (client, console):
-        console.table(map(client.cancel, job_ids), ("id", "status"), lambda job: (job.id, job.status))
+
+        def cancel_one(job_id: str) -> None:
+            job = client.cancel(job_id)
+            console.record(job, ((job.id, job.status),))
+
+        for_each(job_ids, cancel_one)
 
 
 def models(url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
@@ -70,7 +77,7 @@ def list_dead(limit: Limit = 20, url: Url = None, api_key: Key = None, as_json: 
 
 
 @dead.command()
-def show(letter_id: str, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
+def show(letter_id: JobId, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """Show a dead letter and its job."""
     with connected(url, api_key, as_json) as (client, console):
         letter = client.dead_letter(letter_id)
@@ -83,18 +90,24 @@ def show(letter_id: str, url: Url = None, api_key: Key = None, as_json: Json = F
 def redrive(letter_ids: LetterIds, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """Queue the jobs of dead letters again, with their attempts reset."""
     with connected(url, api_key, as_json) as (client, console):
-        for letter_id in letter_ids:
+
+        def redrive_one(letter_id: str) -> None:
             client.redrive(letter_id)
             console.record({"id": letter_id, "redriven": True}, ((letter_id, "queued"),))
+
+        for_each(letter_ids, redrive_one)
 
 
 @dead.command()
 def purge(letter_ids: LetterIds, url: Url = None, api_key: Key = None, as_json: Json = False) -> None:
     """Delete dead letters and the records of their jobs."""
     with connected(url, api_key, as_json) as (client, console):
-        for letter_id in letter_ids:
+
+        def purge_one(letter_id: str) -> None:
             client.purge(letter_id)
             console.record({"id": letter_id, "purged": True}, ((letter_id, "deleted"),))
+
+        for_each(letter_ids, purge_one)
 
 
 def _row(job: Job) -> tuple[object, ...]:

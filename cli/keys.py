@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.client_options import Exit
-from cli.up import redis_server
+from cli.up import environment
 from shared import auth
 from shared.config import settings
-from shared.errors import FusequeueError, InvalidRequest, NotFound
+from shared.errors import ConfigurationError, FusequeueError, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from shared.queue import Queue
@@ -144,7 +144,7 @@ def _run(work: Callable[[Queue], Awaitable[Any]], data_dir: Path) -> Any:
     find_redis(data_dir, os.environ)
     try:
         return asyncio.run(_on_queue(work))
-    except InvalidRequest as error:
+    except (InvalidRequest, ConfigurationError) as error:
         message, status = error.message, Exit.USAGE
     except FusequeueError as error:
         message, status = error.message, Exit.FAILED
@@ -188,8 +188,8 @@ async def _mark_keys(data_dir: Path) -> None:
 
 def find_redis(data_dir: Path, environ: MutableMapping[str, str]) -> None:
     """Set `FUSEQUEUE_REDIS_URL`, unless set, to the Redis of the `fusequeue up` that runs on `data_dir`."""
-    if "FUSEQUEUE_REDIS_URL" not in environ and (url := redis_server.url_of(data_dir / "redis")) is not None:
-        environ["FUSEQUEUE_REDIS_URL"] = url
+    if not environ.get(environment.REDIS_URL) and (url := environment.recorded(data_dir).get(environment.REDIS_URL)):
+        environ[environment.REDIS_URL] = url
 
 
 def _parse_limit(name: str, text: str) -> int | None:

@@ -10,16 +10,17 @@ import typer
 
 from cli import jobs, keys
 from cli.backfill.command import backfill
-from cli.client_options import Key, Url
+from cli.client_options import Key, Url, escape_unencodable, exit_on_error
 from cli.doctor import doctor
 from cli.pool.command import pool
 from cli.submit import submit, watch
 from cli.up import command as up_command
+from fusequeue import Client
 from shared.config import settings
 from shared.errors import FusequeueError
 from shared.runtime.clock import VERSION
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 app.add_typer(keys.keys, name="keys")
 app.add_typer(keys.tenants, name="tenants")
@@ -111,7 +112,9 @@ def mcp(
             raise
         print("fusequeue: mcp is not installed: pip install 'fusequeue[mcp]'", file=sys.stderr)
         raise typer.Exit(EXIT_CONFIGURATION) from None
-    serve(url, key, port if http else None)
+    with exit_on_error():
+        Client(url, api_key=key).close()  # refuses a URL or key that cannot be used
+        serve(url, key, port if http else None)
 
 
 @app.command()
@@ -133,6 +136,7 @@ def main(
     ] = False,
 ) -> None:
     """A job service for diffusion models: `fusequeue up` starts it, `fusequeue submit` uses it."""
+    escape_unencodable()
 
 
 service_commands = (watch, jobs.status, jobs.jobs, jobs.cancel, jobs.models, jobs.queues, jobs.workers)

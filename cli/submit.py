@@ -10,15 +10,27 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli.backfill.prompts import parse_field
-from cli.client_options import CommandConsole, Fields, Json, Key, Url, connected
+from cli.client_options import (
+    CommandConsole,
+    Fields,
+    Json,
+    Key,
+    Url,
+    connected,
+    finite_option,
+    is_text,
+    name_option,
+    print_error,
+    text_option,
+)
 from fusequeue import Client, Event, Job, JobParams
 
-JobId = Annotated[str, typer.Argument(help="Job id.")]
+JobId = Annotated[str, typer.Argument(help="Job id.", callback=name_option)]
 
 
 def submit(
-    prompt: Annotated[str, typer.Argument(help="What the image shows.")],
-    model: Annotated[str, typer.Option(help="A model listed by `fusequeue models`.")] = "demo",
+    prompt: Annotated[str, typer.Argument(help="What the image shows.", callback=text_option)],
+    model: Annotated[str, typer.Option(help="A model listed by `fusequeue models`.", callback=text_option)] = "demo",
     image: Annotated[
         list[Path] | None,
         typer.Option(exists=True, dir_okay=False, help="Image to start from or to edit; repeat it for several."),
@@ -28,13 +40,17 @@ def submit(
     steps: Annotated[int | None, typer.Option(help="Denoising steps.")] = None,
     size: Annotated[str | None, typer.Option(metavar="WIDTHxHEIGHT", help="Pixels, such as 512x768.")] = None,
     n: Annotated[int | None, typer.Option("-n", help="Number of images; image i uses seed + i.")] = None,
-    negative: Annotated[str | None, typer.Option(help="What the image does not show.")] = None,
-    guidance: Annotated[float | None, typer.Option(help="Guidance scale.")] = None,
+    negative: Annotated[str | None, typer.Option(help="What the image does not show.", callback=text_option)] = None,
+    guidance: Annotated[float | None, typer.Option(help="Guidance scale.", callback=finite_option)] = None,
     field: Fields = None,
-    output: Annotated[Path, typer.Option("--output", "-o", file_okay=False, help="Folder for the images.")] = Path("."),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", file_okay=False, writable=True, help="Folder for the images.")
+    ] = Path("."),
     wait: Annotated[bool, typer.Option(help="Wait for the result and save it.")] = True,
     show: Annotated[bool, typer.Option("--show", help="Open the result.")] = False,
-    timeout_s: Annotated[float | None, typer.Option("--timeout", min=0, help="Most seconds to wait.")] = None,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", min=0, help="Most seconds to wait.", callback=finite_option)
+    ] = None,
     url: Url = None,
     api_key: Key = None,
     as_json: Json = False,
@@ -64,7 +80,11 @@ def submit(
         except KeyboardInterrupt:
             console.err.print(f"job {job.id} continues; `fusequeue cancel {job.id}` cancels it")
             raise
-        files = client.download(job, output)
+        try:
+            files = client.download(job, output)
+        except OSError:
+            print_error(f"job {job.id} succeeded; its images are not saved")
+            raise
         print_job(console, job, files)
         for file in files if show else ():
             webbrowser.open(file.resolve().as_uri())
@@ -82,11 +102,17 @@ def watch(job_id: JobId, url: Url = None, api_key: Key = None, as_json: Json = F
 def parse_fields(assignments: Sequence[str]) -> dict[str, Any]:
     """Return request fields from NAME=VALUE options."""
     fields: dict[str, Any] = {}
+    faults = []
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name:
-            raise typer.BadParameter(f"{assignment!r} is not NAME=VALUE", param_hint="--set")
-        fields[name] = parse_field(name, text)
+            faults.append(f"{assignment[:80]!r} is not NAME=VALUE")
+        elif not is_text(assignment):
+            faults.append(f"{assignment[:80]!r} is not UTF-8")
+        else:
+            fields[name] = parse_field(name, text)
+    if faults:
+        raise typer.BadParameter("; ".join(faults), param_hint="'--set'")
     return fields
 
 
@@ -96,7 +122,7 @@ def parse_size(size: str | None) -> tuple[int | None, int | None]:
         return None, None
     match = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", size)
     if match is None:
-        raise typer.BadParameter(f"{size!r} is not WIDTHxHEIGHT, such as 512x768", param_hint="--size")
+        raise typer.BadParameter(f"{size[:80]!r} is not WIDTHxHEIGHT, such as 512x768", param_hint="'--size'")
     return int(match[1]), int(match[2])
 
 

@@ -1,9 +1,10 @@
 """The command `fusequeue backfill`: submits the prompts of a file and saves the results; a rerun resumes."""
 
 import asyncio
+import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -13,9 +14,9 @@ import typer
 from rich import progress
 from rich.text import Text
 
-from cli.backfill.ledger import Entry, EntryState, Ledger, LedgerError
+from cli.backfill.ledger import NAME, Entry, EntryState, Ledger, LedgerError
 from cli.backfill.prompts import PromptsError, file_name, read
-from cli.client_options import CommandConsole, Exit, Fields, Json, Key, Url, exit_on_error
+from cli.client_options import CommandConsole, Exit, Fields, Json, Key, Url, exit_on_error, one_line
 from cli.submit import parse_fields
 from fusequeue import AsyncClient, Job, NotFound
 
@@ -48,7 +49,7 @@ def backfill(
 ) -> None:
     """Generate an image for each prompt of a file. The same command resumes after Ctrl-C, a crash or a failure."""
     console = CommandConsole(as_json)
-    with exit_on_error():
+    with exit_on_error(), _invalid_files(out):
         ledger = _open(prompts, out, {"model": model, **parse_fields(field or [])})
         try:
             if retry_failed:
@@ -65,13 +66,27 @@ def backfill(
     raise typer.Exit(Exit.FAILED if counts[EntryState.FAILED] else Exit.OK)
 
 
+@contextmanager
+def _invalid_files(out: Path) -> Iterator[None]:
+    """Turn faults of the prompts and of the folder's ledger into `BadParameter`."""
+    try:
+        yield
+    except PromptsError as error:
+        raise typer.BadParameter(one_line(str(error)), param_hint="'prompts'") from None
+    except LedgerError as error:
+        raise typer.BadParameter(str(error), param_hint="'--out'") from None
+    except sqlite3.Error as error:
+        message = f"{out / NAME}: {error}; another backfill uses it, or choose another folder"
+        raise typer.BadParameter(one_line(message), param_hint="'--out'") from None
+
+
 def _open(prompts: Path, out: Path, common: dict[str, Any]) -> Ledger:
     ledger = Ledger(out)
     try:
         ledger.begin(read(prompts, common))
-    except (PromptsError, LedgerError) as error:
+    except BaseException:
         ledger.close()
-        raise typer.BadParameter(str(error)) from None
+        raise
     return ledger
 
 
@@ -147,34 +162,34 @@ class Backfill:
     async def _submit(self, limit: int) -> int:
         """Submit the next lines and return how many were accepted or refused permanently.
 
-        Idempotency keys are the same after a crash. Lines without a failed job are submitted together; a retried line
-        needs a new key for each attempt and is submitted separately.
+        Idempotency keys are the same after a crash. Lines without a failed job are submitted together, each at its
+        fixed position in its chunk; a retried line needs a new key for each attempt and is submitted separately.
         """
         entries = self.ledger.entries(EntryState.NEW, limit)
         first_attempts = [entry for entry in entries if not entry.failed_attempts]
-        results = await self._submit_chunks(first_attempts)
+        results: list[tuple[int, str | None, str | None]] = []
+        for chunk, lines in groupby(first_attempts, lambda entry: entry.number // CHUNK_LINES):
+            bodies: list[dict[str, Any] | None] = [None] * CHUNK_LINES
+            for entry in lines:
+                bodies[entry.number % CHUNK_LINES] = self._body(entry)
+            results += await self._submit_lines(bodies, f"{self.ledger.run_id}-{chunk}", chunk * CHUNK_LINES)
         for entry in entries[len(first_attempts) :]:
             key = f"{self.ledger.run_id}-{entry.number}-{entry.failed_attempts}"
-            body = self._body(entry)
-            job = await self.client.submit(body["model"], body["prompt"], idempotency_key=key, extra_body=body)
-            results.append((entry.number, job.id, None))
+            results += await self._submit_lines([self._body(entry)], key, entry.number)
         self.ledger.submitted(results)
         self.on_change()
         return len(results)
 
-    async def _submit_chunks(self, entries: Sequence[Entry]) -> list[tuple[int, str | None, str | None]]:
-        """Submit lines in bulk, each at its fixed position in its chunk, whatever else the chunk contains."""
+    async def _submit_lines(
+        self, bodies: Sequence[dict[str, Any] | None], key: str, first: int
+    ) -> list[tuple[int, str | None, str | None]]:
+        """Submit lines from number `first` on; return number, job and error of all but those refused temporarily."""
         results: list[tuple[int, str | None, str | None]] = []
-        for chunk, lines in groupby(entries, lambda entry: entry.number // CHUNK_LINES):
-            bodies: list[dict[str, Any] | None] = [None] * CHUNK_LINES
-            for entry in lines:
-                bodies[entry.number % CHUNK_LINES] = self._body(entry)
-            key = f"{self.ledger.run_id}-{chunk}"
-            async for result in self.client.submit_many(bodies, idempotency_key=key):
-                error = result.error
-                if error is None or not error.retryable:  # a line refused temporarily stays NEW
-                    message = None if error is None else f"{error.message} ({error.code})"
-                    results.append((chunk * CHUNK_LINES + result.line - 1, result.id, message))
+        async for result in self.client.submit_many(bodies, idempotency_key=key):
+            error = result.error
+            if error is None or not error.retryable:  # a line refused temporarily stays NEW
+                message = None if error is None else f"{error.message} ({error.code})"
+                results.append((first + result.line - 1, result.id, message))
         return results
 
     def _body(self, entry: Entry) -> dict[str, Any]:

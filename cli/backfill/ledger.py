@@ -56,7 +56,11 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(folder / NAME, isolation_level=None, timeout=5)
-        self._db.executescript(_SCHEMA)
+        try:
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error:
+            self._db.close()
+            raise
         self.run_id = ""
 
     def close(self) -> None:
@@ -129,7 +133,10 @@ class Ledger:
         """Write one JSON object per line (number, body fields, state, job, files, error), atomically."""
         part = path.with_suffix(".part")
         query = "SELECT number, body, state, job, files, error FROM line ORDER BY number"
-        with part.open("w", encoding="utf-8") as file, closing(self._db.execute(query)) as rows:
+        with (
+            part.open("w", encoding="utf-8", errors="backslashreplace") as file,
+            closing(self._db.execute(query)) as rows,
+        ):
             for number, body, state, job, files, error in rows:
                 row = {"line": number, **json.loads(body), "state": state, "job": job}
                 row |= {"files": json.loads(files or "[]"), "error": error}

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
@@ -51,7 +52,7 @@ def _json_lines(path: Path, file: Iterator[str]) -> Bodies:
         if not line.strip():
             continue
         try:
-            body = json.loads(line)
+            body = _parse(line)
         except json.JSONDecodeError as error:
             raise PromptsError(f"{path}:{number}: {error.msg} at column {error.colno}") from error
         except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets in brackets
@@ -79,9 +80,21 @@ def parse_field(name: str, text: str) -> Any:
     if name in ("prompt", "negative_prompt"):
         return text
     try:
-        return json.loads(text)
+        return _parse(text)
     except (ValueError, RecursionError):  # also an integer of thousands of digits
         return text
+
+
+def _parse(text: str) -> Any:
+    return json.loads(text, parse_constant=_finite, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    """Return a number of JSON; raises ValueError for NaN and infinity, which Python reads and JSON does not have."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return number
 
 
 def file_name(number: int, prompt: str) -> str:

@@ -56,8 +56,8 @@ def pool(
     environ = {name: value for name, value in os.environ.items() if value or not name.startswith(settings.PREFIX)}
     if max_workers is not None and min_workers > max_workers:
         raise typer.BadParameter(f"must not exceed --max, which is {max_workers}", param_hint="--min")
-    service = AsyncClient(url, api_key=api_key, timeout_s=REQUEST_TIMEOUT_S, retries=0)
     with exit_on_error():
+        service = AsyncClient(url, api_key=api_key, timeout_s=REQUEST_TIMEOUT_S, retries=0)
         try:
             if plot is not None:
                 plots.require_matplotlib()

@@ -53,10 +53,11 @@ async def up(
         url = f"http://{reachable(host)}:{port}"
         env = environment.child_environment(data_dir, workers * specs.devices, models, settings, environ)
         processes: list[ProcessSpec] = []
-        if "FUSEQUEUE_REDIS_URL" not in environ:
-            with writing_to(data_dir):
+        with writing_to(data_dir):
+            if "FUSEQUEUE_REDIS_URL" not in environ:
                 redis, env["FUSEQUEUE_REDIS_URL"] = redis_process(data_dir)
-            processes.append(redis)
+                processes.append(redis)
+            environment.record(data_dir, env, url, own_redis=bool(processes))
         print_status(f"models: {', '.join(spec.id for spec in specs)} ({models}); data and logs: {data_dir}")
         async with httpx.AsyncClient(base_url=url, timeout=5.0, trust_env=False) as client:
             workers_env = environment.worker_environments(workers, env, specs.devices)

@@ -1,6 +1,7 @@
 """What the started processes use of this machine: models file, storage folder, CPU threads, GPUs and ports."""
 
 import errno
+import json
 import os
 import socket
 import sys
@@ -13,6 +14,9 @@ from shared.errors import ConfigurationError
 CHECKOUT = Path(__file__).resolve().parents[2]
 GPU_DEVICES = ("/dev/nvidia0", "/dev/kfd", "/dev/dxg")
 PORT_ATTEMPTS = 100
+RECORD = "environment.json"
+REDIS_URL = "FUSEQUEUE_REDIS_URL"
+RECORDED = ("FUSEQUEUE_MODELS", "FUSEQUEUE_NAMESPACE", REDIS_URL, "FUSEQUEUE_STORAGE_DIR", "FUSEQUEUE_URL")
 
 
 def models_path(option: Path | None, environ: Mapping[str, str]) -> Path:
@@ -40,6 +44,29 @@ def child_environment(
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         env["FUSEQUEUE_TORCH_THREADS"] = str(torch_threads(cores, ranks))
     return env
+
+
+def record(data_dir: Path, environ: Mapping[str, str], url: str, own_redis: bool) -> None:
+    """Write to `data_dir` how commands find the parts of this `fusequeue up`, whose API is at `url`.
+
+    The URL of a Redis that is not its own is left out: it can hold a password of the user.
+    """
+    values = {name: environ[name] for name in RECORDED if name in environ and (own_redis or name != REDIS_URL)}
+    path = data_dir / RECORD
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    part.touch(mode=0o600)
+    part.write_text(json.dumps({**values, "FUSEQUEUE_URL": url}, indent=2) + "\n", "utf-8")
+    part.replace(path)
+
+
+def recorded(data_dir: Path) -> dict[str, str]:
+    """Return the variables of the last `fusequeue up` on `data_dir`; none if there was none."""
+    try:
+        values = json.loads((data_dir / RECORD).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {name: str(values[name]) for name in RECORDED if name in values} if isinstance(values, dict) else {}
 
 
 def torch_threads(cores: int, ranks: int) -> int:

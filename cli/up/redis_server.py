@@ -98,18 +98,6 @@ def configure(server: RedisServer, folder: Path, port: int, password: str) -> tu
     return (str(server.path), str(path))
 
 
-def url_of(folder: Path) -> str | None:
-    """Return the URL of the server last configured in `folder`; None if there is none."""
-    try:
-        lines = (folder / "redis.conf").read_text("utf-8").splitlines()
-    except OSError:
-        return None
-    options = dict(line.split(" ", 1) for line in lines if " " in line)
-    if not {"requirepass", "port"} <= set(options):
-        return None
-    return f"redis://:{options['requirepass']}@{HOST}:{options['port']}/0"
-
-
 def _check_version(server: RedisServer, path: Path) -> None:
     if path.exists():
         written_by = tuple(int(part) for part in path.read_text("ascii").split("."))

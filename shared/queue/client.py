@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import (
@@ -24,7 +25,7 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shared.config.settings import Settings
-from shared.errors import IncompatibleRedis, RedisFull, RedisUnavailable, ScriptFailed
+from shared.errors import ConfigurationError, IncompatibleRedis, RedisFull, RedisUnavailable, ScriptFailed
 from shared.job import QUEUE_SCHEMA
 from shared.queue.failover import Failover, following
 from shared.queue.records import start_after
@@ -100,7 +101,6 @@ def _public(error: Exception) -> str | None:
 
 def _pool_options(url: str, failover: Failover | None, timeout_s: float, retries: int) -> dict[str, Any]:
     return {
-        **following(url, failover or Failover()),
         "decode_responses": True,
         "encoding_errors": "replace",
         "socket_timeout": timeout_s,
@@ -108,19 +108,20 @@ def _pool_options(url: str, failover: Failover | None, timeout_s: float, retries
         "health_check_interval": 30,
         "protocol": 2,
         "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), retries),
+        **parse_url(url),
+        **following(url, failover or Failover()),  # last: a pool's `from_url` prefers the class of TLS or a socket file
     }
 
 
 def connect_commands(url: str, failover: Failover | None = None) -> Redis:
     """Return a client for commands and scripts, which can be repeated: short timeout, one retry."""
     options = _pool_options(url, failover, COMMAND_TIMEOUT_S, 1)
-    pool = BlockingConnectionPool.from_url(url, max_connections=CONNECTIONS, timeout=COMMAND_TIMEOUT_S, **options)
-    return Redis.from_pool(pool)
+    return Redis.from_pool(BlockingConnectionPool(max_connections=CONNECTIONS, timeout=COMMAND_TIMEOUT_S, **options))
 
 
 def connect_blocking(url: str, failover: Failover | None = None) -> Redis:
     """Return a client for blocking reads, without retries."""
-    return Redis.from_url(url, **_pool_options(url, failover, MAX_BLOCK_MS / 1000 + BLOCK_MARGIN_S, 0))
+    return Redis.from_pool(ConnectionPool(**_pool_options(url, failover, MAX_BLOCK_MS / 1000 + BLOCK_MARGIN_S, 0)))
 
 
 def connect_renewals(url: str, lease_ms: int, failover: Failover | None = None) -> Redis:
@@ -130,7 +131,7 @@ def connect_renewals(url: str, lease_ms: int, failover: Failover | None = None) 
     """
     timeout_s = min(COMMAND_TIMEOUT_S, max(LEAST_TIMEOUT_S, lease_ms / 1000 / 4))
     options = _pool_options(url, failover, timeout_s, 1)
-    return Redis.from_pool(BlockingConnectionPool.from_url(url, max_connections=2, timeout=timeout_s, **options))
+    return Redis.from_pool(BlockingConnectionPool(max_connections=2, timeout=timeout_s, **options))
 
 
 class QueueClient:
@@ -161,14 +162,17 @@ class QueueClient:
     def connect(cls, settings: Settings) -> QueueClient:
         """Return a client with connection pools of their own for commands, blocking reads and renewals of leases."""
         failover, url = Failover(), settings.redis_url
-        return cls(
-            connect_commands(url, failover),
-            namespace=settings.namespace,
-            settings=settings,
-            blocking=connect_blocking(url, failover),
-            renewals=connect_renewals(url, settings.lease_ms, failover),
-            failover=failover,
-        )
+        try:
+            return cls(
+                connect_commands(url, failover),
+                namespace=settings.namespace,
+                settings=settings,
+                blocking=connect_blocking(url, failover),
+                renewals=connect_renewals(url, settings.lease_ms, failover),
+                failover=failover,
+            )
+        except ValueError as error:  # of an option after the `?`
+            raise ConfigurationError(f"FUSEQUEUE_REDIS_URL: {error}") from error
 
     async def run(self, name: str, *args: str | float) -> Any:
         """Run the script `name`. A repetition after a lost reply returns the first reply, as `REPLAYED` explains."""

@@ -1,6 +1,7 @@
 """`fusequeue up` starts all processes, restarts those that end, and leaves none behind."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -207,6 +208,24 @@ def test_killed_processes_are_restarted_with_their_jobs(up):
     ended = "all acknowledged jobs have ended"
     wait_until(lambda: {status(url, job) for job in acknowledged} == {"succeeded"}, ended, 150)
     assert restarted.end(signal.SIGTERM) == 0, restarted.messages()
+
+
+@pytest.mark.timeout(290)
+def test_the_doctor_beside_it_checks_its_redis_api_storage_and_models(up, tmp_path):
+    """Also on other ports than the default ones; only the data folder is the same."""
+    models = tmp_path / "models.toml"
+    models.write_text(f'[[model]]\nid = "other"\nsource = "{ROOT / "demo" / "model"}"\n')
+    command = up("--port", str(free_port()), "--workers", "0", "--models", str(models))
+    url = command.ready()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("FUSEQUEUE_")}
+    doctor = (sys.executable, "-m", "cli.main", "doctor", "--json", "--data-dir", str(command.folder / "data"))
+    done = subprocess.run(doctor, cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    findings = {row["name"]: (row["verdict"], row["seen"]) for row in map(json.loads, done.stdout.splitlines())}
+    assert findings["api"] == ("ok", f"{url} is ready"), findings
+    assert findings["redis version"][0] == "ok", findings
+    assert findings["storage"] == ("ok", f"folder {command.folder / 'data' / 'storage'} is writable"), findings
+    assert findings["models file"] == ("ok", f"{models}: other"), findings
+    assert command.end(signal.SIGTERM) == 0, command.messages()
 
 
 def test_an_invalid_models_file_is_an_error_before_anything_starts(up, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,60 @@ async def test_an_error_is_one_line_and_an_exit_status(
     assert result.exit_code == status, result.stderr
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+async def test_options_are_the_fields_of_the_request(run: Run) -> None:
+    """The short options and -s can be mixed."""
+    options = ("--seed", "7", "--steps", "12", "--size", "48x64", "-n", "2", "--negative", "a square")
+    more = ("--guidance", "3.5", "-s", "priority=bulk", "-s", 'metadata={"order": "7"}')
+    (job,) = lines(await run("submit", PROMPT, *options, *more, "--no-wait", "--json"))
+    expected = {"seed": 7, "steps": 12, "width": 48, "height": 64, "n": 2, "negative_prompt": "a square"}
+    expected |= {"guidance_scale": 3.5, "priority": "bulk", "metadata": {"order": "7"}, "prompt": PROMPT}
+    assert {name: job[name] for name in expected} == expected
+
+
+async def test_every_fault_of_a_request_is_a_line_that_names_its_field_once(run: Run) -> None:
+    options = ("--steps", "900", "--guidance", "1000", "-n", "99", "--size", "1x1", "--seed", "-5", "-s", "nonsense=1")
+    result = await run("submit", PROMPT, *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    found = result.stderr.splitlines()
+    assert all(line.startswith("fusequeue: ") for line in found)
+    for field in ("steps", "guidance_scale", "n", "width", "height", "seed", "nonsense"):
+        (line,) = [line for line in found if re.search(rf"^fusequeue: .*(?<!\w){field}(?!\w)", line)]
+        assert len(re.findall(rf"(?<!\w){field}(?!\w)", line)) == 1, line
+
+
+async def test_every_job_is_canceled_also_after_one_that_cannot_be(run: Run) -> None:
+    (job,) = lines(await run("submit", PROMPT, "--no-wait", "--json"))
+    result = await run("cancel", "job_1", job["id"], "..")
+    assert (result.exit_code, result.stdout) == (4, f"{job['id']}  canceled\n")
+    assert [line.rpartition(":")[0] for line in result.stderr.splitlines()] == ["fusequeue", "fusequeue: invalid id"]
+
+
+async def test_a_result_that_cannot_be_saved_is_named(run: Run, queue: Queue, tmp_path: Path) -> None:
+    """The job has succeeded, and its images can still be fetched."""
+    running = asyncio.create_task(run("submit", PROMPT, "-o", "/proc/none"))
+    job_id = await submitted(queue)
+    await deliver(queue, tmp_path, await claimed(queue, job_id))
+    result = await running
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        f"fusequeue: job {job_id} succeeded; its images are not saved\nfusequeue: /proc/none"
+    )
+
+
+@pytest.mark.parametrize("retried", [False, True])
+async def test_refused_lines_of_a_backfill_are_failures_of_those_lines(run: Run, tmp_path: Path, retried: bool) -> None:
+    """Also in a later attempt, in which lines are submitted one by one."""
+    (tmp_path / "prompts.jsonl").write_text('{"seed": 1}\n{"prompt": 5}\n{"prompt": "a", "nonsense": "\\ud800"}\n')
+    command = ("backfill", "prompts.jsonl", "--out", "out", "--json")
+    result = await run(*command)
+    if retried:
+        result = await run(*command, "--retry-failed")
+    assert (result.exit_code, json.loads(result.stdout)["failed"]) == (1, 3), result.stderr
+    manifest = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
+    for row, field in zip(manifest, ("prompt", "prompt", "nonsense"), strict=True):
+        assert field in row["error"]
 
 
 async def test_models_queues_and_workers_are_listed(run: Run) -> None:

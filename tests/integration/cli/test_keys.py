@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from cli.keys import find_redis
 from cli.main import app
-from cli.up.redis_server import RedisServer, configure
+from cli.up import environment
 
 ROOT = Path(__file__).resolve().parents[3]
 Command = Callable[..., "Completed"]
@@ -153,14 +153,23 @@ def test_unreachable_redis_is_reported(command: Command, monkeypatch: pytest.Mon
     assert "cannot reach Redis" in result.err
 
 
+@pytest.mark.parametrize("url", ["nonsense", "redis://127.0.0.1:9?socket_timeout=x"])
+def test_an_invalid_setting_is_named(command: Command, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("FUSEQUEUE_REDIS_URL", url)
+    result = command("keys", "list")
+    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "FUSEQUEUE_REDIS_URL" in result.err
+
+
 def test_redis_of_a_running_up_is_found_in_its_folder(tmp_path: Path) -> None:
     """Its port and password change with every start; the environment overrides it."""
     environ: dict[str, str] = {}
     find_redis(tmp_path, environ)
     assert environ == {}
-    configure(RedisServer(Path("/bin/redis-server"), (7, 0, 1)), tmp_path / "redis", 6391, "secret")
+    own = {"FUSEQUEUE_REDIS_URL": "redis://:secret@127.0.0.1:6391/0"}
+    environment.record(tmp_path, own, "http://127.0.0.1:8000", own_redis=True)
     find_redis(tmp_path, environ)
-    assert environ == {"FUSEQUEUE_REDIS_URL": "redis://:secret@127.0.0.1:6391/0"}
+    assert environ == own
     environ["FUSEQUEUE_REDIS_URL"] = "redis://elsewhere"
     find_redis(tmp_path, environ)
     assert environ["FUSEQUEUE_REDIS_URL"] == "redis://elsewhere"

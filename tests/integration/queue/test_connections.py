@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.queue import claim_ids, put
+from harness.waiting import wait_until
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from shared.config.settings import Settings
-from shared.errors import IncompatibleRedis, RedisUnavailable, ScriptFailed
+from shared.errors import ConfigurationError, IncompatibleRedis, RedisUnavailable, ScriptFailed
 from shared.queue import Queue, Submission, client
 
 Make = Callable[..., Submission]
@@ -32,6 +35,38 @@ async def test_a_good_redis_passes(queue: Queue) -> None:
     """Twice, for the second process to start."""
     await queue.check()
     await queue.check()
+
+
+@pytest.fixture
+def socket_file(durable_server: Any, tmp_path: Path) -> Iterator[Path]:
+    """The file of a Redis without a port."""
+    path = tmp_path / "s"
+    options = ("--port", "0", "--unixsocket", str(path), "--dir", str(tmp_path), "--save", "")
+    with subprocess.Popen([durable_server.executable, *options], stdout=subprocess.DEVNULL) as server:
+        wait_until(path.exists, "the socket file exists")
+        yield path
+        server.terminate()
+
+
+async def test_a_redis_behind_a_socket_file_is_used(socket_file: Path, settings_for: Callable[..., Settings]) -> None:
+    queue = Queue.connect(settings_for(f"unix://{socket_file}"))
+    await queue.check()
+    assert await queue.client.blocking.ping()
+    await queue.close()
+
+
+@pytest.mark.parametrize("url", ["rediss://127.0.0.1:9", "unix:///none"])
+async def test_every_kind_of_url_is_connected_to(settings_for: Callable[..., Settings], url: str) -> None:
+    """Nothing responds at these; TLS needs a server with a certificate."""
+    queue = Queue.connect(settings_for(url))
+    with pytest.raises(RedisUnavailable, match="cannot reach Redis"):
+        await queue.check()
+    await queue.close()
+
+
+def test_an_option_of_the_url_that_is_invalid_names_the_variable(settings_for: Callable[..., Settings]) -> None:
+    with pytest.raises(ConfigurationError, match=r"FUSEQUEUE_REDIS_URL: .*socket_timeout"):
+        Queue.connect(settings_for("redis://127.0.0.1:9?socket_timeout=x"))
 
 
 async def test_a_fault_of_a_script_is_no_outage(queue: Queue, make_submission: Make) -> None:

@@ -149,6 +149,25 @@ def test_images_are_stored_in_the_data_folder(tmp_path):
     assert env["HOME"] == "/root"
 
 
+def test_what_up_uses_is_recorded_for_commands_beside_it(tmp_path):
+    """Only its owner can read the file, which has no password of a Redis that is the user's."""
+    environ = {"FUSEQUEUE_REDIS_URL": "redis://:secret@redis", "FUSEQUEUE_MODELS": "/m.toml", "HOME": "/root"}
+    assert environment.recorded(tmp_path) == {}
+    environment.record(tmp_path, environ, "http://127.0.0.1:9123", own_redis=False)
+    recorded = {"FUSEQUEUE_MODELS": "/m.toml", "FUSEQUEUE_URL": "http://127.0.0.1:9123"}
+    assert environment.recorded(tmp_path) == recorded
+    environment.record(tmp_path, environ, "http://127.0.0.1:9123", own_redis=True)
+    assert environment.recorded(tmp_path) == {**recorded, "FUSEQUEUE_REDIS_URL": "redis://:secret@redis"}
+    (file,) = tmp_path.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"null"])
+def test_a_damaged_record_is_none(tmp_path, content):
+    (tmp_path / environment.RECORD).write_bytes(content)
+    assert environment.recorded(tmp_path) == {}
+
+
 def test_a_bucket_replaces_the_folder(tmp_path, monkeypatch):
     """With an S3 bucket the processes get no storage folder."""
     monkeypatch.setenv("FUSEQUEUE_S3_BUCKET", "images")

@@ -1,0 +1,118 @@
+"""Arguments that no request is made of: a line that names the option, and exit status 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from cli.client_options import CommandConsole, one_line
+from cli.main import app
+from shared.runtime.clock import VERSION
+
+BYTES = "caf\udce9"  # how Python reads an argument that is not UTF-8
+LONG = "x" * 100_000
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run in a folder with some odd files; a request would fail, as nothing listens at the URL."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FUSEQUEUE_URL", "http://127.0.0.1:9")
+    (tmp_path / "folder.txt").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    (tmp_path / "nan.jsonl").write_text('{"prompt": "a", "guidance_scale": NaN}\n')
+    (tmp_path / "large.jsonl").write_text('{"prompt": "a", "guidance_scale": 1e999}\n')
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "backfill.sqlite").write_bytes(b"no database" * 100)
+    (tmp_path / "prompts.txt").write_text("a\n")
+    return tmp_path
+
+
+def fusequeue(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("submit", BYTES), "'prompt': 'caf\\udce9' is not UTF-8"),
+        (("submit", "x", "--model", BYTES), "'--model': 'caf\\udce9' is not UTF-8"),
+        (("submit", "x", "--negative", BYTES), "'--negative'"),
+        (("submit", "x", "-s", f"prompt={BYTES}"), "'--set'"),
+        (("submit", "x", "-s", "steps"), "'--set': 'steps' is not NAME=VALUE"),
+        (("submit", "x", "-s", "=x", "-s", "steps", "-s", "a=1"), "'=x' is not NAME=VALUE; 'steps' is not NAME=VALUE"),
+        (("submit", "x", "--seed", "many"), "'--seed'"),
+        (("submit", "x", "--steps", "1.5"), "'--steps'"),
+        (("submit", "x", "-n", ""), "'-n'"),
+        (("submit", "x", "--size", "64"), "'--size': '64' is not WIDTHxHEIGHT"),
+        (("submit", "x", "--size", "64x64\n"), "'--size': '64x64\\n' is not"),
+        (("submit", "x", "--size", "6４x64"), "'--size'"),
+        (("submit", "x", "--guidance", "nan"), "'--guidance': nan is not a finite number"),
+        (("submit", "x", "--guidance", "1e999"), "'--guidance': inf is not a finite number"),
+        (("submit", "x", "--timeout", "inf"), "'--timeout': inf is not a finite number"),
+        (("submit", "x", "--timeout", "-1"), "'--timeout'"),
+        (("submit", "x", "--image", "folder.txt"), "'--image'"),
+        (("submit", "x", "--mask", "none.png"), "'--mask'"),
+        (("submit", "x", "-o", "file"), "'-o'"),
+        (("status", LONG), "has more than 1000 characters"),
+        (("watch", LONG), "has more than 1000 characters"),
+        (("status", ".."), "invalid id: '..'"),
+        (("cancel", ""), "invalid id: ''"),
+        (("dead", "purge", BYTES), "'caf\\udce9' is not UTF-8"),
+        (("jobs", "--status", LONG), "'--status'"),
+        (("jobs", "--limit", "0"), "'--limit'"),
+        (("backfill", "folder.txt", "--out", "out"), "'prompts'"),
+        (("backfill", "latin.txt", "--out", "out"), "'prompts': latin.txt: not UTF-8"),
+        (("backfill", "nan.jsonl", "--out", "out"), "nan.jsonl:1: NaN is not a finite number"),
+        (("backfill", "large.jsonl", "--out", "out"), "large.jsonl:1: 1e999 is not a finite number"),
+        (("backfill", "deep.jsonl", "--out", "out"), "deep.jsonl:1: "),
+        (("backfill", "prompts.txt", "--out", "used"), "'--out': used/backfill.sqlite: file is not a database"),
+        (("backfill", "prompts.txt", "--out", "file/out"), "file/out: Not a directory"),
+        (("pool", "--cool-down-s", "nan"), "'--cool-down-s'"),
+        (("pool", "--poll-interval-s", "nan"), "'--poll-interval-s'"),
+        (("pool", "--url", "nonsense"), "invalid URL of the service: 'nonsense'"),
+        (("mcp", "--url", "nonsense"), "invalid URL of the service: 'nonsense'"),
+        (("jobs", "--url", "ftp://x"), "invalid URL of the service: 'ftp://x'"),
+        (("jobs", "--url", "http://\x1b[31m"), "invalid URL of the service"),
+        (("jobs", "--api-key", "é"), "invalid API key"),
+        (("nonsense",), "No such command 'nonsense'"),
+    ],
+)
+def test_a_fault_is_one_line_that_names_the_option(arguments: tuple[str, ...], expected: str) -> None:
+    result = fusequeue(*arguments)
+    assert isinstance(result.exception, SystemExit), result.exception
+    lines = [line for line in result.stderr.splitlines() if not line.startswith(("Usage:", "Try ", "  "))]
+    (line,) = filter(None, lines)
+    assert expected in line
+    assert line.isprintable()
+    assert len(line) < 2100
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_the_version_is_an_option_too() -> None:
+    for argument in ("--version", "version"):
+        assert (fusequeue(argument).exit_code, fusequeue(argument).stdout) == (0, f"{VERSION}\n")
+
+
+def test_help_names_options_in_full_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    shown = fusequeue("submit", "--help").stdout
+    for option in ("--negative", "--guidance", "--timeout", "--seed", "--steps", "--size", "-n", "--set"):
+        assert option in shown
+
+
+def test_output_has_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON escapes it, and can be read back; text has a space in its place."""
+    hostile = {"prompt": "a\x1b[31m\n\x9b\u202e\ud800é"}
+    CommandConsole(as_json=True).record(hostile, ())
+    shown = capsys.readouterr().out
+    assert shown.removesuffix("\n").isprintable()
+    assert "é" in shown
+    assert json.loads(shown) == hostile
+    assert one_line(hostile["prompt"]) == "a [31m    é"
