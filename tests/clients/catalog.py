@@ -1,0 +1,24 @@
+"""Which clients run: their packages, environments and scripts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client: `packages` are those whose versions the page names, `script` is a file of its environment's folder."""
+
+    name: str
+    packages: tuple[str, ...]
+    environment: str
+    script: str
+
+
+SDKS, WRAPPERS, AIPERF, NODE = "sdks", "wrappers", "aiperf", "node"
+
+CLIENTS = (
+    Client("OpenAI, Python", ("openai",), SDKS, "openai_calls.py"),
+    Client("OpenAI, Node", ("openai",), NODE, "openai.mjs"),
+    Client("LiteLLM", ("litellm",), WRAPPERS, "litellm_calls.py"),
+)
