@@ -21,4 +21,9 @@ CLIENTS = (
     Client("OpenAI, Python", ("openai",), SDKS, "openai_calls.py"),
     Client("OpenAI, Node", ("openai",), NODE, "openai.mjs"),
     Client("LiteLLM", ("litellm",), WRAPPERS, "litellm_calls.py"),
+    Client("AIPerf", ("aiperf",), AIPERF, "aiperf_calls.py"),
+    Client("Vercel AI, OpenAI", ("ai", "@ai-sdk/openai"), NODE, "vercel_openai.mjs"),
+    Client("Vercel AI, OpenAI-compatible", ("ai", "@ai-sdk/openai-compatible"), NODE, "vercel_compatible.mjs"),
+    Client("Vercel AI, Replicate", ("ai", "@ai-sdk/replicate"), NODE, "vercel_replicate.mjs"),
+    Client("LangChain's DALL-E wrapper", ("langchain-community",), WRAPPERS, "langchain_calls.py"),
 )
