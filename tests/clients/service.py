@@ -15,6 +15,8 @@ from pathlib import Path
 
 from harness.ports import free_port
 
+from clients import tls_front
+
 ROOT = Path(__file__).resolve().parents[2]
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
@@ -57,9 +59,11 @@ max_images = 4
 
 @dataclass(frozen=True)
 class Service:
-    """A running service; `port` is one on which a script can receive webhooks."""
+    """A running service, which `https_url` reaches too; `port` is one on which a script can receive webhooks."""
 
     url: str
+    https_url: str
+    certificate: Path
     key: str
     port: int
 
@@ -67,6 +71,9 @@ class Service:
         """Return the environment variables of a script."""
         return {
             "FUSEQUEUE_URL": self.url,
+            "FUSEQUEUE_HTTPS_URL": self.https_url,
+            "SSL_CERT_FILE": str(self.certificate),
+            "NODE_EXTRA_CA_CERTS": str(self.certificate),
             "FUSEQUEUE_API_KEY": self.key,
             "WEBHOOK_PORT": str(self.port),
             "FUSEQUEUE_COMMAND": shlex.join(FUSEQUEUE),
@@ -86,7 +93,8 @@ def running(folder: Path) -> Iterator[Service]:
         url = _ready(process, folder)
         create = [*FUSEQUEUE, "keys", "create", "--quiet", "--data-dir", str(folder / "data")]
         created = subprocess.run(create, cwd=ROOT, env=_environment(folder, receiver), capture_output=True, check=True)
-        yield Service(url, created.stdout.decode().strip(), receiver)
+        with tls_front.serving(url, folder) as (https_url, certificate):
+            yield Service(url, https_url, certificate, created.stdout.decode().strip(), receiver)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -110,6 +118,7 @@ def _environment(folder: Path, receiver: int) -> dict[str, str]:
         "FUSEQUEUE_AUTH": "keys",
         "FUSEQUEUE_MODELS": str(folder / "models.toml"),
         "FUSEQUEUE_DEVICE": "cpu",
+        "FUSEQUEUE_TRUSTED_PROXIES": "127.0.0.1",
         "FUSEQUEUE_WEBHOOK_ALLOW_NETWORKS": "127.0.0.0/8",
         "FUSEQUEUE_WEBHOOK_ALLOW_HTTP": "1",
         "FUSEQUEUE_WEBHOOK_PORTS": str(receiver),

@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import zlib from "node:zlib";
 
 export const BASE = process.env.FUSEQUEUE_URL;
+export const HTTPS_BASE = process.env.FUSEQUEUE_HTTPS_URL;
 export const KEY = process.env.FUSEQUEUE_API_KEY;
 export const MODEL = "demo";
 export const VIDEO_MODEL = "film";
@@ -31,6 +32,15 @@ export async function main() {
     rows.push({ call: name, seconds: Math.round(performance.now() - started) / 1000, error });
   }
   process.stdout.write(`${JSON.stringify({ calls: rows })}\n`, () => process.exit(rows.some((row) => row.error) ? 1 : 0));
+}
+
+// Sends a request of the native API and returns its JSON.
+export async function request(method, path, body) {
+  const headers = { Authorization: `Bearer ${KEY}`, "Content-Type": "application/json" };
+  const response = await fetch(BASE + path, { method, headers, body: body && JSON.stringify(body) });
+  const text = await response.text();
+  assert.ok(response.ok, `${response.status} ${text}`);
+  return text ? JSON.parse(text) : null;
 }
 
 // Checks that a PNG has this size, and that its pixels can be decompressed.

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import traceback
+import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 from PIL import Image
 
 URL = os.environ["FUSEQUEUE_URL"]
+HTTPS_URL = os.environ["FUSEQUEUE_HTTPS_URL"]
 KEY = os.environ["FUSEQUEUE_API_KEY"]
 MODEL, VIDEO_MODEL = "demo", "film"
 PROMPT = "a red circle on a blue ground, left"
@@ -51,6 +53,15 @@ def main() -> None:
     print(json.dumps({"calls": rows}), flush=True)
     sys.stdout.flush()
     os._exit(any(row["error"] for row in rows))  # no client's thread keeps the process
+
+
+def request(method: str, path: str, body: object = None) -> Any:
+    """Send a request of the native API and return its JSON."""
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    sent = urllib.request.Request(URL + path, data, headers, method=method)
+    with urllib.request.urlopen(sent, timeout=TIMEOUT_S) as response:
+        return json.loads(response.read() or b"null")
 
 
 def same(found: object, wanted: object) -> None:

@@ -6,41 +6,47 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import checks
 from checks import KEY, MODEL, URL, call, same
 
-SIZE = ["--extra-inputs", "size:64x64"]
+REQUESTS = 6
 
 
-def profile(endpoint: str, *arguments: str) -> dict[str, object]:
+def profile(endpoint: str, *arguments: str) -> dict[str, Any]:
     """Run a benchmark and return its report."""
     folder = Path(endpoint + "".join(arguments[-1:]))
     command = ["aiperf", "profile", "--model", MODEL, "--url", URL, "--api-key", KEY, "--endpoint-type", endpoint]
-    load = ["--request-count", "6", "--concurrency", "3", "--prompt-input-tokens-mean", "8"]
-    options = ["--tokenizer", "builtin", "--ui", "none", "--artifact-dir", str(folder)]
-    done = subprocess.run([*command, *load, *options, *arguments], capture_output=True, text=True, timeout=150)
+    load = ["--request-count", str(REQUESTS), "--concurrency", "3", "--extra-inputs", "size:64x64"]
+    prompt = ["--prompt-input-tokens-mean", "8"]
+    tokenizer = f"{os.environ['FUSEQUEUE_FOLDER']}/demo/model/tokenizer"  # of the synthetic prompts
+    options = ["--tokenizer", tokenizer, "--ui", "none", "--artifact-dir", str(folder)]
+    done = subprocess.run([*command, *load, *prompt, *options, *arguments], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    report: dict[str, object] = json.loads(next(folder.rglob("profile_export_aiperf.json")).read_text())
+    report: dict[str, Any] = json.loads(next(folder.rglob("profile_export_aiperf.json")).read_text())
     return report
 
 
-def average(report: dict[str, object], metric: str) -> object:
-    found = report[metric]
-    return found["avg"] if isinstance(found, dict) else found
+def check(report: dict[str, Any]) -> None:
+    """Check that every request was answered with an image."""
+    same((report["request_count"]["avg"], report.get("error_summary") or []), (REQUESTS, []))
 
 
 @call("profile --endpoint-type image-generation")
 def images() -> None:
-    report = profile("image-generation", *SIZE)
-    same((average(report, "request_count"), report.get("error_summary")), (6, []))
+    check(profile("image-generation"))
 
 
 @call("profile --endpoint-type image-generation --streaming")
 def streams() -> None:
-    report = profile("image-generation", *SIZE, "--streaming")
-    same((average(report, "request_count"), report.get("error_summary")), (6, []))
+    check(profile("image-generation", "--streaming"))
 
 
-os.environ["HF_HUB_OFFLINE"] = "1"
+@call("profile --endpoint-type image-edit")
+def edits() -> None:
+    picture = ["--image-width-mean", "64", "--image-height-mean", "64", "--image-batch-size", "1"]
+    check(profile("image-edit", *picture, "--image-format", "png"))
+
+
 checks.main()
