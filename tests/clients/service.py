@@ -1,4 +1,4 @@
-"""The service as a user starts it, on private ports, with keys; and what the scripts are told about it."""
+"""The service as a user starts it, on private ports, with keys; and the variables of a script that uses it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ const fal = createFalClient({
     url: request.url.replace(/^https:\/\/(queue\.fal\.run|rest\.fal\.ai)/, `${BASE}/compat/fal`),
   }),
 });
-let picture; // of the first call, an input of a later one
+let png; // of the first call, an input of a later one
 
 const download = async (file) => Buffer.from(await (await fetch(file.url)).arrayBuffer());
 
@@ -23,14 +23,14 @@ call("subscribe with logs: polling and streaming", async () => {
     const { data } = await fal.subscribe(app, { input, logs: true, mode, pollInterval: 50, onQueueUpdate });
     assert.equal(updates.at(-1).status, "COMPLETED");
     assert.ok(updates.at(-1).logs.some((line) => line.message.includes("seed")));
-    picture = checkPng(await download(data.images[0]));
+    png = checkPng(await download(data.images[0]));
   }
 });
 
-call("a picture that is uploaded; a video", async () => {
-  const url = await fal.storage.upload(new Blob([picture], { type: "image/png" }));
+call("an image that is uploaded; a video", async () => {
+  const url = await fal.storage.upload(new Blob([png], { type: "image/png" }));
   assert.match(url, /\/compat\/fal\/storage\/files\/in_/);
-  const image_url = new Blob([picture], { type: "image/png" });
+  const image_url = new Blob([png], { type: "image/png" });
   const edited = await fal.subscribe(app, { input: { prompt: PROMPT, image_url, strength: 0.7 }, pollInterval: 50 });
   checkPng(await download(edited.data.images[0]));
   const film = await fal.subscribe(`fusequeue/${VIDEO_MODEL}`, { input: { prompt: "a wave" }, pollInterval: 50 });

@@ -5,16 +5,16 @@ import { assert, BASE, KEY, MODEL, PROMPT, VIDEO_MODEL, call, checkPng, main, re
 
 const base = `${BASE}/compat/huggingface`;
 const client = new InferenceClient(KEY).endpoint(`${base}/${MODEL}`);
-let picture; // of the first call, edited by a later one
+let png; // of the first call, edited by a later one
 
 call("textToImage", async () => {
   const parameters = { num_inference_steps: 8, guidance_scale: 2, seed: 7, width: 128, height: 64 };
   const image = await client.textToImage({ inputs: PROMPT, parameters }, { outputType: "blob" });
-  picture = checkPng(await image.arrayBuffer(), 128, 64);
+  png = checkPng(await image.arrayBuffer(), 128, 64);
 });
 
 call("imageToImage", async () => {
-  const inputs = new Blob([picture], { type: "image/png" });
+  const inputs = new Blob([png], { type: "image/png" });
   const image = await client.imageToImage({ inputs, parameters: { prompt: PROMPT, strength: 0.7 } });
   checkPng(await image.arrayBuffer());
 });

@@ -7,7 +7,7 @@ import { assert, BASE, KEY, MODEL, PROMPT, VIDEO_MODEL, call, checkPng, checkVid
 const client = new OpenAI({ baseURL: `${BASE}/v1`, apiKey: KEY, maxRetries: 0, timeout: 60_000 });
 const endpoint = "/v1/images/generations";
 const decoded = (entry) => Buffer.from(entry.b64_json, "base64");
-let picture; // of the first call, edited by a later one
+let png; // of the first call, edited by a later one
 
 async function listed(pages) {
   const ids = [];
@@ -23,7 +23,7 @@ call("models.list, models.retrieve", async () => {
 call("images.generate: base64, `n`, fields of the service", async () => {
   const response = await client.images.generate({ model: MODEL, prompt: PROMPT, n: 2, size: "64x64", seed: 7, steps: 4 });
   assert.deepEqual(response.data.map((entry) => entry.seed), [7, 8]);
-  [picture] = response.data.map((entry) => checkPng(decoded(entry)));
+  [png] = response.data.map((entry) => checkPng(decoded(entry)));
 });
 
 call("images.generate: url, webp", async () => {
@@ -45,7 +45,7 @@ call("images.generate: stream with partial images", async () => {
 });
 
 call("images.edit: one image, a mask", async () => {
-  const image = () => toFile(picture, "a.png", { type: "image/png" });
+  const image = () => toFile(png, "a.png", { type: "image/png" });
   const edited = await client.images.edit({ model: MODEL, prompt: PROMPT, image: await image(), strength: 0.7 });
   checkPng(decoded(edited.data[0]));
   const painted = await client.images.edit({ model: MODEL, prompt: PROMPT, image: await image(), mask: await image() });

@@ -5,7 +5,7 @@ import { assert, BASE, HTTPS_BASE, KEY, MODEL, PROMPT, VIDEO_MODEL, call, checkP
 
 const replicate = new Replicate({ auth: KEY, baseUrl: `${BASE}/compat/replicate/v1` });
 const name = `fusequeue/${MODEL}`;
-let picture; // of the first call, an input of later ones
+let png; // of the first call, an input of later ones
 
 // Returns the bytes of an output: a FileOutput, or a URL.
 async function read(output) {
@@ -16,13 +16,13 @@ async function read(output) {
 call("run: images, a video", async () => {
   const outputs = await replicate.run(name, { input: { prompt: PROMPT, num_inference_steps: 8, num_outputs: 2 } });
   assert.equal(outputs.length, 2);
-  [picture] = await Promise.all(outputs.map(async (output) => checkPng(await read(output))));
+  [png] = await Promise.all(outputs.map(async (output) => checkPng(await read(output))));
   checkVideo(await read(await replicate.run(`fusequeue/${VIDEO_MODEL}`, { input: { prompt: "a wave" } })));
 });
 
 call("run over https: outputs are URLs", async () => {
   const secure = new Replicate({ auth: KEY, baseUrl: `${HTTPS_BASE}/compat/replicate/v1` });
-  const image = new Blob([picture], { type: "image/png" });
+  const image = new Blob([png], { type: "image/png" });
   const [output] = await secure.run(name, { input: { prompt: PROMPT, image } });
   assert.ok(output.url().href.startsWith(HTTPS_BASE));
   checkPng(await read(output));
@@ -30,7 +30,7 @@ call("run over https: outputs are URLs", async () => {
 
 call("run with progress, a file that is uploaded", async () => {
   const states = [];
-  const image = new Blob([picture], { type: "image/png" });
+  const image = new Blob([png], { type: "image/png" });
   const input = { prompt: PROMPT, image, prompt_strength: 0.7 };
   const [output] = await replicate.run(name, { input, wait: { mode: "poll", interval: 50 } }, (prediction) => states.push(prediction.status));
   assert.equal(states.at(-1), "succeeded");
@@ -65,7 +65,7 @@ call("stream", async () => {
 });
 
 call("files.create, get, delete; a file as input", async () => {
-  const file = await replicate.files.create(picture, { order: 12 });
+  const file = await replicate.files.create(png, { order: 12 });
   assert.equal((await replicate.files.get(file.id)).content_type, "image/png");
   const [output] = await replicate.run(name, { input: { prompt: PROMPT, image: file.urls.get } });
   checkPng(await read(output));

@@ -45,8 +45,8 @@ def streams() -> None:
 
 @call("profile --endpoint-type image-edit")
 def edits() -> None:
-    picture = ["--image-width-mean", "64", "--image-height-mean", "64", "--image-batch-size", "1"]
-    check(profile("image-edit", *picture, "--image-format", "png"))
+    image = ["--image-width-mean", "64", "--image-height-mean", "64", "--image-batch-size", "1"]
+    check(profile("image-edit", *image, "--image-format", "png"))
 
 
 checks.main()
