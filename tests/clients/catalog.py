@@ -30,7 +30,7 @@ CLIENTS = (
     Client("Replicate, JavaScript", ("replicate",), NODE, "replicate.mjs"),
     Client("Hugging Face, Python", ("huggingface_hub",), SDKS, "huggingface_calls.py"),
     Client("Hugging Face, JavaScript", ("@huggingface/inference",), NODE, "huggingface.mjs"),
-    Client("fal, Python", ("fal_client",), SDKS, "fal_calls.py"),
+    Client("fal, Python", ("fal-client",), SDKS, "fal_calls.py"),
     Client("fal, JavaScript", ("@fal-ai/client",), NODE, "fal.mjs"),
     Client("httpx-sse", ("httpx-sse",), SDKS, "sse_calls.py"),
     Client("eventsource", ("eventsource",), NODE, "eventsource.mjs"),
