@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.12 python3.11 python3.13 python3; do \
 	$$python -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: demo up test chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-gpu bench-http clean
+.PHONY: demo up test clients chaos soak fuzz attack parity parity-more lint bench bench-scale bench-engine bench-gpu bench-http clean
 
 demo: $(READY)
 	$(BIN)/python -m demo.run
@@ -18,6 +18,10 @@ up: $(READY)
 
 test: $(READY)
 	$(BIN)/pytest -q -n 2 --dist loadgroup
+
+# Real clients from their registries (docs/clients-tested.md); needs Node.js 20. `make clients ONLY="replicate fal"`.
+clients: $(READY)
+	PYTHONPATH=.:tests $(BIN)/python -m clients $(ONLY)
 
 # Faults in real processes (docs/reliability.md). `make chaos RUN="kills redis" SEED=7 SCALE=0.1` repeats a plan.
 chaos: $(READY)
@@ -82,7 +86,7 @@ bench-gpu: $(READY)
 	$(BIN)/python -m bench.engine --gpu
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.13 with the venv module; \

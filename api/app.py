@@ -16,6 +16,7 @@ from api.compat.openai import batches, files, images, request_bodies, unsupporte
 from api.compat.replicate import files as replicate_files
 from api.compat.replicate import models as replicate_models
 from api.compat.replicate import predictions as replicate_predictions
+from api.compat.replicate import streams as replicate_streams
 from api.context import ADMIN_SCOPE, JOBS_SCOPE, Services
 from api.http import openapi
 from api.http.bodies import BodyShares, max_json_bytes
@@ -121,7 +122,8 @@ def _include_routes(app: FastAPI) -> None:
     app.include_router(operations.scale_router)
     # No scope for all of these: URLs of artifacts and events can be signed, health is open, and metrics require their
     # own.
-    for open_router in (artifacts.router, events.router, health.router, fal.upload_router):
+    signed = (artifacts.router, events.router, replicate_streams.router, fal.upload_router)
+    for open_router in (*signed, health.router):
         app.include_router(open_router)
 
 

@@ -68,7 +68,7 @@ async def _messages(
         async with contextlib.aclosing(context.waiters.events(job_id, after)) as events:
             async for event in events:
                 with contextlib.suppress(Unavailable):
-                    await _check_access(context, authorization)
+                    await check_access(context, authorization)
                 if event is None:
                     yield SSE_KEEPALIVE
                     continue
@@ -81,7 +81,7 @@ async def _messages(
         log.info("event_stream_ended", job_id=job_id, reason=error.message)
 
 
-async def _check_access(context: RequestContext, authorization: list[str]) -> None:
+async def check_access(context: RequestContext, authorization: list[str]) -> None:
     """Raise `Unauthenticated` when the key was revoked, or the signed URL expired, since the stream began."""
     if context.url_expires_s is None:
         await context.services.authenticator.caller(authorization)

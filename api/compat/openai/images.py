@@ -65,7 +65,7 @@ _ERRORS = openai_problems(404, 408, 409, 413, 415, 429, 500, 503, 504)
 
 
 class ImageData(BaseModel):
-    """One image, as base64 or as a URL."""
+    """One image: base64 and a URL, or the one that `response_format` names."""
 
     b64_json: str | None = None
     url: str | None = Field(None, description="Signed: needs no key until it expires.")
@@ -173,8 +173,10 @@ async def _answer(request: Request, context: RequestContext, parsed: ImageReques
         return sse_response(call.track(ImageStream(call.job_id, parsed, context, request.scope).events()))
 
     async def build(record: JobRecord) -> StreamedResponse:
-        inline = parsed.fields.response_format != "url"
-        data = await image_data(record, services.storage, context.base_url, inline=inline, sign=context.sign)
+        response_format = parsed.fields.response_format
+        data = await image_data(
+            record, services.storage, context.base_url, response_format=response_format, sign=context.sign
+        )
         body = images_object(record, data, parsed.fields.quality, parsed.warnings)
         encoded = await asyncio.to_thread(lambda: json.dumps(body, separators=(",", ":")).encode())
         headers = {"Content-Length": str(len(encoded)), "Cache-Control": "no-store"}

@@ -72,7 +72,8 @@ async def _metadata(sent: UploadFile | str | None) -> dict[str, Any]:
 @router.get("/{file_id}", responses=problems(404, 503) | {200: {"model": ReplicateFile}})
 async def get_file(file_id: str, context: Context) -> Response:
     """Get an uploaded image; its name and metadata are not kept."""
-    return JSONResponse(_file_object(await find_input(file_id, context), context.base_url))
+    stored = await find_input(file_id, context)
+    return JSONResponse(_file_object(stored, context.base_url, context.services.settings.input_retention_s))
 
 
 @router.delete("/{file_id}", status_code=204, responses=problems(404, 409, 503))
@@ -82,8 +83,10 @@ async def delete_file(file_id: str, context: Context) -> Response:
     return Response(status_code=204)
 
 
-def _file_object(stored: StoredInput, base_url: str) -> dict[str, Any]:
-    ref = stored.ref
+def _file_object(stored: StoredInput, base_url: str, retention_s: int) -> dict[str, Any]:
+    ref, expires_at_ms = stored.ref, stored.expires_at_ms
+    # Clients require a time. What is kept is the end of the retention, and nothing while a job uses the image.
+    created_at_ms = 0 if expires_at_ms is None else expires_at_ms - retention_s * 1000
     return {
         "id": ref.id,
         "name": f"{ref.id}.{ref.content_type.removeprefix('image/')}",
@@ -92,7 +95,7 @@ def _file_object(stored: StoredInput, base_url: str) -> dict[str, Any]:
         "etag": ref.id.removeprefix("in_"),
         "checksums": {},
         "metadata": {},
-        "created_at": None,
-        "expires_at": iso(stored.expires_at_ms),
+        "created_at": iso(created_at_ms),
+        "expires_at": iso(expires_at_ms),
         "urls": {"get": f"{base_url}{PREFIX}/files/{ref.id}"},
     }

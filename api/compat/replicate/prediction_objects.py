@@ -57,7 +57,7 @@ class ReplicateFile(_Object):
     etag: str
     checksums: dict[str, str]
     metadata: dict[str, Any]
-    created_at: str | None
+    created_at: str
     expires_at: str | None
     urls: ReplicateFileUrls
 

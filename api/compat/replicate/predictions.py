@@ -1,10 +1,8 @@
 """`/compat/replicate/v1/predictions`: jobs as predictions."""
 
 import contextlib
-import json
 import re
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -20,24 +18,21 @@ from api.errors import TextProblem
 from api.http import openapi
 from api.http.lists import known_parameters
 from api.http.middleware import JSON_TYPES, require_type
-from api.http.openapi import event_stream, request_body
-from api.http.streaming import SSE_KEEPALIVE, sse_message, sse_response
+from api.http.openapi import request_body
 from api.responses import existing_job
 from api.routes.jobs import Prefer
 from api.submission import Idempotency, IdempotencyKey, idempotency
 from shared.config.models_file import ModelSpec
-from shared.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable, UnknownModel
-from shared.job import JobRecord, Priority, Progress, State
+from shared.errors import InvalidRequest, NotFound, Unavailable, UnknownModel
+from shared.job import JobRecord, Priority, State
 from shared.protocols.openai.images import read_base64
 from shared.protocols.replicate.prediction_inputs import parse_input
 from shared.protocols.replicate.predictions import (
     PREFIX,
     find_model,
-    logs,
     model_of_version,
     model_version,
     prediction,
-    progress_line,
 )
 from shared.request import MAX_DEADLINE_S, validated
 from shared.runtime import strict_json
@@ -178,18 +173,6 @@ async def cancel_prediction(prediction_id: str, context: Context) -> Response:
     return JSONResponse(await prediction_object(record, context))
 
 
-@router.get(
-    "/predictions/{prediction_id}/stream",
-    response_class=Response,
-    responses=problems(404, 503) | {200: event_stream("Events `logs`, `output`, and at the end `done` or `error`.")},
-)
-async def stream_prediction(request: Request, prediction_id: str, context: Context) -> Response:
-    """Stream a prediction with server-sent events: `logs` with its progress, `output` per image, then `done`."""
-    record = await context.find_job(prediction_id)
-    context.waiters.check()
-    return sse_response(_events(record, context, request.headers.getlist("authorization")))
-
-
 @router.get("/webhooks/default/secret", responses=problems(503))
 @returns_secret
 async def webhook_secret(tenant: Tenant, services: ServicesDep) -> dict[str, str]:
@@ -236,7 +219,7 @@ async def _create(
 
 async def prediction_object(record: JobRecord, context: RequestContext) -> dict[str, Any]:
     """Return a prediction with its images."""
-    outputs = await _outputs(record, context) if record.state is State.SUCCEEDED else []
+    outputs = await outputs_of(record, context) if record.state is State.SUCCEEDED else []
     return _prediction(record, context, outputs)
 
 
@@ -244,7 +227,8 @@ def _prediction(record: JobRecord, context: RequestContext, outputs: list[str]) 
     version = ""
     with contextlib.suppress(UnknownModel):  # no longer served
         version = model_version(context.services.catalog.get(record.job.model))
-    return prediction(record, context.base_url, version, outputs=outputs)
+    query = context.sign(record.job.id, "events")
+    return prediction(record, context.base_url, version, outputs=outputs, stream_query=query)
 
 
 def _urls(record: JobRecord, context: RequestContext) -> list[str]:
@@ -253,7 +237,7 @@ def _urls(record: JobRecord, context: RequestContext) -> list[str]:
     return [f"{base}/{artifact.index}{context.sign(record.job.id, artifact.index)}" for artifact in record.artifacts]
 
 
-async def _outputs(record: JobRecord, context: RequestContext) -> list[str]:
+async def outputs_of(record: JobRecord, context: RequestContext) -> list[str]:
     """Return the images of a job as https URLs; over http as data URLs, because the SDKs take http URLs for text."""
     small = sum(artifact.bytes for artifact in record.artifacts) <= MAX_INLINE_BYTES
     if context.base_url.startswith("https:") or not small:
@@ -265,42 +249,6 @@ async def _outputs(record: JobRecord, context: RequestContext) -> list[str]:
         return [f"data:{content_type};base64,{data}" for content_type, data in images]
     except NotFound:  # just deleted: the URL responds with 404
         return _urls(record, context)
-
-
-async def _events(record: JobRecord, context: RequestContext, key: list[str]) -> AsyncGenerator[bytes]:
-    """Yield the events of a job: its logs, keep-alives, then its images and `done`, or one `error`.
-
-    Every event has an id: clients ignore events without one. `key` has the authorization headers; the stream
-    ends when the key is revoked.
-    """
-    job, services, last = record.job, context.services, Progress()
-    yield sse_message("logs", logs(job, last), "seed")
-    try:
-        async with contextlib.aclosing(context.waiters.events(job.id)) as events:
-            async for event in events:
-                with contextlib.suppress(Unavailable):
-                    await services.authenticator.caller(key)
-                if event is None:
-                    yield SSE_KEEPALIVE
-                    continue
-                if event.state is not None and event.state.terminal:
-                    break
-                if event.progress is not None and event.progress.step > last.step:
-                    last = event.progress
-                    yield sse_message("logs", f"{progress_line(last)}\n", str(last.step))
-        ended = await services.queue.jobs.get(job.id)
-        if ended is None or not ended.state.terminal:
-            raise Unavailable("the stream was interrupted; read the prediction")
-        if ended.state is State.SUCCEEDED:
-            for index, output in enumerate(await _outputs(ended, context)):
-                yield sse_message("output", output, f"output:{index}")
-        elif ended.state is not State.CANCELED:
-            yield sse_message("error", prediction(ended, context.base_url, "")["error"], "error")
-            return
-        reason = {"reason": "canceled"} if ended.state is State.CANCELED else {}
-        yield sse_message("done", json.dumps(reason), "done")
-    except (Unavailable, NotFound, Unauthenticated) as error:  # the response status was sent already
-        yield sse_message("error", error.public, "interrupted")
 
 
 def webhook_fields(body: PredictionRequest) -> dict[str, Any]:

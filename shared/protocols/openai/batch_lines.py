@@ -124,7 +124,7 @@ def failed_line(batch: Batch, line: BatchLine, record: JobRecord) -> bytes:
 async def result_line(batch: Batch, line: BatchLine, record: JobRecord, storage: Storage, sign: Sign) -> bytes:
     """Return the output line of a job that succeeded; raises `NotFound` when an image was deleted.
 
-    Its body is that of a synchronous call: images are base64 unless `response_format` is `url`.
+    Its body is that of a synchronous call: images are as its `response_format` says.
     """
     body: Mapping[str, Any]
 
@@ -137,9 +137,9 @@ async def result_line(batch: Batch, line: BatchLine, record: JobRecord, storage:
         body = video_object(record)
     else:
         fields, warnings = own_fields(line.body())
-        inline, quality = fields.get("response_format") != "url", fields.get("quality")
+        response_format, quality = fields.get("response_format"), fields.get("quality")
         del fields
-        data = await image_data(record, storage, batch.base_url, inline=inline, sign=query)
+        data = await image_data(record, storage, batch.base_url, response_format=response_format, sign=query)
         body = images_object(record, data, quality, warnings)
     return _encode(batch, line, {"status_code": 200, "request_id": record.job.id, "body": body}, None)
 

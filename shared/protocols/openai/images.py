@@ -30,7 +30,7 @@ class ImageFields(BaseModel):
 
     size: str | None = Field(None, description="`WxH` in pixels; `auto`: the model's default.")
     response_format: Literal["url", "b64_json"] | None = Field(
-        None, description="Default: b64_json. A URL is signed and needs no key."
+        None, description="Default: both. A URL is signed and needs no key."
     )
     output_format: Literal["png", "webp", "jpeg"] | None = None
     output_compression: int | None = Field(None, strict=True, ge=0, le=100, description="Not for PNG.")
@@ -145,15 +145,22 @@ def _about_size(fault: InvalidRequest) -> InvalidRequest:
 
 
 async def image_data(
-    record: JobRecord, storage: Storage, base_url: str, *, inline: bool, sign: Callable[[str, int], str]
+    record: JobRecord,
+    storage: Storage,
+    base_url: str,
+    *,
+    response_format: str | None,
+    sign: Callable[[str, int], str],
 ) -> list[dict[str, Any]]:
-    """Return each image as base64 or as a URL, whose query `sign` returns; raises `NotFound` for a deleted image."""
+    """Return each image as `response_format` says: base64, a URL whose query `sign` returns, or by default both, since
+    clients that name no format read one or the other. Raises `NotFound` for a deleted image.
+    """
     job_id, data = record.job.id, []
     for artifact in record.artifacts:
         entry: dict[str, Any] = {"revised_prompt": None, "seed": artifact.seed, "flagged": artifact.flagged}
-        if inline:
+        if response_format != "url":
             entry["b64_json"] = await read_base64(storage, artifact.key)
-        else:
+        if response_format != "b64_json":
             entry["url"] = f"{base_url}/v1/jobs/{job_id}/artifacts/{artifact.index}{sign(job_id, artifact.index)}"
         data.append(entry)
     return data

@@ -72,9 +72,15 @@ def _by_name(name: str, catalog: Catalog) -> ModelSpec | None:
 
 
 def prediction(
-    record: JobRecord, base_url: str, version: str, *, outputs: Sequence[str] = (), state: State | None = None
+    record: JobRecord,
+    base_url: str,
+    version: str,
+    *,
+    outputs: Sequence[str] = (),
+    state: State | None = None,
+    stream_query: str = "",
 ) -> dict[str, Any]:
-    """Return a job as a prediction; `outputs` are the URLs of its images, in order.
+    """Return a job as a prediction; `outputs` are the URLs of its images, in order, `stream_query` signs its stream.
 
     `state` is the state at a webhook event; default: the current one. An expired job is `failed`, the only status on
     which clients raise.
@@ -97,7 +103,7 @@ def prediction(
         "created_at": iso(job.created_at_ms),
         "started_at": None if state is State.QUEUED else iso(record.started_at_ms),
         "completed_at": iso(record.finished_at_ms) if state.terminal else None,
-        "urls": {"get": get, "cancel": f"{get}/cancel", "stream": f"{get}/stream"},
+        "urls": {"get": get, "cancel": f"{get}/cancel", "stream": f"{get}/stream{stream_query}"},
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -69,11 +70,27 @@ async def test_an_idempotency_key_is_one_job(api: httpx.AsyncClient, fake_queue:
         assert (invalid.status_code, invalid.json()["error"]["param"]) == (400, "Idempotency-Key")
 
 
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [({}, {"b64_json", "url"}), ({"response_format": "b64_json"}, {"b64_json"}), ({"response_format": "url"}, {"url"})],
+)
+async def test_an_image_is_base64_and_a_url_unless_one_is_asked_for(
+    api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path, fields: dict[str, str], names: set[str]
+) -> None:
+    """Clients that name no format read one or the other: LangChain's wrapper reads the URL."""
+    async with working(fake_queue, tmp_path):
+        (entry,) = (await api.post(GENERATIONS, json={**BODY, **fields})).json()["data"]
+    assert {name for name in ("b64_json", "url") if entry.get(name)} == names
+    if len(names) == 2:
+        assert base64.b64decode(entry["b64_json"]) == (await api.get(entry["url"])).content
+
+
 async def test_a_stream_is_repeated_by_its_key(api: httpx.AsyncClient, fake_queue: Queue, tmp_path: Path) -> None:
     async with working(fake_queue, tmp_path):
         streams = [await api.post(GENERATIONS, json={**BODY, "stream": True}, headers=KEY) for _ in range(2)]
-    assert streams[0].text == streams[1].text
-    assert "image_generation.completed" in streams[0].text
+    first, second = (stream.text.replace(": keep-alive\n\n", "") for stream in streams)
+    assert first == second
+    assert "image_generation.completed" in first
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""What Replicate's clients need of a service with keys."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from harness.http_server import finish, png, serving
+
+from shared.auth import Scope
+from shared.queue import Queue
+
+PREDICTIONS = "/compat/replicate/v1/predictions"
+INPUT = {"prompt": "a red circle on a blue ground, left", "seed": 7}
+BODY = {"version": "demo", "input": INPUT}
+
+
+async def bearer(queue: Queue) -> dict[str, str]:
+    token, _ = await queue.api_keys.create("acme", frozenset((Scope.JOBS_READ, Scope.JOBS_WRITE)))
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def test_a_prediction_is_streamed_by_its_signed_url(fake_queue: Queue, tmp_path: Path) -> None:
+    """The client for JavaScript sends no key there."""
+    mine = await bearer(fake_queue)
+    async with serving(fake_queue, tmp_path, auth="keys") as api:
+        made, other = [(await api.post(PREDICTIONS, json=BODY, headers=mine)).json() for _ in range(2)]
+        await finish(fake_queue, tmp_path, made["id"])
+        url = made["urls"]["stream"]
+        streamed = await api.get(url)
+        assert streamed.status_code == 200, streamed.text
+        assert [line for line in streamed.text.splitlines() if line.startswith("event: ")] == [
+            "event: logs",
+            "event: output",
+            "event: done",
+        ]
+        for changed in (url.replace(made["id"], other["id"]), url + "0"):
+            assert (await api.get(changed)).status_code == 403, changed
+        path = url.partition("?")[0]
+        assert (await api.get(path)).status_code == 401
+        assert (await api.get(path, headers=mine)).status_code == 200
+        assert (await api.get(path, headers=await bearer(fake_queue))).status_code == 200
+        write_only, _ = await fake_queue.api_keys.create("acme", frozenset((Scope.JOBS_WRITE,)))
+        assert (await api.get(path, headers={"Authorization": f"Bearer {write_only}"})).status_code == 403
+
+
+async def test_a_stream_ends_when_its_url_expires(fake_queue: Queue, tmp_path: Path) -> None:
+    mine = await bearer(fake_queue)
+    async with serving(fake_queue, tmp_path, auth="keys", presign_expires_s=1) as api:
+        made = (await api.post(PREDICTIONS, json=BODY, headers=mine)).json()
+        streamed = await api.get(made["urls"]["stream"])  # within two seconds
+        assert "event: error" in streamed.text
+        assert "the URL has expired" in streamed.text
+
+
+async def test_a_file_has_a_time_when_it_is_read(fake_queue: Queue, tmp_path: Path) -> None:
+    """The client for Python needs one, also while a job uses the file."""
+    async with serving(fake_queue, tmp_path) as api:
+        files = {"content": ("a.png", png(80), "image/png")}
+        created = (await api.post("/compat/replicate/v1/files", files=files)).json()
+        url = created["urls"]["get"]
+        found = (await api.get(url)).json()
+        assert abs(seconds(found["created_at"]) - seconds(created["created_at"])) < 60
+        body = {"version": "demo", "input": {**INPUT, "image": url}}
+        assert (await api.post(PREDICTIONS, json=body)).status_code == 201
+        assert seconds((await api.get(url)).json()["created_at"]) >= 0
+
+
+def seconds(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()
