@@ -222,31 +222,38 @@ def test_a_call_in_progress_ends_when_the_client_is_closed(service: CannedServic
     assert [str(error) for error in errors] == ["the client is closed"]
 
 
-def test_calls_while_the_client_is_closed_end(service: CannedService) -> None:
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Let threads take turns after a few instructions, so that a race is met within seconds."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_calls_while_the_client_is_closed_end() -> None:
     """A call that starts as the loop stops is run or refused, and never forgotten."""
-    for _ in range(20):
-        client = Client(service.url)
+
+    def call(client: Client, ends: list[str]) -> None:
+        while True:
+            try:
+                client.get("")
+            except InvalidArgument:
+                continue
+            except RuntimeError as error:
+                return ends.append(str(error))
+
+    for _ in range(100):
+        client = Client("http://127.0.0.1:1")
         ends: list[str] = []
-        connected = threading.Barrier(5)
-
-        def call(client: Client = client, ends: list[str] = ends, connected: threading.Barrier = connected) -> None:
-            client.get("job_1")
-            connected.wait(30)
-            while True:
-                try:
-                    client.get("job_1")
-                except RuntimeError as error:
-                    ends.append(str(error))
-                    return
-
-        threads = [threading.Thread(target=call) for _ in range(4)]
+        threads = [threading.Thread(target=call, args=(client, ends), daemon=True) for _ in range(6)]
         for thread in threads:
             thread.start()
-        connected.wait(30)
         client.close()
         for thread in threads:
-            thread.join(30)
-        assert ends == ["the client is closed"] * 4
+            thread.join(10)
+        assert ends == ["the client is closed"] * 6
 
 
 def test_the_thread_ends_with_the_client(service: CannedService) -> None:
