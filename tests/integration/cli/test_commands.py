@@ -113,10 +113,10 @@ async def test_an_error_is_one_line_and_an_exit_status(
 
 async def test_options_are_the_fields_of_the_request(run: Run) -> None:
     """The short options and -s can be mixed."""
-    options = ("--seed", "7", "--steps", "12", "--size", "48x64", "-n", "2", "--negative", "a square")
+    options = ("--seed", "7", "--steps", "12", "--size", "96x64", "-n", "2", "--negative", "a square")
     more = ("--guidance", "3.5", "-s", "priority=bulk", "-s", 'metadata={"order": "7"}')
     (job,) = lines(await run("submit", PROMPT, *options, *more, "--no-wait", "--json"))
-    expected = {"seed": 7, "steps": 12, "width": 48, "height": 64, "n": 2, "negative_prompt": "a square"}
+    expected = {"seed": 7, "steps": 12, "width": 96, "height": 64, "n": 2, "negative_prompt": "a square"}
     expected |= {"guidance_scale": 3.5, "priority": "bulk", "metadata": {"order": "7"}, "prompt": PROMPT}
     assert {name: job[name] for name in expected} == expected
 
