@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.client_options import Exit
+from cli.client_options import Exit, print_error
 from cli.up import environment
 from shared import auth
 from shared.config import settings
@@ -150,7 +150,7 @@ def _run(work: Callable[[Queue], Awaitable[Any]], data_dir: Path) -> Any:
         message, status = error.message, Exit.FAILED
     except TimeoutError:
         message, status = f"no response from Redis within {TIMEOUT_S:.0f} s", Exit.FAILED
-    print(f"fusequeue: {message}", file=sys.stderr)
+    print_error(message)
     raise typer.Exit(status)
 
 

@@ -10,7 +10,7 @@ import typer
 
 from cli import jobs, keys
 from cli.backfill.command import backfill
-from cli.client_options import Key, Url, escape_unencodable, exit_on_error
+from cli.client_options import Key, Url, escape_unencodable, exit_on_error, print_error
 from cli.doctor import doctor
 from cli.pool.command import pool
 from cli.submit import submit, watch
@@ -52,7 +52,7 @@ def up(
         settings.withhold_permissions(config)
         status = asyncio.run(up_command.up(host, port, data_dir.resolve(), workers, models, config, environ))
     except FusequeueError as error:
-        up_command.print_status(f"fusequeue: {error.message}")
+        print_error(error.message)
         status = EXIT_CONFIGURATION
     raise typer.Exit(status)
 
@@ -110,7 +110,7 @@ def mcp(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
             raise
-        print("fusequeue: mcp is not installed: pip install 'fusequeue[mcp]'", file=sys.stderr)
+        print_error("mcp is not installed: pip install 'fusequeue[mcp]'")
         raise typer.Exit(EXIT_CONFIGURATION) from None
     with exit_on_error():
         Client(url, api_key=key).close()  # refuses a URL or key that cannot be used

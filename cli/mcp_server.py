@@ -63,7 +63,8 @@ class Tools:
         """Generate images or a video; returns them, or the id of a job that is not done within `wait_s`."""
         chosen = {"priority": "interactive", **(fields or {})} | ({} if seed is None else {"seed": seed})
         async with self._service(context) as client:
-            job = await client.submit(await _model(client, model), prompt, **chosen)
+            # As they are: the client would read a text among the images as the path of a file on this machine.
+            job = await client.submit(await _model(client, model), prompt, extra_body=chosen)
             return await _result(client, await client.get(job.id, wait_s=wait_s), None)
 
     async def status(

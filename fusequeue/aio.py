@@ -258,6 +258,8 @@ class AsyncClient:
                 if source.response.status_code == httpx.codes.NO_CONTENT:
                     return
                 async for message in source.aiter_sse():
+                    if not message.data:
+                        continue  # what the parser makes of a keep-alive after an event with an id
                     yield message.id, _event(message.data)
         except SSEError as error:
             raise UnexpectedResponse(f"{client.base_url}: no event stream at {path}: {error}") from error

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from cli.client_options import CommandConsole, Exit, Json, Key, Url, exit_on_error
+from cli.client_options import CommandConsole, Exit, Json, Key, Url, exit_on_error, print_error
 from cli.keys import find_redis
 from cli.pool.pool import Pool, PoolBounds, PoolProcesses, PoolStatus
 from cli.up import command as up_command
@@ -73,7 +73,7 @@ def pool(
             if plot is not None:
                 report.plot(plot)
         except (FusequeueError, OSError) as error:
-            up_command.print_status(f"fusequeue: {getattr(error, 'message', error)}")
+            print_error(getattr(error, "message", error))
             raise typer.Exit(Exit.USAGE) from None
 
 

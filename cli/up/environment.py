@@ -122,6 +122,8 @@ def first_free_port(host: str, port: int, print_status: Callable[[str], None], u
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
                 probe.listen(1)
+        except UnicodeError as error:
+            raise ConfigurationError(f"cannot listen on {host!r:.80}: not the name of a host; change --host") from error
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 continue

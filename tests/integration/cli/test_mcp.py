@@ -25,6 +25,7 @@ from shared.queue import Queue
 
 mcp = pytest.importorskip("mcp", reason="mcp is not installed; it is in the extras `mcp` and `dev`")
 PROMPT = "a red circle on a blue ground, left"
+PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC")
 
 
 @pytest.fixture
@@ -57,6 +58,19 @@ async def worked(call: Any, queue: Queue, folder: Path) -> tuple[Any, bytes]:
             await asyncio.sleep(0.01)
     data = await deliver(queue, folder, claims[0])
     return await calling, data
+
+
+async def test_no_tool_reads_a_file_of_the_machine(service: Server, tmp_path: Path) -> None:
+    """A prompt can make a model call a tool with any argument."""
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(PNG)
+    async with mcp.Client(over_stdio(service)) as client:
+        for fields in ({"image": str(secret)}, {"images": [str(secret)]}, {"image": str(secret), "mask": str(secret)}):
+            result = await client.call_tool("generate", {"prompt": PROMPT, "fields": fields, "wait_s": 0})
+            assert result.is_error
+            assert next(iter(fields)) in text(result)
+    async with httpx.AsyncClient(base_url=service.url) as http:
+        assert (await http.get("/v1/inputs")).json()["data"] == []
 
 
 async def test_generate_returns_the_image_and_batch_queues_many(service: Server, queue: Queue, tmp_path: Path) -> None:

@@ -55,9 +55,7 @@ def url() -> Iterator[str]:
         (422, b'{"detail": "a\\nb\\u001b[31m", "errors": [1, {"message": "a\\nb\\u001b[31m"}]}', 2),
     ],
 )
-@pytest.mark.parametrize(
-    "arguments", [("jobs",), ("submit", "x"), ("status", "job_1"), ("watch", "job_1"), ("models",)]
-)
+@pytest.mark.parametrize("command", ["jobs", "submit x", "status job_1", "watch job_1", "models"])
 def test_a_foreign_response_is_one_line(
     url: str, monkeypatch: pytest.MonkeyPatch, command: str, status: int, body: bytes, expected: int
 ) -> None:

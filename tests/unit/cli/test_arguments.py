@@ -31,6 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "backfill.sqlite").write_bytes(b"no database" * 100)
     (tmp_path / "prompts.txt").write_text("a\n")
+    (tmp_path / "models.toml").write_text('[[model]]\nid = "demo"\nsource = "a/b"\n')
     return tmp_path
 
 
@@ -76,6 +77,9 @@ def fusequeue(*arguments: str) -> Result:
         (("backfill", "prompts.txt", "--out", "file/out"), "file/out: Not a directory"),
         (("pool", "--cool-down-s", "nan"), "'--cool-down-s'"),
         (("pool", "--poll-interval-s", "nan"), "'--poll-interval-s'"),
+        (("up", "--models", "models.toml", "--host", "a" * 70, "--workers", "0"), "change --host"),
+        (("up", "--models", "models.toml", "--host", "999.1.1.1\n"), "cannot listen on 999.1.1.1"),
+        (("up", "--models", "models.toml", "--data-dir", "file"), "--data-dir must name a writable folder"),
         (("pool", "--url", "nonsense"), "invalid URL of the service: 'nonsense'"),
         (("mcp", "--url", "nonsense"), "invalid URL of the service: 'nonsense'"),
         (("jobs", "--url", "ftp://x"), "invalid URL of the service: 'ftp://x'"),
