@@ -49,7 +49,7 @@ class Outcome:
         if self.passed:
             return "pass"
         failed = [call.name for call in self.calls if call.error is not None]
-        return f"fail: {'; '.join(failed)}" if failed else "fail"
+        return "<br>".join(("fail", *failed))
 
 
 def write(outcomes: Sequence[Outcome]) -> None:
@@ -60,5 +60,5 @@ def write(outcomes: Sequence[Outcome]) -> None:
 def _row(outcome: Outcome) -> str:
     packages = zip(outcome.client.packages, outcome.versions, strict=True)
     versions = ", ".join(f"`{package}` {version}" for package, version in packages)
-    calls = "; ".join(call.name for call in outcome.calls) or "none"
+    calls = "<br>".join(call.name for call in outcome.calls) or "none"
     return f"| {outcome.client.name} | {versions} | {calls} | {outcome.result} |\n"

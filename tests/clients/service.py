@@ -92,7 +92,14 @@ def running(folder: Path) -> Iterator[Service]:
     try:
         url = _ready(process, folder)
         create = [*FUSEQUEUE, "keys", "create", "--quiet", "--data-dir", str(folder / "data")]
-        created = subprocess.run(create, cwd=ROOT, env=_environment(folder, receiver), capture_output=True, check=True)
+        created = subprocess.run(
+            create,
+            cwd=ROOT,
+            env=_environment(folder, receiver),
+            capture_output=True,
+            timeout=READY_TIMEOUT_S,
+            check=True,
+        )
         with tls_front.serving(url, folder) as (https_url, certificate):
             yield Service(url, https_url, certificate, created.stdout.decode().strip(), receiver)
     finally:
@@ -108,7 +115,7 @@ def _save_models(folder: Path) -> None:
     # In a process of its own: torch and diffusers print warnings at import.
     code = "import sys, pathlib; from tiny import registry; registry.save_tiny(sys.argv[1], pathlib.Path(sys.argv[2]))"
     command = [sys.executable, "-c", code, "wan-2.2-ti2v", str(folder / "film")]
-    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=READY_TIMEOUT_S, check=True)
     (folder / "models.toml").write_text(MODELS.format(root=ROOT, folder=folder), "utf-8")
 
 
