@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +144,25 @@ async def test_a_fault_of_a_callback_ends_the_wait_and_not_the_job(api: AsyncCli
         await api.wait(job, on_progress=fail)
 
 
-async def test_a_wait_with_progress_ends_too(api: AsyncClient) -> None:
-    with pytest.raises(WaitTimeout, match="queued"):
-        await api.run("demo", PROMPT, timeout_s=0.2, on_progress=print)
+async def test_a_wait_with_progress_ends_while_its_stream_is_silent(api: AsyncClient) -> None:
+    queued = (await api.submit("demo", PROMPT)).model_dump(mode="json")
+    streams: list[str] = []
+
+    class Silent(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
+            yield b""
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/events"):
+            return httpx.Response(202, json=queued)
+        streams.append(request.url.path)
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Silent())
+
+    async with AsyncClient(transport=httpx.MockTransport(respond)) as client:
+        with pytest.raises(WaitTimeout, match="queued"):
+            await client.run("demo", PROMPT, timeout_s=0.2, on_progress=print)
+    assert streams == [f"/v1/jobs/{queued['id']}/events"]
 
 
 async def test_a_wait_ends_while_the_service_does_not_respond() -> None:
