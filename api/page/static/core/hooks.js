@@ -37,11 +37,14 @@ export function useLoaded(load, deps, everyMs = 0) {
   const latest = useRef(load);
   latest.current = load;
   const run = useRef(() => {});
+  const loaded = useRef(null);
   useEffect(() => {
     const abort = new AbortController();
     let timer = 0;
     let running = false;
-    setState({ data: null, error: null, loading: true });
+    const what = JSON.stringify(deps);
+    if (loaded.current !== what) setState({ data: null, error: null, loading: true });
+    loaded.current = what;
     run.current = async () => {
       clearTimeout(timer);
       if (running || document.hidden) return;

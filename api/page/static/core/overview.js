@@ -11,6 +11,8 @@ const UNWATCHED_MS = 6_000; // only the numbers beside the navigation are visibl
 const SAMPLES = 300; // ten minutes
 const WINDOW_MS = 10_000; // of rates
 const WAITS_MS = 60_000;
+const EARLIER_MS = 300_000;
+const EVERY_MS = 5_000; // of those from before the page was opened
 const MOST_FINISHED = 2_000;
 const SCAN_EVERY_MS = 6_000; // a list by state reads up to 1,000 jobs
 
@@ -62,7 +64,8 @@ async function read(mine) {
     const running = jobs.filter((job) => job.status === "running" && !live.value.jobs.get(job.id)?.job);
     followRunning(running);
     const now = serverNow();
-    const sample = figures(now, queues?.data, workers?.data, running);
+    const sample = { ...figures(now), ...depths(queues?.data, workers?.data, running) };
+    const samples = overview.value.samples.length ? overview.value.samples : earlier(now);
     overview.set({
       at: now,
       error: null,
@@ -71,14 +74,15 @@ async function read(mine) {
       scale,
       running,
       recent: newest(),
-      samples: [...overview.value.samples.slice(1 - SAMPLES), sample],
+      samples: [...samples.slice(1 - SAMPLES), sample],
     });
   } catch (error) {
     if (mine !== generation) return;
     overview.set({ ...overview.value, error });
   }
   clearTimeout(timer);
-  timer = setTimeout(() => read(mine), overview.watched ? WATCHED_MS : UNWATCHED_MS);
+  const isFirst = overview.value.samples.length < 2; // rates need two
+  timer = setTimeout(() => read(mine), isFirst ? 700 : overview.watched ? WATCHED_MS : UNWATCHED_MS);
 }
 
 /**
@@ -128,24 +132,35 @@ const newest = () =>
     .sort((a, b) => (a.finished_at < b.finished_at ? 1 : -1))
     .slice(0, 24);
 
-/** One sample of the charts. */
-function figures(now, queues, workers, running) {
+/** Samples from before the page was opened, as far as the jobs say. */
+function earlier(now) {
+  const ends = [...finished.values()].map((job) => Date.parse(job.finished_at)).filter((at) => now - at < EARLIER_MS);
+  const begin = Math.min(...ends);
+  const samples = [];
+  for (let at = now - EVERY_MS; at > begin; at -= EVERY_MS) samples.unshift(figures(at));
+  return samples;
+}
+
+/** Images per second and waits at a time. */
+function figures(now) {
   let images = 0;
   const waits = [];
   for (const job of finished.values()) {
     const age = job.finished_at ? now - Date.parse(job.finished_at) : Infinity;
+    if (age < 0) continue;
     if (age < WINDOW_MS && job.status === "succeeded") images += job.artifacts.length;
     if (age < WAITS_MS && job.metrics.queue_ms !== null) waits.push(job.metrics.queue_ms);
   }
   waits.sort((a, b) => a - b);
+  return { at: now, images: images / (WINDOW_MS / 1_000), p50: quantile(waits, 0.5), p95: quantile(waits, 0.95) };
+}
+
+/** Slots queued and running now, and what the engines have done since the last sample. */
+function depths(queues, workers, running) {
   const total = (values) => values.reduce((sum, value) => sum + value, 0);
   return {
-    at: now,
     queued: queues ? total(queues.map((queue) => total(Object.values(queue.slots)))) : null,
     running: workers ? total(workers.map((worker) => worker.running_slots)) : total(running.map((job) => job.n)),
-    images: images / (WINDOW_MS / 1_000),
-    p50: quantile(waits, 0.5),
-    p95: quantile(waits, 0.95),
     ...(workers ? engine(workers) : { fill: null, busy: null, steps: null }),
   };
 }

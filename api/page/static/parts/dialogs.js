@@ -125,7 +125,7 @@ const KEYS = {
     [["g", "b"], "Batches"],
     [["g", "d"], "Dead letters"],
     [["g", "m"], "Models"],
-    [["Esc"], "close a dialog or picture"],
+    [["Esc"], "close a dialog or image"],
   ],
   Playground: [
     [["Ctrl", "Enter"], "generate"],
@@ -139,7 +139,7 @@ const KEYS = {
     [["x"], "select the job"],
     [["v"], "table or gallery"],
   ],
-  Pictures: [[["←", "→"], "previous and next picture"]],
+  Images: [[["←", "→"], "previous and next image"]],
 };
 
 export const Help = ({ onClose }) => html`

@@ -1,4 +1,4 @@
-// Pictures for a request: dropped, pasted or chosen, and uploaded at once as inputs.
+// Images for a request: dropped, pasted or chosen, and uploaded at once as inputs.
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call, local } from "../core/api.js";
@@ -9,7 +9,7 @@ import { Button } from "./ui.js";
 
 const TYPES = ["image/png", "image/jpeg", "image/webp"];
 
-/** Upload a picture; returns its id with an address to show it by. */
+/** Upload a image; returns its id with an address to show it by. */
 async function upload(file) {
   if (!TYPES.includes(file.type)) throw new Error(`${file.name || "The file"} is not a PNG, JPEG or WebP.`);
   const body = new FormData();
@@ -18,14 +18,14 @@ async function upload(file) {
   return { id: input.id, name: file.name || "pasted", url: URL.createObjectURL(file), size: `${input.width} × ${input.height}` };
 }
 
-const picturesOf = (data) => [...(data?.files ?? [])].filter((file) => file.type.startsWith("image/"));
+const imagesOf = (data) => [...(data?.files ?? [])].filter((file) => file.type.startsWith("image/"));
 
-/** Several pictures, at most `most`; a further one replaces the last. */
+/** Several images, at most `most`; a further one replaces the last. */
 export function Drops({ label, name, most, images, onChange, fault }) {
   const [busy, setBusy] = useState(0);
   const [refused, setRefused] = useState(null);
   const [over, setOver] = useState(false);
-  const chooser = useRef(null);
+  const fileInput = useRef(null);
   const latest = useRef(images);
   latest.current = images;
   const add = async (files) => {
@@ -47,7 +47,7 @@ export function Drops({ label, name, most, images, onChange, fault }) {
   const dropped = (event) => {
     event.preventDefault();
     setOver(false);
-    add(picturesOf(event.dataTransfer));
+    add(imagesOf(event.dataTransfer));
   };
   const dragged = (event) => {
     event.preventDefault();
@@ -59,11 +59,11 @@ export function Drops({ label, name, most, images, onChange, fault }) {
       <div class="drops ${over ? "is-over" : ""}" onDragOver=${dragged} onDragEnter=${dragged} onDragLeave=${dragged} onDrop=${dropped}>
         ${images.map((image, index) => html`<${Chosen} key=${image.id} image=${image} remove=${() => onChange(images.filter((_, at) => at !== index))} />`)}
         ${images.length < most && html`
-          <button type="button" class="drop" aria-label="Choose a picture: ${label}" onClick=${() => chooser.current.click()}>
+          <button type="button" class="drop" aria-label="Choose a image: ${label}" onClick=${() => fileInput.current.click()}>
             <${Icon} name="image" /><span>${busy ? "Uploading …" : "Drop, paste or choose"}</span>
           </button>
         `}
-        <input ref=${chooser} class="unseen" tabindex="-1" type="file" aria-label=${label} name=${name} accept=${TYPES.join(",")} multiple=${most > 1}
+        <input ref=${fileInput} class="unseen" tabindex="-1" type="file" aria-label=${label} name=${name} accept=${TYPES.join(",")} multiple=${most > 1}
           onChange=${(event) => add([...event.target.files])} />
       </div>
       ${(refused ?? fault) && html`<em class="fault" role="alert">${refused ?? fault}</em>`}
@@ -71,21 +71,21 @@ export function Drops({ label, name, most, images, onChange, fault }) {
   `;
 }
 
-/** One picture, or none. */
+/** One image, or none. */
 export const Drop = ({ image, onChange, ...rest }) => html`
   <${Drops} most=${1} images=${image ? [image] : []} onChange=${(images) => onChange(images[0] ?? null)} ...${rest} />
 `;
 
-/** Pictures that are pasted anywhere go to the first field for pictures that is empty. */
+/** Images that are pasted anywhere go to the first field for images that is empty. */
 function usePaste(add) {
   const latest = useRef(add);
   latest.current = add;
   useEffect(() => {
     const pasted = (event) => {
-      const pictures = picturesOf(event.clipboardData);
-      if (!pictures.length || event.defaultPrevented) return;
+      const files = imagesOf(event.clipboardData);
+      if (!files.length || event.defaultPrevented) return;
       event.preventDefault();
-      latest.current(pictures);
+      latest.current(files);
     };
     addEventListener("paste", pasted);
     return () => removeEventListener("paste", pasted);
@@ -102,7 +102,7 @@ function Chosen({ image, remove }) {
   `;
 }
 
-/** A picture known by its id: an input, or a job whose first picture is meant. */
+/** A image known by its id: an input, or a job whose first image is meant. */
 function Stored({ id }) {
   const isJob = id.startsWith("job_");
   const [job, setJob] = useState(null);

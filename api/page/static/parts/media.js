@@ -1,4 +1,4 @@
-// Pictures and videos of jobs, input images, and the lightbox.
+// Images and videos of jobs, input images, and the lightbox.
 
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { local, request } from "../core/api.js";
@@ -14,17 +14,17 @@ export const isVideo = (artifact) => artifact.kind === "video";
 
 const lightbox = createStore(null);
 
-/** Show pictures large; each is `{ job, artifact }`. */
-export const enlarge = (pictures, index = 0) => lightbox.set({ pictures, index });
+/** Show images large; each is `{ job, artifact }`. */
+export const enlarge = (images, index = 0) => lightbox.set({ images, index });
 
-/** A finished picture, or the first frame of a video, as a button that enlarges it. */
-export function Picture({ job, artifact, others, size = "" }) {
+/** A finished image, or the first frame of a video, as a button that enlarges it. */
+export function ArtifactView({ job, artifact, others, size = "" }) {
   const src = local(isVideo(artifact) ? (artifact.thumbnail_url ?? artifact.url) : artifact.url);
   const [missing, setMissing] = useState(false);
-  const pictures = others ?? job.artifacts.map((one) => ({ job, artifact: one }));
-  const open = () => enlarge(pictures, Math.max(0, pictures.findIndex((one) => one.artifact.url === artifact.url)));
+  const images = others ?? job.artifacts.map((one) => ({ job, artifact: one }));
+  const open = () => enlarge(images, Math.max(0, images.findIndex((one) => one.artifact.url === artifact.url)));
   return html`
-    <button type="button" class="picture ${size}" onClick=${open} aria-label="Enlarge: ${job.prompt.slice(0, 120)}">
+    <button type="button" class="artifact ${size}" onClick=${open} aria-label="Enlarge: ${job.prompt.slice(0, 120)}">
       ${missing
         ? html`<span class="missing">no longer kept</span>`
         : html`<img src=${src} alt=${job.prompt} loading="lazy" decoding="async" width=${artifact.width} height=${artifact.height} onError=${() => setMissing(true)} />`}
@@ -81,19 +81,19 @@ export function Lightbox() {
     return () => removeEventListener("keydown", pressed);
   }, [shown]);
   if (!shown) return null;
-  const { pictures, index } = shown;
-  const { job, artifact } = pictures[index];
+  const { images, index } = shown;
+  const { job, artifact } = images[index];
   const src = local(artifact.url);
-  const place = pictures.length > 1 ? `${index + 1} of ${pictures.length}` : "Picture";
+  const place = images.length > 1 ? `${index + 1} of ${images.length}` : "Image";
   return html`
     <${Dialog} title=${place} kind="lightbox" onClose=${() => lightbox.set(null)}>
       <div class="stage">
         ${isVideo(artifact)
           ? html`<video key=${src} src=${src} controls loop autoplay muted playsinline aria-label=${job.prompt}></video>`
           : html`<img key=${src} src=${src} alt=${job.prompt} />`}
-        ${pictures.length > 1 && html`
-          <${Button} kind="turn previous" icon="left" label="Previous picture" action=${() => turn(shown, -1)} />
-          <${Button} kind="turn next" icon="right" label="Next picture" action=${() => turn(shown, 1)} />
+        ${images.length > 1 && html`
+          <${Button} kind="turn previous" icon="left" label="Previous image" action=${() => turn(shown, -1)} />
+          <${Button} kind="turn next" icon="right" label="Next image" action=${() => turn(shown, 1)} />
         `}
       </div>
       <div class="caption">
@@ -109,8 +109,8 @@ export function Lightbox() {
   `;
 }
 
-function turn({ pictures, index }, step) {
-  lightbox.set({ pictures, index: (index + step + pictures.length) % pictures.length });
+function turn({ images, index }, step) {
+  lightbox.set({ images, index: (index + step + images.length) % images.length });
 }
 
 /** What a job looks like now: a result, a preview, or a sign of its state. */

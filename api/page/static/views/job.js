@@ -1,4 +1,4 @@
-// One job: its pictures or previews, timeline, batching, error with a remedy, request, and what can be done with it.
+// One job: its images or previews, timeline, batching, error with a remedy, request, and what can be done with it.
 
 import { html, useEffect, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
@@ -9,7 +9,7 @@ import { current, follow, live } from "../core/live.js";
 import { mayWrite } from "../core/session.js";
 import { Bar } from "../parts/charts.js";
 import { confirm } from "../parts/dialogs.js";
-import { download, InputImage, Picture } from "../parts/media.js";
+import { ArtifactView, download, InputImage } from "../parts/media.js";
 import { Snippets } from "../parts/snippets.js";
 import { Ago, Badge, Button, Copy, ErrorNote, Facts, Panel, Progress, Skeleton, toast } from "../parts/ui.js";
 
@@ -34,7 +34,7 @@ export function JobPage({ id }) {
     ${job.error && html`<${Failure} error=${job.error} />`}
     <div class="columns job">
       <div class="column">
-        <${Pictures} job=${job} previews=${jobs.get(id)?.previews ?? []} />
+        <${Images} job=${job} previews=${jobs.get(id)?.previews ?? []} />
         <${Timeline} job=${job} />
         <${Panel} title="Events" note=${events.length ? "since this page was opened" : ""}>
           <ol class="events">${events.map((event) => html`<li key=${event.key}><time class="mono hint">${clock(event.at)}</time><span>${event.text}</span></li>`)}</ol>
@@ -102,14 +102,14 @@ function Actions({ job, reload }) {
   `;
 }
 
-function Pictures({ job, previews }) {
+function Images({ job, previews }) {
   const expected = job.status === "queued" || job.status === "running" ? job.n * Math.max(1, job.layers) : 0;
   if (!job.artifacts.length && !expected) return null;
   return html`
     <${Panel} title=${job.artifacts.length ? "Result" : "Preview"} note=${expected ? progressText(job) : ""} actions=${job.artifacts.length > 0 && html`<${Button} icon="download" action=${() => Promise.all(job.artifacts.map((artifact) => download(job, artifact)))}>Save<//>`}>
       ${expected > 0 && html`<${Progress} value=${job.progress.percent} label="Steps" state=${job.status} />`}
       <div class="results">
-        ${job.artifacts.map((artifact) => html`<figure key=${artifact.index}><${Picture} job=${job} artifact=${artifact} size="large" /><figcaption class="hint mono">seed ${artifact.seed}</figcaption></figure>`)}
+        ${job.artifacts.map((artifact) => html`<figure key=${artifact.index}><${ArtifactView} job=${job} artifact=${artifact} size="large" /><figcaption class="hint mono">seed ${artifact.seed}</figcaption></figure>`)}
         ${Array.from({ length: expected }, (_, index) => html`<${Preview} key=${index} job=${job} src=${previews[index]} />`)}
       </div>
     <//>

@@ -8,7 +8,7 @@ import { go, useKeys, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live } from "../core/live.js";
 import { announce, mayWrite } from "../core/session.js";
 import { confirm } from "../parts/dialogs.js";
-import { Picture, Thumb } from "../parts/media.js";
+import { ArtifactView, Thumb } from "../parts/media.js";
 import { Ago, Badge, Button, Empty, ErrorNote, JobLink, Panel, Segments, Skeleton, toast, toastError } from "../parts/ui.js";
 import { FILTERS, Filters } from "./filters.js";
 
@@ -123,15 +123,15 @@ function State({ job }) {
 }
 
 function Gallery({ jobs, selected, toggle }) {
-  const pictures = jobs.flatMap((job) => job.artifacts.map((artifact) => ({ job, artifact })));
+  const images = jobs.flatMap((job) => job.artifacts.map((artifact) => ({ job, artifact })));
   return html`
     <ul class="gallery">
       ${jobs.map(
         (job) => html`
           <li key=${job.id} data-job=${job.id} tabindex="-1" class=${selected.has(job.id) ? "is-selected" : ""}>
-            ${job.artifacts.length ? html`<${Picture} job=${job} artifact=${job.artifacts[0]} others=${pictures} />` : html`<a class="picture" href="#/jobs/${job.id}" aria-label="Open ${job.id}"><${Thumb} job=${job} previews=${live.value.jobs.get(job.id)?.previews} size="large" /></a>`}
+            ${job.artifacts.length ? html`<${ArtifactView} job=${job} artifact=${job.artifacts[0]} others=${images} />` : html`<a class="artifact" href="#/jobs/${job.id}" aria-label="Open ${job.id}"><${Thumb} job=${job} previews=${live.value.jobs.get(job.id)?.previews} size="large" /></a>`}
             <p class="cut" title=${job.prompt}>${job.prompt}</p>
-            <p class="run-line hint">${mayWrite() && html`<input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} />`}<${State} job=${job} /><span class="grow"></span><${JobLink} id=${job.id} /></p>
+            <p class="run-line hint">${mayWrite() && html`<input type="checkbox" aria-label="Select ${job.id}" checked=${selected.has(job.id)} onChange=${() => toggle(job.id)} />`}<${State} job=${job} /><span class="grow"></span><a href="#/jobs/${job.id}" aria-label="Open ${job.id}">open</a></p>
           </li>
         `,
       )}

@@ -11,7 +11,7 @@ import { Ago, Badge, Button, Copy, Empty, ErrorNote, Panel, Skeleton, toast, toa
 
 const PAGE = 50;
 const CAUSES = {
-  worker_lost: "It took several workers with it: each was lost while running it, alone at last.",
+  worker_lost: "It took several workers with it: each was lost while running it, the last ones without batch mates.",
 };
 
 export function DeadLetters({ params }) {

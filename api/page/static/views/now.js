@@ -7,7 +7,7 @@ import { overview, refresh } from "../core/overview.js";
 import { mayOperate, mayRead } from "../core/session.js";
 import { Tile } from "../parts/charts.js";
 import { Icon } from "../parts/icons.js";
-import { Picture } from "../parts/media.js";
+import { ArtifactView } from "../parts/media.js";
 import { Ago, Badge, Empty, ErrorNote, JobLink, Panel, Skeleton } from "../parts/ui.js";
 import { Workers } from "./workers.js";
 
@@ -59,7 +59,7 @@ function Tiles({ now }) {
     {
       name: "Wait, p50 and p95",
       value: duration(last.p50 ?? null),
-      note: last.p95 === null || last.p95 === undefined ? "nothing started in a minute" : duration(last.p95),
+      note: last.p95 === null || last.p95 === undefined ? "nothing started in a minute" : `p95 ${duration(last.p95)}`,
       lines: [
         ["is-accent", (sample) => sample.p50],
         ["is-faint", (sample) => sample.p95],
@@ -103,6 +103,9 @@ function readiness(queue, workers) {
   return queue.running_jobs ? ["running", "joining"] : ["running", "ready"];
 }
 
+/** The shape in a signature, `model:shape:digest`, without the 1 frame of an image. */
+const shapeOf = ({ signature, model }) => signature.slice(model.length + 1).split(":")[0].replace(/x1$/, "");
+
 function Queues({ now }) {
   if (!now.queues) return null;
   const most = Math.max(1, ...now.queues.map((queue) => Object.values(queue.slots).reduce((a, b) => a + b, 0)));
@@ -120,7 +123,7 @@ function Queues({ now }) {
                     const priorities = Object.entries(queue.slots).filter(([, slots]) => slots);
                     return html`
                       <tr key=${queue.signature}>
-                        <td><span class="strong">${queue.model}</span> <span class="mono hint" title=${queue.signature}>${queue.signature.slice(0, 8)}</span></td>
+                        <td><span class="strong">${queue.model}</span> <span class="mono hint" title=${queue.signature}>${shapeOf(queue)}</span></td>
                         <td>
                           <div class="depth" title=${priorities.map(([name, slots]) => `${name} ${slots}`).join(", ") || "none"}>
                             <span class="number">${count(priorities.reduce((sum, [, slots]) => sum + slots, 0))}</span>
@@ -129,7 +132,7 @@ function Queues({ now }) {
                         </td>
                         <td class="number">${count(queue.running_jobs)}</td>
                         <td class="number">${queue.oldest_age_ms === null ? "–" : duration(queue.oldest_age_ms)}</td>
-                        <td><${Badge} state=${state}>${text}<//>${queue.eta_s ? html` <span class="hint">${duration(queue.eta_s * 1_000)}</span>` : ""}</td>
+                        <td class="nowrap"><${Badge} state=${state}>${text}<//>${queue.eta_s ? html`<span class="hint eta">${duration(queue.eta_s * 1_000)} left</span>` : ""}</td>
                       </tr>
                     `;
                   })}
@@ -144,14 +147,14 @@ function Queues({ now }) {
 
 function Latest({ jobs }) {
   if (!mayRead()) return null;
-  const pictures = jobs.flatMap((job) => job.artifacts.map((artifact) => ({ job, artifact }))).slice(0, 18);
+  const images = jobs.flatMap((job) => job.artifacts.map((artifact) => ({ job, artifact }))).slice(0, 18);
   const failed = jobs.filter((job) => job.status === "failed").slice(0, 4);
   return html`
     <${Panel} title="Latest results" actions=${html`<a class="more" href="#/jobs">All jobs <${Icon} name="right" size=${14} /></a>`}>
-      ${!pictures.length && !failed.length
-        ? html`<${Empty} icon="image" title="No results yet."><a href="#/playground">Send a prompt</a> and see it made, step by step.<//>`
+      ${!images.length && !failed.length
+        ? html`<${Empty} icon="image" title="No results yet.">Send a prompt and see it made, step by step.<br /><a class="button primary" href="#/playground">Open the playground</a><//>`
         : html`
-            <div class="strip">${pictures.map((one) => html`<${Picture} key=${one.artifact.url} ...${one} others=${pictures} />`)}</div>
+            <div class="strip">${images.map((one) => html`<${ArtifactView} key=${one.artifact.url} ...${one} others=${images} />`)}</div>
             ${failed.map(
               (job) => html`
                 <p key=${job.id} class="line"><${Badge} state="failed" /> <${JobLink} id=${job.id} /> <span class="grow cut">${job.error?.message}</span> <${Ago} time=${job.finished_at} /></p>

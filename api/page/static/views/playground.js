@@ -1,4 +1,4 @@
-// A prompt to its picture: a form of the model's own limits, the job as it runs, and what can follow.
+// A prompt to its image: a form of the model's own limits, the job as it runs, and what can follow.
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact-3.1.1.js";
 import { call } from "../core/api.js";
@@ -7,7 +7,7 @@ import { duration, ended, plural, REASONS, remedy } from "../core/format.js";
 import { createStore, useKeys, useLoaded, useStore } from "../core/hooks.js";
 import { current, follow, live } from "../core/live.js";
 import { announce, mayWrite } from "../core/session.js";
-import { download, Picture, Thumb } from "../parts/media.js";
+import { ArtifactView, download, Thumb } from "../parts/media.js";
 import { Snippets } from "../parts/snippets.js";
 import { Badge, Button, Empty, ErrorNote, Facts, Panel, Progress, Skeleton } from "../parts/ui.js";
 import { Preview, progressText } from "./job.js";
@@ -70,7 +70,7 @@ function Desk({ models, params }) {
       <div class="column">
         ${job
           ? html`<${Run} key=${job.id} first=${job} start=${start} edit=${(request) => setValues(valuesFrom(request, models))} />`
-          : html`<${Panel} title="Result"><${Empty} icon="playground" title="Nothing generated yet.">Describe a picture and press Generate. It appears here while its steps run.<//><//>`}
+          : html`<${Panel} title="Result"><${Empty} icon="playground" title="Nothing generated yet.">Describe a image and press Generate. It appears here while its steps run.<//><//>`}
         ${all.length > 1 && html`<${History} all=${all} shown=${job.id} show=${setShown} />`}
         <${Panel} title="The same call" note="for your own programs"><${Snippets} body=${body} /><//>
       </div>
@@ -78,18 +78,19 @@ function Desk({ models, params }) {
   `;
 }
 
-/** One job from its submission to its pictures. */
+/** One job from its submission to its images. */
 function Run({ first, start, edit }) {
   const { jobs } = useStore(live);
   useEffect(() => follow([first.id]), [first.id]);
-  const queued = (jobs.get(first.id)?.status ?? first.status) === "queued";
-  const { data } = useLoaded((signal) => call(`v1/jobs/${first.id}`, { signal }), [first.id, queued], queued ? 1_000 : 0);
+  const status = jobs.get(first.id)?.status ?? first.status;
+  const everyMs = ended(status) ? 0 : status === "queued" ? 1_000 : 4_000; // the stream has no position in the queue
+  const { data } = useLoaded((signal) => call(`v1/jobs/${first.id}`, { signal }), [first.id], everyMs);
   const job = current(data ?? first);
   const now = jobs.get(first.id);
   const done = ended(job.status);
   useEffect(() => {
     if (!done) return;
-    announce(job.status === "succeeded" ? `${plural(job.artifacts.length, "picture")} ready.` : `The job is ${job.status}.`);
+    announce(job.status === "succeeded" ? `${plural(job.artifacts.length, "image")} ready.` : `The job is ${job.status}.`);
     runs.set(runs.value.map((one) => (one.id === job.id ? job : one)));
   }, [done]);
   const note = job.status === "queued" ? place(job.queue) : progressText(job);
@@ -100,7 +101,7 @@ function Run({ first, start, edit }) {
       ${job.error && html`<div class="note is-failed" role="alert"><div><p><code>${job.error.code}</code> ${job.error.message}</p><p class="strong">${remedy(job.error)}</p></div></div>`}
       <div class="results ${job.n === 1 ? "single" : ""}">
         ${done
-          ? job.artifacts.map((artifact) => html`<figure key=${artifact.index}><${Picture} job=${job} artifact=${artifact} size="large" /></figure>`)
+          ? job.artifacts.map((artifact) => html`<figure key=${artifact.index}><${ArtifactView} job=${job} artifact=${artifact} size="large" /></figure>`)
           : Array.from({ length: job.n * Math.max(1, job.layers) }, (_, index) => html`<${Preview} key=${index} job=${job} src=${now?.previews?.[index]} />`)}
       </div>
       ${done && html`

@@ -20,7 +20,7 @@ export function fieldsOf(task, model) {
   };
 }
 
-/** The values of an untouched form; the prompt and the pictures of another model's form are kept. */
+/** The values of an untouched form; the prompt and the images of another model's form are kept. */
 export function blank(model, before = null) {
   const { defaults } = model;
   return {
