@@ -60,9 +60,7 @@ def test_the_same_with_another_seed_and_a_duplicate_to_edit(open_page: Any, work
     expect(page.locator("[name=seed]")).to_have_value(result(page).locator(".mono").first.inner_text())
 
 
-def test_an_image_is_uploaded_and_an_image_to_image_job_made_of_it(
-    open_page: Any, working: Any, tmp_path: Path
-) -> None:
+def test_a_job_starts_from_an_uploaded_image(open_page: Any, working: Any, tmp_path: Path) -> None:
     picked = tmp_path / "start.png"
     picked.write_bytes(png())
     page = open_page(working.url, "#/playground")
